@@ -1,0 +1,52 @@
+"""Corral: reinforcement learning on any simulator, from one process to a cluster.
+
+The public names are loaded when first used, so `import corral` costs milliseconds and pulls in
+neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "make_vec": "corral.envs.make",
+    "Sampler": "corral.acting.sampler",
+    "Policy": "corral.acting.policy",
+    "Supervision": "corral.envs.supervise",
+    "StepBatch": "corral.types",
+    "Trajectory": "corral.types",
+    "EnvSpec": "corral.types",
+    "UserError": "corral.errors",
+    "EnvFailed": "corral.errors",
+    "envs": "corral.envs",
+    "spaces": "corral.spaces",
+    "testing": "corral.testing",
+}
+
+__all__ = ["EnvFailed", "EnvSpec", "Policy", "Sampler", "StepBatch", "Supervision", "Trajectory",
+           "UserError", "__version__", "envs", "make_vec", "spaces", "testing"]  # fmt: skip
+
+if TYPE_CHECKING:
+    from corral import envs, spaces, testing
+    from corral.acting.policy import Policy
+    from corral.acting.sampler import Sampler
+    from corral.envs.make import make_vec
+    from corral.envs.supervise import Supervision
+    from corral.errors import EnvFailed, UserError
+    from corral.types import EnvSpec, StepBatch, Trajectory
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'corral' has no attribute {name!r}")
+    module = importlib.import_module(_PUBLIC[name])
+    value = module if _PUBLIC[name] == f"corral.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,78 @@
+"""`backend="auto"`: measure a step, then choose where the environments live, and say why."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from corral.envs.group import EnvFactory
+
+_PROBE_S = 0.2
+_PROBE_STEPS = 2000
+# What a step of a whole batch costs on top of stepping, measured by `corral bench sampling`.
+_PROCESS_BATCH_S = 300e-6
+# An environment that computes less than this share of its step waits for something else than the CPU.
+_WAITING_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds per step of one environment, on the clock and on the CPU."""
+
+    wall_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A backend, how many workers it gets, and the reason in words."""
+
+    backend: str
+    workers: int
+    why: str
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def measure(factory: EnvFactory, seed: int = 0) -> StepCost:
+    """Step one environment with random actions for a fifth of a second."""
+    env = factory()
+    try:
+        env.reset(seed=seed)
+        env.action_space.seed(seed)
+        actions = [env.action_space.sample() for _ in range(64)]
+        wall, cpu, steps = time.perf_counter(), time.process_time(), 0
+        while steps < _PROBE_STEPS and time.perf_counter() - wall < _PROBE_S:
+            _, _, terminated, truncated, _ = env.step(actions[steps % 64])
+            steps += 1
+            if terminated or truncated:
+                env.reset()
+        return StepCost((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps)
+    finally:
+        env.close()
+
+
+def choose(cost: StepCost, num_envs: int, workers: int | None, num_cores: int) -> Choice:
+    """Pick the backend that should take the least time for a step of all environments."""
+    step = f"a step takes {_time(cost.wall_s)}"
+    if cost.wall_s > 1e-3 and cost.cpu_s < _WAITING_SHARE * cost.wall_s and num_envs > 1:
+        count = workers or num_envs
+        return Choice("process", count, f"{step}, mostly waiting, so {count} workers wait at the same time")
+    count = min(workers or num_cores, num_envs)
+    local_s = num_envs * cost.wall_s
+    process_s = -(-num_envs // count) * cost.wall_s * max(1.0, count / num_cores) + _PROCESS_BATCH_S
+    if count > 1 and process_s < local_s:
+        return Choice("process", count, f"{step}, so {count} workers should need {_time(process_s)} instead of "
+                      f"{_time(local_s)} for {num_envs} environments")  # fmt: skip
+    if count == 1:
+        return Choice("local", 1, f"{step}, and there is one core or one environment to use")
+    return Choice("local", 1, f"{step}, so {num_envs} in process need {_time(local_s)}, less than waking "
+                  "worker processes would cost")  # fmt: skip
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"

@@ -1,0 +1,95 @@
+"""The contract that every way of running environments keeps.
+
+```python
+vec.reset(seed=0)
+batch = vec.recv()                                # first observations of all environments
+while ...:
+    vec.send(batch.env_ids, policy(batch.obs))
+    batch = vec.recv(min_ready=vec.num_envs // 2)  # whoever is ready first
+```
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from corral.envs.supervise import Fault
+from corral.types import Array, EnvSpec, StepBatch, Tree
+
+if TYPE_CHECKING:
+    import gymnasium
+    from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
+
+    from corral.envs.as_gymnasium import AsGymnasium
+
+
+class VecEnv(ABC):
+    """Many environments at once.
+
+    Each environment is either *idle*, so it takes an action by `send`, or *in flight*, so its result comes
+    from `recv`. `reset` and the first `recv` come before everything else.
+
+    - The rows of a batch are sorted by environment id, and its arrays are copies that the receiver owns.
+    - `recv()` waits for every environment in flight; `recv(min_ready=k)` for at least `k` of them, and
+      returns all that are ready; `recv(env_ids=ids)` for exactly those.
+    - Every row is a step that happened, or a fault that says so: no padding and no reset rows.
+    """
+
+    spec: EnvSpec
+    num_envs: int
+    choice: str = ""
+    """Why this backend, when `backend="auto"` chose it."""
+    pipelined: bool = False
+    """Whether environments step while the caller decides for others, so that sending in halves pays off."""
+
+    @abstractmethod
+    def reset(self, seed: int = 0) -> None:
+        """Start new seeded episodes everywhere; their first observations come from `recv`.
+
+        Results still in flight are dropped.
+        """
+
+    @abstractmethod
+    def send(self, env_ids: Array, actions: Tree) -> None:
+        """Hand one action to each of these idle environments."""
+
+    @abstractmethod
+    def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
+        """Results of environments in flight."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop everything. Safe to call twice."""
+
+    @property
+    def faults(self) -> Iterable[Fault]:
+        """The most recent failures of environments."""
+        return ()
+
+    @property
+    def restarts(self) -> int:
+        """How many times an environment was restarted."""
+        return 0
+
+    def as_gymnasium(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+        """The same environments behind Gymnasium's vector interface, with same-step autoreset."""
+        from corral.envs.as_gymnasium import AsGymnasium
+
+        adapter: AsGymnasium = AsGymnasium(self)
+        return adapter
+
+    def as_sb3(self) -> Sb3VecEnv:
+        """The same environments behind Stable-Baselines3's VecEnv interface."""
+        from corral.envs.as_sb3 import make_sb3_vec_env
+
+        return make_sb3_vec_env(self)
+
+    def __enter__(self) -> VecEnv:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+

@@ -1,0 +1,342 @@
+"""Environments that share one thread: step them, start their next episodes, rebuild them when they fail.
+
+This is the hot loop of sampling. The local backend runs one group in process, the process backend one group
+in every worker; both write into `Rows`, so there is one implementation of what a transition is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Callable, Mapping, MutableSequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from corral import seeding
+from corral.envs.rows import FIRST, Rows
+from corral.envs.supervise import IDLE, Fault
+from corral.errors import EnvFailed, UserError
+from corral.types import Array, EnvSpec
+
+EnvFactory = Callable[[], "gymnasium.Env[Any, Any]"]
+Notify = Callable[[Array], None]
+
+_REBUILD_TRIES = 3
+# Cheap steps are announced together; slower ones one by one, so that `recv(min_ready)` gets them early.
+_SLOW_STEP_S = 0.0005
+
+
+class _Batch:
+    """What a run of steps leaves to be written in one go."""
+
+    __slots__ = ("ends", "lost", "raw_rewards", "rewards")
+
+    def __init__(self) -> None:
+        self.rewards: list[Any] = []
+        self.raw_rewards: dict[int, float] = {}
+        self.ends: list[tuple[int, bool, bool, bool]] = []  # env id, terminated, truncated, game over
+        self.lost: list[int] = []
+
+
+class EnvGroup:
+    """Some of a VecEnv's environments, by env id."""
+
+    def __init__(
+        self,
+        factories: Mapping[int, EnvFactory],
+        name: str,
+        report: Callable[[Fault], None],
+        mark: MutableSequence[int],
+    ):
+        self._factories, self._name, self._report = dict(factories), name, report
+        self._mark = mark  # mark[0] is the environment being stepped, for the watchdog
+        self._envs: dict[int, gymnasium.Env[Any, Any]] = {}
+        self._steps: dict[int, Callable[[Any], Any]] = {}
+        self._run_seed, self._role = 0, "train"
+        self._slow = False
+
+    def build(self) -> EnvSpec:
+        """Build every environment; their spaces must agree."""
+        specs = {}
+        for env_id in self._factories:
+            specs[env_id] = self._build(env_id)
+        first_id, spec = next(iter(specs.items()))
+        for env_id, other in specs.items():
+            require_same_spaces(spec, first_id, other, env_id)
+        return spec
+
+    def attach(self, rows: Rows, mark: MutableSequence[int] | None = None) -> None:
+        """Take the memory that results are written to, and from now on a mark that others can see."""
+        self._rows = rows
+        if mark is not None:
+            mark[0] = IDLE
+            self._mark = mark
+        layout = rows.spec.observation
+        self._obs_views = tuple(
+            {i: [leaf[half, i, ...] for leaf in rows.obs] for i in self._factories} for half in (0, 1)
+        )
+        self._final_views = {i: [leaf[i, ...] for leaf in rows.final] for i in self._factories}
+        first = layout.leaves[0]
+        row_views = tuple({i: views[0] for i, views in half.items()} for half in self._obs_views)
+        self._simple = (row_views, first.shape, first.dtype if layout.single else None)
+        self._float_leaves = [k for k, leaf in enumerate(layout.leaves) if leaf.dtype.kind == "f"]
+
+    def reset(self, ids: Array, run_seed: int, role: str, *, lenient: bool = False) -> None:
+        """Start a seeded episode in each environment.
+
+        An environment whose very first reset fails is the user's mistake and raises; `lenient`, used when a
+        lost process is replaced in the middle of a run, treats it as one more fault.
+        """
+        self._run_seed, self._role = run_seed, role
+        rows = self._rows
+        for env_id in ids.tolist():
+            self._mark[0] = env_id
+            seed = seeding.env_seed(run_seed, role, env_id, int(rows.episode[env_id]))
+            try:
+                obs = _reset(self._envs[env_id], seed)
+                if found := rows.spec.observation.problem(obs):
+                    raise UserError(f"Environment {env_id} ({self._name}), at reset: {found}.")
+                rows.seed[env_id] = seed
+                self._put(self._obs_views[rows.phase[env_id]][env_id], obs, env_id)
+            except (Exception, SystemExit) as error:
+                if not lenient:
+                    raise
+                self._fault(env_id, "raised", _trace(error))
+                self._rebuild(env_id)
+        self._mark[0] = IDLE
+        rows.reward[ids] = rows.raw_reward[ids] = 0.0
+        rows.step[ids] = 0
+        rows.flags[ids] = False
+        rows.flags[ids, FIRST] = True
+        if not self._finite(rows.phase[ids], ids):
+            raise UserError(f"The first observation of {self._name} is not finite; check its reset().")
+
+    def step(self, ids: Array, notify: Notify) -> None:
+        """Step each environment with its row's action; call `notify(ids)` as results become complete."""
+        rows, mark, steps = self._rows, self._mark, self._steps
+        row_views, shape, dtype = self._simple  # the common case, one array, is written without a call
+        phases = rows.phase[ids].tolist()
+        start, done_from, batch = time.perf_counter(), 0, _Batch()
+        rewards = batch.rewards
+        one_by_one = self._slow
+        for k, (env_id, phase, action) in enumerate(zip(ids.tolist(), phases, self._actions(ids), strict=True)):
+            mark[0] = env_id
+            try:
+                obs, reward, terminated, truncated, info = steps[env_id](action)
+            except (Exception, SystemExit) as error:
+                self._recover(env_id, error)
+                batch.lost.append(env_id)
+                rewards.append(0.0)
+            else:
+                rewards.append(reward)
+                if info and "raw_reward" in info:
+                    batch.raw_rewards[env_id] = info["raw_reward"]
+                if terminated or truncated:
+                    life_lost = bool(info and info.get("life_lost"))
+                    batch.ends.append((env_id, bool(terminated), bool(truncated), not life_lost))
+                    self._put(self._final_views[env_id], obs, env_id)
+                    self._next_episode(env_id, phase)
+                elif type(obs) is np.ndarray and obs.dtype is dtype and obs.shape == shape:
+                    row_views[phase][env_id][...] = obs
+                else:
+                    self._put(self._obs_views[phase][env_id], obs, env_id)
+            if one_by_one:
+                self._finish(ids[done_from : k + 1], batch, notify)
+                done_from, batch = k + 1, _Batch()
+                rewards = batch.rewards
+        if rewards:
+            self._finish(ids[done_from:], batch, notify)
+        mark[0] = IDLE
+        self._slow = time.perf_counter() - start > _SLOW_STEP_S * len(ids)
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self._envs.values():
+            _close(env)
+        self._envs.clear()
+
+    def _finish(self, ids: Array, batch: _Batch, notify: Notify) -> None:
+        """Write what belongs to the whole batch, look for values that are not finite, and announce it."""
+        rows, rewards = self._rows, batch.rewards
+        try:
+            rows.reward[ids] = rewards
+        except (TypeError, ValueError):  # not all of them plain numbers; arrays of one number are let pass
+            rewards = [self._scalar(r, i) for r, i in zip(rewards, ids.tolist(), strict=True)]
+            rows.reward[ids] = rewards
+        rows.raw_reward[ids] = rewards
+        for env_id, raw in batch.raw_rewards.items():
+            rows.raw_reward[env_id] = raw
+        rows.flags[ids] = False
+        rows.step[ids] += 1
+        for env_id, terminated, truncated, game_over in batch.ends:
+            rows.flags[env_id, :5] = (terminated, truncated, False, True, game_over)
+            rows.step[env_id] = 0
+            rows.episode[env_id] += 1
+        for env_id in batch.lost:
+            self._lose(env_id)
+        good = math.isfinite(sum(rewards)) and self._finite(rows.phase[ids], ids)
+        if not good or not self._finals_finite([end[0] for end in batch.ends]):
+            self._find_nan(ids.tolist())
+        notify(ids)
+
+    def _finite(self, phases: Array, ids: Array) -> bool:
+        return all(np.isfinite(self._rows.obs[k][phases, ids]).all() for k in self._float_leaves)
+
+    def _finals_finite(self, env_ids: list[int]) -> bool:
+        views = self._final_views
+        return all(np.isfinite(views[i][k]).all() for i in env_ids for k in self._float_leaves)
+
+    def _find_nan(self, ids: list[int]) -> None:
+        rows = self._rows
+        for env_id in ids:
+            ended = bool(rows.flags[env_id, FIRST])
+            next_views = self._obs_views[rows.phase[env_id]][env_id]
+            next_bad = not all(np.isfinite(next_views[k]).all() for k in self._float_leaves)
+            step_bad = not math.isfinite(rows.reward[env_id]) or (ended and not self._finals_finite([env_id]))
+            if next_bad and ended:  # the step was good, only the next episode's first observation is not
+                self._fault(env_id, "nan", f"its reset returned {next_views}")
+                self._rebuild(env_id)
+            elif next_bad or step_bad:
+                views = self._final_views[env_id] if ended else next_views
+                self._fault(env_id, "nan", f"its step returned reward {rows.reward[env_id]}, observation {views}")
+                if not ended:
+                    self._rebuild(env_id)
+                self._lose(env_id, episode_over=not ended)
+
+    def _lose(self, env_id: int, *, episode_over: bool = True) -> None:
+        self._rows.mark_lost(env_id)
+        self._rows.step[env_id] = 0
+        self._rows.episode[env_id] += int(episode_over)
+
+    def _actions(self, ids: Array) -> list[Any]:
+        """One action per environment, copied, so that an environment may keep it."""
+        layout, leaves = self._rows.spec.action, [leaf[ids] for leaf in self._rows.action]
+        if layout.single:
+            return list(leaves[0])
+        return [layout.unflatten(list(row)) for row in zip(*leaves, strict=True)]
+
+    def _put(self, views: list[Array], obs: Any, env_id: int) -> None:
+        """Copy an observation into its row, refusing what would be broadcast or wrapped around."""
+        if type(obs) is np.ndarray and obs.dtype is self._simple[2] and obs.shape == self._simple[1]:
+            views[0][...] = obs
+            return
+        layout = self._rows.spec.observation
+        try:
+            values = [np.asarray(value) for value in layout.flatten(obs)]
+        except (KeyError, IndexError, TypeError, ValueError):
+            values = []
+        fits = len(values) == len(layout.leaves) and all(
+            value.shape == leaf.shape and np.can_cast(value.dtype, leaf.dtype, "same_kind")
+            for value, leaf in zip(values, layout.leaves, strict=True)
+        )
+        if not fits:
+            found = layout.problem(obs) or f"observation does not fit its space {layout.space}"
+            raise UserError(f"Environment {env_id} ({self._name}): {found}.")
+        for view, value in zip(views, values, strict=True):
+            view[...] = value
+
+    def _recover(self, env_id: int, error: BaseException) -> None:
+        """Rebuild an environment whose step failed."""
+        trace = error.__traceback__
+        if isinstance(error, (ValueError, TypeError)) and trace is not None and trace.tb_next is None and "unpack" in str(error):
+            raise UserError(
+                f"Environment {env_id} ({self._name}): step() must return (obs, reward, terminated, truncated, "
+                "info); environments of the old gym interface need gymnasium's conversion wrapper first."
+            ) from None
+        self._fault(env_id, "raised", _trace(error))
+        self._rebuild(env_id)
+
+    def _scalar(self, reward: Any, env_id: int) -> float:
+        array = np.asarray(reward)
+        if array.size != 1 or array.dtype.kind not in "fiub":
+            raise UserError(f"Environment {env_id} ({self._name}): the reward must be one number, got {reward!r}.")
+        return float(array.reshape(()))
+
+    def _next_episode(self, env_id: int, phase: int) -> None:
+        """Store the first observation of the next episode."""
+        try:
+            obs = self._envs[env_id].reset()[0]
+        except (Exception, SystemExit) as error:
+            self._fault(env_id, "raised", "in reset():\n" + _trace(error))
+            self._rebuild(env_id)
+        else:
+            self._put(self._obs_views[phase][env_id], obs, env_id)
+
+    def _build(self, env_id: int) -> EnvSpec:
+        self._mark[0] = env_id
+        env = self._factories[env_id]()
+        if not isinstance(env, gymnasium.Env):
+            raise UserError(
+                f"The factory of {self._name} returned {type(env).__module__}.{type(env).__name__}, not a "
+                "gymnasium.Env; return the environment from it."
+            )
+        self._envs[env_id], self._steps[env_id] = env, env.step
+        self._mark[0] = IDLE
+        limit = env.spec.max_episode_steps if env.spec is not None else None
+        spec = EnvSpec(env.observation_space, env.action_space, self._name, limit)
+        spec.observation, spec.action  # noqa: B018 - an unsupported space is refused here, not at the first step
+        return spec
+
+    def _rebuild(self, env_id: int) -> None:
+        """Replace a failed environment and store its first observation; a few tries, then EnvFailed."""
+        rows = self._rows
+        for attempt in range(_REBUILD_TRIES):
+            if env_id in self._envs:
+                _close(self._envs.pop(env_id))
+            try:
+                spec = self._build(env_id)
+                require_same_spaces(rows.spec, env_id, spec, env_id)
+                seed = seeding.env_seed(self._run_seed, self._role, env_id, int(rows.episode[env_id]) + 1 + attempt)
+                obs = _reset(self._envs[env_id], seed)
+                views = self._obs_views[rows.phase[env_id]][env_id]
+                self._put(views, obs, env_id)
+                if not all(np.isfinite(views[k]).all() for k in self._float_leaves):
+                    raise ValueError("the first observation after the restart is not finite")
+                rows.seed[env_id] = seed
+                return
+            except (Exception, SystemExit) as error:
+                last = _trace(error)
+                time.sleep(0.05 * 2**attempt)
+        raise EnvFailed(f"Environment {env_id} ({self._name}) could not be restarted:\n{last}")
+
+    def _fault(self, env_id: int, kind: str, detail: str) -> None:
+        rows = self._rows
+        self._report(
+            Fault(env_id, kind, int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]), detail)
+        )
+
+
+def require_same_spaces(a: EnvSpec, a_id: int, b: EnvSpec, b_id: int) -> None:
+    """UserError, naming the difference, unless two environments can share a batch."""
+    for what, left, right in (
+        ("observation", a.observation, b.observation),
+        ("action", a.action, b.action),
+    ):
+        if left != right:
+            raise UserError(
+                f"Environments {a_id} and {b_id} have different {what} spaces, {left.space} and {right.space}; "
+                "all environments of one VecEnv need the same spaces."
+            )
+
+
+def _reset(env: gymnasium.Env[Any, Any], seed: int) -> Any:
+    result = env.reset(seed=seed)
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise UserError(
+            f"{type(env.unwrapped).__name__}.reset() must return (obs, info), got {type(result).__name__}."
+        )
+    return result[0]
+
+
+def _close(env: gymnasium.Env[Any, Any]) -> None:
+    try:
+        env.close()
+    except Exception:
+        pass  # a broken environment may fail to close; it is being thrown away
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))

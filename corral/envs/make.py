@@ -1,0 +1,97 @@
+"""`make_vec`: from a user's words to a running VecEnv."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+
+from corral.envs import auto
+from corral.envs.contract import VecEnv
+from corral.envs.local import LocalVecEnv
+from corral.envs.native import native_vec_env
+from corral.envs.process import ProcessVecEnv
+from corral.envs.resolve import EnvLike, Resolved, resolve
+from corral.envs.supervise import Supervision
+from corral.envs.vector import VectorVecEnv
+from corral.errors import UserError
+
+log = logging.getLogger("corral.envs")
+
+BACKENDS = ("auto", "local", "process", "native")
+
+
+def make_vec(
+    env: EnvLike | Sequence[EnvLike] | gymnasium.vector.VectorEnv[Any, Any, Any],
+    num_envs: int = 8,
+    backend: str = "auto",
+    workers: int | None = None,
+    seed: int = 0,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    supervision: Supervision | None = None,
+    role: str = "train",
+) -> VecEnv:
+    """Make many environments that step at once, reset and ready for `recv`.
+
+    Args:
+        env: a Gymnasium id, `module:Class`, a factory, a list of factories (one per environment), a suite
+            such as `corral.envs.suites.atari("Pong")`, or a ready-made `gymnasium.vector.VectorEnv`.
+        num_envs: how many; ignored for lists and ready-made vector environments.
+        backend: `local` (in this process), `process` (worker processes), `native` (ALE, EnvPool), or `auto`,
+            which measures a step and chooses; `vec.choice` then says why.
+        workers: worker processes; by default one per core, or what `auto` thinks best.
+        seed: of the first episodes; `vec.reset(seed)` starts over.
+        env_kwargs: keyword arguments for the environment.
+        supervision: deadlines and restart budget.
+        role: branch of the seed tree; evaluation uses "eval" so that it never sees training seeds.
+    """
+    supervision = supervision or Supervision()
+    _require_counts(num_envs, workers)
+    if backend not in BACKENDS:
+        raise UserError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}.")
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        vec: VecEnv = VectorVecEnv(env, role)
+    elif isinstance(env, Sequence) and not isinstance(env, str):
+        vec = _from_factories([resolve(e, env_kwargs) for e in env], backend, workers, supervision, role)
+    else:
+        native = native_vec_env(env, env_kwargs, num_envs, workers, role, required=backend == "native") \
+            if backend in ("auto", "native") else None  # fmt: skip
+        resolved = None if native else resolve(env, env_kwargs)
+        vec = native or _from_factories([resolved] * num_envs, backend, workers, supervision, role)
+    vec.reset(seed)
+    return vec
+
+
+def _from_factories(
+    resolved: Sequence[Resolved], backend: str, workers: int | None, supervision: Supervision, role: str
+) -> VecEnv:
+    if not resolved:
+        raise UserError("An empty list of environments; pass at least one.")
+    factories, name, num_envs = [r.factory for r in resolved], resolved[0].name, len(resolved)
+    choice = ""
+    count = min(workers or auto.cores(), num_envs)
+    if backend == "auto":
+        chosen = auto.choose(auto.measure(factories[0]), num_envs, workers, auto.cores())
+        backend, count = chosen.backend, chosen.workers
+        choice = f"{name}: backend '{backend}'" + (f" with {count} workers" if backend == "process" else "")
+        choice += f", because {chosen.why}"
+        log.info("%s", choice)
+    if backend == "process":
+        vec: VecEnv = ProcessVecEnv(factories, name, supervision, count, role)
+    else:
+        vec = LocalVecEnv(factories, name, supervision, role)
+    vec.choice = choice
+    return vec
+
+
+def _require_counts(num_envs: int, workers: int | None) -> None:
+    for name, value in (("num_envs", num_envs), ("workers", workers)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UserError(f"{name} must be a whole number, got {value!r}.")
+        if value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}.")

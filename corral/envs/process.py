@@ -1,0 +1,347 @@
+"""Environments in worker processes, several in each, with observations and actions in shared memory.
+
+A step costs the parent one small message to each worker and one from it; both sides sleep in between. While
+the caller decides for some environments, the workers step the others.
+
+When a worker is lost, each of its environments ends its episode with one faulty row. An environment that owed
+a result delivers it as soon as the replacement has started a new episode; an idle one when it is next sent to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+
+import cloudpickle
+import numpy as np
+
+from corral.envs import channel as ch
+from corral.envs.contract import VecEnv
+from corral.envs.flight import IDLE, IN_FLIGHT, READY, Flight, IdSet
+from corral.envs.group import EnvFactory, require_same_spaces
+from corral.envs.rows import Rows
+from corral.envs.supervise import IDLE as NO_ENV
+from corral.envs.supervise import Fault, FaultLog, Supervision
+from corral.envs.worker_handle import WorkerHandle, shared_memory, stop_workers
+from corral.errors import EnvFailed, UserError
+from corral.types import Array, EnvSpec, StepBatch, Tree
+
+_CHECK_EVERY_S = 0.25
+
+
+class ProcessVecEnv(VecEnv):
+    """VecEnv over worker processes."""
+
+    pipelined = True
+
+    def __init__(
+        self,
+        factories: Sequence[EnvFactory],
+        name: str,
+        supervision: Supervision,
+        workers: int,
+        role: str = "train",
+    ):
+        self.num_envs, self._name, self._role, self._seed = len(factories), name, role, 0
+        self._supervision, self._log = supervision, FaultLog(supervision)
+        self._memory_fd = shared_memory("corral-rows")
+        self._workers: list[WorkerHandle] = []
+        self._poll = select.poll()
+        self._by_fd: dict[int, WorkerHandle] = {}
+        self._last_check = time.monotonic()
+        # Lives without self, so that an unclosed VecEnv takes its workers along when collected or at exit.
+        self._stop = weakref.finalize(self, stop_workers, self._workers, self._memory_fd)
+        # Round robin: each half of the environments is then spread over all workers.
+        self._worker_of = np.arange(self.num_envs) % workers
+        self._specs: dict[int, EnvSpec] = {}
+        self._rows: Rows | None = None
+        try:
+            for index in range(workers):
+                ids = np.flatnonzero(self._worker_of == index)
+                start = _pickle_factories({int(i): factories[i] for i in ids}, name)
+                self._workers.append(WorkerHandle(index, ids, self._memory_fd, start))
+                self._watch(self._workers[-1])
+            while len(self._specs) < workers:
+                self._pump()
+            self._allocate()
+        except BaseException:
+            self._stop()
+            raise
+        # A lost environment owes a faulty row; it is reborn once a new episode waits in its row.
+        self._owing = False  # anybody lost?
+        self._last_sent: WorkerHandle | None = None
+        self._lost = np.zeros(self.num_envs, np.bool_)
+        self._reborn = np.zeros(self.num_envs, np.bool_)
+        self._reset_due = np.zeros(self.num_envs, np.bool_)
+
+    @property
+    def faults(self) -> Iterable[Fault]:
+        """The most recent failures of environments."""
+        return tuple(self._log.recent)
+
+    @property
+    def restarts(self) -> int:
+        """How many times an environment was restarted."""
+        return self._log.restarts
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers; environment `i` lives in worker `i % len(worker_pids)`."""
+        return [worker.process.pid for worker in self._workers]
+
+    def reset(self, seed: int = 0) -> None:
+        """Start new seeded episodes everywhere, after the steps still under way are done."""
+        flight = self._flight
+        flight.require_open()
+        while (flight.state == IN_FLIGHT).any():
+            self._guarded_pump()
+        flight.state[:] = IDLE
+        while self._owing:  # replacements must be up before they can start the new episodes
+            self._send_resets()
+            if self._reborn[self._lost].all():
+                break
+            self._guarded_pump()
+        self._seed, self._owing = seed, False
+        flight.start()
+        self._lost[:] = self._reborn[:] = self._reset_due[:] = False
+        self._rows.phase ^= 1
+        self._rows.episode[:] = 0
+        for worker in self._workers:
+            self._send_reset(worker, worker.ids, lenient=False)
+
+    def send(self, env_ids: Array, actions: Tree) -> None:
+        """Hand one action to each of these idle environments."""
+        flight, rows = self._flight, self._rows
+        chosen, leaves = flight.take_off(env_ids, actions)
+        for row, leaf in zip(rows.action, leaves, strict=True):
+            row[chosen.index] = leaf
+        if self._owing:
+            alive = self._settle_lost(chosen.ids)
+            if not len(alive):
+                return
+            chosen = flight.id_set(alive)
+        rows.phase[chosen.index] ^= 1
+        for worker, frame, count in chosen.route or self._route(chosen):
+            if worker.pending == 0:
+                worker.touch()
+            worker.pending += count
+            try:
+                worker.channel.send_frame(frame)
+            except ch.Closed:
+                pass  # found dead, and replaced, by the next recv
+            self._last_sent = worker
+
+    def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
+        """Wait for results; environments that fail meanwhile are replaced."""
+        flight = self._flight
+        wanted, count = flight.wanted(min_ready, env_ids)
+        everybody = min_ready is None
+        while flight.num_ready(wanted) < count:
+            self._guarded_pump(self._last_sent if everybody else None)
+        chosen = flight.land(wanted)
+        batch = self._rows.collect(chosen.ids, chosen.index)
+        if self._owing:
+            self._send_resets()
+        return batch
+
+    def close(self) -> None:
+        """Close the environments and end the workers."""
+        self._flight.closed = True
+        self._stop()
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def _guarded_pump(self, last: WorkerHandle | None = None) -> None:
+        try:
+            self._pump(last)
+        except (UserError, EnvFailed):
+            self.close()
+            raise
+
+    def _pump(self, last: WorkerHandle | None = None) -> None:
+        """Wait for messages, for a bounded time, and act on them; then look for workers that hang.
+
+        A caller that needs everybody's results names the worker to wait for: being woken once instead of
+        once per worker saves more than anything else on the way.
+        """
+        wait_ms = 1000 * min(_CHECK_EVERY_S, self._supervision.step_timeout_s / 4)
+        if last is not None and last.pending:
+            last.poll.poll(wait_ms)
+            wait_ms = 0
+        for fd, _ in self._poll.poll(wait_ms):
+            worker = self._by_fd[fd]
+            try:
+                for op, payload in worker.channel.read():
+                    self._handle(worker, op, payload)
+            except ch.Closed:
+                self._replace(worker, "killed")
+        now = time.monotonic()
+        if now - self._last_check > _CHECK_EVERY_S:
+            self._last_check = now
+            for worker in self._workers:
+                self._check_hang(worker, now)
+
+    def _handle(self, worker: WorkerHandle, op: int, payload: bytes) -> None:
+        if op == ch.READY:
+            ids = ch.unpack_ids(payload)
+            worker.pending -= len(ids)
+            worker.touch()
+            if self._owing and self._lost[ids].any():
+                self._reborn[ids] = True
+                self._settle_lost(ids[self._flight.state[ids] == IN_FLIGHT])
+            else:
+                self._flight.state[ids] = READY
+        elif op == ch.FAULT:
+            self._log.record(Fault(**json.loads(payload)))
+        elif op == ch.SPEC:
+            self._specs[worker.index] = EnvSpec.from_json(json.loads(payload))
+            if self._rows is not None:
+                self._revive(worker)
+        elif op == ch.FAILED:
+            failure = json.loads(payload)
+            error = UserError if failure["kind"] == "user" else EnvFailed
+            raise error(failure["text"])
+
+    def _route(self, chosen: IdSet) -> list[tuple[WorkerHandle, bytes, int]]:
+        """Frames that carry these ids to their workers."""
+        owner = self._worker_of[chosen.ids]
+        parts = [(worker, chosen.ids[owner == worker.index]) for worker in self._workers]
+        chosen.route = [(w, ch.frame(ch.STEP, ch.pack_ids(part)), len(part)) for w, part in parts if len(part)]
+        return chosen.route
+
+    def _send_reset(self, worker: WorkerHandle, ids: Array, *, lenient: bool) -> None:
+        worker.pending += len(ids)
+        worker.touch()
+        data = {"ids": ids.tolist(), "seed": self._seed, "role": self._role, "lenient": lenient}
+        with contextlib.suppress(ch.Closed):  # found dead, and replaced, by the next recv
+            worker.channel.send_json(ch.RESET, data)
+
+    # -- start and supervision -----------------------------------------------------------------------------
+
+    def _watch(self, worker: WorkerHandle) -> None:
+        self._by_fd[worker.channel.fileno()] = worker
+        self._poll.register(worker.channel.fileno(), select.POLLIN)
+
+    def _allocate(self) -> None:
+        """Agree on the spaces, and give everybody the same rows."""
+        self.spec = self._specs[0]
+        for worker in self._workers:
+            ids = int(self._workers[0].ids[0]), int(worker.ids[0])
+            require_same_spaces(self.spec, ids[0], self._specs[worker.index], ids[1])
+        size = Rows.nbytes(self.spec, self.num_envs)
+        os.ftruncate(self._memory_fd, size)
+        self._rows = Rows(self.spec, self.num_envs, mmap.mmap(self._memory_fd, size))
+        self._flight = Flight(self.num_envs, self.spec)
+        for worker in self._workers:
+            self._give_rows(worker)
+
+    def _give_rows(self, worker: WorkerHandle) -> None:
+        worker.running = True
+        worker.channel.send_json(
+            ch.ROWS, {"spec": self.spec.to_json(), "num_envs": self.num_envs, "worker": worker.index}
+        )
+
+    def _check_hang(self, worker: WorkerHandle, now: float) -> None:
+        if worker.running:
+            if worker.pending == 0:
+                return
+            mark = int(self._rows.mark[worker.index])
+            if mark != worker.last_mark:
+                worker.last_mark = mark
+                worker.touch()
+            limit = self._supervision.step_timeout_s
+        else:
+            limit = self._supervision.start_timeout_s
+        if now - worker.busy_since > limit:
+            worker.dump_stacks()
+            self._replace(worker, "hung")
+
+    def _replace(self, worker: WorkerHandle, kind: str) -> None:
+        """A worker is lost: report it, start another, and note what its environments owe."""
+        fd = worker.channel.fileno()
+        self._poll.unregister(fd)
+        del self._by_fd[fd]
+        worker.kill()
+        words = worker.last_words()
+        if kind == "hung":
+            words = f"no result for {self._supervision.step_timeout_s:g} s, so " + words
+        was_running = worker.running
+        if self._rows is None:
+            ids = ", ".join(map(str, worker.ids.tolist()[:16]))
+            raise EnvFailed(f"The worker that builds environments {ids} of {self._name} failed: {words}")
+        self._report_lost(worker, kind, words)
+        ids = worker.ids
+        flight = self._flight
+        if was_running:
+            self._rows.episode[ids] += 1
+        else:  # it died while it replaced another; wait a little longer each time
+            time.sleep(0.1)
+        if flight.started:
+            self._owing = True
+            self._lost[ids] = self._reset_due[ids] = True
+            self._reborn[ids] = False
+        worker.release()
+        worker.spawn()
+        self._watch(worker)
+
+    def _report_lost(self, worker: WorkerHandle, kind: str, words: str) -> None:
+        rows = self._rows
+        culprit = int(rows.mark[worker.index])
+        if culprit == NO_ENV:
+            culprit = int(worker.ids[0])
+        for env_id in sorted(worker.ids.tolist(), key=lambda i: i != culprit):
+            own = env_id == culprit
+            state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id])
+            self._log.record(
+                Fault(env_id, kind if own else "neighbour", *state, words if own else f"environment {culprit}")
+            )
+        rows.mark[worker.index] = NO_ENV
+
+    def _revive(self, worker: WorkerHandle) -> None:
+        """A replacement has built its environments."""
+        first = int(worker.ids[0])
+        require_same_spaces(self.spec, first, self._specs[worker.index], first)
+        try:
+            self._give_rows(worker)
+        except ch.Closed:
+            return  # dead again; the next poll says so
+        self._send_resets()
+
+    def _send_resets(self) -> None:
+        """Start the next episode of replaced environments, except where a result still waits in the row."""
+        for worker in self._workers:
+            ids = worker.ids[self._reset_due[worker.ids] & (self._flight.state[worker.ids] != READY)]
+            if not worker.running or not len(ids):
+                continue
+            # A row in flight was flipped by its send; an idle one still points to the last observation.
+            self._rows.phase[ids[self._flight.state[ids] == IDLE]] ^= 1
+            self._rows.step[ids] = 0
+            self._reset_due[ids] = False
+            self._send_reset(worker, ids, lenient=True)
+
+    def _settle_lost(self, ids: Array) -> Array:
+        """Deliver the faulty rows that are due among `ids`, all in flight; returns the ids to go on with."""
+        lost = self._lost[ids]
+        for env_id in ids[lost & self._reborn[ids]].tolist():
+            self._rows.mark_lost(env_id)
+            self._flight.state[env_id] = READY
+            self._lost[env_id] = self._reborn[env_id] = False
+        self._owing = bool(self._lost.any())
+        return ids[~lost]
+
+
+def _pickle_factories(factories: dict[int, EnvFactory], name: str) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps((factories, name))
+    except Exception as error:
+        raise UserError(
+            f"The environment factory of {name} cannot be sent to a worker process ({error}); make it a "
+            "module-level function or class, or use backend='local'."
+        ) from error
+    return data

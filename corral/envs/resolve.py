@@ -1,0 +1,113 @@
+"""From what a user calls an environment to something that builds one, here or in another process."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec as GymSpec
+
+from corral.envs.group import EnvFactory
+from corral.errors import UserError
+
+EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """An environment that can be built: its name for messages, and the factory."""
+
+    name: str
+    factory: EnvFactory
+
+
+@dataclass(frozen=True)
+class _FromSpec:
+    """Builds a registered environment without looking at the registry, which a worker process does not share."""
+
+    spec: GymSpec
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        return gymnasium.make(self.spec, **self.kwargs)
+
+
+@dataclass(frozen=True)
+class _FromCallable:
+    build: Callable[..., gymnasium.Env[Any, Any]]
+    kwargs: Mapping[str, Any]
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        return self.build(**self.kwargs)
+
+
+def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
+    """Resolve a Gymnasium id, `module:Class`, or a factory; UserError says what is wrong with anything else."""
+    kwargs = dict(kwargs or {})
+    if isinstance(env, str):
+        if "://" in env:
+            raise UserError(f"{env!r}: external simulators are not supported yet; use an id, module:Class or a factory.")
+        return _from_string(env, kwargs)
+    if isinstance(env, gymnasium.Env):
+        raise UserError(
+            f"Got an environment, {type(env.unwrapped).__name__}; many are needed, so pass something that builds "
+            "one, e.g. make_vec(lambda: MyEnv())."
+        )
+    if callable(env):
+        name = getattr(env, "__qualname__", None) or type(env).__name__
+        return Resolved(name, _FromCallable(env, kwargs) if kwargs else env)
+    raise UserError(f"{env!r} is not an environment: pass a Gymnasium id, 'module:Class', or a factory.")
+
+
+def _from_string(text: str, kwargs: dict[str, Any]) -> Resolved:
+    module_name, colon, attribute = text.partition(":")
+    if colon:
+        module = _import(module_name, text)
+        target = getattr(module, attribute, None)
+        if callable(target):
+            return Resolved(text, _FromCallable(target, kwargs))
+        if attribute not in gymnasium.registry:
+            close = difflib.get_close_matches(attribute, [n for n in dir(module) if not n.startswith("_")], 3)
+            hint = f"; close: {', '.join(close)}" if close else ""
+            raise UserError(f"Module {module_name!r} has no {attribute!r} that builds an environment{hint}.")
+        text = attribute
+    return Resolved(text, _FromSpec(find_spec(text), kwargs))
+
+
+def find_spec(env_id: str) -> GymSpec:
+    """Spec of a registered id, without the wrappers that Corral's own checks make superfluous."""
+    if env_id.startswith("ALE/") and env_id not in gymnasium.registry:
+        _import("ale_py", env_id, hint="pip install 'corral-rl[atari]'")
+    try:
+        spec = copy.deepcopy(gymnasium.spec(env_id))
+    except gymnasium.error.Error as error:
+        names = close_ids(env_id)
+        hint = f" Close: {', '.join(names)}." if names else ""
+        raise UserError(
+            f"No environment {env_id!r}.{hint} `corral list envs` shows all; your own go as module:Class."
+        ) from error
+    spec.disable_env_checker = True
+    spec.order_enforce = False
+    return spec
+
+
+def close_ids(env_id: str) -> list[str]:
+    """Registered ids that look like this one."""
+    ids = list(gymnasium.registry)
+    lower = {name.lower(): name for name in ids}
+    found = difflib.get_close_matches(env_id.lower(), list(lower), 3, 0.6)
+    return [lower[name] for name in found]
+
+
+def _import(module: str, wanted: str, hint: str = "check the name and that it is on the Python path") -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not module.startswith(error.name):
+            raise  # the module exists, and an import of its own fails: its traceback is the better message
+        raise UserError(f"{wanted!r} needs the module {module!r}, which cannot be imported; {hint}.") from error

@@ -1,0 +1,1 @@
+"""Families of environments with their standard preprocessing."""

@@ -1,0 +1,139 @@
+"""A worker process: some environments, stepped on request, results in shared memory.
+
+It starts as a fresh interpreter that imports neither torch nor the user's `__main__`, and it dies with its
+parent, whatever kills the parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import json
+import mmap
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from corral import seeding
+from corral.envs import channel as ch
+from corral.envs.group import EnvGroup
+from corral.envs.rows import Rows
+from corral.envs.supervise import IDLE, Fault
+from corral.errors import EnvFailed, UserError
+from corral.types import EnvSpec
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(socket_fd: int, memory_fd: int, dump_fd: int, parent_pid: int, from_main_thread: bool) -> None:
+    """Serve one ProcessVecEnv until it says CLOSE or goes away."""
+    for fd in (socket_fd, memory_fd, dump_fd):
+        os.set_inheritable(fd, False)  # what an environment starts has no business with these
+    _die_with_parent(socket_fd, parent_pid, from_main_thread)
+    dump = os.fdopen(dump_fd, "w")
+    faulthandler.enable(dump)  # a segfault leaves its stack where the parent can read it
+    faulthandler.register(signal.SIGUSR1, dump, all_threads=True)  # so does a hang, on request
+    channel = ch.Channel(socket.socket(fileno=socket_fd))
+    worker = _Worker(channel, memory_fd)
+    try:
+        while True:
+            for op, payload in channel.read():
+                if op == ch.CLOSE:
+                    return
+                worker.handle(op, payload)
+    except ch.Closed:
+        pass
+    except UserError as error:
+        channel.send_json(ch.FAILED, {"kind": "user", "text": str(error)})
+    except EnvFailed as error:
+        channel.send_json(ch.FAILED, {"kind": "failed", "text": str(error)})
+    except BaseException as error:
+        import traceback
+
+        text = "".join(traceback.format_exception(error))
+        channel.send_json(ch.FAILED, {"kind": "failed", "text": text})
+    finally:
+        worker.close()
+
+
+class _Worker:
+    def __init__(self, channel: ch.Channel, memory_fd: int):
+        self._channel, self._memory_fd = channel, memory_fd
+        self._group: EnvGroup | None = None
+
+    def handle(self, op: int, payload: bytes) -> None:
+        if op == ch.STEP:
+            assert self._group is not None
+            self._group.step(ch.unpack_ids(payload), self._announce)
+        elif op == ch.RESET:
+            self._reset(json.loads(payload))
+        elif op == ch.START:
+            self._start(payload)
+        elif op == ch.ROWS:
+            self._attach(json.loads(payload))
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+
+    def _start(self, payload: bytes) -> None:
+        # Pickle is safe here: the bytes come from the process that started this one, over its own socket, and
+        # a factory is code, which no data format carries.
+        factories, name = cloudpickle.loads(payload)
+        self._mark: Any = [IDLE]
+        self._group = EnvGroup(factories, name, self._report, self._mark)
+        self._channel.send_json(ch.SPEC, self._group.build().to_json())
+
+    def _attach(self, data: dict[str, Any]) -> None:
+        assert self._group is not None
+        rows = Rows(EnvSpec.from_json(data["spec"]), data["num_envs"], mmap.mmap(self._memory_fd, 0))
+        self._index = data["worker"]
+        self._group.attach(rows, memoryview(rows.mark)[self._index : self._index + 1])
+        # Everything built so far lives as long as the worker; collections need not look at it.
+        gc.collect()
+        gc.freeze()
+
+    def _reset(self, data: dict[str, Any]) -> None:
+        assert self._group is not None
+        seed = seeding.worker_seed(data["seed"], data["role"], self._index)
+        random.seed(seed)
+        np.random.seed(seed)
+        ids = np.array(data["ids"])
+        self._group.reset(ids, data["seed"], data["role"], lenient=data["lenient"])
+        self._announce(ids)
+
+    def _announce(self, ids: Any) -> None:
+        self._channel.send(ch.READY, ch.pack_ids(ids))
+
+    def _report(self, fault: Fault) -> None:
+        self._channel.send_json(ch.FAULT, fault.to_json())
+
+
+def _die_with_parent(socket_fd: int, parent_pid: int, from_main_thread: bool) -> None:
+    """Make sure that this process and what it started end when the parent does.
+
+    A thread waits for the parent's end of the socket to close, and looks at the parent's pid in case a fork
+    of the parent holds that end open. It cannot run while an environment keeps the interpreter lock, so on
+    Linux the kernel is asked too; not when a side thread started us, for the kernel would take the end of
+    that thread for the end of the parent.
+    """
+    if sys.platform == "linux" and from_main_thread:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_wait_for_parent, args=(socket_fd, parent_pid), daemon=True).start()
+
+
+def _wait_for_parent(socket_fd: int, parent_pid: int) -> None:
+    poll = select.poll()
+    poll.register(socket_fd, 0)  # no event but hang-up and error, which are always reported
+    while not poll.poll(1000) and os.getppid() == parent_pid:
+        pass
+    os.killpg(0, signal.SIGKILL)
