@@ -220,8 +220,10 @@ def _short(value: Any) -> str:
 
 def _numbers(array: Array) -> Any:
     """JSON form of a bounds array: one number where all are equal, strings for infinities."""
-    flat = [_number(x) for x in array.reshape(-1).tolist()]
-    return flat[0] if flat and all(x == flat[0] for x in flat) else flat
+    if array.size and (array == array.flat[0]).all():
+        array = array.reshape(-1)[:1]
+        return _number(array.tolist()[0])
+    return [_number(x) for x in array.reshape(-1).tolist()]
 
 
 def _number(x: float) -> float | str:
@@ -229,8 +231,9 @@ def _number(x: float) -> float | str:
 
 
 def _array(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    flat = data if isinstance(data, list) else [data] * int(np.prod(shape, dtype=int))
-    return np.array([float(x) if isinstance(x, str) else x for x in flat], dtype).reshape(shape)
+    if not isinstance(data, list):
+        return np.full(shape, float(data) if isinstance(data, str) else data, dtype)
+    return np.array([float(x) if isinstance(x, str) else x for x in data], dtype).reshape(shape)
 
 
 def _to_json(space: Space) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The contract that every way of running environments keeps.
 
 ```python
-vec.reset(seed=0)
 batch = vec.recv()                                # first observations of all environments
 while ...:
     vec.send(batch.env_ids, policy(batch.obs))
@@ -30,7 +29,7 @@ class VecEnv(ABC):
     """Many environments at once.
 
     Each environment is either *idle*, so it takes an action by `send`, or *in flight*, so its result comes
-    from `recv`. `reset` and the first `recv` come before everything else.
+    from `recv`. The first `recv` brings everybody's first observation.
 
     - The rows of a batch are sorted by environment id, and its arrays are copies that the receiver owns.
     - `recv()` waits for every environment in flight; `recv(min_ready=k)` for at least `k` of them, and
@@ -40,10 +39,14 @@ class VecEnv(ABC):
 
     spec: EnvSpec
     num_envs: int
+    seed: int = 0
+    """Seed of the reset that the first `recv` makes when nobody called `reset`."""
     choice: str = ""
     """Why this backend, when `backend="auto"` chose it."""
     pipelined: bool = False
     """Whether environments step while the caller decides for others, so that sending in halves pays off."""
+    withholds: bool = False
+    """Whether `recv()` may leave out an environment until the others have been sent to once more."""
 
     @abstractmethod
     def reset(self, seed: int = 0) -> None:

@@ -53,7 +53,7 @@ class Flight:
         """Check a send and note it; returns the id set and the action leaves."""
         if not self.started or self.closed:
             self.require_open()
-            raise UserError("Call reset(seed) and recv() before the first send().")
+            raise UserError("Call recv() before the first send(): it brings the first observations.")
         chosen = self.id_set(env_ids)
         if self.state[chosen.index].any():
             waiting = [i for i in chosen.ids.tolist() if self.state[i]][:16]
@@ -64,9 +64,7 @@ class Flight:
 
     def wanted(self, min_ready: int | None, env_ids: Array | None) -> tuple[IdSet | None, int]:
         """Which environments a recv waits for (None: any), and how many of them."""
-        if not self.started or self.closed:
-            self.require_open()
-            raise UserError("Call reset(seed) before recv().")
+        self.require_open()
         if env_ids is not None:
             chosen = self.id_set(env_ids)
             if not self.state[chosen.index].all():

@@ -163,9 +163,11 @@ class EnvGroup:
         rows, rewards = self._rows, batch.rewards
         try:
             rows.reward[ids] = rewards
+            good = math.isfinite(sum(rewards))
         except (TypeError, ValueError):  # not all of them plain numbers; arrays of one number are let pass
             rewards = [self._scalar(r, i) for r, i in zip(rewards, ids.tolist(), strict=True)]
             rows.reward[ids] = rewards
+            good = math.isfinite(sum(rewards))
         rows.raw_reward[ids] = rewards
         for env_id, raw in batch.raw_rewards.items():
             rows.raw_reward[env_id] = raw
@@ -177,7 +179,7 @@ class EnvGroup:
             rows.episode[env_id] += 1
         for env_id in batch.lost:
             self._lose(env_id)
-        good = math.isfinite(sum(rewards)) and self._finite(rows.phase[ids], ids)
+        good = good and self._finite(rows.phase[ids], ids)
         if not good or not self._finals_finite([end[0] for end in batch.ends]):
             self._find_nan(ids.tolist())
         notify(ids)
@@ -246,7 +248,7 @@ class EnvGroup:
                 f"Environment {env_id} ({self._name}): step() must return (obs, reward, terminated, truncated, "
                 "info); environments of the old gym interface need gymnasium's conversion wrapper first."
             ) from None
-        self._fault(env_id, "raised", _trace(error))
+        self._fault(env_id, "raised", _trace(error), at_step=int(self._rows.step[env_id]) + 1)
         self._rebuild(env_id)
 
     def _scalar(self, reward: Any, env_id: int) -> float:
@@ -302,11 +304,10 @@ class EnvGroup:
                 time.sleep(0.05 * 2**attempt)
         raise EnvFailed(f"Environment {env_id} ({self._name}) could not be restarted:\n{last}")
 
-    def _fault(self, env_id: int, kind: str, detail: str) -> None:
+    def _fault(self, env_id: int, kind: str, detail: str, at_step: int | None = None) -> None:
         rows = self._rows
-        self._report(
-            Fault(env_id, kind, int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]), detail)
-        )
+        step = int(rows.step[env_id]) if at_step is None else at_step
+        self._report(Fault(env_id, kind, int(rows.seed[env_id]), int(rows.episode[env_id]), step, detail))
 
 
 def require_same_spaces(a: EnvSpec, a_id: int, b: EnvSpec, b_id: int) -> None:

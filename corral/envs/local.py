@@ -66,6 +66,8 @@ class LocalVecEnv(VecEnv):
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Step as many queued environments as the caller waits for, and return them."""
         flight = self._flight
+        if not flight.started:
+            self.reset(self.seed)
         wanted, count = flight.wanted(min_ready, env_ids)
         if self._queue:
             due = self._due(max(0, count - flight.num_ready(None))) if wanted is None else self._named(wanted.ids)

@@ -34,7 +34,7 @@ def make_vec(
     supervision: Supervision | None = None,
     role: str = "train",
 ) -> VecEnv:
-    """Make many environments that step at once, reset and ready for `recv`.
+    """Make many environments that step at once; `recv` brings their first observations.
 
     Args:
         env: a Gymnasium id, `module:Class`, a factory, a list of factories (one per environment), a suite
@@ -43,7 +43,7 @@ def make_vec(
         backend: `local` (in this process), `process` (worker processes), `native` (ALE, EnvPool), or `auto`,
             which measures a step and chooses; `vec.choice` then says why.
         workers: worker processes; by default one per core, or what `auto` thinks best.
-        seed: of the first episodes; `vec.reset(seed)` starts over.
+        seed: of the run, root of the environments' seeds; `vec.reset(seed)` starts over with another.
         env_kwargs: keyword arguments for the environment.
         supervision: deadlines and restart budget.
         role: branch of the seed tree; evaluation uses "eval" so that it never sees training seeds.
@@ -57,11 +57,11 @@ def make_vec(
     elif isinstance(env, Sequence) and not isinstance(env, str):
         vec = _from_factories([resolve(e, env_kwargs) for e in env], backend, workers, supervision, role)
     else:
-        native = native_vec_env(env, env_kwargs, num_envs, workers, role, required=backend == "native") \
+        native = native_vec_env(env, env_kwargs, num_envs, workers, seed, role, required=backend == "native") \
             if backend in ("auto", "native") else None  # fmt: skip
         resolved = None if native else resolve(env, env_kwargs)
         vec = native or _from_factories([resolved] * num_envs, backend, workers, supervision, role)
-    vec.reset(seed)
+    vec.seed = seed
     return vec
 
 

@@ -140,6 +140,8 @@ class ProcessVecEnv(VecEnv):
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Wait for results; environments that fail meanwhile are replaced."""
         flight = self._flight
+        if not flight.started:
+            self.reset(self.seed)
         wanted, count = flight.wanted(min_ready, env_ids)
         everybody = min_ready is None
         while flight.num_ready(wanted) < count:
@@ -297,7 +299,8 @@ class ProcessVecEnv(VecEnv):
             culprit = int(worker.ids[0])
         for env_id in sorted(worker.ids.tolist(), key=lambda i: i != culprit):
             own = env_id == culprit
-            state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id])
+            stepping = int(self._flight.state[env_id] == IN_FLIGHT)
+            state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]) + stepping
             self._log.record(
                 Fault(env_id, kind if own else "neighbour", *state, words if own else f"environment {culprit}")
             )

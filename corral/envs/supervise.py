@@ -38,7 +38,7 @@ class Supervision:
 
 @dataclass(frozen=True)
 class Fault:
-    """One failure of one environment."""
+    """One failure of one environment, in step `step` (from 1) of its `episode`, or in the reset before (0)."""
 
     env_id: int
     kind: str  # raised | hung | killed | nan | neighbour

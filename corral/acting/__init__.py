@@ -1,0 +1,1 @@
+"""Acting: policies, the environment loop, and what it yields."""

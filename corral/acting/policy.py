@@ -1,0 +1,62 @@
+"""What decides: a plain function of the observations, or an object with memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from corral.errors import UserError
+from corral.types import Array, Tree, tree_map
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Acts for `n` environments at once, with explicit state.
+
+    Observations and states arrive as NumPy trees with a leading `n`; actions, states and extras may be NumPy
+    or torch. `n` varies: an environment's rows come in whatever company is ready.
+    """
+
+    def initial_state(self, n: int) -> Tree:
+        """State of `n` environments before their first observation; None where there is none."""
+
+    def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Actions, new states, and extras to record; where `first` is true the state belongs to an old episode."""
+
+
+class FunctionPolicy:
+    """A plain function `actions = fn(observations)` as a Policy."""
+
+    def __init__(self, fn: Callable[[Tree], Tree]):
+        self._fn = fn
+
+    def initial_state(self, n: int) -> Tree:
+        """No state."""
+        return None
+
+    def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Call the function."""
+        return self._fn(obs), None, {}
+
+
+def as_policy(policy: Policy | Callable[[Tree], Tree]) -> Policy:
+    """Take a Policy as it is, and wrap a function."""
+    if isinstance(policy, Policy):
+        return policy
+    if callable(policy):
+        return FunctionPolicy(policy)
+    raise UserError(f"{policy!r} is not a policy: pass a function of the observations, or an object with "
+                    "initial_state(n) and act(obs, state, first).")  # fmt: skip
+
+
+def to_numpy(tree: Tree) -> Tree:
+    """Torch tensors as arrays, arrays as they are, without importing torch."""
+    return tree_map(_leaf_to_numpy, tree)
+
+
+def _leaf_to_numpy(leaf: Any) -> Any:
+    if leaf is None:
+        return None
+    return leaf.detach().cpu().numpy() if hasattr(leaf, "detach") else np.asarray(leaf)

@@ -1,0 +1,1 @@
+"""The `corral` command: one file per command, each a dataclass of its options with a `run`."""

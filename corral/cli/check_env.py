@@ -1,0 +1,101 @@
+"""`corral check-env`: check an environment and say what is wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from corral.cli.env_kwargs import EnvKwargs, parse_env_kwargs
+from corral.errors import UserError
+
+_COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red"}
+_LAST_FRAMES = 5
+
+
+@dataclass(frozen=True)
+class CheckEnv:
+    """Check whether an environment keeps the Gymnasium contract; exit code 1 when it does not."""
+
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    """Gymnasium id, or module:Class of your own."""
+    env_kwargs: EnvKwargs = ()
+    """Keyword arguments for the environment."""
+    steps: int = 1000
+    """Random steps to take."""
+    seed: int = 0
+    """Seed of the environment and of the random actions."""
+    timeout_s: float = 120.0
+    """Give up, and show where it hangs, when one check takes longer."""
+
+    def run(self) -> int:
+        """Print one line per check and a verdict."""
+        from corral.cli.console import make_console, print_row
+        from corral.testing.checker import iter_checks
+
+        if self.timeout_s <= 0:
+            raise UserError(f"--timeout-s must be positive, got {self.timeout_s:g}.")
+        logging.getLogger("corral.envs").setLevel(logging.ERROR)  # faults are shown as results
+        faulthandler.enable()
+        console = make_console()
+        results = iter_checks(
+            self.env, env_kwargs=parse_env_kwargs(self.env_kwargs), steps=self.steps, seed=self.seed
+        )
+        seen = []
+        while True:
+            with _deadline(self.timeout_s):
+                result = next(results, None)
+            if result is None:
+                break
+            seen.append(result)
+            style = _COLOURS[result.status]
+            print_row(console, (result.status, 4, style), (result.name, 14, ""), (result.detail, None, ""))
+        statuses = [result.status for result in seen]
+        console.print()
+        console.print(_verdict(self.env, statuses, stopped=seen[-1].status == "fail"))
+        return int("fail" in statuses)
+
+
+def _verdict(env: str, statuses: Sequence[str], *, stopped: bool) -> str:
+    failed, warned = statuses.count("fail"), statuses.count("warn")
+    if failed and stopped:
+        return f"{env} fails; the other checks need this one to pass first."
+    if failed:
+        return f"{env} fails {failed} of {len(statuses)} checks."
+    if warned:
+        return f"{env} works, with {warned} warning{'s' if warned > 1 else ''}."
+    return f"{env} passes all {len(statuses)} checks."
+
+
+@contextlib.contextmanager
+def _deadline(timeout_s: float) -> Iterator[None]:
+    """End the process, with the stack that hangs, when the block takes too long."""
+
+    waiting = threading.get_ident()
+
+    def give_up() -> None:
+        sys.stdout.flush()
+        print(f"corral: no answer from the environment for {timeout_s:g} s; it hangs here:", file=sys.stderr)
+        stack = traceback.extract_stack(sys._current_frames()[waiting])
+        print("".join(traceback.format_list(stack[-_LAST_FRAMES:])), end="", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
+    # The timer cannot run while the environment keeps the interpreter lock; this one can.
+    faulthandler.dump_traceback_later(timeout_s + 2.0, exit=True)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,26 @@
+"""How the commands print: coloured and wrapped on a terminal, one plain line per fact anywhere else."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+_NEVER_WRAP = 10_000
+
+
+def make_console() -> Console:
+    """Console for standard output."""
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _NEVER_WRAP)
+
+
+def print_row(console: Console, *cells: tuple[str, int | None, str]) -> None:
+    """Print one row of a table whose rows come one by one; a cell is its text, width and style."""
+    row = Table.grid(padding=(0, 2))
+    for _, width, style in cells:
+        row.add_column(width=width, style=style, overflow="fold")
+    row.add_row(*(text for text, _, _ in cells))
+    with console.capture() as capture:
+        console.print(row)
+    console.out("\n".join(line.rstrip() for line in capture.get().splitlines()), highlight=False)

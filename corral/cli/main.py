@@ -1,0 +1,110 @@
+"""The `corral` command: find the command, parse its options, run it, and turn errors into exit codes.
+
+Commands are loaded when called, so that `corral --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from corral.errors import EnvFailed, UserError
+
+COMMANDS = {
+    "bench sampling": (
+        "corral.cli.bench:BenchSampling",
+        "measure environment steps per second, beside other libraries",
+    ),
+    "check-env": (
+        "corral.cli.check_env:CheckEnv",
+        "check whether an environment keeps the Gymnasium contract",
+    ),
+    "doctor": (
+        "corral.cli.doctor:Doctor",
+        "show this machine, what is installed, and what will be slow",
+    ),
+    "list envs": (
+        "corral.cli.list_envs:ListEnvs",
+        "list the environments that can be used by id",
+    ),
+}
+"""Words of a command -> where its dataclass is, and what it does."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code: 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except UserError as error:
+        print(f"corral: {error}", file=sys.stderr)
+        return 2
+    except EnvFailed as error:
+        print(f"corral: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("corral: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        from corral import __version__
+
+        print(f"corral {__version__}")
+        return 0
+    words, options = _split(argv)
+    module_name, _, class_name = COMMANDS[words][0].partition(":")
+    sys.path.insert(0, os.getcwd())  # so that module:Class finds the user's own files, as with `python -m`
+    from corral.cli.parse import parse
+
+    command = parse(getattr(importlib.import_module(module_name), class_name), options, f"corral {words}")
+    code: int = command.run()
+    sys.stdout.flush()  # here, so that a closed pipe is noticed before Python's own exit
+    return code
+
+
+def _split(argv: list[str]) -> tuple[str, list[str]]:
+    """The command's words and the rest."""
+    for count in (2, 1):
+        words = " ".join(argv[:count])
+        if words in COMMANDS:
+            return words, argv[count:]
+    family = [words.partition(" ")[2] for words in COMMANDS if words.startswith(f"{argv[0]} ")]
+    if family and (len(argv) == 1 or argv[1].startswith("-")):
+        if argv[1:] in (["-h"], ["--help"]):
+            print(_help(argv[0]))
+            raise SystemExit(0)
+        raise UserError(f"`corral {argv[0]}` needs one more word: {', '.join(family)}.")
+    typed = " ".join(argv[:2]) if family else argv[0]
+    names = [*COMMANDS, *{words.partition(" ")[0] for words in COMMANDS}]
+    close = difflib.get_close_matches(" ".join(argv[:2]), names, 1) or difflib.get_close_matches(
+        typed, names, 1
+    )
+    hint = f"did you mean `corral {close[0]}`?" if close else "`corral --help` lists the commands."
+    raise UserError(f"No command {typed!r}; {hint}")
+
+
+def _help(family: str = "") -> str:
+    rows = [f"  {words:<16} {what}" for words, (_, what) in COMMANDS.items() if words.startswith(family)]
+    return "\n".join(
+        [
+            "usage: corral COMMAND [OPTIONS]",
+            "",
+            *rows,
+            "",
+            "`corral COMMAND --help` shows the options of a command, `corral --version` the version.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

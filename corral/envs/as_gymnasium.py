@@ -1,0 +1,99 @@
+"""A Corral VecEnv behind Gymnasium's vector interface."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from corral.envs.reset_seeds import ResetSeeds
+from corral.errors import UserError
+from corral.types import Array, StepBatch, Tree
+
+if TYPE_CHECKING:
+    from corral.envs.contract import VecEnv
+
+
+class AsGymnasium(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """All environments of a VecEnv, stepped together, with same-step autoreset.
+
+    Where an episode ended, `obs` is the next episode's first observation, and `infos` has the last one as
+    Gymnasium's own vector environments give it: `final_obs`, an object array with None in the other rows,
+    and the mask `_final_obs`. The environments' own infos do not travel through a VecEnv, so `final_info` is
+    empty. Every step's `infos` also has three arrays of Corral's:
+
+    - `raw_reward`: the game's own reward, where wrappers clip or scale it for training.
+    - `game_over`: the game itself ended; under `EpisodicLife` a row terminates at each life lost.
+    - `faulty`: the step never happened because its environment failed and was restarted. Such a row is
+      truncated, with reward 0: keep it out of losses and statistics.
+
+    `reset(seed=7)` reseeds every environment from that one number (a list is refused). Without a seed, the
+    first reset uses the seed of `make_vec`, and each later one goes on with fresh seeds.
+
+    Gymnasium's vector wrappers of rewards, actions and statistics go on top. Those of observations refuse any
+    same-step vector environment, because they leave `final_obs` as it was; wrap each environment instead.
+    """
+
+    def __init__(self, vec: VecEnv):
+        self.vec, self.num_envs = vec, vec.num_envs
+        self.metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.single_observation_space = vec.spec.observation_space
+        self.single_action_space = vec.spec.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._seeds = ResetSeeds(vec.seed)
+        self._everyone = np.arange(self.num_envs)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tree, dict[str, Any]]:
+        """Start new episodes everywhere; returns their first observations."""
+        if options:
+            raise UserError(
+                f"reset(options={options!r}) cannot reach environments behind a VecEnv; pass env_kwargs to "
+                "corral.make_vec instead."
+            )
+        chosen = self._seeds.next(seed)
+        super().reset(seed=chosen)  # seeds np_random, which wrappers may draw from
+        self.vec.reset(chosen)
+        batch = self.vec.recv()
+        self._everyone = batch.env_ids
+        return batch.obs, {}
+
+    def step(self, actions: Tree) -> tuple[Tree, Array, Array, Array, dict[str, Any]]:
+        """Step every environment with its row of `actions`."""
+        self.vec.send(self._everyone, actions)
+        batch = self.vec.recv()
+        return batch.obs, batch.reward, batch.terminated, batch.truncated, self._infos(batch)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the VecEnv."""
+        self.vec.close()
+
+    def _infos(self, batch: StepBatch) -> dict[str, Any]:
+        infos: dict[str, Any] = {}
+        for name in ("raw_reward", "game_over", "faulty"):
+            infos[name] = getattr(batch, name)
+            infos[f"_{name}"] = np.ones(self.num_envs, np.bool_)
+        if batch.final_obs is not None:
+            ended = batch.terminated | batch.truncated
+            infos["final_obs"] = self._final_obs(batch.final_obs, ended)
+            infos["_final_obs"] = ended
+            infos["final_info"] = {}
+            infos["_final_info"] = ended.copy()
+        return infos
+
+    def _final_obs(self, final: Tree, ended: Array) -> Array:
+        layout = self.vec.spec.observation
+        leaves = layout.flatten(final)
+        result = np.full(self.num_envs, None, dtype=object)
+        for row in np.flatnonzero(ended).tolist():
+            # Copied, so that keeping one observation does not keep the whole batch.
+            result[row] = layout.unflatten([leaf[row].copy() for leaf in leaves])
+        return result
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.vec.spec.name}, num_envs={self.num_envs})"

@@ -1,0 +1,238 @@
+"""Running normalisation of observations and rewards, with statistics that can be saved.
+
+The statistics are part of a policy: evaluate it with the same ones, frozen.
+
+```python
+vec = NormalizedVecEnv(corral.make_vec("Pendulum-v1"))
+...
+vec.statistics.save("statistics.safetensors")
+test = NormalizedVecEnv(corral.make_vec("Pendulum-v1", role="eval"), frozen=True)
+test.statistics.load("statistics.safetensors")
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from gymnasium import spaces
+
+from corral.envs.contract import VecEnv
+from corral.envs.supervise import Fault
+from corral.errors import UserError
+from corral.spaces import Layout, Space
+from corral.types import Array, EnvSpec, StepBatch, Tree
+
+_EPSILON = 1e-8
+
+
+class RunningMoments:
+    """Mean and variance of all rows seen so far, merged batch by batch (Chan et al.), in float64."""
+
+    def __init__(self, shape: tuple[int, ...] = ()):
+        self.count = 0
+        self.mean: Array = np.zeros(shape)
+        self._squares: Array = np.zeros(shape)  # sum of squared distances from the mean
+
+    @property
+    def var(self) -> Array:
+        """Population variance; ones before the first row."""
+        return self._squares / self.count if self.count else np.ones_like(self.mean)
+
+    @property
+    def std(self) -> Array:
+        """Standard deviation, kept away from zero."""
+        std: Array = np.sqrt(self.var + _EPSILON)
+        return std
+
+    def update(self, rows: Array) -> None:
+        """Take in `rows`, [n, ...]."""
+        if len(rows):
+            rows = np.asarray(rows, np.float64)
+            mean = rows.mean(axis=0)
+            self._merge(len(rows), mean, np.square(rows - mean).sum(axis=0))
+
+    def merge(self, other: RunningMoments) -> None:
+        """Take in all that another one has seen."""
+        if other.count:
+            self._merge(other.count, other.mean, other._squares)
+
+    def _merge(self, count: int, mean: Array, squares: Array) -> None:
+        total = self.count + count
+        delta = mean - self.mean
+        self.mean = self.mean + delta * (count / total)
+        self._squares = self._squares + squares + np.square(delta) * (self.count * count / total)
+        self.count = total
+
+    def state_dict(self) -> dict[str, Array]:
+        """Everything, as arrays."""
+        return {"count": np.array(self.count), "mean": np.array(self.mean), "squares": np.array(self._squares)}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Go on from what `state_dict` gave."""
+        if state["mean"].shape != self.mean.shape:
+            raise UserError(
+                f"These statistics are of values of shape {state['mean'].shape}, not {self.mean.shape}."
+            )
+        self.count = int(state["count"])
+        self.mean, self._squares = np.array(state["mean"]), np.array(state["squares"])
+
+
+class Statistics:
+    """Moments of every float leaf of the observations, by name, and of the discounted returns."""
+
+    def __init__(self, observation: Layout):
+        floats = [leaf for leaf in observation.leaves if leaf.dtype.kind == "f"]
+        self.observations = {leaf.name: RunningMoments(leaf.shape) for leaf in floats}
+        self.returns = RunningMoments()
+
+    def state_dict(self) -> dict[str, Array]:
+        """Everything, as arrays with flat names."""
+        return {
+            f"{group}/{key}": array
+            for group, moments in self._groups().items()
+            for key, array in moments.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Go on from what `state_dict` gave."""
+        expected = self.state_dict().keys()
+        if set(state) != set(expected):
+            odd = sorted(set(state) ^ set(expected))
+            raise UserError(
+                f"These statistics are of another environment; they differ in {', '.join(odd[:6])}."
+            )
+        for group, moments in self._groups().items():
+            moments.load_state_dict({key: state[f"{group}/{key}"] for key in ("count", "mean", "squares")})
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file."""
+        from safetensors.numpy import save_file
+
+        save_file(self.state_dict(), str(path))
+
+    def load(self, path: str | Path) -> None:
+        """Read what `save` wrote."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            state = load_file(str(path))
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"Cannot read statistics from {path}: {error}.") from error
+        self.load_state_dict(state)
+
+    def _groups(self) -> dict[str, RunningMoments]:
+        return {
+            **{f"observation/{name}": m for name, m in self.observations.items()},
+            "returns": self.returns,
+        }
+
+
+class NormalizedVecEnv(VecEnv):
+    """A VecEnv with normalised float observations and rewards; `raw_reward` stays the game's own.
+
+    Observations get mean 0 and deviation 1, last ones of an episode by the same statistics. Rewards are
+    divided by the deviation of the discounted return, which keeps their sign. Both are clipped to `clip`
+    deviations. Faulty rows are no evidence. A `frozen` one normalises and does not learn.
+    """
+
+    def __init__(
+        self,
+        vec: VecEnv,
+        *,
+        obs: bool = True,
+        reward: bool = True,
+        gamma: float = 0.99,
+        clip: float = 10.0,
+        frozen: bool = False,
+    ):
+        self._vec, self._obs, self._reward = vec, obs, reward
+        self._gamma, self._clip, self.frozen = gamma, clip, frozen
+        self.num_envs, self.seed = vec.num_envs, vec.seed
+        self.choice, self.pipelined = vec.choice, vec.pipelined
+        self.statistics = Statistics(vec.spec.observation)
+        self.spec: EnvSpec = vec.spec
+        if obs:
+            self.spec = replace(vec.spec, observation_space=_unbounded(vec.spec.observation_space))
+        self._returns = np.zeros(self.num_envs)
+
+    @property
+    def faults(self) -> Iterable[Fault]:
+        """The most recent failures of environments."""
+        return self._vec.faults
+
+    @property
+    def restarts(self) -> int:
+        """How many times an environment was restarted."""
+        return self._vec.restarts
+
+    def reset(self, seed: int = 0) -> None:
+        """Start new seeded episodes everywhere; the statistics stay."""
+        self._returns[:] = 0.0
+        self._vec.reset(seed)
+
+    def send(self, env_ids: Array, actions: Tree) -> None:
+        """Hand one action to each of these idle environments."""
+        self._vec.send(env_ids, actions)
+
+    def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
+        """Results of environments in flight, normalised."""
+        batch = self._vec.recv(min_ready, env_ids=env_ids)
+        if self._obs:
+            self._normalise_obs(batch)
+        if self._reward:
+            self._normalise_reward(batch)
+        return batch
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._vec.close()
+
+    def _normalise_obs(self, batch: StepBatch) -> None:
+        layout = self._vec.spec.observation
+        obs = layout.flatten(batch.obs)
+        final = None if batch.final_obs is None else layout.flatten(batch.final_obs)
+        good = ~batch.faulty
+        ended = (batch.terminated | batch.truncated) & good
+        for k, leaf in enumerate(layout.leaves):
+            moments = self.statistics.observations.get(leaf.name)
+            if moments is None:
+                continue
+            if not self.frozen:
+                moments.update(obs[k][good])
+                if final is not None:
+                    moments.update(final[k][ended])
+            obs[k] = self._scaled(obs[k], moments)
+            if final is not None:
+                final[k] = self._scaled(final[k], moments)
+        batch.obs = layout.unflatten(obs)
+        batch.final_obs = None if final is None else layout.unflatten(final)
+
+    def _scaled(self, values: Array, moments: RunningMoments) -> Array:
+        scaled = (values - moments.mean) / moments.std
+        return np.clip(scaled, -self._clip, self._clip).astype(np.float32)
+
+    def _normalise_reward(self, batch: StepBatch) -> None:
+        ended = batch.terminated | batch.truncated
+        stepped = (~batch.first | ended) & ~batch.faulty  # a first row that ends nothing comes from a reset
+        if not self.frozen:
+            ids = batch.env_ids[stepped]
+            self._returns[ids] = self._gamma * self._returns[ids] + batch.reward[stepped]
+            self.statistics.returns.update(self._returns[ids])
+            self._returns[batch.env_ids[ended]] = 0.0
+        batch.reward = np.clip(batch.reward / self.statistics.returns.std, -self._clip, self._clip)
+
+
+def _unbounded(space: Space) -> Space:
+    """The space with every float leaf as float32 without bounds."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict([(key, _unbounded(sub)) for key, sub in space.spaces.items()])
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([_unbounded(sub) for sub in space.spaces])
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
+        return spaces.Box(-np.inf, np.inf, space.shape, np.float32)
+    return space

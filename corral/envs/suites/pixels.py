@@ -1,0 +1,108 @@
+"""Any environment that can be rendered, seen through its pixels alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.wrappers import AddRenderObservation, GrayscaleObservation, ResizeObservation
+
+from corral.envs import wrappers
+from corral.errors import UserError
+from corral.types import Array
+
+
+@dataclass(frozen=True)
+class PixelSuite:
+    """An environment whose observations are stacked frames. Call it to build one, or give it to `make_vec`.
+
+    One frame shows no motion, so `stack` of them are given, oldest first.
+    """
+
+    env: str | Callable[..., gymnasium.Env[Any, Any]]
+    size: int = 84
+    grayscale: bool = True
+    stack: int = 4
+    reference_line: bool = False
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The environment's name, and that it is seen in pixels."""
+        inner = (
+            self.env
+            if isinstance(self.env, str)
+            else getattr(self.env, "__qualname__", type(self.env).__name__)
+        )
+        return f"{inner} in pixels"
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        """Build one environment."""
+        from corral.envs.resolve import resolve
+
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
+        env = resolve(self.env, {**self.env_kwargs, "render_mode": "rgb_array"}).factory()
+        try:
+            env = AddRenderObservation(env)
+            if self.reference_line:
+                env = ReferenceLine(env)
+            env = ResizeObservation(env, (self.size, self.size))
+            if self.grayscale:
+                env = GrayscaleObservation(env)
+            return wrappers.FrameStack(env, self.stack)
+        except (ValueError, TypeError) as error:
+            env.close()
+            raise UserError(
+                f"{self.name}: {error}; pixels() needs an environment that renders rgb_array."
+            ) from error
+        except gymnasium.error.DependencyNotInstalled as error:
+            env.close()
+            raise UserError(
+                f"{self.name} needs a package to draw: pip install 'corral-rl[pixels]' ({error})."
+            ) from error
+
+
+class ReferenceLine(gymnasium.ObservationWrapper[Array, Any, Array]):
+    """Draws a red vertical line through the centre of each frame, behind whatever is not background.
+
+    The background is the colour of the top left corner.
+    """
+
+    def observation(self, observation: Array) -> Array:
+        """The frame with the line."""
+        frame = np.array(observation)
+        width = frame.shape[1]
+        thick = max(1, width // 100)
+        left = (width - thick) // 2
+        strip = frame[:, left : left + thick]
+        strip[(strip == frame[0, 0]).all(axis=-1)] = (255, 0, 0)
+        return frame
+
+
+def pixels(
+    env: str | Callable[..., gymnasium.Env[Any, Any]],
+    *,
+    size: int = 84,
+    grayscale: bool = True,
+    stack: int = 4,
+    reference_line: bool = False,
+    env_kwargs: Mapping[str, Any] | None = None,
+) -> PixelSuite:
+    """An environment seen through its rendered frames, `[stack, size, size]` or `[..., 3]` in colour.
+
+    Args:
+        env: a Gymnasium id, `module:Class`, or a factory that takes `render_mode`.
+        size: height and width of the frames.
+        grayscale: gray frames instead of coloured ones.
+        stack: how many frames make an observation.
+        reference_line: draw a vertical line at the centre; CartPole is hard to centre without one.
+        env_kwargs: keyword arguments for the environment.
+    """
+    for name, value in (("size", size), ("stack", stack)):
+        if not isinstance(value, int) or value < 1:
+            raise UserError(f"pixels({name}) must be a whole number of at least 1, got {value!r}.")
+    return PixelSuite(env, size, grayscale, stack, reference_line, dict(env_kwargs or {}))

@@ -1,0 +1,84 @@
+"""Does an environment keep the Gymnasium contract, and what will Corral make of it?
+
+```python
+for result in corral.testing.check_env("my_package.my_env:MyEnv"):
+    print(result.status, result.name, result.detail)
+```
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from corral.envs.resolve import EnvLike
+from corral.errors import UserError
+from corral.testing.env_checks import CHECKS, FOUNDATIONS, Outcome, Status, Subject, describe
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Outcome of one check: `fail` breaks the contract, `warn` works but deserves a look."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+def check_env(
+    env: EnvLike, *, env_kwargs: Mapping[str, Any] | None = None, steps: int = 1000, seed: int = 0
+) -> list[CheckResult]:
+    """Check an environment, given by Gymnasium id, `module:Class` or factory.
+
+    Args:
+        env: as in `corral.make_vec`.
+        env_kwargs: keyword arguments for the environment.
+        steps: how many random steps to take; more of them see more ends of episodes.
+        seed: of the environment and of the random actions.
+
+    Returns:
+        One result per check. The list ends early when a check fails that all later ones stand on.
+
+    Raises:
+        UserError: `env` names nothing that could be checked.
+    """
+    return list(iter_checks(env, env_kwargs=env_kwargs, steps=steps, seed=seed))
+
+
+def iter_checks(
+    env: EnvLike, *, env_kwargs: Mapping[str, Any] | None = None, steps: int = 1000, seed: int = 0
+) -> Iterator[CheckResult]:
+    """The results of `check_env`, each as soon as it is known."""
+    if steps < 1:
+        raise UserError(f"steps must be at least 1, got {steps}.")
+    subject = Subject(env, dict(env_kwargs or {}), steps, seed)
+    said: list[str] = []
+    try:
+        for name in CHECKS:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("default")
+                status, detail = _run(name, subject)
+            said += [_COLOUR.sub("", str(w.message)).strip().removeprefix("WARN: ") for w in caught]
+            yield CheckResult(name, status, detail)
+            if status == "fail" and name in FOUNDATIONS:
+                return
+        if said:
+            yield CheckResult("its warnings", "warn", "; ".join(list(dict.fromkeys(said))[:3]))
+    finally:
+        subject.close()
+
+
+def _run(name: str, subject: Subject) -> Outcome:
+    try:
+        return CHECKS[name](subject)
+    except UserError as error:
+        if name == "build":
+            raise
+        return "fail", str(error)
+    except (Exception, SystemExit) as error:
+        return "fail", describe(error)

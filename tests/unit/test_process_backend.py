@@ -1,0 +1,282 @@
+"""Worker processes: what survives a kill, what dies with the parent, and what a worker may use."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+
+import corral
+from corral.envs.supervise import Supervision
+from corral.testing import CountingEnv, FaultyEnv, SlowEnv
+from corral.testing.contract import EPISODE, LIFE, T
+from corral.testing.play import play, random_actions
+
+
+def gone(pids, within_s=5.0):
+    until = time.monotonic() + within_s
+    while any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_killing_one_of_eight_again_and_again_costs_the_others_no_transition():
+    """SIGKILL 1 of 8 environments every 200 steps over 20,000 steps, now idle, now in the middle of a step."""
+    kills = faulty = steps = 0
+    life = np.zeros(8)
+    with corral.make_vec(partial(CountingEnv, 50), 8, "process", workers=8) as vec:
+        act, batch = random_actions(vec), vec.recv()
+        while steps < 20_000:
+            victim = kills % 8 if steps // 200 > kills else None
+            if victim is not None and kills % 2:
+                os.kill(vec.worker_pids[victim], signal.SIGKILL)
+            vec.send(batch.env_ids, act(batch))
+            if victim is not None and not kills % 2:
+                os.kill(vec.worker_pids[victim], signal.SIGKILL)
+            batch = vec.recv()
+            kills += victim is not None
+            lost = batch.faulty
+            assert set(batch.env_ids[lost]) <= {(kills - 1) % 8}
+            seen = batch.next_obs[:, LIFE]
+            np.testing.assert_array_equal(seen[~lost], life[~lost] + 1)
+            life = np.where(lost, 0, seen)  # a new environment's life begins at 0
+            steps += int((~lost).sum())
+            faulty += int(lost.sum())
+        assert kills == 99
+        # A kill in the middle of a step may come after the result: its faulty row is then the next one.
+        assert kills - 1 <= faulty <= kills
+        assert vec.restarts in (faulty, faulty + 1)
+
+
+def test_an_idle_environment_that_is_killed_delivers_its_faulty_row_when_next_sent_to():
+    with corral.make_vec(partial(CountingEnv, 50), 4, "process", workers=2) as vec:
+        act, batch = random_actions(vec), vec.recv()
+        vec.send(batch.env_ids, act(batch))
+        batch = vec.recv()
+        os.kill(vec.worker_pids[0], signal.SIGKILL)
+        time.sleep(0.1)
+        before = batch.obs.copy()
+        vec.send(batch.env_ids, act(batch))
+        batch = vec.recv()
+        assert batch.faulty.tolist() == [True, False, True, False]  # both environments of worker 0
+        np.testing.assert_array_equal(batch.final_obs[[0, 2]], before[[0, 2]])
+        assert (batch.obs[[0, 2], T] == 0).all()
+        kinds = sorted(fault.kind for fault in vec.faults)
+        assert kinds == ["killed", "neighbour"]
+        vec.reset(1)
+        assert not any(row.faulty for rows in play(vec, 20) for row in rows)
+
+
+def test_results_that_were_ready_before_a_kill_are_delivered_first():
+    with corral.make_vec(partial(CountingEnv, 50), 2, "process", workers=1) as vec:
+        act, batch = random_actions(vec), vec.recv()
+        vec.send(batch.env_ids, act(batch))
+        first = vec.recv(env_ids=np.array([0]))  # row 1 arrives with it and stays behind
+        os.kill(vec.worker_pids[0], signal.SIGKILL)
+        vec.send(first.env_ids, act(first))
+        seen = {0: [], 1: []}
+        for _ in range(6):
+            batch = vec.recv(min_ready=1)
+            for k, env_id in enumerate(batch.env_ids.tolist()):
+                seen[env_id].append((bool(batch.faulty[k]), batch.next_obs[k, T]))
+            vec.send(batch.env_ids, act(batch))
+        assert seen[0][0] == (True, 1.0)
+        assert seen[1][0] == (False, 1.0)
+        assert seen[1][1] == (True, 1.0)
+
+
+def test_reset_works_while_a_worker_is_being_replaced():
+    with corral.make_vec(partial(CountingEnv, 50), 4, "process", workers=2) as vec:
+        act, batch = random_actions(vec), vec.recv()
+        vec.send(batch.env_ids, act(batch))
+        os.kill(vec.worker_pids[1], signal.SIGKILL)
+        vec.reset(5)
+        batch = vec.recv()
+        assert batch.first.all()
+        assert (batch.obs[:, EPISODE] == 0).all()
+        assert not batch.faulty.any()
+
+
+def test_a_hanging_environment_holds_up_nobody_who_asks_for_the_first_ready():
+    factories = [partial(FaultyEnv, "hang", 3, 1)] + [CountingEnv] * 3
+    with corral.make_vec(factories, backend="process", workers=4, supervision=Supervision(step_timeout_s=1.5)) as vec:
+        act, batch = random_actions(vec), vec.recv()
+        rows = np.zeros(4, int)
+        while not vec.restarts:
+            vec.send(batch.env_ids, act(batch))
+            batch = vec.recv(min_ready=1)
+            rows[batch.env_ids] += 1
+        assert rows[1:].min() > 50
+        (fault,) = vec.faults
+        assert fault.kind == "hung"
+        assert "time.sleep(3600)" in fault.detail or "envs.py" in fault.detail
+
+
+def test_workers_use_one_thread_each_and_do_not_import_torch():
+    class Probe(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            obs, info = super().reset(seed=seed, options=options)
+            obs[1] = "torch" in sys.modules
+            import torch
+
+            obs[2] = torch.get_num_threads()
+            return obs, info
+
+    with corral.make_vec(Probe, 2, "process", workers=2) as vec:
+        batch = vec.recv()
+        assert (batch.obs[:, 1] == 0).all()
+        assert (batch.obs[:, 2] == 1).all()
+
+
+SCRIPT = """
+import sys, time
+import gymnasium, numpy as np
+import corral
+
+class Mine(gymnasium.Env):  # defined in the script, and no `if __name__ == "__main__"` anywhere
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        if action == 1:
+            while True: time.sleep(1)
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+gymnasium.register("Mine-v0", entry_point=Mine)
+for env in (Mine, "Mine-v0"):
+    vec = corral.make_vec(env, 4, "process", workers=2)
+    batch = vec.recv()
+    print(*vec.worker_pids, flush=True)
+vec.send(batch.env_ids, np.ones(4, int))
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    child = subprocess.Popen([sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield child
+    child.kill()
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+
+
+def test_a_plain_script_needs_no_main_guard_and_workers_die_when_it_is_killed(script):
+    pids = [int(p) for _ in range(2) for p in script.stdout.readline().split()]
+    assert len(pids) == 4
+    assert all(psutil.pid_exists(p) for p in pids[2:])
+    time.sleep(0.3)  # let the environments hang in their step
+    os.kill(script.pid, signal.SIGKILL)
+    script.wait()
+    assert gone(pids)
+
+
+def test_workers_end_with_a_script_that_forgets_to_close(script):
+    pids = [int(p) for _ in range(2) for p in script.stdout.readline().split()]
+    script.stdin.write("\n")
+    script.stdin.flush()
+    assert script.wait(20) == 0
+    assert gone(pids)
+
+
+class Launcher(CountingEnv):
+    """Starts a process of its own, as an environment around a simulator does."""
+
+    def __init__(self):
+        super().__init__()
+        self._child = subprocess.Popen(["sleep", "1000"])
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        obs[1] = self._child.pid
+        return obs, info
+
+
+def test_what_an_environment_started_dies_with_its_worker():
+    with corral.make_vec(Launcher, 1, "process") as vec:
+        batch = vec.recv()
+        first = int(batch.obs[0, 1])
+        os.kill(vec.worker_pids[0], signal.SIGKILL)
+        vec.send(batch.env_ids, np.zeros(1, np.int64))
+        batch = vec.recv()
+        assert batch.faulty.all()
+        assert gone([first])
+        second = int(batch.obs[0, 1])
+        assert psutil.pid_exists(second)
+    assert gone([second])
+
+
+def test_a_vec_env_made_in_a_thread_that_ends_goes_on():
+    made = []
+    thread = threading.Thread(target=lambda: made.append(corral.make_vec(CountingEnv, 2, "process", workers=2)))
+    thread.start()
+    thread.join()
+    time.sleep(0.2)
+    with made[0] as vec:
+        assert len(play(vec, 10)) == 2
+        assert vec.restarts == 0
+
+
+def test_a_failed_start_leaves_no_process_behind():
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+
+    def broken():
+        raise OSError("licence server not reachable")
+
+    with pytest.raises(corral.EnvFailed, match="licence server not reachable"):
+        corral.make_vec([CountingEnv, broken, CountingEnv], backend="process", workers=3)
+    assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
+
+
+def test_a_factory_that_cannot_travel_is_refused_in_words():
+    lock = threading.Lock()
+    with pytest.raises(corral.UserError, match="cannot be sent to a worker"):
+        corral.make_vec(lambda: (lock, CountingEnv())[1], 2, "process")
+
+
+def test_slow_environments_in_one_worker_are_delivered_one_by_one():
+    with corral.make_vec(partial(SlowEnv, 0.02, 0.02), 4, "process", workers=1) as vec:
+        act, batch = random_actions(vec), vec.recv()
+        sizes = []
+        for _ in range(8):
+            vec.send(batch.env_ids, act(batch))
+            batch = vec.recv(min_ready=1)
+            sizes.append(len(batch))
+        assert max(sizes[1:]) < 4
+
+
+def test_global_generators_of_workers_are_seeded_differently():
+    class Rolls(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            obs, info = super().reset(seed=seed, options=options)
+            obs[1] = np.random.randint(2**31)
+            return obs, info
+
+    first = []
+    for seed in (0, 0, 1):
+        with corral.make_vec(Rolls, 2, "process", workers=2, seed=seed) as vec:
+            first.append(tuple(vec.recv().obs[:, 1]))
+    assert first[0] == first[1] != first[2]
+    assert len(set(first[0])) == 2
+
+
+def test_mismatched_environment_variables_do_not_leak_into_the_parent():
+    before = dict(os.environ)
+    with corral.make_vec("CartPole-v1", 2, "process"):
+        assert dict(os.environ) == before
+    assert gymnasium.spec("CartPole-v1").order_enforce  # the registry is not ours to change
+
