@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from corral import messages as _messages
+
 __version__ = "0.1.0"
 
 _PUBLIC = {
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from corral.envs.supervise import Supervision
     from corral.errors import EnvFailed, UserError
     from corral.types import EnvSpec, StepBatch, Trajectory
+
+
+_messages.show_by_default()
 
 
 def __getattr__(name: str) -> Any:

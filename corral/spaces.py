@@ -51,7 +51,7 @@ class Leaf:
         if not np.can_cast(value.dtype, self.dtype, "same_kind"):
             return f"{what} leaf '{self.name}' has dtype {value.dtype}, its space says {self.dtype}"
         low, high = self.bounds()
-        if low is not None and (np.any(value < low) or np.any(value > high)):
+        if low is not None and high is not None and (np.any(value < low) or np.any(value > high)):
             return (
                 f"{what} leaf '{self.name}' has values in [{value.min():g}, {value.max():g}], "
                 f"outside its space {self.space}"
@@ -206,7 +206,7 @@ def _batch_leaf(leaf: Leaf, value: Any, n: int, what: str) -> Array:
             raise UserError(f"{what} leaf '{leaf.name}' is NaN or infinite in rows {bad[:8]}; check the policy.")
     elif not isinstance(leaf.space, gs.Box):
         low, high = leaf.bounds()
-        if low is not None and (np.less(array, low).any() or np.greater(array, high).any()):
+        if low is not None and high is not None and ((array < low).any() or (array > high).any()):
             raise UserError(
                 f"{what} leaf '{leaf.name}' has values in [{array.min()}, {array.max()}], outside {leaf.space}."
             )
@@ -261,7 +261,10 @@ def _to_json(space: Space) -> dict[str, Any]:
             "start": start.reshape(-1).tolist(),
         }
     if isinstance(space, gs.MultiBinary):
-        return {"type": "multi_binary", "shape": list(space.shape)}
+        return {
+            "type": "multi_binary",
+            "n": space.n if isinstance(space.n, int) else [int(k) for k in space.n],
+        }
     raise AssertionError(f"{space} passed _walk but has no JSON form")
 
 
@@ -273,9 +276,7 @@ def _from_json(data: Mapping[str, Any]) -> Space:
         return gs.Tuple([_from_json(sub) for sub in data["spaces"]])
     if kind == "box":
         dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
-        return gs.Box(
-            _array(data["low"], dtype, shape), _array(data["high"], dtype, shape), shape, dtype.type
-        )
+        return gs.Box(_array(data["low"], dtype, shape), _array(data["high"], dtype, shape), shape, dtype.type)
     if kind == "discrete":
         return gs.Discrete(data["n"], start=data["start"])
     if kind == "multi_discrete":
@@ -284,6 +285,6 @@ def _from_json(data: Mapping[str, Any]) -> Space:
             _array(data["nvec"], dtype, shape), dtype=dtype.type, start=_array(data["start"], dtype, shape)
         )
     if kind == "multi_binary":
-        return gs.MultiBinary(data["shape"])
+        return gs.MultiBinary(data["n"])
     raise UserError(f"Unknown space type {kind!r} in a space description; known: box, discrete, "
                     "multi_discrete, multi_binary, dict, tuple.")  # fmt: skip

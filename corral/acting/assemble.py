@@ -24,9 +24,7 @@ class Columns:
         self._first = np.zeros((length + 1, num_envs), np.bool_)
         self._reward = np.zeros((length, num_envs), np.float32)
         self._raw_reward = np.zeros((length, num_envs), np.float64)
-        self._terminated, self._truncated, self._faulty = (
-            np.zeros((length, num_envs), np.bool_) for _ in range(3)
-        )
+        self._terminated, self._truncated, self._faulty = (np.zeros((length, num_envs), np.bool_) for _ in range(3))
         self._extras: dict[str, Array] = {}
         self._finals: dict[tuple[int, int], list[Array]] = {}  # (t, env) -> leaves
 

@@ -41,7 +41,9 @@ class Sampler:
     ):
         self._policy = as_policy(policy)
         self._owns_vec = not isinstance(env, VecEnv)
-        self.vec = env if isinstance(env, VecEnv) else make_vec(env, num_envs, backend, workers, seed, env_kwargs=env_kwargs)
+        self.vec = (
+            env if isinstance(env, VecEnv) else make_vec(env, num_envs, backend, workers, seed, env_kwargs=env_kwargs)
+        )
         self.episodes = EpisodeStats(self.vec.num_envs)
         self.version = 0
         """Stamped on trajectories; raise it when the policy's weights change."""
@@ -76,7 +78,9 @@ class Sampler:
     def __enter__(self) -> Sampler:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _in_step(self, steps: int) -> Iterator[Trajectory]:
@@ -113,7 +117,10 @@ class Sampler:
         vec = self.vec
         if self._latest is None:
             batch = vec.recv()
-            self._latest = ([leaf.copy() for leaf in vec.spec.observation.flatten(batch.obs)], batch.first.copy())
+            self._latest = (
+                [leaf.copy() for leaf in vec.spec.observation.flatten(batch.obs)],
+                batch.first.copy(),
+            )
             state = to_numpy(self._policy.initial_state(vec.num_envs))
             self._state = None if state is None else tree_map(np.array, state)  # ours to write to
         elif self._in_flight.any():

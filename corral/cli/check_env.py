@@ -41,15 +41,14 @@ class CheckEnv:
         """Print one line per check and a verdict."""
         from corral.cli.console import make_console, print_row
         from corral.testing.checker import iter_checks
+        from corral.testing.env_checks import FOUNDATIONS
 
         if self.timeout_s <= 0:
             raise UserError(f"--timeout-s must be positive, got {self.timeout_s:g}.")
         logging.getLogger("corral.envs").setLevel(logging.ERROR)  # faults are shown as results
         faulthandler.enable()
         console = make_console()
-        results = iter_checks(
-            self.env, env_kwargs=parse_env_kwargs(self.env_kwargs), steps=self.steps, seed=self.seed
-        )
+        results = iter_checks(self.env, env_kwargs=parse_env_kwargs(self.env_kwargs), steps=self.steps, seed=self.seed)
         seen = []
         while True:
             with _deadline(self.timeout_s):
@@ -61,7 +60,7 @@ class CheckEnv:
             print_row(console, (result.status, 4, style), (result.name, 14, ""), (result.detail, None, ""))
         statuses = [result.status for result in seen]
         console.print()
-        console.print(_verdict(self.env, statuses, stopped=seen[-1].status == "fail"))
+        console.print(_verdict(self.env, statuses, stopped=seen[-1].name in FOUNDATIONS))
         return int("fail" in statuses)
 
 

@@ -127,8 +127,7 @@ def _memory_advice(machine: Machine) -> Iterator[str]:
         )
     if not machine.memfd:
         yield (
-            "This system has no memfd: shared memory lives in a temporary file, which is slow where that "
-            "is on a disk."
+            "This system has no memfd: shared memory lives in a temporary file, which is slow where that is on a disk."
         )
     elif machine.shm_bytes is not None and machine.shm_bytes < _GB:
         yield (

@@ -10,9 +10,7 @@ import tyro
 
 from corral.errors import UserError
 
-EnvKwargs = Annotated[
-    tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")
-]
+EnvKwargs = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
 """Type of an `--env-kwargs` option, which takes several items and may be repeated."""
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}

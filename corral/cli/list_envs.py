@@ -99,9 +99,7 @@ def _print_groups(groups: dict[Group, list[str]], text: str) -> None:
         console.print(f"{group.title} ({len(ids)})", style="bold", end="")
         console.print(note, style="green" if group.ready else "yellow")
         if group is _OLD_ATARI and not text:
-            console.print(
-                "  e.g. PongNoFrameskip-v4; `corral list envs --filter pong` shows those of a game\n"
-            )
+            console.print("  e.g. PongNoFrameskip-v4; `corral list envs --filter pong` shows those of a game\n")
             continue
         marked = [f"{i}*" if i in pooled and not i.startswith("ALE/") else i for i in ids]
         starred = starred or marked != ids

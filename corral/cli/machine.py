@@ -121,9 +121,7 @@ def _on_own_core() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _counter() -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _COUNT], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    process = subprocess.Popen([sys.executable, "-c", _COUNT], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with _ended(process):
         yield process
 

@@ -86,9 +86,7 @@ def _split(argv: list[str]) -> tuple[str, list[str]]:
         raise UserError(f"`corral {argv[0]}` needs one more word: {', '.join(family)}.")
     typed = " ".join(argv[:2]) if family else argv[0]
     names = [*COMMANDS, *{words.partition(" ")[0] for words in COMMANDS}]
-    close = difflib.get_close_matches(" ".join(argv[:2]), names, 1) or difflib.get_close_matches(
-        typed, names, 1
-    )
+    close = difflib.get_close_matches(" ".join(argv[:2]), names, 1) or difflib.get_close_matches(typed, names, 1)
     hint = f"did you mean `corral {close[0]}`?" if close else "`corral --help` lists the commands."
     raise UserError(f"No command {typed!r}; {hint}")
 

@@ -47,9 +47,7 @@ class AsGymnasium(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._seeds = ResetSeeds(vec.seed)
         self._everyone = np.arange(self.num_envs)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Tree, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
         """Start new episodes everywhere; returns their first observations."""
         if options:
             raise UserError(

@@ -62,8 +62,7 @@ class AsSb3(Sb3VecEnv):
         if any(self._options):
             self._reset_options()
             raise UserError(
-                "set_options() cannot reach environments behind a VecEnv; pass env_kwargs to corral.make_vec "
-                "instead."
+                "set_options() cannot reach environments behind a VecEnv; pass env_kwargs to corral.make_vec instead."
             )
         self.vec.reset(self._seed_source.next())
         batch = self.vec.recv()
@@ -114,8 +113,7 @@ class AsSb3(Sb3VecEnv):
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """UserError: environments are configured when they are made."""
         raise UserError(
-            f"as_sb3() cannot set {attr_name!r} inside the environments; pass it to corral.make_vec by "
-            "env_kwargs."
+            f"as_sb3() cannot set {attr_name!r} inside the environments; pass it to corral.make_vec by env_kwargs."
         )
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:

@@ -6,6 +6,7 @@ in every worker; both write into `Rows`, so there is one implementation of what 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import traceback
@@ -157,6 +158,7 @@ class EnvGroup:
         for env in self._envs.values():
             _close(env)
         self._envs.clear()
+        self._steps.clear()  # bound methods, which would keep the environments alive
 
     def _finish(self, ids: Array, batch: _Batch, notify: Notify) -> None:
         """Write what belongs to the whole batch, look for values that are not finite, and announce it."""
@@ -243,7 +245,12 @@ class EnvGroup:
     def _recover(self, env_id: int, error: BaseException) -> None:
         """Rebuild an environment whose step failed."""
         trace = error.__traceback__
-        if isinstance(error, (ValueError, TypeError)) and trace is not None and trace.tb_next is None and "unpack" in str(error):
+        if (
+            isinstance(error, (ValueError, TypeError))
+            and trace is not None
+            and trace.tb_next is None
+            and "unpack" in str(error)
+        ):
             raise UserError(
                 f"Environment {env_id} ({self._name}): step() must return (obs, reward, terminated, truncated, "
                 "info); environments of the old gym interface need gymnasium's conversion wrapper first."
@@ -326,17 +333,13 @@ def require_same_spaces(a: EnvSpec, a_id: int, b: EnvSpec, b_id: int) -> None:
 def _reset(env: gymnasium.Env[Any, Any], seed: int) -> Any:
     result = env.reset(seed=seed)
     if not (isinstance(result, tuple) and len(result) == 2):
-        raise UserError(
-            f"{type(env.unwrapped).__name__}.reset() must return (obs, info), got {type(result).__name__}."
-        )
+        raise UserError(f"{type(env.unwrapped).__name__}.reset() must return (obs, info), got {type(result).__name__}.")
     return result[0]
 
 
 def _close(env: gymnasium.Env[Any, Any]) -> None:
-    try:
+    with contextlib.suppress(Exception):  # a broken environment may fail to close; it is being thrown away
         env.close()
-    except Exception:
-        pass  # a broken environment may fail to close; it is being thrown away
 
 
 def _trace(error: BaseException) -> str:

@@ -130,9 +130,9 @@ class LockstepVecEnv(VecEnv):
         """Why the results asked for cannot come yet."""
         state = self._flight.state
         idle, ready = np.flatnonzero(state == IDLE).tolist(), np.flatnonzero(state == READY).tolist()
-        remedies = [f"recv() environments {ready[:16]}"] * bool(ready) + [
-            f"send() to environments {idle[:16]}"
-        ] * bool(idle)
+        remedies = [f"recv() environments {ready[:16]}"] * bool(ready) + [f"send() to environments {idle[:16]}"] * bool(
+            idle
+        )
         return UserError(
             f"{self.spec.name}: these environments step only all together; {' and '.join(remedies)} first."
         )

@@ -57,10 +57,12 @@ def make_vec(
     elif isinstance(env, Sequence) and not isinstance(env, str):
         vec = _from_factories([resolve(e, env_kwargs) for e in env], backend, workers, supervision, role)
     else:
-        native = native_vec_env(env, env_kwargs, num_envs, workers, seed, role, required=backend == "native") \
-            if backend in ("auto", "native") else None  # fmt: skip
-        resolved = None if native else resolve(env, env_kwargs)
-        vec = native or _from_factories([resolved] * num_envs, backend, workers, supervision, role)
+        native = None
+        if backend in ("auto", "native"):
+            native = native_vec_env(env, env_kwargs, num_envs, workers, seed, role, required=backend == "native")
+        if native is None:
+            resolved = [resolve(env, env_kwargs)] * num_envs
+        vec = native or _from_factories(resolved, backend, workers, supervision, role)
     vec.seed = seed
     return vec
 

@@ -51,9 +51,7 @@ def _ale(suite: AtariSuite, num_envs: int, threads: int, role: str) -> VecEnv:
     from corral.envs.native_ale import AleVecEnv
 
     vec = AleVecEnv(suite, num_envs, threads, role)
-    vec.choice = (
-        f"{suite.name}: backend 'native' with {threads} threads, because ALE runs the same stack in C++"
-    )
+    vec.choice = f"{suite.name}: backend 'native' with {threads} threads, because ALE runs the same stack in C++"
     log.info("%s", vec.choice)
     return vec
 

@@ -27,9 +27,7 @@ _NO_LIMIT = 2**31 - 1
 class EnvPoolVecEnv(VecEnv):
     """VecEnv of one of EnvPool's tasks. Environments step inside `recv`, all that were sent to at once."""
 
-    def __init__(
-        self, task: str, kwargs: Mapping[str, Any], num_envs: int, threads: int, role: str = "train"
-    ):
+    def __init__(self, task: str, kwargs: Mapping[str, Any], num_envs: int, threads: int, role: str = "train"):
         self.num_envs, self._role, self._task = num_envs, role, task
         self._kwargs = {**kwargs, "num_envs": num_envs, "num_threads": threads}
         made = self._envpool("make_spec")
@@ -44,9 +42,7 @@ class EnvPoolVecEnv(VecEnv):
         self.spec = EnvSpec(observation, action, task, self._limit if self._limit < _NO_LIMIT else None)
         self._rows = Rows(self.spec, num_envs)
         self._flight = Flight(num_envs, self.spec)
-        self._float_leaves = [
-            k for k, leaf in enumerate(self.spec.observation.leaves) if leaf.dtype.kind == "f"
-        ]
+        self._float_leaves = [k for k, leaf in enumerate(self.spec.observation.leaves) if leaf.dtype.kind == "f"]
         self._pool: Any = None
 
     def reset(self, seed: int = 0) -> None:
@@ -116,9 +112,7 @@ class EnvPoolVecEnv(VecEnv):
         """Store observations, which EnvPool gives in the order of `ids`."""
         values = self.spec.observation.flatten(obs)
         for place, value in zip(self._rows.obs, values, strict=True):
-            place[0, ids] = (
-                value  # the rows' other half is for environments that fail in the middle of a step
-            )
+            place[0, ids] = value  # the rows' other half is for environments that fail in the middle of a step
         for k in self._float_leaves:
             finite = np.isfinite(values[k].reshape(len(ids), -1)).all(axis=1)
             if not finite.all():

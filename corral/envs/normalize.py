@@ -69,14 +69,16 @@ class RunningMoments:
 
     def state_dict(self) -> dict[str, Array]:
         """Everything, as arrays."""
-        return {"count": np.array(self.count), "mean": np.array(self.mean), "squares": np.array(self._squares)}
+        return {
+            "count": np.array(self.count),
+            "mean": np.array(self.mean),
+            "squares": np.array(self._squares),
+        }
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Go on from what `state_dict` gave."""
         if state["mean"].shape != self.mean.shape:
-            raise UserError(
-                f"These statistics are of values of shape {state['mean'].shape}, not {self.mean.shape}."
-            )
+            raise UserError(f"These statistics are of values of shape {state['mean'].shape}, not {self.mean.shape}.")
         self.count = int(state["count"])
         self.mean, self._squares = np.array(state["mean"]), np.array(state["squares"])
 
@@ -102,9 +104,7 @@ class Statistics:
         expected = self.state_dict().keys()
         if set(state) != set(expected):
             odd = sorted(set(state) ^ set(expected))
-            raise UserError(
-                f"These statistics are of another environment; they differ in {', '.join(odd[:6])}."
-            )
+            raise UserError(f"These statistics are of another environment; they differ in {', '.join(odd[:6])}.")
         for group, moments in self._groups().items():
             moments.load_state_dict({key: state[f"{group}/{key}"] for key in ("count", "mean", "squares")})
 
@@ -153,7 +153,7 @@ class NormalizedVecEnv(VecEnv):
         self._vec, self._obs, self._reward = vec, obs, reward
         self._gamma, self._clip, self.frozen = gamma, clip, frozen
         self.num_envs, self.seed = vec.num_envs, vec.seed
-        self.choice, self.pipelined = vec.choice, vec.pipelined
+        self.choice, self.pipelined, self.withholds = vec.choice, vec.pipelined, vec.withholds
         self.statistics = Statistics(vec.spec.observation)
         self.spec: EnvSpec = vec.spec
         if obs:

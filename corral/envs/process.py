@@ -39,6 +39,8 @@ class ProcessVecEnv(VecEnv):
     """VecEnv over worker processes."""
 
     pipelined = True
+    _rows: Rows
+    _flight: Flight
 
     def __init__(
         self,
@@ -60,11 +62,11 @@ class ProcessVecEnv(VecEnv):
         # Round robin: each half of the environments is then spread over all workers.
         self._worker_of = np.arange(self.num_envs) % workers
         self._specs: dict[int, EnvSpec] = {}
-        self._rows: Rows | None = None
+        self._allocated = False
         try:
             for index in range(workers):
                 ids = np.flatnonzero(self._worker_of == index)
-                start = _pickle_factories({int(i): factories[i] for i in ids}, name)
+                start = _pickle_factories({i: factories[i] for i in ids.tolist()}, name)
                 self._workers.append(WorkerHandle(index, ids, self._memory_fd, start))
                 self._watch(self._workers[-1])
             while len(self._specs) < workers:
@@ -131,10 +133,8 @@ class ProcessVecEnv(VecEnv):
             if worker.pending == 0:
                 worker.touch()
             worker.pending += count
-            try:
+            with contextlib.suppress(ch.Closed):  # found dead, and replaced, by the next recv
                 worker.channel.send_frame(frame)
-            except ch.Closed:
-                pass  # found dead, and replaced, by the next recv
             self._last_sent = worker
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
@@ -203,19 +203,19 @@ class ProcessVecEnv(VecEnv):
             self._log.record(Fault(**json.loads(payload)))
         elif op == ch.SPEC:
             self._specs[worker.index] = EnvSpec.from_json(json.loads(payload))
-            if self._rows is not None:
+            if self._allocated:
                 self._revive(worker)
         elif op == ch.FAILED:
             failure = json.loads(payload)
-            error = UserError if failure["kind"] == "user" else EnvFailed
-            raise error(failure["text"])
+            raise UserError(failure["text"]) if failure["kind"] == "user" else EnvFailed(failure["text"])
 
     def _route(self, chosen: IdSet) -> list[tuple[WorkerHandle, bytes, int]]:
         """Frames that carry these ids to their workers."""
         owner = self._worker_of[chosen.ids]
         parts = [(worker, chosen.ids[owner == worker.index]) for worker in self._workers]
-        chosen.route = [(w, ch.frame(ch.STEP, ch.pack_ids(part)), len(part)) for w, part in parts if len(part)]
-        return chosen.route
+        route = [(w, ch.frame(ch.STEP, ch.pack_ids(part)), len(part)) for w, part in parts if len(part)]
+        chosen.route = route
+        return route
 
     def _send_reset(self, worker: WorkerHandle, ids: Array, *, lenient: bool) -> None:
         worker.pending += len(ids)
@@ -240,6 +240,7 @@ class ProcessVecEnv(VecEnv):
         os.ftruncate(self._memory_fd, size)
         self._rows = Rows(self.spec, self.num_envs, mmap.mmap(self._memory_fd, size))
         self._flight = Flight(self.num_envs, self.spec)
+        self._allocated = True
         for worker in self._workers:
             self._give_rows(worker)
 
@@ -274,9 +275,9 @@ class ProcessVecEnv(VecEnv):
         if kind == "hung":
             words = f"no result for {self._supervision.step_timeout_s:g} s, so " + words
         was_running = worker.running
-        if self._rows is None:
-            ids = ", ".join(map(str, worker.ids.tolist()[:16]))
-            raise EnvFailed(f"The worker that builds environments {ids} of {self._name} failed: {words}")
+        if not self._allocated:
+            names = ", ".join(map(str, worker.ids.tolist()[:16]))
+            raise EnvFailed(f"The worker that builds environments {names} of {self._name} failed: {words}")
         self._report_lost(worker, kind, words)
         ids = worker.ids
         flight = self._flight

@@ -51,7 +51,9 @@ def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
     kwargs = dict(kwargs or {})
     if isinstance(env, str):
         if "://" in env:
-            raise UserError(f"{env!r}: external simulators are not supported yet; use an id, module:Class or a factory.")
+            raise UserError(
+                f"{env!r}: external simulators are not supported yet; use an id, module:Class or a factory."
+            )
         return _from_string(env, kwargs)
     if isinstance(env, gymnasium.Env):
         raise UserError(

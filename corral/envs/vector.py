@@ -38,6 +38,7 @@ class VectorVecEnv(LockstepVecEnv):
         spec = EnvSpec(venv.single_observation_space, venv.single_action_space, name, limit)
         super().__init__(spec, venv.num_envs, role)
         self._venv = venv
+        self.withholds = self._mode is AutoresetMode.NEXT_STEP
         if isinstance(venv.unwrapped, SyncVectorEnv):
             venv.unwrapped.envs = [_Tidy(env) for env in venv.unwrapped.envs]
         self._float_leaves = [k for k, leaf in enumerate(spec.observation.leaves) if leaf.dtype.kind == "f"]
@@ -107,8 +108,7 @@ class VectorVecEnv(LockstepVecEnv):
                 if due.any():
                     assert ends is not None
                     final = [
-                        np.where(_column(due, leaf), end, leaf)
-                        for end, leaf in zip(ends.obs, step.obs, strict=True)
+                        np.where(_column(due, leaf), end, leaf) for end, leaf in zip(ends.obs, step.obs, strict=True)
                     ]
                     batch.final_obs = self.spec.observation.unflatten(final)
                 return batch, np.flatnonzero(complete)
@@ -149,13 +149,9 @@ class VectorVecEnv(LockstepVecEnv):
         """Leaves of everybody's observations, copied because a vector environment may reuse its buffers."""
         layout, n = self.spec.observation, self.num_envs
         try:
-            leaves = [
-                np.array(v, leaf.dtype) for v, leaf in zip(layout.flatten(obs), layout.leaves, strict=True)
-            ]
+            leaves = [np.array(v, leaf.dtype) for v, leaf in zip(layout.flatten(obs), layout.leaves, strict=True)]
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{self.spec.name}: its observations do not fit {layout.space} ({error})."
-            ) from error
+            raise UserError(f"{self.spec.name}: its observations do not fit {layout.space} ({error}).") from error
         for array, leaf in zip(leaves, layout.leaves, strict=True):
             if array.shape != (n, *leaf.shape):
                 raise UserError(
@@ -195,9 +191,7 @@ class _Tidy(gymnasium.Wrapper[Any, Any, Any, Any]):
 class _Step:
     """What one step of the vector returned, copied."""
 
-    def __init__(
-        self, obs: list[Array], reward: Array, raw_reward: Array, terminated: Array, truncated: Array
-    ):
+    def __init__(self, obs: list[Array], reward: Array, raw_reward: Array, terminated: Array, truncated: Array):
         self.obs, self.reward, self.raw_reward = obs, reward, raw_reward
         self.terminated, self.truncated = terminated, truncated
         self.ended = terminated | truncated

@@ -97,7 +97,8 @@ class _Worker:
         assert self._group is not None
         rows = Rows(EnvSpec.from_json(data["spec"]), data["num_envs"], mmap.mmap(self._memory_fd, 0))
         self._index = data["worker"]
-        self._group.attach(rows, memoryview(rows.mark)[self._index : self._index + 1])
+        mark: Any = memoryview(rows.mark.data)[self._index : self._index + 1]
+        self._group.attach(rows, mark)
         # Everything built so far lives as long as the worker; collections need not look at it.
         gc.collect()
         gc.freeze()

@@ -19,7 +19,13 @@ from corral.envs import channel as ch
 from corral.types import Array
 
 # One thread per worker: environments are many, and each numeric library would otherwise take every core.
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
 _BOOT = "import sys; sys.path[:] = {path!r}; from corral.envs.worker import main; main({args})"
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from corral.testing.envs import BigEnv, CountingEnv, FaultyEnv, LivesEnv, OneStateEnv, SlowEnv, TreeEnv
 
 if TYPE_CHECKING:
+    from corral.testing.checker import CheckResult, check_env, iter_checks
     from corral.testing.contract import VecEnvContract
     from corral.testing.supervision import IsolationContract, SupervisionContract
 
 __all__ = [
     "BigEnv",
+    "CheckResult",
     "CountingEnv",
     "FaultyEnv",
     "IsolationContract",
@@ -21,17 +24,23 @@ __all__ = [
     "SupervisionContract",
     "TreeEnv",
     "VecEnvContract",
+    "check_env",
+    "iter_checks",
 ]
 
 
+# Loaded when used: the suites need pytest, which users of the environments alone may not have.
+_LAZY = {
+    "VecEnvContract": "contract",
+    "SupervisionContract": "supervision",
+    "IsolationContract": "supervision",
+    "check_env": "checker",
+    "iter_checks": "checker",
+    "CheckResult": "checker",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # The suites need pytest, which users of the environments alone may not have.
-    if name == "VecEnvContract":
-        from corral.testing import contract
-
-        return contract.VecEnvContract
-    if name in ("SupervisionContract", "IsolationContract"):
-        from corral.testing import supervision
-
-        return getattr(supervision, name)
-    raise AttributeError(f"module 'corral.testing' has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'corral.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"corral.testing.{_LAZY[name]}"), name)

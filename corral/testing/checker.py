@@ -56,6 +56,8 @@ def iter_checks(
     """The results of `check_env`, each as soon as it is known."""
     if steps < 1:
         raise UserError(f"steps must be at least 1, got {steps}.")
+    if seed < 0:
+        raise UserError(f"seed must not be negative, got {seed}.")
     subject = Subject(env, dict(env_kwargs or {}), steps, seed)
     said: list[str] = []
     try:

@@ -84,9 +84,7 @@ def _build(subject: Subject) -> Outcome:
         subject.start()
     except TypeError as error:
         if subject.kwargs and "keyword argument" in str(error):
-            raise UserError(
-                f"Wrong keyword arguments: {str(error).partition(' was raised from ')[0]}."
-            ) from error
+            raise UserError(f"Wrong keyword arguments: {str(error).partition(' was raised from ')[0]}.") from error
         raise
     env = subject.instance
     if not isinstance(env, gymnasium.Env):
@@ -270,9 +268,7 @@ def _speed(subject: Subject) -> Outcome:
 def describe(error: BaseException) -> str:
     """An exception in one line, with the place in the environment's code that it came from."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        f for f in frames if not f.filename.startswith(_NOT_THE_USERS) and "site-packages" not in f.filename
-    ]
+    own = [f for f in frames if not f.filename.startswith(_NOT_THE_USERS) and "site-packages" not in f.filename]
     place = f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name})" if own else ""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}{place}"

@@ -46,7 +46,11 @@ def random_actions(vec: VecEnv, seed: int = 0) -> Callable[[StepBatch], Tree]:
 
 
 def play(
-    vec: VecEnv, rows_each: int, *, act: Callable[[StepBatch], Tree] | None = None, min_ready: int | None = None
+    vec: VecEnv,
+    rows_each: int,
+    *,
+    act: Callable[[StepBatch], Tree] | None = None,
+    min_ready: int | None = None,
 ) -> list[list[Row]]:
     """Play until every environment has delivered `rows_each` rows; returns them per environment."""
     act = act or random_actions(vec)

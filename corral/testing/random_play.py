@@ -96,9 +96,7 @@ def rollout(env: Env, seed: int, actions: Sequence[Any]) -> list[Step]:
 def first_difference(a: Sequence[Step], b: Sequence[Step], layout: Layout) -> str | None:
     """Where two plays part, in words, or None."""
     for x, y in zip(a, b, strict=False):
-        for leaf, left, right in zip(
-            layout.leaves, layout.flatten(x.obs), layout.flatten(y.obs), strict=True
-        ):
+        for leaf, left, right in zip(layout.leaves, layout.flatten(x.obs), layout.flatten(y.obs), strict=True):
             if not _same(left, right):
                 return x.when + (f" (leaf '{leaf.name}')" if len(layout.leaves) > 1 else "")
         if x.ends != y.ends:
@@ -128,17 +126,13 @@ def _note_obs(play: RandomPlay, obs: Any, layout: Layout) -> None:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             play.obs_problem = f"at step {play.steps}, observation leaf '{leaf.name}' is not finite"
         elif array.dtype != leaf.dtype and isinstance(value, np.ndarray) and not play.odd_dtype:
-            play.odd_dtype = (
-                f"observation leaf '{leaf.name}' has dtype {array.dtype}, its space says {leaf.dtype}"
-            )
+            play.odd_dtype = f"observation leaf '{leaf.name}' has dtype {array.dtype}, its space says {leaf.dtype}"
 
 
 def _note_reward(play: RandomPlay, reward: Any) -> None:
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "fiub":
-        play.reward_problem = (
-            play.reward_problem or f"at step {play.steps}, the reward is {reward!r}, not a number"
-        )
+        play.reward_problem = play.reward_problem or f"at step {play.steps}, the reward is {reward!r}, not a number"
         return
     value = float(array.reshape(()))
     if not math.isfinite(value):

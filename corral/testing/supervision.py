@@ -33,7 +33,7 @@ class SupervisionContract:
 
     def check_fault(self, kind: str) -> None:
         """One of three environments fails again and again; the other two notice nothing."""
-        factories = [CountingEnv, partial(FaultyEnv, kind), CountingEnv]
+        factories: list[Callable[[], Any]] = [CountingEnv, partial(FaultyEnv, kind), CountingEnv]
         with self.make_supervised(factories, Supervision(step_timeout_s=1.0)) as vec:
             rows = play(vec, 30)
             faults = [fault for fault in vec.faults if fault.kind != "neighbour"]
@@ -54,7 +54,7 @@ class SupervisionContract:
         assert len({row.obs[ID] for row in rows[1]}) == 1 + len([r for r in rows[1] if r.faulty])
 
     def test_a_reset_that_fails_costs_no_transition(self) -> None:
-        factories = [partial(FaultyEnv, "raise_reset"), CountingEnv]
+        factories: list[Callable[[], Any]] = [partial(FaultyEnv, "raise_reset"), CountingEnv]
         with self.make_supervised(factories, Supervision()) as vec:
             rows = play(vec, 30)
             assert vec.restarts >= 2
@@ -63,7 +63,7 @@ class SupervisionContract:
             assert [row.next_obs[T] for row in r] == [1, 2, 3, 4, 5] * 6
 
     def test_a_crash_loop_ends_the_run_with_the_original_error(self) -> None:
-        factories = [CountingEnv, partial(FaultyEnv, "raise", 1, 1)]
+        factories: list[Callable[[], Any]] = [CountingEnv, partial(FaultyEnv, "raise", 1, 1)]
         vec = self.make_supervised(factories, Supervision(restarts_in_a_row=3))
         with pytest.raises(EnvFailed, match=r"4 times in a row(.|\n)*the simulator broke"):
             play(vec, 50)

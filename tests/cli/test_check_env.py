@@ -103,6 +103,7 @@ def test_env_kwargs_reach_the_environment():
         ("faulty_envs:Goood", {}, "close: Good"),
         ("faulty_envs:Good", {"env_kwargs": {"speed": 1}}, "unexpected keyword argument 'speed'"),
         ("faulty_envs:Good", {"steps": 0}, "at least 1"),
+        ("faulty_envs:Good", {"seed": -1}, "not be negative"),
         (Good(), {}, "pass something that builds one"),
     ],
 )

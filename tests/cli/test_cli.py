@@ -13,6 +13,7 @@ import corral
 from corral.cli.doctor import EXTRAS, advice
 from corral.cli.env_kwargs import parse_env_kwargs
 from corral.cli.machine import Machine, measure_speedup, measure_wake_up
+from corral.cli.main import COMMANDS
 from corral.errors import UserError
 
 HERE = Path(__file__).parent
@@ -46,6 +47,14 @@ def test_help_lists_the_commands_without_loading_anything_heavy():
     for command in ("bench sampling", "check-env", "doctor", "list envs"):
         assert any(line.strip().startswith(command) for line in text)
     assert not {"torch", "numpy", "gymnasium", "rich", "tyro"} & set(modules.split())
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_has_help_with_its_options(words):
+    pytest.importorskip(COMMANDS[words][0].partition(":")[0])
+    done = run(*words.split(), "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: corral {words}")
 
 
 def test_version():
@@ -117,10 +126,7 @@ def test_check_env_of_a_bad_environment_is_exit_code_1():
 def test_check_env_stops_where_going_on_makes_no_sense():
     done = run("check-env", "faulty_envs:OldStep")
     assert done.returncode == 1
-    assert (
-        done.stdout.splitlines()[-1]
-        == "faulty_envs:OldStep fails; the other checks need this one to pass first."
-    )
+    assert done.stdout.splitlines()[-1] == "faulty_envs:OldStep fails; the other checks need this one to pass first."
 
 
 def test_check_env_says_where_an_environment_hangs():
@@ -174,9 +180,7 @@ def test_list_envs_on_a_terminal_groups_and_names_what_is_missing():
 
 
 def test_list_envs_into_a_closed_pipe_is_quiet():
-    process = subprocess.Popen(
-        [*COMMAND, "list", "envs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([*COMMAND, "list", "envs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.close()
     assert process.wait(60) == 0
@@ -214,8 +218,8 @@ def test_doctor_explains_a_bad_machine_and_has_nothing_to_say_about_a_good_one()
     bad = Machine(2, 16, 1.5, 3.0, 4 << 30, 1 << 30, 64 << 20, True, 90e-6, 1.2)
     text = " ".join(advice(bad, 8))
     for words in ("2 of the machine's 16 cores", "1.5 cores' worth", "workers=1", "3.0 cores busy",
-                  "1.2 times", "takes 90 us", "at least 180 us", "set_num_threads(1)", "more threads than the 2", "1.0 GB",
-                  "/dev/shm holds 0.06 GB"):  # fmt: skip
+                  "1.2 times", "takes 90 us", "at least 180 us", "set_num_threads(1)",
+                  "more threads than the 2", "1.0 GB", "/dev/shm holds 0.06 GB"):  # fmt: skip
         assert words in text
     alone = Machine(1, 1, None, None, None, None, None, False, None, None)
     assert [sentence.partition(":")[0] for sentence in advice(alone, None)] == [

@@ -10,7 +10,9 @@ import pytest
 from gymnasium import spaces
 
 import corral
-from corral.testing import CountingEnv, FaultyEnv
+from corral.envs.wrappers import ClipReward, EpisodicLife
+from corral.seeding import env_seeds
+from corral.testing import CountingEnv, FaultyEnv, LivesEnv
 
 sb3 = pytest.importorskip("stable_baselines3")
 vec_env = pytest.importorskip("stable_baselines3.common.vec_env")
@@ -83,7 +85,7 @@ def test_steps_exactly_like_sb3s_own_vec_env_on_the_same_episodes():
     vec = corral.make_vec("CartPole-v1", 2, backend="local")
     ours, theirs = vec.as_sb3(), vec_env.DummyVecEnv([lambda: Monitor(gymnasium.make("CartPole-v1"))] * 2)
     ours.seed(seed)
-    theirs._seeds = corral.seeding.env_seeds(seed, "train", 2)
+    theirs._seeds = env_seeds(seed, "train", 2)
     np.testing.assert_array_equal(ours.reset(), theirs.reset())
     ends = 0
     for _ in range(120):
@@ -100,9 +102,7 @@ def test_steps_exactly_like_sb3s_own_vec_env_on_the_same_episodes():
             assert mine[i]["TimeLimit.truncated"] == other[i]["TimeLimit.truncated"]
             if done[i]:
                 ends += 1
-                np.testing.assert_array_equal(
-                    mine[i]["terminal_observation"], other[i]["terminal_observation"]
-                )
+                np.testing.assert_array_equal(mine[i]["terminal_observation"], other[i]["terminal_observation"])
                 assert mine[i]["episode"]["r"] == other[i]["episode"]["r"]
                 assert mine[i]["episode"]["l"] == other[i]["episode"]["l"]
     assert ends > 2
@@ -142,6 +142,24 @@ def test_a_faulty_episode_is_not_in_the_statistics():
     assert faulty > 2
     assert episodes
     assert all((e["r"], e["l"]) == (15.0, 5) for e in episodes), "only whole episodes are reported"
+    env.close()
+
+
+def test_lives_lost_end_rows_but_only_the_game_is_an_episode_with_its_raw_return():
+    def factory():
+        return ClipReward(EpisodicLife(LivesEnv(length=4)))
+
+    env = corral.make_vec(factory, 1, backend="local").as_sb3()
+    env.reset()
+    rewards, done, episodes = [], 0, []
+    for _ in range(24):
+        _, reward, over, infos = env.step(np.zeros(1, np.int64))
+        rewards.append(float(reward[0]))
+        done += int(over[0])
+        episodes += [infos[0]["episode"]] if "episode" in infos[0] else []
+    assert set(rewards) == {1.0, -1.0}
+    assert done == 6
+    assert [(e["r"], e["l"]) for e in episodes] == [(12.0, 12)] * 2, "six times 5 and -3"
     env.close()
 
 

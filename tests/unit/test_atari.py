@@ -131,6 +131,13 @@ def test_a_wrong_game_or_option_is_refused_in_words(name, options, message):
         atari(name, **options)
 
 
+@pytest.mark.parametrize("missing", ["ale_py", "cv2"])
+def test_a_missing_package_is_named(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UserError, match=rf"{missing}.*corral-rl\[atari\]"):
+        atari("Pong")
+
+
 def test_suites_are_imported_without_the_emulator():
     heavy = "('ale_py', 'cv2', 'torch', 'pygame')"
     code = f"import sys, corral.envs.suites; print([m for m in {heavy} if m in sys.modules])"

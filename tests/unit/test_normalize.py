@@ -143,9 +143,7 @@ def test_only_float_leaves_are_touched_and_the_spec_says_so():
         for _ in range(5):
             vec.send(result.env_ids, act(result))
             result = vec.recv()
-            for value, leaf in zip(
-                vec.spec.observation.flatten(result.obs), vec.spec.observation.leaves, strict=True
-            ):
+            for value, leaf in zip(vec.spec.observation.flatten(result.obs), vec.spec.observation.leaves, strict=True):
                 assert value.dtype == leaf.dtype
 
 

@@ -279,4 +279,3 @@ def test_mismatched_environment_variables_do_not_leak_into_the_parent():
     with corral.make_vec("CartPole-v1", 2, "process"):
         assert dict(os.environ) == before
     assert gymnasium.spec("CartPole-v1").order_enforce  # the registry is not ours to change
-

@@ -1,3 +1,5 @@
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -194,7 +196,7 @@ def test_pixels_are_stacked_frames_of_any_rendered_environment():
         assert obs.shape == (2, 60, 60, 3)
         middle, beside = obs[0, 5, 28:32].astype(int), obs[0, 5, 10]
         assert beside.tolist() == [255, 255, 255]
-        assert (middle[:, 0] - middle[:, 1]).max() > 100  # red
+        assert (middle[:, 0] - middle[:, 1]).max() > 50  # reddish
     finally:
         plain.close()
         lined.close()
@@ -205,3 +207,14 @@ def test_pixels_say_what_they_need():
         pixels("CartPole-v1", size=0)
     with pytest.raises(UserError, match="rgb_array"):
         pixels(lambda render_mode: Script([0, 0]))()
+    with pytest.raises(UserError, match="render_mode"):
+        pixels(lambda: Script([0, 0]))()
+    with pytest.raises(UserError, match="CartPole-v1"):
+        pixels("CartPol-v1")()
+
+
+@pytest.mark.parametrize("missing", ["pygame", "cv2"])
+def test_pixels_name_the_package_they_lack(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UserError, match=r"corral-rl\[pixels\]"):
+        pixels("CartPole-v1")()

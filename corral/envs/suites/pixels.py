@@ -33,11 +33,7 @@ class PixelSuite:
     @property
     def name(self) -> str:
         """The environment's name, and that it is seen in pixels."""
-        inner = (
-            self.env
-            if isinstance(self.env, str)
-            else getattr(self.env, "__qualname__", type(self.env).__name__)
-        )
+        inner = self.env if isinstance(self.env, str) else getattr(self.env, "__qualname__", type(self.env).__name__)
         return f"{inner} in pixels"
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
@@ -45,25 +41,24 @@ class PixelSuite:
         from corral.envs.resolve import resolve
 
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
-        env = resolve(self.env, {**self.env_kwargs, "render_mode": "rgb_array"}).factory()
+        resolved = resolve(self.env, {**self.env_kwargs, "render_mode": "rgb_array"})
         try:
-            env = AddRenderObservation(env)
-            if self.reference_line:
-                env = ReferenceLine(env)
-            env = ResizeObservation(env, (self.size, self.size))
-            if self.grayscale:
-                env = GrayscaleObservation(env)
-            return wrappers.FrameStack(env, self.stack)
-        except (ValueError, TypeError) as error:
-            env.close()
-            raise UserError(
-                f"{self.name}: {error}; pixels() needs an environment that renders rgb_array."
-            ) from error
+            return self._wrap(resolved.factory())
         except gymnasium.error.DependencyNotInstalled as error:
-            env.close()
+            raise UserError(f"{self.name} needs a package: pip install 'corral-rl[pixels]' ({error}).") from error
+        except (ValueError, TypeError) as error:
             raise UserError(
-                f"{self.name} needs a package to draw: pip install 'corral-rl[pixels]' ({error})."
+                f"{self.name}: {error}; pixels() needs an environment that takes render_mode='rgb_array'."
             ) from error
+
+    def _wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        env = AddRenderObservation(env)
+        if self.reference_line:
+            env = ReferenceLine(env)
+        env = ResizeObservation(env, (self.size, self.size))
+        if self.grayscale:
+            env = GrayscaleObservation(env)
+        return wrappers.FrameStack(env, self.stack)
 
 
 class ReferenceLine(gymnasium.ObservationWrapper[Array, Any, Array]):

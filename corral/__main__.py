@@ -1,0 +1,6 @@
+"""`python -m corral` is the `corral` command."""
+
+from corral.cli.main import main
+
+if __name__ == "__main__":
+    main()

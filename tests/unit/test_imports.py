@@ -1,0 +1,88 @@
+"""Which part may know which: the import rules of ARCHITECTURE.md, read from the code."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "corral"
+# Each part may import itself, the parts before it in its row, and what those may.
+ALLOWED = {
+    "errors": set(),
+    "messages": set(),
+    "seeding": set(),
+    "spaces": {"errors"},
+    "types": {"spaces", "errors"},
+    "envs": {"types", "spaces", "errors", "seeding"},
+    "acting": {"types", "spaces", "errors", "seeding", "envs"},
+    "testing": {"types", "spaces", "errors", "seeding", "envs", "acting"},
+    "bench": {"types", "spaces", "errors", "seeding", "envs", "acting", "testing"},
+    "cli": {"types", "spaces", "errors", "seeding", "envs", "acting", "testing", "bench"},
+}
+HEAVY = {
+    "torch",
+    "ray",
+    "ale_py",
+    "envpool",
+    "cv2",
+    "stable_baselines3",
+    "matplotlib",
+    "pybullet",
+    "grpc",
+    "pygame",
+}
+
+
+def modules():
+    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def imported(path, top_level_only=False):
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_level_only else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_parts_import_only_what_they_may(path):
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for name in imported(path):
+        if name.startswith("corral."):
+            other = name.split(".")[1]
+            if other in ALLOWED:
+                assert other == part or other in ALLOWED[part], f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_heavy_packages_are_imported_only_where_they_are_used(path):
+    tops = {name.split(".")[0] for name in imported(path, top_level_only=True)}
+    assert not tops & HEAVY
+
+
+def test_there_is_no_utils():
+    assert not [path for path in modules() if "util" in path.stem]
+
+
+def test_importing_corral_brings_in_nothing_heavy():
+    code = "import corral, sys; corral.make_vec, corral.Sampler; print(sorted(set(sys.modules) & %r))" % (
+        HEAVY | {"numba"}
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_public_names_are_these():
+    import corral
+
+    assert sorted(corral.__all__) == [
+        "EnvFailed", "EnvSpec", "Policy", "Sampler", "StepBatch", "Supervision", "Trajectory", "UserError",
+        "__version__", "envs", "make_vec", "spaces", "testing",
+    ]  # fmt: skip
+    assert all(getattr(corral, name) is not None for name in corral.__all__)
