@@ -47,9 +47,10 @@ class EnvPoolVecEnv(VecEnv):
 
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere, in a new pool because EnvPool's seeds are fixed."""
-        self._flight.start()
+        self._flight.require_open()
         seeds = seeding.env_seeds(seed, self._role, self.num_envs)
         self._pool = self._envpool("make", env_type="gymnasium", env_seed=seeds)
+        self._flight.start()
         rows = self._rows
         rows.reward[:] = rows.raw_reward[:] = 0.0
         rows.step[:] = 0

@@ -30,7 +30,9 @@ class FireReset(Wrapper):
 
     def __init__(self, env: Env):
         super().__init__(env)
-        meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+        if not hasattr(env.unwrapped, "get_action_meanings"):
+            raise UserError("FireReset needs get_action_meanings(), as ALE's environments have it.")
+        meanings = env.unwrapped.get_action_meanings()
         self.fire = meanings.index("FIRE") if "FIRE" in meanings else None
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:

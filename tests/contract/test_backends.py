@@ -31,8 +31,6 @@ class TestProcessSupervision(IsolationContract):
 
 class _Vector(VecEnvContract):
     vector_class, mode = SyncVectorEnv, AutoresetMode.SAME_STEP
-    # Gymnasium's own vector environments raise on such a reward before Corral sees it.
-    test_a_reward_of_shape_one_is_a_reward = None
 
     def make(self, factory, num_envs, seed=0):
         vec = corral.make_vec(self.vector_class([factory] * num_envs, autoreset_mode=self.mode))

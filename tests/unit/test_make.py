@@ -121,12 +121,12 @@ def test_bad_input_is_one_readable_sentence(mistake, backend):
     "kwargs", [{"num_envs": 0}, {"num_envs": -3}, {"workers": 0}, {"num_envs": 2.5}, {"num_envs": True}]
 )
 def test_counts_that_make_no_sense_are_refused(kwargs):
-    with pytest.raises(corral.UserError, match="at least 1|whole number"):
+    with pytest.raises(corral.UserError, match=r"at least 1|whole number"):
         corral.make_vec("CartPole-v1", **kwargs)
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():
-    with pytest.raises(corral.UserError, match="auto, local, process, native"):
+    with pytest.raises(corral.UserError, match=r"auto, local, process, native"):
         corral.make_vec("CartPole-v1", backend="proces")
 
 

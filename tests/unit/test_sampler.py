@@ -2,6 +2,7 @@
 
 import gc
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import psutil
@@ -39,7 +40,7 @@ def check(traj):
 def test_trajectories_follow_on_and_keep_last_observations(backend, workers):
     with corral.Sampler(partial(CountingEnv, 5, "mixed"), zeros, 6, backend, workers) as sampler:
         trajs = take(sampler, 7, 5)
-    for before, after in zip(trajs, trajs[1:], strict=False):
+    for before, after in pairwise(trajs):
         np.testing.assert_array_equal(before.obs[-1], after.obs[0])
         np.testing.assert_array_equal(before.first[-1], after.first[0])
     for traj in trajs:
