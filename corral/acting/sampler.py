@@ -61,7 +61,9 @@ class Sampler:
         """
         if steps < 1:
             raise UserError(f"rollouts(steps) must be at least 1, got {steps}.")
-        if first_ready is None and self.vec.withholds:
+        if self.vec.withholds:  # its environments go on only together, so a full fragment cannot wait for others
+            if first_ready not in (None, 1):
+                raise UserError(f"{self.vec.spec.name} resets one step late, so only first_ready=1 works with it.")
             first_ready = 1
         if first_ready is None:
             yield from self._in_step(steps)

@@ -98,6 +98,8 @@ class LocalVecEnv(VecEnv):
 
     def _named(self, ids: Array) -> Array:
         """Take these environments from the queue."""
+        if len(self._queue) == 1 and self._queue[0] is ids:  # id sets are kept, so this is the usual case
+            return self._queue.pop()
         queued = np.concatenate(self._queue)
         named = np.isin(queued, ids)
         self._queue = [] if named.all() else [queued[~named]]

@@ -59,7 +59,7 @@ def make_vec(
     else:
         native = None
         if backend in ("auto", "native"):
-            native = native_vec_env(env, env_kwargs, num_envs, workers, seed, role, required=backend == "native")
+            native = native_vec_env(env, env_kwargs, num_envs, workers, role, required=backend == "native")
         if native is None:
             resolved = [resolve(env, env_kwargs)] * num_envs
         vec = native or _from_factories(resolved, backend, workers, supervision, role)

@@ -21,7 +21,6 @@ def native_vec_env(
     env_kwargs: Mapping[str, Any] | None,
     num_envs: int,
     workers: int | None,
-    seed: int,
     role: str,
     *,
     required: bool,

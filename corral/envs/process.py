@@ -58,7 +58,7 @@ class ProcessVecEnv(VecEnv):
         self._by_fd: dict[int, WorkerHandle] = {}
         self._last_check = time.monotonic()
         # Lives without self, so that an unclosed VecEnv takes its workers along when collected or at exit.
-        self._stop = weakref.finalize(self, stop_workers, self._workers, self._memory_fd)
+        self._stop = weakref.finalize(self, stop_workers, self._workers, self._memory_fd, os.getpid())
         # Round robin: each half of the environments is then spread over all workers.
         self._worker_of = np.arange(self.num_envs) % workers
         self._specs: dict[int, EnvSpec] = {}

@@ -61,7 +61,7 @@ def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
             "one, e.g. make_vec(lambda: MyEnv())."
         )
     if callable(env):
-        name = getattr(env, "__qualname__", None) or type(env).__name__
+        name = getattr(env, "name", None) or getattr(env, "__qualname__", None) or type(env).__name__
         return Resolved(name, _FromCallable(env, kwargs) if kwargs else env)
     raise UserError(f"{env!r} is not an environment: pass a Gymnasium id, 'module:Class', or a factory.")
 

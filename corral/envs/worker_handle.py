@@ -109,8 +109,13 @@ class WorkerHandle:
         os.close(self._dump_fd)
 
 
-def stop_workers(workers: list[WorkerHandle], memory_fd: int, patience_s: float = 5.0) -> None:
-    """Let every worker close its environments, then end those that did not."""
+def stop_workers(workers: list[WorkerHandle], memory_fd: int, owner_pid: int, patience_s: float = 5.0) -> None:
+    """Let every worker close its environments, then end those that did not.
+
+    A fork of the owner inherits this as a finalizer; the workers are not its to end.
+    """
+    if os.getpid() != owner_pid:
+        return
     for worker in workers:
         with contextlib.suppress(ch.Closed, OSError):
             worker.channel.send(ch.CLOSE)

@@ -231,6 +231,17 @@ def test_a_vec_env_made_in_a_thread_that_ends_goes_on():
         assert vec.restarts == 0
 
 
+def test_a_fork_that_ends_leaves_the_workers_alone():
+    with corral.make_vec(CountingEnv, 2, "process", workers=2) as vec:
+        batch = vec.recv()
+        if (pid := os.fork()) == 0:
+            vec.close()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        vec.send(batch.env_ids, np.zeros(2, np.int64))
+        assert not vec.recv().faulty.any()
+
+
 def test_a_failed_start_leaves_no_process_behind():
     before = {p.pid for p in psutil.Process().children(recursive=True)}
 
