@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class Leaf:
             return f"{what} leaf '{self.name}' has shape {value.shape}, its space says {self.shape}"
         if not np.can_cast(value.dtype, self.dtype, "same_kind"):
             return f"{what} leaf '{self.name}' has dtype {value.dtype}, its space says {self.dtype}"
-        low, high = self.bounds()
+        low, high = self.bounds
         if low is not None and high is not None and (np.any(value < low) or np.any(value > high)):
             return (
                 f"{what} leaf '{self.name}' has values in [{value.min():g}, {value.max():g}], "
@@ -58,6 +59,7 @@ class Leaf:
             )
         return None
 
+    @cached_property
     def bounds(self) -> tuple[Array, Array] | tuple[None, None]:
         """Lowest and highest value per element, or (None, None) where the dtype allows no others."""
         space = self.space
@@ -205,7 +207,7 @@ def _batch_leaf(leaf: Leaf, value: Any, n: int, what: str) -> Array:
             bad = np.flatnonzero(~np.isfinite(array.reshape(n, -1)).all(axis=1)).tolist()
             raise UserError(f"{what} leaf '{leaf.name}' is NaN or infinite in rows {bad[:8]}; check the policy.")
     elif not isinstance(leaf.space, gs.Box):
-        low, high = leaf.bounds()
+        low, high = leaf.bounds
         if low is not None and high is not None and ((array < low).any() or (array > high).any()):
             raise UserError(
                 f"{what} leaf '{leaf.name}' has values in [{array.min()}, {array.max()}], outside {leaf.space}."

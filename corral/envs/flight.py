@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from corral.envs.rows import row_index
 from corral.errors import UserError
 from corral.types import Array, EnvSpec, Tree
 
@@ -111,10 +112,6 @@ class Flight:
             self._by_bytes.clear()
             self._by_identity.clear()
         ids.flags.writeable = False  # recognised by identity, so it must not change under us
-        steps = np.diff(ids)
-        even = len(ids) == 1 or (steps[0] > 0 and (steps == steps[0]).all())
-        step = int(steps[0]) if len(ids) > 1 else 1
-        index: slice | Array = slice(int(ids[0]), int(ids[-1]) + 1, step) if even else ids
-        chosen = IdSet(ids, index)
+        chosen = IdSet(ids, row_index(ids))
         self._by_bytes[ids.tobytes()] = self._by_identity[id(ids)] = chosen
         return chosen

@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 
 from corral import seeding
-from corral.envs.rows import FIRST, Rows
+from corral.envs.rows import FIRST, Rows, row_index
 from corral.envs.supervise import IDLE, Fault
 from corral.errors import EnvFailed, UserError
 from corral.types import Array, EnvSpec
@@ -28,6 +28,7 @@ Notify = Callable[[Array], None]
 _REBUILD_TRIES = 3
 # Cheap steps are announced together; slower ones one by one, so that `recv(min_ready)` gets them early.
 _SLOW_STEP_S = 0.0005
+_MAX_INDICES = 256
 
 
 class _Batch:
@@ -58,6 +59,7 @@ class EnvGroup:
         self._steps: dict[int, Callable[[Any], Any]] = {}
         self._run_seed, self._role = 0, "train"
         self._slow = False
+        self._indices: dict[bytes, slice | Array] = {}
 
     def build(self) -> EnvSpec:
         """Build every environment; their spaces must agree."""
@@ -112,7 +114,7 @@ class EnvGroup:
         rows.step[ids] = 0
         rows.flags[ids] = False
         rows.flags[ids, FIRST] = True
-        if not self._finite(rows.phase[ids], ids):
+        if not self._finite(ids, self._index(ids)):
             raise UserError(f"The first observation of {self._name} is not finite; check its reset().")
 
     def step(self, ids: Array, notify: Notify) -> None:
@@ -162,32 +164,44 @@ class EnvGroup:
 
     def _finish(self, ids: Array, batch: _Batch, notify: Notify) -> None:
         """Write what belongs to the whole batch, look for values that are not finite, and announce it."""
-        rows, rewards = self._rows, batch.rewards
+        rows, rewards, index = self._rows, batch.rewards, self._index(ids)
         try:
-            rows.reward[ids] = rewards
+            rows.reward[index] = rewards
             good = math.isfinite(sum(rewards))
         except (TypeError, ValueError):  # not all of them plain numbers; arrays of one number are let pass
             rewards = [self._scalar(r, i) for r, i in zip(rewards, ids.tolist(), strict=True)]
-            rows.reward[ids] = rewards
+            rows.reward[index] = rewards
             good = math.isfinite(sum(rewards))
-        rows.raw_reward[ids] = rewards
+        rows.raw_reward[index] = rewards
         for env_id, raw in batch.raw_rewards.items():
             rows.raw_reward[env_id] = raw
-        rows.flags[ids] = False
-        rows.step[ids] += 1
+        rows.flags[index] = False
+        rows.step[index] += 1
         for env_id, terminated, truncated, game_over in batch.ends:
             rows.flags[env_id, :5] = (terminated, truncated, False, True, game_over)
             rows.step[env_id] = 0
             rows.episode[env_id] += 1
         for env_id in batch.lost:
             self._lose(env_id)
-        good = good and self._finite(rows.phase[ids], ids)
+        good = good and self._finite(ids, index)
         if not good or not self._finals_finite([end[0] for end in batch.ends]):
             self._find_nan(ids.tolist())
         notify(ids)
 
-    def _finite(self, phases: Array, ids: Array) -> bool:
-        return all(np.isfinite(self._rows.obs[k][phases, ids]).all() for k in self._float_leaves)
+    def _finite(self, ids: Array, index: slice | Array) -> bool:
+        if not self._float_leaves:
+            return True
+        current = self._rows.current(ids, index)
+        return all(np.isfinite(current[k]).all() for k in self._float_leaves)
+
+    def _index(self, ids: Array) -> slice | Array:
+        """The rows of `ids`, remembered: the same few sets come again and again."""
+        key = ids.tobytes()
+        if key not in self._indices:
+            if len(self._indices) >= _MAX_INDICES:
+                self._indices.clear()
+            self._indices[key] = row_index(ids)
+        return self._indices[key]
 
     def _finals_finite(self, env_ids: list[int]) -> bool:
         views = self._final_views
