@@ -1,6 +1,8 @@
 """`python -m corral` is the `corral` command."""
 
+import sys
+
 from corral.cli.main import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

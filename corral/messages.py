@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 
@@ -11,7 +12,8 @@ class _UnlessConfigured(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
-            print(f"corral: {self.format(record)}", file=sys.stderr)
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody can read a closed stderr
+                sys.stderr.write(f"corral: {self.format(record)}\n")
 
 
 def show_by_default() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-ROLES = {"train": 0, "eval": 1, "probe": 2, "policy": 3}
+ROLES = {"train": 0, "eval": 1}
 _ENV, _WORKER = 0, 1
 # EnvPool and ALE take 32-bit signed seeds, so every seed stays below 2**31.
 _MASK = 0x7FFF_FFFF
@@ -18,9 +18,12 @@ def _draw(run_seed: int, *path: int) -> int:
     return int(np.random.SeedSequence(run_seed, spawn_key=path).generate_state(1)[0]) & _MASK
 
 
-def env_seed(run_seed: int, role: str, env_id: int, episode: int = 0) -> int:
-    """Seed of the environment that is built, or rebuilt after a fault, to play from `episode` on."""
-    return _draw(run_seed, ROLES[role], _ENV, env_id, episode)
+def env_seed(run_seed: int, role: str, env_id: int, episode: int = 0, attempt: int = 0) -> int:
+    """Seed of the environment that is built, or rebuilt after a fault, to play from `episode` on.
+
+    `attempt` counts rebuilds for the same episode that failed again.
+    """
+    return _draw(run_seed, ROLES[role], _ENV, env_id, episode, *([attempt] if attempt else []))
 
 
 def env_seeds(run_seed: int, role: str, num_envs: int) -> list[int]:
@@ -28,11 +31,6 @@ def env_seeds(run_seed: int, role: str, num_envs: int) -> list[int]:
     return [env_seed(run_seed, role, i) for i in range(num_envs)]
 
 
-def worker_seed(run_seed: int, role: str, worker: int) -> int:
-    """Seed of a worker's global generators (`random`, `numpy.random`)."""
-    return _draw(run_seed, ROLES[role], _WORKER, worker)
-
-
-def policy_rng(run_seed: int) -> np.random.Generator:
-    """Generator for acting."""
-    return np.random.default_rng(np.random.SeedSequence(run_seed, spawn_key=(ROLES["policy"],)))
+def worker_seed(run_seed: int, role: str, worker: int, start: int = 0) -> int:
+    """Seed of the global generators (`random`, `numpy.random`) of a worker's `start`-th process."""
+    return _draw(run_seed, ROLES[role], _WORKER, worker, start)

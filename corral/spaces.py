@@ -49,7 +49,7 @@ class Leaf:
         """Say what is wrong with one unbatched value, or None."""
         if value.shape != self.shape:
             return f"{what} leaf '{self.name}' has shape {value.shape}, its space says {self.shape}"
-        if not np.can_cast(value.dtype, self.dtype, "same_kind"):
+        if not self.takes(value):
             return f"{what} leaf '{self.name}' has dtype {value.dtype}, its space says {self.dtype}"
         low, high = self.bounds
         if low is not None and high is not None and (np.any(value < low) or np.any(value > high)):
@@ -59,12 +59,21 @@ class Leaf:
             )
         return None
 
+    def takes(self, value: Array) -> bool:
+        """Whether values of another dtype can be stored without changing kind or wrapping around."""
+        if value.dtype == self.dtype:
+            return True
+        if value.dtype.kind in "iu" and self.dtype.kind in "iu":
+            limits = np.iinfo(self.dtype)
+            return not value.size or bool(value.min() >= limits.min and value.max() <= limits.max)
+        return bool(np.can_cast(value.dtype, self.dtype, "same_kind"))
+
     @cached_property
     def bounds(self) -> tuple[Array, Array] | tuple[None, None]:
         """Lowest and highest value per element, or (None, None) where the dtype allows no others."""
         space = self.space
         if isinstance(space, gs.Box):
-            if space.dtype == np.uint8 and space.low.min() == 0 and space.high.max() == 255:
+            if not space.low.size or (space.dtype == np.uint8 and space.low.max() == 0 and space.high.min() == 255):
                 return None, None
             return space.low, space.high
         if isinstance(space, gs.Discrete):
@@ -197,9 +206,11 @@ def _batch_leaf(leaf: Leaf, value: Any, n: int, what: str) -> Array:
             f"one row for each of the {n} environments sent to, each a member of {leaf.space}."
         )
     if array.dtype != leaf.dtype:
-        if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        if not leaf.takes(array):
+            values = f" and values in [{array.min()}, {array.max()}]" if array.dtype.kind in "iu" else ""
             raise UserError(
-                f"{what} leaf '{leaf.name}' has dtype {array.dtype}, expected {leaf.dtype} for {leaf.space}."
+                f"{what} leaf '{leaf.name}' has dtype {array.dtype}{values}, expected {leaf.dtype} for {leaf.space}: "
+                "outside what it can hold."
             )
         array = array.astype(leaf.dtype)
     if leaf.dtype.kind == "f":
@@ -252,7 +263,7 @@ def _to_json(space: Space) -> dict[str, Any]:
             "high": _numbers(space.high),
         }
     if isinstance(space, gs.Discrete):
-        return {"type": "discrete", "n": int(space.n), "start": int(space.start)}
+        return {"type": "discrete", "n": int(space.n), "start": int(space.start), "dtype": np.dtype(space.dtype).name}
     if isinstance(space, gs.MultiDiscrete):
         start = getattr(space, "start", np.zeros_like(space.nvec))
         return {
@@ -280,7 +291,9 @@ def _from_json(data: Mapping[str, Any]) -> Space:
         dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
         return gs.Box(_array(data["low"], dtype, shape), _array(data["high"], dtype, shape), shape, dtype.type)
     if kind == "discrete":
-        return gs.Discrete(data["n"], start=data["start"])
+        # Old Gymnasium knows int64 only, and takes no dtype.
+        kind = {} if data["dtype"] == "int64" else {"dtype": np.dtype(data["dtype"]).type}
+        return gs.Discrete(data["n"], start=data["start"], **kind)
     if kind == "multi_discrete":
         dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
         return gs.MultiDiscrete(

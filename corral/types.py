@@ -95,6 +95,23 @@ class StepBatch:
         """Observation that followed each row's action, the last one of an episode included."""
         return self.obs if self.final_obs is None else self.final_obs
 
+    def take(self, rows: Array) -> StepBatch:
+        """Some of the rows, by position."""
+        ended = (self.terminated | self.truncated)[rows]
+        final = None if self.final_obs is None or not ended.any() else self.final_obs
+        return StepBatch(
+            self.env_ids[rows],
+            tree_map(lambda leaf: leaf[rows], self.obs),
+            self.reward[rows],
+            self.raw_reward[rows],
+            self.terminated[rows],
+            self.truncated[rows],
+            None if final is None else tree_map(lambda leaf: leaf[rows], final),
+            self.first[rows],
+            self.faulty[rows],
+            self.game_over[rows],
+        )
+
     def __len__(self) -> int:
         return len(self.env_ids)
 

@@ -1,6 +1,6 @@
 """Sample CartPole with a hand-written policy, many environments at once, and say how it went.
 
-Usage: python examples/demo.py [ENV] [--seconds S]
+Usage: python examples/demo.py [--num-envs N] [--seconds S]
 """
 
 import argparse
@@ -22,7 +22,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     args = parser.parse_args()
     with corral.Sampler("CartPole-v1", balance, num_envs=args.num_envs, seed=1) as sampler:
-        print(sampler.vec.choice)
         steps, start = 0, time.perf_counter()
         for traj in sampler.rollouts(steps=128):
             steps += traj.reward.size

@@ -8,7 +8,6 @@ import corral
 from corral.testing import SlowEnv
 
 with corral.make_vec(SlowEnv, num_envs=16) as vec:  # each step waits 10 to 50 ms
-    print(vec.choice)
     batch, steps, start = vec.recv(), 0, time.perf_counter()
     while time.perf_counter() - start < 2:
         vec.send(batch.env_ids, np.zeros(len(batch), np.int64))

@@ -50,6 +50,7 @@ class Sampler:
         self._latest: tuple[list[Array], Array] | None = None  # observations and firsts, per environment
         self._state: Tree = None
         self._in_flight = np.zeros(self.vec.num_envs, np.bool_)
+        self._turn = 0
 
     def rollouts(self, steps: int = 128, *, first_ready: int | None = None) -> Iterator[Trajectory]:
         """Yield trajectories of `steps` steps, for ever: fragments that follow on, episodes going through them.
@@ -89,7 +90,9 @@ class Sampler:
         vec = self.vec
         everyone = np.arange(vec.num_envs)
         halves = np.array_split(everyone, 2 if vec.pipelined and vec.num_envs > 1 else 1)
-        columns = self._start(steps)
+        columns, turn = self._start(steps)
+        if self._in_flight.any():  # left over from a call that was given up
+            self._begin(columns, vec.recv())
         while True:
             for ids in halves:
                 self._decide(columns, ids)
@@ -99,37 +102,62 @@ class Sampler:
                     if t + 1 < steps:
                         self._decide(columns, ids)
             yield columns.take(everyone, self.version)
+            self._require_turn(turn)
 
     def _as_ready(self, steps: int, count: int) -> Iterator[Trajectory]:
-        columns = self._start(steps)
-        idle = np.arange(self.vec.num_envs)
+        columns, turn = self._start(steps)
+        left_over = self._in_flight.copy()  # their next results were not decided for here
+        idle = np.flatnonzero(~left_over)
         while True:
-            self._decide(columns, idle)
+            if len(idle):
+                self._decide(columns, idle)
             while len(full := columns.full()) < count:
                 batch = self.vec.recv(min_ready=1)
-                self._take_in(columns, batch)
+                old = left_over[batch.env_ids]
+                if old.any():
+                    self._begin(columns, batch.take(np.flatnonzero(old)))
+                    left_over[batch.env_ids] = False
+                if not old.all():
+                    self._take_in(columns, batch.take(np.flatnonzero(~old)) if old.any() else batch)
                 more = columns.room(batch.env_ids)
                 if len(more):
                     self._decide(columns, more)
             yield columns.take(full, self.version)
+            self._require_turn(turn)
             idle = full
 
-    def _start(self, steps: int) -> Columns:
-        """Columns that begin where the environments are."""
+    def _start(self, steps: int) -> tuple[Columns, int]:
+        """Columns that begin where the environments are, and the number of this call."""
         vec = self.vec
         if self._latest is None:
             batch = vec.recv()
-            self._latest = (
-                [leaf.copy() for leaf in vec.spec.observation.flatten(batch.obs)],
-                batch.first.copy(),
-            )
+            self._latest = ([leaf.copy() for leaf in vec.spec.observation.flatten(batch.obs)], batch.first.copy())
             state = to_numpy(self._policy.initial_state(vec.num_envs))
             self._state = None if state is None else tree_map(np.array, state)  # ours to write to
-        elif self._in_flight.any():
-            self._note(vec.recv())
+            self._check_state(self._state, vec.num_envs)
         columns = Columns(vec.spec, vec.num_envs, steps)
         columns.begin(np.arange(vec.num_envs), vec.spec.observation.unflatten(self._latest[0]), self._latest[1])
-        return columns
+        self._turn += 1
+        return columns, self._turn
+
+    def _require_turn(self, turn: int) -> None:
+        if turn != self._turn:
+            raise UserError("Another call of rollouts() has taken over these environments; go on with that one.")
+
+    def _begin(self, columns: Columns, batch: StepBatch) -> None:
+        """Let columns begin at results that belong to a call that was given up."""
+        self._note(batch)
+        columns.begin(batch.env_ids, batch.obs, batch.first)
+
+    def _check_state(self, state: Tree, n: int) -> None:
+        def check(leaf: Array) -> None:
+            if leaf.ndim == 0 or leaf.shape[0] != n:
+                raise UserError(
+                    f"A policy's state must have a leading size of {n}, one per environment, got {leaf.shape}."
+                )
+
+        if state is not None:
+            tree_map(check, state)
 
     def _decide(self, columns: Columns, ids: Array) -> None:
         assert self._latest is not None
@@ -138,7 +166,9 @@ class Sampler:
         state = tree_map(lambda leaf: leaf[ids], self._state) if self._state is not None else None
         action, state, extras = self._policy.act(obs, state, first[ids])
         if self._state is not None:
-            tree_map(lambda old, new: old.__setitem__(ids, new), self._state, to_numpy(state))
+            new_state = to_numpy(state)
+            self._check_state(new_state, len(ids))
+            tree_map(lambda old, new: old.__setitem__(ids, new), self._state, new_state)
         leaves = spec.action.batch(action, len(ids))
         columns.act(ids, leaves, to_numpy(extras))
         self.vec.send(ids, spec.action.unflatten(leaves))

@@ -49,7 +49,7 @@ class BenchSampling:
             say("looking at the machine")
             machine = look()
             report = Report(asdict(self) | {"out": str(self.out)}, _facts(machine))
-            for case in self._measure(machine, say):
+            for case in self._measure(say):
                 report.cases.append(case)
                 say("")
                 print_case(console, case)
@@ -70,7 +70,7 @@ class BenchSampling:
         except OSError as error:
             raise UserError(f"--out {self.out} cannot be a folder: {error.strerror}.") from error
 
-    def _measure(self, machine: Machine, say: Callable[[str], None]) -> Iterator[CaseReport]:
+    def _measure(self, say: Callable[[str], None]) -> Iterator[CaseReport]:
         from corral.bench.cases import CaseName, make_cases
         from corral.bench.layers import layers_of
         from corral.bench.report import CaseReport
@@ -80,7 +80,7 @@ class BenchSampling:
         names: list[CaseName] = ["cartpole", "pong", "slow"] if self.case == "all" else [self.case]
         for case in make_cases(names, self.num_envs):
             outcome = play(case.entries, self.rounds, self.seconds, _labelled(say, case.label))
-            yield CaseReport(case, outcome, layers_of(outcome), verdicts(case, outcome, machine.wake_up_s))
+            yield CaseReport(case, outcome, layers_of(outcome), verdicts(case, outcome))
 
     def _write(self, report: Report) -> str:
         from corral.bench.chart import save_chart

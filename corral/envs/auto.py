@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
 
-from corral.envs.group import EnvFactory
+from corral.envs.group import EnvFactory, build_env, seeded_reset, unpack_step
+from corral.envs.supervise import IDLE, Watchdog
 
 _PROBE_S = 0.2
 _PROBE_STEPS = 2000
-# What a step of a whole batch costs on top of stepping, measured by `corral bench sampling`.
+# What a step of a whole batch costs on top of stepping: messages, waking up, and running with cold caches.
 _PROCESS_BATCH_S = 300e-6
+# Processes must promise a clear gain, or noise would decide.
+_CLEAR_GAIN = 0.8
 # An environment that computes less than this share of its step waits for something else than the CPU.
 _WAITING_SHARE = 0.5
 
@@ -38,34 +42,46 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def measure(factory: EnvFactory, seed: int = 0) -> StepCost:
-    """Step one environment with random actions for a fifth of a second."""
-    env = factory()
+def measure(factory: EnvFactory, name: str, timeout_s: float) -> StepCost | None:
+    """Step one environment with random actions for a fifth of a second; None when its steps fail."""
+    mark = [IDLE]
+    env, spec = build_env(factory, name)
+    watchdog = Watchdog(mark, timeout_s)
     try:
-        env.reset(seed=seed)
-        env.action_space.seed(seed)
-        actions = [env.action_space.sample() for _ in range(64)]
+        mark[0] = 0
+        seeded_reset(env, 0)
+        spec.action_space.seed(0)
+        actions = [spec.action_space.sample() for _ in range(64)]
         wall, cpu, steps = time.perf_counter(), time.process_time(), 0
         while steps < _PROBE_STEPS and time.perf_counter() - wall < _PROBE_S:
-            _, _, terminated, truncated, _ = env.step(actions[steps % 64])
+            try:
+                result = env.step(actions[steps % 64])
+            except Exception:
+                return None  # a fault, for the backend to handle
+            _, _, terminated, truncated, _ = unpack_step(result, name)
             steps += 1
             if terminated or truncated:
                 env.reset()
         return StepCost((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps)
     finally:
-        env.close()
+        watchdog.close()
+        with contextlib.suppress(Exception):
+            env.close()
 
 
-def choose(cost: StepCost, num_envs: int, workers: int | None, num_cores: int) -> Choice:
+def choose(cost: StepCost | None, num_envs: int, workers: int | None, num_cores: int) -> Choice:
     """Pick the backend that should take the least time for a step of all environments."""
+    if cost is None:
+        count = min(workers or num_cores, num_envs)
+        return Choice("process", count, "its first steps failed, and worker processes survive the most")
     step = f"a step takes {_time(cost.wall_s)}"
     if cost.wall_s > 1e-3 and cost.cpu_s < _WAITING_SHARE * cost.wall_s and num_envs > 1:
-        count = workers or num_envs
+        count = min(workers or num_envs, num_envs)
         return Choice("process", count, f"{step}, mostly waiting, so {count} workers wait at the same time")
     count = min(workers or num_cores, num_envs)
     local_s = num_envs * cost.wall_s
     process_s = -(-num_envs // count) * cost.wall_s * max(1.0, count / num_cores) + _PROCESS_BATCH_S
-    if count > 1 and process_s < local_s:
+    if count > 1 and process_s < _CLEAR_GAIN * local_s:
         return Choice("process", count, f"{step}, so {count} workers should need {_time(process_s)} instead of "
                       f"{_time(local_s)} for {num_envs} environments")  # fmt: skip
     if count == 1:

@@ -18,7 +18,7 @@ _HEADER = struct.Struct("<BI")
 _READ_BYTES = 1 << 16
 
 # parent to worker
-START, ROWS, RESET, STEP, CLOSE = range(5)
+ROWS, RESET, STEP, CLOSE = range(4)
 # worker to parent
 SPEC, READY, FAULT, FAILED = range(10, 14)
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from corral.envs.supervise import Fault
+from corral.errors import UserError
 from corral.types import Array, EnvSpec, StepBatch, Tree
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class VecEnv(ABC):
     Each environment is either *idle*, so it takes an action by `send`, or *in flight*, so its result comes
     from `recv`. The first `recv` brings everybody's first observation.
 
-    - The rows of a batch are sorted by environment id, and its arrays are copies that the receiver owns.
+    - The rows of a batch are sorted by environment id (or as `env_ids` named them), and its arrays are copies that
+      the receiver owns; only `env_ids` is read-only.
     - `recv()` waits for every environment in flight; `recv(min_ready=k)` for at least `k` of them, and
       returns all that are ready; `recv(env_ids=ids)` for exactly those.
     - Every row is a step that happened, or a fault that says so: no padding and no reset rows.
@@ -78,9 +80,13 @@ class VecEnv(ABC):
         return 0
 
     def as_gymnasium(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-        """The same environments behind Gymnasium's vector interface, with same-step autoreset."""
+        """The same environments behind Gymnasium's vector interface, with same-step autoreset.
+
+        What was made from a Gymnasium vector environment gives that one back, in its own mode.
+        """
         from corral.envs.as_gymnasium import AsGymnasium
 
+        self._require_everyone()
         adapter: AsGymnasium = AsGymnasium(self)
         return adapter
 
@@ -88,7 +94,15 @@ class VecEnv(ABC):
         """The same environments behind Stable-Baselines3's VecEnv interface."""
         from corral.envs.as_sb3 import make_sb3_vec_env
 
+        self._require_everyone()
         return make_sb3_vec_env(self)
+
+    def _require_everyone(self) -> None:
+        if self.withholds:
+            raise UserError(
+                f"{self.spec.name} resets one step late, so its rows do not come all together: build it with "
+                "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP."
+            )
 
     def __enter__(self) -> VecEnv:
         return self

@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 
 from corral import seeding
-from corral.envs.rows import FIRST, Rows, row_index
+from corral.envs.rows import FAULTY, FIRST, Rows, row_index
 from corral.envs.supervise import IDLE, Fault
 from corral.errors import EnvFailed, UserError
 from corral.types import Array, EnvSpec
@@ -25,7 +25,7 @@ from corral.types import Array, EnvSpec
 EnvFactory = Callable[[], "gymnasium.Env[Any, Any]"]
 Notify = Callable[[Array], None]
 
-_REBUILD_TRIES = 3
+_REBUILD_TRIES = 10
 # Cheap steps are announced together; slower ones one by one, so that `recv(min_ready)` gets them early.
 _SLOW_STEP_S = 0.0005
 _MAX_INDICES = 256
@@ -60,6 +60,7 @@ class EnvGroup:
         self._run_seed, self._role = 0, "train"
         self._slow = False
         self._indices: dict[bytes, slice | Array] = {}
+        self._lengths: dict[int, int] = {}  # of the last episodes
 
     def build(self) -> EnvSpec:
         """Build every environment; their spaces must agree."""
@@ -98,24 +99,21 @@ class EnvGroup:
         for env_id in ids.tolist():
             self._mark[0] = env_id
             seed = seeding.env_seed(run_seed, role, env_id, int(rows.episode[env_id]))
+            rows.seed[env_id], rows.step[env_id] = seed, 0
             try:
-                obs = _reset(self._envs[env_id], seed)
-                if found := rows.spec.observation.problem(obs):
-                    raise UserError(f"Environment {env_id} ({self._name}), at reset: {found}.")
-                rows.seed[env_id] = seed
-                self._put(self._obs_views[rows.phase[env_id]][env_id], obs, env_id)
+                obs = seeded_reset(self._envs[env_id], seed)
+                self._require_good(obs, env_id)
             except (Exception, SystemExit) as error:
                 if not lenient:
                     raise
-                self._fault(env_id, "raised", _trace(error))
-                self._rebuild(env_id)
+                self._fault(env_id, "raised", "in reset():\n" + _trace(error))
+                self._rebuild(env_id, int(rows.episode[env_id]) + 1)
+            else:
+                self._put(self._obs_views[rows.phase[env_id]][env_id], obs, env_id)
         self._mark[0] = IDLE
         rows.reward[ids] = rows.raw_reward[ids] = 0.0
-        rows.step[ids] = 0
         rows.flags[ids] = False
         rows.flags[ids, FIRST] = True
-        if not self._finite(ids, self._index(ids)):
-            raise UserError(f"The first observation of {self._name} is not finite; check its reset().")
 
     def step(self, ids: Array, notify: Notify) -> None:
         """Step each environment with its row's action; call `notify(ids)` as results become complete."""
@@ -134,11 +132,11 @@ class EnvGroup:
                 batch.lost.append(env_id)
                 rewards.append(0.0)
             else:
+                if type(reward) is np.ndarray:  # read now: the environment may reuse it
+                    reward = self._scalar(reward, env_id)
                 rewards.append(reward)
-                if info and "raw_reward" in info:
-                    batch.raw_rewards[env_id] = info["raw_reward"]
+                life_lost = self._read_info(env_id, info, batch) if info else False
                 if terminated or truncated:
-                    life_lost = bool(info and info.get("life_lost"))
                     batch.ends.append((env_id, bool(terminated), bool(truncated), not life_lost))
                     self._put(self._final_views[env_id], obs, env_id)
                     self._next_episode(env_id, phase)
@@ -168,16 +166,18 @@ class EnvGroup:
         try:
             rows.reward[index] = rewards
             good = math.isfinite(sum(rewards))
-        except (TypeError, ValueError):  # not all of them plain numbers; arrays of one number are let pass
+        except (TypeError, ValueError):  # not all of them plain numbers
             rewards = [self._scalar(r, i) for r, i in zip(rewards, ids.tolist(), strict=True)]
             rows.reward[index] = rewards
             good = math.isfinite(sum(rewards))
         rows.raw_reward[index] = rewards
         for env_id, raw in batch.raw_rewards.items():
             rows.raw_reward[env_id] = raw
+            good = good and math.isfinite(raw)
         rows.flags[index] = False
         rows.step[index] += 1
         for env_id, terminated, truncated, game_over in batch.ends:
+            self._lengths[env_id] = int(rows.step[env_id])
             rows.flags[env_id, :5] = (terminated, truncated, False, True, game_over)
             rows.step[env_id] = 0
             rows.episode[env_id] += 1
@@ -211,18 +211,25 @@ class EnvGroup:
         rows = self._rows
         for env_id in ids:
             ended = bool(rows.flags[env_id, FIRST])
-            next_views = self._obs_views[rows.phase[env_id]][env_id]
-            next_bad = not all(np.isfinite(next_views[k]).all() for k in self._float_leaves)
-            step_bad = not math.isfinite(rows.reward[env_id]) or (ended and not self._finals_finite([env_id]))
-            if next_bad and ended:  # the step was good, only the next episode's first observation is not
-                self._fault(env_id, "nan", f"its reset returned {next_views}")
-                self._rebuild(env_id)
-            elif next_bad or step_bad:
-                views = self._final_views[env_id] if ended else next_views
-                self._fault(env_id, "nan", f"its step returned reward {rows.reward[env_id]}, observation {views}")
-                if not ended:
-                    self._rebuild(env_id)
-                self._lose(env_id, episode_over=not ended)
+            views = self._obs_views[rows.phase[env_id]][env_id]
+            next_bad = not all(np.isfinite(views[k]).all() for k in self._float_leaves)
+            rewards = rows.reward[env_id], rows.raw_reward[env_id]
+            step_bad = not np.isfinite(rewards).all() or (ended and not self._finals_finite([env_id]))
+            if rows.flags[env_id, FAULTY] or not (next_bad or step_bad):
+                continue
+            if not ended:
+                self._fault(env_id, "nan", f"its step returned reward {rewards[0]}, observation {views}")
+                self._rebuild(env_id, int(rows.episode[env_id]) + 1)
+                self._lose(env_id)
+                continue
+            # The episode is over and counted, so what is wrong with its last step and what with the reset is told apart.
+            if step_bad:
+                detail = f"its last step returned reward {rewards[0]}, observation {self._final_views[env_id]}"
+                self._fault(env_id, "nan", detail, int(rows.episode[env_id]) - 1, self._lengths[env_id])
+                self._lose(env_id, episode_over=False)
+            else:
+                self._fault(env_id, "nan", f"its reset returned {views}")
+            self._rebuild(env_id, int(rows.episode[env_id]))
 
     def _lose(self, env_id: int, *, episode_over: bool = True) -> None:
         self._rows.mark_lost(env_id)
@@ -247,8 +254,7 @@ class EnvGroup:
         except (KeyError, IndexError, TypeError, ValueError):
             values = []
         fits = len(values) == len(layout.leaves) and all(
-            value.shape == leaf.shape and np.can_cast(value.dtype, leaf.dtype, "same_kind")
-            for value, leaf in zip(values, layout.leaves, strict=True)
+            value.shape == leaf.shape and leaf.takes(value) for value, leaf in zip(values, layout.leaves, strict=True)
         )
         if not fits:
             found = layout.problem(obs) or f"observation does not fit its space {layout.space}"
@@ -265,12 +271,26 @@ class EnvGroup:
             and trace.tb_next is None
             and "unpack" in str(error)
         ):
-            raise UserError(
-                f"Environment {env_id} ({self._name}): step() must return (obs, reward, terminated, truncated, "
-                "info); environments of the old gym interface need gymnasium's conversion wrapper first."
-            ) from None
+            unpack_step(None, f"Environment {env_id} ({self._name})")
         self._fault(env_id, "raised", _trace(error), at_step=int(self._rows.step[env_id]) + 1)
-        self._rebuild(env_id)
+        self._rebuild(env_id, int(self._rows.episode[env_id]) + 1)
+
+    def _require_good(self, obs: Any, env_id: int) -> None:
+        """UserError unless a first observation is in its space and finite."""
+        layout = self._rows.spec.observation
+        if found := layout.problem(obs):
+            raise UserError(f"Environment {env_id} ({self._name}), at reset: {found}.")
+        leaves = layout.flatten(obs)
+        if not all(np.isfinite(leaves[k]).all() for k in self._float_leaves):
+            raise UserError(f"Environment {env_id} ({self._name}): its first observation is not finite; check reset().")
+
+    def _read_info(self, env_id: int, info: Any, batch: _Batch) -> bool:
+        """Take the game's own reward from a step's info; returns whether a life was lost."""
+        if not isinstance(info, Mapping):
+            raise UserError(f"Environment {env_id} ({self._name}): info must be a dict, got {info!r}.")
+        if "raw_reward" in info:
+            batch.raw_rewards[env_id] = self._scalar(info["raw_reward"], env_id)
+        return bool(info.get("life_lost", False))
 
     def _scalar(self, reward: Any, env_id: int) -> float:
         array = np.asarray(reward)
@@ -284,27 +304,19 @@ class EnvGroup:
             obs = self._envs[env_id].reset()[0]
         except (Exception, SystemExit) as error:
             self._fault(env_id, "raised", "in reset():\n" + _trace(error))
-            self._rebuild(env_id)
+            self._rebuild(env_id, int(self._rows.episode[env_id]) + 1)
         else:
             self._put(self._obs_views[phase][env_id], obs, env_id)
 
     def _build(self, env_id: int) -> EnvSpec:
         self._mark[0] = env_id
-        env = self._factories[env_id]()
-        if not isinstance(env, gymnasium.Env):
-            raise UserError(
-                f"The factory of {self._name} returned {type(env).__module__}.{type(env).__name__}, not a "
-                "gymnasium.Env; return the environment from it."
-            )
+        env, spec = build_env(self._factories[env_id], self._name)
         self._envs[env_id], self._steps[env_id] = env, env.step
         self._mark[0] = IDLE
-        limit = env.spec.max_episode_steps if env.spec is not None else None
-        spec = EnvSpec(env.observation_space, env.action_space, self._name, limit)
-        spec.observation, spec.action  # noqa: B018 - an unsupported space is refused here, not at the first step
         return spec
 
-    def _rebuild(self, env_id: int) -> None:
-        """Replace a failed environment and store its first observation; a few tries, then EnvFailed."""
+    def _rebuild(self, env_id: int, episode: int) -> None:
+        """Replace a failed environment, for `episode`, and store its first observation; EnvFailed after some tries."""
         rows = self._rows
         for attempt in range(_REBUILD_TRIES):
             if env_id in self._envs:
@@ -312,8 +324,8 @@ class EnvGroup:
             try:
                 spec = self._build(env_id)
                 require_same_spaces(rows.spec, env_id, spec, env_id)
-                seed = seeding.env_seed(self._run_seed, self._role, env_id, int(rows.episode[env_id]) + 1 + attempt)
-                obs = _reset(self._envs[env_id], seed)
+                seed = seeding.env_seed(self._run_seed, self._role, env_id, episode, attempt)
+                obs = seeded_reset(self._envs[env_id], seed)
                 views = self._obs_views[rows.phase[env_id]][env_id]
                 self._put(views, obs, env_id)
                 if not all(np.isfinite(views[k]).all() for k in self._float_leaves):
@@ -322,13 +334,45 @@ class EnvGroup:
                 return
             except (Exception, SystemExit) as error:
                 last = _trace(error)
-                time.sleep(0.05 * 2**attempt)
+                time.sleep(min(1.0, 0.05 * 2**attempt))
         raise EnvFailed(f"Environment {env_id} ({self._name}) could not be restarted:\n{last}")
 
-    def _fault(self, env_id: int, kind: str, detail: str, at_step: int | None = None) -> None:
+    def _fault(
+        self, env_id: int, kind: str, detail: str, episode: int | None = None, at_step: int | None = None
+    ) -> None:
         rows = self._rows
+        episode = int(rows.episode[env_id]) if episode is None else episode
         step = int(rows.step[env_id]) if at_step is None else at_step
-        self._report(Fault(env_id, kind, int(rows.seed[env_id]), int(rows.episode[env_id]), step, detail))
+        self._report(Fault(env_id, kind, int(rows.seed[env_id]), episode, step, detail))
+
+
+def build_env(factory: EnvFactory, name: str) -> tuple[gymnasium.Env[Any, Any], EnvSpec]:
+    """Build one environment; UserError when it is none, or has spaces that Corral cannot do."""
+    env = factory()
+    if not isinstance(env, gymnasium.Env):
+        raise UserError(
+            f"The factory of {name} returned {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env; "
+            "return the environment from it."
+        )
+    for what in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, what, None), gymnasium.Space):
+            raise UserError(f"{name} has no {what}; set one in its __init__.")
+    limit = env.spec.max_episode_steps if env.spec is not None else None
+    spec = EnvSpec(env.observation_space, env.action_space, name, limit)
+    for layout in (spec.observation, spec.action):
+        if not layout.leaves:
+            raise UserError(f"{name} has an empty space, {layout.space}; give it at least one leaf.")
+    return env, spec
+
+
+def unpack_step(result: Any, name: str) -> tuple[Any, Any, Any, Any, Any]:
+    """The five values of a step; UserError when they are not five."""
+    if isinstance(result, tuple) and len(result) == 5:
+        return result
+    raise UserError(
+        f"{name}: step() must return (obs, reward, terminated, truncated, info); environments of the old gym "
+        "interface need gymnasium's conversion wrapper first."
+    )
 
 
 def require_same_spaces(a: EnvSpec, a_id: int, b: EnvSpec, b_id: int) -> None:
@@ -344,7 +388,8 @@ def require_same_spaces(a: EnvSpec, a_id: int, b: EnvSpec, b_id: int) -> None:
             )
 
 
-def _reset(env: gymnasium.Env[Any, Any], seed: int) -> Any:
+def seeded_reset(env: gymnasium.Env[Any, Any], seed: int) -> Any:
+    """First observation of a seeded episode; UserError when reset() is of the old interface."""
     result = env.reset(seed=seed)
     if not (isinstance(result, tuple) and len(result) == 2):
         raise UserError(f"{type(env.unwrapped).__name__}.reset() must return (obs, info), got {type(result).__name__}.")

@@ -46,13 +46,14 @@ class LocalVecEnv(VecEnv):
 
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere."""
+        lenient = self._flight.started  # the very first reset that fails is the user's mistake, a later one a fault
         self._flight.start()
         self._queue.clear()
         self._rows.phase ^= 1
         self._rows.episode[:] = 0
         self._watchdog.touch()
         with self._closing_on_error():
-            self._group.reset(self._flight.everyone.ids, seed, self._role)
+            self._group.reset(self._flight.everyone.ids, seed, self._role, lenient=lenient)
         self._flight.state[:] = READY
 
     def send(self, env_ids: Array, actions: Tree) -> None:

@@ -15,7 +15,7 @@ from corral import seeding
 from corral.envs.contract import VecEnv
 from corral.envs.flight import IDLE, IN_FLIGHT, READY, Flight, IdSet
 from corral.errors import UserError
-from corral.types import Array, EnvSpec, StepBatch, Tree, tree_map
+from corral.types import Array, EnvSpec, StepBatch, Tree
 
 
 class LockstepVecEnv(VecEnv):
@@ -109,22 +109,7 @@ class LockstepVecEnv(VecEnv):
         if chosen is self._flight.everyone:
             self._batch = None
             return batch
-        rows = chosen.ids
-        final = batch.final_obs
-        if final is not None and not (batch.terminated[rows] | batch.truncated[rows]).any():
-            final = None
-        return StepBatch(
-            rows,
-            tree_map(lambda leaf: leaf[rows], batch.obs),
-            batch.reward[rows],
-            batch.raw_reward[rows],
-            batch.terminated[rows],
-            batch.truncated[rows],
-            None if final is None else tree_map(lambda leaf: leaf[rows], final),
-            batch.first[rows],
-            batch.faulty[rows],
-            batch.game_over[rows],
-        )
+        return batch.take(chosen.ids)
 
     def _stuck(self) -> UserError:
         """Why the results asked for cannot come yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from corral.envs.resolve import EnvLike, Resolved, resolve
 from corral.envs.supervise import Supervision
 from corral.envs.vector import VectorVecEnv
 from corral.errors import UserError
+from corral.seeding import ROLES
 
 log = logging.getLogger("corral.envs")
 
@@ -49,12 +51,17 @@ def make_vec(
         role: branch of the seed tree; evaluation uses "eval" so that it never sees training seeds.
     """
     supervision = supervision or Supervision()
-    _require_counts(num_envs, workers)
+    num_envs, seed = _whole("num_envs", num_envs, 1), _whole("seed", seed, 0)
+    workers = None if workers is None else _whole("workers", workers, 1)
+    if role not in ROLES:
+        raise UserError(f"role={role!r} is not one of {', '.join(ROLES)}.")
     if backend not in BACKENDS:
         raise UserError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}.")
     if isinstance(env, gymnasium.vector.VectorEnv):
         vec: VecEnv = VectorVecEnv(env, role)
     elif isinstance(env, Sequence) and not isinstance(env, str):
+        if backend == "native":
+            raise UserError("backend='native' takes one environment, not a list; use 'local' or 'process'.")
         vec = _from_factories([resolve(e, env_kwargs) for e in env], backend, workers, supervision, role)
     else:
         native = None
@@ -76,7 +83,9 @@ def _from_factories(
     choice = ""
     count = min(workers or auto.cores(), num_envs)
     if backend == "auto":
-        chosen = auto.choose(auto.measure(factories[0]), num_envs, workers, auto.cores())
+        chosen = auto.choose(
+            auto.measure(factories[0], name, supervision.step_timeout_s), num_envs, workers, auto.cores()
+        )
         backend, count = chosen.backend, chosen.workers
         choice = f"{name}: backend '{backend}'" + (f" with {count} workers" if backend == "process" else "")
         choice += f", because {chosen.why}"
@@ -89,11 +98,14 @@ def _from_factories(
     return vec
 
 
-def _require_counts(num_envs: int, workers: int | None) -> None:
-    for name, value in (("num_envs", num_envs), ("workers", workers)):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise UserError(f"{name} must be a whole number, got {value!r}.")
-        if value < 1:
-            raise UserError(f"{name} must be at least 1, got {value}.")
+def _whole(name: str, value: Any, least: int) -> int:
+    """The value as an int; UserError when it is not a whole number or too small."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise UserError(f"{name} must be a whole number, got {value!r}.") from None
+    if number < least:
+        raise UserError(f"{name} must be at least {least}, got {value}.")
+    return number

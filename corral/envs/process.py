@@ -23,10 +23,11 @@ import numpy as np
 
 from corral.envs import channel as ch
 from corral.envs.contract import VecEnv
-from corral.envs.flight import IDLE, IN_FLIGHT, READY, Flight, IdSet
+from corral.envs.flight import IN_FLIGHT, READY, Flight, IdSet
 from corral.envs.group import EnvFactory, require_same_spaces
 from corral.envs.rows import Rows
 from corral.envs.supervise import IDLE as NO_ENV
+from corral.envs.sentry import Sentry
 from corral.envs.supervise import Fault, FaultLog, Supervision
 from corral.envs.worker_handle import WorkerHandle, shared_memory, stop_workers
 from corral.errors import EnvFailed, UserError
@@ -54,20 +55,26 @@ class ProcessVecEnv(VecEnv):
         self._supervision, self._log = supervision, FaultLog(supervision)
         self._memory_fd = shared_memory("corral-rows")
         self._workers: list[WorkerHandle] = []
+        self._sentry = Sentry()
         self._poll = select.poll()
         self._by_fd: dict[int, WorkerHandle] = {}
         self._last_check = time.monotonic()
         # Lives without self, so that an unclosed VecEnv takes its workers along when collected or at exit.
-        self._stop = weakref.finalize(self, stop_workers, self._workers, self._memory_fd, os.getpid())
+        self._stop = weakref.finalize(self, stop_workers, self._workers, self._sentry, self._memory_fd, os.getpid())
         # Round robin: each half of the environments is then spread over all workers.
         self._worker_of = np.arange(self.num_envs) % workers
         self._specs: dict[int, EnvSpec] = {}
         self._allocated = False
+        # A lost environment owes a faulty row; it is reborn once a new episode waits in its row.
+        self._owing = False  # anybody lost, or waiting for a replacement to start its episode?
+        self._lost, self._reborn, self._reset_due, self._flip_due, self._fresh = (
+            np.zeros(self.num_envs, np.bool_) for _ in range(5)
+        )
         try:
             for index in range(workers):
                 ids = np.flatnonzero(self._worker_of == index)
-                start = _pickle_factories({i: factories[i] for i in ids.tolist()}, name)
-                self._workers.append(WorkerHandle(index, ids, self._memory_fd, start))
+                job = _pickle_factories({i: factories[i] for i in ids.tolist()}, name)
+                self._workers.append(WorkerHandle(index, ids, self._memory_fd, job, self._sentry))
                 self._watch(self._workers[-1])
             while len(self._specs) < workers:
                 self._pump()
@@ -75,12 +82,7 @@ class ProcessVecEnv(VecEnv):
         except BaseException:
             self._stop()
             raise
-        # A lost environment owes a faulty row; it is reborn once a new episode waits in its row.
-        self._owing = False  # anybody lost?
         self._last_sent: WorkerHandle | None = None
-        self._lost = np.zeros(self.num_envs, np.bool_)
-        self._reborn = np.zeros(self.num_envs, np.bool_)
-        self._reset_due = np.zeros(self.num_envs, np.bool_)
 
     @property
     def faults(self) -> Iterable[Fault]:
@@ -101,41 +103,45 @@ class ProcessVecEnv(VecEnv):
         """Start new seeded episodes everywhere, after the steps still under way are done."""
         flight = self._flight
         flight.require_open()
-        while (flight.state == IN_FLIGHT).any():
+        while any(worker.running and worker.pending for worker in self._workers):
             self._guarded_pump()
-        flight.state[:] = IDLE
-        while self._owing:  # replacements must be up before they can start the new episodes
-            self._send_resets()
-            if self._reborn[self._lost].all():
-                break
-            self._guarded_pump()
-        self._seed, self._owing = seed, False
+        lenient = flight.started  # the very first reset that fails is the user's mistake, a later one a fault
+        self._seed = seed
         flight.start()
-        self._lost[:] = self._reborn[:] = self._reset_due[:] = False
+        self._lost[:] = self._reborn[:] = self._reset_due[:] = self._flip_due[:] = False
+        self._fresh[:] = True
         self._rows.phase ^= 1
         self._rows.episode[:] = 0
         for worker in self._workers:
-            self._send_reset(worker, worker.ids, lenient=False)
+            if worker.running:
+                self._send_reset(worker, worker.ids, lenient=lenient, whole=True)
+            else:
+                self._reset_due[worker.ids] = True
+        self._owing = bool(self._reset_due.any())
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         """Hand one action to each of these idle environments."""
         flight, rows = self._flight, self._rows
         chosen, leaves = flight.take_off(env_ids, actions)
-        for row, leaf in zip(rows.action, leaves, strict=True):
-            row[chosen.index] = leaf
-        if self._owing:
-            alive = self._settle_lost(chosen.ids)
-            if not len(alive):
-                return
-            chosen = flight.id_set(alive)
-        rows.phase[chosen.index] ^= 1
-        for worker, frame, count in chosen.route or self._route(chosen):
-            if worker.pending == 0:
-                worker.touch()
-            worker.pending += count
-            with contextlib.suppress(ch.Closed):  # found dead, and replaced, by the next recv
-                worker.channel.send_frame(frame)
-            self._last_sent = worker
+        try:
+            for row, leaf in zip(rows.action, leaves, strict=True):
+                row[chosen.index] = leaf
+            if self._owing:
+                alive = self._settle_lost(chosen.ids)
+                if not len(alive):
+                    return
+                chosen = flight.id_set(alive)
+            rows.phase[chosen.index] ^= 1
+            for worker, frame, count in chosen.route or self._route(chosen):
+                if worker.pending == 0:
+                    worker.touch()
+                worker.pending += count
+                with contextlib.suppress(ch.Closed):  # found dead, and replaced, by the next recv
+                    worker.channel.send_frame(frame)
+                self._last_sent = worker
+        except BaseException:  # Ctrl-C in the middle would leave rows that nobody works on
+            self.close()
+            raise
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Wait for results; environments that fail meanwhile are replaced."""
@@ -143,7 +149,7 @@ class ProcessVecEnv(VecEnv):
         if not flight.started:
             self.reset(self.seed)
         wanted, count = flight.wanted(min_ready, env_ids)
-        everybody = min_ready is None
+        everybody = min_ready is None and env_ids is None
         while flight.num_ready(wanted) < count:
             self._guarded_pump(self._last_sent if everybody else None)
         chosen = flight.land(wanted)
@@ -162,7 +168,7 @@ class ProcessVecEnv(VecEnv):
     def _guarded_pump(self, last: WorkerHandle | None = None) -> None:
         try:
             self._pump(last)
-        except (UserError, EnvFailed):
+        except BaseException:
             self.close()
             raise
 
@@ -187,18 +193,21 @@ class ProcessVecEnv(VecEnv):
         if now - self._last_check > _CHECK_EVERY_S:
             self._last_check = now
             for worker in self._workers:
-                self._check_hang(worker, now)
+                self._check_alive(worker, now)
+            self._require_work()
 
     def _handle(self, worker: WorkerHandle, op: int, payload: bytes) -> None:
         if op == ch.READY:
             ids = ch.unpack_ids(payload)
             worker.pending -= len(ids)
             worker.touch()
-            if self._owing and self._lost[ids].any():
-                self._reborn[ids] = True
-                self._settle_lost(ids[self._flight.state[ids] == IN_FLIGHT])
-            else:
-                self._flight.state[ids] = READY
+            if self._owing:
+                lost = self._lost[ids]
+                self._reborn[ids[lost]] = True
+                self._settle_lost(ids[lost & (self._flight.state[ids] == IN_FLIGHT)])
+                ids = ids[~lost]
+            self._flight.state[ids] = READY
+            self._fresh[ids] = False
         elif op == ch.FAULT:
             self._log.record(Fault(**json.loads(payload)))
         elif op == ch.SPEC:
@@ -207,6 +216,9 @@ class ProcessVecEnv(VecEnv):
                 self._revive(worker)
         elif op == ch.FAILED:
             failure = json.loads(payload)
+            if self._allocated and not worker.running:  # a replacement could not be built; the budget says how often
+                self._replace(worker, "raised", failure["text"])
+                return
             raise UserError(failure["text"]) if failure["kind"] == "user" else EnvFailed(failure["text"])
 
     def _route(self, chosen: IdSet) -> list[tuple[WorkerHandle, bytes, int]]:
@@ -217,10 +229,19 @@ class ProcessVecEnv(VecEnv):
         chosen.route = route
         return route
 
-    def _send_reset(self, worker: WorkerHandle, ids: Array, *, lenient: bool) -> None:
+    def _send_reset(self, worker: WorkerHandle, ids: Array, *, lenient: bool, whole: bool = False) -> None:
         worker.pending += len(ids)
         worker.touch()
-        data = {"ids": ids.tolist(), "seed": self._seed, "role": self._role, "lenient": lenient}
+        # Global generators are seeded when a process starts and by reset(), never in the middle of a run.
+        generators = worker.starts if whole or not worker.seeded else None
+        worker.seeded = True
+        data = {
+            "ids": ids.tolist(),
+            "seed": self._seed,
+            "role": self._role,
+            "lenient": lenient,
+            "generators": generators,
+        }
         with contextlib.suppress(ch.Closed):  # found dead, and replaced, by the next recv
             worker.channel.send_json(ch.RESET, data)
 
@@ -250,7 +271,10 @@ class ProcessVecEnv(VecEnv):
             ch.ROWS, {"spec": self.spec.to_json(), "num_envs": self.num_envs, "worker": worker.index}
         )
 
-    def _check_hang(self, worker: WorkerHandle, now: float) -> None:
+    def _check_alive(self, worker: WorkerHandle, now: float) -> None:
+        if worker.process.poll() is not None:  # its socket may be held open by what it forked
+            self._replace(worker, "killed")
+            return
         if worker.running:
             if worker.pending == 0:
                 return
@@ -263,35 +287,47 @@ class ProcessVecEnv(VecEnv):
             limit = self._supervision.start_timeout_s
         if now - worker.busy_since > limit:
             worker.dump_stacks()
-            self._replace(worker, "hung")
+            self._replace(worker, "hung", f"no result for {limit:g} s, so ")
 
-    def _replace(self, worker: WorkerHandle, kind: str) -> None:
+    def _require_work(self) -> None:
+        """No unbounded wait: somebody must be working on what is in flight."""
+        if self._allocated and not self._owing and (self._flight.state == IN_FLIGHT).any():
+            if not any(worker.pending for worker in self._workers):
+                raise EnvFailed(
+                    "Results are awaited that nobody works on, as after an interrupt in the middle of send()."
+                )
+
+    def _replace(self, worker: WorkerHandle, kind: str, why: str = "") -> None:
         """A worker is lost: report it, start another, and note what its environments owe."""
         fd = worker.channel.fileno()
         self._poll.unregister(fd)
         del self._by_fd[fd]
         worker.kill()
-        words = worker.last_words()
-        if kind == "hung":
-            words = f"no result for {self._supervision.step_timeout_s:g} s, so " + words
-        was_running = worker.running
+        words = why if kind == "raised" else why + worker.last_words()
         if not self._allocated:
             names = ", ".join(map(str, worker.ids.tolist()[:16]))
             raise EnvFailed(f"The worker that builds environments {names} of {self._name} failed: {words}")
         self._report_lost(worker, kind, words)
-        ids = worker.ids
-        flight = self._flight
-        if was_running:
-            self._rows.episode[ids] += 1
-        else:  # it died while it replaced another; wait a little longer each time
+        self._note_lost(worker)
+        if not worker.running:  # it failed while it replaced another
             time.sleep(0.1)
-        if flight.started:
-            self._owing = True
-            self._lost[ids] = self._reset_due[ids] = True
-            self._reborn[ids] = False
         worker.release()
         worker.spawn()
         self._watch(worker)
+
+    def _note_lost(self, worker: WorkerHandle) -> None:
+        """Every environment owes a faulty row, unless all it had to do was start the first episode."""
+        state = self._flight.state[worker.ids]
+        waiting = self._fresh[worker.ids] & (state == IN_FLIGHT)
+        if not self._flight.started:
+            return
+        self._reset_due[worker.ids] = self._owing = True
+        newly = ~waiting & ~self._lost[worker.ids]
+        # A row in flight was flipped by its send; another still points to the last observation.
+        self._flip_due[worker.ids[newly & (state != IN_FLIGHT)]] = True
+        self._lost[worker.ids[newly]] = True
+        self._reborn[worker.ids] = False
+        self._rows.episode[worker.ids[~waiting]] += 1
 
     def _report_lost(self, worker: WorkerHandle, kind: str, words: str) -> None:
         rows = self._rows
@@ -323,11 +359,11 @@ class ProcessVecEnv(VecEnv):
             ids = worker.ids[self._reset_due[worker.ids] & (self._flight.state[worker.ids] != READY)]
             if not worker.running or not len(ids):
                 continue
-            # A row in flight was flipped by its send; an idle one still points to the last observation.
-            self._rows.phase[ids[self._flight.state[ids] == IDLE]] ^= 1
+            self._rows.phase[ids[self._flip_due[ids]]] ^= 1
             self._rows.step[ids] = 0
-            self._reset_due[ids] = False
+            self._reset_due[ids] = self._flip_due[ids] = False
             self._send_reset(worker, ids, lenient=True)
+        self._owing = bool(self._lost.any() or self._reset_due.any())
 
     def _settle_lost(self, ids: Array) -> Array:
         """Deliver the faulty rows that are due among `ids`, all in flight; returns the ids to go on with."""
@@ -336,7 +372,7 @@ class ProcessVecEnv(VecEnv):
             self._rows.mark_lost(env_id)
             self._flight.state[env_id] = READY
             self._lost[env_id] = self._reborn[env_id] = False
-        self._owing = bool(self._lost.any())
+        self._owing = bool(self._lost.any() or self._reset_due.any())
         return ids[~lost]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from corral.envs.group import EnvFactory
+from corral.envs.suites.atari import is_atari_id
 from corral.errors import UserError
 
 EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
@@ -83,7 +85,7 @@ def _from_string(text: str, kwargs: dict[str, Any]) -> Resolved:
 
 def find_spec(env_id: str) -> GymSpec:
     """Spec of a registered id, without the wrappers that Corral's own checks make superfluous."""
-    if env_id.startswith("ALE/") and env_id not in gymnasium.registry:
+    if is_atari_id(env_id) and env_id not in gymnasium.registry:
         _import("ale_py", env_id, hint="pip install 'corral-rl[atari]'")
     try:
         spec = copy.deepcopy(gymnasium.spec(env_id))
@@ -95,6 +97,9 @@ def find_spec(env_id: str) -> GymSpec:
         ) from error
     spec.disable_env_checker = True
     spec.order_enforce = False
+    if isinstance(spec.entry_point, str) and spec.entry_point.startswith("__main__:"):
+        # The class travels by value; a worker's `__main__` is another.
+        spec.entry_point = getattr(sys.modules["__main__"], spec.entry_point.removeprefix("__main__:"))
     return spec
 
 

@@ -74,6 +74,7 @@ class FaultLog:
         self.supervision = supervision
         self.recent: deque[Fault] = deque(maxlen=200)
         self.restarts = 0
+        self._charged = 0  # without those that lost their process to a neighbour
         self._in_a_row: dict[int, int] = {}
         self._restarted_at: dict[int, int] = {}
 
@@ -81,9 +82,10 @@ class FaultLog:
         """Report a fault; EnvFailed when this environment is in a crash loop."""
         self.recent.append(fault)
         self.restarts += 1
-        log.warning("%s", fault)
-        if fault.kind == "neighbour":
+        if fault.kind == "neighbour":  # the report of the one that failed stands for all
             return
+        log.warning("%s", fault)
+        self._charged += 1
         env = fault.env_id
         stuck = fault.step < PROGRESS_STEPS and fault.episode <= self._restarted_at.get(env, -1)
         self._in_a_row[env] = self._in_a_row.get(env, 0) + 1 if stuck else 1
@@ -93,9 +95,9 @@ class FaultLog:
                 f"Environment {env} failed {self._in_a_row[env]} times in a row without {PROGRESS_STEPS} good "
                 f"steps in between; fix the environment or raise Supervision.restarts_in_a_row. Last: {fault}"
             )
-        if self.restarts > self.supervision.restarts_total:
+        if self._charged > self.supervision.restarts_total:
             raise EnvFailed(
-                f"{self.restarts} environment restarts, more than Supervision.restarts_total="
+                f"{self._charged} failures of environments, more than Supervision.restarts_total="
                 f"{self.supervision.restarts_total}. Last: {fault}"
             )
 

@@ -6,7 +6,6 @@ parent, whatever kills the parent.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import json
@@ -16,9 +15,8 @@ import random
 import select
 import signal
 import socket
-import sys
 import threading
-from typing import Any
+from typing import Any, BinaryIO
 
 import cloudpickle
 import numpy as np
@@ -31,20 +29,21 @@ from corral.envs.supervise import IDLE, Fault
 from corral.errors import EnvFailed, UserError
 from corral.types import EnvSpec
 
-_PR_SET_PDEATHSIG = 1
 
-
-def main(socket_fd: int, memory_fd: int, dump_fd: int, parent_pid: int, from_main_thread: bool) -> None:
+def main(socket_fd: int, memory_fd: int, job_fd: int, dump_fd: int, parent_pid: int) -> None:
     """Serve one ProcessVecEnv until it says CLOSE or goes away."""
-    for fd in (socket_fd, memory_fd, dump_fd):
+    for fd in (socket_fd, memory_fd, job_fd, dump_fd):
         os.set_inheritable(fd, False)  # what an environment starts has no business with these
-    _die_with_parent(socket_fd, parent_pid, from_main_thread)
+    threading.Thread(target=_end_with_parent, args=(socket_fd, parent_pid), daemon=True).start()
     dump = os.fdopen(dump_fd, "w")
     faulthandler.enable(dump)  # a segfault leaves its stack where the parent can read it
     faulthandler.register(signal.SIGUSR1, dump, all_threads=True)  # so does a hang, on request
     channel = ch.Channel(socket.socket(fileno=socket_fd))
     worker = _Worker(channel, memory_fd)
     try:
+        with open(job_fd, "rb", closefd=False) as file:
+            file.seek(0)
+            worker.start(file)
         while True:
             for op, payload in channel.read():
                 if op == ch.CLOSE:
@@ -76,8 +75,6 @@ class _Worker:
             self._group.step(ch.unpack_ids(payload), self._announce)
         elif op == ch.RESET:
             self._reset(json.loads(payload))
-        elif op == ch.START:
-            self._start(payload)
         elif op == ch.ROWS:
             self._attach(json.loads(payload))
 
@@ -85,10 +82,10 @@ class _Worker:
         if self._group is not None:
             self._group.close()
 
-    def _start(self, payload: bytes) -> None:
-        # Pickle is safe here: the bytes come from the process that started this one, over its own socket, and
+    def start(self, job: BinaryIO) -> None:
+        # Pickle is safe here: the bytes come from the process that started this one, in memory of its own, and
         # a factory is code, which no data format carries.
-        factories, name = cloudpickle.loads(payload)
+        factories, name = cloudpickle.load(job)
         self._mark: Any = [IDLE]
         self._group = EnvGroup(factories, name, self._report, self._mark)
         self._channel.send_json(ch.SPEC, self._group.build().to_json())
@@ -105,9 +102,10 @@ class _Worker:
 
     def _reset(self, data: dict[str, Any]) -> None:
         assert self._group is not None
-        seed = seeding.worker_seed(data["seed"], data["role"], self._index)
-        random.seed(seed)
-        np.random.seed(seed)
+        if data["generators"] is not None:
+            seed = seeding.worker_seed(data["seed"], data["role"], self._index, data["generators"])
+            random.seed(seed)
+            np.random.seed(seed)
         ids = np.array(data["ids"])
         self._group.reset(ids, data["seed"], data["role"], lenient=data["lenient"])
         self._announce(ids)
@@ -119,20 +117,12 @@ class _Worker:
         self._channel.send_json(ch.FAULT, fault.to_json())
 
 
-def _die_with_parent(socket_fd: int, parent_pid: int, from_main_thread: bool) -> None:
-    """Make sure that this process and what it started end when the parent does.
+def _end_with_parent(socket_fd: int, parent_pid: int) -> None:
+    """End this process, and what it started, when the parent is gone.
 
-    A thread waits for the parent's end of the socket to close, and looks at the parent's pid in case a fork
-    of the parent holds that end open. It cannot run while an environment keeps the interpreter lock, so on
-    Linux the kernel is asked too; not when a side thread started us, for the kernel would take the end of
-    that thread for the end of the parent.
+    The parent's sentry does the same from outside, even while an environment keeps the interpreter lock; this
+    thread looks at the parent's pid too, in case a fork of the parent holds its pipes open.
     """
-    if sys.platform == "linux" and from_main_thread:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_wait_for_parent, args=(socket_fd, parent_pid), daemon=True).start()
-
-
-def _wait_for_parent(socket_fd: int, parent_pid: int) -> None:
     poll = select.poll()
     poll.register(socket_fd, 0)  # no event but hang-up and error, which are always reported
     while not poll.poll(1000) and os.getppid() == parent_pid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -10,12 +11,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from multiprocessing import spawn
 from typing import Any
 
 from corral.envs import channel as ch
+from corral.envs.sentry import Sentry
 from corral.types import Array
 
 # One thread per worker: environments are many, and each numeric library would otherwise take every core.
@@ -35,45 +36,61 @@ def shared_memory(name: str) -> int:
     Unlike /dev/shm, which containers keep small, a memfd is bounded by the machine's memory alone.
     """
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(name)
+        return above_stdio(os.memfd_create(name))
     with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+        return above_stdio(os.dup(file.fileno()))
+
+
+def above_stdio(fd: int) -> int:
+    """The same file under a number that no worker takes for its stdin, stdout or stderr."""
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
 
 
 class WorkerHandle:
     """One worker process and the environments it owns."""
 
-    def __init__(self, index: int, ids: Array, memory_fd: int, start: bytes):
+    def __init__(self, index: int, ids: Array, memory_fd: int, job: bytes, sentry: Sentry):
         self.index, self.ids = index, ids
-        self._memory_fd, self._start = memory_fd, start
+        self._memory_fd, self._sentry = memory_fd, sentry
+        self.starts = -1
+        self._job_fd = shared_memory("corral-job")  # may be large: a factory can close over anything
+        with open(self._job_fd, "wb", closefd=False) as file:
+            file.write(job)
         self.spawn()
 
     def spawn(self) -> None:
         """Start the process, and tell it which environments to build."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = (socket.socket(fileno=above_stdio(end.detach())) for end in socket.socketpair())
         self._dump_fd = shared_memory("corral-stacks")
-        args = (theirs.fileno(), self._memory_fd, self._dump_fd, os.getpid(),
-                threading.current_thread() is threading.main_thread())  # fmt: skip
-        code = _BOOT.format(path=sys.path, args=", ".join(map(repr, args)))
+        fds = (theirs.fileno(), self._memory_fd, self._job_fd, self._dump_fd)
+        code = _BOOT.format(
+            path=[entry for entry in sys.path if isinstance(entry, str)],
+            args=", ".join(map(repr, (*fds, os.getpid()))),
+        )
         executable: Any = spawn.get_executable()
         with theirs:
             self.process = subprocess.Popen(
                 [executable, "-c", code],
-                pass_fds=(theirs.fileno(), self._memory_fd, self._dump_fd),
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **dict.fromkeys(_THREADS, "1")},
                 start_new_session=True,  # its own group: Ctrl-C is the parent's to handle, and kill() gets all of it
             )
+        self._sentry.guard(self.process.pid)
         ours.settimeout(30.0)  # a frame is small; only a worker that stopped reading could make us wait
         self.channel = ch.Channel(ours)
         self.poll = select.poll()  # to wait for this worker alone
         self.poll.register(ours.fileno(), select.POLLIN)
+        self.starts += 1
+        self.seeded = False  # its global generators
         self.running = False  # it has built its environments and has its rows
         self.pending = 0  # results that it owes
         self.last_mark = -1
         self.touch()
-        with contextlib.suppress(ch.Closed):  # a worker that dies at once is found by its closed channel
-            self.channel.send(ch.START, self._start)
 
     def touch(self) -> None:
         """Note a sign of life."""
@@ -102,14 +119,21 @@ class WorkerHandle:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self._sentry.release(self.process.pid)
 
     def release(self) -> None:
         """Close what belongs to a process that has ended."""
         self.channel.close()
         os.close(self._dump_fd)
 
+    def forget(self) -> None:
+        """There will be no other process."""
+        os.close(self._job_fd)
 
-def stop_workers(workers: list[WorkerHandle], memory_fd: int, owner_pid: int, patience_s: float = 5.0) -> None:
+
+def stop_workers(
+    workers: list[WorkerHandle], sentry: Sentry, memory_fd: int, owner_pid: int, patience_s: float = 5.0
+) -> None:
     """Let every worker close its environments, then end those that did not.
 
     A fork of the owner inherits this as a finalizer; the workers are not its to end.
@@ -125,5 +149,7 @@ def stop_workers(workers: list[WorkerHandle], memory_fd: int, owner_pid: int, pa
             worker.process.wait(max(0.0, until - time.monotonic()))
         worker.kill()
         worker.release()
+        worker.forget()
     workers.clear()
+    sentry.stop()
     os.close(memory_fd)

@@ -162,21 +162,22 @@ def test_verdicts_state_target_figure_and_bound():
         cases.FIRST: [75_000.0, 37_500.0],
         cases.BARE_ONE: [80_000.0, 40_000.0],
         cases.BARE_ALL: [128_000.0, 64_000.0],
+        cases.BARE_LOCKSTEP: [85_000.0, 42_500.0],
     }
-    sync, async_ = verdicts(case, Outcome(rates, {}), wake_up_s=100e-6)
+    sync, async_ = verdicts(case, Outcome(rates, {}))
     assert (sync.figure, sync.contestant, sync.reached) == (Spread(1.5, 1.5, 1.5), cases.FIRST, False)
     assert str(sync).startswith("NOT reached: CartPole x 64, process over gymnasium Sync >= 1.6: 1.50 (range 1.50")
-    for words in ("reach 2.56", "1.60 times one such loop", "100 us"):
+    for words in ("reach 2.56", "1.60 times one such loop", "1.70 when they are only woken"):
         assert words in str(sync)
     assert async_.reached
     assert str(async_).startswith("reached: CartPole x 64, process over gymnasium Async >= 10: 18.75")
-    assert verdicts(Case("cartpole", "CartPole", 8, []), Outcome(rates, {}), None) == []
-    assert verdicts(case, Outcome({cases.SYNC: [1.0]}, {}), None) == []
+    assert verdicts(Case("cartpole", "CartPole", 8, []), Outcome(rates, {})) == []
+    assert verdicts(case, Outcome({cases.SYNC: [1.0]}, {})) == []
 
 
 def test_verdict_of_slow_environments_is_a_share_of_the_ideal():
     case = Case("slow", "slow", 16, [], ideal=500.0)
-    (verdict,) = verdicts(case, Outcome({cases.FIRST: [480.0, 490.0, 470.0]}, {}), None)
+    (verdict,) = verdicts(case, Outcome({cases.FIRST: [480.0, 490.0, 470.0]}, {}))
     assert (verdict.figure, verdict.reached) == (Spread(0.96, 0.94, 0.98), True)
 
 

@@ -140,6 +140,8 @@ def test_ctrl_c_is_exit_code_130_without_a_traceback():
     process = subprocess.Popen(
         [*COMMAND, "check-env", "faulty_envs:Hanging"], cwd=HERE, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        # A shell's background job ignores SIGINT, and so would what the tests start there.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         assert process.stdout is not None

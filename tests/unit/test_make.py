@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 import corral
 from corral.envs import auto
-from corral.testing import CountingEnv, SlowEnv
+from corral.testing import CountingEnv, FaultyEnv, SlowEnv
 
 
 class OutOfSpace(CountingEnv):
@@ -107,7 +107,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("backend", ["local", "process"])
+@pytest.mark.parametrize("backend", ["auto", "local", "process"])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_bad_input_is_one_readable_sentence(mistake, backend):
     env, words = MISTAKES[mistake]
@@ -118,11 +118,43 @@ def test_bad_input_is_one_readable_sentence(mistake, backend):
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"num_envs": 0}, {"num_envs": -3}, {"workers": 0}, {"num_envs": 2.5}, {"num_envs": True}]
+    "kwargs",
+    [
+        {"num_envs": 0},
+        {"num_envs": -3},
+        {"workers": 0},
+        {"num_envs": 2.5},
+        {"num_envs": True},
+        {"seed": 1.5},
+        {"seed": "a"},
+    ],
 )
 def test_counts_that_make_no_sense_are_refused(kwargs):
     with pytest.raises(corral.UserError, match=r"at least 1|whole number"):
         corral.make_vec("CartPole-v1", **kwargs)
+
+
+def test_numbers_of_numpy_are_numbers():
+    with corral.make_vec("CartPole-v1", np.int64(2), "process", np.int64(1), np.int64(3)) as vec:
+        assert len(vec.recv()) == 2
+
+
+def test_unknown_roles_and_negative_seeds_are_refused():
+    with pytest.raises(corral.UserError, match="train, eval"):
+        corral.make_vec("CartPole-v1", role="test")
+    with pytest.raises(corral.UserError, match="at least 0"):
+        corral.make_vec("CartPole-v1", seed=-1)
+
+
+def test_more_workers_than_environments_are_not_started():
+    with corral.make_vec(partial(SlowEnv, 0.004, 0.004), 2, workers=8) as vec:
+        assert len(vec.worker_pids) == 2
+
+
+def test_an_environment_whose_first_steps_fail_goes_to_worker_processes():
+    with corral.make_vec(partial(FaultyEnv, "raise", 1, 1), 2) as vec:
+        assert type(vec).__name__ == "ProcessVecEnv"
+        assert "first steps failed" in vec.choice
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():

@@ -220,6 +220,45 @@ def test_what_an_environment_started_dies_with_its_worker():
     assert gone([second])
 
 
+ORPHANS = """
+import ctypes, os, subprocess, sys, threading, time
+import numpy as np
+import corral
+from corral.testing import CountingEnv
+
+class Busy(CountingEnv):
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        obs[1], obs[2] = os.getpid(), subprocess.Popen(["sleep", "1000"]).pid
+        return obs, info
+    def step(self, action):
+        {how}
+
+def make():
+    global vec
+    vec = corral.make_vec(Busy, 1, "process")
+
+{start}
+batch = vec.recv()
+print(int(batch.obs[0, 1]), int(batch.obs[0, 2]), flush=True)
+vec.send(batch.env_ids, np.zeros(1, int))
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("start", ["make()", "t = threading.Thread(target=make); t.start(); t.join()"])
+@pytest.mark.parametrize("how", ["time.sleep(1000)", "while True: pass", "ctypes.PyDLL(None).sleep(1000)"])
+def test_after_kill_9_of_the_parent_no_worker_and_nothing_it_started_is_left(how, start, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(ORPHANS.format(how=how, start=start))
+    with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True) as child:
+        pids = [int(p) for p in child.stdout.readline().split()]
+        time.sleep(0.3)  # let the environment get into its step, there holding the interpreter lock in C
+        child.kill()
+    assert len(pids) == 2
+    assert gone(pids)
+
+
 def test_a_vec_env_made_in_a_thread_that_ends_goes_on():
     made = []
     thread = threading.Thread(target=lambda: made.append(corral.make_vec(CountingEnv, 2, "process", workers=2)))
@@ -240,6 +279,140 @@ def test_a_fork_that_ends_leaves_the_workers_alone():
         os.waitpid(pid, 0)
         vec.send(batch.env_ids, np.zeros(2, np.int64))
         assert not vec.recv().faulty.any()
+
+
+def test_reset_after_an_idle_worker_died_gives_plain_first_rows():
+    with corral.make_vec(CountingEnv, 4, "local", seed=5) as vec:
+        expected = vec.recv().obs
+    with corral.make_vec(CountingEnv, 4, "process", workers=2) as vec:
+        vec.recv()
+        os.kill(vec.worker_pids[1], signal.SIGKILL)
+        vec.reset(5)
+        batch = vec.recv()
+        assert batch.first.all()
+        assert not (batch.faulty | batch.truncated).any()
+        np.testing.assert_array_equal(batch.obs, expected)
+
+
+@pytest.mark.parametrize("wait_between", [True, False])
+def test_an_idle_environment_killed_twice_still_has_its_last_observation(wait_between):
+    with corral.make_vec(partial(CountingEnv, 50), 2, "process", workers=2) as vec:
+        act, batch = random_actions(vec), vec.recv()
+        for _ in range(3):
+            vec.send(batch.env_ids, act(batch))
+            batch = vec.recv()
+        before = batch.obs.copy()
+        for _ in range(2 if wait_between else 1):
+            os.kill(vec.worker_pids[0], signal.SIGKILL)
+            if wait_between:  # the other environment steps on, so that the death is noticed and replaced
+                until = time.monotonic() + 1.0
+                while time.monotonic() < until:
+                    vec.send(np.array([1]), np.zeros(1, np.int64))
+                    vec.recv()
+        vec.send(np.array([0]), np.zeros(1, np.int64))
+        batch = vec.recv()
+        assert batch.faulty.all()
+        np.testing.assert_array_equal(batch.final_obs[0], before[0])
+        assert batch.obs[0, T] == 0
+
+
+def test_a_ready_result_does_not_wait_for_a_slow_worker_that_was_sent_to_later():
+    factories = [CountingEnv, partial(SlowEnv, 5.0, 5.0)]
+    with corral.make_vec(factories, backend="process", workers=2) as vec:
+        batch = vec.recv()
+        vec.send(np.array([0]), np.zeros(1, np.int64))
+        vec.send(np.array([1]), np.zeros(1, np.int64))
+        assert vec.recv(env_ids=np.array([0])).env_ids.tolist() == [0]
+        assert vec._flight.state[1] == 1  # still in flight
+        assert len(batch) == 2
+
+
+class FlakyStart(CountingEnv):
+    """Cannot be built for a while after its process was killed, as with a port that is still busy."""
+
+    def __init__(self, flag):
+        if flag.exists() and int(flag.read_text()) > 0:
+            flag.write_text(str(int(flag.read_text()) - 1))
+            raise OSError("port still busy")
+        super().__init__(50)
+
+
+def test_a_replacement_that_cannot_be_built_at_once_is_tried_again(tmp_path):
+    flag = tmp_path / "flag"
+    with corral.make_vec(partial(FlakyStart, flag), 1, "process") as vec:
+        batch = vec.recv()
+        flag.write_text("2")
+        os.kill(vec.worker_pids[0], signal.SIGKILL)
+        vec.send(batch.env_ids, np.zeros(1, np.int64))
+        batch = vec.recv()
+        assert batch.faulty.all()
+        assert [fault.kind for fault in vec.faults] == ["killed", "raised", "raised"]
+
+
+def test_the_death_of_a_worker_that_forked_is_noticed():
+    class Forks(CountingEnv):
+        def step(self, action):
+            if (pid := os.fork()) == 0:
+                time.sleep(30)
+                os._exit(0)
+            os.setpgid(pid, pid)  # out of the group that the parent kills
+            return super().step(action)
+
+    with corral.make_vec(Forks, 1, "process") as vec:
+        batch = vec.recv()
+        vec.send(batch.env_ids, np.zeros(1, np.int64))
+        batch = vec.recv()
+        os.kill(vec.worker_pids[0], signal.SIGKILL)
+        vec.send(batch.env_ids, np.zeros(1, np.int64))
+        assert vec.recv().faulty.all()
+        assert [fault.kind for fault in vec.faults] == ["killed"]
+
+
+def test_an_interrupted_recv_closes_instead_of_hanging_later():
+    with corral.make_vec(partial(SlowEnv, 5.0, 5.0), 1, "process") as vec:
+        batch = vec.recv()
+        vec.send(batch.env_ids, np.zeros(1, np.int64))
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                vec.recv()
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        with pytest.raises(corral.UserError, match="closed"):
+            vec.recv()
+
+
+def test_large_factories_start_quickly_enough_to_start_at_all():
+    ballast = np.zeros(60_000_000, np.uint8)
+    with corral.make_vec(lambda: (ballast.sum(), CountingEnv())[1], 2, "process") as vec:
+        assert len(vec.recv()) == 2
+
+
+def test_output_of_environments_never_lands_in_shared_memory(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os\n"
+        "for fd in (0, 1, 2): os.close(fd)\n"
+        "import sys, numpy as np, corral\n"
+        "from corral.testing import CountingEnv\n"
+        "class Talks(CountingEnv):\n"
+        "    def step(self, action):\n"
+        "        for fd in (1, 2):\n"
+        "            try: os.write(fd, b'x' * 4096)\n"
+        "            except OSError: pass\n"
+        "        return super().step(action)\n"
+        "vec = corral.make_vec(Talks, 2, 'process')\n"
+        "batch = vec.recv()\n"
+        "for t in range(1, 4):\n"
+        "    vec.send(batch.env_ids, np.zeros(2, int))\n"
+        "    batch = vec.recv()\n"
+        "    assert (batch.obs[:, 2] == t).all()\n"
+        "vec.close()\n"
+        f"open({str(tmp_path / 'done')!r}, 'w').write('yes')\n"
+    )
+    subprocess.run([sys.executable, path], timeout=60)
+    assert (tmp_path / "done").exists()
 
 
 def test_a_failed_start_leaves_no_process_behind():
@@ -277,6 +450,15 @@ def test_global_generators_of_workers_are_seeded_differently():
             obs[1] = np.random.randint(2**31)
             return obs, info
 
+    with corral.make_vec(Rolls, 1, "process") as vec:
+        batch = vec.recv()
+        rolls = [batch.obs[0, 1]]
+        for _ in range(2):
+            os.kill(vec.worker_pids[0], signal.SIGKILL)
+            vec.send(batch.env_ids, np.zeros(1, np.int64))
+            batch = vec.recv()
+            rolls.append(batch.obs[0, 1])
+        assert len(set(rolls)) == 3  # a restart does not replay them
     first = []
     for seed in (0, 0, 1):
         with corral.make_vec(Rolls, 2, "process", workers=2, seed=seed) as vec:

@@ -204,6 +204,52 @@ def test_a_new_call_of_rollouts_goes_on_from_where_the_environments_are():
     assert (c.obs[0][:, LIFE] >= 10).all()
 
 
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_new_call_goes_on_with_a_vector_env_in_every_autoreset_mode(mode):
+    vec = corral.make_vec(SyncVectorEnv([partial(CountingEnv, 4, "mixed")] * 3, autoreset_mode=mode))
+    with vec, corral.Sampler(vec, zeros) as sampler:
+        for steps in (4, 5, 6, 7, 8):
+            for traj in take(sampler, steps, 3):
+                check(traj)
+
+
+def test_an_older_call_of_rollouts_says_that_another_took_over():
+    with corral.Sampler(partial(CountingEnv, 0), zeros, 2, "local") as sampler:
+        first = sampler.rollouts(4)
+        next(first)
+        take(sampler, 4, 1)
+        with pytest.raises(corral.UserError, match="taken over"):
+            next(first)
+
+
+def test_extras_that_change_their_dtype_keep_their_values():
+    class Odd:
+        calls = 0
+
+        def initial_state(self, n):
+            return None
+
+        def act(self, obs, state, first):
+            self.calls += 1
+            value = np.ones(len(first), np.int64) if self.calls == 1 else np.full(len(first), 0.7)
+            return np.zeros(len(first), np.int64), None, {"x": value}
+
+    with corral.Sampler(CountingEnv, Odd(), 2, "local") as sampler:
+        np.testing.assert_array_equal(take(sampler, 3, 1)[0].extras["x"][:, 0], [1, 0.7, 0.7])
+
+
+def test_a_state_without_a_row_per_environment_is_refused():
+    class Layers(Memory):
+        def initial_state(self, n):
+            return np.zeros((2, n, 8))
+
+    with (
+        corral.Sampler(CountingEnv, Layers(), 4, "local") as sampler,
+        pytest.raises(corral.UserError, match="leading size of 4"),
+    ):
+        take(sampler, 3, 1)
+
+
 def test_memory_stays_flat_while_an_endless_episode_flows():
     with corral.Sampler(partial(CountingEnv, 0), zeros, 4, "local") as sampler:
         rollouts = sampler.rollouts(64)

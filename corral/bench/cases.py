@@ -1,0 +1,163 @@
+"""What `corral bench sampling` compares: CartPole (cheap steps), Pong (images) and steps that wait.
+
+In every case the contestants that fork come first: forking a process that has threads is asking for trouble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium
+
+from corral.acting.sampler import Sampler
+from corral.bench import peers
+from corral.bench.contestants import Lockstep, Pipelined, Rollouts, draw_actions, first_ready, in_halves
+from corral.bench.loops import Loops
+from corral.bench.rounds import Contestant, Entry
+from corral.envs.auto import cores
+from corral.envs.contract import VecEnv
+from corral.envs.make import make_vec
+from corral.envs.suites.atari import atari
+from corral.testing.envs import SlowEnv
+from corral.types import Array
+
+CaseName = Literal["cartpole", "pong", "slow"]
+
+SYNC, ASYNC = "gymnasium Sync", "gymnasium Async"
+BARE_ONE, BARE_ALL = "bare loop, 1 process", f"bare loop, {cores()} processes"
+BARE_LOCKSTEP = f"bare loop, {cores()} processes, lockstep"
+GROUP_ONE, GROUP_ALL = "group loop, 1 process", f"group loop, {cores()} processes"
+LOCAL, LOCAL_SAMPLER = "corral local", "corral Sampler on local"
+LOCKSTEP, FIRST, HALVES = "corral process, lockstep", "corral process, first ready", "corral process, halves"
+SAMPLER, NATIVE, PROCESS = "corral Sampler on process", "corral native", "corral process"
+ALE = "ALE vector"
+
+_CARTPOLE = "CartPole-v1"
+_PONG_ACTIONS = 6
+_SLOW_S = (0.010, 0.050)
+_SB3, _ENVPOOL, _ATARI = (f"pip install 'corral-rl[{extra}]'" for extra in ("sb3", "envpool", "atari"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison."""
+
+    name: CaseName
+    title: str
+    num_envs: int
+    entries: Sequence[Entry]
+    ideal: float | None = None  # steps per second that nobody can exceed, where it is known beforehand
+
+    @property
+    def label(self) -> str:
+        """Title with the number of environments."""
+        return f"{self.title} x {self.num_envs}"
+
+
+def make_cases(names: Sequence[CaseName], num_envs: int | None) -> list[Case]:
+    """The cases to run, each in its usual sizes unless one is given."""
+    builders: dict[CaseName, tuple[Callable[[int], Case], tuple[int, ...]]] = {
+        "cartpole": (cartpole, (64, 8)),
+        "pong": (pong, (8, 32)),
+        "slow": (slow, (16,)),
+    }
+    return [builders[name][0](count) for name in names for count in ((num_envs,) if num_envs else builders[name][1])]
+
+
+def cartpole(n: int) -> Case:
+    """CartPole, whose step costs microseconds: shows what each library adds to it."""
+    gym = [partial(gymnasium.make, _CARTPOLE)] * n
+    return Case(
+        "cartpole",
+        "CartPole",
+        n,
+        [
+            Entry(ASYNC, "peer", lambda: peers.gymnasium_async(gym, 2)),
+            Entry("SB3 Subproc", "peer", lambda: peers.sb3_subproc(gym, 2), _SB3),
+            Entry("SB3 Dummy", "peer", lambda: peers.sb3_dummy(gym, 2), _SB3),
+            Entry(SYNC, "peer", lambda: peers.gymnasium_sync(gym, 2)),
+            Entry(BARE_ONE, "bound", lambda: Loops(_CARTPOLE, "bare", n, 1)),
+            Entry(BARE_ALL, "bound", lambda: Loops(_CARTPOLE, "bare", n, cores())),
+            Entry(BARE_LOCKSTEP, "bound", lambda: Loops(_CARTPOLE, "bare", n, cores(), lockstep=True)),
+            Entry(GROUP_ONE, "layer", lambda: Loops(_CARTPOLE, "group", n, 1)),
+            Entry(GROUP_ALL, "layer", lambda: Loops(_CARTPOLE, "group", n, cores())),
+            Entry(LOCAL, "corral", lambda: _lockstep(_CARTPOLE, n, "local", 2)),
+            Entry(LOCAL_SAMPLER, "layer", lambda: _rollouts(n, "local")),
+            Entry(LOCKSTEP, "corral", lambda: _lockstep(_CARTPOLE, n, "process", 2)),
+            Entry(FIRST, "corral", lambda: _first_ready(_CARTPOLE, n, cores(), max(1, n // 4))),
+            Entry(HALVES, "corral", lambda: _in_halves(n)),
+            Entry(SAMPLER, "corral", lambda: _rollouts(n, "process")),
+            Entry("EnvPool sync", "peer", lambda: peers.envpool_sync(_CARTPOLE, n, 2), _ENVPOOL),
+            Entry("EnvPool async", "peer", lambda: peers.envpool_halves(_CARTPOLE, n, 2), _ENVPOOL),
+        ],
+    )
+
+
+def pong(n: int) -> Case:
+    """Pong with 84 x 84 gray images, four stacked: the emulator dominates."""
+    gym, sb3, choices = [peers.gymnasium_pong] * n, [peers.sb3_pong] * n, _PONG_ACTIONS
+    pool = {"episodic_life": True, "reward_clip": True}
+    return Case(
+        "pong",
+        "Pong 84x84x4",
+        n,
+        [
+            Entry(ASYNC, "peer", lambda: peers.gymnasium_async(gym, choices), _ATARI),
+            Entry("SB3 Subproc", "peer", lambda: peers.sb3_subproc(sb3, choices, 4), _SB3),
+            Entry("SB3 Dummy", "peer", lambda: peers.sb3_dummy(sb3, choices, 4), _SB3),
+            Entry(SYNC, "peer", lambda: peers.gymnasium_sync(gym, choices), _ATARI),
+            Entry(LOCAL, "corral", lambda: _lockstep(atari("Pong"), n, "local", choices)),
+            Entry(PROCESS, "corral", lambda: _lockstep(atari("Pong"), n, "process", choices)),
+            Entry(NATIVE, "corral", lambda: _lockstep(atari("Pong"), n, "native", choices)),
+            Entry(ALE, "peer", lambda: peers.ale_vector(n, choices), _ATARI),
+            Entry("EnvPool sync", "peer", lambda: peers.envpool_sync("Pong-v5", n, choices, **pool), _ENVPOOL),
+            Entry("EnvPool async", "peer", lambda: peers.envpool_halves("Pong-v5", n, choices, **pool), _ENVPOOL),
+        ],
+    )
+
+
+def slow(n: int) -> Case:
+    """A simulator whose step waits for 10 to 50 ms: whoever waits for the slowest of all loses time."""
+    envs, choices = [SlowEnv] * n, 3
+    return Case(
+        "slow",
+        "step of 10-50 ms",
+        n,
+        [
+            Entry(ASYNC, "peer", lambda: peers.gymnasium_async(envs, choices)),
+            Entry("SB3 Subproc", "peer", lambda: peers.sb3_subproc(envs, choices), _SB3),
+            Entry(SYNC, "peer", lambda: peers.gymnasium_sync(envs, choices)),
+            Entry(FIRST, "corral", lambda: _first_ready(SlowEnv, n, n, 1)),
+        ],
+        ideal=n / (sum(_SLOW_S) / 2),
+    )
+
+
+def _lockstep(env: Any, n: int, backend: str, choices: int) -> Contestant:
+    vec = make_vec(env, n, backend)
+    ids = vec.recv().env_ids
+
+    def step(actions: Array) -> None:
+        vec.send(ids, actions)
+        vec.recv()
+
+    return Lockstep(step, n, draw_actions(choices, n), vec.close)
+
+
+def _first_ready(env: Any, n: int, workers: int, min_ready: int) -> Pipelined:
+    return first_ready(_process(env, n, workers), min_ready, draw_actions(2, n))
+
+
+def _in_halves(n: int) -> Pipelined:
+    return in_halves(_process(_CARTPOLE, n, cores()), draw_actions(2, n))
+
+
+def _process(env: Any, n: int, workers: int) -> VecEnv:
+    return make_vec(env, n, "process", workers)
+
+
+def _rollouts(n: int, backend: str) -> Contestant:
+    return Rollouts(lambda policy: Sampler(_CARTPOLE, policy, n, backend), draw_actions(2, n))

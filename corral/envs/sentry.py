@@ -1,0 +1,52 @@
+"""Ends worker processes, and what they started, when this process is gone, whatever killed it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+
+# The kernel closes our end of the pipe when we die; then `read` fails and the groups that are left are killed. A
+# shell, because it must not share anything with a Python that hangs, and starts in a millisecond.
+_SCRIPT = """
+groups=" "
+while read -r order group; do
+  case $order in
+    guard) groups="$groups$group ";;
+    release) groups="${groups%% "$group" *} ${groups#* "$group" }";;
+    stop) exit 0;;
+  esac
+done
+for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
+"""
+
+
+class Sentry:
+    """A process of its own that waits for our end."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, cwd="/",
+        )  # fmt: skip
+
+    def guard(self, group: int) -> None:
+        """Kill this process group when we are gone."""
+        self._tell(f"guard {group}")
+
+    def release(self, group: int) -> None:
+        """This group has ended; its number may come to belong to somebody else."""
+        self._tell(f"release {group}")
+
+    def stop(self) -> None:
+        """Stand down."""
+        self._tell("stop")
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, order: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it is gone, or was told to go
+            os.write(self._process.stdin.fileno(), f"{order}\n".encode())
