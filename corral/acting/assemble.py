@@ -40,13 +40,11 @@ class Columns:
         for store, leaf in zip(self._action, actions, strict=True):
             store[t, ids] = leaf
         for name, value in extras.items():
-            store = self._extras.get(name)
-            if store is None:
-                store = np.zeros((self._length, len(self._cursor), *value.shape[1:]), value.dtype)
-            elif store.dtype != value.dtype:
-                store = store.astype(np.result_type(store.dtype, value.dtype))
-            store[t, ids] = value
-            self._extras[name] = store
+            if name not in self._extras:
+                self._extras[name] = np.zeros((self._length, len(self._cursor), *value.shape[1:]), value.dtype)
+            elif (kept := self._extras[name]).dtype != value.dtype:
+                self._extras[name] = kept.astype(np.result_type(kept.dtype, value.dtype))
+            self._extras[name][t, ids] = value
 
     def put(self, batch: StepBatch) -> None:
         """Note what followed."""

@@ -79,14 +79,14 @@ class Pipelined:
 
 def first_ready(vec: VecEnv, min_ready: int, actions: Iterator[Array]) -> Pipelined:
     """Corral: take whoever is ready, at least `min_ready`, and send them on at once."""
-    groups = np.split(vec.recv().env_ids, range(min_ready, vec.num_envs, min_ready))
+    everyone = [vec.recv().env_ids]
 
     def turn() -> int:
         batch = vec.recv(min_ready=min_ready)
         vec.send(batch.env_ids, next(actions)[: len(batch)])
         return len(batch)
 
-    return Pipelined(vec.num_envs, lambda: _send(vec, groups, actions), turn, vec.recv, vec.close)
+    return Pipelined(vec.num_envs, lambda: _send(vec, everyone, actions), turn, vec.recv, vec.close)
 
 
 def in_halves(vec: VecEnv, actions: Iterator[Array]) -> Pipelined:

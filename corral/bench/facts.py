@@ -1,15 +1,43 @@
-"""What a measurement depends on and a reader must know: machine, versions, date."""
+"""What a measurement depends on and a reader must know: machine, versions, date, and who else was at work."""
 
 from __future__ import annotations
 
 import datetime
+import os
 import platform
+import time
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 from corral.envs.auto import cores
 
 _PACKAGES = ("corral-rl", "numpy", "gymnasium", "stable-baselines3", "envpool", "ale-py", "opencv-python-headless")
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Seconds since some start: on the clock, of CPU by everybody, of CPU by this process and its children."""
+
+    wall: float
+    everybody: float
+    ours: float
+
+    @classmethod
+    def now(cls) -> CpuTimes | None:
+        """Read them, where the system tells; children count once they have ended."""
+        try:
+            with open("/proc/stat") as file:
+                ticks = [int(word) for word in file.readline().split()[1:9]]
+        except (OSError, ValueError):
+            return None
+        busy = sum(ticks) - ticks[3] - ticks[4]  # without idle and waiting for disks
+        return cls(time.monotonic(), busy / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4]))
+
+    def others_since(self, before: CpuTimes) -> float:
+        """Share of the machine's CPU time that other programs used in between."""
+        others = (self.everybody - before.everybody) - (self.ours - before.ours)
+        return max(0.0, others / (self.wall - before.wall) / (os.cpu_count() or 1))
 
 
 def facts() -> dict[str, Any]:

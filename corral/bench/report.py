@@ -24,6 +24,7 @@ class CaseReport:
     outcome: Outcome
     layers: Sequence[Row]
     verdicts: Sequence[Verdict]
+    others: float | None = None  # share of the CPU that other programs used meanwhile
 
     def ranking(self) -> list[tuple[str, str]]:
         """Names and kinds of those who belong in the table, the fastest first."""
@@ -71,6 +72,8 @@ def print_case(console: Console, report: CaseReport) -> None:
     _print(console, table)
     for name, why in outcome.skipped.items():
         console.print(f"skipped {name}: {why}")
+    if report.others is not None:
+        console.print(f"Other programs used {100 * report.others:.0f} % of the CPU meanwhile.")
     if report.layers:
         console.print(f"\n{case.label}, microseconds per step and layer (medians)\n", style="bold")
         _print(console, _layer_table(console, report.layers))
@@ -116,6 +119,7 @@ def _case_json(report: CaseReport) -> dict[str, Any]:
         "case": case.name,
         "num_envs": case.num_envs,
         "ideal": case.ideal,
+        "cpu_share_of_others": report.others,
         "contestants": [
             {
                 "name": entry.name,

@@ -72,6 +72,7 @@ class BenchSampling:
 
     def _measure(self, say: Callable[[str], None]) -> Iterator[CaseReport]:
         from corral.bench.cases import CaseName, make_cases
+        from corral.bench.facts import CpuTimes
         from corral.bench.layers import layers_of
         from corral.bench.report import CaseReport
         from corral.bench.rounds import play
@@ -79,8 +80,11 @@ class BenchSampling:
 
         names: list[CaseName] = ["cartpole", "pong", "slow"] if self.case == "all" else [self.case]
         for case in make_cases(names, self.num_envs):
+            before = CpuTimes.now()
             outcome = play(case.entries, self.rounds, self.seconds, _labelled(say, case.label))
-            yield CaseReport(case, outcome, layers_of(outcome), verdicts(case, outcome))
+            after = CpuTimes.now()
+            others = after.others_since(before) if before and after else None
+            yield CaseReport(case, outcome, layers_of(outcome), verdicts(case, outcome), others)
 
     def _write(self, report: Report) -> str:
         from corral.bench.chart import save_chart

@@ -222,7 +222,7 @@ class EnvGroup:
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
                 self._lose(env_id)
                 continue
-            # The episode is over and counted, so what is wrong with its last step and what with the reset is told apart.
+            # The episode is over and counted: tell what is wrong with its last step from what is with the reset.
             if step_bad:
                 detail = f"its last step returned reward {rewards[0]}, observation {self._final_views[env_id]}"
                 self._fault(env_id, "nan", detail, int(rows.episode[env_id]) - 1, self._lengths[env_id])

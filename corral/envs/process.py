@@ -26,10 +26,10 @@ from corral.envs.contract import VecEnv
 from corral.envs.flight import IN_FLIGHT, READY, Flight, IdSet
 from corral.envs.group import EnvFactory, require_same_spaces
 from corral.envs.rows import Rows
-from corral.envs.supervise import IDLE as NO_ENV
 from corral.envs.sentry import Sentry
+from corral.envs.supervise import IDLE as NO_ENV
 from corral.envs.supervise import Fault, FaultLog, Supervision
-from corral.envs.worker_handle import WorkerHandle, shared_memory, stop_workers
+from corral.envs.worker_handle import WorkerHandle, plug_stdio, shared_memory, stop_workers
 from corral.errors import EnvFailed, UserError
 from corral.types import Array, EnvSpec, StepBatch, Tree
 
@@ -53,6 +53,7 @@ class ProcessVecEnv(VecEnv):
     ):
         self.num_envs, self._name, self._role, self._seed = len(factories), name, role, 0
         self._supervision, self._log = supervision, FaultLog(supervision)
+        plug_stdio()
         self._memory_fd = shared_memory("corral-rows")
         self._workers: list[WorkerHandle] = []
         self._sentry = Sentry()
@@ -291,11 +292,9 @@ class ProcessVecEnv(VecEnv):
 
     def _require_work(self) -> None:
         """No unbounded wait: somebody must be working on what is in flight."""
-        if self._allocated and not self._owing and (self._flight.state == IN_FLIGHT).any():
-            if not any(worker.pending for worker in self._workers):
-                raise EnvFailed(
-                    "Results are awaited that nobody works on, as after an interrupt in the middle of send()."
-                )
+        waited_for = self._allocated and not self._owing and (self._flight.state == IN_FLIGHT).any()
+        if waited_for and not any(worker.pending for worker in self._workers):
+            raise EnvFailed("Results are awaited that nobody works on, as after an interrupt in the middle of send().")
 
     def _replace(self, worker: WorkerHandle, kind: str, why: str = "") -> None:
         """A worker is lost: report it, start another, and note what its environments owe."""

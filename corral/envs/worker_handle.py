@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -36,18 +35,19 @@ def shared_memory(name: str) -> int:
     Unlike /dev/shm, which containers keep small, a memfd is bounded by the machine's memory alone.
     """
     if hasattr(os, "memfd_create"):
-        return above_stdio(os.memfd_create(name))
+        return os.memfd_create(name)
     with tempfile.TemporaryFile() as file:
-        return above_stdio(os.dup(file.fileno()))
+        return os.dup(file.fileno())
 
 
-def above_stdio(fd: int) -> int:
-    """The same file under a number that no worker takes for its stdin, stdout or stderr."""
-    if fd > 2:
-        return fd
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+def plug_stdio() -> None:
+    """Open /dev/null in place of a stdin, stdout or stderr that was closed.
+
+    Otherwise shared memory would get such a number, and what an environment prints would land in it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
     os.close(fd)
-    return moved
 
 
 class WorkerHandle:
@@ -64,7 +64,7 @@ class WorkerHandle:
 
     def spawn(self) -> None:
         """Start the process, and tell it which environments to build."""
-        ours, theirs = (socket.socket(fileno=above_stdio(end.detach())) for end in socket.socketpair())
+        ours, theirs = socket.socketpair()
         self._dump_fd = shared_memory("corral-stacks")
         fds = (theirs.fileno(), self._memory_fd, self._job_fd, self._dump_fd)
         code = _BOOT.format(

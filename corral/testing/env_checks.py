@@ -30,6 +30,7 @@ Outcome = tuple[Status, str]
 
 _COMPARE_STEPS, _COMPARE_S = 200, 2.0
 _WORKER_STEPS = 20
+_STEP_TIMEOUT_S = 60.0
 _NOT_THE_USERS = (str(Path(corral.__file__).parent), sysconfig.get_paths()["stdlib"], "<")
 
 
@@ -257,8 +258,10 @@ def _drive(subject: Subject, vec: VecEnv) -> list[bytes]:
 
 
 def _speed(subject: Subject) -> Outcome:
-    cost = auto.measure(subject.factory, subject.seed)
+    cost = auto.measure(subject.factory, "the environment", _STEP_TIMEOUT_S)
     choice = auto.choose(cost, 8, None, auto.cores())
+    if cost is None:
+        return "fail", "a step raised an exception while it was timed"
     return "pass", (
         f"a step takes {_time(cost.wall_s)}, {_time(cost.cpu_s)} of it computing; backend='auto' takes "
         f"'{choice.backend}' for 8 environments"

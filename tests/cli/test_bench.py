@@ -15,6 +15,7 @@ from corral.bench import cases
 from corral.bench.cases import Case, make_cases
 from corral.bench.chart import save_chart
 from corral.bench.deadline import TookTooLong, deadline
+from corral.bench.facts import CpuTimes
 from corral.bench.layers import layers_of
 from corral.bench.report import CaseReport, Report
 from corral.bench.rounds import Entry, Outcome, Slice, Spread, play, rotated
@@ -194,6 +195,13 @@ def test_the_report_keeps_every_number_and_draws_them(tmp_path):
     pytest.importorskip("matplotlib")
     save_chart(report, tmp_path / "x.png")
     assert png_size(tmp_path / "x.png") > (400, 100)
+
+
+def test_what_others_used_is_told_apart_from_our_own():
+    before, after = CpuTimes(100.0, 50.0, 7.0), CpuTimes(110.0, 62.0, 10.0)
+    assert after.others_since(before) == pytest.approx(9.0 / 10.0 / os.cpu_count())
+    read = CpuTimes.now()
+    assert read is None or read.everybody >= read.ours > 0
 
 
 def test_the_command_gives_tables_a_picture_and_numbers(tmp_path):

@@ -102,7 +102,7 @@ def test_a_raw_reward_that_is_not_finite_is_a_fault_and_one_that_is_no_number_a_
         assert all(row.faulty and row.raw_reward == 0 for row in play(vec, 4)[0])
     for info in ({"raw_reward": "x"}, {"raw_reward": None}, [1], 5):
         vec = corral.make_vec(lambda info=info: Infos(info), 1, "local")
-        with vec, pytest.raises(corral.UserError, match="one number|must be a dict"):
+        with vec, pytest.raises(corral.UserError, match=r"one number|must be a dict"):
             play(vec, 2)
 
 
