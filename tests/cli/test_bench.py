@@ -98,7 +98,8 @@ def test_a_contestant_that_fails_in_the_middle_has_no_figures():
 
 @pytest.mark.parametrize("module", ["envpool", "stable_baselines3", "ale_py"])
 def test_a_missing_peer_is_named_and_skipped(monkeypatch, module):
-    monkeypatch.setitem(sys.modules, module, None)  # makes the import fail
+    for name in [module, *(n for n in sys.modules if n.startswith(f"{module}."))]:
+        monkeypatch.setitem(sys.modules, name, None)  # makes the import fail, whatever was imported before
     chosen = {
         "envpool": ("cartpole", "EnvPool sync"),
         "stable_baselines3": ("cartpole", "SB3 Dummy"),
@@ -277,7 +278,7 @@ def test_ctrl_c_leaves_no_process(tmp_path, to_the_group):
         timer.cancel()
         process.kill()
     assert process.returncode == 130, errors
-    assert errors == "corral: interrupted\n"
+    assert errors.endswith("corral: interrupted\n")  # a peer's worker may have its own last words
     until = time.monotonic() + 10
     while marked(mark) and time.monotonic() < until:
         time.sleep(0.05)
