@@ -1,17 +1,16 @@
 # Everything happens in .venv, which the first target creates.
 PYTHON ?= python3
 BIN := .venv/bin
+# Quiet unless it fails: what pip and setuptools say is of no use to anybody otherwise.
+INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
-.PHONY: demo test test-slow check format bench clean
+.PHONY: demo test check format bench clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
 test: .venv/test
-	$(BIN)/python -m pytest -m "not slow"
-
-test-slow: .venv/test
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest
 
 check: .venv/test
 	$(BIN)/ruff check .
@@ -31,13 +30,15 @@ clean:
 
 .venv/python:
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(call INSTALL,--upgrade pip)
 	@touch $@
 
 .venv/demo: .venv/python pyproject.toml
-	$(BIN)/python -m pip install --quiet -e .
+	@echo "Installing Corral into .venv; this takes a minute."
+	@$(call INSTALL,-e .)
 	@touch $@
 
 .venv/test: .venv/python pyproject.toml
-	$(BIN)/python -m pip install --quiet -e '.[test]'
+	@echo "Installing Corral and what its tests need into .venv; this takes a few minutes."
+	@$(call INSTALL,-e '.[test]')
 	@touch $@ .venv/demo
