@@ -1,4 +1,4 @@
-"""A benchmark as a picture: bars with ranges, one panel per case."""
+"""A benchmark as a picture: bars with ranges, one panel per case, two side by side."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from corral.bench.cases import SYNC
 from corral.bench.report import CaseReport, Report
 
 _COLOURS = {"corral": "#d1495b", "peer": "#8d99ae", "bound": "#e4e6eb"}
-_MEANING = {"corral": "Corral", "peer": "other libraries", "bound": "no communication at all"}
+_MEANING = {"corral": "Corral", "peer": "other libraries", "bound": "bare loops, what bounds processes"}
 
 
 def save_chart(report: Report, path: Path) -> None:
@@ -19,12 +19,16 @@ def save_chart(report: Report, path: Path) -> None:
     from matplotlib.patches import Patch
 
     panels = [case for case in report.cases if case.outcome.rates]
-    bars = [max(3, len(case.ranking())) for case in panels]
-    figure = Figure(figsize=(10, 1.2 + sum(0.30 * count + 0.95 for count in bars)), layout="constrained")
+    columns = 1 if len(panels) <= 2 else 2
+    bars = [max(len(case.ranking()) for case in panels[k : k + columns]) for k in range(0, len(panels), columns)]
+    size = (8.5 * columns, 0.9 + sum(0.30 * count + 0.95 for count in bars))
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=bars)[:, 0]
-    for axes, case in zip(all_axes, panels, strict=True):
+    all_axes = figure.subplots(len(bars), columns, squeeze=False, height_ratios=bars).flat
+    for axes, case in zip(all_axes, panels, strict=False):
         _draw(axes, case)
+    for axes in all_axes[len(panels) :]:
+        axes.set_axis_off()
     kinds = [kind for kind in _MEANING if any(kind == k for case in panels for _, k in case.ranking())]
     handles = [Patch(facecolor=_COLOURS[kind], label=_MEANING[kind]) for kind in kinds]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(kinds), frameon=False)
