@@ -68,6 +68,22 @@ class Leaf:
             return not value.size or bool(value.min() >= limits.min and value.max() <= limits.max)
         return bool(np.can_cast(value.dtype, self.dtype, "same_kind"))
 
+    def in_range(self, values: Array) -> bool:
+        """Whether all of a batch of discrete values are."""
+        if self._count is not None:  # one comparison: negative numbers are large ones without a sign
+            return bool(np.maximum.reduce(values.view(self._unsigned), axis=None) < self._count)
+        low, high = self.bounds
+        return low is None or high is None or not ((values < low).any() or (values > high).any())
+
+    @cached_property
+    def _unsigned(self) -> np.dtype[Any]:
+        return np.dtype(f"u{self.dtype.itemsize}")
+
+    @cached_property
+    def _count(self) -> int | None:
+        """How many values there are, counted from 0, where that says all."""
+        return int(self.space.n) if isinstance(self.space, gs.Discrete) and self.space.start == 0 else None
+
     @cached_property
     def bounds(self) -> tuple[Array, Array] | tuple[None, None]:
         """Lowest and highest value per element, or (None, None) where the dtype allows no others."""
@@ -197,9 +213,11 @@ def _unflatten(space: Space, leaves: Iterator[Any]) -> Any:
 
 
 def _batch_leaf(leaf: Leaf, value: Any, n: int, what: str) -> Array:
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch
-        value = value.detach().cpu().numpy()
-    array = np.asarray(value)
+    if type(value) is not np.ndarray:
+        if hasattr(value, "detach"):  # a torch tensor, without importing torch
+            value = value.detach().cpu().numpy()
+        value = np.asarray(value)
+    array: Array = value
     if array.shape != (n, *leaf.shape):
         raise UserError(
             f"{what} leaf '{leaf.name}' has shape {array.shape}, expected {(n, *leaf.shape)}: "
@@ -214,15 +232,13 @@ def _batch_leaf(leaf: Leaf, value: Any, n: int, what: str) -> Array:
             )
         array = array.astype(leaf.dtype)
     if leaf.dtype.kind == "f":
-        if not np.isfinite(array).all():
+        if np.count_nonzero(np.isfinite(array)) != array.size:
             bad = np.flatnonzero(~np.isfinite(array.reshape(n, -1)).all(axis=1)).tolist()
             raise UserError(f"{what} leaf '{leaf.name}' is NaN or infinite in rows {bad[:8]}; check the policy.")
-    elif not isinstance(leaf.space, gs.Box):
-        low, high = leaf.bounds
-        if low is not None and high is not None and ((array < low).any() or (array > high).any()):
-            raise UserError(
-                f"{what} leaf '{leaf.name}' has values in [{array.min()}, {array.max()}], outside {leaf.space}."
-            )
+    elif not isinstance(leaf.space, gs.Box) and not leaf.in_range(array):
+        raise UserError(
+            f"{what} leaf '{leaf.name}' has values in [{array.min()}, {array.max()}], outside {leaf.space}."
+        )
     return array
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from corral.bench.contestants import draw_actions, timed
 from corral.bench.rounds import Slice
 from corral.envs.group import EnvGroup
+from corral.envs.id_set import IdSets
 from corral.envs.resolve import resolve
 from corral.envs.rows import Rows
 from corral.envs.supervise import IDLE
@@ -104,15 +105,14 @@ def _group(env: str, num_envs: int) -> Callable[[Array], int]:
     """Corral's group, which also copies, checks and starts new episodes."""
     factory = resolve(env).factory
     group = EnvGroup(dict.fromkeys(range(num_envs), factory), env, lambda fault: None, [IDLE])
-    rows = Rows(group.build(), num_envs)
-    group.attach(rows)
-    ids = np.arange(num_envs)
-    group.reset(ids, 0, "train")
+    rows, sets = Rows(group.build(), num_envs), IdSets(num_envs)
+    group.attach(rows, sets)
+    group.reset(sets.everyone.ids, 0, "train")
 
     def step(actions: Array) -> int:
-        rows.phase ^= 1
+        rows.flip(sets.everyone)
         rows.action[0][:] = actions
-        group.step(ids, lambda ready: None)
+        group.step(sets.everyone, lambda ready: None)
         return num_envs
 
     return step

@@ -10,10 +10,6 @@ import socket
 import struct
 from typing import Any
 
-import numpy as np
-
-from corral.types import Array
-
 _HEADER = struct.Struct("<BI")
 _READ_BYTES = 1 << 16
 
@@ -82,13 +78,3 @@ class Channel:
 def frame(op: int, payload: bytes) -> bytes:
     """One message as bytes."""
     return _HEADER.pack(op, len(payload)) + payload
-
-
-def pack_ids(ids: Array) -> bytes:
-    """Row numbers as bytes."""
-    return ids.astype("<u4").tobytes()
-
-
-def unpack_ids(payload: bytes) -> Array:
-    """Row numbers from bytes."""
-    return np.frombuffer(payload, "<u4").astype(np.int64)

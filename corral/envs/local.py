@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from corral.envs.contract import VecEnv
-from corral.envs.flight import READY, Flight
+from corral.envs.flight import Flight
 from corral.envs.group import EnvFactory, EnvGroup
+from corral.envs.id_set import IdSet
 from corral.envs.rows import Rows
 from corral.envs.supervise import IDLE, Fault, FaultLog, Supervision, Watchdog
 from corral.types import Array, StepBatch, Tree
@@ -29,9 +29,9 @@ class LocalVecEnv(VecEnv):
             self._group.close()
             raise
         self._rows = Rows(self.spec, self.num_envs)
-        self._group.attach(self._rows)
         self._flight = Flight(self.num_envs, self.spec)
-        self._queue: list[Array] = []  # ids sent to and not yet stepped, in order
+        self._group.attach(self._rows, self._flight.sets)
+        self._queue: list[IdSet] = []  # sent to and not yet stepped, in order
         self._watchdog = Watchdog(self._mark, supervision.step_timeout_s)
 
     @property
@@ -46,23 +46,27 @@ class LocalVecEnv(VecEnv):
 
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere."""
-        lenient = self._flight.started  # the very first reset that fails is the user's mistake, a later one a fault
-        self._flight.start()
+        flight = self._flight
+        lenient = flight.started  # the very first reset that fails is the user's mistake, a later one a fault
+        flight.start()
         self._queue.clear()
-        self._rows.phase ^= 1
+        self._rows.flip(flight.everyone)
         self._rows.episode[:] = 0
         self._watchdog.touch()
-        with self._closing_on_error():
-            self._group.reset(self._flight.everyone.ids, seed, self._role, lenient=lenient)
-        self._flight.state[:] = READY
+        try:
+            self._group.reset(flight.everyone.ids, seed, self._role, lenient=lenient)
+        except BaseException:
+            self.close()
+            raise
+        flight.arrive(flight.everyone.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         """Queue one action for each of these idle environments."""
         chosen, leaves = self._flight.take_off(env_ids, actions)
         for row, leaf in zip(self._rows.action, leaves, strict=True):
             row[chosen.index] = leaf
-        self._rows.phase[chosen.index] ^= 1
-        self._queue.append(chosen.ids)
+        self._rows.flip(chosen)
+        self._queue.append(chosen)
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Step as many queued environments as the caller waits for, and return them."""
@@ -70,14 +74,15 @@ class LocalVecEnv(VecEnv):
         if not flight.started:
             self.reset(self.seed)
         wanted, count = flight.wanted(min_ready, env_ids)
-        if self._queue:
-            due = self._due(max(0, count - flight.num_ready(None))) if wanted is None else self._named(wanted.ids)
-            if len(due):
-                self._watchdog.touch()
-                with self._closing_on_error():
-                    self._group.step(due, self._announce)
-        chosen = flight.land(wanted)
-        return self._rows.collect(chosen.ids, chosen.index)
+        due = self._due(count - flight.num_ready(None)) if wanted is None else self._named(wanted)
+        if due is not None:
+            self._watchdog.touch()
+            try:
+                self._group.step(due, self._announce)
+            except BaseException:
+                self.close()
+                raise
+        return self._rows.collect(flight.land(wanted))
 
     def close(self) -> None:
         """Close every environment."""
@@ -86,30 +91,26 @@ class LocalVecEnv(VecEnv):
             self._watchdog.close()
             self._group.close()
 
-    def _announce(self, ids: Array) -> None:
-        self._flight.state[ids] = READY
+    def _announce(self, done: IdSet) -> None:
+        self._flight.arrive(done.mask)
 
-    def _due(self, count: int) -> Array:
+    def _due(self, count: int) -> IdSet | None:
         """Take the first `count` environments from the queue."""
-        if len(self._queue) == 1 and len(self._queue[0]) == count:
+        if count <= 0:
+            return None
+        if len(self._queue) == 1 and len(self._queue[0]) == count:  # the usual case
             return self._queue.pop()
-        queued = np.concatenate(self._queue)
-        self._queue = [queued[count:]] if count < len(queued) else []
-        return queued[:count]
+        queued = np.concatenate([chosen.ids for chosen in self._queue])
+        self._queue = [self._flight.sets.of(queued[count:])] if count < len(queued) else []
+        return self._flight.sets.of(queued[:count])
 
-    def _named(self, ids: Array) -> Array:
-        """Take these environments from the queue."""
-        if len(self._queue) == 1 and self._queue[0] is ids:  # id sets are kept, so this is the usual case
+    def _named(self, wanted: IdSet) -> IdSet | None:
+        """Take these environments from the queue, unless they have been stepped already."""
+        if len(self._queue) == 1 and self._queue[0] is wanted:  # the usual case
             return self._queue.pop()
-        queued = np.concatenate(self._queue)
-        named = np.isin(queued, ids)
-        self._queue = [] if named.all() else [queued[~named]]
-        return queued[named]
-
-    @contextlib.contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
+        if not self._queue:
+            return None
+        queued = np.concatenate([chosen.ids for chosen in self._queue])
+        named = np.isin(queued, wanted.ids)
+        self._queue = [] if named.all() else [self._flight.sets.of(queued[~named])]
+        return self._flight.sets.of(queued[named]) if named.any() else None

@@ -13,7 +13,8 @@ import numpy as np
 
 from corral import seeding
 from corral.envs.contract import VecEnv
-from corral.envs.flight import IDLE, IN_FLIGHT, READY, Flight, IdSet
+from corral.envs.flight import Flight
+from corral.envs.id_set import IdSet
 from corral.errors import UserError
 from corral.types import Array, EnvSpec, StepBatch, Tree
 
@@ -63,14 +64,14 @@ class LockstepVecEnv(VecEnv):
         self._batch = StepBatch(
             ids, obs, np.zeros(n), np.zeros(n), no, no.copy(), None, yes, no.copy(), no.copy()
         )  # fmt: skip
-        self._flight.state[:] = READY
+        self._flight.arrive(self._flight.everyone.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         """Hand over actions; the step begins when nobody is left without one."""
         chosen, leaves = self._flight.take_off(env_ids, actions)
         for row, leaf in zip(self._actions, leaves, strict=True):
             row[chosen.index] = leaf
-        if chosen is self._flight.everyone or (self._flight.state == IN_FLIGHT).all():
+        if self._flight.in_flight == self._flight.everyone.mask:
             self._stepping = True
             self._launch(self.spec.action.unflatten([leaf.copy() for leaf in self._actions]))
 
@@ -100,7 +101,7 @@ class LockstepVecEnv(VecEnv):
         except BaseException:
             self.close()
             raise
-        self._flight.state[complete] = READY
+        self._flight.arrive(self._flight.sets.of(complete).mask)
 
     def _take(self, chosen: IdSet) -> StepBatch:
         """Hand these rows over, without a copy when they are all there are."""
@@ -113,8 +114,9 @@ class LockstepVecEnv(VecEnv):
 
     def _stuck(self) -> UserError:
         """Why the results asked for cannot come yet."""
-        state = self._flight.state
-        idle, ready = np.flatnonzero(state == IDLE).tolist(), np.flatnonzero(state == READY).tolist()
+        flight = self._flight
+        ready = [i for i in range(self.num_envs) if flight.ready >> i & 1]
+        idle = [i for i in range(self.num_envs) if not (flight.ready | flight.in_flight) >> i & 1]
         remedies = [f"recv() environments {ready[:16]}"] * bool(ready) + [f"send() to environments {idle[:16]}"] * bool(
             idle
         )

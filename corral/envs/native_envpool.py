@@ -16,7 +16,8 @@ import numpy as np
 
 from corral import seeding
 from corral.envs.contract import VecEnv
-from corral.envs.flight import IN_FLIGHT, READY, Flight
+from corral.envs.flight import Flight
+from corral.envs.id_set import IdSet
 from corral.envs.rows import FIRST, GAME_OVER, TERMINATED, TRUNCATED, Rows
 from corral.errors import EnvFailed, UserError
 from corral.types import Array, EnvSpec, StepBatch, Tree
@@ -59,7 +60,7 @@ class EnvPoolVecEnv(VecEnv):
         with _quietly():
             obs, _ = self._pool.reset()
         self._write(self._flight.everyone.ids, obs)
-        self._flight.state[:] = READY
+        self._flight.arrive(self._flight.everyone.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         """Hand one action to each of these idle environments."""
@@ -74,17 +75,16 @@ class EnvPoolVecEnv(VecEnv):
             self.reset(self.seed)
         wanted, count = flight.wanted(min_ready, env_ids)
         if flight.num_ready(wanted) < count:
-            self._step(np.flatnonzero(flight.state == IN_FLIGHT))
-        chosen = flight.land(wanted)
-        return self._rows.collect(chosen.ids, chosen.index)
+            self._step(flight.sets.of_mask(flight.in_flight))
+        return self._rows.collect(flight.land(wanted))
 
     def close(self) -> None:
         """Let go of the pool, which ends its threads."""
         self._flight.closed = True
         self._pool = None
 
-    def _step(self, ids: Array) -> None:
-        rows = self._rows
+    def _step(self, chosen: IdSet) -> None:
+        rows, ids = self._rows, chosen.ids
         actions = self.spec.action.unflatten([leaf[ids] for leaf in rows.action])
         obs, reward, terminated, truncated, _ = self._pool.step(actions, ids.astype(np.int32))
         rows.step[ids] += 1
@@ -100,7 +100,7 @@ class EnvPoolVecEnv(VecEnv):
             self._next_episodes(ids[ended])
         if not np.isfinite(rows.reward[ids]).all():
             raise self._not_finite(ids[~np.isfinite(rows.reward[ids])])
-        self._flight.state[ids] = READY
+        self._flight.arrive(chosen.mask)
 
     def _next_episodes(self, ids: Array) -> None:
         rows = self._rows

@@ -23,8 +23,9 @@ import numpy as np
 
 from corral.envs import channel as ch
 from corral.envs.contract import VecEnv
-from corral.envs.flight import IN_FLIGHT, READY, Flight, IdSet
+from corral.envs.flight import Flight
 from corral.envs.group import EnvFactory, require_same_spaces
+from corral.envs.id_set import IdSet
 from corral.envs.rows import Rows
 from corral.envs.sentry import Sentry
 from corral.envs.supervise import IDLE as NO_ENV
@@ -68,9 +69,10 @@ class ProcessVecEnv(VecEnv):
         self._allocated = False
         # A lost environment owes a faulty row; it is reborn once a new episode waits in its row.
         self._owing = False  # anybody lost, or waiting for a replacement to start its episode?
-        self._lost, self._reborn, self._reset_due, self._flip_due, self._fresh = (
-            np.zeros(self.num_envs, np.bool_) for _ in range(5)
+        self._lost, self._reborn, self._reset_due, self._flip_due = (
+            np.zeros(self.num_envs, np.bool_) for _ in range(4)
         )
+        self._fresh = 0  # mask of those that have not delivered their first observation yet
         try:
             for index in range(workers):
                 ids = np.flatnonzero(self._worker_of == index)
@@ -110,8 +112,8 @@ class ProcessVecEnv(VecEnv):
         self._seed = seed
         flight.start()
         self._lost[:] = self._reborn[:] = self._reset_due[:] = self._flip_due[:] = False
-        self._fresh[:] = True
-        self._rows.phase ^= 1
+        self._fresh = flight.everyone.mask
+        self._rows.flip(flight.everyone)
         self._rows.episode[:] = 0
         for worker in self._workers:
             if worker.running:
@@ -131,8 +133,8 @@ class ProcessVecEnv(VecEnv):
                 alive = self._settle_lost(chosen.ids)
                 if not len(alive):
                     return
-                chosen = flight.id_set(alive)
-            rows.phase[chosen.index] ^= 1
+                chosen = flight.sets.of(alive)
+            rows.flip(chosen)
             for worker, frame, count in chosen.route or self._route(chosen):
                 if worker.pending == 0:
                     worker.touch()
@@ -153,8 +155,7 @@ class ProcessVecEnv(VecEnv):
         everybody = min_ready is None and env_ids is None
         while flight.num_ready(wanted) < count:
             self._guarded_pump(self._last_sent if everybody else None)
-        chosen = flight.land(wanted)
-        batch = self._rows.collect(chosen.ids, chosen.index)
+        batch = self._rows.collect(flight.land(wanted))
         if self._owing:
             self._send_resets()
         return batch
@@ -199,16 +200,15 @@ class ProcessVecEnv(VecEnv):
 
     def _handle(self, worker: WorkerHandle, op: int, payload: bytes) -> None:
         if op == ch.READY:
-            ids = ch.unpack_ids(payload)
-            worker.pending -= len(ids)
+            done: IdSet | None = self._flight.sets.of_payload(payload)
+            assert done is not None
+            worker.pending -= len(done)
             worker.touch()
             if self._owing:
-                lost = self._lost[ids]
-                self._reborn[ids[lost]] = True
-                self._settle_lost(ids[lost & (self._flight.state[ids] == IN_FLIGHT)])
-                ids = ids[~lost]
-            self._flight.state[ids] = READY
-            self._fresh[ids] = False
+                done = self._without_lost(done)
+            if done is not None:
+                self._flight.arrive(done.mask)
+                self._fresh &= ~done.mask
         elif op == ch.FAULT:
             self._log.record(Fault(**json.loads(payload)))
         elif op == ch.SPEC:
@@ -225,8 +225,11 @@ class ProcessVecEnv(VecEnv):
     def _route(self, chosen: IdSet) -> list[tuple[WorkerHandle, bytes, int]]:
         """Frames that carry these ids to their workers."""
         owner = self._worker_of[chosen.ids]
-        parts = [(worker, chosen.ids[owner == worker.index]) for worker in self._workers]
-        route = [(w, ch.frame(ch.STEP, ch.pack_ids(part)), len(part)) for w, part in parts if len(part)]
+        route = []
+        for worker in self._workers:
+            part = chosen.ids[owner == worker.index]
+            if len(part):
+                route.append((worker, ch.frame(ch.STEP, self._flight.sets.of(part).payload), len(part)))
         chosen.route = route
         return route
 
@@ -292,7 +295,7 @@ class ProcessVecEnv(VecEnv):
 
     def _require_work(self) -> None:
         """No unbounded wait: somebody must be working on what is in flight."""
-        waited_for = self._allocated and not self._owing and (self._flight.state == IN_FLIGHT).any()
+        waited_for = self._allocated and not self._owing and self._flight.in_flight
         if waited_for and not any(worker.pending for worker in self._workers):
             raise EnvFailed("Results are awaited that nobody works on, as after an interrupt in the middle of send().")
 
@@ -316,14 +319,14 @@ class ProcessVecEnv(VecEnv):
 
     def _note_lost(self, worker: WorkerHandle) -> None:
         """Every environment owes a faulty row, unless all it had to do was start the first episode."""
-        state = self._flight.state[worker.ids]
-        waiting = self._fresh[worker.ids] & (state == IN_FLIGHT)
+        in_flight = self._flight.flying(worker.ids)
+        waiting = self._flight.sets.bools(self._fresh)[worker.ids] & in_flight
         if not self._flight.started:
             return
         self._reset_due[worker.ids] = self._owing = True
         newly = ~waiting & ~self._lost[worker.ids]
         # A row in flight was flipped by its send; another still points to the last observation.
-        self._flip_due[worker.ids[newly & (state != IN_FLIGHT)]] = True
+        self._flip_due[worker.ids[newly & ~in_flight]] = True
         self._lost[worker.ids[newly]] = True
         self._reborn[worker.ids] = False
         self._rows.episode[worker.ids[~waiting]] += 1
@@ -335,7 +338,7 @@ class ProcessVecEnv(VecEnv):
             culprit = int(worker.ids[0])
         for env_id in sorted(worker.ids.tolist(), key=lambda i: i != culprit):
             own = env_id == culprit
-            stepping = int(self._flight.state[env_id] == IN_FLIGHT)
+            stepping = self._flight.in_flight >> env_id & 1
             state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]) + stepping
             self._log.record(
                 Fault(env_id, kind if own else "neighbour", *state, words if own else f"environment {culprit}")
@@ -355,21 +358,32 @@ class ProcessVecEnv(VecEnv):
     def _send_resets(self) -> None:
         """Start the next episode of replaced environments, except where a result still waits in the row."""
         for worker in self._workers:
-            ids = worker.ids[self._reset_due[worker.ids] & (self._flight.state[worker.ids] != READY)]
+            ready = self._flight.sets.bools(self._flight.ready)[worker.ids]
+            ids = worker.ids[self._reset_due[worker.ids] & ~ready]
             if not worker.running or not len(ids):
                 continue
-            self._rows.phase[ids[self._flip_due[ids]]] ^= 1
+            flip = ids[self._flip_due[ids]]
+            if len(flip):
+                self._rows.flip(self._flight.sets.of(flip))
             self._rows.step[ids] = 0
             self._reset_due[ids] = self._flip_due[ids] = False
             self._send_reset(worker, ids, lenient=True)
         self._owing = bool(self._lost.any() or self._reset_due.any())
+
+    def _without_lost(self, done: IdSet) -> IdSet | None:
+        """Note which lost environments started a new episode, and deliver what they owe; the others."""
+        ids = done.ids
+        lost = self._lost[ids]
+        self._reborn[ids[lost]] = True
+        self._settle_lost(ids[lost & self._flight.flying(ids)])
+        return None if lost.all() else self._flight.sets.of(ids[~lost])
 
     def _settle_lost(self, ids: Array) -> Array:
         """Deliver the faulty rows that are due among `ids`, all in flight; returns the ids to go on with."""
         lost = self._lost[ids]
         for env_id in ids[lost & self._reborn[ids]].tolist():
             self._rows.mark_lost(env_id)
-            self._flight.state[env_id] = READY
+            self._flight.arrive(1 << env_id)
             self._lost[env_id] = self._reborn[env_id] = False
         self._owing = bool(self._lost.any() or self._reset_due.any())
         return ids[~lost]

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from corral.envs.id_set import IdSet
 from corral.types import Array, EnvSpec, StepBatch
 
 _ALIGN = 64
 TERMINATED, TRUNCATED, FAULTY, FIRST, GAME_OVER = range(5)
-# Everything about a row but its observation, side by side, so that one copy takes it all.
-_RECORD = np.dtype([("reward", "f8"), ("raw_reward", "f8"), ("flags", "?", (8,))])
+_FLAGS_AT = 16  # bytes of the two rewards before the flags
 
 
 class Rows:
@@ -35,11 +35,14 @@ class Rows:
         self.obs = [next(taken) for _ in spec.observation.leaves]  # [2, N, ...]
         self.final = [next(taken) for _ in spec.observation.leaves]  # [N, ...]
         self.action = [next(taken) for _ in spec.action.leaves]  # [N, ...]
-        self.records = next(taken)  # [N]
-        self.reward, self.raw_reward, self.flags = (self.records[name] for name in _RECORD.names or ())
+        self.table = next(taken)  # [N, 3]: reward, raw reward, and flags, which are bools in a number's place
+        self.reward, self.raw_reward = self.table[:, 0], self.table[:, 1]
+        self._flag_words = self.table[:, 2]
+        self.flags = self.table.view(np.bool_)[:, _FLAGS_AT:]
         self.seed, self.episode, self.step = next(taken), next(taken), next(taken)
         self.mark = next(taken)  # per worker (of which there are at most N), the environment it is stepping
         self.phase = next(taken)
+        self._odd = 0  # the receiver's own copy of `phase`, as a mask
 
     @staticmethod
     def nbytes(spec: EnvSpec, num_envs: int) -> int:
@@ -47,40 +50,54 @@ class Rows:
         *_, (offset, shape, dtype) = _places(spec, num_envs)
         return offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
-    def collect(self, ids: Array, index: slice | Array) -> StepBatch:
-        """Copy the rows `ids` out; `index` is the same rows as a slice where they are one."""
-        layout = self.spec.observation
+    def flip(self, chosen: IdSet) -> None:
+        """Let these rows' next observations go to the other half of the memory."""
+        self._odd ^= chosen.mask
+        half = self._half(chosen)
+        if half is None:
+            self.phase[chosen.index] ^= 1
+        else:
+            self.phase[chosen.index] = half
+
+    def collect(self, chosen: IdSet) -> StepBatch:
+        """Copy these rows out."""
+        layout, ids, index = self.spec.observation, chosen.ids, chosen.index
         # A slice gives views, which are copied; an index array copies by itself.
         own = isinstance(index, slice)
-        obs = [leaf.copy() if own else leaf for leaf in self.current(ids, index)]
-        records = self.records[index].copy() if own else self.records[index]
-        flags = records["flags"]
-        first = flags[:, FIRST]
-        final = self._finals(ids, obs, flags) if first.any() else None
+        obs = [leaf.copy() if own else leaf for leaf in self.current(chosen, self._half(chosen))]
+        table = self.table[index].copy() if own else self.table[index]
+        flags = table.view(np.bool_)[:, _FLAGS_AT:]
+        final = self._finals(ids, obs, flags) if np.count_nonzero(table[:, 2]) else None
         return StepBatch(
             ids,
             layout.unflatten(obs),
-            records["reward"],
-            records["raw_reward"],
+            table[:, 0],
+            table[:, 1],
             flags[:, TERMINATED],
             flags[:, TRUNCATED],
             final,
-            first,
+            flags[:, FIRST],
             flags[:, FAULTY],
             flags[:, GAME_OVER],
         )
 
-    def current(self, ids: Array, index: slice | Array) -> list[Array]:
-        """Leaves of these rows' current observations; views for a slice of rows in one phase, else copies."""
-        phase = self.phase[index]
-        half = phase[0]
-        if (phase == half).all():
-            return [leaf[half][index] for leaf in self.obs]
-        return [leaf[phase, ids] for leaf in self.obs]
+    def no_flags(self, index: slice | Array) -> None:
+        """Clear all flags of these rows."""
+        self._flag_words[index] = 0.0
+
+    def current(self, chosen: IdSet, half: int | None) -> list[Array]:
+        """Leaves of these rows' observations in one half, views where they are a slice; None: each in its own."""
+        if half is None:
+            return [leaf[self.phase[chosen.ids], chosen.ids] for leaf in self.obs]
+        return [leaf[half][chosen.index] for leaf in self.obs]
+
+    def _half(self, chosen: IdSet) -> int | None:
+        odd = self._odd & chosen.mask
+        return 0 if not odd else 1 if odd == chosen.mask else None
 
     def _finals(self, ids: Array, obs: list[Array], flags: Array) -> Any:
-        ended = flags[:, TERMINATED] | flags[:, TRUNCATED]
-        if not ended.any():
+        ended = np.flatnonzero(flags[:, TERMINATED] | flags[:, TRUNCATED])
+        if not len(ended):
             return None  # first observations after a reset
         final = [leaf.copy() for leaf in obs]
         places = ids[ended]
@@ -100,21 +117,11 @@ class Rows:
         self.flags[env_id, [TRUNCATED, FAULTY, FIRST]] = True
 
 
-def row_index(ids: Array) -> slice | Array:
-    """The same rows as a slice, which is cheaper to read and write, where they are evenly spaced."""
-    if len(ids) == 1:
-        return slice(int(ids[0]), int(ids[0]) + 1)
-    steps = np.diff(ids)
-    if steps[0] > 0 and (steps == steps[0]).all():
-        return slice(int(ids[0]), int(ids[-1]) + 1, int(steps[0]))
-    return ids
-
-
 def _places(spec: EnvSpec, n: int) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:
     table = [((2, n, *leaf.shape), leaf.dtype) for leaf in spec.observation.leaves]
     table += [((n, *leaf.shape), leaf.dtype) for leaf in spec.observation.leaves]
     table += [((n, *leaf.shape), leaf.dtype) for leaf in spec.action.leaves]
-    table += [((n,), _RECORD)] + [((n,), np.dtype(np.int64))] * 4 + [((n,), np.dtype(np.uint8))]
+    table += [((n, 3), np.dtype(np.float64))] + [((n,), np.dtype(np.int64))] * 4 + [((n,), np.dtype(np.uint8))]
     offset = 0
     for shape, dtype in table:
         yield offset, shape, dtype

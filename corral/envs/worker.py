@@ -24,6 +24,7 @@ import numpy as np
 from corral import seeding
 from corral.envs import channel as ch
 from corral.envs.group import EnvGroup
+from corral.envs.id_set import IdSet, IdSets
 from corral.envs.rows import Rows
 from corral.envs.supervise import IDLE, Fault
 from corral.errors import EnvFailed, UserError
@@ -72,7 +73,7 @@ class _Worker:
     def handle(self, op: int, payload: bytes) -> None:
         if op == ch.STEP:
             assert self._group is not None
-            self._group.step(ch.unpack_ids(payload), self._announce)
+            self._group.step(self._sets.of_payload(payload), self._announce)
         elif op == ch.RESET:
             self._reset(json.loads(payload))
         elif op == ch.ROWS:
@@ -95,7 +96,8 @@ class _Worker:
         rows = Rows(EnvSpec.from_json(data["spec"]), data["num_envs"], mmap.mmap(self._memory_fd, 0))
         self._index = data["worker"]
         mark: Any = memoryview(rows.mark.data)[self._index : self._index + 1]
-        self._group.attach(rows, mark)
+        self._sets = IdSets(rows.num_envs)
+        self._group.attach(rows, self._sets, mark)
         # Everything built so far lives as long as the worker; collections need not look at it.
         gc.collect()
         gc.freeze()
@@ -106,12 +108,14 @@ class _Worker:
             seed = seeding.worker_seed(data["seed"], data["role"], self._index, data["generators"])
             random.seed(seed)
             np.random.seed(seed)
-        ids = np.array(data["ids"])
-        self._group.reset(ids, data["seed"], data["role"], lenient=data["lenient"])
-        self._announce(ids)
+        chosen = self._sets.of(np.array(data["ids"]))
+        self._group.reset(chosen.ids, data["seed"], data["role"], lenient=data["lenient"])
+        self._announce(chosen)
 
-    def _announce(self, ids: Any) -> None:
-        self._channel.send(ch.READY, ch.pack_ids(ids))
+    def _announce(self, done: IdSet) -> None:
+        if done.route is None:
+            done.route = ch.frame(ch.READY, done.payload)
+        self._channel.send_frame(done.route)
 
     def _report(self, fault: Fault) -> None:
         self._channel.send_json(ch.FAULT, fault.to_json())
