@@ -1,7 +1,8 @@
-"""Interleaved rounds: everybody runs a short slice in every round, in rotating order.
+"""Interleaved rounds: everybody runs several short slices in every round, in rotating order.
 
 A shared machine drifts by more than the differences of interest, so a contestant is compared with another
-within each round, and the median and range of those ratios is what counts.
+within each round, and the median and range of those ratios is what counts. The drift is felt within seconds,
+so a round goes around several times.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ Kind = Literal["corral", "peer", "bound", "layer"]
 
 _PATIENCE_S = 120.0
 _WARM_UP_S = 0.2
+_TURNS = 5  # of everybody in a round
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Outcome:
 def play(
     entries: Sequence[Entry], rounds: int, seconds: float, say: Callable[[str], None] = lambda text: None
 ) -> Outcome:
-    """Build every contestant, let each run a slice per round, and close them all.
+    """Build every contestant, let each run for `seconds` per round, in turns, and close them all.
 
     One that cannot be imported, fails, or gives no answer for two minutes is left out, with the reason.
     """
@@ -115,12 +117,17 @@ def play(
                 alive[entry.name].run(min(_WARM_UP_S, seconds))
         stack.enter_context(_no_old_garbage())
         for number in range(rounds):
-            for entry in rotated(entries, number, rounds):
-                if entry.name not in alive:
-                    continue
-                say(f"round {number + 1} of {rounds}: {entry.name}")
-                with _leaving_out(entry, skipped, alive), deadline(_PATIENCE_S + 2 * seconds):
-                    rates.setdefault(entry.name, []).append(alive[entry.name].run(seconds).rate)
+            done: dict[str, list[Slice]] = {}
+            for turn in range(_TURNS):
+                for entry in rotated(entries, number * _TURNS + turn, rounds * _TURNS):
+                    if entry.name not in alive:
+                        continue
+                    say(f"round {number + 1} of {rounds}: {entry.name}")
+                    with _leaving_out(entry, skipped, alive), deadline(_PATIENCE_S + 2 * seconds):
+                        done.setdefault(entry.name, []).append(alive[entry.name].run(seconds / _TURNS))
+            for name, slices in done.items():
+                total = Slice(sum(s.steps for s in slices), sum(s.seconds for s in slices))
+                rates.setdefault(name, []).append(total.rate)
         say("closing")
     return Outcome({name: rates[name] for name in alive if name in rates}, skipped)
 

@@ -44,15 +44,20 @@ def entry(name, log, rates, kind="peer", fails=None):
     return Entry(name, kind, lambda: Player(name, log, rates, fails), "pip install it")
 
 
-def test_everybody_runs_in_every_round_and_each_round_begins_with_another():
+def in_turns(*rates):
+    """The warm-up's rate, and then each round's rate for all its turns."""
+    return [1, *(rate for rate in rates for _ in range(5))]
+
+
+def test_everybody_runs_five_times_in_every_round_and_each_time_begins_with_another():
     log = []
-    rates = [1, 10, 20, 30]  # the first one is the warm-up's
+    rates = in_turns(10, 20, 30)
     entries = [entry(name, log, rates) for name in "abc"]
     outcome = play(entries, rounds=3, seconds=1.0)
     assert log[:3] == ["a", "b", "c"]
-    played = ["".join(log[3 + 3 * k : 6 + 3 * k]) for k in range(3)]
-    assert played == ["abc", "bca", "cab"]
-    assert log[12:] == ["close c", "close b", "close a"]
+    played = ["".join(log[3 + 3 * k : 6 + 3 * k]) for k in range(15)]
+    assert played == ["abc", "bca", "cab"] * 5
+    assert log[48:] == ["close c", "close b", "close a"]
     assert outcome.rates == {name: [10.0, 20.0, 30.0] for name in "abc"}
     assert outcome.skipped == {}
 
@@ -82,7 +87,7 @@ def test_spread_is_median_and_range():
 
 def test_whoever_fails_is_left_out_with_the_reason_and_closed():
     log = []
-    entries = [entry("good", log, [1, 2, 3]), entry("bad", log, [], fails=RuntimeError("it\nbroke"))]
+    entries = [entry("good", log, in_turns(2, 3)), entry("bad", log, [], fails=RuntimeError("it\nbroke"))]
     outcome = play(entries, rounds=2, seconds=1.0)
     assert outcome.rates == {"good": [2.0, 3.0]}
     assert outcome.skipped == {"bad": "failed: RuntimeError: it broke"}
@@ -91,7 +96,7 @@ def test_whoever_fails_is_left_out_with_the_reason_and_closed():
 
 
 def test_a_contestant_that_fails_in_the_middle_has_no_figures():
-    outcome = play([entry("a", [], [1, 2, 3]), entry("b", [], [1, 2])], rounds=2, seconds=1.0)
+    outcome = play([entry("a", [], in_turns(2, 3)), entry("b", [], in_turns(2))], rounds=2, seconds=1.0)
     assert outcome.rates == {"a": [2.0, 3.0]}
     assert list(outcome.skipped) == ["b"]
 
