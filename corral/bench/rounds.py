@@ -124,7 +124,8 @@ def play(
                         continue
                     say(f"round {number + 1} of {rounds}: {entry.name}")
                     with _leaving_out(entry, skipped, alive), deadline(_PATIENCE_S + 2 * seconds):
-                        done.setdefault(entry.name, []).append(alive[entry.name].run(seconds / _TURNS))
+                        result = alive[entry.name].run(seconds / _TURNS)
+                        done.setdefault(entry.name, []).append(result)
             for name, slices in done.items():
                 total = Slice(sum(s.steps for s in slices), sum(s.seconds for s in slices))
                 rates.setdefault(name, []).append(total.rate)
