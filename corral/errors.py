@@ -1,4 +1,4 @@
-"""The two errors a user meets: a mistake to correct, and a run that could not go on."""
+"""The errors a user meets: a mistake to correct, and what could not go on."""
 
 from __future__ import annotations
 
@@ -9,3 +9,7 @@ class UserError(ValueError):
 
 class EnvFailed(RuntimeError):
     """An environment failed more often than its restart budget allows (exit code 1)."""
+
+
+class RunFailed(RuntimeError):
+    """A run that cannot go on, such as one whose losses are not finite any more (exit code 1)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,57 @@ class Trajectory:
     def shape(self) -> tuple[int, int]:
         """(T, B)."""
         return self.reward.shape[0], self.reward.shape[1]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What data an algorithm needs: its only statement about sampling, storing and lag."""
+
+    unit: Literal["transition", "sequence", "episode"]
+    length: int  # of a sequence in steps, or n of an n-step transition; sequences carry one observation more
+    batch_size: int  # transitions, sequences or episodes in a batch
+    reuse: Literal["once", "replay"]
+    extras: tuple[str, ...] = ()  # what acting must record
+    max_lag: int | None = None  # versions: 0 is on-policy, None is corrected or off-policy
+    samples_per_insert: float = 1.0  # with replay: how often a transition is drawn on average
+    prioritised: bool = False
+    capacity: int = 0  # with replay: transitions kept
+    min_size: int = 1  # with replay: transitions before the first batch
+    gamma: float = 1.0  # with transitions: discount of the n-step sum
+
+
+@dataclass
+class LossOutput:
+    """What a loss says of one minibatch. `loss` is a scalar tensor; `priorities` are [n], for replay."""
+
+    loss: Any
+    metrics: dict[str, Any]  # names -> scalar tensors or numbers
+    priorities: Any = None
+    stop: bool = False  # leave out this minibatch and those that follow (target KL)
+
+
+@dataclass
+class Transitions:
+    """`n` transitions of one or more steps each: `reward` is their discounted sum.
+
+    The target of a value is `reward + discount * V(next_obs)`; `discount` is `gamma ** steps`, or 0 where the
+    episode terminated. A truncated episode goes on in `next_obs`, its true last observation.
+    """
+
+    obs: Tree  # [n, ...]
+    action: Tree  # [n, ...]
+    reward: Array  # [n] float32
+    discount: Array  # [n] float32
+    next_obs: Tree  # [n, ...]
+    weight: Array  # [n] float32, importance weights, 1 where sampling is uniform
+
+
+@dataclass
+class Sample:
+    """A batch from a store. `keys` name its transitions to `feedback`; None where nothing is fed back."""
+
+    batch: Trajectory | Transitions
+    keys: Array | None = None
 
 
 def cat(parts: Sequence[Trajectory]) -> Trajectory:

@@ -1,0 +1,1 @@
+"""What carries data from acting to learning: used once or replayed, always behind a rate limiter."""

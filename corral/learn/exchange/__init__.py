@@ -1,0 +1,1 @@
+"""How gradients and weights leave a learner."""

@@ -1,0 +1,1 @@
+"""Networks: what sees observations, what remembers, and what decides."""

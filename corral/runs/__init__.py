@@ -1,0 +1,1 @@
+"""A run as an object: its folder, checkpoints, metrics, evaluation, videos and plots."""

@@ -1,0 +1,1 @@
+"""Wiring: which parts act, learn and store, and how they are connected."""
