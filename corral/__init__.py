@@ -14,6 +14,11 @@ from corral import messages as _messages
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "train": "corral.training",
+    "resume": "corral.training",
+    "load_policy": "corral.runs.load",
+    "Experiment": "corral.experiment",
+    "RunFailed": "corral.errors",
     "make_vec": "corral.envs.make",
     "Sampler": "corral.acting.sampler",
     "Policy": "corral.acting.policy",
@@ -28,8 +33,9 @@ _PUBLIC = {
     "testing": "corral.testing",
 }
 
-__all__ = ["EnvFailed", "EnvSpec", "Policy", "Sampler", "StepBatch", "Supervision", "Trajectory",
-           "UserError", "__version__", "envs", "make_vec", "spaces", "testing"]  # fmt: skip
+__all__ = ["EnvFailed", "EnvSpec", "Experiment", "Policy", "RunFailed", "Sampler", "StepBatch", "Supervision",
+           "Trajectory", "UserError", "__version__", "envs", "load_policy", "make_vec", "resume", "spaces",
+           "testing", "train"]  # fmt: skip
 
 if TYPE_CHECKING:
     from corral import envs, spaces, testing
@@ -37,7 +43,10 @@ if TYPE_CHECKING:
     from corral.acting.sampler import Sampler
     from corral.envs.make import make_vec
     from corral.envs.supervise import Supervision
-    from corral.errors import EnvFailed, UserError
+    from corral.errors import EnvFailed, RunFailed, UserError
+    from corral.experiment import Experiment
+    from corral.runs.load import load_policy
+    from corral.training import resume, train
     from corral.types import EnvSpec, StepBatch, Trajectory
 
 

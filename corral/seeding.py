@@ -1,4 +1,4 @@
-"""One tree of seeds: run -> role -> worker or environment -> episode.
+"""One tree of seeds: run -> role -> worker, environment or part -> episode.
 
 A node's seed is drawn from `SeedSequence(run_seed, spawn_key=path)`, so two runs share no seed (unlike
 `seed + i`), and an environment's seed does not depend on how many workers share the environments.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 ROLES = {"train": 0, "eval": 1}
-_ENV, _WORKER = 0, 1
+_ENV, _WORKER, _PART = 0, 1, 2
+PARTS = {"network": 0, "acting": 1, "learning": 2, "store": 3}
 # EnvPool and ALE take 32-bit signed seeds, so every seed stays below 2**31.
 _MASK = 0x7FFF_FFFF
 
@@ -34,3 +35,8 @@ def env_seeds(run_seed: int, role: str, num_envs: int) -> list[int]:
 def worker_seed(run_seed: int, role: str, worker: int, start: int = 0) -> int:
     """Seed of the global generators (`random`, `numpy.random`) of a worker's `start`-th process."""
     return _draw(run_seed, ROLES[role], _WORKER, worker, start)
+
+
+def part_seed(run_seed: int, role: str, part: str, index: int = 0) -> int:
+    """Seed of the generator of a part of the run, such as the one that actor `index` draws actions with."""
+    return _draw(run_seed, ROLES[role], _PART, PARTS[part], index)

@@ -141,6 +141,8 @@ class Layout:
 
         Discrete values are checked against their range because native environments index memory with them.
         """
+        if self.single:
+            return [_batch_leaf(self.leaves[0], tree, n, what)]
         try:
             values = self.flatten(tree)
         except (KeyError, IndexError, TypeError):

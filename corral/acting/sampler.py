@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.acting.assemble import Columns
+from corral.acting.assemble import Columns, Envs, Time
 from corral.acting.episodes import EpisodeStats
 from corral.acting.policy import Policy, as_policy, to_numpy
 from corral.envs.contract import VecEnv
@@ -73,6 +73,45 @@ class Sampler:
         else:
             raise UserError(f"first_ready must be between 1 and num_envs={self.vec.num_envs}, got {first_ready}.")
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next trajectory depends on, but for the policy's weights and generators.
+
+        Call it between two trajectories of `rollouts()`, and `vec.record_episodes()` before the first.
+        """
+        leaves, first = self._prepare()
+        return {
+            "obs": {str(k): leaf.copy() for k, leaf in enumerate(leaves)},
+            "first": first.copy(),
+            "policy": {str(k): leaf.copy() for k, leaf in enumerate(_leaves(self._state))},
+            "episodes": self.episodes.state_dict(),
+            "version": self.version,
+            "vec": self.vec.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Go on, in a new Sampler, from what `state_dict` gave; returns environments that start a new episode.
+
+        Their games under way are dropped, not counted.
+        """
+        if self._latest is not None:
+            raise UserError("load_state_dict() needs a Sampler that has not sampled yet: make a new one.")
+        vec = self.vec
+        self._state = self._initial_state()
+        held = _leaves(self._state)
+        if [leaf.shape for leaf in held] != [leaf.shape for leaf in state["policy"].values()]:
+            raise UserError("This state is of a policy with another memory; use the policy that it was saved with.")
+        restarted = vec.load_state_dict(state["vec"])
+        self._latest = [state["obs"][str(k)].copy() for k in range(len(state["obs"]))], state["first"].copy()
+        for k, leaf in enumerate(held):
+            leaf[...] = state["policy"][str(k)]
+        self.episodes.load_state_dict(state["episodes"])
+        self.version = state["version"]
+        if restarted:
+            self.episodes.drop(restarted)
+            batch = vec.recv(env_ids=np.array(restarted))
+            self._lay(batch.env_ids, vec.spec.observation.flatten(batch.obs), batch.first)
+        return restarted
+
     def close(self) -> None:
         """Close the environments, unless they were handed in."""
         if self._owns_vec:
@@ -87,58 +126,78 @@ class Sampler:
         self.close()
 
     def _in_step(self, steps: int) -> Iterator[Trajectory]:
-        vec = self.vec
-        everyone = np.arange(vec.num_envs)
-        halves = np.array_split(everyone, 2 if vec.pipelined and vec.num_envs > 1 else 1)
+        vec, flatten = self.vec, self.vec.spec.observation.flatten
         columns, turn = self._start(steps)
         if self._in_flight.any():  # left over from a call that was given up
             self._begin(columns, vec.recv())
+        count = 2 if vec.pipelined and vec.num_envs > 1 else 1
+        parts = [_Part(ids) for ids in np.array_split(np.arange(vec.num_envs), count)]
+        everyone = _Part(np.arange(vec.num_envs))
         while True:
-            for ids in halves:
-                self._decide(columns, ids)
+            for part in parts:
+                self._decide(columns, 0, part.envs, part.ids, *self._seen(part.envs))
             for t in range(steps):
-                for ids in halves:
-                    self._take_in(columns, vec.recv(env_ids=ids))
+                for part in parts:
+                    batch = vec.recv(env_ids=part.ids)
+                    part.ids = batch.env_ids
+                    obs = flatten(batch.obs)
+                    columns.put(t, part.envs, obs, batch)
+                    self._note(part.envs, obs, batch)
                     if t + 1 < steps:
-                        self._decide(columns, ids)
-            yield columns.take(everyone, self.version)
+                        self._decide(columns, t + 1, part.envs, part.ids, batch.obs, batch.first)
+            yield columns.take(everyone.envs, everyone.ids, self.version)
             self._require_turn(turn)
 
     def _as_ready(self, steps: int, count: int) -> Iterator[Trajectory]:
         columns, turn = self._start(steps)
+        cursor = np.zeros(self.vec.num_envs, np.int64)  # how full each column is
         left_over = self._in_flight.copy()  # their next results were not decided for here
         idle = np.flatnonzero(~left_over)
         while True:
             if len(idle):
-                self._decide(columns, idle)
-            while len(full := columns.full()) < count:
+                self._decide(columns, cursor[idle], idle, idle, *self._seen(idle))
+            while len(full := np.flatnonzero(cursor == steps)) < count:
                 batch = self.vec.recv(min_ready=1)
-                old = left_over[batch.env_ids]
+                ids = batch.env_ids
+                old = left_over[ids]
                 if old.any():
                     self._begin(columns, batch.take(np.flatnonzero(old)))
-                    left_over[batch.env_ids] = False
+                    left_over[ids] = False
                 if not old.all():
-                    self._take_in(columns, batch.take(np.flatnonzero(~old)) if old.any() else batch)
-                more = columns.room(batch.env_ids)
+                    fresh = batch.take(np.flatnonzero(~old)) if old.any() else batch
+                    obs = self.vec.spec.observation.flatten(fresh.obs)
+                    columns.put(cursor[fresh.env_ids], fresh.env_ids, obs, fresh)
+                    self._note(fresh.env_ids, obs, fresh)
+                    cursor[fresh.env_ids] += 1
+                more = ids[cursor[ids] < steps]
                 if len(more):
-                    self._decide(columns, more)
-            yield columns.take(full, self.version)
+                    self._decide(columns, cursor[more], more, more, *self._seen(more))
+            yield columns.take(full, full, self.version)
             self._require_turn(turn)
+            cursor[full] = 0
             idle = full
 
     def _start(self, steps: int) -> tuple[Columns, int]:
         """Columns that begin where the environments are, and the number of this call."""
         vec = self.vec
-        if self._latest is None:
-            batch = vec.recv()
-            self._latest = ([leaf.copy() for leaf in vec.spec.observation.flatten(batch.obs)], batch.first.copy())
-            state = to_numpy(self._policy.initial_state(vec.num_envs))
-            self._state = None if state is None else tree_map(np.array, state)  # ours to write to
-            self._check_state(self._state, vec.num_envs)
+        latest = self._prepare()
         columns = Columns(vec.spec, vec.num_envs, steps)
-        columns.begin(np.arange(vec.num_envs), vec.spec.observation.unflatten(self._latest[0]), self._latest[1])
+        columns.begin(slice(None), *latest)
         self._turn += 1
         return columns, self._turn
+
+    def _prepare(self) -> tuple[list[Array], Array]:
+        """The latest observations, the first ones if there are none yet."""
+        if self._latest is None:
+            batch = self.vec.recv()
+            self._state = self._initial_state()
+            self._latest = [leaf.copy() for leaf in self.vec.spec.observation.flatten(batch.obs)], batch.first.copy()
+        return self._latest
+
+    def _initial_state(self) -> Tree:
+        state = to_numpy(self._policy.initial_state(self.vec.num_envs))
+        self._check_state(state, self.vec.num_envs)
+        return None if state is None else tree_map(np.array, state)  # ours to write to
 
     def _require_turn(self, turn: int) -> None:
         if turn != self._turn:
@@ -146,8 +205,9 @@ class Sampler:
 
     def _begin(self, columns: Columns, batch: StepBatch) -> None:
         """Let columns begin at results that belong to a call that was given up."""
-        self._note(batch)
-        columns.begin(batch.env_ids, batch.obs, batch.first)
+        obs = self.vec.spec.observation.flatten(batch.obs)
+        self._note(batch.env_ids, obs, batch)
+        columns.begin(batch.env_ids, obs, batch.first)
 
     def _check_state(self, state: Tree, n: int) -> None:
         def check(leaf: Array) -> None:
@@ -159,30 +219,50 @@ class Sampler:
         if state is not None:
             tree_map(check, state)
 
-    def _decide(self, columns: Columns, ids: Array) -> None:
+    def _seen(self, envs: Envs) -> tuple[Tree, Array]:
+        """Copies of the latest observations of these environments, and of whether they start an episode."""
         assert self._latest is not None
-        spec, (latest, first) = self.vec.spec, self._latest
-        obs = spec.observation.unflatten([leaf[ids] for leaf in latest])
-        state = tree_map(lambda leaf: leaf[ids], self._state) if self._state is not None else None
-        action, state, extras = self._policy.act(obs, state, first[ids])
+        leaves, first = self._latest
+        return self.vec.spec.observation.unflatten([leaf[envs].copy() for leaf in leaves]), first[envs].copy()
+
+    def _decide(self, columns: Columns, t: Time, envs: Envs, ids: Array, obs: Tree, first: Array) -> None:
+        """Let the policy act on arrays of its own, and send what it decides; the VecEnv checks it."""
+        state = None if self._state is None else tree_map(lambda leaf: leaf[envs].copy(), self._state)
+        action, state, extras = self._policy.act(obs, state, first)
         if self._state is not None:
-            new_state = to_numpy(state)
-            self._check_state(new_state, len(ids))
-            tree_map(lambda old, new: old.__setitem__(ids, new), self._state, new_state)
-        leaves = spec.action.batch(action, len(ids))
-        columns.act(ids, leaves, to_numpy(extras))
-        self.vec.send(ids, spec.action.unflatten(leaves))
-        self._in_flight[ids] = True
+            state = to_numpy(state)
+            self._check_state(state, len(ids))
+            tree_map(lambda old, new: old.__setitem__(envs, new), self._state, state)
+        action = to_numpy(action)
+        self.vec.send(ids, action)
+        self._in_flight[envs] = True
+        columns.act(t, envs, self.vec.spec.action.flatten(action), extras)
 
-    def _take_in(self, columns: Columns, batch: StepBatch) -> None:
-        columns.put(batch)
-        self._note(batch)
+    def _note(self, envs: Envs, obs: list[Array], batch: StepBatch) -> None:
+        """Keep what the next decision and the statistics need."""
+        self._in_flight[envs] = False
+        self.episodes.add(batch, envs)
+        self._lay(envs, obs, batch.first)
 
-    def _note(self, batch: StepBatch) -> None:
+    def _lay(self, envs: Envs, obs: list[Array], first: Array) -> None:
         assert self._latest is not None
-        self._in_flight[batch.env_ids] = False
-        self.episodes.add(batch)
-        latest, first = self._latest
-        for store, leaf in zip(latest, self.vec.spec.observation.flatten(batch.obs), strict=True):
-            store[batch.env_ids] = leaf
-        first[batch.env_ids] = batch.first
+        latest, firsts = self._latest
+        for store, leaf in zip(latest, obs, strict=True):
+            store[envs] = leaf
+        firsts[envs] = first
+
+
+class _Part:
+    """Consecutive environments that are decided for together."""
+
+    def __init__(self, ids: Array):
+        self.envs = slice(int(ids[0]), int(ids[-1]) + 1)
+        self.ids = ids  # once received, the array that the VecEnv hands out: it knows it when it comes back
+
+
+def _leaves(tree: Tree) -> list[Array]:
+    """Arrays of a policy's state, in order."""
+    found: list[Array] = []
+    if tree is not None:
+        tree_map(found.append, tree)
+    return found

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from corral.errors import EnvFailed, UserError
+from corral.errors import EnvFailed, RunFailed, UserError
 
 COMMANDS = {
     "bench sampling": (
@@ -26,10 +26,22 @@ COMMANDS = {
         "corral.cli.doctor:Doctor",
         "show this machine, what is installed, and what will be slow",
     ),
+    "list algos": (
+        "corral.cli.list_algos:ListAlgos",
+        "list the algorithms, their action spaces, and where they are verified",
+    ),
     "list envs": (
         "corral.cli.list_envs:ListEnvs",
         "list the environments that can be used by id",
     ),
+    "list presets": (
+        "corral.cli.list_presets:ListPresets",
+        "list the settings that come with an algorithm on an environment",
+    ),
+    "plot": ("corral.cli.plot:Plot", "draw the learning curves of one or several runs"),
+    "resume": ("corral.cli.resume:Resume", "go on with a run from its last checkpoint"),
+    "top": ("corral.cli.top:Top", "watch a run: progress, speed, returns, restarts"),
+    "train": ("corral.cli.train:Train", "train an agent"),
 }
 """Words of a command -> where its dataclass is, and what it does."""
 
@@ -41,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"corral: {error}", file=sys.stderr)
         return 2
-    except EnvFailed as error:
+    except (EnvFailed, RunFailed) as error:
         print(f"corral: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

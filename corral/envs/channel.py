@@ -5,18 +5,21 @@ Observations and actions never travel here: they are in shared memory, and a mes
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import struct
 from typing import Any
 
+import numpy as np
+
 _HEADER = struct.Struct("<BI")
 _READ_BYTES = 1 << 16
 
 # parent to worker
-ROWS, RESET, STEP, CLOSE = range(4)
+ROWS, RESET, STEP, CLOSE, RECORD, SAVE, LOAD = range(7)
 # worker to parent
-SPEC, READY, FAULT, FAILED = range(10, 14)
+SPEC, READY, FAULT, FAILED, SAVED, LOADED, ALIVE = range(10, 17)
 
 
 class Closed(Exception):
@@ -29,7 +32,7 @@ class Channel:
     def __init__(self, sock: socket.socket):
         self._socket = sock
         self._room = bytearray(_READ_BYTES)  # kept, because a fresh buffer of this size costs a system call
-        self._rest = b""
+        self._rest = bytearray()  # of a message that is not complete
 
     def fileno(self) -> int:
         """File descriptor to poll."""
@@ -47,8 +50,8 @@ class Channel:
             raise Closed from error
 
     def send_json(self, op: int, data: Any) -> None:
-        """Send one message with a JSON payload."""
-        self.send(op, json.dumps(data).encode())
+        """Send one message with a JSON payload, which may hold arrays; `parse` reads it."""
+        self.send(op, json.dumps(data, default=_from_array).encode())
 
     def read(self) -> list[tuple[int, bytes]]:
         """Wait for bytes and return the complete messages among them; Closed at the end."""
@@ -58,16 +61,17 @@ class Channel:
             raise Closed from error
         if not size:
             raise Closed
-        buffer = self._rest + self._room[:size]
+        self._rest += self._room[:size]
+        buffer = self._rest
         messages, start = [], 0
         while len(buffer) - start >= _HEADER.size:
             op, size = _HEADER.unpack_from(buffer, start)
             end = start + _HEADER.size + size
             if len(buffer) < end:
                 break
-            messages.append((op, buffer[start + _HEADER.size : end]))
+            messages.append((op, bytes(buffer[start + _HEADER.size : end])))
             start = end
-        self._rest = buffer[start:]
+        del buffer[:start]
         return messages
 
     def close(self) -> None:
@@ -78,3 +82,23 @@ class Channel:
 def frame(op: int, payload: bytes) -> bytes:
     """One message as bytes."""
     return _HEADER.pack(op, len(payload)) + payload
+
+
+def parse(payload: bytes) -> Any:
+    """What `send_json` sent."""
+    return json.loads(payload, object_hook=_to_array)
+
+
+def _from_array(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"a {type(value).__name__} has no JSON form")
+    data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+    return {"$array": data, "dtype": value.dtype.str, "shape": value.shape}
+
+
+def _to_array(node: dict[str, Any]) -> Any:
+    if "$array" not in node:
+        return node
+    return np.frombuffer(base64.b64decode(node["$array"]), node["dtype"]).reshape(node["shape"]).copy()

@@ -28,6 +28,18 @@ class Flight:
         if self.closed:
             raise UserError("This VecEnv is closed; make a new one with corral.make_vec.")
 
+    def require_idle(self) -> None:
+        """UserError while a result is awaited or waits to be received."""
+        self.require_open()
+        if not self.started or self.in_flight | self.ready:
+            raise UserError("state_dict() needs all environments idle: recv() what is under way first.")
+
+    def require_new(self) -> None:
+        """UserError when the environments have been used."""
+        self.require_open()
+        if self.started:
+            raise UserError("load_state_dict() needs environments that have just been made: make a new VecEnv.")
+
     def take_off(self, env_ids: Array, actions: Tree) -> tuple[IdSet, list[Array]]:
         """Check a send and note it; returns the id set and the action leaves."""
         if not self.started or self.closed:

@@ -7,6 +7,7 @@ in every worker; both write into `Rows`, so there is one implementation of what 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 import traceback
@@ -17,7 +18,9 @@ import gymnasium
 import numpy as np
 
 from corral import seeding
+from corral.envs.generators import State
 from corral.envs.id_set import IdSet, IdSets
+from corral.envs.restore import NotRestored, Recorder, load_declared_state, replay, same_observation
 from corral.envs.rows import FAULTY, FIRST, Rows
 from corral.envs.supervise import IDLE, Fault
 from corral.errors import EnvFailed, UserError
@@ -57,9 +60,10 @@ class EnvGroup:
         self._mark = mark  # mark[0] is the environment being stepped, for the watchdog
         self._envs: dict[int, gymnasium.Env[Any, Any]] = {}
         self._steps: dict[int, Callable[[Any], Any]] = {}
-        self._run_seed, self._role = 0, "train"
+        self.run_seed, self._role = 0, "train"
         self._slow = False
         self._lengths: dict[int, int] = {}  # of the last episodes
+        self._recorder: Recorder | None = None
 
     def build(self) -> EnvSpec:
         """Build every environment; their spaces must agree."""
@@ -86,6 +90,7 @@ class EnvGroup:
         row_views = tuple({i: views[0] for i, views in half.items()} for half in self._obs_views)
         self._simple = (row_views, first.shape, first.dtype if layout.single else None)
         self._float_leaves = [k for k, leaf in enumerate(layout.leaves) if leaf.dtype.kind == "f"]
+        self._float_halves = [(rows.obs[k][0], rows.obs[k][1]) for k in self._float_leaves]
 
     def reset(self, ids: Array, run_seed: int, role: str, *, lenient: bool = False) -> None:
         """Start a seeded episode in each environment.
@@ -93,14 +98,14 @@ class EnvGroup:
         An environment whose very first reset fails is the user's mistake and raises; `lenient`, used when a
         lost process is replaced in the middle of a run, treats it as one more fault.
         """
-        self._run_seed, self._role = run_seed, role
+        self.run_seed, self._role = run_seed, role
         rows = self._rows
         for env_id in ids.tolist():
             self._mark[0] = env_id
             seed = seeding.env_seed(run_seed, role, env_id, int(rows.episode[env_id]))
             rows.seed[env_id], rows.step[env_id] = seed, 0
             try:
-                obs = seeded_reset(self._envs[env_id], seed)
+                obs = self._seeded_reset(env_id, seed)
                 self._require_good(obs, env_id)
             except (Exception, SystemExit) as error:
                 if not lenient:
@@ -124,6 +129,8 @@ class EnvGroup:
         start, batch = time.perf_counter(), _Batch()
         rewards = batch.rewards
         one_by_one = self._slow
+        if self._recorder is not None:
+            self._recorder.acted(chosen)
         for env_id, phase, action in zip(chosen.numbers, phases, self._actions(chosen), strict=True):
             mark[0] = env_id
             try:
@@ -140,7 +147,7 @@ class EnvGroup:
                 if terminated or truncated:
                     batch.ends.append((env_id, bool(terminated), bool(truncated), not life_lost))
                     self._put(self._final_views[env_id], obs, env_id)
-                    self._next_episode(env_id, phase)
+                    self._next_episode(env_id, phase, life_lost=life_lost)
                 elif type(obs) is np.ndarray and obs.dtype is dtype and obs.shape == shape:
                     row_views[phase][env_id][...] = obs
                 else:
@@ -153,6 +160,63 @@ class EnvGroup:
             self._finish(chosen, half, batch, notify)
         mark[0] = IDLE
         self._slow = time.perf_counter() - start > _SLOW_STEP_S * len(phases)
+
+    def record(self) -> None:
+        """From now on note what restores the environments."""
+        if self._recorder is None:
+            self._recorder = Recorder(self._rows)
+
+    def save(self) -> dict[str, State]:
+        """What restores each environment, by id; those that nothing restores are missing."""
+        if self._recorder is None:
+            return {}
+        saved = {str(env_id): self._recorder.save(env_id, env) for env_id, env in self._envs.items()}
+        return {env_id: state for env_id, state in saved.items() if state is not None}
+
+    def load(
+        self, saved: Mapping[str, State], run_seed: int, role: str, alive: Callable[[], None] = lambda: None
+    ) -> list[int]:
+        """Bring fresh environments to where `save` was called; returns those that started a new episode instead.
+
+        The rows hold the saved observations, seeds and counters. `alive` is called again and again.
+        """
+        self.run_seed, self._role = run_seed, role
+        self.record()
+        restarted = []
+        for env_id in self._factories:
+            self._mark[0] = env_id
+            if not self._restore(env_id, saved.get(str(env_id)), alive):
+                self._restart(env_id)
+                restarted.append(env_id)
+        self._mark[0] = IDLE
+        return restarted
+
+    def _restore(self, env_id: int, state: State | None, alive: Callable[[], None]) -> bool:
+        rows, env = self._rows, self._envs[env_id]
+        if state is None or self._recorder is None:
+            return False
+        try:
+            if state["kind"] == "declared":
+                load_declared_state(env, state, int(rows.seed[env_id]))
+            else:
+                obs, steps = replay(env, state, int(rows.seed[env_id]), self._recorder.actions(state), alive)
+                saved = self._obs_views[rows.phase[env_id]][env_id]
+                if steps != rows.step[env_id] or not same_observation(rows.spec.observation, obs, saved):
+                    raise NotRestored
+        except (Exception, SystemExit):  # whatever it is, a new episode is the answer
+            return False
+        self._recorder.load(env_id, state)
+        return True
+
+    def _restart(self, env_id: int) -> None:
+        """Build an environment that could not be restored anew, and start an episode."""
+        rows = self._rows
+        rows.episode[env_id] += 1
+        rows.step[env_id] = 0
+        rows.reward[env_id] = rows.raw_reward[env_id] = 0.0
+        rows.flags[env_id] = False
+        rows.flags[env_id, FIRST] = True
+        self._rebuild(env_id, int(rows.episode[env_id]))
 
     def close(self) -> None:
         """Close every environment."""
@@ -186,15 +250,19 @@ class EnvGroup:
         for env_id in batch.lost:
             self._lose(env_id)
         ended = [end[0] for end in batch.ends]
-        if not (good and self._finite(chosen, half) and self._finals_finite(ended)):
+        if not (good and self._finite(chosen, half) and (not ended or self._finals_finite(ended))):
             self._find_nan(chosen.numbers)
         notify(chosen)
 
     def _finite(self, chosen: IdSet, half: int | None) -> bool:
-        if not self._float_leaves:
-            return True
-        current = self._rows.current(chosen, half)
-        return _all_finite([current[k] for k in self._float_leaves])
+        if half is None:
+            current = self._rows.current(chosen, half)
+            return _all_finite([current[k] for k in self._float_leaves])
+        for halves in self._float_halves:
+            values = halves[half][chosen.index]
+            if np.count_nonzero(np.isfinite(values)) != values.size:
+                return False
+        return True
 
     def _finals_finite(self, env_ids: list[int]) -> bool:
         views = self._final_views
@@ -232,6 +300,8 @@ class EnvGroup:
     def _actions(self, chosen: IdSet) -> list[Any]:
         """One action per environment, copied, so that an environment may keep it."""
         layout = self._rows.spec.action
+        if layout.single and not layout.leaves[0].shape:
+            return list(self._rows.action[0][chosen.index])
         leaves = [
             list(rows[chosen.ids] if leaf.shape else rows[chosen.index])  # numbers are copies by themselves
             for rows, leaf in zip(self._rows.action, layout.leaves, strict=True)
@@ -293,8 +363,15 @@ class EnvGroup:
             raise UserError(f"Environment {env_id} ({self._name}): the reward must be one number, got {reward!r}.")
         return float(array.reshape(()))
 
-    def _next_episode(self, env_id: int, phase: int) -> None:
+    def _seeded_reset(self, env_id: int, seed: int) -> Any:
+        if self._recorder is not None:
+            self._recorder.seeded(env_id, self._envs[env_id], seed)
+        return seeded_reset(self._envs[env_id], seed)
+
+    def _next_episode(self, env_id: int, phase: int, *, life_lost: bool) -> None:
         """Store the first observation of the next episode."""
+        if self._recorder is not None and not life_lost:
+            self._recorder.next_game(env_id, self._envs[env_id])
         try:
             obs = self._envs[env_id].reset()[0]
         except (Exception, SystemExit) as error:
@@ -319,8 +396,8 @@ class EnvGroup:
             try:
                 spec = self._build(env_id)
                 require_same_spaces(rows.spec, env_id, spec, env_id)
-                seed = seeding.env_seed(self._run_seed, self._role, env_id, episode, attempt)
-                obs = seeded_reset(self._envs[env_id], seed)
+                seed = seeding.env_seed(self.run_seed, self._role, env_id, episode, attempt)
+                obs = self._seeded_reset(env_id, seed)
                 views = self._obs_views[rows.phase[env_id]][env_id]
                 self._put(views, obs, env_id)
                 if not _all_finite([views[k] for k in self._float_leaves]):
@@ -353,7 +430,8 @@ def build_env(factory: EnvFactory, name: str) -> tuple[gymnasium.Env[Any, Any], 
         if not isinstance(getattr(env, what, None), gymnasium.Space):
             raise UserError(f"{name} has no {what}; set one in its __init__.")
     limit = env.spec.max_episode_steps if env.spec is not None else None
-    spec = EnvSpec(env.observation_space, env.action_space, name, limit)
+    # Copies: who samples from the spec's spaces shall not change what the environment draws from its own.
+    spec = EnvSpec(copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space), name, limit)
     for layout in (spec.observation, spec.action):
         if not layout.leaves:
             raise UserError(f"{name} has an empty space, {layout.space}; give it at least one leaf.")

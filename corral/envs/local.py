@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -83,6 +84,39 @@ class LocalVecEnv(VecEnv):
                 self.close()
                 raise
         return self._rows.collect(flight.land(wanted))
+
+    def record_episodes(self) -> None:
+        """Note what restores the environments."""
+        self._group.record()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the environments are, and what leads there."""
+        self._flight.require_idle()
+        return {
+            "identity": self._identity(),
+            "seed": self._group.run_seed,
+            "rows": self._rows.state_dict(self._flight.everyone),
+            "envs": self._group.save(),
+            "faults": self._log.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Repeat what led to the saved state, in fresh environments; returns those where that failed."""
+        flight = self._flight
+        flight.require_new()
+        self._require_identity(state)
+        flight.start()
+        self._rows.load_state_dict(state["rows"], flight.everyone)
+        self._log.load_state_dict(state["faults"])
+        self._watchdog.touch()
+        try:
+            restarted = self._group.load(state["envs"], state["seed"], self._role, self._watchdog.touch)
+        except BaseException:
+            self.close()
+            raise
+        flight.arrive(sum(1 << env_id for env_id in restarted))
+        flight.in_flight = 0
+        return restarted
 
     def close(self) -> None:
         """Close every environment."""

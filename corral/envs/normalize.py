@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -187,6 +188,26 @@ class NormalizedVecEnv(VecEnv):
         if self._reward:
             self._normalise_reward(batch)
         return batch
+
+    def record_episodes(self) -> None:
+        """Note what restores the environments."""
+        self._vec.record_episodes()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The environments, the statistics, and the returns of the episodes under way."""
+        return {
+            "vec": self._vec.state_dict(),
+            "statistics": self.statistics.state_dict(),
+            "returns": self._returns.copy(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Go on from what `state_dict` gave; returns the environments that start a new episode."""
+        restarted = self._vec.load_state_dict(state["vec"])
+        self.statistics.load_state_dict(state["statistics"])
+        self._returns[:] = state["returns"]
+        self._returns[restarted] = 0.0
+        return restarted
 
     def close(self) -> None:
         """Close the environments."""

@@ -17,6 +17,7 @@ import select
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -72,6 +73,9 @@ class ProcessVecEnv(VecEnv):
         self._lost, self._reborn, self._reset_due, self._flip_due = (
             np.zeros(self.num_envs, np.bool_) for _ in range(4)
         )
+        self._recording = False
+        self._asked: set[int] = set()  # indices of workers that owe an answer
+        self._answers: dict[int, Any] = {}
         self._fresh = 0  # mask of those that have not delivered their first observation yet
         try:
             for index in range(workers):
@@ -160,6 +164,59 @@ class ProcessVecEnv(VecEnv):
             self._send_resets()
         return batch
 
+    def record_episodes(self) -> None:
+        """Note what restores the environments, in the workers."""
+        self._recording = True
+        for worker in self._workers:
+            if worker.running:  # another is told when it gets its rows
+                with contextlib.suppress(ch.Closed):
+                    worker.channel.send(ch.RECORD)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the environments are, and what leads there; a worker that dies meanwhile leaves its own out."""
+        self._flight.require_idle()
+        answers = self._ask(ch.SAVE, {worker.index: None for worker in self._workers if worker.running})
+        envs = {env_id: state for answer in answers.values() for env_id, state in answer["envs"].items()}
+        for env_id in np.flatnonzero(self._lost | self._reset_due).tolist():  # not where its last row says it is
+            envs.pop(str(env_id), None)
+        return {
+            "identity": self._identity(),
+            "seed": self._seed,
+            "rows": self._rows.state_dict(self._flight.everyone),
+            "envs": envs,
+            "workers": {str(index): answer["generators"] for index, answer in answers.items()},
+            "faults": self._log.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Repeat what led to the saved state, in the workers; returns the environments where that failed.
+
+        The workers' global generators go on as well, if there are as many workers as there were.
+        """
+        flight = self._flight
+        flight.require_new()
+        self._require_identity(state)
+        flight.start()
+        # All are waiting for a first observation, so those of a worker that dies get one.
+        self._fresh, self._seed, self._recording = flight.everyone.mask, state["seed"], True
+        self._rows.load_state_dict(state["rows"], flight.everyone)
+        self._log.load_state_dict(state["faults"])
+        known = state["workers"] if len(state["workers"]) == len(self._workers) else {}
+        jobs = {}
+        for worker in self._workers:
+            worker.seeded = True
+            jobs[worker.index] = {
+                "envs": {str(i): state["envs"][str(i)] for i in worker.ids.tolist() if str(i) in state["envs"]},
+                "seed": self._seed,
+                "role": self._role,
+                "start": worker.starts,
+                "generators": known.get(str(worker.index)),
+            }
+        self._ask(ch.LOAD, jobs)
+        while flight.in_flight:  # of workers that died
+            self._guarded_pump()
+        return [i for i in range(self.num_envs) if flight.ready >> i & 1]
+
     def close(self) -> None:
         """Close the environments and end the workers."""
         self._flight.closed = True
@@ -173,6 +230,27 @@ class ProcessVecEnv(VecEnv):
         except BaseException:
             self.close()
             raise
+
+    def _ask(self, op: int, jobs: dict[int, Any]) -> dict[int, Any]:
+        """Ask workers, by index, something that takes time; the answers of those that live to give one."""
+        self._answers.clear()
+        self._asked = set(jobs)
+        for index, job in jobs.items():
+            worker = self._workers[index]
+            worker.pending += 1
+            worker.touch()
+            with contextlib.suppress(ch.Closed):  # found dead, and replaced, by the pump
+                worker.channel.send_json(op, job)
+        while self._asked:
+            self._guarded_pump()
+        return self._answers.copy()
+
+    def _note_loaded(self, worker: WorkerHandle, restarted: list[int]) -> None:
+        """A worker's environments are where they were, idle, or have a first observation to deliver."""
+        mask = self._flight.sets.of(worker.ids).mask
+        self._flight.arrive(sum(1 << env_id for env_id in restarted))
+        self._flight.in_flight &= ~mask
+        self._fresh &= ~mask
 
     def _pump(self, last: WorkerHandle | None = None) -> None:
         """Wait for messages, for a bounded time, and act on them; then look for workers that hang.
@@ -209,6 +287,14 @@ class ProcessVecEnv(VecEnv):
             if done is not None:
                 self._flight.arrive(done.mask)
                 self._fresh &= ~done.mask
+        elif op in (ch.SAVED, ch.LOADED):
+            worker.pending -= 1
+            self._asked.discard(worker.index)
+            self._answers[worker.index] = answer = ch.parse(payload)
+            if op == ch.LOADED:
+                self._note_loaded(worker, answer)
+        elif op == ch.ALIVE:
+            worker.touch()
         elif op == ch.FAULT:
             self._log.record(Fault(**json.loads(payload)))
         elif op == ch.SPEC:
@@ -272,7 +358,13 @@ class ProcessVecEnv(VecEnv):
     def _give_rows(self, worker: WorkerHandle) -> None:
         worker.running = True
         worker.channel.send_json(
-            ch.ROWS, {"spec": self.spec.to_json(), "num_envs": self.num_envs, "worker": worker.index}
+            ch.ROWS,
+            {
+                "spec": self.spec.to_json(),
+                "num_envs": self.num_envs,
+                "worker": worker.index,
+                "record": self._recording,
+            },
         )
 
     def _check_alive(self, worker: WorkerHandle, now: float) -> None:
@@ -309,6 +401,7 @@ class ProcessVecEnv(VecEnv):
         if not self._allocated:
             names = ", ".join(map(str, worker.ids.tolist()[:16]))
             raise EnvFailed(f"The worker that builds environments {names} of {self._name} failed: {words}")
+        self._asked.discard(worker.index)
         self._report_lost(worker, kind, words)
         self._note_lost(worker)
         if not worker.running:  # it failed while it replaced another

@@ -62,10 +62,9 @@ class Rows:
     def collect(self, chosen: IdSet) -> StepBatch:
         """Copy these rows out."""
         layout, ids, index = self.spec.observation, chosen.ids, chosen.index
-        # A slice gives views, which are copied; an index array copies by itself.
-        own = isinstance(index, slice)
-        obs = [leaf.copy() if own else leaf for leaf in self.current(chosen, self._half(chosen))]
-        table = self.table[index].copy() if own else self.table[index]
+        obs, table = self.current(chosen, self._half(chosen)), self.table[index]
+        if isinstance(index, slice):  # which gives views; an index array copies by itself
+            obs, table = [leaf.copy() for leaf in obs], table.copy()
         flags = table.view(np.bool_)[:, _FLAGS_AT:]
         final = self._finals(ids, obs, flags) if np.count_nonzero(table[:, 2]) else None
         return StepBatch(
@@ -91,12 +90,28 @@ class Rows:
             return [leaf[self.phase[chosen.ids], chosen.ids] for leaf in self.obs]
         return [leaf[half][chosen.index] for leaf in self.obs]
 
+    def state_dict(self, everyone: IdSet) -> dict[str, Any]:
+        """Where the environments are: their latest observations, seeds and counters."""
+        leaves = self.current(everyone, self._half(everyone))
+        return {
+            "obs": {str(k): leaf.copy() for k, leaf in enumerate(leaves)},
+            "seed": self.seed.copy(),
+            "episode": self.episode.copy(),
+            "step": self.step.copy(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], everyone: IdSet) -> None:
+        """Put it back."""
+        for k, leaf in enumerate(self.obs):
+            leaf[self.phase[everyone.ids], everyone.ids] = state["obs"][str(k)]
+        self.seed[:], self.episode[:], self.step[:] = state["seed"], state["episode"], state["step"]
+
     def _half(self, chosen: IdSet) -> int | None:
         odd = self._odd & chosen.mask
         return 0 if not odd else 1 if odd == chosen.mask else None
 
     def _finals(self, ids: Array, obs: list[Array], flags: Array) -> Any:
-        ended = np.flatnonzero(flags[:, TERMINATED] | flags[:, TRUNCATED])
+        ended = (flags[:, TERMINATED] | flags[:, TRUNCATED]).nonzero()[0]
         if not len(ended):
             return None  # first observations after a reset
         final = [leaf.copy() for leaf in obs]

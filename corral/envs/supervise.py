@@ -101,6 +101,21 @@ class FaultLog:
                 f"{self.supervision.restarts_total}. Last: {fault}"
             )
 
+    def state_dict(self) -> dict[str, Any]:
+        """The counters; the faults themselves are in the log."""
+        return {
+            "restarts": self.restarts,
+            "charged": self._charged,
+            "in_a_row": {str(env): count for env, count in self._in_a_row.items()},
+            "restarted_at": {str(env): episode for env, episode in self._restarted_at.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting from what `state_dict` gave."""
+        self.restarts, self._charged = state["restarts"], state["charged"]
+        self._in_a_row = {int(env): count for env, count in state["in_a_row"].items()}
+        self._restarted_at = {int(env): episode for env, episode in state["restarted_at"].items()}
+
 
 class Watchdog:
     """Names an environment that hangs in this process, with its stack. It can report, not interrupt.

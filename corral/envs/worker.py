@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import threading
+import time
 from typing import Any, BinaryIO
 
 import cloudpickle
@@ -23,6 +24,7 @@ import numpy as np
 
 from corral import seeding
 from corral.envs import channel as ch
+from corral.envs.generators import read_global_generators, write_global_generators
 from corral.envs.group import EnvGroup
 from corral.envs.id_set import IdSet, IdSets
 from corral.envs.rows import Rows
@@ -69,6 +71,7 @@ class _Worker:
     def __init__(self, channel: ch.Channel, memory_fd: int):
         self._channel, self._memory_fd = channel, memory_fd
         self._group: EnvGroup | None = None
+        self._said_alive = 0.0
 
     def handle(self, op: int, payload: bytes) -> None:
         if op == ch.STEP:
@@ -78,6 +81,14 @@ class _Worker:
             self._reset(json.loads(payload))
         elif op == ch.ROWS:
             self._attach(json.loads(payload))
+        elif op == ch.RECORD:
+            assert self._group is not None
+            self._group.record()
+        elif op == ch.SAVE:
+            assert self._group is not None
+            self._channel.send_json(ch.SAVED, {"envs": self._group.save(), "generators": read_global_generators()})
+        elif op == ch.LOAD:
+            self._load(ch.parse(payload))
 
     def close(self) -> None:
         if self._group is not None:
@@ -98,6 +109,8 @@ class _Worker:
         mark: Any = memoryview(rows.mark.data)[self._index : self._index + 1]
         self._sets = IdSets(rows.num_envs)
         self._group.attach(rows, self._sets, mark)
+        if data["record"]:
+            self._group.record()
         # Everything built so far lives as long as the worker; collections need not look at it.
         gc.collect()
         gc.freeze()
@@ -105,12 +118,30 @@ class _Worker:
     def _reset(self, data: dict[str, Any]) -> None:
         assert self._group is not None
         if data["generators"] is not None:
-            seed = seeding.worker_seed(data["seed"], data["role"], self._index, data["generators"])
-            random.seed(seed)
-            np.random.seed(seed)
+            self._seed_generators(data["seed"], data["role"], data["generators"])
         chosen = self._sets.of(np.array(data["ids"]))
         self._group.reset(chosen.ids, data["seed"], data["role"], lenient=data["lenient"])
         self._announce(chosen)
+
+    def _load(self, data: dict[str, Any]) -> None:
+        assert self._group is not None
+        self._seed_generators(data["seed"], data["role"], data["start"])
+        restarted = self._group.load(data["envs"], data["seed"], data["role"], self._say_alive)
+        if data["generators"] is not None:
+            write_global_generators(data["generators"])
+        self._channel.send_json(ch.LOADED, restarted)
+
+    def _say_alive(self) -> None:
+        """Once a second: repeating an episode may take longer than a step is allowed to."""
+        now = time.monotonic()
+        if now - self._said_alive > 1.0:
+            self._said_alive = now
+            self._channel.send(ch.ALIVE)
+
+    def _seed_generators(self, run_seed: int, role: str, start: int) -> None:
+        seed = seeding.worker_seed(run_seed, role, self._index, start)
+        random.seed(seed)
+        np.random.seed(seed)
 
     def _announce(self, done: IdSet) -> None:
         if done.route is None:

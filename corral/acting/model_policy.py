@@ -1,0 +1,110 @@
+"""Acting with networks: actor-critics by sampling, action values by epsilon-greedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from corral.acting.lean import LeanActor
+from corral.types import Array, Tree, tree_map
+
+if TYPE_CHECKING:
+    from corral.nets.actor_critic import ActorCritic
+
+
+class ActorCriticPolicy:
+    """Samples from the policy, or takes its most likely action.
+
+    Records `action` as the network means it, before bounds are applied, and its `logp`; with a memory also
+    `state`, the memory before the step.
+    """
+
+    def __init__(self, model: ActorCritic, explore: bool, rng: np.random.Generator):
+        self._model, self._explore, self._rng = model, explore, rng
+        self._device = model.value_head.weight.device
+        self._lean = LeanActor.of(model)
+        self.progress = 0.0
+
+    def initial_state(self, n: int) -> Tree:
+        """The memory of `n` environments, None where the network has none."""
+        return self._model.initial_state(n)
+
+    def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Decide for `n` environments."""
+        actions, after = self._model.actions, None
+        params, after = (self._lean(obs), None) if self._lean is not None else self._forward(obs, state, first)
+        if self._explore:
+            action, logp = actions.sample(params, self._rng)
+        else:
+            action, logp = actions.mode(params), np.zeros(len(params), np.float32)
+        extras = {"action": action, "logp": logp}
+        if after is not None:
+            extras["state"] = state
+        return actions.to_env(action), after, extras
+
+    @torch.inference_mode()
+    def _forward(self, obs: Tree, state: Tree, first: Array) -> tuple[Array, Array | None]:
+        model, device = self._model, self._device
+        if model.core is None:
+            return model.act(to_tensors(obs, device), None, None)[0].float().cpu().numpy(), None
+        params, after = model.act(to_tensors(obs, device), to_tensors(state, device), to_tensors(first, device))
+        assert after is not None
+        return params.float().cpu().numpy(), after.float().cpu().numpy()
+
+
+class EpsilonGreedyPolicy:
+    """The action of the highest value, or with probability `epsilon(progress)` any."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        to_env: Callable[[Array], Tree],
+        num_actions: int,
+        epsilon: Callable[[float], float],
+        rng: np.random.Generator,
+    ):
+        self._model, self._to_env, self._num_actions, self._epsilon = model, to_env, num_actions, epsilon
+        self._device = next(model.parameters()).device
+        self._lean = LeanActor.of(model)
+        self._rng = rng
+        self.progress = 0.0
+
+    def initial_state(self, n: int) -> Tree:
+        """No memory."""
+        return None
+
+    def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Decide for `n` environments."""
+        n, epsilon = len(first), self._epsilon(self.progress)
+        # Drawn whatever epsilon is, so that a schedule does not change the stream of random numbers.
+        draws = self._rng.random((2, n))
+        random = draws[0] < epsilon
+        if random.all():
+            choice = np.zeros(n, np.int64)
+        else:
+            choice = self._values(obs).argmax(-1)
+        if random.any():
+            choice = np.where(random, (draws[1] * self._num_actions).astype(np.int64), choice)
+        return self._to_env(choice), None, {}
+
+    @torch.inference_mode()
+    def _values(self, obs: Tree) -> Array:
+        if self._lean is not None:
+            return self._lean(obs)
+        values: Array = self._model(to_tensors(obs, self._device)).float().cpu().numpy()
+        return values
+
+
+def to_tensors(tree: Tree, device: torch.device) -> Tree:
+    """Arrays as tensors on a device, without a copy where that is possible."""
+    if device.type == "cpu":
+        return torch.from_numpy(tree) if isinstance(tree, np.ndarray) else tree_map(_to_cpu, tree)
+    return tree_map(lambda leaf: _to_cpu(leaf).to(device, non_blocking=True), tree)
+
+
+def _to_cpu(leaf: Any) -> Tensor:
+    return leaf if isinstance(leaf, Tensor) else torch.from_numpy(np.asarray(leaf))

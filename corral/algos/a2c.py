@@ -1,0 +1,111 @@
+"""Advantage actor-critic (Mnih et al. 2016, synchronous): one update per batch of short sequences.
+
+Follows `grad log pi(a|s) A` with `A` from GAE: `lam=1` is the n-step advantage of the paper, `lam=0` is TD(0).
+Needs data of the current policy: `max_lag=0`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from corral.acting.model_policy import ActorCriticPolicy
+from corral.algos.contract import Algorithm, ModelPolicy
+from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, values_of
+from corral.algos.settings import require
+from corral.nets.actor_critic import ActorCritic
+from corral.nets.config import NetConfig
+from corral.ops.gae import gae
+from corral.types import DataSpec, EnvSpec, LossOutput, Trajectory
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of A2C."""
+
+    lr: float = 7e-4
+    """Learning rate."""
+    anneal_lr: bool = False
+    """Let the learning rate fall linearly to 0."""
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    """RMSProp as in the paper, or Adam."""
+    gamma: float = 0.99
+    """Discount."""
+    lam: float = 1.0
+    """Lambda of GAE: 1 for n-step advantages, 0 for TD(0)."""
+    length: int = 5
+    """Steps of each environment between updates."""
+    entropy: float = 0.0
+    """Weight of the entropy bonus."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this norm."""
+    normalize_advantage: bool = False
+    """Within each batch."""
+    net: NetConfig = field(default_factory=NetConfig)
+    """The network."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        require("lr", self.lr, above=0)
+        require("gamma", self.gamma, least=0, most=1)
+        require("lam", self.lam, least=0, most=1)
+        require("length", self.length, least=1)
+        require("max_grad_norm", self.max_grad_norm, above=0)
+
+
+class A2c(Algorithm):
+    """A2C for one kind of environment."""
+
+    def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
+        self.config, self.spec = config, spec
+        self.max_grad_norm = config.max_grad_norm
+        self.data = DataSpec("sequence", config.length, num_envs, "once", ("action", "logp"), max_lag=0)
+
+    def build_model(self) -> ActorCritic:
+        """Policy and value."""
+        return ActorCritic(self.spec, self.config.net)
+
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+        """Sample, or take the most likely action."""
+        assert isinstance(model, ActorCritic)
+        return ActorCriticPolicy(model, explore, rng)
+
+    def optimizer(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """RMSProp or Adam."""
+        if self.config.optimizer == "adam":
+            return torch.optim.Adam(params, self.config.lr, eps=1e-5, fused=True)
+        return torch.optim.RMSprop(params, self.config.lr, alpha=0.99, eps=1e-5)
+
+    def learning_rate(self, progress: float) -> float:
+        """Constant, or falling to 0."""
+        return self.config.lr * (1 - progress if self.config.anneal_lr else 1.0)
+
+    def prepare(self, model: nn.Module, batch: Trajectory) -> Rows:
+        """Advantages and the values' targets."""
+        assert isinstance(model, ActorCritic)
+        value, after = values_of(model, batch)
+        advantage = gae(
+            batch.reward, value, after, batch.terminated, batch.truncated, batch.faulty,
+            self.config.gamma, self.config.lam,
+        )  # fmt: skip
+        return rows_of(model, batch, value, advantage, advantage + value)
+
+    def loss(self, model: nn.Module, target: nn.Module | None, batch: Rows, progress: float) -> LossOutput:
+        """Policy gradient, value error and entropy."""
+        assert isinstance(model, ActorCritic)
+        config = self.config
+        advantage = normalized(batch.advantage, batch) if config.normalize_advantage else batch.advantage
+        logp, entropy, value = evaluate(model, batch)
+        policy_loss = -mean(logp * advantage, batch)
+        value_loss = 0.5 * mean((value - batch.target).square(), batch)
+        spread = mean(entropy, batch)
+        loss = policy_loss + config.value_coef * value_loss - config.entropy * spread
+        metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": spread}
+        return LossOutput(loss, metrics)

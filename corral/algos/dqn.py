@@ -1,0 +1,156 @@
+"""Deep Q-networks (Mnih et al. 2015): double (van Hasselt), dueling (Wang), n-step, prioritised (Schaul, all 2016).
+
+Regresses `Q(s, a)` to `R_n + gamma^n Q_target(s', argmax_a Q(s', a))` by the Huber loss, weighted by importance
+where replay is prioritised. Explores epsilon-greedily, epsilon falling linearly. Truncated episodes go on in
+their true last observation. Discrete actions only; several choices are one joint action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from corral.acting.model_policy import EpsilonGreedyPolicy, to_tensors
+from corral.algos.contract import Algorithm, ModelPolicy
+from corral.algos.settings import require
+from corral.errors import UserError
+from corral.nets.config import NetConfig
+from corral.nets.q_network import QNetwork
+from corral.ops.joint import JointChoices
+from corral.types import DataSpec, EnvSpec, LossOutput, Transitions
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of DQN."""
+
+    lr: float = 1e-4
+    """Learning rate of Adam."""
+    anneal_lr: bool = False
+    """Let the learning rate fall linearly to 0."""
+    gamma: float = 0.99
+    """Discount."""
+    batch_size: int = 32
+    """Transitions in an update."""
+    capacity: int = 100_000
+    """Transitions kept."""
+    learning_starts: int = 1_000
+    """Transitions before the first update."""
+    train_every: int = 4
+    """Environment steps, over all environments, between bouts of learning."""
+    updates: int = 1
+    """Updates in a bout of learning."""
+    target_every: int = 1_000
+    """Updates between copies of the network to the target network."""
+    tau: float = 1.0
+    """Share of the network that the target network takes over: 1 copies it, less is a soft update."""
+    n_step: int = 1
+    """Steps of reward in a target."""
+    double: bool = True
+    """Choose the next action by the network, value it by the target network."""
+    dueling: bool = False
+    """Value and advantages apart."""
+    prioritised: bool = False
+    """Draw transitions by their last error."""
+    epsilon_start: float = 1.0
+    """Share of random actions at the start."""
+    epsilon_end: float = 0.05
+    """Share of random actions after the schedule."""
+    epsilon_fraction: float = 0.1
+    """Share of the run over which epsilon falls."""
+    max_grad_norm: float = 10.0
+    """Gradients are scaled down to this norm."""
+    net: NetConfig = field(default_factory=lambda: NetConfig(activation="relu"))
+    """The network."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        require("lr", self.lr, above=0)
+        require("gamma", self.gamma, least=0, most=1)
+        for name in ("batch_size", "capacity", "train_every", "updates", "target_every", "n_step", "learning_starts"):
+            require(name, getattr(self, name), least=1)
+        require("tau", self.tau, above=0, most=1)
+        for name in ("epsilon_start", "epsilon_end", "epsilon_fraction"):
+            require(name, getattr(self, name), least=0, most=1)
+        if self.net.core != "none":
+            raise UserError("dqn has no memory; use core=none, or a2c or ppo with one.")
+
+
+class Dqn(Algorithm):
+    """DQN for one kind of environment."""
+
+    def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
+        self.config, self.spec = config, spec
+        self.max_grad_norm = config.max_grad_norm
+        self.choices = JointChoices(spec.action, "dqn")
+        self.data = DataSpec(
+            "transition",
+            config.n_step,
+            config.batch_size,
+            "replay",
+            samples_per_insert=config.updates * config.batch_size / config.train_every,
+            prioritised=config.prioritised,
+            capacity=config.capacity,
+            min_size=max(config.learning_starts, config.batch_size),
+            gamma=config.gamma,
+        )
+
+    @property
+    def uses_target(self) -> bool:
+        """The target network of the paper."""
+        return True
+
+    def fragment_steps(self, num_envs: int) -> int:
+        """As many as lie between bouts of learning."""
+        return max(1, self.config.train_every // num_envs)
+
+    def build_model(self) -> QNetwork:
+        """Action values."""
+        return QNetwork(self.spec, self.choices.count, self.config.net, self.config.dueling)
+
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+        """Epsilon-greedy, or greedy."""
+        epsilon = self.epsilon if explore else lambda progress: 0.0
+        return EpsilonGreedyPolicy(model, self.choices.to_env, self.choices.count, epsilon, rng)
+
+    def epsilon(self, progress: float) -> float:
+        """Share of random actions now."""
+        config = self.config
+        done = min(1.0, progress / config.epsilon_fraction) if config.epsilon_fraction else 1.0
+        return config.epsilon_start + done * (config.epsilon_end - config.epsilon_start)
+
+    def optimizer(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """Adam."""
+        return torch.optim.Adam(params, self.config.lr, fused=True)
+
+    def learning_rate(self, progress: float) -> float:
+        """Constant, or falling to 0."""
+        return self.config.lr * (1 - progress if self.config.anneal_lr else 1.0)
+
+    def loss(self, model: nn.Module, target: nn.Module | None, batch: Transitions, progress: float) -> LossOutput:
+        """Weighted Huber loss of the temporal difference; its size is the priority."""
+        assert target is not None
+        device = next(model.parameters()).device
+        obs, next_obs = to_tensors(batch.obs, device), to_tensors(batch.next_obs, device)
+        number = to_tensors(np.ascontiguousarray(self.choices.from_env(batch.action)), device).unsqueeze(-1)
+        reward, discount = to_tensors(batch.reward, device), to_tensors(batch.discount, device)
+        with torch.no_grad():
+            next_q = target(next_obs)
+            best = (model(next_obs) if self.config.double else next_q).argmax(-1, keepdim=True)
+            goal = reward + discount * next_q.gather(-1, best).squeeze(-1).float()
+        q = model(obs).gather(-1, number).squeeze(-1).float()
+        loss = nn.functional.smooth_l1_loss(q, goal, reduction="none" if self.config.prioritised else "mean")
+        if self.config.prioritised:
+            loss = (loss * to_tensors(batch.weight, device)).mean()
+        priorities = (q.detach() - goal).abs() if self.config.prioritised else None
+        return LossOutput(loss, {"loss/td": loss, "loss/q": q.detach().mean()}, priorities)
+
+    def update_target(self, model: nn.Module, target: nn.Module, version: int) -> None:
+        """Copy the network every so many updates, or move a little each time."""
+        if version % self.config.target_every == 0:
+            for old, new in zip(target.state_dict().values(), model.state_dict().values(), strict=True):
+                old.lerp_(new, self.config.tau) if old.is_floating_point() else old.copy_(new)

@@ -1,0 +1,114 @@
+"""REINFORCE (Williams 1992): follow `grad log pi(a|s) G` over whole episodes.
+
+`G` is the discounted return that followed, normalised over the batch of episodes. With `baseline` a value is
+learned and subtracted, and an episode cut off by a time limit goes on in its last observation's value; without
+one such an episode counts as if it had ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from corral.acting.model_policy import ActorCriticPolicy
+from corral.algos.contract import Algorithm, ModelPolicy
+from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, values_of
+from corral.algos.settings import require
+from corral.errors import UserError
+from corral.nets.actor_critic import ActorCritic
+from corral.nets.config import NetConfig
+from corral.ops.nstep import discounted_return
+from corral.types import DataSpec, EnvSpec, LossOutput, Trajectory
+
+_FRAGMENT = 32
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of REINFORCE."""
+
+    lr: float = 1e-3
+    """Learning rate of Adam."""
+    anneal_lr: bool = False
+    """Let the learning rate fall linearly to 0."""
+    gamma: float = 0.99
+    """Discount."""
+    episodes: int = 8
+    """Whole episodes in an update."""
+    baseline: bool = True
+    """Learn a value and subtract it."""
+    normalize_return: bool = True
+    """Give returns, or their advantages over the baseline, mean 0 and deviation 1 within an update."""
+    entropy: float = 0.0
+    """Weight of the entropy bonus."""
+    value_coef: float = 0.5
+    """Weight of the baseline's loss."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this norm."""
+    net: NetConfig = field(default_factory=NetConfig)
+    """The network."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        require("lr", self.lr, above=0)
+        require("gamma", self.gamma, least=0, most=1)
+        require("episodes", self.episodes, least=1)
+        require("max_grad_norm", self.max_grad_norm, above=0)
+        if self.net.core != "none":
+            raise UserError("REINFORCE has no memory; use core=none, or a2c or ppo with one.")
+
+
+class Reinforce(Algorithm):
+    """REINFORCE for one kind of environment."""
+
+    def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
+        self.config, self.spec = config, spec
+        self.max_grad_norm = config.max_grad_norm
+        self.data = DataSpec("episode", _FRAGMENT, config.episodes, "once", ("action", "logp"), max_lag=0)
+
+    def build_model(self) -> ActorCritic:
+        """Policy and baseline."""
+        return ActorCritic(self.spec, self.config.net)
+
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+        """Sample, or take the most likely action."""
+        assert isinstance(model, ActorCritic)
+        return ActorCriticPolicy(model, explore, rng)
+
+    def optimizer(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """Adam."""
+        return torch.optim.Adam(params, self.config.lr, fused=True)
+
+    def learning_rate(self, progress: float) -> float:
+        """Constant, or falling to 0."""
+        return self.config.lr * (1 - progress if self.config.anneal_lr else 1.0)
+
+    def prepare(self, model: nn.Module, batch: Trajectory) -> Rows:
+        """Returns to go, and what they exceed the baseline by."""
+        assert isinstance(model, ActorCritic)
+        value = after = np.zeros_like(batch.reward)
+        if self.config.baseline:
+            value, after = values_of(model, batch)
+        returns = discounted_return(
+            batch.reward, after, batch.terminated, batch.truncated, batch.faulty, self.config.gamma
+        )
+        return rows_of(model, batch, value, returns - value, returns)
+
+    def loss(self, model: nn.Module, target: nn.Module | None, batch: Rows, progress: float) -> LossOutput:
+        """Policy gradient, the baseline's error, and entropy."""
+        assert isinstance(model, ActorCritic)
+        config = self.config
+        advantage = normalized(batch.advantage, batch) if config.normalize_return else batch.advantage
+        logp, entropy, value = evaluate(model, batch)
+        policy_loss, spread = -mean(logp * advantage, batch), mean(entropy, batch)
+        loss = policy_loss - config.entropy * spread
+        metrics = {"loss/policy": policy_loss, "loss/entropy": spread}
+        if config.baseline:
+            value_loss = 0.5 * mean((value - batch.target).square(), batch)
+            loss = loss + config.value_coef * value_loss
+            metrics["loss/value"] = value_loss
+        return LossOutput(loss, metrics)

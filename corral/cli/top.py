@@ -1,0 +1,81 @@
+"""`corral top`: what a run is doing, refreshed every second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from corral.cli.train import Flag
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from corral.runs.top import View
+
+_REFRESH_S = 1.0
+_NAME_WIDTH = 10
+_STYLES = {"running": "green", "finished": "blue", "stopped": "yellow", "failed": "bold red", "killed": "bold red"}
+
+
+@dataclass(frozen=True)
+class Top:
+    """Show what a run is doing, refreshed every second until it ends; Ctrl-C leaves it alone."""
+
+    run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """Run directory."""
+    once: Flag = False
+    """Show it once; so it is also when the output is no terminal."""
+
+    def run(self) -> int:
+        """Show the table."""
+        from corral.cli.console import make_console, print_row
+        from corral.runs.folder import RunFolder
+        from corral.runs.top import look
+
+        folder = RunFolder.open(self.run_dir)
+        if not self.once and sys.stdout.isatty():
+            return _watch(self.run_dir)
+        view, console = look(folder), make_console()
+        for name, text in view.lines:
+            print_row(console, (name, _NAME_WIDTH, "bold"), (text, None, _style(view, name)))
+        return 0
+
+
+def _watch(run_dir: Path) -> int:
+    from rich.live import Live
+
+    from corral.cli.console import make_console
+    from corral.runs.folder import RunFolder
+    from corral.runs.top import look
+
+    try:
+        with Live(console=make_console(), auto_refresh=False) as live:
+            while True:
+                view = look(RunFolder.open(run_dir))
+                live.update(_table(view), refresh=True)
+                if view.state not in ("running", "not started"):
+                    return 0
+                time.sleep(_REFRESH_S)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _table(view: View) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", width=_NAME_WIDTH)
+    table.add_column(overflow="fold")
+    for name, text in view.lines:
+        table.add_row(name, Text(text, _style(view, name)))
+    return table
+
+
+def _style(view: View, name: str) -> str:
+    return _STYLES.get(view.state, "") if name == "status" else ""

@@ -1,0 +1,105 @@
+"""`corral train`: train an agent, and say where the run is and what to do with it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from corral.cli.env_kwargs import EnvKwargs, parse_env_kwargs
+from corral.errors import UserError
+from corral.overrides import split_items
+
+if TYPE_CHECKING:
+    from corral.runs.session import Result
+
+Number = Annotated[str | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+"""Type of an option that is a whole number, which may be written 1e5 or 100_000."""
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
+"""Type of an option without a value."""
+_Settings = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train an agent. Settings come from the defaults, the preset, --config, and the command line; the last wins."""
+
+    algo: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ALGO")]
+    """Algorithm; `corral list algos` shows them."""
+    env: Annotated[str | None, tyro.conf.arg(metavar="ID", help_behavior_hint="")] = None
+    """Gymnasium id, or module:Class of your own."""
+    env_kwargs: EnvKwargs = ()
+    """Keyword arguments for the environment."""
+    steps: Number = None
+    """Environment steps."""
+    seed: Number = None
+    """Root of all randomness."""
+    run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
+    """Where the run goes; by default runs/ALGO-ENV-SEED-N."""
+    overwrite: Flag = False
+    """Replace the run that is in --run-dir."""
+    num_envs: Number = None
+    """Environments that are sampled at once."""
+    topology: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """How acting and learning are wired together: sync."""
+    runtime: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Where the parts live: inline."""
+    actors: Number = None
+    """Processes that act, in topologies that have such."""
+    set: _Settings = ()
+    """Any setting, such as lr=3e-4 hidden=64,64 evaluation.episodes=20; config.yaml of a run has all their names."""
+    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """YAML file with settings, such as config.yaml of another run."""
+    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Environment whose preset to start from, or none; `corral list presets` shows them."""
+    quiet: Flag = False
+    """Show no progress, only the result."""
+
+    def run(self) -> int:
+        """Train, and print where the run is, how good it got, and what to do next."""
+        overrides = self._overrides()
+        if self.quiet:
+            logging.getLogger("corral").setLevel(logging.WARNING)
+        from corral.training import train
+
+        result = train(
+            self.algo,
+            self.env,
+            run_dir=self.run_dir,
+            preset=self.preset,
+            config_file=self.config,
+            env_kwargs=parse_env_kwargs(self.env_kwargs),
+            overwrite=self.overwrite,
+            quiet=self.quiet,
+            **overrides,
+        )
+        print_result(result)
+        return 0
+
+    def _overrides(self) -> dict[str, Any]:
+        """Settings that were given, from --set and from the options of their own."""
+        given: dict[str, Any] = dict(split_items([item for items in self.set for item in items]))
+        options = {option.name for option in fields(self)}
+        for key in given:
+            if key.replace("-", "_") in options:
+                raise UserError(f"{key} has an option of its own: --{key.replace('_', '-')}, instead of --set.")
+        for name in ("steps", "seed", "num_envs", "topology", "runtime", "actors"):
+            if getattr(self, name) is not None:
+                given[name] = getattr(self, name)
+        return given
+
+
+def print_result(result: Result) -> None:
+    """Three lines: where the run is, its evaluation, and the next commands."""
+    path = shlex.quote(str(result.run_dir))
+    stopped = "stopped after " if result.stopped else ""
+    score = f"mean return {result.eval_return:.1f}, best {result.best_return:.1f}"
+    resume = f"corral resume {path}" + ("" if result.stopped else f" --steps {2 * result.steps}")
+    print(f"Run: {path}, {stopped}{result.steps:,} steps in {result.wall_s:.1f} s")
+    print(f"Evaluation: {'none' if math.isnan(result.eval_return) else score}")
+    print(f"Next: corral eval {path} | corral plot {path} -o curve.png | {resume}")

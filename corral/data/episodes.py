@@ -1,0 +1,246 @@
+"""Whole episodes that are used once, put together from fragments."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from corral.data.pack import pack, unpack
+from corral.data.store import Store
+from corral.errors import RunFailed
+from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Tree, tree_map
+
+_log = logging.getLogger("corral")
+_LONGEST = 10_000
+
+
+class EpisodeStore(Store):
+    """Gives batches of `batch_size` whole episodes, in the order in which they ended.
+
+    A batch is as long as its longest episode. Rows after an episode's end are padding: marked faulty, with
+    reward 0, and otherwise a repetition of its last action and last observation. Episodes that had a faulty row,
+    or whose beginning was not seen, are left out.
+
+    Memory is bounded: an episode is cut after `max_length` steps as a truncated one and goes on as another, and
+    `room` is false while two batches wait; `put` then refuses.
+    """
+
+    def __init__(self, spec: EnvSpec, data: DataSpec, num_envs: int, max_length: int | None = None):
+        self._spec, self._data = spec, data
+        self._max_length = max_length or min(spec.max_episode_steps or _LONGEST, _LONGEST)
+        # Per environment, the pieces of its episode so far, one column each; None: its beginning was not seen.
+        self._open: list[list[Trajectory] | None] = [None] * num_envs
+        self._queue: deque[Trajectory] = deque()
+        self._inserted = self._sampled = self._dropped = 0
+        self._warned = False
+
+    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
+        """Take in a fragment, and queue the episodes that it completes."""
+        if not self.room():
+            raise RunFailed(
+                f"The store is full: {len(self._queue)} episodes wait for batches of {self._data.batch_size}; ask "
+                "room() before put(), or let learning take batches more often."
+            )
+        successors = traj.next_obs()
+        for column, env_id in enumerate(traj.env_id):
+            pieces = self._open[env_id]
+            if pieces and not _follows(pieces[-1], traj, column):
+                self._dropped += 1
+                self._open[env_id] = None
+            self._put_column(traj, successors, column)
+
+    def room(self) -> bool:
+        """Whether learning has left room for another fragment."""
+        return len(self._queue) < 2 * self._data.batch_size
+
+    def ready(self) -> bool:
+        """Whether there are enough episodes for a batch."""
+        return len(self._queue) >= self._data.batch_size
+
+    def get(self) -> Sample:
+        """The `batch_size` episodes that ended first."""
+        count = self._data.batch_size
+        if not self.ready():
+            raise RunFailed(f"Only {len(self._queue)} of {count} episodes are there: ask ready() before get().")
+        self._sampled += count
+        return Sample(_pad([self._queue.popleft() for _ in range(count)]))
+
+    def _put_column(self, traj: Trajectory, successors: Tree, column: int) -> None:
+        env_id = traj.env_id[column]
+        ends = np.flatnonzero(traj.done[:, column] | traj.faulty[:, column]) + 1
+        start = 0
+        for stop in sorted({*ends.tolist(), traj.shape[0]}):
+            while start < stop:
+                pieces = self._open[env_id]
+                if pieces is None and not traj.first[start, column]:
+                    start = stop
+                    continue
+                pieces = pieces or []
+                upto = min(stop, start + self._max_length - _steps(pieces))
+                pieces.append(_piece(traj, successors, column, slice(start, upto)))
+                self._open[env_id] = self._close(pieces)
+                start = upto
+
+    def _close(self, pieces: list[Trajectory]) -> list[Trajectory] | None:
+        """Queue an episode that is complete or has become too long; return the pieces of the one that goes on."""
+        last = pieces[-1]
+        if last.faulty[-1, 0]:
+            self._dropped += 1
+            return None
+        if last.done[-1, 0]:
+            self._complete(_join(pieces))
+            return None
+        if _steps(pieces) < self._max_length:
+            return pieces
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "An episode did not end within %d steps; such episodes are cut there as truncated ones.",
+                self._max_length,
+            )
+        episode = _join(pieces)
+        episode.truncated[-1] = True
+        self._complete(episode)
+        return []
+
+    def _complete(self, episode: Trajectory) -> None:
+        self._queue.append(episode)
+        self._inserted += 1
+
+    def metrics(self) -> dict[str, float]:
+        """Sizes and counts, in episodes."""
+        return {
+            "store/size": float(len(self._queue)),
+            "store/inserted": float(self._inserted),
+            "store/sampled": float(self._sampled),
+            "store/dropped": float(self._dropped),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What waits, what is under way, and the counts."""
+        begun = {str(i): pieces for i, pieces in enumerate(self._open) if pieces is not None}
+        return {
+            "inserted": self._inserted,
+            "sampled": self._sampled,
+            "dropped": self._dropped,
+            "queue": self._pack(self._queue),
+            "open": {env_id: self._pack(pieces) for env_id, pieces in begun.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from this state."""
+        self._inserted, self._sampled, self._dropped = state["inserted"], state["sampled"], state["dropped"]
+        self._queue = deque(self._unpack(state["queue"]))
+        self._open = [
+            self._unpack(state["open"][str(i)]) if str(i) in state["open"] else None for i in range(len(self._open))
+        ]
+
+    def _pack(self, parts: Sequence[Trajectory]) -> dict[str, Any]:
+        return {str(i): pack(part, self._spec) for i, part in enumerate(parts)}
+
+    def _unpack(self, packed: dict[str, Any]) -> list[Trajectory]:
+        return [unpack(packed[str(i)], self._spec) for i in range(len(packed))]
+
+
+def _steps(pieces: list[Trajectory]) -> int:
+    return sum(piece.shape[0] for piece in pieces)
+
+
+def _follows(piece: Trajectory, traj: Trajectory, column: int) -> bool:
+    """Whether a fragment goes on where a piece left off."""
+    same: list[bool] = []
+    tree_map(lambda a, b: same.append(np.array_equal(a[-1, 0], b[0, column])), piece.obs, traj.obs)
+    return all(same) and not traj.first[0, column]
+
+
+def _piece(traj: Trajectory, successors: Tree, column: int, rows: slice) -> Trajectory:
+    """Some rows of one column, copied. Its `obs` ends with the true successor, so it has no final observations."""
+    one = slice(column, column + 1)
+
+    def cut(leaf: Array) -> Array:
+        return leaf[rows, one].copy()
+
+    def observations(obs: Array, following: Array) -> Array:
+        return np.concatenate([obs[rows, one], following[rows, one][-1:]])
+
+    return Trajectory(
+        obs=tree_map(observations, traj.obs, successors),
+        action=tree_map(cut, traj.action),
+        reward=cut(traj.reward),
+        raw_reward=cut(traj.raw_reward),
+        terminated=cut(traj.terminated),
+        truncated=cut(traj.truncated),
+        faulty=cut(traj.faulty),
+        first=cut(traj.first),  # [T, 1]: that of the successor says nothing
+        env_id=traj.env_id[one].copy(),
+        final_at=np.zeros((0, 2), np.int64),
+        final_obs=tree_map(lambda leaf: leaf[:0].copy(), traj.final_obs),
+        version=np.broadcast_to(traj.version, traj.env_id.shape)[one].copy(),
+        extras=tree_map(cut, traj.extras),
+    )
+
+
+def _join(pieces: list[Trajectory]) -> Trajectory:
+    """The pieces of an episode one after the other. The version is the oldest."""
+
+    def join(*leaves: Array) -> Array:
+        return np.concatenate(leaves)
+
+    def column(name: str) -> Tree:
+        return tree_map(join, *(getattr(piece, name) for piece in pieces))
+
+    first = pieces[0]
+    heads = [tree_map(lambda leaf: leaf[:-1], piece.obs) for piece in pieces[:-1]]
+    names = ("action", "reward", "raw_reward", "terminated", "truncated", "faulty", "first", "extras")
+    return Trajectory(
+        obs=tree_map(join, *heads, pieces[-1].obs),
+        **{name: column(name) for name in names},
+        env_id=first.env_id,
+        final_at=first.final_at,
+        final_obs=first.final_obs,
+        version=np.minimum.reduce([piece.version for piece in pieces]),
+    )
+
+
+def _pad(episodes: list[Trajectory]) -> Trajectory:
+    """Episodes side by side, as long as the longest."""
+    lengths = np.array([episode.shape[0] for episode in episodes])
+    length, width = int(lengths.max()), len(episodes)
+
+    def repeated(*leaves: Array) -> Array:
+        """Fill up with the last row of each."""
+        extra = len(leaves[0]) - lengths[0]  # observations have one row more
+        result = np.empty((length + extra, width, *leaves[0].shape[2:]), leaves[0].dtype)
+        for column, leaf in enumerate(leaves):
+            result[: len(leaf), column] = leaf[:, 0]
+            result[len(leaf) :, column] = leaf[-1, 0]
+        return result
+
+    def filled(name: str, value: Any, rows: int = length) -> Array:
+        leaves = [getattr(episode, name) for episode in episodes]
+        result = np.full((rows, width), value, leaves[0].dtype)
+        for column, leaf in enumerate(leaves):
+            result[: len(leaf), column] = leaf[:, 0]
+        return result
+
+    first = filled("first", False, length + 1)
+    first[lengths, np.arange(width)] = True  # as after any end
+    return Trajectory(
+        obs=tree_map(repeated, *(episode.obs for episode in episodes)),
+        action=tree_map(repeated, *(episode.action for episode in episodes)),
+        reward=filled("reward", 0),
+        raw_reward=filled("raw_reward", 0),
+        terminated=filled("terminated", False),
+        truncated=filled("truncated", False),
+        faulty=filled("faulty", True),
+        first=first,
+        env_id=np.concatenate([episode.env_id for episode in episodes]),
+        final_at=np.stack([lengths - 1, np.arange(width)], 1),
+        final_obs=tree_map(lambda *obs: np.concatenate([leaf[-1] for leaf in obs]), *(e.obs for e in episodes)),
+        version=np.concatenate([episode.version for episode in episodes]),
+        extras=tree_map(repeated, *(episode.extras for episode in episodes)),
+    )

@@ -1,0 +1,235 @@
+"""Replay of n-step transitions, uniform or prioritised (Schaul et al., 2015)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from corral.data.frames import Observations
+from corral.data.limiter import RateLimiter
+from corral.data.memory import require_memory
+from corral.data.nstep import NStep, Steps, Windows
+from corral.data.rows import Rows
+from corral.data.store import Store
+from corral.data.sumtree import SumTree
+from corral.errors import RunFailed, UserError
+from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, tree_map
+
+_log = logging.getLogger("corral")
+
+
+class ReplayStore(Store):
+    """Keeps up to `data.capacity` transitions and draws batches from them, with replacement.
+
+    Prioritised: P(i) = p_i / sum of p, where p = (|priority| + eps)^alpha, drawn stratified. A new transition has
+    the largest p that was ever set, unless `put` was given priorities. `weight` = (N P)^-beta / the largest
+    in the batch, with beta going from its start to 1 with `progress`. Keys are numbers that are never used again,
+    so feedback on a transition that has been overwritten meanwhile is ignored.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        data: DataSpec,
+        num_envs: int,
+        seed: int = 0,
+        *,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        eps: float = 1e-6,
+    ):
+        _check(data)
+        self._spec, self._data, self._num_envs = spec, data, num_envs
+        self._alpha, self._beta, self._eps = alpha, beta, eps
+        self._rng = np.random.default_rng(np.random.SeedSequence(seed))
+        self._allocate(32, margin=0)
+        require_memory(self.nbytes * data.capacity // 32, data.capacity, "Replay")
+        self._allocate(data.capacity, margin=4 * num_envs * (data.length + 2))
+        self._nstep = NStep(data.length, data.gamma, num_envs, spec.action)
+        tolerance = max(2 * data.batch_size, data.samples_per_insert * data.capacity / 10)
+        self.limiter = RateLimiter(data.samples_per_insert, data.min_size, tolerance)
+        self._warned = False
+
+    def _allocate(self, capacity: int, margin: int) -> None:
+        self._observations = Observations(self._spec, capacity, self._num_envs, margin)
+        self._rows = Rows(capacity, self._spec.action, len(self._observations.sizes))
+        self._tree = SumTree(capacity) if self._data.prioritised else None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the store takes when it is full."""
+        return self._observations.nbytes + self._rows.nbytes + (self._tree.nbytes if self._tree else 0)
+
+    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
+        """Store a fragment, and let go of the oldest transitions."""
+        self._require_fit(*traj.shape)
+        numbers, successors, goes_on = self._observations.add(traj)
+        steps = Steps(
+            obs=numbers[:-1],
+            next_obs=successors,
+            action=self._spec.action.flatten(traj.action),
+            reward=traj.reward,
+            terminated=traj.terminated,
+            done=traj.done,
+            faulty=traj.faulty,
+            priority=np.full(traj.shape, np.nan) if priorities is None else priorities,
+        )
+        self._append(self._nstep.add(steps, traj.env_id, goes_on & ~traj.first[0]))
+
+    def room(self) -> bool:
+        """Whether samples have kept up with what was put in."""
+        return self.limiter.may_insert()
+
+    def ready(self) -> bool:
+        """Whether a batch is owed."""
+        return len(self._rows) > 0 and self.limiter.may_sample(self._data.batch_size)
+
+    def get(self) -> Sample:
+        """Draw a batch."""
+        rows, count = self._rows, self._data.batch_size
+        if not self.ready():
+            raise RunFailed("Replay owes no batch yet: ask ready() before get().")
+        if self._tree is None:
+            keys = self._rng.integers(rows.low, rows.high, count)
+            slots = keys % rows.capacity
+            weight = np.ones(count, np.float32)
+        else:
+            slots = self._tree.sample(self._rng.random(count))
+            keys = rows.low + (slots - rows.low) % rows.capacity
+            weight = self._weights(self._tree, slots)
+        self.limiter.sampled += count
+        both = self._observations.take(np.concatenate([rows.obs.take(slots), rows.next_obs.take(slots)]))
+        batch = Transitions(
+            obs=tree_map(lambda leaf: leaf[:count], both),
+            action=self._spec.action.unflatten([leaf.take(slots, axis=0) for leaf in rows.action]),
+            reward=rows.reward.take(slots),
+            discount=rows.discount.take(slots),
+            next_obs=tree_map(lambda leaf: leaf[count:], both),
+            weight=weight,
+        )
+        return Sample(batch, keys)
+
+    def feedback(self, keys: Array | None, priorities: Array) -> None:
+        """Set the priorities of transitions that are still there; those that are not finite stay as they were."""
+        if self._tree is None or keys is None:
+            return
+        known = (keys >= self._rows.low) & np.isfinite(priorities)
+        if not known.all():
+            keys, priorities = keys[known], priorities[known]
+        self._tree.set(keys % self._rows.capacity, self._shape(priorities))
+
+    def _append(self, windows: Windows) -> None:
+        rows, observations = self._rows, self._observations
+        needs = observations.needs(windows.obs)
+        young = observations.young(needs)
+        if not young.all():  # of an environment that stood still while others went on: they would not last
+            windows, needs = windows.take(young), needs[young]
+        low, high = rows.low, rows.high
+        rows.append(windows, needs)
+        rows.evict(observations.alive_from)
+        self.limiter.inserted += len(windows.obs)
+        kept_slots_from = max(low, rows.high - rows.capacity)
+        if self._tree is not None:
+            gone = np.arange(kept_slots_from, rows.low) % rows.capacity
+            self._tree.set(gone, np.zeros(len(gone)))
+            shaped = np.where(np.isnan(windows.priority), self._tree.max or 1.0, self._shape(windows.priority))
+            self._tree.set(np.arange(high, rows.high) % rows.capacity, shaped)
+        if rows.low > kept_slots_from and len(rows) < 0.9 * rows.capacity and not self._warned:
+            self._warned = True
+            _log.warning(
+                "Replay keeps %d transitions of %d, because episodes are short or images are no stacks of frames: "
+                "raise its capacity for more.",
+                len(rows),
+                rows.capacity,
+            )
+
+    def _shape(self, priorities: Array) -> Array:
+        """Priorities as weights of the tree."""
+        shaped: Array = (np.abs(priorities, dtype=np.float64) + self._eps) ** self._alpha
+        return shaped
+
+    def _weights(self, tree: SumTree, slots: Array) -> Array:
+        beta = self._beta + (1 - self._beta) * min(self.progress, 1.0)
+        probability = tree.leaves.take(slots) / tree.total
+        weight = (len(self._rows) * probability) ** -beta
+        scaled: Array = (weight / weight.max()).astype(np.float32)
+        return scaled
+
+    def _require_fit(self, length: int, width: int) -> None:
+        least = 2 * (length + self._data.length - 1) * width
+        if least > self._data.capacity:
+            raise UserError(
+                f"A replay of {self._data.capacity:,} transitions is too small for fragments of {length} x {width} "
+                f"steps: raise its capacity to at least {least:,}."
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """Sizes and counts."""
+        paid = self.limiter.inserted - self._data.min_size
+        found = {
+            "store/size": float(len(self._rows)),
+            "store/inserted": float(self.limiter.inserted),
+            "store/sampled": float(self.limiter.sampled),
+            "store/samples_per_insert": self.limiter.sampled / paid if paid > 0 else 0.0,
+        }
+        if self._tree is not None:
+            found["store/mean_priority"] = self._tree.total / max(1, len(self._rows))
+            found["store/max_priority"] = self._tree.max
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """The filled part of everything, as views, and the generator."""
+        state = {
+            "settings": self._settings(),
+            "rows": self._rows.state_dict(),
+            "observations": self._observations.state_dict(),
+            "nstep": self._nstep.state_dict(),
+            "limiter": self.limiter.state_dict(),
+            "rng": dict(self._rng.bit_generator.state),
+            "progress": self.progress,
+        }
+        if self._tree is not None:
+            filled = min(self._rows.high, self._rows.capacity)
+            state["tree"] = {"leaves": self._tree.leaves[:filled], "max": self._tree.max}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from this state."""
+        if state["settings"] != self._settings():
+            raise UserError(
+                f"The saved replay was made with {state['settings']}, this one has {self._settings()}: resume with the "
+                "same settings, or start a new run."
+            )
+        for name, part in (("rows", self._rows), ("observations", self._observations), ("nstep", self._nstep)):
+            part.load_state_dict(state[name])
+        self.limiter.load_state_dict(state["limiter"])
+        self._rng.bit_generator.state = state["rng"]
+        self.progress = state["progress"]
+        if self._tree is not None:
+            leaves = state["tree"]["leaves"]
+            self._tree.set(np.arange(len(leaves)), np.asarray(leaves))
+            self._tree.max = state["tree"]["max"]
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "capacity": self._data.capacity,
+            "length": self._data.length,
+            "gamma": self._data.gamma,
+            "prioritised": self._data.prioritised,
+            "num_envs": self._num_envs,
+            "observation": self._spec.observation.digest,
+            "action": self._spec.action.digest,
+        }
+
+
+def _check(data: DataSpec) -> None:
+    if data.capacity < 1:
+        raise UserError(f"Replay needs a capacity of at least 1 transition, got {data.capacity}.")
+    if data.min_size > data.capacity:
+        raise UserError(
+            f"Replay would never start: min_size={data.min_size} is more than capacity={data.capacity}; lower min_size."
+        )
+    if data.length < 1 or data.batch_size < 1 or data.samples_per_insert <= 0:
+        raise UserError("Replay needs a length, a batch_size and samples_per_insert above 0.")

@@ -1,0 +1,77 @@
+"""What stands between acting and learning, whatever the algorithm does with its data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from corral.errors import UserError
+from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory
+
+
+class Store(ABC):
+    """Takes fragments, gives batches.
+
+    ```python
+    store.put(trajectory)
+    while store.ready():
+        sample = store.get()
+        ...
+        store.feedback(sample.keys, priorities)
+    ```
+    """
+
+    progress: float = 0.0
+    """How much of the run is done, from 0 to 1; whoever trains keeps it up to date."""
+
+    @abstractmethod
+    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
+        """Take in a fragment; `priorities` [T, B] are of the transitions that start in its rows."""
+
+    @abstractmethod
+    def room(self) -> bool:
+        """Whether a fragment may be put in now, or learning has to catch up first."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether `get` would give a batch now."""
+
+    @abstractmethod
+    def get(self) -> Sample:
+        """One batch of the size that the algorithm asked for; its arrays are the receiver's."""
+
+    def feedback(self, keys: Array | None, priorities: Array) -> None:  # noqa: B027 - most stores have no use for it
+        """Tell the store how surprising the transitions of a sample were."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next samples depend on.
+
+        The arrays may be the store's own: write or copy them before the next `put` or `get`.
+        """
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the store that gave this state would have."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Sizes and counts under flat names."""
+
+
+def make_store(spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0) -> Store:
+    """The store that an algorithm's `DataSpec` asks for."""
+    from corral.data.episodes import EpisodeStore
+    from corral.data.once import OnceStore
+    from corral.data.replay import ReplayStore
+
+    if (data.unit, data.reuse) == ("transition", "replay"):
+        return ReplayStore(spec, data, num_envs, seed)
+    if (data.unit, data.reuse) == ("sequence", "once"):
+        return OnceStore(spec, data, num_envs)
+    if (data.unit, data.reuse) == ("episode", "once"):
+        return EpisodeStore(spec, data, num_envs)
+    raise UserError(
+        f"There is no store for unit '{data.unit}' with reuse '{data.reuse}': transitions are replayed, sequences and "
+        "episodes are used once."
+    )

@@ -1,0 +1,159 @@
+"""The learner: batches in, weights out. One class for every algorithm and topology."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from corral.algos.contract import Algorithm
+from corral.errors import RunFailed
+from corral.learn.exchange.contract import Exchange
+from corral.learn.exchange.local import Local
+from corral.learn.flat import FlatParams
+from corral.learn.precision import Precision
+from corral.types import LossOutput, Sample, Trajectory, Transitions, tree_map
+
+_MOST_BAD_IN_A_ROW = 10
+
+
+class Learner:
+    """Owns a network's weights, their optimizer, and the target network.
+
+    An update whose loss or gradient is not finite is left out: the weights stay as they were, `report` is
+    told where the fault lies, and too many in a row end the run.
+    """
+
+    def __init__(
+        self,
+        algo: Algorithm,
+        model: nn.Module,
+        rng: torch.Generator,
+        precision: Precision,
+        exchange: Exchange | None = None,
+        report: Callable[[str], None] = lambda text: None,
+    ):
+        self.algo, self.model, self._rng, self._precision = algo, model, rng, precision
+        self._exchange = exchange if exchange is not None else Local()
+        self._report = report
+        self.device = next(model.parameters()).device
+        self.flat = FlatParams(model)
+        self.target = copy.deepcopy(model).requires_grad_(False) if algo.uses_target else None
+        self.optimizer = algo.optimizer([self.flat.weights])
+        self.version = 0
+        """Updates so far."""
+        self.skipped = 0
+        """Updates left out because they were not finite."""
+        self._bad_in_a_row = 0
+
+    def step(self, sample: Sample, progress: float) -> list[LossOutput]:
+        """Learn from one batch: prepare it, and update once per minibatch."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.algo.learning_rate(progress)
+        outputs = []
+        with self._precision.context(self.device):
+            batch = self.algo.prepare(self.model, sample.batch)
+        for minibatch in self.algo.minibatches(batch, self._rng):
+            output = self.compute(minibatch, progress)
+            if output.stop:
+                break
+            if self._usable(output, sample):
+                outputs.append(output)
+                self.apply()
+        self._observe(sample.batch)
+        return outputs
+
+    def compute(self, minibatch: Any, progress: float) -> LossOutput:
+        """Loss and gradient of a minibatch; the weights stay as they are."""
+        self.flat.grad.zero_()
+        with self._precision.context(self.device):
+            output = self.algo.loss(self.model, self.target, minibatch, progress)
+        if not output.stop:
+            output.loss.backward()
+        output.metrics = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in output.metrics.items()}
+        return output
+
+    def apply(self) -> None:
+        """One optimizer step with the gradient at hand."""
+        if self._exchange.grads(self.flat.grad, 1) == "apply":
+            self.optimizer.step()
+        self._exchange.params(self.flat.weights.data)
+        self.version += 1
+        if self.target is not None:
+            self.algo.update_target(self.model, self.target, self.version)
+
+    def _usable(self, output: LossOutput, sample: Sample) -> bool:
+        """Clip the gradient; False, with a report, where it is not finite."""
+        norm = float(self.flat.grad.norm())
+        output.metrics["loss/grad_norm"] = norm
+        if math.isfinite(norm) and math.isfinite(float(output.loss.detach())):
+            if norm > self.algo.max_grad_norm:
+                self.flat.grad.mul_(self.algo.max_grad_norm / (norm + 1e-6))
+            self._bad_in_a_row = 0
+            return True
+        self.skipped += 1
+        self._bad_in_a_row += 1
+        source = _not_finite(sample.batch) or ("loss" if not math.isfinite(float(output.loss.detach())) else "gradient")
+        self._report(f"update {self.version + 1} was left out: its {source} is not finite; the weights stay")
+        if self._bad_in_a_row >= _MOST_BAD_IN_A_ROW:
+            raise RunFailed(
+                f"{self._bad_in_a_row} updates in a row had a {source} that is not finite; try a lower lr, or check "
+                "the rewards' scale."
+            )
+        return False
+
+    def _observe(self, batch: Trajectory | Transitions) -> None:
+        """Let the network's normalisation see what it has learned from, after the fact: ratios stay exact."""
+        encoder = getattr(self.model, "encoder", None)
+        if encoder is None or encoder.norm is None:
+            return
+        obs = batch.obs
+        if isinstance(batch, Trajectory):
+            valid = torch.from_numpy(batch.valid.reshape(-1))
+            obs = tree_map(lambda leaf: torch.from_numpy(leaf[:-1].reshape(-1, *leaf.shape[2:]))[valid], obs)
+        else:
+            obs = tree_map(torch.from_numpy, obs)
+        encoder.observe(tree_map(lambda leaf: leaf.to(self.device), obs))
+        if self.target is not None:
+            self.target.encoder.norm.load_state_dict(encoder.norm.state_dict())  # type: ignore[union-attr]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that learning goes on from."""
+        optimizer = self.optimizer.state_dict()["state"].get(0, {})
+        return {
+            "model": dict(self.model.state_dict()),
+            "target": None if self.target is None else dict(self.target.state_dict()),
+            "optimizer": dict(optimizer),
+            "rng": self._rng.get_state(),
+            "version": self.version,
+            "skipped": self.skipped,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave; weights stay views of the flat tensor."""
+        self.model.load_state_dict(state["model"])
+        if self.target is not None:
+            self.target.load_state_dict(state["target"])
+        whole = self.optimizer.state_dict()
+        whole["state"] = {0: state["optimizer"]} if state["optimizer"] else {}
+        self.optimizer.load_state_dict(whole)
+        self._rng.set_state(torch.as_tensor(state["rng"], dtype=torch.uint8))
+        self.version, self.skipped = state["version"], state["skipped"]
+
+
+def _not_finite(batch: Trajectory | Transitions) -> str | None:
+    """What of a batch is not finite."""
+    import numpy as np
+
+    found: list[str] = []
+
+    def look(name: str) -> Callable[[Any], None]:
+        return lambda leaf: found.append(name) if leaf.dtype.kind == "f" and not np.isfinite(leaf).all() else None
+
+    tree_map(look("observation"), batch.obs)
+    tree_map(look("reward"), batch.reward)
+    return found[0] if found else None

@@ -1,0 +1,25 @@
+"""How many threads torch may use, so that processes and threads together do not outnumber the cores."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+
+
+def set_threads(wanted: int | None, model: nn.Module) -> int:
+    """Set torch's threads in a process that learns; returns how many.
+
+    Small networks get one: handing work out costs more than doing it, and on a busy machine many times more.
+    """
+    # Adam's moments fade into denormal numbers when a task is solved, and those are a hundred times slower.
+    torch.set_flush_denormal(True)
+    large = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    threads = wanted or (_cores() if large else 1)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,149 @@
+"""Observations of any supported space to one vector of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor, nn
+
+from corral.errors import UserError
+from corral.nets.config import NetConfig
+from corral.nets.obs_norm import ObsNorm
+from corral.nets.torsos import ImpalaCnn, NatureCnn
+from corral.spaces import Layout, Leaf
+from corral.types import Tree
+
+_MOST_CHANNELS = 16
+PlainLayers = tuple[list[tuple[Tensor, Tensor]], str, Callable[[], tuple[Any, Any, float]] | None, Tensor | None]
+"""Weights `[inputs, outputs]` and biases; the activation between them; a normalisation; constants to append."""
+
+
+class Encoder(nn.Module):
+    """Images through a convolutional torso, discrete values as one-hot, everything else as it is; side by side.
+
+    Float leaves are normalised here if asked to, and images scaled to [0, 1], so that a saved network takes raw
+    observations.
+    """
+
+    def __init__(self, layout: Layout, config: NetConfig):
+        super().__init__()
+        self._layout = layout
+        self._images = {leaf.name: _image_shape(leaf) for leaf in layout.leaves if is_image(leaf, config.torso)}
+        if config.torso in ("nature", "impala") and not self._images:
+            raise UserError(f"The {config.torso} torso needs image observations, got {layout.space}; use torso=mlp.")
+        cnn = ImpalaCnn if config.torso == "impala" else NatureCnn
+        convs = [cnn(*shape) for shape in self._images.values()]
+        self.convs = nn.ModuleList(convs)
+        norm_size = sum(int(np.prod(leaf.shape)) for leaf in layout.leaves if self._is_float(leaf))
+        self.norm = ObsNorm(norm_size) if config.normalize_obs and norm_size else None
+        self.vector_size = sum(_vector_size(leaf) for leaf in layout.leaves if leaf.name not in self._images)
+        self.out_size = self.vector_size + sum(conv.out_size for conv in convs)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether there is a convolutional torso."""
+        return bool(self._images)
+
+    @property
+    def plain(self) -> bool:
+        """Whether observations are one array of floats and nothing else."""
+        return self._layout.single and self._is_float(self._layout.leaves[0])
+
+    def plain_norm(self) -> Callable[[], tuple[Any, Any, float]] | None:
+        """What gives mean, scale and clip of the normalisation now, if there is one."""
+        return None if self.norm is None else self.norm.now
+
+    def forward(self, obs: Tree) -> Tensor:
+        """A batch of observations [n, ...] as features [n, out_size]."""
+        floats, others, images = [], [], []
+        for leaf, value in zip(self._layout.leaves, self._layout.flatten(obs), strict=True):
+            if leaf.name in self._images:
+                images.append(_channels_first(value, leaf.shape).float() / 255.0)
+            elif self._is_float(leaf):
+                floats.append(value.reshape(value.shape[0], -1).float())
+            else:
+                others.append(_encode(leaf, value))
+        parts = []
+        if floats:
+            vector = floats[0] if len(floats) == 1 else torch.cat(floats, -1)
+            parts.append(vector if self.norm is None else self.norm(vector))
+        parts += others
+        parts += [conv(image) for conv, image in zip(self.convs, images, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def observe(self, obs: Tree) -> None:
+        """Take a batch of observations [n, ...] into the statistics of the normalisation."""
+        if self.norm is None:
+            return
+        leaves = zip(self._layout.leaves, self._layout.flatten(obs), strict=True)
+        floats = [value.reshape(value.shape[0], -1).float() for leaf, value in leaves if self._is_float(leaf)]
+        self.norm.observe(torch.cat(floats, -1))
+
+    def _is_float(self, leaf: Leaf) -> bool:
+        return leaf.dtype.kind == "f" and leaf.name not in self._images
+
+
+def is_image(leaf: Leaf, torso: str = "auto") -> bool:
+    """Whether a leaf is seen by convolutions: bytes with two large dimensions and few channels."""
+    shape = leaf.shape
+    return (
+        torso != "mlp"
+        and leaf.dtype == np.uint8
+        and (len(shape) == 2 or (len(shape) in (3, 4) and _channel_axis(shape) is not None))
+        and _image_shape(leaf)[1] >= 16
+        and _image_shape(leaf)[2] >= 16
+    )
+
+
+def _channel_axis(shape: tuple[int, ...]) -> int | None:
+    """Where the channels of [c, h, w] or [h, w, c] are; of a stack of coloured frames, [s, h, w, c]."""
+    if len(shape) == 4:
+        return 3 if shape[3] <= 4 and shape[0] <= _MOST_CHANNELS else None
+    if shape[0] <= _MOST_CHANNELS and shape[0] <= shape[2]:
+        return 0
+    return 2 if shape[2] <= _MOST_CHANNELS else None
+
+
+def _image_shape(leaf: Leaf) -> tuple[int, int, int]:
+    """Channels, height and width."""
+    shape = leaf.shape
+    if len(shape) == 2:
+        return 1, shape[0], shape[1]
+    if len(shape) == 4:
+        return shape[0] * shape[3], shape[1], shape[2]
+    return (shape[0], shape[1], shape[2]) if _channel_axis(shape) == 0 else (shape[2], shape[0], shape[1])
+
+
+def _channels_first(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) == 2:
+        return value.unsqueeze(1)
+    if len(shape) == 4:
+        return value.permute(0, 1, 4, 2, 3).flatten(1, 2)
+    return value if _channel_axis(shape) == 0 else value.permute(0, 3, 1, 2)
+
+
+def _vector_size(leaf: Leaf) -> int:
+    space = leaf.space
+    if isinstance(space, gs.Discrete):
+        return int(space.n)
+    if isinstance(space, gs.MultiDiscrete):
+        return int(space.nvec.sum())
+    return int(np.prod(leaf.shape))
+
+
+def _encode(leaf: Leaf, value: Tensor) -> Tensor:
+    """Discrete values as one-hot, other whole numbers as numbers, bytes scaled to [0, 1]."""
+    space, n = leaf.space, value.shape[0]
+    if isinstance(space, gs.Discrete):
+        return nn.functional.one_hot(value.long() - int(space.start), int(space.n)).float()
+    if isinstance(space, gs.MultiDiscrete):
+        start = torch.as_tensor(np.asarray(getattr(space, "start", np.zeros_like(space.nvec)))).reshape(-1)
+        choices = (value.reshape(n, -1).long() - start.to(value.device).long()).unbind(-1)
+        sizes = space.nvec.reshape(-1).tolist()
+        return torch.cat([nn.functional.one_hot(c, size).float() for c, size in zip(choices, sizes, strict=True)], -1)
+    scale = 255.0 if leaf.dtype == np.uint8 and isinstance(space, gs.Box) else 1.0
+    return value.reshape(n, -1).float() / scale

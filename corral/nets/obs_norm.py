@@ -1,0 +1,51 @@
+"""Running normalisation of a vector, inside the network, so that it is saved, sent and exported with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_EPSILON = 1e-8
+
+
+class ObsNorm(nn.Module):
+    """`(x - mean) / std`, clipped; `observe` merges a batch into the statistics (Chan et al.), in float64."""
+
+    mean: Tensor
+    squares: Tensor
+    count: Tensor
+
+    def __init__(self, size: int, clip: float = 10.0):
+        super().__init__()
+        self._clip = clip
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise."""
+        return ((x - self.mean.float()) * self._scale()).clamp(-self._clip, self._clip)
+
+    def now(self) -> tuple[Any, Any, float]:
+        """Mean, scale and clip as NumPy has them."""
+        return self.mean.float().numpy(), self._scale().numpy(), self._clip
+
+    def _scale(self) -> Tensor:
+        var = torch.where(self.count > 0, self.squares / self.count.clamp(min=1), torch.ones_like(self.squares))
+        return torch.rsqrt(var + _EPSILON).float()
+
+    @torch.no_grad()
+    def observe(self, rows: Tensor) -> None:
+        """Take in rows, [n, size]."""
+        rows = rows.double()
+        n = rows.shape[0]
+        if not n:
+            return
+        mean = rows.mean(0)
+        total = self.count + n
+        delta = mean - self.mean
+        self.squares += (rows - mean).square().sum(0) + delta.square() * (self.count * n / total)
+        self.mean += delta * (n / total)
+        self.count.copy_(total)

@@ -1,0 +1,96 @@
+"""What sees: MLPs for vectors, convolutions for images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from corral.errors import UserError
+
+ACTIVATIONS: dict[str, Any] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+SQRT2 = math.sqrt(2.0)
+
+
+def linear(inputs: int, outputs: int, gain: float = SQRT2) -> nn.Linear:
+    """A layer with orthogonal weights and no bias at the start."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(inputs: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
+    """Layers with an activation after each."""
+    layers: list[nn.Module] = []
+    for size in hidden:
+        layers += [linear(inputs, size), ACTIVATIONS[activation]()]
+        inputs = size
+    return nn.Sequential(*layers)
+
+
+class NatureCnn(nn.Module):
+    """Three convolutions and a layer of 512 (Mnih et al. 2015), for images of at least 36 x 36."""
+
+    def __init__(self, channels: int, height: int, width: int):
+        super().__init__()
+        if min(height, width) < 36:
+            raise UserError(f"The nature torso needs images of at least 36 x 36, got {height} x {width}; use impala.")
+        self.convs = nn.Sequential(
+            _conv(channels, 32, 8, 4), nn.ReLU(), _conv(32, 64, 4, 2), nn.ReLU(), _conv(64, 64, 3, 1), nn.ReLU()
+        )
+        with torch.no_grad():
+            flat = self.convs(torch.zeros(1, channels, height, width)).numel()
+        self.out_size = 512
+        self.fc = nn.Sequential(nn.Flatten(), linear(flat, self.out_size), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [n, c, h, w] to features."""
+        features: Tensor = self.fc(self.convs(x))
+        return features
+
+
+class ImpalaCnn(nn.Module):
+    """Three stages of a convolution, a pooling and two residual blocks (Espeholt et al. 2018)."""
+
+    def __init__(self, channels: int, height: int, width: int, depths: Sequence[int] = (16, 32, 32)):
+        super().__init__()
+        stages: list[nn.Module] = []
+        seen = channels
+        for depth in depths:
+            stages += [nn.Conv2d(channels, depth, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+            stages += [_Residual(depth), _Residual(depth)]
+            channels = depth
+        self.convs = nn.Sequential(*stages, nn.ReLU())
+        with torch.no_grad():
+            flat = self.convs(torch.zeros(1, seen, height, width)).numel()
+        self.out_size = 256
+        self.fc = nn.Sequential(nn.Flatten(), linear(flat, self.out_size), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [n, c, h, w] to features."""
+        features: Tensor = self.fc(self.convs(x))
+        return features
+
+
+class _Residual(nn.Module):
+    def __init__(self, depth: int):
+        super().__init__()
+        self.block = nn.Sequential(
+            nn.ReLU(), nn.Conv2d(depth, depth, 3, padding=1), nn.ReLU(), nn.Conv2d(depth, depth, 3, padding=1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.block(x)
+        return out
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2d:
+    layer = nn.Conv2d(inputs, outputs, kernel, stride)
+    nn.init.orthogonal_(layer.weight, SQRT2)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer

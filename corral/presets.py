@@ -1,0 +1,232 @@
+"""Settings known to fit an algorithm to an environment, and whether anybody has checked that they do.
+
+The numbers start from rl-baselines3-zoo (`hyperparams/*.yml`) and CleanRL, in Corral's names: a minibatch of 64 from
+16 x 256 steps is `minibatches` 64, a linear schedule is `anneal_lr` or `anneal_clip`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Settings, by the names of `corral.overrides`. A verified preset's note says seeds, score, steps, wall time."""
+
+    settings: Mapping[str, Any]
+    status: Literal["untested", "verified"]
+    note: str
+
+
+ATARI = "atari"
+"""The preset of every Atari game."""
+
+_ZOO = "from rl-baselines3-zoo"
+_DQN_100K = {
+    "steps": 100_000,
+    "num_envs": 4,
+    "lr": 6.3e-4,
+    "batch_size": 128,
+    "capacity": 50_000,
+    "learning_starts": 128,  # one batch: the zoo starts at once
+    "train_every": 4,
+    "updates": 4,
+    "target_every": 250,
+    "epsilon_fraction": 0.12,
+    "epsilon_end": 0.1,
+    "hidden": (256, 256),
+}
+
+PRESETS: dict[tuple[str, str], Preset] = {
+    ("ppo", "CartPole-v1"): Preset(
+        {
+            "steps": 100_000,
+            "num_envs": 8,
+            "length": 32,
+            "minibatches": 1,
+            "epochs": 20,
+            "gamma": 0.98,
+            "lam": 0.8,
+            "entropy": 0.0,
+            "lr": 1e-3,
+            "anneal_lr": True,
+            "clip": 0.2,
+            "anneal_clip": True,
+        },
+        "untested",
+        _ZOO,
+    ),
+    ("ppo", "Acrobot-v1"): Preset(
+        {
+            "steps": 1_000_000,
+            "num_envs": 16,
+            "length": 256,
+            "minibatches": 64,
+            "epochs": 4,
+            "gamma": 0.99,
+            "lam": 0.94,
+            "entropy": 0.0,
+            "lr": 3e-4,
+            "anneal_lr": False,
+            "normalize_obs": True,
+            "normalize_reward": True,
+        },
+        "untested",
+        _ZOO,
+    ),
+    ("ppo", "LunarLander-v3"): Preset(
+        {
+            "steps": 1_000_000,
+            "num_envs": 16,
+            "length": 1024,
+            "minibatches": 256,
+            "epochs": 4,
+            "gamma": 0.999,
+            "lam": 0.98,
+            "entropy": 0.01,
+            "lr": 3e-4,
+            "anneal_lr": False,
+        },
+        "untested",
+        _ZOO,
+    ),
+    ("ppo", "Pendulum-v1"): Preset(
+        {
+            "steps": 100_000,
+            "num_envs": 4,
+            "length": 1024,
+            "minibatches": 64,
+            "epochs": 10,
+            "gamma": 0.9,
+            "lam": 0.95,
+            "entropy": 0.0,
+            "lr": 1e-3,
+            "anneal_lr": False,
+            "clip": 0.2,
+        },
+        "untested",
+        f"{_ZOO}, without its gSDE",
+    ),
+    ("ppo", ATARI): Preset(
+        {
+            "steps": 10_000_000,
+            "num_envs": 8,
+            "length": 128,
+            "minibatches": 4,
+            "epochs": 4,
+            "gamma": 0.99,
+            "lam": 0.95,
+            "entropy": 0.01,
+            "value_coef": 0.5,
+            "lr": 2.5e-4,
+            "anneal_lr": True,
+            "clip": 0.1,
+            "anneal_clip": True,
+        },
+        "untested",
+        _ZOO,
+    ),
+    ("a2c", "CartPole-v1"): Preset(
+        {"steps": 500_000, "num_envs": 8, "length": 5, "lam": 1.0, "entropy": 0.0, "lr": 7e-4},
+        "untested",
+        _ZOO,
+    ),
+    ("a2c", "Acrobot-v1"): Preset(
+        {
+            "steps": 500_000,
+            "num_envs": 16,
+            "length": 5,
+            "lam": 1.0,
+            "entropy": 0.0,
+            "lr": 7e-4,
+            "normalize_obs": True,
+            "normalize_reward": True,
+        },
+        "untested",
+        _ZOO,
+    ),
+    ("a2c", ATARI): Preset(
+        {
+            "steps": 10_000_000,
+            "num_envs": 16,
+            "length": 5,
+            "lam": 1.0,
+            "entropy": 0.01,
+            "value_coef": 0.25,
+            "lr": 7e-4,
+        },
+        "untested",
+        f"{_ZOO}, with torch's RMSProp instead of TensorFlow's",
+    ),
+    ("reinforce", "CartPole-v1"): Preset(
+        {"steps": 500_000, "num_envs": 8, "algorithm.episodes": 8, "lr": 1e-3, "gamma": 0.99, "baseline": True},
+        "untested",
+        "first guess",
+    ),
+    ("dqn", "CartPole-v1"): Preset(
+        {
+            "steps": 50_000,
+            "num_envs": 8,
+            "lr": 2.3e-3,
+            "batch_size": 64,
+            "capacity": 100_000,
+            "learning_starts": 1_000,
+            "train_every": 256,
+            "updates": 128,
+            "target_every": 128,  # the zoo's 10 environment steps come once per bout of learning
+            "epsilon_fraction": 0.16,
+            "epsilon_end": 0.04,
+            "hidden": (256, 256),
+        },
+        "untested",
+        f"{_ZOO}, on 8 environments instead of 1",
+    ),
+    ("dqn", "Acrobot-v1"): Preset(_DQN_100K, "untested", f"{_ZOO}, on 4 environments instead of 1"),
+    ("dqn", "LunarLander-v3"): Preset(_DQN_100K, "untested", f"{_ZOO}, on 4 environments instead of 1"),
+    ("dqn", ATARI): Preset(
+        {
+            "steps": 10_000_000,
+            "num_envs": 4,
+            "lr": 1e-4,
+            "batch_size": 32,
+            "capacity": 100_000,
+            "learning_starts": 100_000,
+            "train_every": 4,
+            "updates": 1,
+            "target_every": 250,  # 1000 environment steps
+            "epsilon_fraction": 0.1,
+            "epsilon_end": 0.01,
+        },
+        "untested",
+        f"{_ZOO}, on 4 environments instead of 1",
+    ),
+}
+"""(algorithm, environment) -> preset."""
+
+
+def find(algo: str, env: str) -> str | None:
+    """Name of the preset of this algorithm for an environment, None when there is none."""
+    from corral.envs.suites.atari import is_atari_id
+
+    name = ATARI if is_atari_id(env) else env
+    return name if (algo, name) in PRESETS else None
+
+
+def settings(algo: str, name: str) -> Mapping[str, Any]:
+    """Settings of a preset; those of "none" are empty."""
+    return {} if name == "none" else PRESETS[algo, name].settings
+
+
+def describe(algo: str, name: str) -> str:
+    """A preset in a few words, its status among them; of a run of another version, it may be gone by now."""
+    if name == "none":
+        return "no preset"
+    preset = PRESETS.get((algo, name))
+    return f"preset {name}, {preset.status if preset else 'unknown'}"
+
+
+def verified(algo: str) -> list[str]:
+    """Names of the verified presets of an algorithm."""
+    return [name for (owner, name), preset in PRESETS.items() if owner == algo and preset.status == "verified"]

@@ -1,0 +1,248 @@
+"""Checkpoints: each is a directory that is there whole or not at all, and says by hashes that it is intact.
+
+checkpoints/step_000012345/state.safetensors, state.json, manifest.json
+checkpoints/latest -> step_000012345          checkpoints/best -> step_000010240
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from corral.errors import RunFailed, UserError
+from corral.runs.folder import RunFolder
+from corral.runs.state_files import decode, encode, file_facts, read_state, write_state
+
+FORMAT = 1
+_MIGRATIONS: dict[int, Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]] = {}
+"""Format version -> what turns its (state, meta) into the next version's."""
+_MANIFEST = "manifest.json"
+_NAME = re.compile(r"step_(\d+)(?:_(\d+))?")
+_TEMPORARY = ".tmp-"
+_ATTEMPTS = 5
+
+_log = logging.getLogger("corral.runs")
+
+
+class BrokenCheckpoint(UserError):
+    """A checkpoint that was cut, changed or is not whole."""
+
+
+def save(
+    folder: RunFolder, state: dict[str, Any], step: int, meta: dict[str, Any], *, keep: int, best: bool = False
+) -> Path:
+    """Write a checkpoint, point `latest` to it (and `best`, if it is), and remove all but the last `keep`.
+
+    What `best` points to is never removed. Checkpoints beyond `step` are of a future that a resume has left, and go.
+    Only the process that has locked the run may call this. RunFailed when the disk is full.
+    """
+    folder.checkpoints.mkdir(exist_ok=True)
+    _sweep(folder.checkpoints)
+    target = _free_name(folder.checkpoints, step)
+    temporary = folder.checkpoints / f"{_TEMPORARY}{target.name}"
+    try:
+        temporary.mkdir()
+        _write(temporary, state, step, meta)
+        temporary.rename(target)
+    except OSError as error:
+        _sweep(folder.checkpoints)
+        raise RunFailed(
+            f"Checkpoint {target} cannot be written ({error.strerror}): make room for it and `corral resume` the run, "
+            "whose earlier checkpoints are whole."
+        ) from error
+    for name in ("latest", "best") if best else ("latest",):
+        _point(folder.checkpoints / name, target.name)
+    _sync(folder.checkpoints)
+    _prune(folder.checkpoints, target, keep)
+    return target
+
+
+def load(
+    folder: RunFolder, which: str = "latest", *, note: Callable[[str], None] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """State and meta of a checkpoint: `latest`, `best` or the name of its directory; meta also tells the `step`.
+
+    One that is broken is reported, through the log and `note`, and the newest intact one before it is used.
+    """
+    gone: set[str] = set()
+    for _ in range(_ATTEMPTS):
+        names = _candidates(folder.checkpoints, which)
+        broken: list[str] = []
+        for name in names:
+            path = folder.checkpoints / name
+            try:
+                result = load_checkpoint(path)
+            except BrokenCheckpoint as error:
+                if not path.is_dir() and name not in gone:  # a run that goes on has removed it meanwhile
+                    gone.add(name)
+                    break
+                broken.append(str(error))
+                continue
+            _report(broken, name, note)
+            return result
+        else:
+            raise UserError(_none_intact(folder, which, broken))
+    raise UserError(f"{folder.path} removes its checkpoints faster than they can be read: keep more of them.")
+
+
+def load_checkpoint(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """State and meta of one checkpoint directory; BrokenCheckpoint unless every size and hash is right."""
+    path = Path(path)
+    manifest = _read_manifest(path)
+    version = manifest["format"]
+    if version > FORMAT:
+        raise UserError(
+            f"{path} was written by a newer version of Corral (checkpoint format {version}, this one reads up to "
+            f"{FORMAT}): upgrade Corral."
+        )
+    try:
+        for name, expected in manifest["files"].items():
+            _check_file(path / name, expected)
+        state = read_state(path)
+    except OSError as error:
+        raise BrokenCheckpoint(f"Checkpoint {path} cannot be read ({error}): use another one.") from error
+    meta = decode(manifest["meta"], {})
+    for old in range(version, FORMAT):
+        state, meta = _MIGRATIONS[old](state, meta)
+    return state, meta | {"step": manifest["step"]}
+
+
+def _write(path: Path, state: dict[str, Any], step: int, meta: dict[str, Any]) -> None:
+    """Write a checkpoint's files, and wait until they are on the disk."""
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "saved": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "meta": encode(meta, None),
+        "files": write_state(path, state),
+    }
+    manifest["sha256"] = _manifest_hash(manifest)
+    with open(path / _MANIFEST, "w") as file:
+        json.dump(manifest, file, indent=1, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(path)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_bytes())
+        whole = manifest.pop("sha256") == _manifest_hash(manifest) and isinstance(manifest["format"], int)
+    except FileNotFoundError:
+        raise BrokenCheckpoint(f"{path} is no whole checkpoint, it has no {_MANIFEST}: use another one.") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise BrokenCheckpoint(f"Checkpoint {path} is broken ({_MANIFEST} was changed): use another one.")
+    return manifest
+
+
+def _manifest_hash(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _check_file(path: Path, expected: dict[str, Any]) -> None:
+    size = path.stat().st_size if path.exists() else None
+    if size is None:
+        reason = "is missing"
+    elif size != expected["size"]:
+        reason = f"has {size:,} of {expected['size']:,} bytes"
+    elif file_facts(path) != expected:
+        reason = "was changed"
+    else:
+        return
+    raise BrokenCheckpoint(f"Checkpoint {path.parent} is broken ({path.name} {reason}): use another one.")
+
+
+def _report(broken: list[str], used: str, note: Callable[[str], None] | None) -> None:
+    for reason in broken:
+        text = f"{reason.removesuffix(': use another one.')}; {used} is used instead."
+        _log.warning(text)
+        if note is not None:
+            note(text)
+
+
+def _none_intact(folder: RunFolder, which: str, broken: list[str]) -> str:
+    if not broken:
+        if which == "latest":
+            return f"{folder.path} has no checkpoint yet: let it train longer, or start it anew."
+        return f"{folder.path} has no checkpoint {which!r}: try latest, or a name from {folder.checkpoints}."
+    return f"No checkpoint of {folder.path} is intact, the first failure being: {broken[0]}"
+
+
+def _candidates(checkpoints: Path, which: str) -> list[str]:
+    """The checkpoint asked for and those before it, newest first."""
+    names = sorted((name for name in _listed(checkpoints)), key=_order, reverse=True)
+    link = checkpoints / which
+    wanted = os.readlink(link) if link.is_symlink() else which
+    if _NAME.fullmatch(wanted) is None:
+        return names if which == "latest" else []
+    if wanted not in names and which not in ("latest", "best"):
+        return []
+    return [wanted, *(name for name in names if _order(name) < _order(wanted))]
+
+
+def _listed(checkpoints: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(checkpoints) if _NAME.fullmatch(name)]
+    except FileNotFoundError:
+        return []
+
+
+def _order(name: str) -> tuple[int, int]:
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 1)
+
+
+def _free_name(checkpoints: Path, step: int) -> Path:
+    """Where a checkpoint of this step goes; a second one of the same step gets a number, and replaces none."""
+    same = [_order(name)[1] for name in _listed(checkpoints) if _order(name)[0] == step]
+    return checkpoints / (f"step_{step:09d}_{max(same) + 1}" if same else f"step_{step:09d}")
+
+
+def _point(link: Path, target: str) -> None:
+    temporary = link.with_name(f"{_TEMPORARY}{link.name}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, link)
+
+
+def _prune(checkpoints: Path, newest: Path, keep: int) -> None:
+    best = checkpoints / "best"
+    kept = {newest.name, os.readlink(best) if best.is_symlink() else ""}
+    step = _order(newest.name)[0]
+    past = sorted((n for n in _listed(checkpoints) if _order(n)[0] < step), key=_order)
+    kept.update(past[len(past) - max(keep - 1, 0) :])
+    for name in _listed(checkpoints):
+        if name not in kept:
+            # Renamed first, so that what is half removed when the process is killed is no checkpoint any more.
+            with contextlib.suppress(OSError):
+                (checkpoints / name).rename(checkpoints / f"{_TEMPORARY}{name}")
+    _sweep(checkpoints)
+
+
+def _sweep(checkpoints: Path) -> None:
+    """Remove what a save that was killed has left."""
+    for entry in checkpoints.glob(f"{_TEMPORARY}*"):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

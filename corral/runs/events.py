@@ -1,0 +1,102 @@
+"""What happened in a run: `events.jsonl`, one JSON object on a line, bounded however often things happen."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from collections import Counter
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from corral.runs.folder import RunFolder
+
+LIMIT = 1000
+
+
+class EventLog:
+    """Appends {time, env_steps, kind, text, ...} lines; a run that goes on counts on.
+
+    Of one kind the first 1000 are written. Later ones are only counted: a line with the `count` so far follows each
+    time that it has doubled, and when the log is closed.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._counts = count_events(folder.events_jsonl)
+        self._written = Counter(self._counts)
+        self._steps: dict[str, int] = {}
+        self._file = io.FileIO(folder.events_jsonl, "ab")  # unbuffered: a line is in the file when add returns
+        if self._file.tell() and not _ends_whole(folder.events_jsonl):
+            self._file.write(b"\n")  # after a line that a kill has cut
+
+    def add(self, kind: str, text: str, *, env_steps: int = 0, **fields: Any) -> None:
+        """Note that something of this kind happened."""
+        self._counts[kind] += 1
+        self._steps[kind] = env_steps
+        count = self._counts[kind]
+        if count <= LIMIT:
+            self._put({"time": _now(), "env_steps": int(env_steps), "kind": kind, "text": text} | fields)
+            self._written[kind] = count
+        elif count >= 2 * self._written[kind]:
+            self._put_count(kind)
+
+    def close(self) -> None:
+        """Write the counts that are not in the file yet, and close it."""
+        for kind, count in self._counts.items():
+            if count != self._written[kind]:
+                self._put_count(kind)
+        self._file.close()
+
+    def _put_count(self, kind: str) -> None:
+        count = self._counts[kind]
+        text = f"{count} in all; only the first {LIMIT} are written out"
+        steps = int(self._steps.get(kind, 0))
+        self._put({"time": _now(), "env_steps": steps, "kind": kind, "text": text, "count": count})
+        self._written[kind] = count
+
+    def _put(self, fields: dict[str, Any]) -> None:
+        plain = {key: _plain(value) for key, value in fields.items()}
+        self._file.write(json.dumps(plain, default=str, allow_nan=False).encode() + b"\n")
+
+
+def read_events(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of an `events.jsonl`, without any that a kill has cut."""
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    events = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and "kind" in event:
+            events.append(event)
+    return events
+
+
+def count_events(path: str | Path) -> Counter[str]:
+    """How often each kind of event happened, those that were only counted included."""
+    counts: Counter[str] = Counter()
+    for event in read_events(path):
+        kind = event["kind"]
+        counts[kind] = max(int(event["count"]), counts[kind]) if "count" in event else counts[kind] + 1
+    return counts
+
+
+def _plain(value: Any) -> Any:
+    """A number that JSON has no word for, as text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _ends_whole(path: Path) -> bool:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,277 @@
+"""The run directory: what is in it, who made it, and that only one process trains it at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from corral.errors import UserError
+from corral.overrides import read_yaml
+
+FORMAT = 1
+_CONFIG, _INFO, _LOCK = "config.yaml", "run.json", ".lock"
+_OWN = {_CONFIG, _INFO, _LOCK, "metrics.csv", "events.jsonl", "checkpoints", "videos"}
+_TENSORBOARD = "events.out.tfevents."
+_GIT_TIMEOUT_S = 5.0
+_LOCK_ATTEMPTS = 5
+_locked: dict[Path, int] = {}
+"""Runs that a process of this program has locked -> its pid. A file lock does not tell a process from itself."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run directory. `config` is the resolved configuration, `info` says where and with what it was made.
+
+    It holds `config.yaml`, `run.json`, `metrics.csv`, TensorBoard's event files, `events.jsonl` and
+    `checkpoints/`. `run.json` is written last, so a directory that has it is whole.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    info: dict[str, Any]
+
+    @classmethod
+    def create(cls, path: str | Path, config: dict[str, Any], *, overwrite: bool = False) -> RunFolder:
+        """Make a new run; `overwrite` first removes the run that is there, but no file of anybody else."""
+        path = Path(path)
+        if (path / _INFO).exists() and not overwrite:
+            raise UserError(
+                f"{path} already holds a run: continue it with `corral resume {path}`, replace it with --overwrite, "
+                "or give another --run-dir."
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            foreign = sorted(entry.name for entry in path.iterdir() if not _is_own(entry.name))
+        except OSError as error:
+            raise UserError(f"{path} cannot be a run directory: {error.strerror}.") from error
+        if foreign and not (path / _INFO).exists():
+            raise UserError(f"{path} is no run but holds {foreign[0]!r}: give another --run-dir, a new or empty one.")
+        with _lock(path):
+            _clear(path)
+            info = _gather_info()
+            (path / "checkpoints").mkdir()
+            _write(path / _CONFIG, _to_yaml(config))
+            _write(path / _INFO, json.dumps(info, indent=1) + "\n")
+        return cls(path, config, info)
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """A run that is there; UserError where it is none, or one that this version cannot read."""
+        path = Path(path)
+        try:
+            info = json.loads((path / _INFO).read_text())
+            found = info["format"]
+        except FileNotFoundError:
+            raise UserError(_why_no_run(path)) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path / _INFO} cannot be read ({error}): restore it, or give another run.") from None
+        if found != FORMAT:
+            age = "a newer" if isinstance(found, int) and found > FORMAT else "another"
+            raise UserError(
+                f"{path} is a run of format {found}, written by {age} version of Corral "
+                f"({info.get('versions', {}).get('corral-rl', 'unknown')}), and this one reads format {FORMAT}: "
+                "use that version."
+            )
+        return cls(path, read_yaml(path / _CONFIG), info)
+
+    def write_config(self, config: dict[str, Any]) -> RunFolder:
+        """Replace `config.yaml`, such as for more steps; gives the run with the new configuration."""
+        _write(self.path / _CONFIG, _to_yaml(config))
+        return replace(self, config=config)
+
+    @property
+    def algo(self) -> str:
+        """Name of the algorithm."""
+        return str(self.config.get("algo", "?"))
+
+    @property
+    def env(self) -> str:
+        """Name of the environment."""
+        return str(self.config.get("env", "?"))
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics_csv(self) -> Path:
+        """One row of numbers per report."""
+        return self.path / "metrics.csv"
+
+    @property
+    def events_jsonl(self) -> Path:
+        """What happened: starts, faults, restarts, warnings."""
+        return self.path / "events.jsonl"
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other processes from training this run; UserError with the pid of one that does already.
+
+        The lock belongs to this process alone, not to its children, and goes with it however it ends.
+        """
+        return _lock(self.path)
+
+    def holder(self) -> int | None:
+        """The pid of the process that has locked this run."""
+        return _holder(self.path)
+
+
+def _is_own(name: str) -> bool:
+    return name in _OWN or name.startswith((_TENSORBOARD, ".tmp-"))
+
+
+def _clear(path: Path) -> None:
+    """Remove a run's files; `run.json` first, so that what is left of a killed removal is no run."""
+    (path / _INFO).unlink(missing_ok=True)
+    for entry in path.iterdir():
+        if entry.name == _LOCK or not _is_own(entry.name):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _why_no_run(path: Path) -> str:
+    if not path.exists():
+        return f"There is no run at {path}: give the directory that `corral train` wrote, its --run-dir."
+    inside = sorted(path.glob(f"*/{_INFO}"))
+    if inside:
+        return f"{path} is no run, but it holds {len(inside)}: give one of them, such as {inside[0].parent}."
+    return f"{path} is no run, it has no {_INFO}: give the directory that `corral train` wrote, its --run-dir."
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _to_yaml(config: dict[str, Any]) -> str:
+    """YAML with one setting on a line, lists included."""
+    import yaml
+
+    def on_one_line(dumper: Any, values: Any) -> Any:
+        return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=True)
+
+    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # of its own, so that nobody else's YAML changes
+    for kind in (list, tuple):
+        dumper.add_representer(kind, on_one_line)
+    text: str = yaml.dump(config, Dumper=dumper, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def _gather_info() -> dict[str, Any]:
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in ("corral-rl", "torch", "numpy", "gymnasium"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "format": FORMAT,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": versions,
+        "git": _git(),
+        "machine": {
+            "host": platform.node(),
+            "system": platform.platform(),
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+        },
+        "argv": list(sys.argv),
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    """The commit of the working directory and whether files differ from it; None outside of a repository."""
+
+    def ask(*words: str) -> str:
+        run = subprocess.run(
+            ["git", *words],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            check=True,
+            timeout=_GIT_TIMEOUT_S,
+        )
+        return run.stdout.strip()
+
+    try:
+        sha = ask("rev-parse", "HEAD")
+        return {"sha": sha, "dirty": bool(ask("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    import fcntl
+
+    place = path.resolve()
+    if _locked.get(place) == os.getpid():
+        raise UserError(f"This process ({os.getpid()}) is training {path} already: wait, or give another --run-dir.")
+    try:
+        file = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+    for attempt in range(_LOCK_ATTEMPTS):
+        try:
+            # lockf, because a lock by flock would live on in children that are forked.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if attempt < _LOCK_ATTEMPTS - 1:
+                time.sleep(0.05)  # it may be `holder`, which is done at once
+                continue
+            pid = _pid_in(file) or "(unknown)"
+            os.close(file)
+            raise UserError(f"Process {pid} is training {path}: stop it first, or give another --run-dir.") from None
+    _locked[place] = os.getpid()
+    try:
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        del _locked[place]
+        os.close(file)
+
+
+def _holder(path: Path) -> int | None:
+    import fcntl
+
+    pid = _locked.get(path.resolve())
+    if pid == os.getpid():  # to open and close the file here would end the lock
+        return pid
+    try:
+        file = os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return _pid_in(file)
+    finally:
+        os.close(file)
+    return None
+
+
+def _pid_in(file: int) -> int | None:
+    text = os.pread(file, 32, 0).decode(errors="replace").strip()
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,141 @@
+"""The live progress of a run on stderr: one line that is rewritten on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+_REWRITE_S = 0.1
+_FIRST_LINE_S, _LINE_S = 2.0, 10.0
+_RATE_WINDOW_S = 10.0
+_SHOWN = {"train/return": "return", "eval/return": "eval"}
+_CLEAR = "\r\x1b[K"
+
+
+class Progress:
+    """Shows steps, steps/s, return, evaluation, loss and the time that is left. It has no thread and never waits.
+
+    `start` is the step at which a resumed run goes on. The last value of every metric is shown until it changes.
+    """
+
+    def __init__(self, total: int, *, start: int = 0, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self._total = total
+        self._stream = sys.stderr if stream is None else stream
+        self._quiet = quiet
+        self._live = not quiet and self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._metrics: dict[str, float] = {}
+        self._started = now = time.monotonic()
+        self._next = now if self._live else now + _FIRST_LINE_S
+        self._points: deque[tuple[float, int]] = deque([(now, start)])
+        self._steps = self._shown = start
+
+    def update(self, env_steps: int, metrics: Mapping[str, float] | None = None) -> None:
+        """Note where the run is; shows it when it is time to."""
+        self._steps = env_steps
+        self._metrics.update(metrics or {})
+        now = time.monotonic()
+        if self._quiet or now < self._next:
+            return
+        self._next = now + (_REWRITE_S if self._live else _LINE_S)
+        self._show(now)
+
+    def say(self, text: str) -> None:
+        """Print a line of its own; the live line goes on below it."""
+        if not self._quiet:
+            self._write(f"{_CLEAR if self._live else ''}{text}\n")
+            self._next = 0.0 if self._live else self._next
+
+    def close(self) -> None:
+        """Show where the run has come to, and leave it there."""
+        if self._quiet:
+            return
+        if self._live or self._steps != self._shown:
+            self._show(time.monotonic())
+        if self._live:
+            self._write("\n")
+        self._quiet = True
+
+    def _show(self, now: float) -> None:
+        self._points.append((now, self._steps))
+        while len(self._points) > 2 and now - self._points[1][0] > _RATE_WINDOW_S:
+            self._points.popleft()
+        self._shown = self._steps
+        text = progress_line(self._steps, self._total, self._rate(), self._metrics, self._width())
+        self._write(f"{_CLEAR}{text}" if self._live else f"{text}\n")
+
+    def _rate(self) -> float:
+        (then, before), (now, steps) = self._points[0], self._points[-1]
+        return (steps - before) / (now - then) if now > then else 0.0
+
+    def _width(self) -> int | None:
+        if not self._live:
+            return None
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except (OSError, ValueError):
+            return 80
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # nobody looks any more; the run goes on
+            self._quiet = True
+        except RuntimeError:  # said by a signal handler, amid another write
+            pass
+
+
+def progress_line(steps: int, total: int, rate: float, metrics: Mapping[str, float], width: int | None) -> str:
+    """The line; parts that do not fit into `width` are left out, the last ones first but for the time left."""
+    share = f"{100 * steps / total:.0f}%" if total > 0 else ""
+    parts = [f"{steps:,}/{brief(total)} {share}".rstrip(), f"{brief(rate)} steps/s"]
+    known = {label: metrics[name] for name, label in _SHOWN.items() if not math.isnan(metrics.get(name, math.nan))}
+    parts += [f"{label} {brief(value)}" for label, value in known.items()]
+    loss = loss_of(metrics)
+    if loss is not None:
+        parts.append(f"loss {brief(loss)}")
+    left = [f"ETA {duration((total - steps) / rate)}"] if rate > 0 and steps < total else []
+    while width is not None and len(parts) > 1 and len("  ".join(parts + left)) >= width:
+        parts.pop()
+    line = "  ".join(parts + left)
+    if width is not None and len(line) >= width:
+        line = parts[0][: max(width - 1, 0)]
+    return line
+
+
+def loss_of(metrics: Mapping[str, Any]) -> float | None:
+    """The loss to show where there is room for one: `loss/total`, or else the first that there is."""
+    names = [name for name in metrics if name.startswith("loss/")]
+    if not names:
+        return None
+    return float(metrics["loss/total" if "loss/total" in names else names[0]])
+
+
+def brief(value: float) -> str:
+    """A number in at most seven characters or so: 12.3k, 0.0342, -200.1, 1.2e-06."""
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    for least, unit, name in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if size >= least:
+            scaled = value / unit
+            return f"{scaled:.0f}{name}" if abs(scaled) >= 100 else f"{scaled:.3g}{name}"
+    if size >= 100 or value == 0:
+        return f"{value:.1f}".removesuffix(".0")
+    return f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 0:07, 12:30, 3:05:00 or 2d 03h."""
+    if not math.isfinite(seconds):
+        return "-"
+    whole = int(seconds + 0.5)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days}d {hours % 24:02d}h"
+    return f"{hours}:{minutes % 60:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

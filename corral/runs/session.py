@@ -1,0 +1,289 @@
+"""Carrying out an experiment: drive its topology, and keep the run's folder while it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from corral import presets, seeding
+from corral.envs.contract import VecEnv
+from corral.envs.make import make_vec
+from corral.errors import EnvFailed, RunFailed
+from corral.experiment import Experiment
+from corral.runs import checkpoint
+from corral.runs.evaluate import Evaluation, evaluate, num_eval_envs
+from corral.runs.events import EventLog
+from corral.runs.folder import RunFolder
+from corral.runs.metrics import MetricsLog
+from corral.runs.progress import Progress
+from corral.topologies.sync import Sync
+
+log = logging.getLogger("corral.run")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    run_dir: Path
+    steps: int
+    wall_s: float
+    eval_return: float
+    """Mean return of the last evaluation, deterministic; NaN when there was none."""
+    version: int
+    """Updates of the network."""
+    train_return: float = math.nan
+    """Mean return of the last 100 training episodes."""
+    best_return: float = math.nan
+    """Highest mean return of an evaluation."""
+    stopped: bool = False
+    """Whether it was told to stop before its end."""
+
+
+@dataclass
+class _Clock:
+    """When something was last done, in steps and in time."""
+
+    every_steps: int
+    every_s: float
+    last_steps: int = 0
+    last_s: float = field(default_factory=time.monotonic)
+
+    def due(self, steps: int) -> bool:
+        by_steps = self.every_steps > 0 and steps // self.every_steps > self.last_steps // self.every_steps
+        return by_steps or (self.every_s > 0 and time.monotonic() - self.last_s >= self.every_s)
+
+    def done(self, steps: int) -> None:
+        self.last_steps, self.last_s = steps, time.monotonic()
+
+
+class Session:
+    """One process's work on a run: from its start, or from a checkpoint, to its end or until it is told to stop."""
+
+    def __init__(self, experiment: Experiment, folder: RunFolder, *, resume: bool = False, quiet: bool = False):
+        self._experiment, self._folder, self._resume, self._quiet = experiment, folder, resume, quiet
+        self._stop = False
+        self._eval_vec: VecEnv | None = None
+        self._last: Evaluation | None = None
+        self._best = -math.inf
+        self._wall_before = 0.0
+        self._said: dict[str, list[Any]] = {}
+
+    def run(self) -> Result:
+        """Train; whatever happens, environments are closed and files are whole."""
+        with self._folder.lock(), contextlib.ExitStack() as stack:
+            self._events = EventLog(self._folder)
+            stack.callback(self._events.close)
+            self._trainer = Sync(self._experiment, self._note)
+            stack.callback(self._trainer.close)
+            stack.callback(self._close_eval)
+            self._load()
+            start = self._trainer.env_steps
+            self._metrics = MetricsLog(self._folder, purge_after=start if self._resume else None)
+            stack.callback(self._metrics.close)
+            self._progress = Progress(self._experiment.steps, start=start, quiet=self._quiet)
+            stack.callback(self._progress.close)
+            stack.enter_context(self._signals())
+            self._announce()
+            self._start_s, self._start_steps = time.monotonic(), start
+            try:
+                self._train()
+            except (EnvFailed, RunFailed) as error:
+                self._note("failed", str(error))
+                raise
+            return self._result()
+
+    # -- the loop ---------------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        experiment, trainer = self._experiment, self._trainer
+        start = trainer.env_steps
+        rows = _Clock(experiment.log.every_steps, experiment.log.every_s, start)
+        saves = _Clock(experiment.checkpoints.every_steps, experiment.checkpoints.every_s, start)
+        looks = _Clock(experiment.evaluate_every if experiment.evaluation.episodes else 0, 0.0, start)
+        while trainer.env_steps < experiment.steps and not self._stop:
+            for name, values in trainer.advance().items():
+                self._said.setdefault(name, []).extend(values)
+            steps = trainer.env_steps
+            over = steps >= experiment.steps
+            if looks.due(steps) or (over and experiment.evaluation.episodes):
+                looks.done(steps)
+                is_best = self._evaluate()
+                if is_best and not over:
+                    self._save(best=True)
+                    saves.done(steps)
+            if rows.due(steps):
+                rows.done(steps)
+                self._write_row()
+            if saves.due(steps) and not over:
+                saves.done(steps)
+                self._save()
+            self._progress.update(steps, self._shown())
+        self._write_row()
+        self._save(best=self._last is not None and self._last.mean >= self._best)
+        self._events.add("stopped" if self._stop else "finished", "", env_steps=trainer.env_steps)
+
+    def _evaluate(self) -> bool:
+        """Evaluate deterministically and by sampling; returns whether it is the best so far."""
+        experiment, trainer = self._experiment, self._trainer
+        if self._eval_vec is None:
+            env, kwargs = experiment.environment()
+            count = num_eval_envs(experiment.evaluation.episodes)
+            with _quiet_choice():
+                self._eval_vec = make_vec(
+                    env, count, experiment.backend, experiment.workers, experiment.seed, env_kwargs=kwargs, role="eval"
+                )
+        results = {}
+        for name, deterministic in (("eval/return", True), ("eval/return_sampled", False)):
+            seed = seeding.part_seed(experiment.seed, "eval", "acting", int(deterministic))
+            policy = trainer.eval_policy(deterministic=deterministic, seed=seed)
+            results[name] = evaluate(self._eval_vec, policy, experiment.evaluation.episodes, experiment.seed)
+        self._last = results["eval/return"]
+        self._said_once = {name: result.mean for name, result in results.items()}
+        self._said_once["eval/return_std"] = self._last.std
+        self._said_once["eval/length"] = float(np.mean(self._last.lengths))
+        better = self._last.mean > self._best
+        self._best = max(self._best, self._last.mean)
+        return better
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    _said_once: dict[str, float] = {}  # noqa: RUF012 - replaced, never changed
+
+    def _write_row(self) -> None:
+        trainer, episodes = self._trainer, self._trainer.sampler.episodes
+        spent = max(1e-9, time.monotonic() - self._start_s)
+        values: dict[str, float] = {
+            "train/return": episodes.mean_return(),
+            "train/length": episodes.mean_length(),
+            "train/episodes": float(episodes.finished),
+            "time/steps_per_s": (trainer.env_steps - self._start_steps) / spent,
+            **trainer.metrics(),
+            **{name: float(np.mean([float(v) for v in said])) for name, said in self._said.items()},
+            **self._said_once,
+        }
+        self._said.clear()
+        self._said_once = {}
+        self._row = values
+        self._metrics.write(trainer.env_steps, self._wall_s(), values)
+
+    _row: dict[str, float] = {}  # noqa: RUF012 - replaced, never changed
+
+    def _shown(self) -> dict[str, float]:
+        shown = dict(self._row)
+        shown["train/return"] = self._trainer.sampler.episodes.mean_return()
+        if self._last is not None:
+            shown["eval/return"] = self._last.mean
+        return shown
+
+    def _save(self, *, best: bool = False) -> None:
+        trainer = self._trainer
+        state = {
+            "trainer": trainer.state_dict(replay=self._experiment.checkpoints.replay),
+            "session": {"wall_s": self._wall_s(), "best": self._best},
+        }
+        meta = {
+            "spec": trainer.vec.spec.to_json(),
+            "precision": trainer.precision.name,
+            "evaluation": None if self._last is None else self._last.to_json(),
+            "version": trainer.learner.version,
+        }
+        keep = self._experiment.checkpoints.keep
+        checkpoint.save(self._folder, state, trainer.env_steps, meta, keep=keep, best=best)
+
+    def _load(self) -> None:
+        if not self._resume:
+            return
+        state, meta = checkpoint.load(self._folder, note=lambda text: self._note("checkpoint", text))
+        restarted = self._trainer.load_state_dict(state["trainer"])
+        self._best, self._wall_before = state["session"]["best"], state["session"]["wall_s"]
+        if meta.get("evaluation"):
+            record = meta["evaluation"]
+            self._last = Evaluation(tuple(record["returns"]), tuple(record["lengths"]))
+        text = f"resumed at step {self._trainer.env_steps:,}"
+        if restarted:
+            names = ", ".join(map(str, restarted[:8])) + (", ..." if len(restarted) > 8 else "")
+            text += f"; environments {names} could not be restored and start new episodes"
+        elif restarted is not None:
+            text += "; every environment goes on where it was"
+        self._note("resumed", text)
+
+    # -- around it ---------------------------------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        trainer, experiment = self._trainer, self._experiment
+        params = sum(p.numel() for p in trainer.model.parameters())
+        log.info(
+            "%s on %s (%s), %s steps, seed %d, %d environments, %s weights on %s in %s (%s), torch threads %d; %s",
+            experiment.algo, experiment.env, presets.describe(experiment.algo, experiment.preset),
+            f"{experiment.steps:,}", experiment.seed, experiment.num_envs, f"{params:,}", trainer.device,
+            trainer.precision.name, trainer.precision.why, trainer.threads, self._folder.path,
+        )  # fmt: skip
+
+    def _note(self, kind: str, text: str) -> None:
+        steps = self._trainer.env_steps if hasattr(self, "_trainer") else 0
+        self._events.add(kind, text, env_steps=steps)
+        log.warning("%s", text) if kind in ("not_finite", "checkpoint") else log.info("%s", text)
+
+    def _wall_s(self) -> float:
+        return self._wall_before + time.monotonic() - self._start_s
+
+    def _close_eval(self) -> None:
+        if self._eval_vec is not None:
+            self._eval_vec.close()
+
+    def _result(self) -> Result:
+        trainer = self._trainer
+        return Result(
+            self._folder.path,
+            trainer.env_steps,
+            self._wall_s(),
+            math.nan if self._last is None else self._last.mean,
+            trainer.learner.version,
+            trainer.sampler.episodes.mean_return(),
+            self._best if math.isfinite(self._best) else math.nan,
+            self._stop,
+        )
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C end the run after the turn that is under way; a second Ctrl-C ends it at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+            self._progress.say("stopping: saving a checkpoint first (again to stop at once)")
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _quiet_choice() -> Iterator[None]:
+    """The evaluation's backend is the training's; saying so again helps nobody."""
+    logger = logging.getLogger("corral.envs")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

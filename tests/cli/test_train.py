@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from corral.algos.registry import ALGORITHMS
+from corral.cli.list_algos import ListAlgos
+from corral.cli.list_presets import ListPresets
+from corral.cli.parse import parse
+from corral.cli.resume import Resume
+from corral.cli.table import print_table
+from corral.cli.train import Train, print_result
+from corral.errors import UserError
+from corral.presets import PRESETS
+from corral.runs.session import Result
+
+HERE = Path(__file__).parent
+SMALL = ["--preset", "none", "--set", "length=8", "minibatches=1", "evaluation.episodes=1", "--num-envs", "2"]
+
+
+def corral(*args, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "corral", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path[1:]])},
+    )
+
+
+def settings_of(run):
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def train(*args):
+    return parse(Train, args, "corral train").run()
+
+
+def test_train_then_resume_from_the_command_line(tmp_path):
+    done = corral("train", "ppo", "--env", "CartPole-v1", "--steps", "6.4e1", "--seed", "3", *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "ppo-CartPole-v1-3-1"
+    where, score, following = done.stdout.splitlines()
+    assert where.startswith("Run: runs/ppo-CartPole-v1-3-1, 64 steps in ")
+    assert score.startswith("Evaluation: mean return ")
+    assert "corral eval runs/ppo-CartPole-v1-3-1" in following
+    stored = settings_of(run)
+    assert (stored["steps"], stored["seed"], stored["num_envs"], stored["preset"]) == (64, 3, 2, "none")
+
+    done = corral("resume", "runs/ppo-CartPole-v1-3-1", "--steps", "1_28", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "128 steps" in done.stdout
+    assert done.stderr == ""
+    assert settings_of(run)["steps"] == 128
+
+
+def test_a_mistake_is_exit_code_2_and_leaves_no_folder(tmp_path):
+    done = corral("train", "ppo", "--env", "CartPole-v1", "--set", "lrr=1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "corral: No setting 'lrr'; did you mean lr?\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "ALGO"),
+        (["pppo", "--env", "CartPole-v1"], "did you mean ppo?"),
+        (["ppo"], "ppo needs an environment"),
+        (["ppo", "--env", "CartPol-v1"], "Close: CartPole-v1"),
+        (["ppo", "--env", "no_such_module:Env"], "cannot be imported"),
+        (["ppo", "--env", "CartPole-v1", "--steps", "many"], "steps must be a whole number, got 'many'"),
+        (["ppo", "--env", "CartPole-v1", "--steps", "1.5"], "steps must be a whole number"),
+        (["ppo", "--env", "CartPole-v1", "--step", "5"], "did you mean --steps?"),
+        (["ppo", "--env", "CartPole-v1", "--set", "lr"], "--set takes key=value, got 'lr'"),
+        (["ppo", "--env", "CartPole-v1", "--set", "lr=fast"], "algorithm.lr must be a number, got 'fast'"),
+        (["ppo", "--env", "CartPole-v1", "--set", "lr=-1"], "lr must be above 0"),
+        (["ppo", "--env", "CartPole-v1", "--set", "steps=5"], "an option of its own: --steps"),
+        (["ppo", "--env", "CartPole-v1", "--set", "num-envs=5"], "an option of its own: --num-envs"),
+        (["ppo", "--env", "CartPole-v1", "--set", "quiet=true"], "an option of its own: --quiet"),
+        (["ppo", "--env", "CartPole-v1", "--topology", "impala"], "topology must be sync"),
+        (["ppo", "--env", "CartPole-v1", "--runtime", "cloud"], "runtime must be inline"),
+        (["ppo", "--env", "CartPole-v1", "--actors", "4"], "num_envs instead of actors"),
+        (["ppo", "--env", "CartPole-v1", "--preset", "Cartpole"], "did you mean CartPole-v1?"),
+        (["ppo", "--env", "CartPole-v1", "--config", "nowhere.yaml"], "Cannot read nowhere.yaml"),
+        (["ppo", "--env", "CartPole-v1", "--env-kwargs", "sutton"], "--env-kwargs takes key=value"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, args, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        train(*args)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nowhere"], "no run at nowhere"),
+        (["nowhere", "--steps", "x"], "--steps must be a whole number"),
+        ([], "DIR"),
+    ],
+)
+def test_a_run_that_cannot_be_resumed_is_one_sentence(tmp_path, monkeypatch, args, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        parse(Resume, args, "corral resume").run()
+    assert words in str(caught.value)
+
+
+def test_options_and_files_reach_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("gamma: 0.5\nlr: 5e-3\nsteps: 1000\n")
+    train(
+        "ppo", "--env", "CartPole-v1", "--config", "mine.yaml", "--steps", "32", "--run-dir", "here", "--quiet",
+        "--env-kwargs", "sutton_barto_reward=true", "--set", "lr=1e-4", "hidden=8,8", *SMALL
+    )  # fmt: skip
+    stored = settings_of(tmp_path / "here")
+    assert (stored["steps"], stored["env_kwargs"]) == (32, {"sutton_barto_reward": True})
+    algorithm = stored["algorithm"]
+    assert (algorithm["lr"], algorithm["gamma"], algorithm["net"]["hidden"]) == (1e-4, 0.5, [8, 8])
+    assert "Run: here, 32 steps" in capsys.readouterr().out
+    with pytest.raises(UserError, match="already holds a run"):
+        train("ppo", "--env", "CartPole-v1", "--run-dir", "here")
+
+
+@pytest.mark.parametrize(
+    ("result", "lines"),
+    [
+        (Result(Path("a b"), 1000, 2.0, 12.34, 5, best_return=20.0), ["'a b', 1,000 steps", "12.3, best 20.0", "2000"]),
+        (Result(Path("x"), 10, 2.0, float("nan"), 5), ["x, 10 steps", "Evaluation: none", "resume x --steps 20"]),
+        (Result(Path("x"), 10, 2.0, 1.0, 5, stopped=True), ["stopped after 10 steps", "1.0", "corral resume x"]),
+    ],
+)
+def test_the_end_of_a_run_says_where_how_good_and_what_next(capsys, result, lines):
+    print_result(result)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 3
+    for words, line in zip(lines, printed, strict=True):
+        assert words in line
+    assert printed[2].endswith("resume x") == result.stopped
+
+
+def test_lists_have_one_line_each_when_piped(capsys):
+    ListAlgos().run()
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == list(ALGORITHMS)
+    assert {len(row) for row in rows} == {4}
+    ListPresets().run()
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [(row[0], row[1]) for row in rows] == list(PRESETS)
+    assert {row[2] for row in rows} <= {"untested", "verified"}
+
+
+def test_lists_are_tables_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_table(("name", "note"), [("a", "first"), ("b", "second")])
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert [line.split() for line in lines] == [["name", "note"], ["a", "first"], ["b", "second"]]
+
+
+def test_listing_loads_no_torch():
+    code = "import sys\nfrom corral.cli.list_algos import ListAlgos\nListAlgos().run()\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HERE.parents[1])
+    assert done.stdout.splitlines()[-1] == "False"

@@ -1,0 +1,69 @@
+"""Every store through the public contract suites."""
+
+import pytest
+
+from corral.data.store import make_store
+from corral.errors import UserError
+from corral.testing.store import OnceContract, ReplayContract, counting_spec
+from corral.types import DataSpec
+
+
+class TestSequences(OnceContract):
+    data = DataSpec("sequence", 5, 3, "once")
+    fragment_length = 5
+
+
+class TestSequencesInOddBatches(OnceContract):
+    data = DataSpec("sequence", 3, 7, "once")
+    fragment_length = 3
+
+
+class TestSequencesOfSomeColumns(OnceContract):
+    data = DataSpec("sequence", 6, 2, "once")
+    fragment_length = 6
+
+
+class TestEpisodes(OnceContract):
+    data = DataSpec("episode", 1, 4, "once")
+    fragment_length = 3
+
+
+class TestEpisodesShorterThanFragments(OnceContract):
+    data = DataSpec("episode", 1, 3, "once")
+    fragment_length = 11
+
+
+class TestUniform(ReplayContract):
+    data = DataSpec("transition", 1, 16, "replay", capacity=400, gamma=0.9)
+    fragment_length = 4
+
+
+class TestUniformThatForgets(ReplayContract):
+    data = DataSpec("transition", 1, 16, "replay", capacity=37, min_size=20, gamma=0.9)
+    fragment_length = 4
+
+
+class TestNStep(ReplayContract):
+    data = DataSpec("transition", 3, 16, "replay", capacity=401, gamma=0.9)
+    fragment_length = 2
+
+
+class TestNStepLongerThanEpisodes(ReplayContract):
+    data = DataSpec("transition", 6, 8, "replay", capacity=400, gamma=0.5)
+    fragment_length = 7
+
+
+class TestPrioritised(ReplayContract):
+    data = DataSpec("transition", 1, 16, "replay", capacity=400, gamma=0.9, prioritised=True)
+    fragment_length = 4
+
+
+class TestPrioritisedNStepThatForgets(ReplayContract):
+    data = DataSpec("transition", 3, 16, "replay", capacity=53, gamma=0.9, prioritised=True)
+    fragment_length = 1
+
+
+@pytest.mark.parametrize(("unit", "reuse"), [("transition", "once"), ("sequence", "replay"), ("episode", "replay")])
+def test_what_no_store_does_is_refused_in_words(unit, reuse):
+    with pytest.raises(UserError, match="no store"):
+        make_store(counting_spec(), DataSpec(unit, 1, 4, reuse, capacity=10), 2)

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import pytest
+import yaml
+
+from corral.algos.registry import ALGORITHMS, AlgorithmEntry
+from corral.envs.make import BACKENDS
+from corral.envs.suites import atari, pixels
+from corral.errors import UserError
+from corral.experiment import Experiment
+from corral.overrides import apply, leaves, read, read_yaml, split_items, to_plain
+
+
+@dataclass(frozen=True)
+class Net:
+    hidden: tuple[int, ...] = (64, 64)
+    kind: Literal["none", "lstm", "gru"] = "none"
+    scale: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Config:
+    lr: float = 3e-4
+    epochs: int = 4
+    anneal: bool = False
+    clip: float | None = None
+    size: int | Literal["auto"] = "auto"
+    label: str = "x"
+    every: int = 1
+    net: Net = field(default_factory=Net)
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0:
+            raise UserError(f"lr must be above 0, got {self.lr}.")
+
+
+@dataclass(frozen=True)
+class Outer:
+    steps: int = 10
+    options: dict[str, Any] = field(default_factory=dict)
+    every: int = 2
+    log: Net = field(default_factory=lambda: Net(hidden=()))
+    inner: Config = field(default_factory=Config)
+    handle: Any = field(default=None, compare=False, metadata={"live": True})
+
+
+class MyEnv(gymnasium.Env):
+    """An environment with a name that can be imported."""
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """An algorithm named toy, whose settings are Config."""
+    monkeypatch.setitem(ALGORITHMS, "toy", AlgorithmEntry(__name__, "Toy", "a toy", "discrete"))
+
+
+def set_one(key, value):
+    return apply(Outer(), read(Outer(), {key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name", "expected"),
+    [
+        ("steps", "1e5", "steps", 100_000),
+        ("steps", "100_000", "steps", 100_000),
+        ("steps", 1e3, "steps", 1000),
+        ("steps", np.int64(7), "steps", 7),
+        ("lr", "1e-3", "inner.lr", 1e-3),
+        ("lr", 1, "inner.lr", 1.0),
+        ("lr", np.float32(0.5), "inner.lr", 0.5),
+        ("inner.lr", ".5", "inner.lr", 0.5),
+        ("anneal", "on", "inner.anneal", True),
+        ("anneal", "No", "inner.anneal", False),
+        ("anneal", True, "inner.anneal", True),
+        ("clip", "none", "inner.clip", None),
+        ("clip", None, "inner.clip", None),
+        ("clip", "0.2", "inner.clip", 0.2),
+        ("size", "auto", "inner.size", "auto"),
+        ("size", "12", "inner.size", 12),
+        ("label", "12", "inner.label", "12"),
+        ("label", "none", "inner.label", "none"),
+        ("inner.hidden", "32,16", "inner.net.hidden", (32, 16)),
+        ("inner.net.hidden", "[32, 16]", "inner.net.hidden", (32, 16)),
+        ("net.hidden", "(32,)", "inner.net.hidden", (32,)),
+        ("net.hidden", [8], "inner.net.hidden", (8,)),
+        ("net.hidden", 8, "inner.net.hidden", (8,)),
+        ("net.hidden", "", "inner.net.hidden", ()),
+        ("net.kind", "LSTM", "inner.net.kind", "lstm"),
+        ("net.scale", "-1,1", "inner.net.scale", (-1.0, 1.0)),
+        ("every", 5, "every", 5),
+        ("inner.every", 5, "inner.every", 5),
+        ("options", {"a": (1, 2)}, "options", {"a": [1, 2]}),
+    ],
+)
+def test_a_setting_is_found_by_its_name_and_read_by_its_type(key, value, name, expected):
+    found = read(Outer(), {key: value})
+    assert found == {name: expected}
+    assert type(found[name]) is type(expected)
+    target = apply(Outer(), found)
+    for part in name.split("."):
+        target = getattr(target, part)
+    assert target == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("lrr", 1, ["No setting 'lrr'", "did you mean lr?"]),
+        ("inner.nett.hidden", 1, ["No setting 'inner.nett.hidden'", "hidden"]),
+        ("learning_rate", 1, ["it is called lr here"]),
+        ("zzz", 1, ["the settings are steps, options, every"]),
+        ("hidden", "1", ["log.hidden or inner.net.hidden"]),
+        ("net", 3, ["net is a group", "inner.net.hidden"]),
+        ("handle", 3, ["No setting 'handle'"]),
+        ("steps", True, ["steps must be a whole number, got True"]),
+        ("steps", "1.5", ["steps must be a whole number, got '1.5'"]),
+        ("steps", "inf", ["whole number"]),
+        ("steps", None, ["whole number", "got None"]),
+        ("lr", "fast", ["inner.lr must be a number, got 'fast'"]),
+        ("lr", "nan", ["a number"]),
+        ("lr", False, ["a number, got False"]),
+        ("lr", [1.0], ["a number"]),
+        ("anneal", 1, ["inner.anneal must be true or false, got 1"]),
+        ("anneal", "maybe", ["true or false"]),
+        ("clip", "x", ["a number or none"]),
+        ("label", 3, ["inner.label must be text, got 3"]),
+        ("net.kind", "rnn", ["inner.net.kind must be none, lstm or gru, got 'rnn'"]),
+        ("net.hidden", "64,a", ["a list such as 64,64"]),
+        ("net.hidden", "64.5", ["whole number"]),
+        ("net.scale", "1", ["a list"]),
+        ("options", "a=1", ["a mapping"]),
+        ("options", {"a": object()}, ["a mapping"]),
+        ("lr", np.ones(2), ["a number"]),
+        ("lr", -1, ["lr must be above 0"]),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_the_remedy(key, value, words):
+    with pytest.raises(UserError) as caught:
+        set_one(key, value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_setting_that_is_given_twice_is_refused():
+    with pytest.raises(UserError, match=r"inner\.lr is set twice"):
+        read(Outer(), {"lr": 1, "inner": {"lr": 2}})
+    with pytest.raises(UserError, match="twice"):
+        split_items(["lr=1", "lr=2"])
+    with pytest.raises(UserError, match="key=value"):
+        split_items(["lr"])
+
+
+def test_what_is_checked_is_the_final_value():
+    broken_for_a_while = read(Outer(), {"lr": -1}) | read(Outer(), {"lr": 1})
+    assert apply(Outer(), broken_for_a_while).inner.lr == 1
+
+
+def test_plain_values_hold_every_setting_and_no_live_object():
+    outer = replace(Outer(), handle=object(), options={"a": 1})
+    plain = to_plain(outer)
+    assert "handle" not in plain
+    assert plain["inner"]["net"]["hidden"] == [64, 64]
+    assert set(leaves(outer)) == set(read(outer, plain))
+    assert apply(Outer(), read(Outer(), plain)) == outer
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lr: [1\nsteps: 2", ["is not valid YAML in line 2"]),
+        ("a: \tb: c", ["is not valid YAML in line 1"]),
+        ("- lr\n- steps", ["`name: value` lines"]),
+        ("just words", ["`name: value` lines"]),
+        ("3: 4", ["`name: value` lines"]),
+        (None, ["Cannot read", "No such file"]),
+    ],
+)
+def test_a_file_that_holds_no_settings_is_named(tmp_path, text, words):
+    path = tmp_path / "f.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_yaml(path)
+    for word in ["f.yaml", *words]:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "inner:\n", "inner: {net: }\n"])
+def test_a_file_whose_settings_are_commented_out_changes_nothing(tmp_path, text):
+    (tmp_path / "f.yaml").write_text(text)
+    assert read(Outer(), read_yaml(tmp_path / "f.yaml")) == {}
+
+
+@pytest.mark.parametrize("text", ["inner: {nett: {}}", "nett:", "inner: {lrr: 1}"])
+def test_an_unknown_name_in_a_file_is_an_error_that_names_the_file(toy, tmp_path, text):
+    (tmp_path / "f.yaml").write_text(text.replace("inner", "algorithm"))
+    with pytest.raises(UserError, match=r"f\.yaml: No setting"):
+        Experiment.make("toy", "CartPole-v1", config_file=tmp_path / "f.yaml")
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_setting_of_every_algorithm_survives_yaml_and_json(algo):
+    made = Experiment.make(
+        algo, "CartPole-v1", overrides={"net.hidden": "8,8", "lr": 1e-5, "workers": 2, "env_kwargs": {"sutton": True}}
+    )
+    plain = made.to_dict()
+    assert Experiment.from_dict(yaml.safe_load(yaml.safe_dump(plain))) == made
+    assert Experiment.from_dict(json.loads(json.dumps(plain))) == made
+    assert Experiment.from_dict(plain).to_dict() == plain
+    assert (made.algorithm.net.hidden, made.algorithm.lr) == ((8, 8), 1e-5)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_setting_can_be_written_as_text(algo):
+    made = Experiment.make(algo, "CartPole-v1")
+    words = {name: _as_text(made, name) for name in leaves(made) if name not in ("env_kwargs", "preset")}
+    again = Experiment.from_dict({"algo": algo, **words, "preset": made.preset})
+    assert again == made
+
+
+def _as_text(config, name):
+    for part in name.split("."):
+        config = getattr(config, part)
+    return ",".join(map(str, config)) if isinstance(config, tuple) else str(config)
+
+
+def test_the_file_wins_over_the_preset_and_the_caller_over_the_file(tmp_path):
+    path = tmp_path / "f.yaml"
+    path.write_text("algorithm: {lr: 5e-3}\ngamma: 0.5\nnum_envs: 3\n")
+    preset = Experiment.make("ppo", "CartPole-v1")
+    default = Experiment.make("ppo", "CartPole-v1", preset="none")
+    made = Experiment.make("ppo", "CartPole-v1", config_file=path, overrides={"gamma": 0.7})
+    assert (preset.preset, default.preset, made.preset) == ("CartPole-v1", "none", "CartPole-v1")
+    assert preset.algorithm.epochs != default.algorithm.epochs
+    assert made.algorithm.epochs == preset.algorithm.epochs
+    assert (made.num_envs, made.algorithm.lr, made.algorithm.gamma) == (3, 5e-3, 0.7)
+
+
+def test_the_config_of_a_run_makes_the_same_run_again(tmp_path):
+    made = Experiment.make("ppo", "CartPole-v1", overrides={"steps": 777, "env_kwargs": {"sutton_barto_reward": True}})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(made.to_dict()))
+    assert Experiment.make("ppo", config_file=tmp_path / "config.yaml") == made
+    elsewhere = Experiment.make("ppo", "Acrobot-v1", config_file=tmp_path / "config.yaml")
+    assert (elsewhere.env, elsewhere.env_kwargs, elsewhere.steps) == ("Acrobot-v1", {}, 777)
+    with pytest.raises(UserError, match=r"config\.yaml is for ppo, not for dqn"):
+        Experiment.make("dqn", config_file=tmp_path / "config.yaml")
+
+
+def test_a_run_without_an_environment_or_algorithm_is_refused():
+    with pytest.raises(UserError, match="ppo needs an environment"):
+        Experiment.make("ppo")
+    with pytest.raises(UserError, match="did you mean ppo"):
+        Experiment.make("pppo", "CartPole-v1")
+    with pytest.raises(UserError, match="Close: CartPole-v1"):
+        Experiment.make("ppo", "CartPol-v1")
+    with pytest.raises(UserError, match=r"x\.yaml must say which algorithm"):
+        Experiment.from_dict({"env": "CartPole-v1"}, "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"num_envs": 0}, "num_envs must be at least 1"),
+        ({"evaluation.every_steps": -1}, "evaluation.every_steps must be at least 0"),
+        ({"keep": 0}, "checkpoints.keep must be at least 1"),
+        ({"log.every_s": -1}, "log.every_s must be at least 0"),
+        ({"device": "gpu"}, "device must be auto, cpu"),
+        ({"precision": "fp8"}, "precision must be auto, fp32 or bf16"),
+        ({"topology": "impala"}, "topology must be sync"),
+        ({"actors": 4}, "num_envs instead of actors"),
+        ({"lr": 0}, "lr must be above 0"),
+        ({"every_steps": 5}, "evaluation.every_steps, checkpoints.every_steps or log.every_steps"),
+        ({"env": "Acrobot-v1"}, "env is set twice"),
+        ({"algo": "dqn"}, "algo is set twice, to ppo and dqn"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(overrides, words):
+    with pytest.raises(UserError) as caught:
+        Experiment.make("ppo", "CartPole-v1", overrides=overrides)
+    assert words in str(caught.value)
+
+
+def test_backends_are_those_of_make_vec():
+    for backend in BACKENDS:
+        assert Experiment.make("ppo", "CartPole-v1", overrides={"backend": backend}).backend == backend
+
+
+def test_evaluations_are_a_twentieth_of_the_run_unless_told():
+    assert Experiment.make("ppo", "CartPole-v1", overrides={"steps": 1000}).evaluate_every == 50
+    assert Experiment.make("ppo", "CartPole-v1", overrides={"steps": 3}).evaluate_every == 1
+    assert Experiment.make("ppo", "CartPole-v1", overrides={"evaluation.every_steps": 7}).evaluate_every == 7
+
+
+def again(made):
+    return Experiment.from_dict(made.to_dict())
+
+
+def test_a_callable_that_can_be_imported_is_stored_by_name(toy):
+    made = Experiment.make("toy", MyEnv)
+    assert made.env == f"{__name__}:MyEnv"
+    assert again(made).environment() == (made.env, {})
+
+
+def test_a_callable_that_cannot_be_imported_runs_here_and_says_so_elsewhere(toy):
+    def build():
+        return MyEnv()
+
+    for env in (build, lambda: MyEnv()):
+        made = Experiment.make("toy", env)
+        assert made.environment() == (env, {})
+        with pytest.raises(UserError, match=r"<.*>.*cannot be built again"):
+            again(made).environment()
+
+
+def test_suites_are_stored_with_their_options(toy):
+    pytest.importorskip("ale_py")
+    for suite in (atari("Pong"), atari("ms_pacman", stack=2, sticky=0.25), pixels("CartPole-v1", size=42)):
+        made = Experiment.make("toy", suite)
+        assert again(made).environment() == (suite, {})
+    assert Experiment.make("toy", atari("ms_pacman")).env == "ALE/MsPacman-v5"
+    assert Experiment.make("toy", "ALE/Pong-v5").environment() == (atari("Pong"), {})
+    with pytest.raises(UserError, match="no option size_"):
+        Experiment.make("toy", "ALE/Pong-v5", overrides={"env_kwargs": {"size_": 3}})
+    with pytest.raises(UserError, match="its options already"):
+        Experiment.make("toy", atari("Pong", stack=2), overrides={"env_kwargs": {"stack": 3}})
+
+
+@pytest.mark.parametrize("env", [3, [MyEnv], MyEnv()])
+def test_what_is_no_environment_is_refused(toy, env):
+    with pytest.raises(UserError):
+        Experiment.make("toy", env)
+
+
+def test_the_default_folder_is_new_and_named_for_the_run(toy, tmp_path):
+    made = Experiment.make("toy", "CartPole-v1", overrides={"seed": 3})
+    first = made.default_run_dir(tmp_path)
+    assert first == tmp_path / "toy-CartPole-v1-3-1"
+    first.mkdir()
+    assert made.default_run_dir(tmp_path) == tmp_path / "toy-CartPole-v1-3-2"
+    assert Experiment.make("toy", MyEnv).default_run_dir(tmp_path).name == "toy-MyEnv-0-1"
+    assert Experiment.make("toy", lambda: MyEnv()).default_run_dir(tmp_path).parent == tmp_path

@@ -1,0 +1,437 @@
+import json
+import logging
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from corral.errors import UserError
+from corral.runs import checkpoint
+from corral.runs.checkpoint import BrokenCheckpoint, load, load_checkpoint, save
+from corral.runs.folder import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "run", {"algo": "ppo", "env": "CartPole-v1", "seed": 0})
+
+
+def names(run):
+    return sorted(os.listdir(run.checkpoints))
+
+
+def round_trip(run, value):
+    save(run, {"value": value}, 1, {}, keep=1)
+    return load(run)[0]["value"]
+
+
+def same(a, b):
+    """Same structure, types, dtypes and bits."""
+    if isinstance(a, dict):
+        return type(a) is type(b) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and a.double().tolist() == b.double().tolist()
+    if isinstance(a, np.ndarray):
+        return type(b) is np.ndarray and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
+
+
+TORCH = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+NUMPY = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
+
+
+@pytest.mark.parametrize("dtype", TORCH, ids=str)
+def test_tensors_of_every_dtype_come_back(run, dtype):
+    state = [torch.arange(6).reshape(2, 3).to(dtype), torch.ones(()).to(dtype), torch.zeros(0, 3).to(dtype)]
+    assert same(round_trip(run, state), state)
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_arrays_of_every_dtype_come_back(run, dtype):
+    state = [np.arange(6).reshape(2, 3).astype(dtype), np.ones((), dtype), np.zeros((0, 3), dtype)]
+    assert same(round_trip(run, state), state)
+
+
+def test_everything_that_is_no_array_comes_back(run):
+    state = {
+        "floats": [float("nan"), float("inf"), -float("inf"), -0.0, 0.1, 5e-324, 1.7976931348623157e308],
+        "ints": [0, -1, 2**200, np.random.default_rng(1).bit_generator.state["state"]["state"]],
+        "rest": [None, True, False, "ünï\n", "", [], {}, (), [[1, [2.5, "x"]], []], (1, (2,))],
+        "a/b": {"c.d": 1, "~0": 2, "": 3},
+        "$float": {"$torch": "x"},
+        "by number": {0: {"x": 1}, 1: {"x": 2}, "1": 3, None: 4},
+        "numbers": [np.float32(0.1), np.int64(7), np.bool_(True)],
+    }
+    assert same(round_trip(run, state), state)
+
+
+def test_keys_with_slashes_dots_and_the_same_text_keep_their_arrays_apart(run):
+    state = {
+        "a/b": np.array([1]),
+        "a": {"b": np.array([2])},
+        "a~1b": np.array([3]),
+        "x.weight": torch.ones(1),
+        "x": {"weight": torch.zeros(1)},
+        "d": {1: np.array([4]), "1": np.array([5])},
+        "__metadata__": np.array([6]),
+    }
+    save(run, state, 1, {}, keep=1)
+    assert same(load(run)[0], state)
+
+
+def test_arrays_that_are_not_contiguous_come_back(run):
+    base = np.arange(24.0).reshape(4, 6)
+    state = [base.T, base[::2, ::-1], np.broadcast_to(np.float32(2), (3, 2)), np.asfortranarray(base)]
+    assert all(np.array_equal(a, b) for a, b in zip(round_trip(run, state), state, strict=True))
+    tensors = [torch.arange(24.0).reshape(4, 6).t(), torch.ones(1, 3, 4, 4).to(memory_format=torch.channels_last)]
+    assert all(torch.equal(a, b) for a, b in zip(round_trip(run, tensors), tensors, strict=True))
+
+
+def test_big_endian_arrays_keep_their_values(run):
+    assert round_trip(run, np.arange(3, dtype=">i4")).tolist() == [0, 1, 2]
+
+
+def test_parameters_and_an_optimizer_go_on_where_they_were(run):
+    def make():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        return model, torch.optim.Adam(model.parameters(), 0.1)
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).square().sum().backward()
+        optimizer.step()
+
+    model, optimizer = make()
+    step(model, optimizer)
+    save(run, {"model": dict(model.named_parameters()), "opt": optimizer.state_dict()}, 1, {}, keep=1)
+    step(model, optimizer)
+    other, other_optimizer = make()
+    state, _ = load(run)
+    other.load_state_dict(state["model"])
+    other_optimizer.load_state_dict(state["opt"])
+    step(other, other_optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_what_is_loaded_can_be_changed_without_changing_the_file(run, monkeypatch):
+    monkeypatch.setattr("corral.runs.state_files._MAPPED", 8)
+    save(run, {"small": np.zeros(1, np.uint8), "mapped": np.zeros(64), "torch": torch.zeros(64)}, 1, {}, keep=1)
+    state, _ = load(run)
+    for value in state.values():
+        value[:] = 7
+    assert all(float(value.sum()) == 0 for value in load(run)[0].values())
+
+
+def test_a_mapped_array_outlives_its_checkpoint(run, monkeypatch):
+    monkeypatch.setattr("corral.runs.state_files._MAPPED", 8)
+    save(run, {"x": np.arange(1000)}, 1, {}, keep=1)
+    x = load(run)[0]["x"]
+    save(run, {"x": np.zeros(1)}, 2, {}, keep=1)
+    assert names(run) == ["latest", "step_000000002"]
+    assert x.sum() == 499500
+
+
+def test_the_arrays_are_a_safetensors_file_that_the_library_reads(run):
+    from safetensors.numpy import load_file
+    from safetensors.torch import load_file as load_torch
+
+    state = {"a": {"b": np.arange(3, dtype=np.uint8)}, "c": np.ones((2, 2)), "d": np.zeros((0, 2), np.int16)}
+    path = save(run, state, 1, {}, keep=1)
+    found = load_file(path / "state.safetensors")
+    assert sorted(found) == ["a/b", "c", "d"]
+    assert found["a/b"].tolist() == [0, 1, 2]
+    assert found["c"].dtype == np.float64
+    path = save(run, {"w": torch.ones(3, dtype=torch.bfloat16)}, 2, {}, keep=1)
+    assert torch.equal(load_torch(path / "state.safetensors")["w"], torch.ones(3, dtype=torch.bfloat16))
+
+
+def test_a_state_without_arrays_can_be_saved(run):
+    assert same(round_trip(run, 3), 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.array([{}, None]), "ndarray of object"),
+        (np.array(["x"]), "ndarray of <U1"),
+        (np.zeros(2, complex), "ndarray of complex128"),
+        (np.zeros(2, [("a", "i4")]), "ndarray of"),
+        (object(), "object"),
+        ({1, 2}, "set"),
+        (b"x", "bytes"),
+        (torch.zeros(2, dtype=torch.complex64), "Tensor of torch.complex64"),
+        (torch.eye(2).to_sparse(), "Tensor of torch.float32"),
+        (lambda: 0, "function"),
+    ],
+)
+def test_what_needs_pickle_is_refused_by_name_and_leaves_no_checkpoint(run, value, words):
+    with pytest.raises(UserError, match=rf"cannot hold model\.extra, a {words}"):
+        save(run, {"model": {"extra": value}}, 1, {}, keep=1)
+    save(run, {}, 2, {}, keep=1)
+    assert names(run) == ["latest", "step_000000002"]
+
+
+def test_a_big_array_is_written_without_a_second_copy(run):
+    frames = np.zeros((300, 1 << 20), np.uint8)  # 300 MB
+    for big in (frames, frames.T, torch.from_numpy(frames)):
+        tracemalloc.start()
+        save(run, {"frames": big}, 1, {}, keep=1)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 100 << 20
+
+
+def test_meta_comes_back_with_the_step(run):
+    meta = {"score": float("-inf"), "eval": {"returns": [1.0, 2.5], "pair": (1, 2)}, "n": None}
+    save(run, {}, 77, meta, keep=1)
+    assert load(run)[1] == meta | {"step": 77}
+    with pytest.raises(UserError, match="cannot hold weights"):
+        save(run, {}, 78, {"weights": np.zeros(1)}, keep=1)
+
+
+def test_the_last_ones_and_the_best_are_kept(run):
+    for step in range(1, 7):
+        save(run, {"step": step}, step, {}, keep=2, best=step in (2, 3))
+    assert names(run) == ["best", "latest", "step_000000003", "step_000000005", "step_000000006"]
+    assert load(run)[0] == {"step": 6}
+    assert load(run, "best")[0] == {"step": 3}
+    assert load(run, "step_000000005")[0] == {"step": 5}
+
+
+def test_a_second_checkpoint_of_the_same_step_replaces_the_first_when_it_is_whole(run):
+    save(run, {"x": 1}, 5, {}, keep=2, best=True)
+    for x in (2, 3, 4):
+        save(run, {"x": x}, 5, {}, keep=2)
+    assert names(run) == ["best", "latest", "step_000000005", "step_000000005_4"]
+    assert (load(run)[0], load(run, "best")[0]) == ({"x": 4}, {"x": 1})
+
+
+def test_steps_beyond_a_million_million_stay_in_order(run):
+    for step in (999_999_999, 1_000_000_000, 2_000_000_000_000):
+        save(run, {"step": step}, step, {}, keep=2)
+    (run.checkpoints / "latest").unlink()
+    assert load(run)[0] == {"step": 2_000_000_000_000}
+    assert len(names(run)) == 2
+
+
+def test_what_a_resume_has_left_behind_goes(run):
+    for step in (1, 2, 3):
+        save(run, {"step": step}, step, {}, keep=5)
+    damage_half(run.checkpoints / "step_000000003")
+    assert load(run)[0] == {"step": 2}
+    save(run, {"step": "2b"}, 2, {}, keep=5)
+    assert names(run) == ["latest", "step_000000001", "step_000000002_2"]
+    assert load(run)[0] == {"step": "2b"}
+
+
+def damage_half(path):
+    file = path / "state.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def damage_byte(path):
+    data = bytearray((path / "state.safetensors").read_bytes())
+    data[-3] ^= 1
+    (path / "state.safetensors").write_bytes(data)
+
+
+def damage_json(path):
+    text = (path / "state.json").read_text()
+    (path / "state.json").write_text(text.replace("x", "y", 1))
+
+
+def damage_manifest(path):
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"step": 999}))
+
+
+def cut_manifest(path):
+    os.truncate(path / "manifest.json", 40)
+
+
+def empty_manifest(path):
+    (path / "manifest.json").write_text("[]")
+
+
+def no_arrays(path):
+    (path / "state.safetensors").unlink()
+
+
+def no_json(path):
+    (path / "state.json").unlink()
+
+
+def no_manifest(path):
+    (path / "manifest.json").unlink()
+
+
+DAMAGES = [
+    damage_half, damage_byte, damage_json, damage_manifest, cut_manifest, empty_manifest, no_arrays, no_json,
+    no_manifest,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_broken_checkpoint_is_noticed_and_the_one_before_it_is_used(run, damage, caplog):
+    for step in (1, 2, 3):
+        save(run, {"step": step, "x": np.arange(10 * step)}, step, {}, keep=3)
+    damage(run.checkpoints / "step_000000003")
+    notes = []
+    with caplog.at_level(logging.WARNING):
+        state, meta = load(run, note=notes.append)
+    assert (state["step"], meta["step"]) == (2, 2)
+    assert len(notes) == 1
+    assert "step_000000003" in notes[0]
+    assert "step_000000002 is used instead" in notes[0]
+    assert caplog.messages == notes
+    with pytest.raises(BrokenCheckpoint, match="use another one"):
+        load_checkpoint(run.checkpoints / "step_000000003")
+    damage(run.checkpoints / "step_000000002")
+    assert load(run)[0]["step"] == 1
+    damage(run.checkpoints / "step_000000001")
+    with pytest.raises(UserError, match=r"No checkpoint of .* is intact, .*step_000000003"):
+        load(run)
+
+
+def test_a_broken_best_falls_back_to_the_one_before_it(run):
+    for step in (1, 2, 3):
+        save(run, {"step": step}, step, {}, keep=5, best=step == 2)
+    no_arrays(run.checkpoints / "step_000000002")
+    assert load(run, "best")[0] == {"step": 1}
+
+
+def test_without_checkpoints_a_sentence_says_so(run):
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        load(run)
+    save(run, {}, 1, {}, keep=1)
+    for which in ("best", "step_000000009", "nonsense"):
+        with pytest.raises(UserError, match=f"no checkpoint '{which}'"):
+            load(run, which)
+
+
+def test_a_link_that_was_lost_or_points_nowhere_is_no_loss(run):
+    for step in (1, 2):
+        save(run, {"step": step}, step, {}, keep=2)
+    (run.checkpoints / "latest").unlink()
+    assert load(run)[0] == {"step": 2}
+    (run.checkpoints / "latest").symlink_to("step_000000003")
+    assert load(run)[0] == {"step": 2}
+
+
+def test_a_newer_format_asks_for_an_upgrade_and_is_not_passed_over(run, monkeypatch):
+    save(run, {"step": 1}, 1, {}, keep=2)
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    save(run, {"step": 2}, 2, {}, keep=2)
+    monkeypatch.setattr(checkpoint, "FORMAT", 1)
+    with pytest.raises(UserError, match=r"newer version of Corral \(checkpoint format 2.*upgrade"):
+        load(run)
+
+
+def test_an_older_format_is_migrated_step_by_step(run, monkeypatch):
+    save(run, {"x": 1}, 1, {}, keep=1)
+    monkeypatch.setattr(checkpoint, "FORMAT", 3)
+    monkeypatch.setitem(checkpoint._MIGRATIONS, 1, lambda state, meta: ({"y": state["x"]}, meta | {"a": 1}))
+    monkeypatch.setitem(checkpoint._MIGRATIONS, 2, lambda state, meta: ({"z": state["y"]}, meta))
+    assert load(run) == ({"z": 1}, {"a": 1, "step": 1})
+
+
+def test_a_reader_follows_when_the_run_removes_what_it_was_about_to_read(run, monkeypatch):
+    save(run, {"step": 1}, 1, {}, keep=1)
+    real = checkpoint.load_checkpoint
+
+    def meanwhile(path):
+        if path.name == "step_000000001":
+            save(run, {"step": 2}, 2, {}, keep=1)
+        return real(path)
+
+    monkeypatch.setattr(checkpoint, "load_checkpoint", meanwhile)
+    notes = []
+    assert load(run, note=notes.append)[0] == {"step": 2}
+    assert notes == []
+
+
+def test_what_a_killed_save_has_left_is_swept(run):
+    (run.checkpoints / ".tmp-step_000000001").mkdir()
+    (run.checkpoints / ".tmp-step_000000001" / "state.safetensors").write_bytes(b"x")
+    (run.checkpoints / ".tmp-latest").symlink_to("step_000000001")
+    save(run, {}, 1, {}, keep=1)
+    assert names(run) == ["latest", "step_000000001"]
+
+
+_FULL_DISK = """
+import resource, sys, numpy as np
+from corral.errors import RunFailed
+from corral.runs.checkpoint import save
+from corral.runs.folder import RunFolder
+run = RunFolder.open(sys.argv[1])
+save(run, {"x": np.zeros(10)}, 1, {}, keep=1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    save(run, {"x": np.zeros(1_000_000)}, 2, {}, keep=1)
+except RunFailed as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_fails_the_run_in_one_sentence_and_harms_no_checkpoint(run):
+    out = subprocess.run([sys.executable, "-c", _FULL_DISK, str(run.path)], capture_output=True, text=True, check=True)
+    assert "step_000000002 cannot be written (File too large): make room" in out.stdout
+    assert names(run) == ["latest", "step_000000001"]
+    assert load(run)[0]["x"].shape == (10,)
+
+
+_SAVER = """
+import sys, numpy as np
+from corral.runs.checkpoint import load, save
+from corral.runs.folder import RunFolder
+run = RunFolder.open(sys.argv[1])
+with run.lock():
+    try:
+        step = load(run)[0]["step"]
+    except ValueError:
+        step = 0
+    while True:
+        step += 1
+        save(run, {"step": step, "x": np.full(200_000, step)}, step, {}, keep=2, best=step % 5 == 0)
+        print(step, flush=True)
+"""
+
+
+def test_a_run_killed_at_any_moment_leaves_a_checkpoint_that_loads(run):
+    rng = random.Random(0)
+    reached = 0
+    for _ in range(6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SAVER, str(run.path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            told = process.stdout.readline()
+            assert told, process.stderr.read()
+            signal.sigtimedwait([], rng.uniform(0.0, 0.15))
+        finally:
+            process.kill()
+            told += process.communicate()[0]
+        last = int(told.split("\n")[-2])
+        notes = []
+        state, meta = load(run, note=notes.append)
+        assert notes == []  # nothing that has its name is ever half there
+        assert state["step"] == meta["step"] >= last > reached
+        assert (state["x"] == state["step"]).all()
+        reached = last
+        if (run.checkpoints / "best").exists():
+            assert load(run, "best")[0]["step"] % 5 == 0
+    save(run, {}, reached + 10, {}, keep=1)
+    assert not [name for name in names(run) if name.startswith(".tmp")]

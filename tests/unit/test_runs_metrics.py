@@ -1,0 +1,156 @@
+import glob
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from corral.runs.folder import RunFolder
+from corral.runs.metrics import MetricsLog, read_metrics
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "run", {"algo": "ppo", "env": "CartPole-v1", "seed": 0})
+
+
+def tensorboard(run):
+    """Scalars as TensorBoard itself reads them: name -> [(step, value)]."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(run.path), {"scalars": 0}).Reload()
+    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def test_rows_are_in_both_files_as_soon_as_they_are_written(run):
+    log = MetricsLog(run)
+    log.write(10, 0.5, {"train/return": 1.5, "loss/policy": torch.tensor(0.25)})
+    log.write(20, 1.0, {"train/return": np.float32(2.5), "loss/policy": 1e-30})
+    assert run.metrics_csv.read_text() == (
+        "env_steps,wall_s,train/return,loss/policy\n10,0.5,1.5,0.25\n20,1.0,2.5,1e-30\n"
+    )
+    assert tensorboard(run)["train/return"] == [(10, 1.5), (20, 2.5)]
+    log.close()
+
+
+def test_numbers_come_back_bit_for_bit(run):
+    values = np.random.default_rng(0).standard_normal(50) * 10.0 ** np.arange(-25, 25)
+    log = MetricsLog(run)
+    for i, value in enumerate(values):
+        log.write(i, i, {"x": value})
+    log.close()
+    assert (read_metrics(run.path)["x"] == values).all()
+
+
+def test_new_names_become_columns_and_the_header_stays_right(run):
+    log = MetricsLog(run)
+    log.write(1, 0.1, {"b": 1})
+    log.write(2, 0.2, {"c": 2})
+    log.write(3, 0.3, {'a, quoted"': 3, "b": 4})
+    log.close()
+    found = read_metrics(run.path)
+    assert list(found) == ["env_steps", "wall_s", "b", "c", 'a, quoted"']
+    assert found["env_steps"].tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(found["b"], [1, np.nan, 4])
+    np.testing.assert_array_equal(found["c"], [np.nan, 2, np.nan])
+    np.testing.assert_array_equal(found['a, quoted"'], [np.nan, np.nan, 3])
+
+
+def test_nan_and_infinity_are_kept(run):
+    log = MetricsLog(run)
+    log.write(1, 0, {"x": float("nan"), "y": float("-inf")})
+    log.close()
+    found = read_metrics(run.path)
+    assert np.isnan(found["x"][0])
+    assert found["y"][0] == -np.inf
+
+
+def test_a_resumed_run_cuts_what_came_after_the_checkpoint(run):
+    log = MetricsLog(run)
+    for step in (10, 20, 30, 40):
+        log.write(step, step / 10, {"x": step})
+    log.close()
+    log = MetricsLog(run, purge_after=20)
+    log.write(25, 2.5, {"x": -25, "y": 1})
+    log.close()
+    found = read_metrics(run.path)
+    assert found["env_steps"].tolist() == [10, 20, 25]
+    assert found["x"].tolist() == [10, 20, -25]
+    assert tensorboard(run)["x"] == [(10, 10), (20, 20), (25, -25)]
+
+
+def test_a_resume_from_the_very_start_keeps_the_columns_and_no_row(run):
+    log = MetricsLog(run)
+    log.write(10, 1, {"x": 1})
+    log.close()
+    MetricsLog(run, purge_after=0).close()
+    assert run.metrics_csv.read_text() == "env_steps,wall_s,x\n"
+    assert read_metrics(run.path) == {}
+
+
+def test_a_last_line_that_was_cut_is_left_out_and_then_replaced(run):
+    log = MetricsLog(run)
+    log.write(10, 1, {"x": 1})
+    log.close()
+    with open(run.metrics_csv, "a") as file:
+        file.write("20,2.0,12")  # of 12345
+    assert read_metrics(run.path)["x"].tolist() == [1]
+    log = MetricsLog(run, purge_after=30)
+    log.write(20, 2, {"x": 2})
+    log.close()
+    assert read_metrics(run.path)["x"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("text", [None, "", "env_steps,wa", "env_steps,wall_s\n", "env_steps,wall_s\n1"])
+def test_a_file_without_rows_reads_as_nothing(run, text):
+    if text is not None:
+        run.metrics_csv.write_text(text)
+    assert read_metrics(run.path) == read_metrics(run.metrics_csv) == {}
+
+
+def test_the_end_of_a_long_file_can_be_read_alone(run):
+    log = MetricsLog(run)
+    for step in range(1, 1001):
+        log.write(step, step, {"x": step})
+    log.close()
+    found = read_metrics(run.path, last_bytes=1000)
+    assert 10 < len(found["x"]) < 1000
+    assert found["x"][-1] == 1000
+    assert (np.diff(found["x"]) == 1).all()
+    assert len(read_metrics(run.path, last_bytes=10**9)["x"]) == 1000
+
+
+def test_tensorboard_is_written_without_tensorflow_and_without_a_thread(run):
+    code = (
+        "import sys, threading; from corral.runs.folder import RunFolder; from corral.runs.metrics import MetricsLog\n"
+        "log = MetricsLog(RunFolder.open(sys.argv[1])); log.write(1, 1, {'x': 1})\n"
+        "print(threading.active_count(), 'tensorflow' in sys.modules, 'torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["1", "False", "False"]
+
+
+_WRITER = """
+import sys
+from corral.runs.folder import RunFolder
+from corral.runs.metrics import MetricsLog
+log = MetricsLog(RunFolder.open(sys.argv[1]))
+for step in range(1, 10**9):
+    log.write(step, step, {"x": step, f"late/{step // 50}": 1} if step % 50 == 0 else {"x": step})
+    print(step, flush=True)
+"""
+
+
+def test_a_killed_run_loses_no_row_that_was_written(run):
+    process = subprocess.Popen([sys.executable, "-c", _WRITER, str(run.path)], stdout=subprocess.PIPE, text=True)
+    for _ in range(130):
+        last = process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    last = (last + process.communicate()[0]).split("\n")[-2]
+    found = read_metrics(run.path)["x"]
+    assert len(found) >= int(last)
+    assert (found == np.arange(1, len(found) + 1)).all()
+    assert tensorboard(run)["x"][int(last) - 1] == (int(last), int(last))
+    assert len(glob.glob(f"{run.path}/events.out.tfevents.*")) == 1
