@@ -183,6 +183,8 @@ def _walk(space: Space, path: tuple[str | int, ...]) -> Iterator[Leaf]:
             yield from _walk(sub, (*path, index))
     elif isinstance(space, (gs.Box, gs.Discrete, gs.MultiDiscrete, gs.MultiBinary)):
         dtype = np.dtype(space.dtype) if space.dtype is not None else np.dtype(np.int64)
+        if dtype == np.dtype(dtype.type):  # the one that arrays have, and not a copy, so that `is` is enough
+            dtype = np.dtype(dtype.type)
         yield Leaf(path, dtype, tuple(space.shape or ()), space)
     else:
         kind = type(space).__name__

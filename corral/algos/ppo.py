@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.algos.contract import Algorithm, ModelPolicy
-from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, shuffled, values_of
+from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, shuffled, values_of, weights
 from corral.algos.settings import require
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.ops.gae import gae
+from corral.ops.surrogate import clipped_surrogate
 from corral.types import DataSpec, EnvSpec, LossOutput, Trajectory
 
 
@@ -121,24 +122,19 @@ class Ppo(Algorithm):
         clip = config.clip * (1 - progress if config.anneal_clip else 1.0)
         advantage = normalized(batch.advantage, batch) if config.normalize_advantage else batch.advantage
         logp, entropy, value = evaluate(model, batch)
-        log_ratio = logp - batch.logp
-        ratio = log_ratio.exp()
-        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+        policy_loss, kl, beyond = clipped_surrogate(logp, batch.logp, advantage, clip, weights(batch))
         error = (value - batch.target).square()
         if config.clip_value is not None:
             near = batch.value + (value - batch.value).clamp(-config.clip_value, config.clip_value)
             error = torch.maximum(error, (near - batch.target).square())
-        policy_loss, value_loss, spread = -mean(surrogate, batch), 0.5 * mean(error, batch), mean(entropy, batch)
+        value_loss, spread = 0.5 * mean(error, batch), mean(entropy, batch)
         loss = policy_loss + config.value_coef * value_loss - config.entropy * spread
-        with torch.no_grad():
-            kl = mean(ratio - 1 - log_ratio, batch)
-            clipped = mean(((ratio - 1).abs() > clip).float(), batch)
         metrics = {
             "loss/policy": policy_loss,
             "loss/value": value_loss,
             "loss/entropy": spread,
             "loss/kl": kl,
-            "loss/clip_fraction": clipped,
+            "loss/clip_fraction": beyond,
         }
         stop = config.target_kl is not None and float(kl) > 1.5 * config.target_kl
         return LossOutput(loss, metrics, stop=stop)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import torch
@@ -94,13 +93,14 @@ def shuffled(rows: Rows, parts: int, rng: torch.Generator) -> Iterator[Rows]:
     order = torch.randperm(len(rows), generator=rng).to(rows.value.device)
     axis = 0 if rows.state is None else 1
 
-    def take(name: str, value: Tree, index: Tensor) -> Tree:
-        return tree_map(lambda leaf: leaf.index_select(0 if name == "state" else axis, index), value)
+    def taken(name: str, index: Tensor) -> Tree:
+        value = getattr(rows, name)
+        along = 0 if name == "state" else axis
+        return None if value is None else tree_map(lambda leaf: leaf.index_select(along, index), value)
 
     for index in order.tensor_split(parts) if parts > 1 else (order,):
         if len(index):
-            picked: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(Rows)}
-            yield Rows(**{k: None if v is None else take(k, v, index) for k, v in picked.items()})
+            yield Rows(**{f.name: taken(f.name, index) for f in fields(Rows)})
 
 
 def evaluate(model: ActorCritic, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,6 +112,11 @@ def evaluate(model: ActorCritic, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         params, value, _ = model.unroll(rows.obs, rows.state, rows.first)
     logp, entropy = model.actions.evaluate(params.float(), rows.action)
     return logp, entropy, value.float()
+
+
+def weights(rows: Rows) -> Tensor | None:
+    """What each row counts for in a mean, summing to 1; None where all count the same."""
+    return None if rows.valid is None else rows.valid / rows.valid.sum().clamp(min=1)
 
 
 def mean(values: Tensor, rows: Rows) -> Tensor:

@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from corral.envs.group import EnvFactory, build_env, seeded_reset, unpack_step
+from corral.envs.build import EnvFactory, build_env, seeded_reset, unpack_step
 from corral.envs.supervise import IDLE, Watchdog
 
 _PROBE_S = 0.2

@@ -7,7 +7,6 @@ in every worker; both write into `Rows`, so there is one implementation of what 
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import time
 import traceback
@@ -18,15 +17,15 @@ import gymnasium
 import numpy as np
 
 from corral import seeding
+from corral.envs.build import EnvFactory, build_env, require_same_spaces, seeded_reset, unpack_step
 from corral.envs.generators import State
 from corral.envs.id_set import IdSet, IdSets
-from corral.envs.restore import NotRestored, Recorder, load_declared_state, replay, same_observation
+from corral.envs.restore import Recorder, restore
 from corral.envs.rows import FAULTY, FIRST, Rows
 from corral.envs.supervise import IDLE, Fault
 from corral.errors import EnvFailed, UserError
 from corral.types import Array, EnvSpec
 
-EnvFactory = Callable[[], "gymnasium.Env[Any, Any]"]
 Notify = Callable[[IdSet], None]
 
 _REBUILD_TRIES = 10
@@ -161,10 +160,11 @@ class EnvGroup:
         mark[0] = IDLE
         self._slow = time.perf_counter() - start > _SLOW_STEP_S * len(phases)
 
-    def record(self) -> None:
+    def record(self) -> Recorder:
         """From now on note what restores the environments."""
         if self._recorder is None:
             self._recorder = Recorder(self._rows)
+        return self._recorder
 
     def save(self) -> dict[str, State]:
         """What restores each environment, by id; those that nothing restores are missing."""
@@ -181,32 +181,15 @@ class EnvGroup:
         The rows hold the saved observations, seeds and counters. `alive` is called again and again.
         """
         self.run_seed, self._role = run_seed, role
-        self.record()
-        restarted = []
+        recorder, restarted = self.record(), []
         for env_id in self._factories:
             self._mark[0] = env_id
-            if not self._restore(env_id, saved.get(str(env_id)), alive):
+            obs = self._obs_views[self._rows.phase[env_id]][env_id]
+            if not restore(recorder, env_id, self._envs[env_id], saved.get(str(env_id)), obs, alive):
                 self._restart(env_id)
                 restarted.append(env_id)
         self._mark[0] = IDLE
         return restarted
-
-    def _restore(self, env_id: int, state: State | None, alive: Callable[[], None]) -> bool:
-        rows, env = self._rows, self._envs[env_id]
-        if state is None or self._recorder is None:
-            return False
-        try:
-            if state["kind"] == "declared":
-                load_declared_state(env, state, int(rows.seed[env_id]))
-            else:
-                obs, steps = replay(env, state, int(rows.seed[env_id]), self._recorder.actions(state), alive)
-                saved = self._obs_views[rows.phase[env_id]][env_id]
-                if steps != rows.step[env_id] or not same_observation(rows.spec.observation, obs, saved):
-                    raise NotRestored
-        except (Exception, SystemExit):  # whatever it is, a new episode is the answer
-            return False
-        self._recorder.load(env_id, state)
-        return True
 
     def _restart(self, env_id: int) -> None:
         """Build an environment that could not be restored anew, and start an episode."""
@@ -416,57 +399,6 @@ class EnvGroup:
         episode = int(rows.episode[env_id]) if episode is None else episode
         step = int(rows.step[env_id]) if at_step is None else at_step
         self._report(Fault(env_id, kind, int(rows.seed[env_id]), episode, step, detail))
-
-
-def build_env(factory: EnvFactory, name: str) -> tuple[gymnasium.Env[Any, Any], EnvSpec]:
-    """Build one environment; UserError when it is none, or has spaces that Corral cannot do."""
-    env = factory()
-    if not isinstance(env, gymnasium.Env):
-        raise UserError(
-            f"The factory of {name} returned {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env; "
-            "return the environment from it."
-        )
-    for what in ("observation_space", "action_space"):
-        if not isinstance(getattr(env, what, None), gymnasium.Space):
-            raise UserError(f"{name} has no {what}; set one in its __init__.")
-    limit = env.spec.max_episode_steps if env.spec is not None else None
-    # Copies: who samples from the spec's spaces shall not change what the environment draws from its own.
-    spec = EnvSpec(copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space), name, limit)
-    for layout in (spec.observation, spec.action):
-        if not layout.leaves:
-            raise UserError(f"{name} has an empty space, {layout.space}; give it at least one leaf.")
-    return env, spec
-
-
-def unpack_step(result: Any, name: str) -> tuple[Any, Any, Any, Any, Any]:
-    """The five values of a step; UserError when they are not five."""
-    if isinstance(result, tuple) and len(result) == 5:
-        return result
-    raise UserError(
-        f"{name}: step() must return (obs, reward, terminated, truncated, info); environments of the old gym "
-        "interface need gymnasium's conversion wrapper first."
-    )
-
-
-def require_same_spaces(a: EnvSpec, a_id: int, b: EnvSpec, b_id: int) -> None:
-    """UserError, naming the difference, unless two environments can share a batch."""
-    for what, left, right in (
-        ("observation", a.observation, b.observation),
-        ("action", a.action, b.action),
-    ):
-        if left != right:
-            raise UserError(
-                f"Environments {a_id} and {b_id} have different {what} spaces, {left.space} and {right.space}; "
-                "all environments of one VecEnv need the same spaces."
-            )
-
-
-def seeded_reset(env: gymnasium.Env[Any, Any], seed: int) -> Any:
-    """First observation of a seeded episode; UserError when reset() is of the old interface."""
-    result = env.reset(seed=seed)
-    if not (isinstance(result, tuple) and len(result) == 2):
-        raise UserError(f"{type(env.unwrapped).__name__}.reset() must return (obs, info), got {type(result).__name__}.")
-    return result[0]
 
 
 def _all_finite(arrays: list[Array]) -> bool:

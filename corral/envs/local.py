@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from corral.envs.build import EnvFactory
 from corral.envs.contract import VecEnv
 from corral.envs.flight import Flight
-from corral.envs.group import EnvFactory, EnvGroup
+from corral.envs.group import EnvGroup
 from corral.envs.id_set import IdSet
 from corral.envs.rows import Rows
 from corral.envs.supervise import IDLE, Fault, FaultLog, Supervision, Watchdog

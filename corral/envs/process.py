@@ -23,9 +23,9 @@ import cloudpickle
 import numpy as np
 
 from corral.envs import channel as ch
+from corral.envs.build import EnvFactory, require_same_spaces
 from corral.envs.contract import VecEnv
 from corral.envs.flight import Flight
-from corral.envs.group import EnvFactory, require_same_spaces
 from corral.envs.id_set import IdSet
 from corral.envs.rows import Rows
 from corral.envs.sentry import Sentry

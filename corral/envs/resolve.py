@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
-from corral.envs.group import EnvFactory
+from corral.envs.build import EnvFactory
 from corral.envs.suites.atari import is_atari_id
 from corral.errors import UserError
 

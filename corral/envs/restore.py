@@ -96,7 +96,7 @@ class Recorder:
     """The tapes of some environments."""
 
     def __init__(self, rows: Rows):
-        self._rows = rows
+        self.rows = rows
         self._sizes = [leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in rows.spec.action.leaves]
         self._record = max(1, sum(self._sizes))
         self._tapes: dict[int, _Tape] = {}
@@ -158,7 +158,7 @@ class Recorder:
 
     def actions(self, state: State) -> Iterator[Any]:
         """The actions of a saved state, one by one, each a copy that an environment may keep."""
-        layout, data, start = self._rows.spec.action, state["actions"], 0
+        layout, data, start = self.rows.spec.action, state["actions"], 0
         columns = []
         for leaf, size in zip(layout.leaves, self._sizes, strict=True):
             column = np.ascontiguousarray(data[:, start : start + size]).view(np.uint8)
@@ -175,7 +175,7 @@ class Recorder:
 
     def _bytes(self, chosen: IdSet) -> bytes:
         """The actions in these rows, one after the other."""
-        leaves = [rows[chosen.index] for rows in self._rows.action]
+        leaves = [rows[chosen.index] for rows in self.rows.action]
         if len(leaves) == 1:
             return leaves[0].tobytes()
         flat = [np.ascontiguousarray(leaf).view(np.uint8).reshape(len(chosen), -1) for leaf in leaves if leaf.size]
@@ -195,6 +195,27 @@ class Recorder:
             return {"kind": "declared", **state}
         log.warning("environment %d cannot be saved, so a resumed run restarts its episode: %s", env_id, problem)
         return None
+
+
+def restore(
+    recorder: Recorder, env_id: int, env: Env, state: State | None, obs: list[Array], alive: Callable[[], None]
+) -> bool:
+    """Bring a fresh environment to a saved state; whether it is there. `obs` are the leaves it showed last."""
+    rows = recorder.rows
+    seed = int(rows.seed[env_id])
+    try:
+        if state is None:
+            return False
+        if state["kind"] == "declared":
+            load_declared_state(env, state, seed)
+        else:
+            shown, steps = replay(env, state, seed, recorder.actions(state), alive)
+            if steps != rows.step[env_id] or not same_observation(rows.spec.observation, shown, obs):
+                return False
+    except (Exception, SystemExit):  # whatever it is, a new episode is the answer
+        return False
+    recorder.load(env_id, state)
+    return True
 
 
 def replay(env: Env, state: State, seed: int, actions: Iterator[Any], alive: Callable[[], None]) -> tuple[Any, int]:

@@ -34,7 +34,7 @@ class QNetwork(nn.Module):
         if self.value is not None or not self.encoder.plain:
             return None
         layers = [module for module in self.torso if isinstance(module, nn.Linear)]
-        weights = [(layer.weight.T, layer.bias) for layer in [*layers, self.advantage]]
+        weights: list[tuple[Tensor, Tensor]] = [(layer.weight.T, layer.bias) for layer in [*layers, self.advantage]]
         return weights, self._activation, self.encoder.plain_norm(), None
 
     def observe(self, obs: Tree) -> None:

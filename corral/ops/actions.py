@@ -16,6 +16,7 @@ from gymnasium import spaces as gs
 from torch import Tensor
 
 from corral.errors import UserError
+from corral.ops.categorical import choice
 from corral.spaces import Layout, Leaf
 from corral.types import Array, Tree
 
@@ -70,9 +71,9 @@ class Actions:
         rows, at = np.arange(n), 0
         for k, size in enumerate(self.sizes):
             log_p = _log_softmax(params[:, at : at + size])
-            choice = (log_p - np.log(rng.standard_exponential((n, size), np.float32))).argmax(-1)
-            action[:, k] = choice
-            log_prob += log_p[rows, choice]
+            picked = (log_p - np.log(rng.standard_exponential((n, size), np.float32))).argmax(-1)
+            action[:, k] = picked
+            log_prob += log_p[rows, picked]
             at += size
         if self.num_numbers:
             mean, log_std = np.split(params[:, at:], 2, -1)
@@ -94,9 +95,8 @@ class Actions:
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of actions, and the entropy of the distribution."""
         log_prob = entropy = None
-        for k, log_p in enumerate(self._log_probs(params)):
-            chosen = log_p.gather(-1, action[..., k : k + 1].long()).squeeze(-1)
-            spread = -(log_p.exp() * log_p).sum(-1)
+        for k, logits in enumerate(self._logits(params)):
+            chosen, spread = choice(logits, action[..., k].long())
             log_prob = chosen if log_prob is None else log_prob + chosen
             entropy = spread if entropy is None else entropy + spread
         if self.num_numbers:
@@ -113,9 +113,6 @@ class Actions:
         if self.num_choices == 1 and not self.num_numbers:
             return [params]
         return list(torch.split(params[..., : self.num_logits], self.sizes, -1)) if self.sizes else []
-
-    def _log_probs(self, params: Tensor) -> list[Tensor]:
-        return [torch.log_softmax(logits, -1) for logits in self._logits(params)]
 
     def _gaussian(self, params: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = params[..., self.num_logits :].chunk(2, -1)
@@ -146,7 +143,7 @@ class Actions:
 
 
 def _log_softmax(logits: Array) -> Array:
-    shifted = logits - logits.max(-1, keepdims=True)
+    shifted: Array = logits - logits.max(-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
     return shifted
 

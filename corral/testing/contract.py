@@ -169,6 +169,32 @@ class VecEnvContract:
             for rows in play(vec, 25, min_ready=2):
                 assert [row.next_obs[LIFE] for row in rows] == list(range(1, 26))
 
+    def test_environments_go_on_from_a_saved_state_or_start_anew(self) -> None:
+        def everyone(vec: VecEnv) -> Any:
+            vec.send(np.arange(4), np.zeros(4, np.int64))
+            return vec.recv()
+
+        with self.make(partial(CountingEnv, 9), 4) as vec:
+            vec.record_episodes()
+            vec.recv()
+            for _ in range(12):
+                before = everyone(vec)
+            state = vec.state_dict()
+        with self.make(partial(CountingEnv, 9), 4) as vec:
+            restarted = vec.load_state_dict(state)
+            if restarted:
+                batch = vec.recv(env_ids=np.array(restarted))
+                assert batch.env_ids.tolist() == restarted
+                assert batch.first.all()
+                assert (batch.obs[:, T] == 0).all()
+            with pytest.raises(UserError, match="nothing to wait for"):
+                vec.recv()
+            after = everyone(vec)
+            for row, env_id in enumerate(after.env_ids.tolist()):
+                restored = env_id not in restarted
+                assert after.obs[row, LIFE] == (before.obs[env_id, LIFE] + 1 if restored else 1)
+                assert (after.obs[row, ID] == before.obs[env_id, ID]) == restored
+
     def test_misuse_is_refused_in_words(self) -> None:
         with self.make(CountingEnv, 3) as vec:
             act, batch = random_actions(vec), vec.recv()

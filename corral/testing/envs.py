@@ -196,3 +196,93 @@ class LivesEnv(CountingEnv):
             truncated,
             {"lives": 3 - self._t // self._per_life},
         )
+
+
+class IdentityEnv(gymnasium.Env[Any, Any]):
+    """Shows the action that it wants: 1 for each step that gives it, so a perfect game of 100 steps returns 100.
+
+    `kind` is the space of both: "discrete", "multi_discrete", "box", or "hybrid", a Dict of a choice and a number.
+    Numbers earn `1 - distance`, at least 0. Games end by a time limit after `length` steps.
+    """
+
+    def __init__(self, kind: str = "discrete", length: int = 100):
+        parts: dict[str, spaces.Space[Any]] = {
+            "discrete": spaces.Discrete(4),
+            "multi_discrete": spaces.MultiDiscrete([3, 3]),
+            "box": spaces.Box(-1, 1, (1,), np.float32),
+        }
+        parts["hybrid"] = spaces.Dict({"choice": spaces.Discrete(3), "number": parts["box"]})
+        self.observation_space = self.action_space = parts[kind]
+        self._length = length
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self._t, self._wanted = 0, self.observation_space.sample()
+        return self._wanted, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"not an action: {action!r}"
+        reward = _agreement(self.action_space, action, self._wanted)
+        self._t, self._wanted = self._t + 1, self.observation_space.sample()
+        return self._wanted, reward, False, self._t >= self._length, {}
+
+
+def _agreement(space: spaces.Space[Any], action: Any, wanted: Any) -> float:
+    """1 where they are the same."""
+    if isinstance(space, spaces.Dict):
+        return float(np.mean([_agreement(sub, action[key], wanted[key]) for key, sub in space.spaces.items()]))
+    if isinstance(space, spaces.Box):
+        return max(0.0, 1.0 - float(np.abs(action - wanted).max()))
+    return float(np.array_equal(action, wanted))
+
+
+class HybridEnv(gymnasium.Env[Array, dict[str, Any]]):
+    """A hand on a line picks up an object: which way to go is a choice, how far is a number, picking another choice.
+
+    Observations are the hand's place and the way to the object. Picking within 0.1 of it ends the game with 1,
+    elsewhere it costs 0.2, and every step costs 0.05: a perfect policy gets about 0.87, a random one -2.
+    """
+
+    LEFT, RIGHT, PICK = range(3)
+
+    def __init__(self, limit: int = 30):
+        self.observation_space = spaces.Box(-2, 2, (2,), np.float32)
+        self.action_space = spaces.Dict({"do": spaces.Discrete(3), "far": spaces.Box(0, 0.5, (1,), np.float32)})
+        self._limit = limit
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._t = 0
+        self._hand, self._object = self.np_random.uniform(-1, 1, 2).tolist()
+        return self._observe(), {}
+
+    def step(self, action: dict[str, Any]) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"not an action: {action!r}"
+        self._t += 1
+        reward, picked = -0.05, False
+        if action["do"] == self.PICK:
+            picked = abs(self._object - self._hand) < 0.1
+            reward += 1.0 if picked else -0.2
+        else:
+            way = float(action["far"][0]) * (1 if action["do"] == self.RIGHT else -1)
+            self._hand = min(1.0, max(-1.0, self._hand + way))
+        return self._observe(), reward, picked, self._t >= self._limit, {}
+
+    def _observe(self) -> Array:
+        return np.array([self._hand, self._object - self._hand], np.float32)
+
+
+class MaskedCartPole(gymnasium.ObservationWrapper[Array, Any, Array]):
+    """CartPole-v1 that shows places and not velocities, so that a policy has to remember."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(gymnasium.make("CartPole-v1", **kwargs))
+        whole = self.env.observation_space
+        assert isinstance(whole, spaces.Box)
+        self.observation_space = spaces.Box(whole.low[::2], whole.high[::2], dtype=np.float32)
+
+    def observation(self, observation: Array) -> Array:
+        shown: Array = observation[::2].copy()
+        return shown
