@@ -52,7 +52,12 @@ def train(  # noqa: PLR0913 - the settings that most runs name
     experiment = Experiment.make(algo, env, preset=preset, config_file=config_file, overrides=settings)
     path = Path(run_dir) if run_dir is not None else experiment.default_run_dir()
     folder = RunFolder.create(path, experiment.to_dict(), overwrite=overwrite)
-    return Session(experiment, folder, quiet=quiet).run()
+    session = Session(experiment, folder, quiet=quiet)
+    try:
+        return session.run()
+    finally:
+        if not session.began:  # a mistake that only building the environments or the network could show
+            folder.discard()
 
 
 def resume(run_dir: str | Path, *, steps: int | None = None, quiet: bool = False) -> Result:

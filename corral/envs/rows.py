@@ -37,7 +37,7 @@ class Rows:
         self.action = [next(taken) for _ in spec.action.leaves]  # [N, ...]
         self.table = next(taken)  # [N, 3]: reward, raw reward, and flags, which are bools in a number's place
         self.reward, self.raw_reward = self.table[:, 0], self.table[:, 1]
-        self._flag_words = self.table[:, 2]
+        self._flag_words = self.table.view(np.int64)[:, 2]
         self.flags = self.table.view(np.bool_)[:, _FLAGS_AT:]
         self.seed, self.episode, self.step = next(taken), next(taken), next(taken)
         self.mark = next(taken)  # per worker (of which there are at most N), the environment it is stepping
@@ -66,7 +66,7 @@ class Rows:
         if isinstance(index, slice):  # which gives views; an index array copies by itself
             obs, table = [leaf.copy() for leaf in obs], table.copy()
         flags = table.view(np.bool_)[:, _FLAGS_AT:]
-        final = self._finals(ids, obs, flags) if np.count_nonzero(table[:, 2]) else None
+        final = self._finals(ids, obs, flags) if np.count_nonzero(table.view(np.int64)[:, 2]) else None
         return StepBatch(
             ids,
             layout.unflatten(obs),
@@ -82,7 +82,7 @@ class Rows:
 
     def no_flags(self, index: slice | Array) -> None:
         """Clear all flags of these rows."""
-        self._flag_words[index] = 0.0
+        self._flag_words[index] = 0
 
     def current(self, chosen: IdSet, half: int | None) -> list[Array]:
         """Leaves of these rows' observations in one half, views where they are a slice; None: each in its own."""

@@ -13,8 +13,6 @@ def set_threads(wanted: int | None, model: nn.Module) -> int:
 
     Small networks get one: handing work out costs more than doing it, and on a busy machine many times more.
     """
-    # Adam's moments fade into denormal numbers when a task is solved, and those are a hundred times slower.
-    torch.set_flush_denormal(True)
     large = any(isinstance(module, nn.Conv2d) for module in model.modules())
     threads = wanted or (_cores() if large else 1)
     torch.set_num_threads(threads)

@@ -69,9 +69,10 @@ class Actions:
         action = np.empty((n, self.action_size), np.float32)
         log_prob = np.zeros(n, np.float32)
         rows, at = np.arange(n), 0
+        race = np.log(rng.standard_exponential((n, self.num_logits)))  # of float32, one in millions is exactly 0
         for k, size in enumerate(self.sizes):
             log_p = _log_softmax(params[:, at : at + size])
-            picked = (log_p - np.log(rng.standard_exponential((n, size), np.float32))).argmax(-1)
+            picked = (log_p - race[:, at : at + size]).argmax(-1)
             action[:, k] = picked
             log_prob += log_p[rows, picked]
             at += size
@@ -79,6 +80,7 @@ class Actions:
             mean, log_std = np.split(params[:, at:], 2, -1)
             noise = rng.standard_normal(mean.shape, np.float32)
             action[:, self.num_choices :] = mean + np.exp(log_std) * noise
+            noise = (action[:, self.num_choices :] - mean) * np.exp(-log_std)  # of the action as it was rounded
             log_prob -= (0.5 * noise * noise + log_std + _HALF_LOG_2PI).sum(-1)
         return action, log_prob
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from corral import seeding
 from corral.acting.policy import Policy, to_numpy
 from corral.envs.contract import VecEnv
+from corral.envs.make import make_vec
 from corral.types import Tree, tree_map
 
+if TYPE_CHECKING:
+    from corral.experiment import Experiment
+
 _MOST_ENVS = 16
+_LONGEST = 100_000
+"""Steps after which an episode is counted as it stands, so that one that never ends does not hold up a run."""
+# 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+      2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
+
+_log = logging.getLogger("corral.run")
 
 
 @dataclass(frozen=True)
@@ -34,8 +49,12 @@ class Evaluation:
 
     @property
     def half_width(self) -> float:
-        """Half of the 95 % confidence interval of the mean."""
-        return 1.96 * self.std / len(self.returns) ** 0.5
+        """Half of the 95 % confidence interval of the mean, by Student's t; NaN for one episode."""
+        freedom = len(self.returns) - 1
+        if freedom < 1:
+            return float("nan")
+        quantile = _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.4 / freedom
+        return quantile * float(np.std(self.returns, ddof=1)) / float(np.sqrt(len(self.returns)))
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready record."""
@@ -47,11 +66,24 @@ def num_eval_envs(episodes: int) -> int:
     return min(episodes, _MOST_ENVS)
 
 
+def make_eval_vec(experiment: Experiment, episodes: int, seed: int) -> VecEnv:
+    """A run's environments for an evaluation of so many episodes; their seeds are never those of training."""
+    env, kwargs = experiment.environment()
+    count = num_eval_envs(episodes)
+    with _quiet_choice():
+        return make_vec(env, count, experiment.backend, experiment.workers, seed, env_kwargs=kwargs, role="eval")
+
+
+def acting_seed(seed: int, *, deterministic: bool) -> int:
+    """Seed of what an evaluated policy draws."""
+    return seeding.part_seed(seed, "eval", "acting", int(deterministic))
+
+
 def evaluate(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Evaluation:
     """Let the policy play `episodes` whole games.
 
     Every environment plays its share of them, and no more: whoever took the first to finish would prefer short
-    games. A game cut short by a fault is played again.
+    games. A game cut short by a fault is played again; one that goes on for 100,000 steps counts as it stands.
     """
     n = vec.num_envs
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)
@@ -71,14 +103,17 @@ def evaluate(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Evaluatio
         batch = vec.recv()
         running[batch.env_ids] += batch.raw_reward
         steps[batch.env_ids] += 1
-        for row in np.flatnonzero(batch.game_over | batch.faulty):
+        for row in np.flatnonzero(batch.game_over | batch.faulty | (steps[batch.env_ids] >= _LONGEST)):
             env_id = batch.env_ids[row]
             if quota[env_id] and not batch.faulty[row]:
                 quota[env_id] -= 1
                 returns[env_id].append(float(running[env_id]))
                 lengths[env_id].append(int(steps[env_id]))
             running[env_id] = steps[env_id] = 0
-    return Evaluation(tuple(chain.from_iterable(returns)), tuple(chain.from_iterable(lengths)))
+    result = Evaluation(tuple(chain.from_iterable(returns)), tuple(chain.from_iterable(lengths)))
+    if max(result.lengths, default=0) >= _LONGEST:
+        _log.warning("%s: episodes were cut after %s steps; give it a time limit", vec.spec.name, f"{_LONGEST:,}")
+    return result
 
 
 def _rows(state: Tree, ids: Any) -> Tree:
@@ -91,3 +126,15 @@ def _with_rows(state: Tree, ids: Any, rows: Tree) -> Tree:
         return old
 
     return tree_map(put, state, rows)
+
+
+@contextlib.contextmanager
+def _quiet_choice() -> Iterator[None]:
+    """The evaluation's backend is the training's; saying so again helps nobody."""
+    logger = logging.getLogger("corral.envs")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -101,6 +101,13 @@ class RunFolder:
         """Name of the environment."""
         return str(self.config.get("env", "?"))
 
+    def discard(self) -> None:
+        """Remove a run that never began; files of others stay, and with them the directory."""
+        _clear(self.path)
+        (self.path / _LOCK).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
     @property
     def checkpoints(self) -> Path:
         """Where the checkpoints are."""

@@ -19,7 +19,6 @@ import numpy as np
 from corral import presets, seeding
 from corral.envs.contract import VecEnv
 from corral.envs.make import make_vec
-from corral.errors import EnvFailed, RunFailed
 from corral.experiment import Experiment
 from corral.runs import checkpoint
 from corral.runs.evaluate import Evaluation, evaluate, num_eval_envs
@@ -73,6 +72,8 @@ class Session:
 
     def __init__(self, experiment: Experiment, folder: RunFolder, *, resume: bool = False, quiet: bool = False):
         self._experiment, self._folder, self._resume, self._quiet = experiment, folder, resume, quiet
+        self.began = False
+        """Whether there was anything to train; if not, the folder is not worth keeping."""
         self._stop = False
         self._eval_vec: VecEnv | None = None
         self._last: Evaluation | None = None
@@ -96,11 +97,11 @@ class Session:
             stack.callback(self._progress.close)
             stack.enter_context(self._signals())
             self._announce()
-            self._start_s, self._start_steps = time.monotonic(), start
+            self._start_s, self._start_steps, self.began = time.monotonic(), start, True
             try:
                 self._train()
-            except (EnvFailed, RunFailed) as error:
-                self._note("failed", str(error))
+            except Exception as error:
+                self._events.add("failed", f"{type(error).__name__}: {error}", env_steps=self._trainer.env_steps)
                 raise
             return self._result()
 
@@ -121,17 +122,15 @@ class Session:
                 looks.done(steps)
                 is_best = self._evaluate()
                 if is_best and not over:
-                    self._save(best=True)
-                    saves.done(steps)
+                    self._save(saves, best=True)
             if rows.due(steps):
                 rows.done(steps)
                 self._write_row()
             if saves.due(steps) and not over:
-                saves.done(steps)
-                self._save()
+                self._save(saves)
             self._progress.update(steps, self._shown())
         self._write_row()
-        self._save(best=self._last is not None and self._last.mean >= self._best)
+        self._save(saves, best=self._last is not None and self._last.mean >= self._best)
         self._events.add("stopped" if self._stop else "finished", "", env_steps=trainer.env_steps)
 
     def _evaluate(self) -> bool:
@@ -187,8 +186,8 @@ class Session:
             shown["eval/return"] = self._last.mean
         return shown
 
-    def _save(self, *, best: bool = False) -> None:
-        trainer = self._trainer
+    def _save(self, clock: _Clock, *, best: bool = False) -> None:
+        trainer, start = self._trainer, time.monotonic()
         state = {
             "trainer": trainer.state_dict(replay=self._experiment.checkpoints.replay),
             "session": {"wall_s": self._wall_s(), "best": self._best},
@@ -201,6 +200,10 @@ class Session:
         }
         keep = self._experiment.checkpoints.keep
         checkpoint.save(self._folder, state, trainer.env_steps, meta, keep=keep, best=best)
+        clock.done(trainer.env_steps)
+        # A large replay takes long to write: spend no more than a twentieth of the time on it.
+        if clock.every_s:
+            clock.every_s = max(self._experiment.checkpoints.every_s, 20 * (clock.last_s - start))
 
     def _load(self) -> None:
         if not self._resume:

@@ -243,3 +243,24 @@ def test_joint_choices_number_every_combination_once(name):
 def test_joint_choices_refuse_what_they_cannot_number(space, words):
     with pytest.raises(UserError, match=words):
         JointChoices(Layout(space), "dqn")
+
+
+def test_the_log_probability_is_that_of_the_number_as_it_was_rounded():
+    actions = Actions(Layout(spaces.Box(-np.inf, np.inf, (1,), np.float32)))
+    params = np.tile(np.array([1000.0, -4.0], np.float32), (200, 1))
+    action, logp = actions.sample(params, np.random.default_rng(0))
+    again, _ = actions.evaluate(torch.from_numpy(params), torch.from_numpy(action))
+    np.testing.assert_allclose(again.numpy(), logp, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["discrete", "multi_discrete", "multi_binary", "box"])
+def test_a_batch_in_two_halves_draws_what_the_whole_draws(name):
+    """So that it does not matter for whom a policy decides together."""
+    actions = Actions(Layout(SPACES[name]))
+    params = params_of(actions, 8)
+    whole, halves = np.random.default_rng(8), np.random.default_rng(8)
+    for _ in range(3):
+        expected = actions.sample(params, whole)
+        parts = [actions.sample(half, halves) for half in np.split(params, 2)]
+        for k in range(2):
+            np.testing.assert_array_equal(np.concatenate([part[k] for part in parts]), expected[k])

@@ -164,3 +164,22 @@ def test_empty_spaces_are_refused_in_words(space):
 
     with pytest.raises(corral.UserError, match="empty space"):
         corral.make_vec(Empty, 1, "local")
+
+
+def test_ends_of_episodes_are_seen_when_torch_flushes_denormal_numbers():
+    # Flags share an array with float64 rewards; read as a number, a flag is denormal and would count as 0.
+    import torch
+
+    torch.set_flush_denormal(True)
+    try:
+        with corral.make_vec(CountingEnv, 2, backend="local") as vec:
+            batch = vec.recv()
+            for _ in range(200):
+                vec.send(batch.env_ids, np.zeros(2, np.int64))
+                batch = vec.recv()
+                if batch.first.any():
+                    break
+        assert batch.first.all()
+        assert batch.final_obs is not None
+    finally:
+        torch.set_flush_denormal(False)

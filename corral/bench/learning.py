@@ -1,0 +1,154 @@
+"""What Corral claims to learn, and whether it does: every claim is trained as a user would, over several seeds."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from corral.errors import RunFailed
+
+_LOOKS = 200  # rows of metrics in a run, so that the step that reached the bar is known to half a percent
+_PATIENCE_S = 3600.0
+_EPISODES = 100
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`algo` reaches `bar` on `env` within `steps`, with the settings of its preset and `overrides`.
+
+    `train100` is the mean return of the last 100 training episodes; `eval` that of an evaluation with the most
+    likely actions and seeds of its own.
+    """
+
+    algo: str
+    env: str
+    measure: Literal["train100", "eval"]
+    bar: float
+    steps: int
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """Algorithm and environment, in a word each."""
+        return f"{self.label or self.algo} {self.env.rpartition(':')[2]}"
+
+    def command(self, seed: int, folder: Path) -> list[str]:
+        """The `corral train` that tests it."""
+        watching = {"log.every_steps": max(1, self.steps // _LOOKS), "log.every_s": 0, "checkpoints.every_s": 0}
+        settings = [f"{key}={value}" for key, value in {**self.overrides, **watching}.items()]
+        words = ["train", self.algo, "--env", self.env, "--steps", self.steps, "--seed", seed, "--run-dir", folder]
+        return [sys.executable, "-m", "corral", *map(str, words), "--quiet", "--set", *settings]
+
+
+CLAIMS = (
+    Claim("ppo", "CartPole-v1", "train100", 475, 100_000),
+    Claim("a2c", "CartPole-v1", "train100", 475, 500_000),
+    Claim("reinforce", "CartPole-v1", "train100", 475, 500_000),
+    Claim("dqn", "CartPole-v1", "eval", 475, 50_000),
+    Claim("ppo", "Acrobot-v1", "train100", -100, 100_000),
+    Claim("dqn", "Acrobot-v1", "train100", -100, 100_000),
+    Claim("ppo", "Pendulum-v1", "eval", -200, 100_000),
+    Claim("ppo", "corral.testing.hybrid:MoveOrShoot", "eval", 0.85, 100_000),
+    Claim("ppo", "corral.testing.stateless:StatelessCartPole", "train100", 300, 300_000, label="ppo lstm"),
+)
+"""The table of BENCHMARKS.md."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a claim; `steps` and `seconds` are None where the bar was never reached."""
+
+    seed: int
+    steps: int | None
+    seconds: float | None
+    final: float
+    """The measure at the end of the run."""
+    total_s: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """All runs of a claim."""
+
+    claim: Claim
+    trials: Sequence[Trial]
+
+    @property
+    def held(self) -> bool:
+        """Whether every seed reached the bar."""
+        return all(trial.steps is not None for trial in self.trials)
+
+
+def test(
+    claims: Iterable[Claim], seeds: Sequence[int], folder: Path, jobs: int, say: Callable[[str], None]
+) -> list[Finding]:
+    """Train every claim with every seed, `jobs` runs side by side, into `folder`."""
+    claims = list(claims)
+    paths = {(k, seed): folder / f"{k}-{seed}" for k in range(len(claims)) for seed in seeds}
+    commands = [(f"{claims[k].name}, seed {seed}", claims[k].command(seed, path)) for (k, seed), path in paths.items()]
+    _run_all(commands, jobs, say)
+    return [
+        Finding(claim, tuple(read_trial(claim, seed, paths[k, seed]) for seed in seeds))
+        for k, claim in enumerate(claims)
+    ]
+
+
+def read_trial(claim: Claim, seed: int, run_dir: Path) -> Trial:
+    """What a finished run came to."""
+    from corral.runs.metrics import read_metrics
+
+    rows = read_metrics(run_dir)
+    values = rows["train/return" if claim.measure == "train100" else "eval/return"].copy()
+    if claim.measure == "train100":
+        values[rows["train/episodes"] < _EPISODES] = math.nan
+    reached = np.flatnonzero((values >= claim.bar) & (rows["env_steps"] <= claim.steps * (1 + 1 / _LOOKS)))
+    known = values[~np.isnan(values)]
+    return Trial(
+        seed,
+        int(rows["env_steps"][reached[0]]) if len(reached) else None,
+        float(rows["wall_s"][reached[0]]) if len(reached) else None,
+        float(known[-1]) if len(known) else math.nan,
+        float(rows["wall_s"][-1]),
+    )
+
+
+def _run_all(commands: Sequence[tuple[str, list[str]]], jobs: int, say: Callable[[str], None]) -> None:
+    """Run all commands, a few at a time; whatever happens, none goes on after this."""
+    waiting, running = list(reversed(commands)), dict[str, tuple["subprocess.Popen[str]", float]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                name, command = waiting.pop()
+                say(f"{len(commands) - len(waiting)} of {len(commands)}: {name}")
+                environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+                process = subprocess.Popen(
+                    command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+                )
+                running[name] = process, time.monotonic() + _PATIENCE_S
+            time.sleep(0.1)
+            for name, (process, until) in list(running.items()):
+                if process.poll() is not None:
+                    _check(name, process)
+                    del running[name]
+                elif time.monotonic() > until:
+                    raise RunFailed(f"{name} took more than {_PATIENCE_S:.0f} s.")
+    finally:
+        for process, _ in running.values():
+            process.kill()
+            process.communicate()
+
+
+def _check(name: str, process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate()
+    if process.returncode:
+        raise RunFailed(f"{name} failed: {errors.strip().splitlines()[-1] if errors.strip() else 'it says nothing'}")
