@@ -6,11 +6,12 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
 
@@ -89,7 +90,7 @@ class Finding:
         return all(trial.steps is not None for trial in self.trials)
 
 
-def test(
+def examine(
     claims: Iterable[Claim], seeds: Sequence[int], folder: Path, jobs: int, say: Callable[[str], None]
 ) -> list[Finding]:
     """Train every claim with every seed, `jobs` runs side by side, into `folder`."""
@@ -111,7 +112,7 @@ def read_trial(claim: Claim, seed: int, run_dir: Path) -> Trial:
     values = rows["train/return" if claim.measure == "train100" else "eval/return"].copy()
     if claim.measure == "train100":
         values[rows["train/episodes"] < _EPISODES] = math.nan
-    reached = np.flatnonzero((values >= claim.bar) & (rows["env_steps"] <= claim.steps * (1 + 1 / _LOOKS)))
+    reached = np.flatnonzero((values >= claim.bar) & (rows["env_steps"] <= claim.steps))
     known = values[~np.isnan(values)]
     return Trial(
         seed,
@@ -122,33 +123,54 @@ def read_trial(claim: Claim, seed: int, run_dir: Path) -> Trial:
     )
 
 
+@dataclass
+class _Run:
+    """A process that trains, and what it says."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+    until: float = field(default_factory=lambda: time.monotonic() + _PATIENCE_S)
+
+    @classmethod
+    def start(cls, name: str, command: Sequence[str]) -> _Run:
+        errors = tempfile.TemporaryFile()
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+        return cls(name, process, errors)
+
+    def over(self) -> bool:
+        """Whether it is done; RunFailed when it failed, or takes too long."""
+        if self.process.poll() is None:
+            if time.monotonic() > self.until:
+                raise RunFailed(f"{self.name} took more than {_PATIENCE_S:.0f} s.")
+            return False
+        if self.process.returncode:
+            self.errors.seek(0)
+            last = self.errors.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise RunFailed(f"{self.name} failed: {last[0] if last else 'it does not say why'}")
+        return True
+
+    def end(self) -> None:
+        """End it if it is not over."""
+        self.process.kill()
+        self.process.wait()
+        self.errors.close()
+
+
 def _run_all(commands: Sequence[tuple[str, list[str]]], jobs: int, say: Callable[[str], None]) -> None:
     """Run all commands, a few at a time; whatever happens, none goes on after this."""
-    waiting, running = list(reversed(commands)), dict[str, tuple["subprocess.Popen[str]", float]]()
+    waiting, running = list(reversed(commands)), list[_Run]()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                name, command = waiting.pop()
-                say(f"{len(commands) - len(waiting)} of {len(commands)}: {name}")
-                environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-                process = subprocess.Popen(
-                    command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-                )
-                running[name] = process, time.monotonic() + _PATIENCE_S
+                running.append(_Run.start(*waiting.pop()))
+                say(f"{len(commands) - len(waiting)} of {len(commands)}: {running[-1].name}")
             time.sleep(0.1)
-            for name, (process, until) in list(running.items()):
-                if process.poll() is not None:
-                    _check(name, process)
-                    del running[name]
-                elif time.monotonic() > until:
-                    raise RunFailed(f"{name} took more than {_PATIENCE_S:.0f} s.")
+            for run in list(running):
+                if run.over():
+                    run.end()
+                    running.remove(run)
     finally:
-        for process, _ in running.values():
-            process.kill()
-            process.communicate()
-
-
-def _check(name: str, process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate()
-    if process.returncode:
-        raise RunFailed(f"{name} failed: {errors.strip().splitlines()[-1] if errors.strip() else 'it says nothing'}")
+        for run in running:
+            run.end()

@@ -14,9 +14,21 @@ from collections.abc import Sequence
 from corral.errors import EnvFailed, RunFailed, UserError
 
 COMMANDS = {
+    "bench learning": (
+        "corral.cli.bench_learning:BenchLearning",
+        "train every claim of the learning table and write the table",
+    ),
+    "bench replay": (
+        "corral.cli.bench_replay:BenchReplay",
+        "measure prioritised replay, beside other libraries",
+    ),
     "bench sampling": (
         "corral.cli.bench:BenchSampling",
         "measure environment steps per second, beside other libraries",
+    ),
+    "bench training": (
+        "corral.cli.bench_training:BenchTraining",
+        "measure steps per second of training, beside other libraries",
     ),
     "check-env": (
         "corral.cli.check_env:CheckEnv",
@@ -26,6 +38,8 @@ COMMANDS = {
         "corral.cli.doctor:Doctor",
         "show this machine, what is installed, and what will be slow",
     ),
+    "eval": ("corral.cli.eval:Eval", "let a run's agent play, and say how well it does"),
+    "export": ("corral.cli.export:Export", "write a run's agent as ONNX or TorchScript"),
     "list algos": (
         "corral.cli.list_algos:ListAlgos",
         "list the algorithms, their action spaces, and where they are verified",
@@ -39,6 +53,7 @@ COMMANDS = {
         "list the settings that come with an algorithm on an environment",
     ),
     "plot": ("corral.cli.plot:Plot", "draw the learning curves of one or several runs"),
+    "record": ("corral.cli.record:Record", "film a run's agent as MP4"),
     "resume": ("corral.cli.resume:Resume", "go on with a run from its last checkpoint"),
     "top": ("corral.cli.top:Top", "watch a run: progress, speed, returns, restarts"),
     "train": ("corral.cli.train:Train", "train an agent"),

@@ -55,7 +55,9 @@ class LoadedPolicy:
         self.evaluation: dict[str, Any] | None = meta["evaluation"]
         """What the run's last evaluation before that gave."""
         self.algo = make_algorithm(experiment, self.spec)
-        self.model = build_model(self.algo, experiment.seed, find_device(experiment.device if device == "run" else device))
+        self.model = build_model(
+            self.algo, experiment.seed, find_device(experiment.device if device == "run" else device)
+        )
         try:
             self.model.load_state_dict(weights)
         except RuntimeError as error:

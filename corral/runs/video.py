@@ -23,9 +23,9 @@ from corral.errors import RunFailed, UserError
 from corral.experiment import Experiment
 from corral.types import Array
 
+_CONSOLE_FPS = 60.0  # of an Atari, whatever its metadata say
 _FPS = 30.0  # where an environment does not say
 _EXTRA = "pip install 'corral-rl[video]'"
-_RENDER_S = 600.0  # a step may take as long as somebody holds the window
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Recording:
     frames: int
     fps: float
     returns: tuple[float, ...]
-    """Of the episodes that are in it as a whole."""
+    """Of the games that are in it as a whole."""
 
     @property
     def seconds(self) -> float:
@@ -54,33 +54,161 @@ def record(
     fps: float | None = None,
     seed: int = 0,
 ) -> Recording:
-    """Film the policy for so many whole games, or so many seconds: one frame before the first step, one after each.
+    """Film the policy for so many games or so many seconds: a frame at the start of an episode, and one per step.
 
     Writes H.264 in an MP4 that is there whole or not at all.
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
-    path, frames = Path(path), list[Array]()
-    env, build = _builder(experiment, "rgb_array")
-
-    def camera() -> gymnasium.Env[Any, Any]:
-        return _Camera(build(), frames)
-
-    with _make_one(camera, experiment.env) as vec:
+    film = _Film(experiment)
+    with make_vec(film, 1, "local", role="eval") as vec:
         vec.reset(seed)
         batch = vec.recv()
-        rate = fps or _natural_fps(env, frames_per_s(vec))
+        rate = fps or film.fps
         state, count, running, returns = policy.initial_state(1), 0, 0.0, list[float]()
-        with _writer(path, rate) as write:
+        with _writer(Path(path), rate) as write:
             while len(returns) < episodes and count < seconds * rate:
                 action, state, _ = policy.act(batch.obs, state, batch.first)
                 vec.send(batch.env_ids, action)
                 batch = vec.recv()
                 running += float(batch.raw_reward[0])
-                for frame in frames:
+                for frame in film.frames:
                     write(frame)
-                count += len(frames)
-                frames.clear()
+                count += len(film.frames)
+                film.frames.clear()
                 if batch.game_over[0] and not batch.faulty[0]:
                     returns.append(running)
                 running = 0.0 if batch.game_over[0] or batch.faulty[0] else running
-    return Recording(path, count, rate, tuple(returns))
+    return Recording(Path(path), count, rate, tuple(returns))
+
+
+def make_screen(experiment: Experiment) -> VecEnv:
+    """One environment that shows itself on the screen; UserError where there is none."""
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"} & os.environ.keys():
+        raise UserError("There is no display to show the environment on: film it with `corral record` instead.")
+    return make_vec(_Screen(experiment), 1, "local", role="eval")
+
+
+class _Screen:
+    """Builds environments that show themselves."""
+
+    def __init__(self, experiment: Experiment):
+        self._experiment, self.name = experiment, experiment.env
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        return _build(self._experiment, "human")
+
+
+class _Film:
+    """Builds environments that put a frame of every step into `frames`."""
+
+    def __init__(self, experiment: Experiment):
+        self._experiment, self.name = experiment, experiment.env
+        self.frames: list[Array] = []
+        self.fps = _FPS
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        env = _build(self._experiment, "rgb_array")
+        suite = self._experiment.environment()[0]
+        if isinstance(suite, AtariSuite):
+            self.fps = _CONSOLE_FPS / suite.frame_skip
+        else:
+            self.fps = float(env.metadata.get("render_fps") or _FPS)
+        return _Camera(env, self.frames)
+
+
+class _Camera(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Puts a frame of every step into a list; the first one of an episode when it is known to be played."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], frames: list[Array]):
+        super().__init__(env)
+        self._frames = frames
+        self._first: list[Array] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        result = self.env.reset(seed=seed, options=options)
+        self._first = [self._look()]
+        return result
+
+    def step(self, action: Any) -> Any:
+        self._frames += self._first
+        self._first = []
+        result = self.env.step(action)
+        self._frames.append(self._look())
+        return result
+
+    def _look(self) -> Array:
+        try:
+            frame = self.env.render()
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UserError(f"{_name(self)} needs a package to draw itself: {_EXTRA} ({error}).") from error
+        if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
+            got = f"shape {frame.shape} of {frame.dtype}" if isinstance(frame, np.ndarray) else type(frame).__name__
+            raise UserError(
+                f"{_name(self)} cannot be filmed: with render_mode='rgb_array', its render() must give bytes "
+                f"[height, width, 3], and gives {got}."
+            )
+        return np.array(frame)
+
+
+def _build(experiment: Experiment, render_mode: str) -> gymnasium.Env[Any, Any]:
+    """The run's environment, drawing itself."""
+    env, kwargs = experiment.environment()
+    if isinstance(env, PixelSuite):  # its observations are its drawings
+        drawn = env()
+        return gymnasium.wrappers.HumanRendering(drawn) if render_mode == "human" else drawn
+    try:
+        return resolve(env, {**kwargs, "render_mode": render_mode}).factory()
+    except TypeError as error:
+        if "render_mode" not in str(error):
+            raise
+        raise UserError(
+            f"{experiment.env} takes no render_mode, so it cannot be shown: let its __init__ take one, and render() "
+            "draw accordingly."
+        ) from error
+
+
+@contextlib.contextmanager
+def _writer(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
+    """What takes frames, all of one size, and makes a video of them when all is well."""
+    try:
+        import imageio_ffmpeg
+    except ImportError as error:
+        raise UserError(f"Videos need imageio-ffmpeg: {_EXTRA}.") from error
+    unfinished = path.with_name(f".tmp-{path.name}")
+    encoder: Any = None
+    shape: tuple[int, ...] = ()
+
+    def write(frame: Array) -> None:
+        nonlocal encoder, shape
+        if encoder is None:
+            shape = frame.shape
+            height, width = (size + size % 2 for size in shape[:2])  # H.264 with halved colours needs even sizes
+            options = {"codec": "libx264", "quality": 8, "macro_block_size": 1, "ffmpeg_log_level": "error"}
+            encoder = imageio_ffmpeg.write_frames(
+                str(unfinished), (width, height), fps=fps, output_params=["-movflags", "+faststart"], **options
+            )
+            encoder.send(None)
+        if frame.shape != shape:
+            raise UserError(f"Frames must keep their size to become a video, got {shape} and then {frame.shape}.")
+        padding = [(0, size % 2) for size in shape[:2]]
+        encoder.send(np.ascontiguousarray(np.pad(frame, [*padding, (0, 0)], mode="edge")))
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        open(unfinished, "wb").close()
+        yield write
+        if encoder is not None:
+            encoder.close()
+            os.replace(unfinished, path)
+    except OSError as error:
+        if error.errno is None:  # what the encoder has to say is no system error
+            raise RunFailed(f"{path} could not be encoded: {str(error).strip().splitlines()[-1]}") from error
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+    finally:
+        if encoder is not None:
+            encoder.close()
+        unfinished.unlink(missing_ok=True)
+
+
+def _name(env: gymnasium.Env[Any, Any]) -> str:
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__

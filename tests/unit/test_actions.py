@@ -12,6 +12,7 @@ from corral.ops.actions import Actions
 from corral.ops.joint import JointChoices
 from corral.spaces import Layout
 
+torch.set_num_threads(1)  # for small networks more only wait for each other
 HYBRID = spaces.Dict(
     {
         "gear": spaces.Discrete(3, start=1),
@@ -161,7 +162,7 @@ def test_an_impossible_choice_is_never_drawn_and_nothing_warns():
     params = np.tile(np.array([0.0, -200.0, 0.0], np.float32), (500_000, 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for seed in range(20):  # a draw of exactly 0, which float32 has once in some millions, would win any race
+        for seed in range(8):  # a draw of exactly 0, which float32 has once in some millions, would win any race
             action, logp = actions.sample(params, np.random.default_rng(seed))
             assert not (action == 1).any()
             assert np.isfinite(logp).all()

@@ -1,0 +1,72 @@
+"""What the learning claims came to, as a table in Markdown, and its place in BENCHMARKS.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from corral.bench.learning import Finding
+from corral.bench.rounds import Spread
+from corral.errors import UserError
+
+START, END = "<!-- learning table: written by `corral bench learning` -->", "<!-- end of the learning table -->"
+_MEASURES = {"train100": "mean of 100 training episodes", "eval": "evaluation"}
+_HEAD = ("task", "algorithm", "bar", "within", "seeds", "reached after, steps", "seconds", "at the end", "run, s")
+
+
+def table(findings: Sequence[Finding]) -> list[str]:
+    """Lines of Markdown, one row per claim: medians and ranges over the seeds that reached the bar."""
+    rows = [_row(finding) for finding in findings]
+    widths = [max(len(row[k]) for row in [_HEAD, *rows]) for k in range(len(_HEAD))]
+    lines = [_line(_HEAD, widths), _line(["-" * width for width in widths], widths)]
+    return lines + [_line(row, widths) for row in rows]
+
+
+def section(findings: Sequence[Finding], facts: dict[str, Any], command: str, jobs: int) -> list[str]:
+    """The table with what a reader must know about it."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    beside = "one run at a time" if jobs == 1 else f"{jobs} runs side by side"
+    return [
+        f"`{command}` on {facts['date'][:10]}: {facts['cores']} cores of {facts['cpu']}, Python {facts['python']}, "
+        f"{versions}; {beside}. Medians, and ranges over the seeds in brackets.",
+        "",
+        *table(findings),
+    ]
+
+
+def write_section(path: Path, lines: Sequence[str]) -> None:
+    """Put lines between the markers of a file, in place of what was there."""
+    text = path.read_text() if path.exists() else f"# Benchmarks\n\n## Learning\n{START}\n{END}\n"
+    head, start, rest = text.partition(START)
+    _, end, tail = rest.partition(END)
+    if not start or not end:
+        raise UserError(f"{path} has no place for the table: it needs the lines {START} and {END}.")
+    path.write_text("\n".join([f"{head}{START}", *lines, f"{END}{tail}"]))
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    claim, trials = finding.claim, finding.trials
+    done = [trial for trial in trials if trial.steps is not None]
+    return (
+        claim.env.rpartition(":")[2],
+        claim.label or claim.algo,
+        f"{claim.bar:g}, {_MEASURES[claim.measure]}",
+        f"{claim.steps:,}",
+        f"{len(done)} of {len(trials)}",
+        _spread([trial.steps for trial in done if trial.steps is not None], ",.0f"),
+        _spread([trial.seconds for trial in done if trial.seconds is not None], ".1f"),
+        _spread([trial.final for trial in trials], ".2f" if abs(claim.bar) < 10 else ".1f"),
+        _spread([trial.total_s for trial in trials], ".1f"),
+    )
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    if not values:
+        return "-"
+    spread = Spread.of(values)
+    return f"{spread.median:{form}} ({spread.low:{form}} to {spread.high:{form}})"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"

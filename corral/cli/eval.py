@@ -1,0 +1,107 @@
+"""`corral eval`: how good a run's agent is, or what it looks like."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from corral.cli.train import Flag
+from corral.errors import UserError
+
+if TYPE_CHECKING:
+    from corral.runs.evaluate import Evaluation
+    from corral.runs.load import LoadedPolicy
+
+_EPISODES = 10
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Let a run's agent play games that it was not trained on, and say how well it does.
+
+    With the run's own seed and number of episodes, it repeats what the run has recorded.
+    """
+
+    run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """The run."""
+    episodes: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """Games of each kind; by default as many as the run's own evaluations have."""
+    seed: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """Of the games; by default the run's."""
+    deterministic: Flag = False
+    """Only with the best actions; without either, both."""
+    sampled: Flag = False
+    """Only with actions drawn at random, as in training."""
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="NAME")] = "best"
+    """best, latest, or the name of one."""
+    render: Flag = False
+    """Show the games on the screen; the best actions, unless --sampled."""
+    json: Flag = False
+    """Print JSON, with every episode."""
+
+    def run(self) -> int:
+        """Play, and print a table."""
+        for name, value, least in (("episodes", self.episodes, 1), ("seed", self.seed, 0)):
+            if value is not None and value < least:
+                raise UserError(f"--{name} must be at least {least}, got {value}.")
+        from corral.learn.threads import set_threads
+        from corral.runs.load import load_policy
+
+        loaded = load_policy(self.run_dir, self.checkpoint, device="run")
+        set_threads(loaded.experiment.threads, loaded.model)  # as in training, so that results are the same
+        results = self._play(loaded)
+        if self.json:
+            found = {name: result.to_json() for name, result in results.items()}
+            print(json.dumps({"run": str(self.run_dir), "step": loaded.step, **found}))
+        else:
+            _print(loaded, results)
+        return 0
+
+    def _play(self, loaded: LoadedPolicy) -> dict[str, Evaluation]:
+        from corral.runs.evaluate import acting_seed, evaluate, make_eval_vec
+        from corral.runs.video import make_screen
+
+        experiment = loaded.experiment
+        episodes = self.episodes or experiment.evaluation.episodes or _EPISODES
+        seed = experiment.seed if self.seed is None else self.seed
+        both = self.deterministic == self.sampled and not self.render
+        kinds = [True, False] if both else [self.deterministic or not self.sampled]
+        with make_screen(experiment) if self.render else make_eval_vec(experiment, episodes, seed) as vec:
+            results = {}
+            for greedy in kinds:
+                policy = loaded.as_policy(deterministic=greedy, seed=acting_seed(seed, deterministic=greedy))
+                results["deterministic" if greedy else "sampled"] = evaluate(vec, policy, episodes, seed)
+        return results
+
+
+def _print(loaded: LoadedPolicy, results: dict[str, Evaluation]) -> None:
+    from rich.table import Table
+
+    from corral.cli.console import make_console
+
+    experiment, console = loaded.experiment, make_console()
+    count = len(next(iter(results.values())).returns)
+    console.print(
+        f"{experiment.algo} on {experiment.env}, checkpoint of step {loaded.step:,}, {count} episodes of each kind"
+    )
+    table = Table(
+        "actions", "mean return", "std", "95 % interval", "min", "max", "length", box=None, padding=(0, 2, 0, 0)
+    )
+    for name, result in results.items():
+        low, high = result.mean - result.half_width, result.mean + result.half_width
+        interval = "unknown" if count == 1 else f"{low:.1f} to {high:.1f}"
+        lengths = result.lengths
+        table.add_row(
+            name, f"{result.mean:.1f}", f"{result.std:.1f}", interval, f"{min(result.returns):.1f}",
+            f"{max(result.returns):.1f}", f"{sum(lengths) / count:.0f} ({min(lengths)} to {max(lengths)})",
+        )  # fmt: skip
+    console.print(table)
+    if loaded.evaluation is not None:
+        console.print(
+            f"Recorded by the run: mean return {loaded.evaluation['mean']:.1f} "
+            f"over {len(loaded.evaluation['returns'])} episodes, deterministic"
+        )

@@ -1,0 +1,363 @@
+"""Networks: encoders of every space, normalisation, memory, and the lean forms that must say the same."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from corral.acting.lean import LeanActor
+from corral.acting.model_policy import to_tensors
+from corral.errors import UserError
+from corral.nets.actor_critic import ActorCritic
+from corral.nets.config import NetConfig
+from corral.nets.encoder import Encoder
+from corral.nets.obs_norm import ObsNorm
+from corral.nets.q_network import QNetwork
+from corral.nets.recurrent import Core
+from corral.nets.twin import TwinMlp
+from corral.spaces import Layout
+from corral.types import EnvSpec, tree_map
+
+torch.set_num_threads(1)  # for small networks more only wait for each other
+VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
+def spec_of(observation=VECTOR, action=None):
+    return EnvSpec(observation, action or spaces.Discrete(4))
+
+
+def randomize(model, seed=0):
+    """Weights, biases included, of a size at which everything matters."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.copy_(torch.randn(param.shape, generator=generator) * 0.5)
+    return model
+
+
+def batch_of(space, n, seed=0):
+    """`n` members of a space, as one tree of arrays."""
+    space.seed(seed)
+    layout = Layout(space)
+    rows = [layout.flatten(space.sample()) for _ in range(n)]
+    return layout.unflatten([np.stack([np.asarray(row[i]) for row in rows]) for i in range(len(layout.leaves))])
+
+
+# -- encoders ----------------------------------------------------------------------------------------------------
+
+
+def encode(space, obs, **config):
+    encoder = Encoder(Layout(space), NetConfig(**config))
+    out = encoder(to_tensors(obs, torch.device("cpu")))
+    assert out.dtype == torch.float32
+    assert out.shape[1] == encoder.out_size
+    return out.detach().numpy()
+
+
+def test_discrete_values_become_one_hot_from_their_start():
+    np.testing.assert_array_equal(encode(spaces.Discrete(3, start=-1), np.array([-1, 1, 0])), np.eye(3)[[0, 2, 1]])
+
+
+def test_every_choice_of_a_multi_discrete_becomes_one_hot():
+    space = spaces.MultiDiscrete([[2, 3]], start=[[5, -1]])
+    got = encode(space, np.array([[[5, 1]], [[6, -1]]]))
+    np.testing.assert_array_equal(got, [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]])
+
+
+def test_numbers_stay_and_bytes_are_scaled():
+    np.testing.assert_array_equal(encode(spaces.MultiBinary(3), np.array([[1, 0, 1]], np.int8)), [[1, 0, 1]])
+    np.testing.assert_array_equal(encode(spaces.Box(0, 9, (2,), np.int32), np.array([[7, 9]], np.int32)), [[7, 9]])
+    np.testing.assert_allclose(encode(spaces.Box(0, 255, (2,), np.uint8), np.array([[0, 255]], np.uint8)), [[0, 1]])
+    np.testing.assert_array_equal(encode(spaces.Box(-1, 1, (), np.float64), np.array([0.5])), [[0.5]])
+
+
+def test_trees_are_laid_side_by_side_and_every_part_arrives():
+    space = spaces.Dict(
+        {
+            "gear": spaces.Discrete(3),
+            "pose": spaces.Tuple((spaces.Box(-1, 1, (2, 2), np.float32), spaces.MultiBinary(2))),
+            "speed": spaces.Box(-5, 5, (1,), np.float64),
+            "count": spaces.Box(0, 100, (), np.int32),
+        }
+    )
+    encoder = Encoder(Layout(space), NetConfig())
+    assert encoder.out_size == 3 + 4 + 2 + 1 + 1
+    base = batch_of(space, 1, seed=1)
+    first = encode(space, base)
+    seen = set()
+    layout = Layout(space)
+    for i, leaf in enumerate(layout.flatten(base)):
+        for position in np.ndindex(leaf.shape):
+            changed = [value.copy() for value in layout.flatten(base)]
+            changed[i][position] = (leaf[position] + 1) % 2
+            columns = np.flatnonzero(encode(space, layout.unflatten(changed))[0] != first[0])
+            assert len(columns) > 0
+            assert not seen & set(columns)
+            seen |= set(columns)
+    assert len(seen) >= encoder.out_size - 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "to_chw"),
+    [
+        ((40, 48), lambda x: x[:, None]),
+        ((4, 40, 48), lambda x: x),
+        ((3, 40, 48), lambda x: x),
+        ((40, 48, 3), lambda x: x.transpose(0, 3, 1, 2)),
+        ((40, 48, 1), lambda x: x.transpose(0, 3, 1, 2)),
+        ((4, 40, 48, 3), lambda x: x.transpose(0, 1, 4, 2, 3).reshape(len(x), 12, 40, 48)),
+    ],
+)
+def test_images_reach_the_convolutions_with_channels_first_and_scaled(shape, to_chw):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    encoder = Encoder(Layout(space), NetConfig())
+    seen = []
+    encoder.convs[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    obs = batch_of(space, 2)
+    out = encoder(torch.from_numpy(obs))
+    assert out.shape == (2, encoder.out_size)
+    np.testing.assert_allclose(seen[0].numpy(), to_chw(obs).astype(np.float32) / 255, rtol=1e-6)
+
+
+def test_images_and_numbers_go_side_by_side():
+    space = spaces.Dict({"screen": spaces.Box(0, 255, (40, 40, 3), np.uint8), "speed": VECTOR})
+    encoder = Encoder(Layout(space), NetConfig())
+    obs = batch_of(space, 2)
+    out = encoder(to_tensors(obs, torch.device("cpu"))).detach().numpy()
+    np.testing.assert_array_equal(out[:, :3], obs["speed"])
+    assert out.shape[1] == 3 + 512
+
+
+def test_an_image_as_a_plain_vector_when_asked_and_a_sentence_where_there_is_none():
+    space = spaces.Box(0, 255, (40, 40), np.uint8)
+    assert encode(space, batch_of(space, 1), torso="mlp").shape == (1, 1600)
+    with pytest.raises(UserError, match="needs image observations"):
+        Encoder(Layout(VECTOR), NetConfig(torso="nature"))
+    with pytest.raises(UserError, match="at least 36 x 36"):
+        Encoder(Layout(spaces.Box(0, 255, (20, 20), np.uint8)), NetConfig())
+    assert encode(spaces.Box(0, 255, (20, 20), np.uint8), np.zeros((1, 20, 20), np.uint8), torso="impala").size == 256
+
+
+# -- normalisation -------------------------------------------------------------------------------------------------
+
+
+def test_normalisation_has_the_moments_of_all_rows_whatever_the_batches():
+    rows = np.random.default_rng(0).normal([3, -50, 0], [1, 1e-3, 40], (1000, 3)).astype(np.float32)
+    norm = ObsNorm(3)
+    torch.testing.assert_close(norm(torch.ones(1, 3)), torch.ones(1, 3))  # nothing seen yet: as it is
+    for part in np.split(rows, [1, 2, 30, 30, 700]):
+        norm.observe(torch.from_numpy(part))
+    exact = rows.astype(np.float64)
+    np.testing.assert_allclose(norm.mean, exact.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(norm.squares / norm.count, exact.var(0), rtol=1e-9)
+    expected = np.clip((exact - exact.mean(0)) / np.sqrt(exact.var(0) + 1e-8), -10, 10)
+    np.testing.assert_allclose(norm(torch.from_numpy(rows)).numpy(), expected, atol=4e-3)  # float32 of -50 +- 0.001
+    np.testing.assert_allclose(norm(torch.from_numpy(rows)).numpy()[:, [0, 2]], expected[:, [0, 2]], atol=1e-5)
+    assert norm(torch.full((1, 3), 1e9)).tolist() == [[10.0] * 3]
+
+
+def test_only_float_parts_are_normalised_and_the_statistics_are_saved_with_the_network():
+    space = spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3), "c": spaces.Box(-1, 1, (1,), np.float64)})
+    encoder = Encoder(Layout(space), NetConfig(normalize_obs=True))
+    obs = batch_of(space, 200)
+    encoder.observe(to_tensors(obs, torch.device("cpu")))
+    out = encoder(to_tensors(obs, torch.device("cpu"))).numpy()
+    np.testing.assert_allclose(out[:, :4].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(out[:, :4].std(0), 1, atol=1e-6)
+    np.testing.assert_array_equal(out[:, 4:], np.eye(3)[obs["b"]])
+    other = Encoder(Layout(space), NetConfig(normalize_obs=True))
+    other.load_state_dict(encoder.state_dict())
+    np.testing.assert_array_equal(other(to_tensors(obs, torch.device("cpu"))).numpy(), out)
+
+
+# -- towers and heads ----------------------------------------------------------------------------------------------
+
+
+def literal_towers(twin, x, activation):
+    """Both towers, one after the other, by plain layers in float64."""
+    results = []
+    for which in range(2):
+        size = twin.first.out_features // 2
+        part = slice(which * size, (which + 1) * size)
+        out = activation(x @ twin.first.weight.double()[part].T + twin.first.bias.double()[part])
+        for weight, bias in zip(twin.weights, twin.biases, strict=True):
+            out = activation(out @ weight.double()[which] + bias.double()[which])
+        results.append(out)
+    return results
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("hidden", [(8,), (8, 6), (5, 8, 6)])
+def test_twin_towers_are_two_plain_networks_in_value_and_gradient(activation, hidden):
+    twin = randomize(TwinMlp(3, hidden, activation))
+    function = {"tanh": torch.tanh, "relu": torch.relu}[activation]
+    rows = torch.randn(17, 3, generator=torch.Generator().manual_seed(1))
+    inputs, exact_inputs = rows.clone().requires_grad_(), rows.double().requires_grad_()
+    weight = torch.randn(2, 17, hidden[-1], generator=torch.Generator().manual_seed(2))
+    got = twin(inputs)
+    (got[0] * weight[0] + got[1] * weight[1]).sum().backward()
+    gradients = [param.grad.clone() for param in twin.parameters()]
+    twin.zero_grad()
+    expected = literal_towers(twin, exact_inputs, function)
+    (expected[0] * weight[0] + expected[1] * weight[1]).sum().backward()
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, atol=2e-6, rtol=1e-5)
+    for a, param in zip(gradients, twin.parameters(), strict=True):
+        torch.testing.assert_close(a, param.grad, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(inputs.grad.double(), exact_inputs.grad, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(twin.policy(rows), got[0].detach(), atol=2e-6, rtol=1e-5)
+
+
+def test_only_one_tower_in_use_gives_the_other_no_gradient():
+    twin = randomize(TwinMlp(3, (8, 6), "tanh"))
+    policy, _ = twin(torch.ones(4, 3))
+    policy.sum().backward()
+    assert twin.first.weight.grad[8:].abs().max() == 0
+    assert twin.weights[0].grad[1].abs().max() == 0
+    assert twin.weights[0].grad[0].abs().max() > 0
+
+
+def test_dueling_values_have_the_advantages_mean_taken_out():
+    model = randomize(QNetwork(spec_of(), 4, NetConfig(), dueling=True))
+    obs = torch.randn(6, 3)
+    features = model.torso(model.encoder(obs))
+    value, advantage = model.value(features), model.advantage(features)
+    torch.testing.assert_close(model(obs), value + advantage - advantage.mean(-1, keepdim=True))
+    torch.testing.assert_close(model(obs).mean(-1, keepdim=True), value)
+
+
+NETS = {
+    "actor": lambda config, action: ActorCritic(spec_of(action=action), config),
+    "q": lambda config, action: QNetwork(spec_of(), 4, config, dueling=False),
+}
+ACTIONS = {
+    "discrete": spaces.Discrete(4),
+    "box": spaces.Box(-1, 1, (2,), np.float32),
+    "hybrid": spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,), np.float32)}),
+}
+
+
+def outputs(model, obs):
+    out = model(obs)
+    return (out[0] if isinstance(out, tuple) else out).detach().numpy()
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("hidden", [(16,), (64, 64)])
+def test_acting_without_torch_says_what_the_network_says(net, action, activation, normalize, hidden):
+    config = NetConfig(hidden=hidden, activation=activation, normalize_obs=normalize)
+    model = randomize(NETS[net](config, ACTIONS[action]))
+    with torch.no_grad():
+        for param in model.parameters():
+            param.mul_(0.3)
+    lean = LeanActor.of(model)
+    assert lean is not None
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(9, 3)).astype(np.float32)
+    np.testing.assert_allclose(lean(obs), outputs(model, torch.from_numpy(obs)), atol=1e-6, rtol=1e-5)
+    randomize(model, seed=3)  # it looks at the weights, and at the statistics, as they are now
+    with torch.no_grad():
+        for param in model.parameters():
+            param.mul_(0.3)
+    model.observe(torch.from_numpy(rng.normal(2, 3, (50, 3)).astype(np.float32)))
+    np.testing.assert_allclose(lean(obs), outputs(model, torch.from_numpy(obs)), atol=1e-6, rtol=1e-5)
+    if net == "actor":
+        acted = model.act(torch.from_numpy(obs), None, None)[0].detach().numpy()
+        np.testing.assert_allclose(acted, lean(obs), atol=1e-6, rtol=1e-5)
+
+
+def test_float64_observations_act_as_the_network_sees_them():
+    model = randomize(ActorCritic(spec_of(spaces.Box(-1, 1, (3,), np.float64)), NetConfig(normalize_obs=True)))
+    obs = np.random.default_rng(0).normal(size=(5, 3)) + 1e-9
+    lean = LeanActor.of(model)
+    assert lean is not None
+    np.testing.assert_allclose(lean(obs), outputs(model, torch.from_numpy(obs)), atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        QNetwork(spec_of(), 4, NetConfig(), dueling=True),
+        ActorCritic(spec_of(spaces.Discrete(3)), NetConfig()),
+        ActorCritic(spec_of(spaces.Dict({"a": VECTOR})), NetConfig()),
+        ActorCritic(spec_of(), NetConfig(core="gru")),
+        ActorCritic(spec_of(), NetConfig(hidden=())),
+    ],
+)
+def test_what_is_more_than_plain_layers_has_no_lean_form(model):
+    assert LeanActor.of(model) is None
+
+
+# -- memory ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_memory_is_that_of_torch(kind):
+    core = randomize(Core(kind, 3, 5))
+    cell = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](3, 5)
+    with torch.no_grad():
+        cell.weight_ih_l0.copy_(core.inputs.weight)
+        cell.weight_hh_l0.copy_(core.hidden.weight)
+        cell.bias_ih_l0.copy_(core.inputs.bias)
+        cell.bias_hh_l0.copy_(core.hidden.bias)
+    x = torch.randn(7, 2, 3)
+    out, _ = core(x, core.initial_state(2), torch.zeros(7, 2, dtype=torch.bool))
+    torch.testing.assert_close(out, cell(x)[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_an_unroll_is_acting_step_by_step_across_the_ends_of_episodes(kind):
+    model = randomize(ActorCritic(spec_of(), NetConfig(core=kind, core_size=6, hidden=(8,))))
+    length, width = 9, 3
+    obs = torch.randn(length, width, 3)
+    first = torch.rand(length, width, generator=torch.Generator().manual_seed(0)) < 0.3
+    start = torch.randn(width, model.core.state_size)
+    params, _, states = model.unroll(obs, start, first)
+    state = start
+    for t in range(length):
+        step, state = model.act(obs[t], state, first[t])
+        torch.testing.assert_close(step, params[t], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(state, states[t], atol=1e-6, rtol=1e-6)
+    # nothing from before an episode reaches it, and what came before reaches whoever goes on
+    other, _, _ = model.unroll(obs, start + 1, first)
+    for b in range(width):
+        begin = int(first[:, b].int().argmax()) if first[:, b].any() else length
+        assert torch.equal(other[begin:, b], params[begin:, b])
+        assert begin == 0 or not torch.equal(other[:begin, b], params[:begin, b])
+
+
+def test_gradients_do_not_flow_across_the_end_of_an_episode():
+    model = randomize(ActorCritic(spec_of(), NetConfig(core="lstm", core_size=6, hidden=())))
+    obs = torch.randn(6, 1, 3, requires_grad=True)
+    first = torch.tensor([0, 0, 0, 1, 0, 0], dtype=torch.bool).unsqueeze(-1)
+    _, value, _ = model.unroll(obs, torch.zeros(1, 12), first)
+    (into,) = torch.autograd.grad(value[5].sum(), obs)
+    assert into[:3].abs().max() == 0
+    assert (into[3:].abs().amax((1, 2)) > 0).all()
+
+
+def test_continuous_actions_start_with_the_deviation_asked_for():
+    model = ActorCritic(spec_of(action=spaces.Box(-1, 1, (2,), np.float32)), NetConfig(log_std=-0.5))
+    params, _ = model(torch.randn(4, 3))
+    assert params.shape == (4, 4)
+    torch.testing.assert_close(params[:, 2:], torch.full((4, 2), -0.5))
+    assert params[:, :2].abs().max() < 0.1  # close to the middle
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), VECTOR])
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_every_observation_gets_parameters_and_a_value(space, core):
+    model = ActorCritic(spec_of(space, ACTIONS["hybrid"]), NetConfig(core=core))
+    obs = to_tensors(batch_of(space, 6), torch.device("cpu"))
+    if core == "none":
+        params, value = model(obs)
+        assert (params.shape, value.shape) == ((6, model.actions.param_size), (6,))
+    else:
+        folded = tree_map(lambda leaf: leaf.unflatten(0, (3, 2)), obs)
+        params, value, states = model.unroll(folded, model.initial_state(2), torch.zeros(3, 2, dtype=torch.bool))
+        assert (params.shape, value.shape) == ((3, 2, model.actions.param_size), (3, 2))
+        assert states.shape == (3, 2, 2 * 128)
