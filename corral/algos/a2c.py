@@ -6,7 +6,7 @@ Needs data of the current policy: `max_lag=0`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -96,6 +96,11 @@ class A2c(Algorithm):
             self.config.gamma, self.config.lam,
         )  # fmt: skip
         return rows_of(model, batch, value, advantage, advantage + value)
+
+    def minibatches(self, batch: Rows, rng: torch.Generator) -> Iterator[Rows]:
+        """All rows, unless every one was faulty."""
+        if len(batch):
+            yield batch
 
     def loss(self, model: nn.Module, target: nn.Module | None, batch: Rows, progress: float) -> LossOutput:
         """Policy gradient, value error and entropy."""

@@ -72,6 +72,9 @@ class Config:
         for name in ("length", "epochs", "minibatches"):
             require(name, getattr(self, name), least=1)
         require("clip", self.clip, above=0)
+        for name in ("clip_value", "target_kl"):
+            if getattr(self, name) is not None:
+                require(name, getattr(self, name), above=0)
         require("max_grad_norm", self.max_grad_norm, above=0)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from corral.bench.cases import SYNC
 from corral.bench.report import CaseReport, Report
 
 _COLOURS = {"corral": "#d1495b", "peer": "#8d99ae", "bound": "#e4e6eb"}
@@ -69,20 +68,21 @@ def _draw(axes: Any, case: CaseReport) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="x", which="both", labelsize=8)
-    axes.set_title(f"{case.case.label}: steps per second (log scale), median and range", loc="left", fontsize=10)
+    title = f"{case.case.label}: {case.scale.unit} (log scale), median and range"
+    axes.set_title(title, loc="left", fontsize=10)
 
 
 def _label(case: CaseReport, name: str) -> str:
-    rate, ratio = case.outcome.spread(name).median, case.outcome.ratio(name, SYNC).median
+    rate, ratio = case.outcome.spread(name).median, case.outcome.ratio(name, case.base).median
     text = f"{rate:,.0f}"
     if case.case.ideal:
         return f"{text}   {100 * rate / case.case.ideal:.0f} % of ideal"
-    return f"{text}   {ratio:.2f} x Sync" if ratio == ratio else text
+    return f"{text}   {ratio:.2f} x {case.scale.base_title}" if ratio == ratio else text
 
 
 def _title(report: Report) -> str:
     facts, settings = report.facts, report.settings
     return (
-        f"corral bench sampling, {settings['rounds']} x {settings['seconds']:g} s, "
+        f"{report.cases[0].scale.command}, {settings['rounds']} x {settings['seconds']:g} s, "
         f"{facts['cores']} cores of {facts['cpu']}, {facts['date'][:10]}"
     )

@@ -4,16 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from corral.bench.cases import SYNC, Case
+from corral.bench.cases import SYNC
 from corral.bench.layers import COLUMNS, Row
-from corral.bench.rounds import Outcome, Spread
+from corral.bench.rounds import Entry, Outcome, Spread
 from corral.bench.targets import Verdict
+
+
+class Case(Protocol):
+    """What a report needs to know of a comparison."""
+
+    @property
+    def name(self) -> str:
+        """One word."""
+
+    @property
+    def label(self) -> str:
+        """Title."""
+
+    @property
+    def num_envs(self) -> int | None:
+        """Environments, where everybody has the same number."""
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """Who takes part."""
+
+    @property
+    def ideal(self) -> float | None:
+        """Rate that nobody can exceed, where it is known."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the figures of a benchmark count, and whom they are compared with."""
+
+    command: str = "corral bench sampling"
+    unit: str = "steps per second"
+    base_title: str = "Sync"
+    layers: str = "microseconds per step and layer"
+    columns: Sequence[str] = COLUMNS
+    rows: str = "backend"
 
 
 @dataclass(frozen=True)
@@ -25,6 +61,8 @@ class CaseReport:
     layers: Sequence[Row]
     verdicts: Sequence[Verdict]
     others: float | None = None  # share of the CPU that other programs used meanwhile
+    base: str = SYNC  # the contestant that ratios are taken to
+    scale: Scale = field(default_factory=Scale)
 
     def ranking(self) -> list[tuple[str, str]]:
         """Names and kinds of those who belong in the table, the fastest first."""
@@ -40,6 +78,8 @@ class Report:
     settings: dict[str, Any]
     facts: dict[str, Any]
     cases: list[CaseReport] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
+    """What is no case of contestants, JSON-ready, by its name."""
 
     def to_json(self) -> dict[str, Any]:
         """Everything, JSON-ready."""
@@ -47,24 +87,26 @@ class Report:
             "settings": self.settings,
             "facts": self.facts,
             "cases": [_case_json(case) for case in self.cases],
+            **self.more,
         }
 
 
 def print_case(console: Console, report: CaseReport) -> None:
     """Print the table of one case, what was left out, and its layers."""
     case, outcome = report.case, report.outcome
-    console.print(f"\n{case.label}, steps per second\n", style="bold")
+    base, scale = report.base, report.scale
+    console.print(f"\n{case.label}, {scale.unit}\n", style="bold")
     table = _table(console)
     table.add_column("contestant")
-    for title in ("median", "range", "x Sync", "range"):
+    for title in ("median", "range", f"x {scale.base_title}", "range"):
         table.add_column(title, justify="right")
     if case.ideal:
         table.add_column("% of ideal", justify="right")
     for name, kind in report.ranking():
-        rate, ratio = outcome.spread(name), outcome.ratio(name, SYNC)
+        rate, ratio = outcome.spread(name), outcome.ratio(name, base)
         cells = [name, f"{rate.median:,.0f}", f"{rate.low:,.0f} - {rate.high:,.0f}"]
         cells += (
-            [f"{ratio.median:.2f}", f"{ratio.low:.2f} - {ratio.high:.2f}"] if outcome.ratios(name, SYNC) else ["", ""]
+            [f"{ratio.median:.2f}", f"{ratio.low:.2f} - {ratio.high:.2f}"] if outcome.ratios(name, base) else ["", ""]
         )
         if case.ideal:
             cells.append(f"{100 * rate.median / case.ideal:.1f}")
@@ -75,8 +117,8 @@ def print_case(console: Console, report: CaseReport) -> None:
     if report.others is not None:
         console.print(f"Other programs used {100 * report.others:.0f} % of the CPU meanwhile.")
     if report.layers:
-        console.print(f"\n{case.label}, microseconds per step and layer (medians)\n", style="bold")
-        _print(console, _layer_table(console, report.layers))
+        console.print(f"\n{case.label}, {scale.layers} (medians)\n", style="bold")
+        _print(console, _layer_table(console, report))
 
 
 def print_verdicts(console: Console, reports: Sequence[CaseReport]) -> None:
@@ -89,14 +131,14 @@ def print_verdicts(console: Console, reports: Sequence[CaseReport]) -> None:
         console.print(f"- {verdict}", style="green" if verdict.reached else "yellow")
 
 
-def _layer_table(console: Console, rows: Sequence[Row]) -> Table:
-    table = _table(console)
-    table.add_column("backend")
-    for column in COLUMNS:
+def _layer_table(console: Console, report: CaseReport) -> Table:
+    table, columns = _table(console), report.scale.columns
+    table.add_column(report.scale.rows)
+    for column in columns:
         table.add_column(column, justify="right")
     table.add_column("total", justify="right")
-    for row in rows:
-        cells = [f"{row.layers[c].median:.1f}" if c in row.layers else "" for c in COLUMNS]
+    for row in report.layers:
+        cells = [f"{row.layers[c].median:.1f}" if c in row.layers else "" for c in columns]
         table.add_row(row.name, *cells, f"{row.total.median:.1f}")
     return table
 
@@ -114,9 +156,12 @@ def _print(console: Console, table: Table) -> None:
 
 
 def _case_json(report: CaseReport) -> dict[str, Any]:
-    case, outcome = report.case, report.outcome
+    case, outcome, base = report.case, report.outcome, report.base
+    to_base = f"to_{report.scale.base_title.lower()}"
     return {
         "case": case.name,
+        "unit": report.scale.unit,
+        "base": base,
         "num_envs": case.num_envs,
         "ideal": case.ideal,
         "cpu_share_of_others": report.others,
@@ -126,15 +171,15 @@ def _case_json(report: CaseReport) -> dict[str, Any]:
                 "kind": entry.kind,
                 "rates": list(outcome.rates[entry.name]),
                 "rate": asdict(outcome.spread(entry.name)),
-                "ratios_to_sync": outcome.ratios(entry.name, SYNC),
-                "ratio_to_sync": _spread_json(outcome.ratio(entry.name, SYNC)),
+                f"ratios_{to_base}": outcome.ratios(entry.name, base),
+                f"ratio_{to_base}": _spread_json(outcome.ratio(entry.name, base)),
             }
             for entry in case.entries
             if entry.name in outcome.rates
         ],
         "skipped": dict(outcome.skipped),
-        "layers_us": [
-            {"backend": row.name, "total": asdict(row.total), **{k: asdict(v) for k, v in row.layers.items()}}
+        "layers": [
+            {report.scale.rows: row.name, "total": asdict(row.total), **{k: asdict(v) for k, v in row.layers.items()}}
             for row in report.layers
         ],
         "verdicts": [{**asdict(verdict), "reached": verdict.reached} for verdict in report.verdicts],

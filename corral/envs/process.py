@@ -3,8 +3,7 @@
 A step costs the parent one small message to each worker and one from it; both sides sleep in between. While
 the caller decides for some environments, the workers step the others.
 
-When a worker is lost, each of its environments ends its episode with one faulty row. An environment that owed
-a result delivers it as soon as the replacement has started a new episode; an idle one when it is next sent to.
+When a worker is lost, each of its environments ends its episode with one faulty row (see `losses`).
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from corral.envs.build import EnvFactory, require_same_spaces
 from corral.envs.contract import VecEnv
 from corral.envs.flight import Flight
 from corral.envs.id_set import IdSet
+from corral.envs.losses import Losses
 from corral.envs.rows import Rows
 from corral.envs.sentry import Sentry
 from corral.envs.supervise import IDLE as NO_ENV
@@ -68,15 +68,9 @@ class ProcessVecEnv(VecEnv):
         self._worker_of = np.arange(self.num_envs) % workers
         self._specs: dict[int, EnvSpec] = {}
         self._allocated = False
-        # A lost environment owes a faulty row; it is reborn once a new episode waits in its row.
-        self._owing = False  # anybody lost, or waiting for a replacement to start its episode?
-        self._lost, self._reborn, self._reset_due, self._flip_due = (
-            np.zeros(self.num_envs, np.bool_) for _ in range(4)
-        )
         self._recording = False
         self._asked: set[int] = set()  # indices of workers that owe an answer
         self._answers: dict[int, Any] = {}
-        self._fresh = 0  # mask of those that have not delivered their first observation yet
         try:
             for index in range(workers):
                 ids = np.flatnonzero(self._worker_of == index)
@@ -115,16 +109,14 @@ class ProcessVecEnv(VecEnv):
         lenient = flight.started  # the very first reset that fails is the user's mistake, a later one a fault
         self._seed = seed
         flight.start()
-        self._lost[:] = self._reborn[:] = self._reset_due[:] = self._flip_due[:] = False
-        self._fresh = flight.everyone.mask
+        self._losses.clear()
         self._rows.flip(flight.everyone)
         self._rows.episode[:] = 0
         for worker in self._workers:
             if worker.running:
                 self._send_reset(worker, worker.ids, lenient=lenient, whole=True)
             else:
-                self._reset_due[worker.ids] = True
-        self._owing = bool(self._reset_due.any())
+                self._losses.owe_reset(worker.ids)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         """Hand one action to each of these idle environments."""
@@ -133,8 +125,8 @@ class ProcessVecEnv(VecEnv):
         try:
             for row, leaf in zip(rows.action, leaves, strict=True):
                 row[chosen.index] = leaf
-            if self._owing:
-                alive = self._settle_lost(chosen.ids)
+            if self._losses.owing:
+                alive = self._losses.settle(chosen.ids)
                 if not len(alive):
                     return
                 chosen = flight.sets.of(alive)
@@ -160,7 +152,7 @@ class ProcessVecEnv(VecEnv):
         while flight.num_ready(wanted) < count:
             self._guarded_pump(self._last_sent if everybody else None)
         batch = self._rows.collect(flight.land(wanted))
-        if self._owing:
+        if self._losses.owing:
             self._send_resets()
         return batch
 
@@ -177,7 +169,7 @@ class ProcessVecEnv(VecEnv):
         self._flight.require_idle()
         answers = self._ask(ch.SAVE, {worker.index: None for worker in self._workers if worker.running})
         envs = {env_id: state for answer in answers.values() for env_id, state in answer["envs"].items()}
-        for env_id in np.flatnonzero(self._lost | self._reset_due).tolist():  # not where its last row says it is
+        for env_id in self._losses.unknown():
             envs.pop(str(env_id), None)
         return {
             "identity": self._identity(),
@@ -198,7 +190,8 @@ class ProcessVecEnv(VecEnv):
         self._require_identity(state)
         flight.start()
         # All are waiting for a first observation, so those of a worker that dies get one.
-        self._fresh, self._seed, self._recording = flight.everyone.mask, state["seed"], True
+        self._losses.clear()
+        self._seed, self._recording = state["seed"], True
         self._rows.load_state_dict(state["rows"], flight.everyone)
         self._log.load_state_dict(state["faults"])
         known = state["workers"] if len(state["workers"]) == len(self._workers) else {}
@@ -250,7 +243,7 @@ class ProcessVecEnv(VecEnv):
         mask = self._flight.sets.of(worker.ids).mask
         self._flight.arrive(sum(1 << env_id for env_id in restarted))
         self._flight.in_flight &= ~mask
-        self._fresh &= ~mask
+        self._losses.fresh &= ~mask
 
     def _pump(self, last: WorkerHandle | None = None) -> None:
         """Wait for messages, for a bounded time, and act on them; then look for workers that hang.
@@ -282,11 +275,11 @@ class ProcessVecEnv(VecEnv):
             assert done is not None
             worker.pending -= len(done)
             worker.touch()
-            if self._owing:
-                done = self._without_lost(done)
+            if self._losses.owing:
+                done = self._losses.without(done)
             if done is not None:
                 self._flight.arrive(done.mask)
-                self._fresh &= ~done.mask
+                self._losses.fresh &= ~done.mask
         elif op in (ch.SAVED, ch.LOADED):
             worker.pending -= 1
             self._asked.discard(worker.index)
@@ -351,6 +344,7 @@ class ProcessVecEnv(VecEnv):
         os.ftruncate(self._memory_fd, size)
         self._rows = Rows(self.spec, self.num_envs, mmap.mmap(self._memory_fd, size))
         self._flight = Flight(self.num_envs, self.spec)
+        self._losses = Losses(self._rows, self._flight)
         self._allocated = True
         for worker in self._workers:
             self._give_rows(worker)
@@ -387,7 +381,7 @@ class ProcessVecEnv(VecEnv):
 
     def _require_work(self) -> None:
         """No unbounded wait: somebody must be working on what is in flight."""
-        waited_for = self._allocated and not self._owing and self._flight.in_flight
+        waited_for = self._allocated and not self._losses.owing and self._flight.in_flight
         if waited_for and not any(worker.pending for worker in self._workers):
             raise EnvFailed("Results are awaited that nobody works on, as after an interrupt in the middle of send().")
 
@@ -403,26 +397,13 @@ class ProcessVecEnv(VecEnv):
             raise EnvFailed(f"The worker that builds environments {names} of {self._name} failed: {words}")
         self._asked.discard(worker.index)
         self._report_lost(worker, kind, words)
-        self._note_lost(worker)
+        if self._flight.started:
+            self._losses.note(worker.ids)
         if not worker.running:  # it failed while it replaced another
             time.sleep(0.1)
         worker.release()
         worker.spawn()
         self._watch(worker)
-
-    def _note_lost(self, worker: WorkerHandle) -> None:
-        """Every environment owes a faulty row, unless all it had to do was start the first episode."""
-        in_flight = self._flight.flying(worker.ids)
-        waiting = self._flight.sets.bools(self._fresh)[worker.ids] & in_flight
-        if not self._flight.started:
-            return
-        self._reset_due[worker.ids] = self._owing = True
-        newly = ~waiting & ~self._lost[worker.ids]
-        # A row in flight was flipped by its send; another still points to the last observation.
-        self._flip_due[worker.ids[newly & ~in_flight]] = True
-        self._lost[worker.ids[newly]] = True
-        self._reborn[worker.ids] = False
-        self._rows.episode[worker.ids[~waiting]] += 1
 
     def _report_lost(self, worker: WorkerHandle, kind: str, words: str) -> None:
         rows = self._rows
@@ -449,37 +430,12 @@ class ProcessVecEnv(VecEnv):
         self._send_resets()
 
     def _send_resets(self) -> None:
-        """Start the next episode of replaced environments, except where a result still waits in the row."""
+        """Let replaced environments start their next episodes."""
         for worker in self._workers:
-            ready = self._flight.sets.bools(self._flight.ready)[worker.ids]
-            ids = worker.ids[self._reset_due[worker.ids] & ~ready]
-            if not worker.running or not len(ids):
-                continue
-            flip = ids[self._flip_due[ids]]
-            if len(flip):
-                self._rows.flip(self._flight.sets.of(flip))
-            self._rows.step[ids] = 0
-            self._reset_due[ids] = self._flip_due[ids] = False
-            self._send_reset(worker, ids, lenient=True)
-        self._owing = bool(self._lost.any() or self._reset_due.any())
-
-    def _without_lost(self, done: IdSet) -> IdSet | None:
-        """Note which lost environments started a new episode, and deliver what they owe; the others."""
-        ids = done.ids
-        lost = self._lost[ids]
-        self._reborn[ids[lost]] = True
-        self._settle_lost(ids[lost & self._flight.flying(ids)])
-        return None if lost.all() else self._flight.sets.of(ids[~lost])
-
-    def _settle_lost(self, ids: Array) -> Array:
-        """Deliver the faulty rows that are due among `ids`, all in flight; returns the ids to go on with."""
-        lost = self._lost[ids]
-        for env_id in ids[lost & self._reborn[ids]].tolist():
-            self._rows.mark_lost(env_id)
-            self._flight.arrive(1 << env_id)
-            self._lost[env_id] = self._reborn[env_id] = False
-        self._owing = bool(self._lost.any() or self._reset_due.any())
-        return ids[~lost]
+            if worker.running:
+                ids = self._losses.take_resets(worker.ids)
+                if len(ids):
+                    self._send_reset(worker, ids, lenient=True)
 
 
 def _pickle_factories(factories: dict[int, EnvFactory], name: str) -> bytes:

@@ -38,8 +38,8 @@ class ObsNorm(nn.Module):
 
     @torch.no_grad()
     def observe(self, rows: Tensor) -> None:
-        """Take in rows, [n, size]."""
-        rows = rows.double()
+        """Take in rows, [n, size], but for those that are not finite."""
+        rows = rows[torch.isfinite(rows).all(-1)].double()  # one other would stay in the statistics for ever
         n = rows.shape[0]
         if not n:
             return

@@ -65,6 +65,7 @@ class LoadedPolicy:
                 "The checkpoint's weights do not fit the network that the run's config.yaml describes "
                 f"({str(error).splitlines()[1].strip()}): restore that file."
             ) from error
+        self.model.eval().requires_grad_(False)
         self._actors = {greedy: self.as_policy(deterministic=greedy, seed=seed) for greedy in (True, False)}
         self._state: Tree = None
         self._rows = 0

@@ -1,0 +1,39 @@
+"""`corral export`: an agent as a file for other programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's agent as ONNX or TorchScript: raw observations in, the best action out, any number of rows.
+
+    What was written is held against the agent, and thrown away if it acts differently.
+    """
+
+    run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """The run."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("policy.onnx")
+    """File to write: .onnx, or .pt for TorchScript."""
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="NAME")] = "best"
+    """best, latest, or the name of one."""
+
+    def run(self) -> int:
+        """Write, compare, and say what goes in and out."""
+        from corral.runs.export import export
+        from corral.runs.load import load_policy
+
+        written = export(load_policy(self.run_dir, self.checkpoint), self.out)
+        print(f"Wrote {written.path}, {written.path.stat().st_size:,} bytes")
+        print(f"Inputs: {', '.join(map(str, written.inputs))}")
+        print(f"Outputs: {', '.join(map(str, written.outputs))}")
+        print(
+            f"Largest difference to the agent, over {written.observations} random observations: "
+            f"{written.difference:.1e}"
+        )
+        return 0

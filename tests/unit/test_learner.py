@@ -1,0 +1,255 @@
+"""The learner: flat weights, clipping, what is left out, and going on from a saved state."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from corral.algos import a2c, dqn, ppo
+from corral.errors import RunFailed
+from corral.learn.flat import FlatParams
+from corral.learn.learner import Learner
+from corral.learn.precision import Precision, lay_out
+from corral.nets.actor_critic import ActorCritic
+from corral.nets.config import NetConfig
+from corral.types import EnvSpec, Sample, Transitions
+
+torch.set_num_threads(1)  # for small networks more only wait for each other
+
+FP32 = Precision("fp32", "")
+SPEC = EnvSpec(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4))
+PIXELS = EnvSpec(spaces.Box(0, 255, (2, 36, 36), np.uint8), spaces.Discrete(3))
+
+
+def make_dqn(seed=0, report=lambda text: None, **settings):
+    torch.manual_seed(seed)
+    algo = dqn.Dqn(dqn.Config(**settings), SPEC, 1)
+    return Learner(algo, algo.build_model(), torch.Generator().manual_seed(1), FP32, report=report)
+
+
+def transitions(seed=0, n=32, **changes):
+    rng = np.random.default_rng(seed)
+    columns = {
+        "obs": rng.normal(size=(n, 3)).astype(np.float32),
+        "action": rng.integers(0, 4, n),
+        "reward": rng.normal(size=n).astype(np.float32),
+        "discount": np.full(n, 0.9, np.float32),
+        "next_obs": rng.normal(size=(n, 3)).astype(np.float32),
+        "weight": np.ones(n, np.float32),
+    }
+    return Sample(Transitions(**(columns | changes)))
+
+
+def weights_of(learner):
+    return learner.flat.weights.detach().clone()
+
+
+# -- flat weights ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [SPEC, PIXELS])
+def test_flat_weights_and_gradients_are_the_networks_own(spec):
+    model = ActorCritic(spec, NetConfig())
+    lay_out(model)
+    before = [param.detach().clone() for param in model.parameters()]
+    strides = [param.stride() for param in model.parameters()]
+    flat = FlatParams(model)
+    for param, old, stride in zip(model.parameters(), before, strides, strict=True):
+        assert torch.equal(param, old)
+        assert param.stride() == stride
+        assert param.grad.stride() == stride
+    flat.weights.data.fill_(0.5)
+    flat.grad.fill_(0.25)
+    assert all((param == 0.5).all() and (param.grad == 0.25).all() for param in model.parameters())
+    flat.grad.zero_()
+    obs = torch.zeros(2, *spec.observation_space.shape, dtype=torch.uint8 if spec is PIXELS else torch.float32)
+    params, value = model(obs)
+    (params.sum() + value.sum()).backward()
+    assert flat.grad.abs().sum() > 0
+    assert sum(int((param.grad != 0).sum()) for param in model.parameters()) == int((flat.grad != 0).sum())
+
+
+def test_convolutions_keep_channels_last_through_updates():
+    algo = ppo.Ppo(ppo.Config(), PIXELS, 2)
+    model = algo.build_model()
+    lay_out(model)
+    learner = Learner(algo, model, torch.Generator(), FP32)
+    convs = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    model(torch.zeros(2, 2, 36, 36, dtype=torch.uint8))[1].sum().backward()
+    learner.apply()
+    for conv in convs:
+        assert conv.weight.is_contiguous(memory_format=torch.channels_last)
+        assert conv.weight.untyped_storage().data_ptr() == learner.flat.weights.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("algo", [ppo.Ppo(ppo.Config(), SPEC, 1), a2c.A2c(a2c.Config(), SPEC, 1)])
+def test_a_flat_optimizer_step_is_one_per_weight(algo):
+    torch.manual_seed(0)
+    model = algo.build_model()
+    plain = copy.deepcopy(model)
+    learner = Learner(algo, model, torch.Generator(), FP32)
+    optimizer = algo.optimizer(plain.parameters())
+    for k in range(5):
+        obs = torch.randn(8, 3, generator=torch.Generator().manual_seed(k))
+        learner.flat.grad.zero_()
+        plain.zero_grad()
+        for net in (model, plain):
+            params, value = net(obs)
+            (params.square().sum() + (value - k).square().sum()).backward()
+        learner.apply()
+        optimizer.step()
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [1e-3, 0.5, 1e9])
+def test_gradients_are_clipped_by_their_global_norm(limit):
+    learner = make_dqn(max_grad_norm=limit)
+    batch = transitions(reward=np.full(32, 50, np.float32))
+    learner.compute(batch.batch, 0.0)
+    plain = copy.deepcopy(learner.model)
+    raw = [param.grad.clone() for param in learner.model.parameters()]
+    for param, grad in zip(plain.parameters(), raw, strict=True):
+        param.grad = grad
+    norm = nn.utils.clip_grad_norm_(plain.parameters(), limit)
+    seen = []
+    learner.apply = lambda: seen.append(learner.flat.grad.clone())
+    (output,) = learner.step(batch, 0.0)
+    assert output.metrics["loss/grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    assert float(seen[0].norm()) <= limit * (1 + 1e-5)
+    for param, expected in zip(learner.model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(param.grad, expected.grad, atol=1e-7, rtol=1e-5)
+
+
+def test_the_learning_rate_follows_progress():
+    learner = make_dqn(lr=0.1, anneal_lr=True)
+    for progress, lr in ((0.0, 0.1), (0.25, 0.075), (1.0, 0.0)):
+        before = weights_of(learner)
+        learner.step(transitions(), progress)
+        assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(lr)
+        assert torch.equal(before, weights_of(learner)) == (lr == 0)
+
+
+# -- what is not finite ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "source"),
+    [
+        ({"reward": np.full(32, np.nan, np.float32)}, "reward"),
+        ({"reward": np.full(32, np.inf, np.float32)}, "reward"),
+        ({"obs": np.full((32, 3), np.nan, np.float32)}, "observation"),
+        ({"discount": np.full(32, np.inf, np.float32)}, "loss"),
+    ],
+)
+def test_an_update_that_is_not_finite_is_left_out_and_its_source_is_named(changes, source):
+    said = []
+    learner = make_dqn(report=said.append, target_every=1)
+    learner.step(transitions(), 0.0)
+    before, target = weights_of(learner), copy.deepcopy(learner.target.state_dict())
+    optimizer = copy.deepcopy(learner.state_dict()["optimizer"])
+    assert learner.step(transitions(**changes), 0.0) == []
+    assert torch.equal(weights_of(learner), before)
+    assert all(torch.equal(a, b) for a, b in zip(target.values(), learner.target.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(optimizer.values(), learner.state_dict()["optimizer"].values(), strict=True)
+    )
+    assert (learner.version, learner.skipped) == (1, 1)
+    assert len(said) == 1
+    assert source in said[0]
+    learner.step(transitions(), 0.0)
+    assert (learner.version, learner.skipped) == (2, 1)
+    assert torch.isfinite(weights_of(learner)).all()
+
+
+def test_a_gradient_that_is_not_finite_is_named():
+    said = []
+    learner = make_dqn(report=said.append)
+    before = weights_of(learner)
+    learner.model.advantage.weight.register_hook(lambda grad: grad * float("inf"))
+    learner.step(transitions(), 0.0)
+    assert "gradient" in said[0]
+    assert torch.equal(weights_of(learner), before)
+
+
+def test_statistics_of_observations_do_not_learn_from_what_is_not_finite():
+    learner = make_dqn(net=NetConfig(activation="relu", normalize_obs=True))
+    learner.step(transitions(), 0.0)
+    before = learner.model.encoder.norm.mean.clone()
+    learner.step(transitions(obs=np.full((32, 3), np.nan, np.float32)), 0.0)
+    assert torch.equal(learner.model.encoder.norm.mean, before)
+
+
+def test_ten_in_a_row_end_the_run_and_one_good_one_starts_the_count_anew():
+    learner = make_dqn()
+    bad = transitions(reward=np.full(32, np.nan, np.float32))
+    for _ in range(9):
+        learner.step(bad, 0.0)
+    learner.step(transitions(), 0.0)
+    for _ in range(9):
+        learner.step(bad, 0.0)
+    with pytest.raises(RunFailed, match="10 updates in a row had a reward that is not finite"):
+        learner.step(bad, 0.0)
+
+
+# -- saved and loaded --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"target_every": 3, "tau": 0.3}, {"net": NetConfig(normalize_obs=True)}])
+def test_the_next_update_after_loading_is_bit_equal(settings):
+    learner = make_dqn(**settings)
+    for k in range(4):
+        learner.step(transitions(k), 0.1 * k)
+    state = copy.deepcopy(learner.state_dict())
+    other = make_dqn(seed=9, **settings)
+    other.step(transitions(77), 0.5)
+    other.load_state_dict(state)
+    for k in range(4, 8):
+        learner.step(transitions(k), 0.1 * k)
+        other.step(transitions(k), 0.1 * k)
+        assert torch.equal(weights_of(learner), weights_of(other))
+    assert learner.version == other.version == 8
+    mine, theirs = learner.state_dict(), other.state_dict()
+    for part in ("model", "target", "optimizer"):
+        assert mine[part].keys() == theirs[part].keys()
+        assert all(torch.equal(mine[part][name], theirs[part][name]) for name in mine[part])
+    assert torch.equal(mine["rng"], theirs["rng"])
+    # weights and gradients are still the flat ones, so the optimizer moves what the network uses
+    other.flat.weights.data.fill_(0.25)
+    assert all((param == 0.25).all() for param in other.model.parameters())
+
+
+# -- the target network ----------------------------------------------------------------------------------------
+
+
+def test_the_target_network_is_copied_every_so_many_updates():
+    learner = make_dqn(target_every=3, lr=0.01)
+    copies = [copy.deepcopy(dict(learner.model.state_dict()))]
+    for k in range(7):
+        learner.step(transitions(k), 0.0)
+        copies.append(copy.deepcopy(dict(learner.model.state_dict())))
+        expected = copies[3 * ((k + 1) // 3)]
+        assert all(torch.equal(learner.target.state_dict()[name], expected[name]) for name in expected)
+
+
+def test_a_soft_target_network_moves_by_tau():
+    learner = make_dqn(target_every=1, tau=0.1, lr=0.01)
+    expected = {name: value.clone() for name, value in learner.target.state_dict().items()}
+    for k in range(5):
+        learner.step(transitions(k), 0.0)
+        for name, value in learner.model.state_dict().items():
+            expected[name] = 0.9 * expected[name] + 0.1 * value
+    for name, value in learner.target.state_dict().items():
+        torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-5)
+
+
+def test_the_target_network_normalises_as_the_network_does():
+    learner = make_dqn(target_every=100, net=NetConfig(normalize_obs=True))
+    for k in range(3):
+        learner.step(transitions(k), 0.0)
+    mine, theirs = learner.model.encoder.norm.state_dict(), learner.target.encoder.norm.state_dict()
+    assert float(mine["count"]) == 96
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
