@@ -185,12 +185,15 @@ class DataSpec:
 
 @dataclass
 class LossOutput:
-    """What a loss says of one minibatch. `loss` is a scalar tensor; `priorities` are [n], for replay."""
+    """What a loss says of one minibatch. `loss` is a scalar tensor, or a number whose gradient `backward` adds to the
+    weights' own; `priorities` are [n], for replay.
+    """
 
     loss: Any
     metrics: dict[str, Any]  # names -> scalar tensors or numbers
     priorities: Any = None
     stop: bool = False  # leave out this minibatch and those that follow (target KL)
+    backward: Callable[[], None] | None = None
 
 
 @dataclass

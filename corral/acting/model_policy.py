@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from corral.acting.lean import LeanActor
 from corral.types import Array, Tree, tree_map
 
 if TYPE_CHECKING:
     from corral.nets.actor_critic import ActorCritic
+    from corral.nets.q_network import QNetwork
 
 
 class ActorCriticPolicy:
@@ -26,7 +26,6 @@ class ActorCriticPolicy:
     def __init__(self, model: ActorCritic, explore: bool, rng: np.random.Generator):
         self._model, self._explore, self._rng = model, explore, rng
         self._device = model.value_head.weight.device
-        self._lean = LeanActor.of(model)
         self.progress = 0.0
 
     def initial_state(self, n: int) -> Tree:
@@ -35,8 +34,8 @@ class ActorCriticPolicy:
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         """Decide for `n` environments."""
-        actions, after = self._model.actions, None
-        params, after = (self._lean(obs), None) if self._lean is not None else self._forward(obs, state, first)
+        model, actions = self._model, self._model.actions
+        params, after = (model.lean_params(obs), None) if model.lean else self._forward(obs, state, first)
         if self._explore:
             action, logp = actions.sample(params, self._rng)
         else:
@@ -61,7 +60,7 @@ class EpsilonGreedyPolicy:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: QNetwork,
         to_env: Callable[[Array], Tree],
         num_actions: int,
         epsilon: Callable[[float], float],
@@ -69,7 +68,6 @@ class EpsilonGreedyPolicy:
     ):
         self._model, self._to_env, self._num_actions, self._epsilon = model, to_env, num_actions, epsilon
         self._device = next(model.parameters()).device
-        self._lean = LeanActor.of(model)
         self._rng = rng
         self.progress = 0.0
 
@@ -86,15 +84,13 @@ class EpsilonGreedyPolicy:
         if random.all():
             choice = np.zeros(n, np.int64)
         else:
-            choice = self._values(obs).argmax(-1)
+            choice = (self._model.lean_values(obs) if self._model.lean else self._values(obs)).argmax(-1)
         if random.any():
             choice = np.where(random, (draws[1] * self._num_actions).astype(np.int64), choice)
         return self._to_env(choice), None, {}
 
     @torch.inference_mode()
     def _values(self, obs: Tree) -> Array:
-        if self._lean is not None:
-            return self._lean(obs)
         values: Array = self._model(to_tensors(obs, self._device)).float().cpu().numpy()
         return values
 

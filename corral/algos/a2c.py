@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.algos.contract import Algorithm, ModelPolicy
+from corral.algos.explicit import explicit_loss, policy_gradient
 from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, values_of
 from corral.algos.settings import require
 from corral.nets.actor_critic import ActorCritic
@@ -106,6 +107,11 @@ class A2c(Algorithm):
         """Policy gradient, value error and entropy."""
         assert isinstance(model, ActorCritic)
         config = self.config
+        if model.lean is not None:
+            return explicit_loss(
+                model, batch, policy_gradient, normalize=config.normalize_advantage,
+                value_coef=config.value_coef, entropy_coef=config.entropy,
+            )  # fmt: skip
         advantage = normalized(batch.advantage, batch) if config.normalize_advantage else batch.advantage
         logp, entropy, value = evaluate(model, batch)
         policy_loss = -mean(logp * advantage, batch)

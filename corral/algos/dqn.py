@@ -114,6 +114,7 @@ class Dqn(Algorithm):
 
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
         """Epsilon-greedy, or greedy."""
+        assert isinstance(model, QNetwork)
         epsilon = self.epsilon if explore else lambda progress: 0.0
         return EpsilonGreedyPolicy(model, self.choices.to_env, self.choices.count, epsilon, rng)
 
@@ -133,7 +134,10 @@ class Dqn(Algorithm):
 
     def loss(self, model: nn.Module, target: nn.Module | None, batch: Transitions, progress: float) -> LossOutput:
         """Weighted Huber loss of the temporal difference; its size is the priority."""
-        assert target is not None
+        assert isinstance(target, QNetwork)
+        assert isinstance(model, QNetwork)
+        if model.lean is not None and target.lean is not None:
+            return self._explicit(model, target, batch)
         device = next(model.parameters()).device
         obs, next_obs = to_tensors(batch.obs, device), to_tensors(batch.next_obs, device)
         number = to_tensors(np.ascontiguousarray(self.choices.from_env(batch.action)), device).unsqueeze(-1)
@@ -148,6 +152,35 @@ class Dqn(Algorithm):
             loss = (loss * to_tensors(batch.weight, device)).mean()
         priorities = (q.detach() - goal).abs() if self.config.prioritised else None
         return LossOutput(loss, {"loss/td": loss, "loss/q": q.detach().mean()}, priorities)
+
+    def _explicit(self, model: QNetwork, target: QNetwork, batch: Transitions) -> LossOutput:
+        """The same in NumPy, with its gradient: of the Huber loss, the difference clipped to [-1, 1]."""
+        assert model.lean is not None
+        rows, number = np.arange(len(batch.reward)), self.choices.from_env(batch.action)
+        next_q = target.lean_values(batch.next_obs)
+        best = (model.lean_values(batch.next_obs) if self.config.double else next_q).argmax(-1)
+        goal = batch.reward + batch.discount * next_q[rows, best]
+        x = model.encoder.in_numpy(batch.obs)
+        outputs = model.lean.forward(x)
+        q = model.combined(outputs[-1])[rows, number]
+        error = q - goal
+        slope = np.clip(error, -1.0, 1.0)
+        loss = slope * (error - 0.5 * slope)  # e^2 / 2 within [-1, 1], |e| - 1/2 beyond
+        if self.config.prioritised:
+            loss, slope = loss * batch.weight, slope * batch.weight
+
+        def backward() -> None:
+            of_q = slope / np.float32(len(rows))
+            grad = np.zeros_like(outputs[-1])
+            grad[rows, number] = of_q
+            if model.dueling:  # Q = V + A - mean A
+                grad[:, :-1] -= of_q[:, None] / (grad.shape[1] - 1)
+                grad[:, -1] = of_q
+            model.lean.backward(x, outputs, grad)  # type: ignore[union-attr]
+
+        metrics = {"loss/td": float(loss.mean()), "loss/q": float(q.mean())}
+        priorities = np.abs(error) if self.config.prioritised else None
+        return LossOutput(metrics["loss/td"], metrics, priorities, backward=backward)
 
     def update_target(self, model: nn.Module, target: nn.Module, version: int) -> None:
         """Copy the network every so many updates, or move a little each time."""

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.algos.contract import Algorithm, ModelPolicy
-from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, shuffled, values_of, weights
+from corral.algos.explicit import explicit_loss
+from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, shuffled, values_of
 from corral.algos.settings import require
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.ops.gae import gae
 from corral.ops.surrogate import clipped_surrogate
-from corral.types import DataSpec, EnvSpec, LossOutput, Trajectory
+from corral.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
 
 
 @dataclass(frozen=True)
@@ -123,15 +124,27 @@ class Ppo(Algorithm):
         assert isinstance(model, ActorCritic)
         config = self.config
         clip = config.clip * (1 - progress if config.anneal_clip else 1.0)
+        if model.lean is not None and config.clip_value is None:
+            output = explicit_loss(
+                model, batch, lambda logp, advantage: _clipped(logp, batch.logp.numpy(), advantage, clip),
+                normalize=config.normalize_advantage, value_coef=config.value_coef, entropy_coef=config.entropy,
+            )  # fmt: skip
+            output.stop = self._too_far(output.metrics["loss/kl"])
+            return output
         advantage = normalized(batch.advantage, batch) if config.normalize_advantage else batch.advantage
         logp, entropy, value = evaluate(model, batch)
-        policy_loss, kl, beyond = clipped_surrogate(logp, batch.logp, advantage, clip, weights(batch))
+        log_ratio = logp - batch.logp
+        ratio = log_ratio.exp()
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
         error = (value - batch.target).square()
         if config.clip_value is not None:
             near = batch.value + (value - batch.value).clamp(-config.clip_value, config.clip_value)
             error = torch.maximum(error, (near - batch.target).square())
-        value_loss, spread = 0.5 * mean(error, batch), mean(entropy, batch)
+        policy_loss, value_loss, spread = -mean(surrogate, batch), 0.5 * mean(error, batch), mean(entropy, batch)
         loss = policy_loss + config.value_coef * value_loss - config.entropy * spread
+        with torch.no_grad():
+            kl = mean(ratio - 1 - log_ratio, batch)
+            beyond = mean(((ratio - 1).abs() > clip).float(), batch)
         metrics = {
             "loss/policy": policy_loss,
             "loss/value": value_loss,
@@ -139,5 +152,12 @@ class Ppo(Algorithm):
             "loss/kl": kl,
             "loss/clip_fraction": beyond,
         }
-        stop = config.target_kl is not None and float(kl) > 1.5 * config.target_kl
-        return LossOutput(loss, metrics, stop=stop)
+        return LossOutput(loss, metrics, stop=self._too_far(kl))
+
+    def _too_far(self, kl: float | Tensor) -> bool:
+        return self.config.target_kl is not None and float(kl) > 1.5 * self.config.target_kl
+
+
+def _clipped(logp: Array, old_logp: Array, advantage: Array, clip: float) -> tuple[float, Array, dict[str, float]]:
+    result = clipped_surrogate(logp, old_logp, advantage, clip)
+    return result.loss, result.grad, {"loss/kl": result.kl, "loss/clip_fraction": result.beyond}

@@ -44,7 +44,7 @@ def values_of(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
         joined = tree_map(
             lambda obs, final: np.concatenate([obs.reshape(-1, *obs.shape[2:]), final]), traj.obs, traj.final_obs
         )
-        value = model(to_tensors(joined, device))[1].float().cpu().numpy()
+        value = model.value(to_tensors(joined, device)).float().cpu().numpy()
         count = traj.first.size
         value, final = value[:count].reshape(traj.first.shape), value[count:]
     else:
@@ -112,11 +112,6 @@ def evaluate(model: ActorCritic, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         params, value, _ = model.unroll(rows.obs, rows.state, rows.first)
     logp, entropy = model.actions.evaluate(params.float(), rows.action)
     return logp, entropy, value.float()
-
-
-def weights(rows: Rows) -> Tensor | None:
-    """What each row counts for in a mean, summing to 1; None where all count the same."""
-    return None if rows.valid is None else rows.valid / rows.valid.sum().clamp(min=1)
 
 
 def mean(values: Tensor, rows: Rows) -> Tensor:

@@ -43,6 +43,9 @@ class Learner:
         self.device = next(model.parameters()).device
         self.flat = FlatParams(model)
         self.target = copy.deepcopy(model).requires_grad_(False) if algo.uses_target else None
+        if precision.name == "fp32":  # weights and gradients have their place in memory now
+            for network in (model, self.target):
+                getattr(network, "go_lean", bool)()
         self.optimizer = algo.optimizer([self.flat.weights])
         self.version = 0
         """Updates so far."""
@@ -73,7 +76,7 @@ class Learner:
         with self._precision.context(self.device):
             output = self.algo.loss(self.model, self.target, minibatch, progress)
         if not output.stop:
-            output.loss.backward()
+            (output.backward or output.loss.backward)()
         output.metrics = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in output.metrics.items()}
         return output
 
@@ -88,16 +91,16 @@ class Learner:
 
     def _usable(self, output: LossOutput, sample: Sample) -> bool:
         """Clip the gradient; False, with a report, where it is not finite."""
-        norm = float(self.flat.grad.norm())
+        norm, loss = float(self.flat.grad.norm()), float(torch.as_tensor(output.loss).detach())
         output.metrics["loss/grad_norm"] = norm
-        if math.isfinite(norm) and math.isfinite(float(output.loss.detach())):
+        if math.isfinite(norm) and math.isfinite(loss):
             if norm > self.algo.max_grad_norm:
                 self.flat.grad.mul_(self.algo.max_grad_norm / (norm + 1e-6))
             self._bad_in_a_row = 0
             return True
         self.skipped += 1
         self._bad_in_a_row += 1
-        source = _not_finite(sample.batch) or ("loss" if not math.isfinite(float(output.loss.detach())) else "gradient")
+        source = _not_finite(sample.batch) or ("loss" if not math.isfinite(loss) else "gradient")
         self._report(f"update {self.version + 1} was left out: its {source} is not finite; the weights stay")
         if self._bad_in_a_row >= _MOST_BAD_IN_A_ROW:
             raise RunFailed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 
@@ -16,6 +17,7 @@ def set_threads(wanted: int | None, model: nn.Module) -> int:
     large = any(isinstance(module, nn.Conv2d) for module in model.modules())
     threads = wanted or (_cores() if large else 1)
     torch.set_num_threads(threads)
+    threadpool_limits(threads, "blas")  # NumPy's own threads, which small networks are computed with
     return threads
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from corral.nets.config import NetConfig
-from corral.nets.encoder import Encoder, PlainLayers
+from corral.nets.encoder import Encoder
+from corral.nets.lean import LeanMlp
 from corral.nets.recurrent import Core
-from corral.nets.torsos import linear, mlp
-from corral.nets.twin import TwinMlp
+from corral.nets.torsos import linear, linears, mlp
 from corral.ops.actions import Actions
-from corral.types import EnvSpec, Tree, tree_map
+from corral.types import Array, EnvSpec, Tree, tree_map
 
 
 class ActorCritic(nn.Module):
@@ -25,16 +26,12 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.actions = Actions(spec.action)
         self.encoder = Encoder(spec.observation, config)
-        self.twin: TwinMlp | None = None
-        self.torso: nn.Module = nn.Identity()
         self.core: Core | None = None
-        size = self.encoder.out_size
-        if not self.encoder.has_images and config.core == "none" and config.hidden:
-            self.twin = TwinMlp(size, config.hidden, config.activation)
-            size = self.twin.out_size
-        elif not self.encoder.has_images and config.hidden:
-            self.torso = mlp(size, config.hidden, config.activation)
-            size = config.hidden[-1]
+        size, hidden = self.encoder.out_size, () if self.encoder.has_images else config.hidden
+        separate = config.core == "none" and not self.encoder.has_images
+        self.policy_torso = mlp(size, hidden, config.activation)
+        self.value_torso = mlp(size, hidden, config.activation) if separate else self.policy_torso
+        size = hidden[-1] if hidden else size
         if config.core != "none":
             self.core = Core(config.core, size, config.core_size)
             size = config.core_size
@@ -42,6 +39,9 @@ class ActorCritic(nn.Module):
         self.policy_head = linear(size, self.actions.num_logits + numbers, 0.01)
         self.value_head = linear(size, 1, 1.0)
         self.log_std = nn.Parameter(torch.full((numbers,), config.log_std)) if numbers else None
+        self._activation = config.activation
+        self.lean: tuple[LeanMlp, LeanMlp] | None = None
+        """Policy and value in NumPy, where they are plain layers that a learner has given their place in memory."""
 
     @property
     def recurrent(self) -> bool:
@@ -55,44 +55,61 @@ class ActorCritic(nn.Module):
     def act(self, obs: Tree, state: Tensor | None, first: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One step of `n` environments: parameters of their actions, and their memory after it."""
         features = self.encoder(obs)
-        if self.twin is not None:
-            return self._params(self.twin.policy(features)), None
-        features = self.torso(features)
+        features = self.policy_torso(features)
         if self.core is None:
-            return self._params(features), None
+            return self._with_std(self.policy_head(features)), None
         assert state is not None
         assert first is not None
         out, states = self.core(features.unsqueeze(0), state, first.unsqueeze(0))
-        return self._params(out[0]), states[0]
+        return self._with_std(self.policy_head(out[0])), states[0]
 
     def forward(self, obs: Tree) -> tuple[Tensor, Tensor]:
         """Rows without memory: parameters `[n, P]` and values `[n]`."""
         features = self.encoder(obs)
-        if self.twin is not None:
-            policy, value = self.twin(features)
-        else:
-            policy = value = self.torso(features)
-        return self._params(policy), self.value_head(value).squeeze(-1)
+        policy = self.policy_torso(features)
+        value = policy if self.value_torso is self.policy_torso else self.value_torso(features)
+        return self._with_std(self.policy_head(policy)), self.value_head(value).squeeze(-1)
+
+    def value(self, obs: Tree) -> Tensor:
+        """Rows without memory: values `[n]` alone."""
+        features = self.encoder(obs)
+        if self.lean is not None:
+            return torch.from_numpy(self.lean[1].forward(features.numpy())[-1][:, 0])
+        value: Tensor = self.value_head(self.value_torso(features)).squeeze(-1)
+        return value
 
     def unroll(self, obs: Tree, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sequences `[T, B, ...]`: parameters, values, and the memory after every row."""
         assert self.core is not None
         lead = first.shape
-        features = self.torso(self.encoder(tree_map(lambda leaf: leaf.flatten(0, 1), obs)))
+        features = self.policy_torso(self.encoder(tree_map(lambda leaf: leaf.flatten(0, 1), obs)))
         out, states = self.core(features.unflatten(0, lead), state, first)
-        return self._params(out), self.value_head(out).squeeze(-1), states
+        return self._with_std(self.policy_head(out)), self.value_head(out).squeeze(-1), states
 
     def observe(self, obs: Tree) -> None:
         """Take rows of observations into the statistics of the normalisation."""
         self.encoder.observe(obs)
 
-    def plain_layers(self) -> PlainLayers | None:
-        """The policy as plain layers on one vector, for acting without torch; None where it is more than that."""
-        if self.twin is None or not self.encoder.plain:
-            return None
-        head = self.policy_head.weight.T, self.policy_head.bias
-        return [*self.twin.policy_layers(), head], self.twin.activation, self.encoder.plain_norm(), self.log_std
+    def go_lean(self) -> bool:
+        """Offer `lean` from now on; False where there is more than plain layers, or another device."""
+        if self.core is not None or self.encoder.has_images or self.value_head.weight.device.type != "cpu":
+            return False
+        towers = (self.policy_torso, self.policy_head), (self.value_torso, self.value_head)
+        policy, value = (LeanMlp([*linears(torso), head], self._activation) for torso, head in towers)
+        self.lean = policy, value
+        return True
 
-    def _params(self, features: Tensor) -> Tensor:
-        out: Tensor = self.policy_head(features)
+    def lean_params(self, obs: Tree) -> Array:
+        """Parameters `[n, P]` in NumPy, for acting."""
+        assert self.lean is not None
+        return self.with_std(self.lean[0].forward(self.encoder.in_numpy(obs))[-1])
+
+    def with_std(self, out: Array) -> Array:
+        """Parameters from the policy's outputs, in NumPy."""
+        if self.log_std is None:
+            return out
+        std = np.broadcast_to(self.log_std.detach().numpy(), (len(out), len(self.log_std)))
+        return np.concatenate([out, std], 1)
+
+    def _with_std(self, out: Tensor) -> Tensor:
         return out if self.log_std is None else torch.cat([out, self.log_std.expand(*out.shape[:-1], -1)], -1)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 from gymnasium import spaces as gs
@@ -15,11 +12,9 @@ from corral.nets.config import NetConfig
 from corral.nets.obs_norm import ObsNorm
 from corral.nets.torsos import ImpalaCnn, NatureCnn
 from corral.spaces import Layout, Leaf
-from corral.types import Tree
+from corral.types import Array, Tree, tree_map
 
 _MOST_CHANNELS = 16
-PlainLayers = tuple[list[tuple[Tensor, Tensor]], str, Callable[[], tuple[Any, Any, float]] | None, Tensor | None]
-"""Weights `[inputs, outputs]` and biases; the activation between them; a normalisation; constants to append."""
 
 
 class Encoder(nn.Module):
@@ -40,6 +35,7 @@ class Encoder(nn.Module):
         self.convs = nn.ModuleList(convs)
         norm_size = sum(int(np.prod(leaf.shape)) for leaf in layout.leaves if self._is_float(leaf))
         self.norm = ObsNorm(norm_size) if config.normalize_obs and norm_size else None
+        self._plain = layout.single and self._is_float(layout.leaves[0]) and self.norm is None
         self.vector_size = sum(_vector_size(leaf) for leaf in layout.leaves if leaf.name not in self._images)
         self.out_size = self.vector_size + sum(conv.out_size for conv in convs)
 
@@ -47,15 +43,6 @@ class Encoder(nn.Module):
     def has_images(self) -> bool:
         """Whether there is a convolutional torso."""
         return bool(self._images)
-
-    @property
-    def plain(self) -> bool:
-        """Whether observations are one array of floats and nothing else."""
-        return self._layout.single and self._is_float(self._layout.leaves[0])
-
-    def plain_norm(self) -> Callable[[], tuple[Any, Any, float]] | None:
-        """What gives mean, scale and clip of the normalisation now, if there is one."""
-        return None if self.norm is None else self.norm.now
 
     def forward(self, obs: Tree) -> Tensor:
         """A batch of observations [n, ...] as features [n, out_size]."""
@@ -74,6 +61,14 @@ class Encoder(nn.Module):
         parts += others
         parts += [conv(image) for conv, image in zip(self.convs, images, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def in_numpy(self, obs: Tree) -> Array:
+        """The same for arrays, without images; one plain vector of floats never comes near torch."""
+        if self._plain and isinstance(obs, np.ndarray):
+            return obs.reshape(len(obs), -1).astype(np.float32, copy=False)
+        with torch.no_grad():
+            features: Array = self(tree_map(torch.as_tensor, obs)).numpy()
+        return features
 
     def observe(self, obs: Tree) -> None:
         """Take a batch of observations [n, ...] into the statistics of the normalisation."""

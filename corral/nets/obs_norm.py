@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -27,10 +25,6 @@ class ObsNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise."""
         return ((x - self.mean.float()) * self._scale()).clamp(-self._clip, self._clip)
-
-    def now(self) -> tuple[Any, Any, float]:
-        """Mean, scale and clip as NumPy has them."""
-        return self.mean.float().numpy(), self._scale().numpy(), self._clip
 
     def _scale(self) -> Tensor:
         var = torch.where(self.count > 0, self.squares / self.count.clamp(min=1), torch.ones_like(self.squares))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from corral.nets.config import NetConfig
-from corral.nets.encoder import Encoder, PlainLayers
-from corral.nets.torsos import linear, mlp
-from corral.types import EnvSpec, Tree
+from corral.nets.encoder import Encoder
+from corral.nets.lean import LeanMlp
+from corral.nets.torsos import linear, linears, mlp
+from corral.types import Array, EnvSpec, Tree
 
 
 class QNetwork(nn.Module):
@@ -16,27 +17,44 @@ class QNetwork(nn.Module):
     def __init__(self, spec: EnvSpec, num_actions: int, config: NetConfig, dueling: bool):
         super().__init__()
         self.encoder = Encoder(spec.observation, config)
-        self._activation = config.activation
+        self._activation, self.dueling = config.activation, dueling
         hidden = () if self.encoder.has_images else config.hidden
         self.torso = mlp(self.encoder.out_size, hidden, config.activation)
         size = hidden[-1] if hidden else self.encoder.out_size
-        self.advantage = linear(size, num_actions, 1.0)
-        self.value = linear(size, 1, 1.0) if dueling else None
+        # With a dueling network, one more output: the state's value.
+        self.head = linear(size, num_actions + int(dueling), 1.0)
+        self.lean: LeanMlp | None = None
+        """The network in NumPy, where it is plain layers that a learner has given their place in memory."""
 
     def forward(self, obs: Tree) -> Tensor:
         """Observations [n, ...] to values [n, num_actions]."""
-        features = self.torso(self.encoder(obs))
-        q: Tensor = self.advantage(features)
-        return q if self.value is None else self.value(features) + q - q.mean(-1, keepdim=True)
+        features = self.encoder(obs)
+        out: Tensor = self.head(self.torso(features))
+        if not self.dueling:
+            return out
+        advantage = out[:, :-1]
+        return out[:, -1:] + advantage - advantage.mean(-1, keepdim=True)
 
-    def plain_layers(self) -> PlainLayers | None:
-        """The network as plain layers on one vector, for acting without torch; None where it is more than that."""
-        if self.value is not None or not self.encoder.plain:
-            return None
-        layers = [module for module in self.torso if isinstance(module, nn.Linear)]
-        weights: list[tuple[Tensor, Tensor]] = [(layer.weight.T, layer.bias) for layer in [*layers, self.advantage]]
-        return weights, self._activation, self.encoder.plain_norm(), None
+    def lean_values(self, obs: Tree) -> Array:
+        """Values in NumPy."""
+        assert self.lean is not None
+        out = self.lean.forward(self.encoder.in_numpy(obs))[-1]
+        return self.combined(out)
+
+    def combined(self, out: Array) -> Array:
+        """Values from the network's outputs."""
+        if not self.dueling:
+            return out
+        values: Array = out[:, -1:] + out[:, :-1] - out[:, :-1].mean(-1, keepdims=True)
+        return values
 
     def observe(self, obs: Tree) -> None:
         """Take rows of observations into the statistics of the normalisation."""
         self.encoder.observe(obs)
+
+    def go_lean(self) -> bool:
+        """Offer `lean` from now on; False where there is more than plain layers, or another device."""
+        if self.encoder.has_images or self.head.weight.device.type != "cpu":
+            return False
+        self.lean = LeanMlp([*linears(self.torso), self.head], self._activation)
+        return True

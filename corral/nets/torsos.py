@@ -32,6 +32,11 @@ def mlp(inputs: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def linears(module: nn.Module) -> list[nn.Linear]:
+    """The linear layers of a module, in order."""
+    return [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+
+
 class NatureCnn(nn.Module):
     """Three convolutions and a layer of 512 (Mnih et al. 2015), for images of at least 36 x 36."""
 

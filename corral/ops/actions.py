@@ -9,6 +9,7 @@ objects: small networks are bound by the number of operations.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from gymnasium import spaces as gs
 from torch import Tensor
 
 from corral.errors import UserError
-from corral.ops.categorical import choice
 from corral.spaces import Layout, Leaf
 from corral.types import Array, Tree
 
@@ -98,7 +98,9 @@ class Actions:
         """Log-probabilities of actions, and the entropy of the distribution."""
         log_prob = entropy = None
         for k, logits in enumerate(self._logits(params)):
-            chosen, spread = choice(logits, action[..., k].long())
+            log_p = torch.log_softmax(logits, -1)
+            chosen = log_p.gather(-1, action[..., k : k + 1].long()).squeeze(-1)
+            spread = -(log_p.exp() * log_p).sum(-1)
             log_prob = chosen if log_prob is None else log_prob + chosen
             entropy = spread if entropy is None else entropy + spread
         if self.num_numbers:
@@ -110,6 +112,45 @@ class Actions:
         assert log_prob is not None
         assert entropy is not None
         return log_prob, entropy
+
+    def explicit(self, params: Array, action: Array) -> tuple[Array, Array, Callable[[Array, float], Array]]:
+        """`evaluate` in NumPy, for rows `[n]`, and what turns the gradients of both into that of the parameters.
+
+        With `p = softmax(logits)`: `d logp_a = onehot(a) - p`, and `d H = -p (log p + H)`. With `e = (a - mean) / std`:
+        `d logp = e / std` for the mean and `e^2 - 1` for the log deviation, whose entropy has gradient 1. The gradient
+        of the entropy is the same for all rows.
+        """
+        n = len(params)
+        rows, at = np.arange(n), 0
+        log_prob = entropy = np.float32(0.0)
+        choices: list[tuple[slice, Array, Array, Array, Array]] = []
+        for k, size in enumerate(self.sizes):
+            part = slice(at, at + size)
+            log_p, chosen = _log_softmax(params[:, part]), action[:, k].astype(np.int64)
+            p = np.exp(log_p)
+            spread = -(p * log_p).sum(-1)
+            log_prob, entropy = log_prob + log_p[rows, chosen], entropy + spread
+            choices.append((part, chosen, p, log_p, spread))
+            at += size
+        if self.num_numbers:
+            mean, log_std = np.split(params[:, at:], 2, -1)
+            scale = np.exp(-log_std)
+            noise = (action[:, self.num_choices :] - mean) * scale
+            log_prob = log_prob - (0.5 * noise * noise + log_std + _HALF_LOG_2PI).sum(-1)
+            entropy = entropy + (log_std + (0.5 + _HALF_LOG_2PI)).sum(-1)
+
+        def pull(of_logp: Array, of_entropy: float) -> Array:
+            grad = np.empty_like(params)
+            column = of_logp[:, None]
+            for part, chosen, p, log_p, spread in choices:
+                grad[:, part] = -p * (column + of_entropy * (log_p + spread[:, None]))
+                grad[rows, part.start + chosen] += of_logp
+            if self.num_numbers:
+                grad[:, at : at + self.num_numbers] = column * noise * scale
+                grad[:, at + self.num_numbers :] = column * (noise * noise - 1.0) + of_entropy
+            return grad
+
+        return np.asarray(log_prob), np.asarray(entropy), pull
 
     def _logits(self, params: Tensor) -> list[Tensor]:
         if self.num_choices == 1 and not self.num_numbers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from corral.errors import RunFailed, UserError
 from corral.nets.actor_critic import ActorCritic
 from corral.runs.export_heads import make_head
 from corral.runs.load import LoadedPolicy
+from corral.runs.whole_file import whole_file
 from corral.spaces import Leaf
 from corral.types import Array
 
@@ -82,10 +82,10 @@ class PolicyModule(nn.Module):
         return results[0] if len(results) == 1 else results
 
     @torch.inference_mode()
-    def loss(self, inputs: list[Array], outputs: list[Array]) -> float:
-        """How much worse than the best, in the network's own scores, the worst of these choices is."""
+    def gap(self, inputs: list[Array], some: list[Array], others: list[Array]) -> float:
+        """How far apart, in the network's own scores, the choices of two actions are at most."""
         scores, _ = self._scores([torch.from_numpy(value) for value in inputs])
-        return self.head.loss(scores.numpy(), outputs)
+        return self.head.gap(scores.numpy(), some, others)
 
     def _scores(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         count = len(self._layout.leaves)
@@ -107,11 +107,8 @@ def export(loaded: LoadedPolicy, path: str | Path) -> Exported:
         raise UserError(f"{path} must end in .onnx or .pt.")
     module = PolicyModule(loaded).eval()
     example = tuple(torch.from_numpy(rows) for rows in _random_inputs(module, loaded, 2, np.random.default_rng(0)))
-    unfinished = path.with_name(f".tmp-{path.name}")
     write, open_ = (_write_onnx, _open_onnx) if path.suffix == ".onnx" else (_write_torchscript, _open_torchscript)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        open(unfinished, "wb").close()
+    with whole_file(path) as unfinished:
         write(module, example, unfinished)
         difference, count = _compare(module, loaded, open_(unfinished, module))
         if not difference <= TOLERANCE:
@@ -119,11 +116,6 @@ def export(loaded: LoadedPolicy, path: str | Path) -> Exported:
                 f"{path} was not written: its actions differ from the policy's by {difference:.1e}, more than "
                 f"{TOLERANCE:g}. Try the other format, and please report it."
             )
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
     return Exported(path, module.inputs, module.outputs, difference, count)
 
 
@@ -153,8 +145,8 @@ def _difference(module: PolicyModule, inputs: list[Array], got: list[Array], wan
             return float("inf")
         if a.dtype.kind == "f":
             worst = float(np.maximum(worst, (np.abs(a - b) / np.maximum(scale, np.abs(b))).max()))
-        elif not np.array_equal(a, b):  # as good an action as the policy's is one that scores as high
-            worst = max(worst, module.loss(inputs, got))
+        elif not np.array_equal(a, b):  # of two choices that score the same, either is right
+            worst = float(np.maximum(worst, module.gap(inputs, got, wanted)))
     return worst
 
 

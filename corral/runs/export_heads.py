@@ -24,8 +24,8 @@ class Head(Protocol):
     def __call__(self, scores: Tensor) -> list[Tensor]:
         """The leaves, `[n, ...]`."""
 
-    def loss(self, scores: Array, leaves: list[Array]) -> float:
-        """How much worse than the best the worst choice of `leaves` scores, where 1 is the scale."""
+    def gap(self, scores: Array, some: list[Array], others: list[Array]) -> float:
+        """How far apart the scores of two actions' choices are at most, where 1 is the scale."""
 
 
 def make_head(algo: Algorithm, model: nn.Module) -> Head:
@@ -53,13 +53,13 @@ class JointHead(nn.Module):
         best = scores.argmax(-1)
         return [table[best] for table in self.tables]
 
-    def loss(self, scores: Array, leaves: list[Array]) -> float:
-        """Of the combination."""
+    def gap(self, scores: Array, some: list[Array], others: list[Array]) -> float:
+        """Of the combinations."""
         try:
-            number = self._choices.from_env(self._layout.unflatten(leaves[: len(self._layout.leaves)]))
+            numbers = [self._choices.from_env(self._layout.unflatten(leaves)) for leaves in (some, others)]
         except ValueError:  # there is no such combination
             return float("inf")
-        return _behind(scores, number)
+        return _apart(scores, *numbers)
 
 
 class SeparateHead(nn.Module):
@@ -83,12 +83,12 @@ class SeparateHead(nn.Module):
         """Every leaf from its part of the scores."""
         return [part(scores[:, at]) for part, at in zip(self.parts, self._slices, strict=True)]
 
-    def loss(self, scores: Array, leaves: list[Array]) -> float:
+    def gap(self, scores: Array, some: list[Array], others: list[Array]) -> float:
         """Of every choice by itself."""
         found = [0.0]
-        for part, at, leaf in zip(self.parts, self._slices, leaves, strict=False):
+        for part, at, left, right in zip(self.parts, self._slices, some, others, strict=False):
             if isinstance(part, _Choices):
-                found += part.losses(scores[:, at], leaf)
+                found += part.gaps(scores[:, at], left, right)
         return max(found)
 
 
@@ -106,10 +106,10 @@ class _Choices(nn.Module):
         best = [part.argmax(-1) for part in torch.split(scores, self._sizes, -1)]
         return torch.stack(best, -1).reshape(-1, *self._shape) + self.start
 
-    def losses(self, scores: Array, leaf: Array) -> list[float]:
-        numbers = (leaf - self.start.numpy()).reshape(len(leaf), -1)
+    def gaps(self, scores: Array, some: Array, others: Array) -> list[float]:
+        left, right = ((leaf - self.start.numpy()).reshape(len(leaf), -1) for leaf in (some, others))
         parts = np.split(scores, np.cumsum(self._sizes)[:-1], -1)
-        return [_behind(part, numbers[:, k]) for k, part in enumerate(parts)]
+        return [_apart(part, left[:, k], right[:, k]) for k, part in enumerate(parts)]
 
 
 class _Numbers(nn.Module):
@@ -152,10 +152,10 @@ def _part(space: gs.Space[object]) -> _Choices | _Numbers:
     return _Choices([2] * int(np.prod(space.shape)), np.zeros((), np.int64), tuple(space.shape))
 
 
-def _behind(scores: Array, number: Array) -> float:
-    """How far the scores of the numbered choices lie behind the best, at most."""
-    if number.min() < 0 or number.max() >= scores.shape[1]:
+def _apart(scores: Array, some: Array, others: Array) -> float:
+    """How far apart the scores of numbered choices are, at most."""
+    numbers = np.stack([some, others])
+    if numbers.min() < 0 or numbers.max() >= scores.shape[1]:
         return float("inf")
-    best = scores.max(-1)
-    chosen = scores[np.arange(len(scores)), number]
-    return float(((best - chosen) / np.maximum(1.0, np.abs(best))).max())
+    left, right = scores[np.arange(len(scores)), numbers]
+    return float((np.abs(left - right) / np.maximum(1.0, np.abs(scores).max(-1))).max())

@@ -19,8 +19,9 @@ from corral.envs.make import make_vec
 from corral.envs.resolve import resolve
 from corral.envs.suites.atari import AtariSuite
 from corral.envs.suites.pixels import PixelSuite
-from corral.errors import RunFailed, UserError
+from corral.errors import UserError
 from corral.experiment import Experiment
+from corral.runs.whole_file import whole_file
 from corral.types import Array
 
 _CONSOLE_FPS = 60.0  # of an Atari, whatever its metadata say
@@ -174,7 +175,6 @@ def _writer(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
         import imageio_ffmpeg
     except ImportError as error:
         raise UserError(f"Videos need imageio-ffmpeg: {_EXTRA}.") from error
-    unfinished = path.with_name(f".tmp-{path.name}")
     encoder: Any = None
     shape: tuple[int, ...] = ()
 
@@ -185,29 +185,21 @@ def _writer(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
             height, width = (size + size % 2 for size in shape[:2])  # H.264 with halved colours needs even sizes
             options = {"codec": "libx264", "quality": 8, "macro_block_size": 1, "ffmpeg_log_level": "error"}
             encoder = imageio_ffmpeg.write_frames(
-                str(unfinished), (width, height), fps=fps, output_params=["-movflags", "+faststart"], **options
-            )
+                str(unfinished), (width, height), fps=fps, output_params=["-f", "mp4", "-movflags", "+faststart"],
+                **options,
+            )  # fmt: skip
             encoder.send(None)
         if frame.shape != shape:
             raise UserError(f"Frames must keep their size to become a video, got {shape} and then {frame.shape}.")
         padding = [(0, size % 2) for size in shape[:2]]
         encoder.send(np.ascontiguousarray(np.pad(frame, [*padding, (0, 0)], mode="edge")))
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        open(unfinished, "wb").close()
-        yield write
-        if encoder is not None:
-            encoder.close()
-            os.replace(unfinished, path)
-    except OSError as error:
-        if error.errno is None:  # what the encoder has to say is no system error
-            raise RunFailed(f"{path} could not be encoded: {str(error).strip().splitlines()[-1]}") from error
-        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
-    finally:
-        if encoder is not None:
-            encoder.close()
-        unfinished.unlink(missing_ok=True)
+    with whole_file(path) as unfinished:
+        try:
+            yield write
+        finally:
+            if encoder is not None:
+                encoder.close()
 
 
 def _name(env: gymnasium.Env[Any, Any]) -> str:

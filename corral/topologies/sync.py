@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from corral import seeding
-from corral.acting.policy import Policy
+from corral.acting.policy import Policy, to_numpy
 from corral.acting.sampler import Sampler
 from corral.algos.contract import Algorithm
 from corral.algos.registry import find_algorithm
@@ -85,7 +85,7 @@ class Sync:
             for name, value in output.metrics.items():
                 said.setdefault(name, []).append(value)
             if output.priorities is not None and sample.keys is not None:
-                self.store.feedback(sample.keys, output.priorities.cpu().numpy())
+                self.store.feedback(sample.keys, to_numpy(output.priorities))
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         """The policy as it is now, for evaluation; its randomness is its own."""

@@ -31,7 +31,8 @@ def untrained(observation, action, algo="ppo", **net):
     generator = torch.Generator().manual_seed(0)
     weights = {}
     for name, value in model.state_dict().items():
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64) * 0.3
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        noise /= max(1, value[0].numel() if value.dim() > 1 else 1) ** 0.5
         weights[name] = (value + (noise.abs() if "squares" in name or "count" in name else noise)).to(value.dtype)
     meta = {"spec": spec.to_json(), "step": 0, "evaluation": None}
     return LoadedPolicy(experiment, weights, meta, seed=0, device="cpu")
@@ -134,13 +135,12 @@ def test_a_file_that_acts_differently_is_not_written(case, suffix, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_equally_good_choice_is_no_difference():
-    loaded = untrained(VECTOR, spaces.MultiDiscrete([2, 3]))
-    module = PolicyModule(loaded)
-    scores = np.array([[1.0, 1.0, 0.0, 3.0, 2.5]], np.float32)
-    assert module.head.loss(scores, [np.array([[1, 1]])]) == 0.0
-    assert module.head.loss(scores, [np.array([[0, 2]])]) == pytest.approx(0.5 / 3)
-    assert module.head.loss(scores, [np.array([[0, 3]])]) == float("inf")
+def test_of_two_choices_that_score_the_same_either_is_right():
+    head = PolicyModule(untrained(VECTOR, spaces.MultiDiscrete([2, 3]))).head
+    scores, best = np.array([[1.0, 1.0, 0.0, 3.0, 2.5]], np.float32), [np.array([[0, 1]])]
+    assert head.gap(scores, best, [np.array([[1, 1]])]) == 0.0
+    assert head.gap(scores, best, [np.array([[0, 2]])]) == pytest.approx(0.5 / 3)
+    assert head.gap(scores, best, [np.array([[0, 3]])]) == float("inf")
 
 
 def test_mistakes_are_one_sentence(tmp_path):
