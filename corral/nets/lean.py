@@ -23,7 +23,8 @@ class LeanMlp:
     def __init__(self, layers: Sequence[nn.Linear], activation: str):
         self._tanh = activation == "tanh"
         self._weights = [layer.weight.detach().numpy() for layer in layers]  # [outputs, inputs]
-        self._biases = [layer.bias.detach().numpy() for layer in layers]
+        biases = [layer.bias.detach().numpy() for layer in layers]
+        self._layers = [(weight.T, bias) for weight, bias in zip(self._weights, biases, strict=True)]
         self._grads = [
             (layer.weight.grad.numpy(), layer.bias.grad.numpy())
             for layer in layers
@@ -35,8 +36,8 @@ class LeanMlp:
         outputs = []
         last = len(self._weights) - 1
         with np.errstate(over="ignore"):
-            for k, (weight, bias) in enumerate(zip(self._weights, self._biases, strict=True)):
-                x = x @ weight.T
+            for k, (transposed, bias) in enumerate(self._layers):
+                x = x @ transposed
                 x += bias
                 if k < last:
                     x = _tanh(x) if self._tanh else np.maximum(x, 0.0, out=x)

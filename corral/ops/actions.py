@@ -42,6 +42,7 @@ class Actions:
             if isinstance(leaf.space, gs.Box):
                 lows.append(leaf.space.low.reshape(-1))
                 highs.append(leaf.space.high.reshape(-1))
+        self._starts = [_start(leaf) for leaf in layout.leaves]
         self.sizes = [size for sizes in self._choices for size in sizes]
         self.num_logits, self.num_choices, self.num_numbers = sum(self.sizes), len(self.sizes), sum(self._numbers)
         self.param_size = self.num_logits + 2 * self.num_numbers
@@ -166,7 +167,9 @@ class Actions:
     def to_env(self, action: Array) -> Tree:
         """Actions `[n, D]` as the environment's space wants them."""
         leaves, choice, number = [], 0, 0
-        for leaf, sizes, numbers in zip(self.layout.leaves, self._choices, self._numbers, strict=True):
+        for leaf, sizes, numbers, start in zip(
+            self.layout.leaves, self._choices, self._numbers, self._starts, strict=True
+        ):
             if numbers:
                 raw = action[:, self.num_choices + number : self.num_choices + number + numbers]
                 leaves.append(self._bound(raw, slice(number, number + numbers)).reshape(-1, *leaf.shape))
@@ -174,7 +177,7 @@ class Actions:
                 number += numbers
             else:
                 values = action[:, choice : choice + len(sizes)].reshape(-1, *leaf.shape).astype(leaf.dtype)
-                leaves.append(values + _start(leaf) if _start(leaf) is not None else values)
+                leaves.append(values if start is None else values + start)
                 choice += len(sizes)
         return self.layout.unflatten(leaves)
 
@@ -186,8 +189,8 @@ class Actions:
 
 
 def _log_softmax(logits: Array) -> Array:
-    shifted: Array = logits - logits.max(-1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
+    shifted: Array = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
+    shifted -= np.log(np.add.reduce(np.exp(shifted), axis=-1, keepdims=True))
     return shifted
 
 

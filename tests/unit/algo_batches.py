@@ -1,6 +1,7 @@
 """Batches for the algorithms: made-up experience, acted on by the algorithm's own policy."""
 
 import numpy as np
+import pytest
 import torch
 from data_fragments import Stream, fragment
 from gymnasium import spaces
@@ -58,6 +59,26 @@ def batch_for(algo, model, seed=0, **kwargs):
 
 
 def gradients(loss, model):
-    """Gradients of a loss, one tensor for each weight, zeros where there is none."""
+    """Gradients of a loss by autograd, one tensor for each weight, zeros where there is none."""
     found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for g, p in zip(found, model.parameters(), strict=True)]
+
+
+def on_path(net, path):
+    """Let a network learn by torch, or in NumPy, from now on; its gradients are zero."""
+    net.lean = None
+    for param in net.parameters():
+        param.grad = torch.zeros_like(param)
+    if path == "numpy" and not net.go_lean():
+        pytest.skip("only by torch")
+    return net
+
+
+def learned(algo, model, batch, path="torch", progress=0.0, target=None):
+    """What the learner gets of a batch: the loss, and the gradient of every weight, by torch or in NumPy."""
+    for net in (model, target):
+        if net is not None:
+            on_path(net, path)
+    output = algo.loss(model, target, batch, progress)
+    (output.backward or output.loss.backward)()
+    return output, [param.grad.clone() for param in model.parameters()]

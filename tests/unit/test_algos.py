@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from algo_batches import SPECS, act_on, batch_for, experience, gradients, randomize
+from algo_batches import SPECS, act_on, batch_for, experience, gradients, learned, on_path, randomize
 from gymnasium import spaces
 
 from corral.algos import a2c, dqn, ppo, reinforce
@@ -24,6 +24,7 @@ ON_POLICY = {
     "a2c": (a2c.A2c, a2c.Config),
     "reinforce": (reinforce.Reinforce, reinforce.Config),
 }
+PATHS = ["torch", "numpy"]
 LSTM = NetConfig(hidden=(8,), core="lstm", core_size=6)
 GRU = NetConfig(hidden=(8,), core="gru", core_size=6)
 
@@ -37,6 +38,10 @@ def make(name, space="discrete", **settings):
 def cases(names=ON_POLICY, spaces_=SPECS, cores=(None,)):
     found = [(n, s, None) for n in names for s in spaces_]
     return found + [(n, "hybrid", core) for n in names if n != "reinforce" for core in cores if core]
+
+
+def number(loss):
+    return float(torch.as_tensor(loss).detach())
 
 
 def numpy_of(tensor):
@@ -208,18 +213,19 @@ def plain_ppo(model, rows, config, clip):
 @pytest.mark.parametrize(("name", "space", "net"), cases(["ppo"], cores=(LSTM, GRU)))
 @pytest.mark.parametrize("clip_value", [None, 0.2])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_the_ppo_loss_and_its_gradient_are_the_papers(name, space, net, clip_value, normalize):
+@pytest.mark.parametrize("path", PATHS)
+def test_the_ppo_loss_and_its_gradient_are_the_papers(name, space, net, clip_value, normalize, path):
     settings = {"clip_value": clip_value, "normalize_advantage": normalize, "entropy": 0.03, "value_coef": 0.7}
     algo, model = make(name, space, clip=0.15, **settings, **({"net": net} if net else {}))
     rows = disturbed(algo.prepare(model, batch_for(algo, model, fault=0.1)))
-    output = algo.loss(model, None, rows, 0.0)
+    output, found = learned(algo, model, rows, path)
     loss, said = literal_ppo(model, rows, algo.config, 0.15)
     assert 0.1 < said["loss/clip_fraction"] < 0.9
-    assert output.loss.item() == pytest.approx(loss, rel=1e-4, abs=1e-5)
+    assert number(output.loss) == pytest.approx(loss, rel=1e-4, abs=1e-5)
     for key, value in said.items():
-        assert float(output.metrics[key]) == pytest.approx(value, rel=1e-4, abs=1e-5), key
+        assert number(output.metrics[key]) == pytest.approx(value, rel=1e-4, abs=1e-5), key
     expected = gradients(plain_ppo(model, rows, algo.config, 0.15), model)
-    for mine, theirs in zip(gradients(output.loss, model), expected, strict=True):
+    for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-4)
 
 
@@ -242,11 +248,12 @@ def one_row(algo, model, **changes):
         (-0.5, -1.0, False),
     ],
 )
-def test_the_clip_stops_only_what_goes_further_away(log_ratio, advantage, moves):
+@pytest.mark.parametrize("path", PATHS)
+def test_the_clip_stops_only_what_goes_further_away(log_ratio, advantage, moves, path):
     algo, model = make("ppo", entropy=0.0, value_coef=0.0)
     rows = one_row(algo, model, advantage=advantage)
     rows.logp = (evaluate(model, rows)[0] - log_ratio).detach()
-    found = gradients(algo.loss(model, None, rows, 0.0).loss, model)
+    _, found = learned(algo, model, rows, path)
     assert (sum(float(g.abs().sum()) for g in found) > 1e-6) == moves
 
 
@@ -260,39 +267,43 @@ def test_the_clip_stops_only_what_goes_further_away(log_ratio, advantage, moves)
         (1.0, -5.0, "clipped", False),
     ],
 )
-def test_the_value_clip_is_around_the_old_value_and_keeps_a_gradient(old, target, error, moves):
+@pytest.mark.parametrize("path", PATHS)
+def test_the_value_clip_is_around_the_old_value_and_keeps_a_gradient(old, target, error, moves, path):
     algo, model = make("ppo", entropy=0.0, clip_value=0.5, value_coef=1.0)
     rows = one_row(algo, model, advantage=0.0)
     value = float(evaluate(model, rows)[2].detach())
     rows.value, rows.target = torch.tensor([value + old]), torch.tensor([value + target])
-    output = algo.loss(model, None, rows, 0.0)
+    output, found = learned(algo, model, rows, path)
     near = value + old + np.clip(-old, -0.5, 0.5)
     expected = {"own": target**2, "clipped": (near - value - target) ** 2}[error]
-    assert float(output.metrics["loss/value"]) == pytest.approx(0.5 * expected, rel=1e-4)
-    assert (sum(float(g.abs().sum()) for g in gradients(output.loss, model)) > 1e-6) == moves
+    assert number(output.metrics["loss/value"]) == pytest.approx(0.5 * expected, rel=1e-4)
+    assert (sum(float(g.abs().sum()) for g in found) > 1e-6) == moves
 
 
-def test_without_a_value_clip_a_far_value_is_not_bound():
+@pytest.mark.parametrize("path", PATHS)
+def test_without_a_value_clip_a_far_value_is_not_bound(path):
     algo, model = make("ppo", entropy=0.0)
     rows = one_row(algo, model, advantage=0.0, target=1e3, value=-1e3)
-    assert sum(float(g.abs().sum()) for g in gradients(algo.loss(model, None, rows, 0.0).loss, model)) > 100
+    assert sum(float(g.abs().sum()) for g in learned(algo, model, rows, path)[1]) > 100
 
 
-def test_the_clip_falls_with_progress_when_asked_to():
+@pytest.mark.parametrize("path", PATHS)
+def test_the_clip_falls_with_progress_when_asked_to(path):
     algo, model = make("ppo", clip=0.4, anneal_clip=True)
     rows = disturbed(algo.prepare(model, batch_for(algo, model)))
     for progress in (0.0, 0.5, 0.75):
         expected, _ = literal_ppo(model, rows, algo.config, 0.4 * (1 - progress))
-        assert algo.loss(model, None, rows, progress).loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        output, _ = learned(algo, model, rows, path, progress)
+        assert number(output.loss) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-def test_a_policy_that_moved_too_far_stops_the_epochs():
+@pytest.mark.parametrize("path", PATHS)
+def test_a_policy_that_moved_too_far_stops_the_epochs(path):
     algo, model = make("ppo", target_kl=0.01)
     rows = algo.prepare(model, batch_for(algo, model))
-    assert not algo.loss(model, None, rows, 0.0).stop
-    far = disturbed(rows)
-    output = algo.loss(model, None, far, 0.0)
-    assert float(output.metrics["loss/kl"]) > 0.015
+    assert not learned(algo, model, rows, path)[0].stop
+    output, _ = learned(algo, model, disturbed(rows), path)
+    assert number(output.metrics["loss/kl"]) > 0.015
     assert output.stop
 
 
@@ -345,22 +356,23 @@ def policy_gradient(model, rows, normalize, value_coef, entropy_coef, lib):
     return (-logp * advantage + value_coef * 0.5 * (value - target) ** 2 - entropy_coef * entropy).mean()
 
 
-def assert_policy_gradient(algo, model, rows, normalize, value_coef):
-    output = algo.loss(model, None, rows, 0.0)
+def assert_policy_gradient(algo, model, rows, normalize, value_coef, path):
+    output, found = learned(algo, model, rows, path)
     expected = policy_gradient(model, rows, normalize, value_coef, algo.config.entropy, np)
-    assert output.loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert number(output.loss) == pytest.approx(expected, rel=1e-4, abs=1e-5)
     plain = policy_gradient(model, rows, normalize, value_coef, algo.config.entropy, torch)
-    for mine, theirs in zip(gradients(output.loss, model), gradients(plain, model), strict=True):
+    for mine, theirs in zip(found, gradients(plain, model), strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-4)
 
 
 @pytest.mark.parametrize(("name", "space", "net"), cases(["a2c"], cores=(LSTM, GRU)))
 @pytest.mark.parametrize("normalize", [True, False])
-def test_the_a2c_loss_and_its_gradient_are_the_papers(name, space, net, normalize):
+@pytest.mark.parametrize("path", PATHS)
+def test_the_a2c_loss_and_its_gradient_are_the_papers(name, space, net, normalize, path):
     settings = {"net": net} if net else {}
     algo, model = make(name, space, entropy=0.02, value_coef=0.6, normalize_advantage=normalize, **settings)
     rows = algo.prepare(model, batch_for(algo, model, fault=0.1))
-    assert_policy_gradient(algo, model, rows, normalize, 0.6)
+    assert_policy_gradient(algo, model, rows, normalize, 0.6, path)
 
 
 def episodes_for(algo, model, count=6, seed=0):
@@ -375,7 +387,8 @@ def episodes_for(algo, model, count=6, seed=0):
 @pytest.mark.parametrize("space", SPECS)
 @pytest.mark.parametrize("baseline", [True, False])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_the_reinforce_loss_is_over_whole_episodes_and_no_padding(space, baseline, normalize):
+@pytest.mark.parametrize("path", PATHS)
+def test_the_reinforce_loss_is_over_whole_episodes_and_no_padding(space, baseline, normalize, path):
     algo, model = make(
         "reinforce", space, baseline=baseline, normalize_return=normalize, gamma=0.9, entropy=0.02, episodes=6
     )
@@ -397,7 +410,7 @@ def test_the_reinforce_loss_is_over_whole_episodes_and_no_padding(space, baselin
     keep = ~batch.faulty
     np.testing.assert_allclose(rows.target, returns[keep], atol=1e-4)
     np.testing.assert_allclose(rows.advantage, advantages[keep], atol=1e-4)
-    assert_policy_gradient(algo, model, rows, normalize, algo.config.value_coef if baseline else 0.0)
+    assert_policy_gradient(algo, model, rows, normalize, algo.config.value_coef if baseline else 0.0, path)
 
 
 # -- DQN -----------------------------------------------------------------------------------------------------------
@@ -416,38 +429,44 @@ def transitions_for(algo, seed=0):
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("prioritised", [True, False])
-def test_the_dqn_loss_regresses_to_the_discounted_value_of_the_best_next_action(space, double, dueling, prioritised):
+@pytest.mark.parametrize("path", PATHS)
+def test_the_dqn_loss_regresses_to_the_value_of_the_best_next_action(space, double, dueling, prioritised, path):
     config = dqn.Config(double=double, dueling=dueling, prioritised=prioritised, batch_size=64, learning_starts=64)
     algo = dqn.Dqn(config, SPECS[space], 4)
     model, target = randomize(algo.build_model(), 0, 0.3), randomize(algo.build_model(), 1, 0.3)
     batch = transitions_for(algo)
     batch.weight = np.random.default_rng(0).uniform(0.1, 1, 64).astype(np.float32)
     batch.reward *= 3  # so that both parts of the Huber loss are met
-    output = algo.loss(model, target, batch, 0.0)
-    q, next_q, next_target = (
-        numpy_of(net(torch.from_numpy(obs)))
-        for net, obs in ((model, batch.obs), (model, batch.next_obs), (target, batch.next_obs))
-    )
+    output, found = learned(algo, model, batch, path, target=target)
+    q = model(torch.from_numpy(batch.obs))
+    next_q, next_target = (numpy_of(net(torch.from_numpy(batch.next_obs))) for net in (model, target))
     terms, errors = [], []
     for i in range(64):
         best = np.argmax(next_q[i] if double else next_target[i])
         goal = batch.reward[i] + batch.discount[i] * next_target[i][best]
-        number = batch.action[i] if space == "discrete" else 3 * batch.action[i][0] + batch.action[i][1]
-        error = q[i][number] - goal
+        chosen = batch.action[i] if space == "discrete" else 3 * batch.action[i][0] + batch.action[i][1]
+        error = q[i, chosen] - float(goal)
         huber = 0.5 * error**2 if abs(error) < 1 else abs(error) - 0.5
         terms.append(huber * (batch.weight[i] if prioritised else 1))
-        errors.append(abs(error))
+        errors.append(abs(number(error)))
     assert min(errors) < 1 < max(errors)
-    assert output.loss.item() == pytest.approx(np.mean(terms), rel=1e-4)
+    expected = sum(terms) / 64
+    assert number(output.loss) == pytest.approx(number(expected), rel=1e-4)
+    assert number(output.metrics["loss/q"]) == pytest.approx(_mean_q(q, batch, algo), rel=1e-4, abs=1e-5)
     if prioritised:
-        np.testing.assert_allclose(output.priorities, errors, atol=1e-4)
-    assert all(
-        g.abs().sum() == 0 for g in gradients(output.loss + 0 * sum(p.sum() for p in target.parameters()), target)
-    )
+        np.testing.assert_allclose(np.asarray(output.priorities), errors, atol=1e-4)
+    for mine, theirs in zip(found, gradients(expected, model), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+    assert all((param.grad == 0).all() for param in target.parameters())
+
+
+def _mean_q(q, batch, algo):
+    return float(np.mean([number(q[i, chosen]) for i, chosen in enumerate(algo.choices.from_env(batch.action))]))
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_only_a_terminated_episode_ends_the_value(n):
+@pytest.mark.parametrize("path", PATHS)
+def test_only_a_terminated_episode_ends_the_value(n, path):
     """Rewards of 1: a transition's target is the sum of m of them and, unless terminated, gamma^m of what follows."""
     config = dqn.Config(n_step=n, gamma=0.5, batch_size=256, learning_starts=256, double=False)
     algo = dqn.Dqn(config, SPECS["discrete"], 4)
@@ -455,7 +474,7 @@ def test_only_a_terminated_episode_ends_the_value(n):
     with torch.no_grad():
         for param in target.parameters():
             param.zero_()
-        target.advantage.bias.fill_(100.0)
+        target.head.bias.fill_(100.0)
     store = ReplayStore(algo.spec, algo.data, 4, 0)
     seen = set()
     for seed in range(8):
@@ -465,9 +484,9 @@ def test_only_a_terminated_episode_ends_the_value(n):
     batch = store.get().batch
     model = copy.deepcopy(target)
     with torch.no_grad():
-        model.advantage.bias.zero_()
+        model.head.bias.zero_()
     algo_loss = dqn.Dqn(dqn.Config(prioritised=True, double=False), SPECS["discrete"], 4)
-    goals = algo_loss.loss(model, target, batch, 0.0).priorities.numpy()
+    goals = np.asarray(learned(algo_loss, model, batch, path, target=target)[0].priorities)
     for goal, discount in zip(goals, batch.discount, strict=True):
         steps = {m: sum(0.5**k for k in range(m)) for m in range(1, n + 1)}
         if discount == 0:
@@ -518,8 +537,10 @@ def test_a_policy_of_values_decides_the_same_in_two_halves():
 
 
 @pytest.mark.parametrize(("name", "space", "net"), cases(["ppo"], cores=(LSTM, GRU)))
-def test_the_ratio_is_1_for_the_policy_that_acted(name, space, net):
+@pytest.mark.parametrize("path", PATHS)
+def test_the_ratio_is_1_for_the_policy_that_acted(name, space, net, path):
     algo, model = make(name, space, **({"net": net} if net else {}))
+    on_path(model, path)
     if model.log_std is not None:
         with torch.no_grad():
             model.log_std.fill_(1.0)
@@ -533,8 +554,16 @@ def test_the_ratio_is_1_for_the_policy_that_acted(name, space, net):
         assert leaves.max() == box.high.max()
     rows = algo.prepare(model, traj)
     for part in [rows, *algo.minibatches(rows, torch.Generator().manual_seed(0))]:
-        ratio = (evaluate(model, part)[0] - part.logp).exp()
-        assert float((ratio - 1).abs().max()) < 1e-5
+        ratio = (log_prob(model, part) - part.logp).exp()
+        assert number((ratio - 1).abs().max()) < 1e-5
+
+
+def log_prob(model, rows):
+    """By the path that the model learns on."""
+    if model.lean is None:
+        return evaluate(model, rows)[0]
+    params = model.lean_params(rows.obs.numpy())
+    return torch.from_numpy(model.actions.explicit(params, rows.action.numpy())[0])
 
 
 @pytest.mark.parametrize(("name", "space", "net"), cases(["ppo"], cores=(LSTM,)))
@@ -560,7 +589,8 @@ def _params(model, rows):
 
 
 @pytest.mark.parametrize(("name", "space", "net"), cases(["ppo", "a2c"], cores=(LSTM, GRU)))
-def test_nothing_of_a_faulty_row_reaches_a_loss(name, space, net):
+@pytest.mark.parametrize("path", PATHS)
+def test_nothing_of_a_faulty_row_reaches_a_loss(name, space, net, path):
     algo, model = make(name, space, **({"net": net} if net else {}))
     traj = batch_for(algo, model, fault=0.15)
     other = copy.deepcopy(traj)
@@ -577,17 +607,19 @@ def test_nothing_of_a_faulty_row_reaches_a_loss(name, space, net):
     apart = bad & ~before
     other.obs[:-1][apart] += 1 if net is None else 0
     results = []
+    on_path(model, path)
     for batch in (traj, other):
-        rows = algo.prepare(model, batch)
-        output = algo.loss(model, None, rows, 0.0)
-        results.append((output.loss.detach(), gradients(output.loss, model)))
-    assert torch.equal(results[0][0], results[1][0])
+        output, found = learned(algo, model, algo.prepare(model, batch), path)
+        results.append((number(output.loss), found))
+    assert results[0][0] == results[1][0]
     for a, b in zip(results[0][1], results[1][1], strict=True):
         assert torch.equal(a, b)
 
 
-def test_padding_of_episodes_reaches_no_loss():
+@pytest.mark.parametrize("path", PATHS)
+def test_padding_of_episodes_reaches_no_loss(path):
     algo, model = make("reinforce", episodes=6)
+    on_path(model, path)
     batch = episodes_for(algo, model)
     other = copy.deepcopy(batch)
     pad = other.faulty
@@ -595,8 +627,9 @@ def test_padding_of_episodes_reaches_no_loss():
     other.extras["logp"][pad] = -3
     other.extras["action"][pad] = 0
     other.obs[:-1][pad] += 5
-    losses = [algo.loss(model, None, algo.prepare(model, b), 0.0).loss for b in (batch, other)]
-    assert torch.equal(*losses)
+    results = [learned(algo, model, algo.prepare(model, b), path) for b in (batch, other)]
+    assert number(results[0][0].loss) == number(results[1][0].loss)
+    assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c"])
@@ -661,18 +694,19 @@ def test_on_policy_slices_of_a_batch_give_the_same_rows():
     torch.testing.assert_close(part.target, target, atol=1e-5, rtol=1e-5)
 
 
-def test_trees_of_observations_go_through_every_loss():
+@pytest.mark.parametrize("path", PATHS)
+def test_trees_of_observations_go_through_every_loss(path):
     space = spaces.Dict({"a": spaces.Box(-9, 9, (2,), np.float32), "b": spaces.Box(-9, 9, (), np.float64)})
     spec = EnvSpec(space, spaces.Discrete(3))
     for kind, config in ON_POLICY.values():
         algo = kind(config(), spec, 4)
         model = algo.build_model()
         rows = algo.prepare(model, batch_for(algo, model))
-        assert torch.isfinite(algo.loss(model, None, rows, 0.0).loss)
+        assert np.isfinite(number(learned(algo, model, rows, path)[0].loss))
     algo = dqn.Dqn(dqn.Config(batch_size=8, learning_starts=8), spec, 4)
     traj = experience(spec)
     flat = tree_map(lambda leaf: leaf[:-1, 0], traj.obs)
     after = tree_map(lambda leaf: leaf[1:, 0], traj.obs)
     batch = Transitions(flat, traj.action[:, 0], traj.reward[:, 0], np.ones(12, np.float32), after, np.ones(12))
     model = algo.build_model()
-    assert torch.isfinite(algo.loss(model, algo.build_model(), batch, 0.0).loss)
+    assert np.isfinite(number(learned(algo, model, batch, path, target=algo.build_model())[0].loss))

@@ -1,21 +1,23 @@
 """Networks: encoders of every space, normalisation, memory, and the lean forms that must say the same."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
 
-from corral.acting.lean import LeanActor
 from corral.acting.model_policy import to_tensors
 from corral.errors import UserError
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.nets.encoder import Encoder
+from corral.nets.lean import LeanMlp
 from corral.nets.obs_norm import ObsNorm
 from corral.nets.q_network import QNetwork
 from corral.nets.recurrent import Core
-from corral.nets.twin import TwinMlp
+from corral.nets.torsos import linears, mlp
 from corral.spaces import Layout
 from corral.types import EnvSpec, tree_map
 
@@ -171,65 +173,60 @@ def test_only_float_parts_are_normalised_and_the_statistics_are_saved_with_the_n
     np.testing.assert_array_equal(other(to_tensors(obs, torch.device("cpu"))).numpy(), out)
 
 
-# -- towers and heads ----------------------------------------------------------------------------------------------
-
-
-def literal_towers(twin, x, activation):
-    """Both towers, one after the other, by plain layers in float64."""
-    results = []
-    for which in range(2):
-        size = twin.first.out_features // 2
-        part = slice(which * size, (which + 1) * size)
-        out = activation(x @ twin.first.weight.double()[part].T + twin.first.bias.double()[part])
-        for weight, bias in zip(twin.weights, twin.biases, strict=True):
-            out = activation(out @ weight.double()[which] + bias.double()[which])
-        results.append(out)
-    return results
+# -- heads, and small networks in NumPy -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("hidden", [(8,), (8, 6), (5, 8, 6)])
-def test_twin_towers_are_two_plain_networks_in_value_and_gradient(activation, hidden):
-    twin = randomize(TwinMlp(3, hidden, activation))
-    function = {"tanh": torch.tanh, "relu": torch.relu}[activation]
-    rows = torch.randn(17, 3, generator=torch.Generator().manual_seed(1))
-    inputs, exact_inputs = rows.clone().requires_grad_(), rows.double().requires_grad_()
-    weight = torch.randn(2, 17, hidden[-1], generator=torch.Generator().manual_seed(2))
-    got = twin(inputs)
-    (got[0] * weight[0] + got[1] * weight[1]).sum().backward()
-    gradients = [param.grad.clone() for param in twin.parameters()]
-    twin.zero_grad()
-    expected = literal_towers(twin, exact_inputs, function)
-    (expected[0] * weight[0] + expected[1] * weight[1]).sum().backward()
-    for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a.double(), b, atol=2e-6, rtol=1e-5)
-    for a, param in zip(gradients, twin.parameters(), strict=True):
-        torch.testing.assert_close(a, param.grad, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(inputs.grad.double(), exact_inputs.grad, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(twin.policy(rows), got[0].detach(), atol=2e-6, rtol=1e-5)
+@pytest.mark.parametrize("hidden", [(), (8,), (8, 6), (5, 8, 6)])
+def test_a_small_network_in_numpy_is_torchs_in_value_and_gradient(activation, hidden):
+    net = randomize(nn.Sequential(mlp(3, hidden, activation), nn.Linear(hidden[-1] if hidden else 3, 4)))
+    for param in net.parameters():
+        param.grad = torch.ones_like(param)  # gradients are added to
+    lean = LeanMlp(linears(net), activation)
+    rows = torch.randn(17, 3, generator=torch.Generator().manual_seed(1)) * 3
+    weight = torch.randn(17, 4, generator=torch.Generator().manual_seed(2))
+    outputs = lean.forward(rows.numpy())
+    lean.backward(rows.numpy(), outputs, weight.numpy())
+    got = [param.grad.clone() for param in net.parameters()]
+    net.double()
+    exact = net(rows.double())
+    np.testing.assert_allclose(outputs[-1], exact.detach().numpy(), atol=3e-6, rtol=1e-5)
+    found = torch.autograd.grad((exact * weight).sum(), list(net.parameters()))
+    for mine, theirs in zip(got, found, strict=True):
+        torch.testing.assert_close(mine.double() - 1, theirs, atol=2e-5, rtol=1e-4)
 
 
-def test_only_one_tower_in_use_gives_the_other_no_gradient():
-    twin = randomize(TwinMlp(3, (8, 6), "tanh"))
-    policy, _ = twin(torch.ones(4, 3))
-    policy.sum().backward()
-    assert twin.first.weight.grad[8:].abs().max() == 0
-    assert twin.weights[0].grad[1].abs().max() == 0
-    assert twin.weights[0].grad[0].abs().max() > 0
+def test_huge_inputs_saturate_and_nothing_warns():
+    net = randomize(nn.Sequential(mlp(3, (8,), "tanh"), nn.Linear(8, 2)))
+    lean = LeanMlp(linears(net), "tanh")
+    rows = np.array([[1e5, -1e5, 3.0], [-1e30, 1e30, 1e30]], np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = lean.forward(rows)
+    assert set(np.abs(out[0]).reshape(-1)) == {1.0}
+    np.testing.assert_allclose(out[-1], net(torch.from_numpy(rows)).detach(), atol=1e-5)
 
 
 def test_dueling_values_have_the_advantages_mean_taken_out():
     model = randomize(QNetwork(spec_of(), 4, NetConfig(), dueling=True))
     obs = torch.randn(6, 3)
-    features = model.torso(model.encoder(obs))
-    value, advantage = model.value(features), model.advantage(features)
+    out = model.head(model.torso(model.encoder(obs)))
+    advantage, value = out[:, :4], out[:, 4:]
     torch.testing.assert_close(model(obs), value + advantage - advantage.mean(-1, keepdim=True))
     torch.testing.assert_close(model(obs).mean(-1, keepdim=True), value)
 
 
+TREE = spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3), "c": spaces.Box(0, 255, (2,), np.uint8)})
+OBSERVATIONS = {
+    "float32": VECTOR,
+    "float64": spaces.Box(-9, 9, (2, 2), np.float64),
+    "discrete": spaces.Discrete(3),
+    "tree": TREE,
+}
 NETS = {
-    "actor": lambda config, action: ActorCritic(spec_of(action=action), config),
-    "q": lambda config, action: QNetwork(spec_of(), 4, config, dueling=False),
+    "actor": lambda spec, config: ActorCritic(spec, config),
+    "q": lambda spec, config: QNetwork(spec, 4, config, dueling=False),
+    "dueling": lambda spec, config: QNetwork(spec, 4, config, dueling=True),
 }
 ACTIONS = {
     "discrete": spaces.Discrete(4),
@@ -238,58 +235,61 @@ ACTIONS = {
 }
 
 
-def outputs(model, obs):
-    out = model(obs)
-    return (out[0] if isinstance(out, tuple) else out).detach().numpy()
+def shrink(model):
+    with torch.no_grad():
+        for param in model.parameters():
+            param.mul_(0.3)
+    return model
 
 
 @pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("observation", OBSERVATIONS)
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("hidden", [(16,), (64, 64)])
-def test_acting_without_torch_says_what_the_network_says(net, action, activation, normalize, hidden):
+@pytest.mark.parametrize("hidden", [(), (64, 64)])
+def test_acting_in_numpy_says_what_the_network_says(net, observation, activation, normalize, hidden):
+    space = OBSERVATIONS[observation]
     config = NetConfig(hidden=hidden, activation=activation, normalize_obs=normalize)
-    model = randomize(NETS[net](config, ACTIONS[action]))
-    with torch.no_grad():
-        for param in model.parameters():
-            param.mul_(0.3)
-    lean = LeanActor.of(model)
-    assert lean is not None
-    rng = np.random.default_rng(0)
-    obs = rng.normal(size=(9, 3)).astype(np.float32)
-    np.testing.assert_allclose(lean(obs), outputs(model, torch.from_numpy(obs)), atol=1e-6, rtol=1e-5)
-    randomize(model, seed=3)  # it looks at the weights, and at the statistics, as they are now
-    with torch.no_grad():
-        for param in model.parameters():
-            param.mul_(0.3)
-    model.observe(torch.from_numpy(rng.normal(2, 3, (50, 3)).astype(np.float32)))
-    np.testing.assert_allclose(lean(obs), outputs(model, torch.from_numpy(obs)), atol=1e-6, rtol=1e-5)
-    if net == "actor":
-        acted = model.act(torch.from_numpy(obs), None, None)[0].detach().numpy()
-        np.testing.assert_allclose(acted, lean(obs), atol=1e-6, rtol=1e-5)
+    model = shrink(randomize(NETS[net](spec_of(space, ACTIONS["hybrid"]), config)))
+    assert model.go_lean()
+    obs = batch_of(space, 9)
+    tensors = to_tensors(obs, torch.device("cpu"))
 
+    def check():
+        torch_says = model(tensors)
+        if net == "actor":
+            np.testing.assert_allclose(model.lean_params(obs), torch_says[0].detach(), atol=2e-6, rtol=1e-5)
+            np.testing.assert_allclose(model.value(tensors), torch_says[1].detach(), atol=2e-6, rtol=1e-5)
+            acted = model.act(tensors, None, None)[0]
+            np.testing.assert_allclose(acted.detach(), torch_says[0].detach(), atol=2e-6, rtol=1e-5)
+        else:
+            np.testing.assert_allclose(model.lean_values(obs), torch_says.detach(), atol=2e-6, rtol=1e-5)
 
-def test_float64_observations_act_as_the_network_sees_them():
-    model = randomize(ActorCritic(spec_of(spaces.Box(-1, 1, (3,), np.float64)), NetConfig(normalize_obs=True)))
-    obs = np.random.default_rng(0).normal(size=(5, 3)) + 1e-9
-    lean = LeanActor.of(model)
-    assert lean is not None
-    np.testing.assert_allclose(lean(obs), outputs(model, torch.from_numpy(obs)), atol=5e-6)
+    check()
+    shrink(randomize(model, seed=3))  # it looks at the weights, and at the statistics, as they are now
+    model.observe(to_tensors(batch_of(space, 50, seed=4), torch.device("cpu")))
+    check()
 
 
 @pytest.mark.parametrize(
     "model",
     [
-        QNetwork(spec_of(), 4, NetConfig(), dueling=True),
-        ActorCritic(spec_of(spaces.Discrete(3)), NetConfig()),
-        ActorCritic(spec_of(spaces.Dict({"a": VECTOR})), NetConfig()),
         ActorCritic(spec_of(), NetConfig(core="gru")),
-        ActorCritic(spec_of(), NetConfig(hidden=())),
+        ActorCritic(spec_of(spaces.Box(0, 255, (40, 40), np.uint8)), NetConfig()),
+        QNetwork(spec_of(spaces.Box(0, 255, (40, 40), np.uint8)), 4, NetConfig(), dueling=False),
     ],
 )
-def test_what_is_more_than_plain_layers_has_no_lean_form(model):
-    assert LeanActor.of(model) is None
+def test_what_is_more_than_plain_layers_stays_with_torch(model):
+    assert not model.go_lean()
+    assert model.lean is None
+
+
+def test_policy_and_value_of_a_vector_share_nothing():
+    model = randomize(ActorCritic(spec_of(), NetConfig()))
+    params, value = model(torch.randn(5, 3))
+    of_policy = torch.autograd.grad(params.sum(), list(model.parameters()), allow_unused=True, retain_graph=True)
+    of_value = torch.autograd.grad(value.sum(), list(model.parameters()), allow_unused=True)
+    assert all((a is None) != (b is None) for a, b in zip(of_policy, of_value, strict=True))
 
 
 # -- memory ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,233 @@
+"""`corral eval`, `corral record` and `corral export` on runs that are there."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import corral
+from corral.cli.eval import Eval
+from corral.cli.export import Export
+from corral.cli.parse import parse
+from corral.cli.record import Record
+from corral.envs.suites import pixels
+from corral.errors import UserError
+from corral.runs.load import load_policy
+from corral.runs.video import record
+
+HERE = Path(__file__).parent
+PPO = {"num_envs": 2, "preset": "none", "quiet": True, "length": 16, "minibatches": 1, "evaluation.episodes": 3}
+ENVS = '''
+import gymnasium, numpy as np
+from gymnasium import spaces
+class Blind(gymnasium.Env):
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t >= 5, False, {}
+class Odd(Blind):
+    """Frames of odd sizes, whose brightness tells the step."""
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+    def render(self):
+        return np.full((33, 41, 3), 40 * self.t, np.uint8)
+class Wrong(Odd):
+    def render(self):
+        return [[1, 2]]
+class Growing(Odd):
+    def render(self):
+        return np.zeros((32 + self.t, 32, 3), np.uint8)
+'''
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    (root / "film_envs.py").write_text(ENVS)
+    corral.train("ppo", "CartPole-v1", 192, 5, root / "cartpole", **PPO, **{"evaluation.every_steps": 64})
+    sys.path.insert(0, str(root))
+    try:
+        for name in ("Blind", "Odd", "Wrong", "Growing"):
+            corral.train("ppo", f"film_envs:{name}", 32, 5, root / name, **PPO)
+        yield root
+    finally:
+        sys.path.remove(str(root))
+
+
+def corral_command(*args):
+    return subprocess.run(
+        [sys.executable, "-m", "corral", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path[1:]])},
+    )
+
+
+def run(command, *args):
+    return parse(command, list(map(str, args)), "corral").run()
+
+
+def frames_of(path):
+    import imageio_ffmpeg
+
+    reader = imageio_ffmpeg.read_frames(str(path))
+    facts = next(reader)
+    width, height = facts["size"]
+    return facts, [np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader]
+
+
+def test_eval_repeats_what_the_run_has_recorded(runs):
+    done = corral_command("eval", runs / "cartpole", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    recorded = load_policy(runs / "cartpole").evaluation
+    assert found["deterministic"] == {k: recorded[k] for k in found["deterministic"]}
+    with open(runs / "cartpole" / "metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("eval/return_sampled")]
+    at_best = [row for row in rows if int(row["env_steps"]) == found["step"]]
+    assert float(at_best[0]["eval/return"]) == found["deterministic"]["mean"]
+    assert float(at_best[0]["eval/return_sampled"]) == found["sampled"]["mean"]
+
+
+def test_eval_prints_a_table(runs, capsys):
+    run(Eval, runs / "cartpole", "--episodes", 4)
+    title, head, deterministic, sampled, recorded = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"ppo on CartPole-v1, checkpoint of step \d+, 4 episodes of each kind", title)
+    assert head.split() == ["actions", "mean", "return", "std", "95", "%", "interval", "min", "max", "length"]
+    for line, name in ((deterministic, "deterministic"), (sampled, "sampled")):
+        assert re.match(rf"{name} +[\d.]+ +[\d.]+ +-?[\d.]+ to [\d.]+ +[\d.]+ +[\d.]+ +\d+ \(\d+ to \d+\)", line)
+    assert re.fullmatch(r"Recorded by the run: mean return [\d.]+ over 3 episodes, deterministic", recorded)
+
+
+def test_eval_plays_what_is_asked_for(runs, capsys):
+    def played(*args):
+        run(Eval, runs / "cartpole", "--json", *args)
+        return json.loads(capsys.readouterr().out)
+
+    one = played("--sampled", "--episodes", 20, "--seed", 1)
+    assert "deterministic" not in one
+    assert len(one["sampled"]["returns"]) == 20
+    assert one == played("--sampled", "--episodes", 20, "--seed", 1)
+    assert one != played("--sampled", "--episodes", 20, "--seed", 2)
+    assert set(played("--deterministic", "--episodes", 1)) == {"run", "step", "deterministic"}
+    assert played("--checkpoint", "latest", "--episodes", 1)["step"] == 192
+
+
+def test_eval_shows_the_games_on_a_screen(runs, capsys, monkeypatch):
+    import pygame
+
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    shown = []
+    flip = pygame.display.flip
+    monkeypatch.setattr(pygame.display, "flip", lambda: (shown.append(1), flip()))
+    run(Eval, runs / "cartpole", "--render", "--episodes", 1, "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["run", "step", "deterministic"]
+    assert len(shown) >= found["deterministic"]["lengths"][0]
+
+
+def test_without_a_screen_eval_names_record(runs, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    with pytest.raises(UserError, match="no display .* `corral record`"):
+        run(Eval, runs / "cartpole", "--render")
+
+
+def test_a_video_has_a_frame_at_the_start_and_one_per_step(runs, tmp_path, capsys):
+    run(Record, runs / "Odd", "-o", tmp_path / "deep" / "odd.mp4", "--episodes", 2)
+    assert capsys.readouterr().out == (f"Wrote {tmp_path}/deep/odd.mp4: 12 frames, 1.5 s at 8 fps, return 5, 5\n")
+    facts, frames = frames_of(tmp_path / "deep" / "odd.mp4")
+    assert (facts["codec"], facts["size"], facts["fps"]) == ("h264", (42, 34), 8.0)
+    assert facts["pix_fmt"].startswith("yuv420p")
+    assert len(frames) == 12
+    levels = [frame.mean() for frame in frames]
+    np.testing.assert_allclose(levels, [40 * t for t in range(6)] * 2, atol=6)
+    assert os.listdir(tmp_path / "deep") == ["odd.mp4"]
+
+
+def test_cartpole_is_filmed_without_a_screen(runs, tmp_path):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        os.environ.pop(name, None)
+    done = corral_command("record", runs / "cartpole", "-o", tmp_path / "a.mp4", "--fps", 25)
+    assert done.returncode == 0, done.stderr
+    steps = load_policy(runs / "cartpole").evaluation["lengths"][0]
+    assert f"{steps + 1} frames" in done.stdout
+    facts, frames = frames_of(tmp_path / "a.mp4")
+    assert (len(frames), facts["size"], facts["fps"]) == (steps + 1, (600, 400), 25.0)
+    assert frames[0].std() > 10  # something is drawn
+
+
+def test_a_video_ends_after_so_many_seconds(runs, tmp_path, capsys):
+    run(Record, runs / "Odd", "-o", tmp_path / "a.mp4", "--episodes", 100, "--seconds", 2, "--sampled")
+    assert "16 frames, 2.0 s at 8 fps, return 5, 5, cut after 2 s (--seconds)" in capsys.readouterr().out
+
+
+def test_pixels_are_filmed_in_full(tmp_path):
+    corral.train("ppo", pixels("CartPole-v1", size=36), 32, 0, tmp_path / "run", **PPO)
+    loaded = load_policy(tmp_path / "run")
+    film = record(loaded.experiment, loaded.as_policy(), tmp_path / "a.mp4")
+    facts, frames = frames_of(film.path)
+    assert (len(frames), facts["size"]) == (film.returns[0] + 1, (600, 400))
+
+
+def test_atari_is_filmed_at_the_speed_of_the_console(tmp_path):
+    pytest.importorskip("ale_py")
+    settings = PPO | {"length": 4, "evaluation.episodes": 0}
+    corral.train("ppo", "ALE/Breakout-v5", 8, 0, tmp_path / "run", **settings)
+    loaded = load_policy(tmp_path / "run")
+    assert loaded.evaluation is None
+    film = record(loaded.experiment, loaded.as_policy(deterministic=False), tmp_path / "a.mp4", seconds=2)
+    facts, frames = frames_of(film.path)
+    assert (facts["size"], facts["fps"], film.fps) == ((160, 210), 15.0, 15.0)
+    assert len(frames) == film.frames >= 30
+    assert frames[0].std() > 5
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "words"),
+    [
+        (Record, ["cartpole", "-o", "a.avi"], "--out must end in .mp4, got a.avi"),
+        (Record, ["cartpole", "--episodes", "0"], "--episodes must be above 0"),
+        (Record, ["cartpole", "--seed", "-1"], "--seed must be at least 0"),
+        (Record, ["Blind", "-o", "a.mp4"], "film_envs:Blind takes no render_mode"),
+        (Record, ["Wrong", "-o", "a.mp4"], "Wrong cannot be filmed: with render_mode='rgb_array'"),
+        (Record, ["Growing", "-o", "a.mp4"], "must keep their size"),
+        (Record, ["Odd", "-o", "/proc/nowhere/a.mp4"], "cannot be written"),
+        (Eval, ["nowhere"], "no run at nowhere"),
+        (Eval, ["cartpole", "--episodes", "0"], "--episodes must be at least 1"),
+        (Eval, ["cartpole", "--checkpoint", "lates"], "no checkpoint 'lates'"),
+        (Export, ["cartpole", "-o", "a.h5"], "must end in .onnx or .pt"),
+    ],
+)
+def test_a_mistake_is_one_sentence(runs, monkeypatch, command, args, words):
+    monkeypatch.chdir(runs)
+    before = sorted(os.listdir(runs))
+    with pytest.raises(UserError) as caught:
+        run(command, *args)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert sorted(os.listdir(runs)) == before
+
+
+def test_export_says_what_goes_in_and_out(runs, tmp_path):
+    done = corral_command("export", runs / "cartpole", "-o", tmp_path / "policy.onnx")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    wrote, inputs, outputs, parity = done.stdout.splitlines()
+    assert wrote.startswith(f"Wrote {tmp_path}/policy.onnx, ")
+    assert inputs == "Inputs: obs float32 [n, 4]"
+    assert outputs == "Outputs: action int64 [n]"
+    assert re.fullmatch(r"Largest difference to the agent, over 216 random observations: \d\.\de[+-]\d\d", parity)

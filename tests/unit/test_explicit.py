@@ -1,0 +1,145 @@
+"""Gradients that are written out in NumPy equal those that autograd finds for the losses as they are stated."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from corral.algos import a2c, dqn, ppo, reinforce
+from corral.algos.rollout import Rows
+from corral.learn.flat import FlatParams
+from corral.nets.config import NetConfig
+from corral.types import EnvSpec, Transitions
+
+ACTIONS = {
+    "discrete": spaces.Discrete(3, start=2),
+    "multi-discrete": spaces.MultiDiscrete([3, 2]),
+    "continuous": spaces.Box(-2.0, 2.0, (2,)),
+    "hybrid": spaces.Dict({"move": spaces.Discrete(3), "force": spaces.Box(-1.0, 1.0, (2,))}),
+}
+OBSERVATIONS = {
+    "vector": spaces.Box(-np.inf, np.inf, (5,)),
+    "tree": spaces.Dict({"a": spaces.Box(-np.inf, np.inf, (3,)), "b": spaces.Discrete(4)}),
+}
+
+
+def twins(algo):
+    """The same network twice: one that computes in NumPy, one in torch."""
+    torch.manual_seed(0)
+    plain = algo.build_model()
+    for param in plain.parameters():  # away from the small weights of a fresh policy
+        param.data.add_(0.2 * torch.randn_like(param))
+    lean = copy.deepcopy(plain)
+    flats = FlatParams(plain), FlatParams(lean)
+    assert lean.go_lean()
+    return plain, lean, flats
+
+
+def rows_for(algo, model, n=37):
+    rng = np.random.default_rng(1)
+    obs = observations(algo.spec, n, rng)
+    with torch.no_grad():
+        params = model(obs)[0].numpy()
+    action, logp = model.actions.sample(params, rng)
+    value, advantage, target = (torch.from_numpy(rng.normal(size=n).astype(np.float32)) for _ in range(3))
+    old = torch.from_numpy(logp + rng.normal(0, 0.3, n).astype(np.float32))  # ratios on both sides of the clip
+    return Rows(obs, torch.from_numpy(action), old, value, advantage, target)
+
+
+def observations(spec, n, rng):
+    leaves = [
+        torch.from_numpy(rng.normal(size=(n, *leaf.shape)).astype(np.float32))
+        if leaf.dtype.kind == "f"
+        else torch.from_numpy(rng.integers(0, 4, n))
+        for leaf in spec.observation.leaves
+    ]
+    return spec.observation.unflatten(leaves)
+
+
+def gradients(algo, model, flat, target, batch):
+    flat.grad.zero_()
+    output = algo.loss(model, target, batch, 0.3)
+    (output.backward or output.loss.backward)()
+    metrics = {name: float(torch.as_tensor(value).detach()) for name, value in output.metrics.items()}
+    return float(torch.as_tensor(output.loss).detach()), flat.grad.clone(), metrics, output
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("normalize_obs", [False, True])
+@pytest.mark.parametrize("kind", ["ppo", "a2c", "reinforce"])
+def test_explicit_policy_losses_equal_autograd(actions, observation, activation, normalize_obs, kind):
+    spec = EnvSpec(OBSERVATIONS[observation], ACTIONS[actions])
+    net = NetConfig(hidden=(16, 8), activation=activation, normalize_obs=normalize_obs, log_std=-0.3)
+    algo = {
+        "ppo": lambda: ppo.Ppo(ppo.Config(net=net, entropy=0.05, anneal_clip=True), spec, 1),
+        "a2c": lambda: a2c.A2c(a2c.Config(net=net, entropy=0.05), spec, 1),
+        "reinforce": lambda: reinforce.Reinforce(reinforce.Config(net=net, entropy=0.05), spec, 1),
+    }[kind]()
+    plain, lean, (plain_flat, lean_flat) = twins(algo)
+    batch = rows_for(algo, plain)
+    for model in (plain, lean):
+        model.observe(batch.obs)
+    expected = gradients(algo, plain, plain_flat, None, batch)
+    found = gradients(algo, lean, lean_flat, None, batch)
+    assert expected[3].backward is None
+    assert found[3].backward is not None
+    assert found[0] == pytest.approx(expected[0], abs=1e-5)
+    torch.testing.assert_close(found[1], expected[1], atol=2e-6, rtol=2e-4)
+    assert found[2] == pytest.approx(expected[2], abs=1e-5)
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_explicit_q_loss_equals_autograd(double, dueling, prioritised):
+    spec = EnvSpec(OBSERVATIONS["vector"], ACTIONS["multi-discrete"])
+    config = dqn.Config(double=double, dueling=dueling, prioritised=prioritised, net=NetConfig(hidden=(16,)))
+    algo = dqn.Dqn(config, spec, 1)
+    plain, lean, (plain_flat, lean_flat) = twins(algo)
+    rng = np.random.default_rng(2)
+    n = 29
+    batch = Transitions(
+        observations(spec, n, rng).numpy(),
+        algo.choices.to_env(rng.integers(0, 6, n)),
+        rng.normal(0, 2, n).astype(np.float32),  # differences on both sides of the Huber loss's corner
+        rng.choice([0.0, 0.97], n).astype(np.float32),
+        observations(spec, n, rng).numpy(),
+        rng.uniform(0.2, 1, n).astype(np.float32),
+    )
+    targets = copy.deepcopy(plain), copy.deepcopy(plain)
+    for target in targets:
+        target.head.bias.data.add_(0.5)
+    assert targets[1].go_lean()
+    expected = gradients(algo, plain, plain_flat, targets[0], batch)
+    found = gradients(algo, lean, lean_flat, targets[1], batch)
+    assert found[0] == pytest.approx(expected[0], abs=1e-5)
+    torch.testing.assert_close(found[1], expected[1], atol=1e-6, rtol=1e-4)
+    if prioritised:
+        np.testing.assert_allclose(found[3].priorities, expected[3].priorities.numpy(), atol=1e-5)
+
+
+def test_a_lean_network_has_the_optimizers_latest_weights_and_acts_like_the_plain_one():
+    spec = EnvSpec(OBSERVATIONS["vector"], ACTIONS["continuous"])
+    algo = ppo.Ppo(ppo.Config(), spec, 1)
+    plain, lean, (_, flat) = twins(algo)
+    batch = rows_for(algo, plain)
+    optimizer = algo.optimizer([flat.weights])
+    before = lean.lean_params(batch.obs.numpy())
+    np.testing.assert_allclose(before, plain(batch.obs)[0].detach().numpy(), atol=1e-5)
+    gradients(algo, lean, flat, None, batch)
+    optimizer.step()
+    after = lean.lean_params(batch.obs.numpy())
+    assert np.abs(after - before).max() > 1e-6
+    np.testing.assert_allclose(after, lean(batch.obs)[0].detach().numpy(), atol=1e-5)
+    np.testing.assert_allclose(lean.value(batch.obs).numpy(), lean(batch.obs)[1].detach().numpy(), atol=1e-5)
+
+
+def test_large_inputs_saturate_without_a_warning():
+    spec = EnvSpec(OBSERVATIONS["vector"], ACTIONS["discrete"])
+    _, lean, _ = twins(ppo.Ppo(ppo.Config(), spec, 1))
+    with np.errstate(all="raise", under="ignore"):
+        assert np.isfinite(lean.lean_params(np.full((4, 5), 1e4, np.float32))).all()
