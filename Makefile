@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Quiet unless it fails: what pip and setuptools say is of no use to anybody otherwise.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench bench-training bench-replay learning clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -24,6 +24,16 @@ format: .venv/test
 
 bench: .venv/test
 	$(BIN)/corral bench sampling
+
+bench-training: .venv/test
+	$(BIN)/corral bench training
+
+bench-replay: .venv/test
+	$(BIN)/corral bench replay
+
+# Trains every claim of BENCHMARKS.md over three seeds, half an hour, and writes its table.
+learning: .venv/test
+	$(BIN)/corral bench learning
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,40 +1,34 @@
-"""Sample CartPole with a hand-written policy, many environments at once, and say how it went.
+"""Train PPO on CartPole, then evaluate, plot and film what it has learned; everything goes to runs/demo.
 
-Usage: python examples/demo.py [--num-envs N] [--seconds S]
+Usage: python examples/demo.py [--steps N]
 """
 
 import argparse
-import time
-
-import numpy as np
+from pathlib import Path
 
 import corral
+from corral.cli.main import main as command
 
-
-def balance(obs: np.ndarray) -> np.ndarray:
-    """Push towards the side the pole is falling to."""
-    return (obs[:, 2] + 0.5 * obs[:, 3] + 0.05 * obs[:, 0] + 0.1 * obs[:, 1] > 0).astype(np.int64)
+RUN = Path("runs/demo")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-envs", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--steps", type=int, default=60_000)
     args = parser.parse_args()
-    with corral.Sampler("CartPole-v1", balance, num_envs=args.num_envs, seed=1) as sampler:
-        steps, start = 0, time.perf_counter()
-        for traj in sampler.rollouts(steps=128):
-            steps += traj.reward.size
-            elapsed = time.perf_counter() - start
-            episodes = sampler.episodes
-            print(
-                f"{steps:>9,} steps  {steps / elapsed:>9,.0f} steps/s  {episodes.finished:>5} episodes  "
-                f"mean return {episodes.mean_return():6.1f}"
-            )
-            if elapsed > args.seconds:
-                break
-    print(f"\nCartPole-v1: mean return {episodes.mean_return():.1f} of 500 over the last 100 episodes, "
-          f"{steps / elapsed:,.0f} steps/s with {args.num_envs} environments.")  # fmt: skip
+
+    result = corral.train("ppo", "CartPole-v1", steps=args.steps, seed=1, run_dir=RUN, overwrite=True)
+    print(f"\nTrained for {result.steps:,} steps in {result.wall_s:.0f} s; the best policy so far:\n", flush=True)
+
+    curve, video = RUN / "curve.png", RUN / "agent.mp4"
+    for words in (["eval", RUN], ["plot", RUN, "-o", curve], ["record", RUN, "-o", video]):
+        print(f"\n$ corral {' '.join(map(str, words))}", flush=True)
+        if code := command([str(word) for word in words]):
+            raise SystemExit(code)
+
+    policy = corral.load_policy(RUN)
+    print(f"\nIts action on an upright pole: {policy([0.0, 0.0, 0.0, 0.0])}")
+    print(f"See {curve} and {video}; `corral train --help` for your own.")
 
 
 if __name__ == "__main__":

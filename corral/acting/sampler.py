@@ -233,7 +233,8 @@ class Sampler:
             state = to_numpy(state)
             self._check_state(state, len(ids))
             tree_map(lambda old, new: old.__setitem__(envs, new), self._state, state)
-        action = to_numpy(action)
+        if type(action) is not np.ndarray:
+            action = to_numpy(action)
         self.vec.send(ids, action)
         self._in_flight[envs] = True
         columns.act(t, envs, self.vec.spec.action.flatten(action), extras)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.algos.contract import Algorithm, ModelPolicy
 from corral.algos.explicit import explicit_loss, policy_gradient
+from corral.algos.optim import Optimizer, adam
 from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, values_of
 from corral.algos.settings import require
 from corral.nets.actor_critic import ActorCritic
@@ -78,10 +79,10 @@ class A2c(Algorithm):
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
-    def optimizer(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         """RMSProp or Adam."""
         if self.config.optimizer == "adam":
-            return torch.optim.Adam(params, self.config.lr, eps=1e-5, fused=True)
+            return adam(params, self.config.lr, eps=1e-5)
         return torch.optim.RMSprop(params, self.config.lr, alpha=0.99, eps=1e-5)
 
     def learning_rate(self, progress: float) -> float:

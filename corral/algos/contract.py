@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from corral.acting.policy import Policy
+from corral.algos.optim import Optimizer
 from corral.types import DataSpec, EnvSpec, LossOutput
 
 Batch = Any
@@ -43,7 +44,7 @@ class Algorithm(ABC):
         """Loss of one minibatch, with its graph."""
 
     @abstractmethod
-    def optimizer(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         """The optimizer, over the learner's one flat parameter."""
 
     @abstractmethod

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from corral.acting.model_policy import EpsilonGreedyPolicy, to_tensors
 from corral.algos.contract import Algorithm, ModelPolicy
+from corral.algos.optim import Optimizer, adam
 from corral.algos.settings import require
 from corral.errors import UserError
 from corral.nets.config import NetConfig
@@ -124,9 +125,9 @@ class Dqn(Algorithm):
         done = min(1.0, progress / config.epsilon_fraction) if config.epsilon_fraction else 1.0
         return config.epsilon_start + done * (config.epsilon_end - config.epsilon_start)
 
-    def optimizer(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         """Adam."""
-        return torch.optim.Adam(params, self.config.lr, fused=True)
+        return adam(params, self.config.lr)
 
     def learning_rate(self, progress: float) -> float:
         """Constant, or falling to 0."""

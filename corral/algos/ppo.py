@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.algos.contract import Algorithm, ModelPolicy
 from corral.algos.explicit import explicit_loss
+from corral.algos.optim import Optimizer, adam
 from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, shuffled, values_of
 from corral.algos.settings import require
 from corral.nets.actor_critic import ActorCritic
@@ -96,9 +97,9 @@ class Ppo(Algorithm):
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
-    def optimizer(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         """Adam with the epsilon that PPO's results were made with."""
-        return torch.optim.Adam(params, self.config.lr, eps=1e-5, fused=True)
+        return adam(params, self.config.lr, eps=1e-5)
 
     def learning_rate(self, progress: float) -> float:
         """Constant, or falling to 0."""

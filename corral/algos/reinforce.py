@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.algos.contract import Algorithm, ModelPolicy
 from corral.algos.explicit import explicit_loss, policy_gradient
+from corral.algos.optim import Optimizer, adam
 from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, values_of
 from corral.algos.settings import require
 from corral.errors import UserError
@@ -80,9 +80,9 @@ class Reinforce(Algorithm):
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
-    def optimizer(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         """Adam."""
-        return torch.optim.Adam(params, self.config.lr, fused=True)
+        return adam(params, self.config.lr)
 
     def learning_rate(self, progress: float) -> float:
         """Constant, or falling to 0."""

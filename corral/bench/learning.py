@@ -134,7 +134,7 @@ class _Run:
 
     @classmethod
     def start(cls, name: str, command: Sequence[str]) -> _Run:
-        errors = tempfile.TemporaryFile()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
         return cls(name, process, errors)

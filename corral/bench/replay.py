@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -66,16 +66,13 @@ SCALE = Scale("corral bench replay", "transitions per second", CPPRB)
 def make_cases() -> list[ReplayCase]:
     """Both kinds of work."""
     works: tuple[Work, ...] = ("sample and update", "add")
-    return [ReplayCase(work, [Entry(CPPRB, "peer", _cpprb(work), _CPPRB), Entry(CORRAL, "corral", _corral(work))])
-            for work in works]  # fmt: skip
-
-
-def _cpprb(work: Work) -> Any:
-    return lambda: Cpprb(work)
-
-
-def _corral(work: Work) -> Any:
-    return lambda: Corral(work)
+    return [
+        ReplayCase(
+            work,
+            [Entry(CPPRB, "peer", partial(Cpprb, work), _CPPRB), Entry(CORRAL, "corral", partial(Corral, work))],
+        )
+        for work in works
+    ]
 
 
 class Corral:

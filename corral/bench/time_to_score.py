@@ -100,9 +100,10 @@ class _Sb3:
         from stable_baselines3.common.env_util import make_vec_env
 
         torch.set_num_threads(1)
+        self._env = make_vec_env(ENV, n_envs=_ENVS, seed=seed)
         self._eval = make_vec_env(ENV, n_envs=_EPISODES, seed=10_000 + seed)
         self._model = PPO(
-            "MlpPolicy", make_vec_env(ENV, n_envs=_ENVS, seed=seed), n_steps=_LENGTH, batch_size=_ENVS * _LENGTH,
+            "MlpPolicy", self._env, n_steps=_LENGTH, batch_size=_ENVS * _LENGTH,
             n_epochs=_EPOCHS, gamma=_GAMMA, gae_lambda=_LAM, ent_coef=0.0, learning_rate=self._falling(_LR),
             clip_range=self._falling(_CLIP), device="cpu", seed=seed,
         )  # fmt: skip
@@ -122,11 +123,11 @@ class _Sb3:
     def score(self) -> float:
         from stable_baselines3.common.evaluation import evaluate_policy
 
-        mean, _ = evaluate_policy(self._model, self._eval, n_eval_episodes=_EPISODES, deterministic=True)
-        return float(mean)
+        found: Any = evaluate_policy(self._model, self._eval, n_eval_episodes=_EPISODES, deterministic=True)
+        return float(found[0])
 
     def close(self) -> None:
-        self._model.get_env().close()
+        self._env.close()
         self._eval.close()
 
 

@@ -1,13 +1,14 @@
 """What `corral bench training` compares: PPO, A2C and DQN on CartPole, with the same sizes for everybody.
 
-Everybody has one set of settings: networks of 64 x 64, the same batches, the same number of updates per step. No logs, no
-checkpoints. Torch's threads are set before each slice: one, and all cores where that helps a peer.
+Everybody has networks of 64 x 64, the same batches and the same number of updates per step, and writes no logs and
+no checkpoints. Stable-Baselines3 is measured with one of torch's threads and with one per core; the faster counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -126,12 +127,9 @@ def _ppo() -> TrainingCase:
     peers = _sb3_entries("ppo", n, sb3)
     entries = [
         *peers,
-        *(
-            Entry(f"CleanRL's ppo.py, {_threads(t)}", "peer", lambda t=t: CleanRl(n, t))  # type: ignore[misc]
-            for t in _thread_counts()
-        ),
+        Entry("CleanRL's ppo.py, 1 thread", "peer", partial(CleanRl, n)),
         *_layers("ppo", n, 128, corral),
-        Entry("corral", "corral", lambda: Training("ppo", n, **corral)),
+        Entry("corral", "corral", partial(Training, "ppo", n, **corral)),
     ]
     label = f"PPO CartPole, {n} x 128 steps, 4 epochs x 4 minibatches"
     return TrainingCase("ppo", label, entries, ["corral"], [entry.name for entry in peers], 3.0, "corral", n)
@@ -139,7 +137,7 @@ def _ppo() -> TrainingCase:
 
 def _a2c() -> TrainingCase:
     n, peers = 8, _sb3_entries("a2c", 8, {})
-    entries = [*peers, *_layers("a2c", n, 5, {}), Entry("corral", "corral", lambda: Training("a2c", n))]
+    entries = [*peers, *_layers("a2c", n, 5, {}), Entry("corral", "corral", partial(Training, "a2c", n))]
     label = f"A2C CartPole, {n} x 5 steps"
     return TrainingCase("a2c", label, entries, ["corral"], [entry.name for entry in peers], 2.0, "corral", n)
 
@@ -159,7 +157,7 @@ def _dqn() -> TrainingCase:
     entries = [
         *peers,
         *_layers("dqn", 16, 1, corral),
-        *(Entry(ours[n], "corral", lambda n=n: Training("dqn", n, **corral)) for n in sizes),  # type: ignore[misc]
+        *(Entry(ours[n], "corral", partial(Training, "dqn", n, **corral)) for n in sizes),
     ]
     label = "DQN CartPole, 1 update of 32 per 4 steps"
     theirs = [entry.name for entry in peers]
@@ -167,10 +165,10 @@ def _dqn() -> TrainingCase:
 
 
 def _sb3_entries(algo: str, num_envs: int, settings: Mapping[str, Any], size: str = "") -> list[Entry]:
-    return [
-        Entry(f"SB3{size}, {_threads(t)}", "peer", lambda t=t: Sb3(algo, num_envs, t, **settings), _SB3)  # type: ignore[misc]
-        for t in _thread_counts()
-    ]
+    counts = sorted({1, cores()})
+    names = [f"SB3{size}, {count} thread{'s' if count > 1 else ''}" for count in counts]
+    builds = [partial(Sb3, algo, num_envs, count, **settings) for count in counts]
+    return [Entry(name, "peer", build, _SB3) for name, build in zip(names, builds, strict=True)]
 
 
 def _layers(algo: str, num_envs: int, steps: int, settings: Mapping[str, Any]) -> list[Entry]:
@@ -187,18 +185,10 @@ def _layers(algo: str, num_envs: int, steps: int, settings: Mapping[str, Any]) -
         return Fragments(sync.sampler, steps, sync.close)
 
     return [
-        Entry(BARE, "layer", lambda: Loops(ENV, "bare", num_envs, 1)),
+        Entry(BARE, "layer", partial(Loops, ENV, "bare", num_envs, 1)),
         Entry(DRAWN, "layer", drawn),
         Entry(ACTING, "layer", acting),
     ]
-
-
-def _thread_counts() -> list[int]:
-    return sorted({1, cores()})
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def _bound(layers: Sequence[Row]) -> str:

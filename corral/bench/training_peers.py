@@ -49,8 +49,8 @@ class CleanRl:
     minibatches. Without its command line, its logging, and its annealing.
     """
 
-    def __init__(self, num_envs: int, threads: int):
-        self._threads, self._n, self._steps = threads, num_envs, 128
+    def __init__(self, num_envs: int):
+        self._n, self._steps = num_envs, 128
         make = lambda: gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make(ENV))  # noqa: E731
         self._envs = gymnasium.vector.SyncVectorEnv([make] * num_envs)
         self._actor, self._critic = _tower(2, 0.01), _tower(1, 1.0)
@@ -61,7 +61,7 @@ class CleanRl:
 
     def run(self, seconds: float) -> Slice:
         """Roll out and update until the time is over."""
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(1)
         steps, start = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - start) < seconds or not steps:
             self._update(*self._roll_out())
@@ -73,7 +73,7 @@ class CleanRl:
         self._envs.close()
 
     def _evaluate(self, obs: Tensor, action: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        dist = torch.distributions.Categorical(logits=self._actor(obs))
+        dist: Any = torch.distributions.Categorical(logits=self._actor(obs))
         action = dist.sample() if action is None else action
         return action, dist.log_prob(action), dist.entropy(), self._critic(obs)
 
@@ -120,7 +120,7 @@ class CleanRl:
                 error = torch.max((value - returns[rows]) ** 2, (near - returns[rows]) ** 2)
                 loss = policy_loss - 0.01 * entropy.mean() + 0.5 * 0.5 * error.mean()
                 self._optimizer.zero_grad()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(self._params, 0.5)
                 self._optimizer.step()
 

@@ -91,7 +91,8 @@ class Learner:
 
     def _usable(self, output: LossOutput, sample: Sample) -> bool:
         """Clip the gradient; False, with a report, where it is not finite."""
-        norm, loss = float(self.flat.grad.norm()), float(torch.as_tensor(output.loss).detach())
+        norm = float(self.flat.grad.norm())
+        loss = output.loss if isinstance(output.loss, float) else float(output.loss.detach())
         output.metrics["loss/grad_norm"] = norm
         if math.isfinite(norm) and math.isfinite(loss):
             if norm > self.algo.max_grad_norm:

@@ -160,7 +160,7 @@ def _build(experiment: Experiment, render_mode: str) -> gymnasium.Env[Any, Any]:
     try:
         return resolve(env, {**kwargs, "render_mode": render_mode}).factory()
     except TypeError as error:
-        if "render_mode" not in str(error):
+        if not any(words in str(error) for words in ("render_mode", "takes no arguments")):
             raise
         raise UserError(
             f"{experiment.env} takes no render_mode, so it cannot be shown: let its __init__ take one, and render() "

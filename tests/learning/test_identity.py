@@ -14,7 +14,7 @@ SETTINGS = {
             "epsilon_fraction": 0.5},
 }  # fmt: skip
 STEPS = {"discrete": 4000, "multi_discrete": 5000, "box": 10_000, "hybrid": 10_000}
-SLOWER = {"ppo": 1, "a2c": 1.5, "reinforce": 3, "dqn": 1}
+SLOWER = {"ppo": 1, "a2c": 1.5, "reinforce": 2, "dqn": 1}
 
 
 @pytest.mark.parametrize("algo", SETTINGS)

@@ -11,12 +11,12 @@ from short_runs import ENVS, learn
 ENV = f"{ENVS}:OneStateEnv"
 GAMMA = 0.9
 SETTINGS = {
-    "ppo": {"lr": 1e-2, "length": 16, "minibatches": 1, "epochs": 4},
-    "ppo, clipped values": {"lr": 1e-2, "length": 16, "minibatches": 1, "epochs": 4, "clip_value": 1.0},
-    "ppo, lstm": {"lr": 1e-2, "length": 16, "minibatches": 1, "epochs": 4, "core": "lstm", "core_size": 8},
+    "ppo": {"lr": 1e-2, "length": 8, "minibatches": 1, "epochs": 4},
+    "ppo, clipped values": {"lr": 1e-2, "length": 8, "minibatches": 1, "epochs": 4, "clip_value": 1.0},
+    "ppo, lstm": {"lr": 1e-2, "length": 6, "minibatches": 1, "epochs": 4, "core": "lstm", "core_size": 8},
     "a2c": {"lr": 1e-2, "length": 5},
     "a2c, td": {"lr": 1e-2, "length": 1, "lam": 0.0},
-    "a2c, gru": {"lr": 1e-2, "length": 8, "core": "gru", "core_size": 8, "optimizer": "adam"},
+    "a2c, gru": {"lr": 2e-2, "length": 4, "core": "gru", "core_size": 8, "optimizer": "adam"},
     "reinforce": {"lr": 1e-2, "algorithm.episodes": 8},
     "dqn": {"lr": 5e-3, "target_every": 20},
     "dqn, n-step": {"lr": 5e-3, "target_every": 20, "n_step": 3},
@@ -30,7 +30,7 @@ def test_the_value_does_not_know_of_the_time_limit(case):
     settings = {"gamma": GAMMA, "hidden": (16,), "anneal_lr": True} | SETTINGS[case]
     if algo == "dqn":
         settings |= {"learning_starts": 64, "train_every": 8, "updates": 1}
-    trainer = learn(algo, ENV, 16_000, **settings)
+    trainer = learn(algo, ENV, 8000, **settings)
     obs = torch.ones(1, 1)
     with torch.no_grad():
         if algo == "dqn":

@@ -143,3 +143,23 @@ def test_large_inputs_saturate_without_a_warning():
     _, lean, _ = twins(ppo.Ppo(ppo.Config(), spec, 1))
     with np.errstate(all="raise", under="ignore"):
         assert np.isfinite(lean.lean_params(np.full((4, 5), 1e4, np.float32))).all()
+
+
+def test_small_adam_equals_torchs_and_goes_on_from_its_state():
+    from corral.algos.optim import SmallAdam, adam
+
+    torch.manual_seed(3)
+    start = torch.randn(50)
+    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    small, reference = adam([ours], 1e-3, eps=1e-5), torch.optim.Adam([theirs], 1e-3, eps=1e-5)
+    assert isinstance(small, SmallAdam)
+    for k in range(60):
+        grad = torch.randn(50) * 10 ** torch.randn(())
+        ours.grad, theirs.grad = grad.clone(), grad.clone()
+        small.step()
+        reference.step()
+        if k == 30:
+            again = adam([ours], 1e-3, eps=1e-5)
+            again.load_state_dict(small.state_dict())
+            small = again
+    torch.testing.assert_close(ours.data, theirs.data, atol=1e-6, rtol=1e-5)

@@ -1,0 +1,75 @@
+"""Adam (Kingma and Ba 2015) for small networks, without the overhead around torch's.
+
+`m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g^2`, `w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)`. On a few
+thousand weights the arithmetic takes a tenth of what `torch.optim.Adam.step` spends around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+_BETA1, _BETA2 = 0.9, 0.999
+_SMALL = 200_000  # weights; beyond, torch's fused kernel, which goes over memory once, is faster
+
+
+class Optimizer(Protocol):
+    """The part of `torch.optim.Optimizer` that a learner uses."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Groups with their `lr`."""
+
+    def step(self) -> Any:
+        """Change the weights by their gradients."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the weights."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+
+
+def adam(params: Iterable[Tensor], lr: float, eps: float = 1e-8) -> Optimizer:
+    """Adam for these weights: torch's own, or for one small tensor the lean one."""
+    weights = list(params)
+    if len(weights) == 1 and weights[0].numel() <= _SMALL:
+        return SmallAdam(weights[0], lr, eps)
+    return torch.optim.Adam(weights, lr, eps=eps, fused=True)
+
+
+class SmallAdam:
+    """Adam of one tensor; its state has the names of torch's."""
+
+    def __init__(self, weights: Tensor, lr: float, eps: float):
+        self.param_groups: list[dict[str, Any]] = [{"lr": lr, "params": [weights]}]
+        self._weights, self._eps, self._steps = weights, eps, 0
+        self._mean, self._square = torch.zeros_like(weights.data), torch.zeros_like(weights.data)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Change the weights by their gradient."""
+        grad = self._weights.grad
+        assert grad is not None
+        self._steps += 1
+        unbiased = (1 - _BETA2**self._steps) ** 0.5
+        self._mean.lerp_(grad, 1 - _BETA1)
+        self._square.mul_(_BETA2).addcmul_(grad, grad, value=1 - _BETA2)
+        spread = self._square.sqrt().div_(unbiased).add_(self._eps)
+        self._weights.addcdiv_(self._mean, spread, value=-self.param_groups[0]["lr"] / (1 - _BETA1**self._steps))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments and steps."""
+        state = {"step": self._steps, "exp_avg": self._mean, "exp_avg_sq": self._square}
+        return {"state": {0: state}, "param_groups": [{"lr": self.param_groups[0]["lr"]}]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        state = state_dict["state"].get(0)
+        if state:
+            self._steps = int(state["step"])
+            self._mean.copy_(state["exp_avg"])
+            self._square.copy_(state["exp_avg_sq"])
