@@ -45,7 +45,7 @@ clean:
 
 .venv/demo: .venv/python pyproject.toml
 	@echo "Installing Corral into .venv; this takes a minute."
-	@$(call INSTALL,-e .)
+	@$(call INSTALL,-e '.[plot$(comma)video]')
 	@touch $@
 
 .venv/test: .venv/python pyproject.toml

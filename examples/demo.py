@@ -14,11 +14,11 @@ RUN = Path("runs/demo")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60_000)
+    parser.add_argument("--steps", type=int, default=100_000)
     args = parser.parse_args()
 
     result = corral.train("ppo", "CartPole-v1", steps=args.steps, seed=1, run_dir=RUN, overwrite=True)
-    print(f"\nTrained for {result.steps:,} steps in {result.wall_s:.0f} s; the best policy so far:\n", flush=True)
+    print(f"\nTrained for {result.steps:,} steps in {result.wall_s:.0f} s.", flush=True)
 
     curve, video = RUN / "curve.png", RUN / "agent.mp4"
     for words in (["eval", RUN], ["plot", RUN, "-o", curve], ["record", RUN, "-o", video]):

@@ -123,7 +123,8 @@ class Actions:
         """
         n = len(params)
         rows, at = np.arange(n), 0
-        log_prob = entropy = np.float32(0.0)
+        log_prob: Array = np.zeros(n, np.float32)
+        entropy: Array = np.zeros(n, np.float32)
         choices: list[tuple[slice, Array, Array, Array, Array]] = []
         for k, size in enumerate(self.sizes):
             part = slice(at, at + size)
@@ -151,7 +152,7 @@ class Actions:
                 grad[:, at + self.num_numbers :] = column * (noise * noise - 1.0) + of_entropy
             return grad
 
-        return np.asarray(log_prob), np.asarray(entropy), pull
+        return log_prob, entropy, pull
 
     def _logits(self, params: Tensor) -> list[Tensor]:
         if self.num_choices == 1 and not self.num_numbers:

@@ -1,0 +1,54 @@
+"""A run is its seed: the same again bit by bit, whatever runs the environments, and another one with another seed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "learning"))
+from short_runs import ENVS, learn
+
+SETTINGS = {
+    "ppo": {"length": 16, "normalize_obs": True, "normalize_reward": True},
+    "a2c": {},
+    "reinforce": {"algorithm.episodes": 4},
+    "dqn": {"learning_starts": 100, "prioritised": True, "n_step": 2},
+}
+STEPS = 600
+
+
+def weights(algo, env="CartPole-v1", **settings):
+    trainer = learn(algo, env, STEPS, **(SETTINGS[algo] | settings))
+    assert trainer.learner.version > 5
+    return torch.cat([value.double().reshape(-1) for value in trainer.model.state_dict().values()])
+
+
+@pytest.mark.parametrize("algo", SETTINGS)
+def test_the_same_seed_is_the_same_run_and_another_is_not(algo):
+    first = weights(algo)
+    torch.manual_seed(5)  # a run does not look at the process's own generators
+    assert torch.equal(first, weights(algo))
+    assert not torch.equal(first, weights(algo, seed=1))
+
+
+@pytest.mark.parametrize("algo", SETTINGS)
+def test_it_does_not_matter_which_processes_run_the_environments(algo):
+    local = weights(algo)
+    for workers in (1, 2):
+        assert torch.equal(local, weights(algo, backend="process", workers=workers)), workers
+
+
+@pytest.mark.parametrize(("algo", "kind"), [("ppo", "multi_discrete"), ("ppo", "box"), ("a2c", "hybrid")])
+def test_nor_for_other_actions(algo, kind):
+    runs = [
+        weights(algo, f"{ENVS}:IdentityEnv", env_kwargs={"kind": kind}, **settings)
+        for settings in ({}, {"backend": "process", "workers": 2})
+    ]
+    assert torch.equal(*runs)
+
+
+def test_nor_with_a_memory():
+    lstm = {"core": "lstm", "core_size": 8, "hidden": (8,)}
+    runs = [weights("ppo", **lstm, **settings) for settings in ({}, {"backend": "process", "workers": 2})]
+    assert torch.equal(*runs)
