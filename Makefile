@@ -1,6 +1,7 @@
 # Everything happens in .venv, which the first target creates.
 PYTHON ?= python3
 BIN := .venv/bin
+COMMA := ,
 # Quiet unless it fails: what pip and setuptools say is of no use to anybody otherwise.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
@@ -44,8 +45,8 @@ clean:
 	@touch $@
 
 .venv/demo: .venv/python pyproject.toml
-	@echo "Installing Corral into .venv; this takes a minute."
-	@$(call INSTALL,-e '.[plot$(comma)video]')
+	@echo "Installing Corral into .venv; this takes a minute or two."
+	@$(call INSTALL,-e '.[plot$(COMMA)video]')
 	@touch $@
 
 .venv/test: .venv/python pyproject.toml

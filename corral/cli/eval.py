@@ -48,11 +48,10 @@ class Eval:
         for name, value, least in (("episodes", self.episodes, 1), ("seed", self.seed, 0)):
             if value is not None and value < least:
                 raise UserError(f"--{name} must be at least {least}, got {value}.")
-        from corral.learn.threads import set_threads
         from corral.runs.load import load_policy
 
         loaded = load_policy(self.run_dir, self.checkpoint, device="run")
-        set_threads(loaded.experiment.threads, loaded.model)  # as in training, so that results are the same
+        loaded.use_training_threads()
         results = self._play(loaded)
         if self.json:
             found = {name: result.to_json() for name, result in results.items()}

@@ -99,6 +99,12 @@ class LoadedPolicy:
         policy.progress = min(1.0, self.step / self.experiment.steps)
         return policy
 
+    def use_training_threads(self) -> None:
+        """Let torch compute with as many threads as in training, so that results are the same to the last bit."""
+        from corral.learn.threads import set_threads
+
+        set_threads(self.experiment.threads, self.model)
+
     def _begin(self, actor: Policy, n: int, first: Any) -> Array:
         """Check the number of rows, make memory for them, and say which of them begin an episode."""
         if not self._rows:

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from corral import presets, seeding
+from corral import presets
 from corral.envs.contract import VecEnv
-from corral.envs.make import make_vec
 from corral.experiment import Experiment
 from corral.runs import checkpoint
-from corral.runs.evaluate import Evaluation, evaluate, num_eval_envs
+from corral.runs.evaluate import Evaluation, acting_seed, evaluate, make_eval_vec
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
 from corral.runs.metrics import MetricsLog
@@ -77,6 +76,7 @@ class Session:
         self._stop = False
         self._eval_vec: VecEnv | None = None
         self._last: Evaluation | None = None
+        self._last_step = 0
         self._best = -math.inf
         self._wall_before = 0.0
         self._said: dict[str, list[Any]] = {}
@@ -130,25 +130,21 @@ class Session:
                 self._save(saves)
             self._progress.update(steps, self._shown())
         self._write_row()
-        self._save(saves, best=self._last is not None and self._last.mean >= self._best)
+        evaluated = self._last is not None and self._last_step == trainer.env_steps
+        self._save(saves, best=evaluated and self._last is not None and self._last.mean >= self._best)
         self._events.add("stopped" if self._stop else "finished", "", env_steps=trainer.env_steps)
 
     def _evaluate(self) -> bool:
         """Evaluate deterministically and by sampling; returns whether it is the best so far."""
         experiment, trainer = self._experiment, self._trainer
         if self._eval_vec is None:
-            env, kwargs = experiment.environment()
-            count = num_eval_envs(experiment.evaluation.episodes)
-            with _quiet_choice():
-                self._eval_vec = make_vec(
-                    env, count, experiment.backend, experiment.workers, experiment.seed, env_kwargs=kwargs, role="eval"
-                )
+            self._eval_vec = make_eval_vec(experiment, experiment.evaluation.episodes, experiment.seed)
         results = {}
         for name, deterministic in (("eval/return", True), ("eval/return_sampled", False)):
-            seed = seeding.part_seed(experiment.seed, "eval", "acting", int(deterministic))
+            seed = acting_seed(experiment.seed, deterministic=deterministic)
             policy = trainer.eval_policy(deterministic=deterministic, seed=seed)
             results[name] = evaluate(self._eval_vec, policy, experiment.evaluation.episodes, experiment.seed)
-        self._last = results["eval/return"]
+        self._last, self._last_step = results["eval/return"], trainer.env_steps
         self._said_once = {name: result.mean for name, result in results.items()}
         self._said_once["eval/return_std"] = self._last.std
         self._said_once["eval/length"] = float(np.mean(self._last.lengths))
@@ -195,7 +191,7 @@ class Session:
         meta = {
             "spec": trainer.vec.spec.to_json(),
             "precision": trainer.precision.name,
-            "evaluation": None if self._last is None else self._last.to_json(),
+            "evaluation": None if self._last is None else self._last.to_json() | {"step": self._last_step},
             "version": trainer.learner.version,
         }
         keep = self._experiment.checkpoints.keep
@@ -214,6 +210,7 @@ class Session:
         if meta.get("evaluation"):
             record = meta["evaluation"]
             self._last = Evaluation(tuple(record["returns"]), tuple(record["lengths"]))
+            self._last_step = record["step"]
         text = f"resumed at step {self._trainer.env_steps:,}"
         if restarted:
             names = ", ".join(map(str, restarted[:8])) + (", ..." if len(restarted) > 8 else "")
@@ -278,15 +275,3 @@ class Session:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _quiet_choice() -> Iterator[None]:
-    """The evaluation's backend is the training's; saying so again helps nobody."""
-    logger = logging.getLogger("corral.envs")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

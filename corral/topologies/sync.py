@@ -89,7 +89,9 @@ class Sync:
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         """The policy as it is now, for evaluation; its randomness is its own."""
-        return self.algo.make_policy(self.model, explore=not deterministic, rng=np.random.default_rng(seed))
+        policy = self.algo.make_policy(self.model, explore=not deterministic, rng=np.random.default_rng(seed))
+        policy.progress = self.progress
+        return policy
 
     def metrics(self) -> dict[str, float]:
         """Counters of the parts."""

@@ -66,7 +66,7 @@ def test_version():
     ("args", "words"),
     [
         (["chek-env", "CartPole-v1"], ["No command 'chek-env'", "`corral check-env`"]),
-        (["list"], ["`corral list` needs one more word: envs"]),
+        (["list"], ["`corral list` needs one more word: algos, envs, presets"]),
         (["list", "env"], ["No command 'list env'", "`corral list envs`"]),
         (["bench", "smpling"], ["`corral bench sampling`"]),
         (["frobnicate"], ["`corral --help`"]),

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "learning"))
 from short_runs import ENVS, learn
 
 SETTINGS = {
-    "ppo": {"length": 16, "normalize_obs": True, "normalize_reward": True},
+    "ppo": {"length": 16, "normalize_obs": True},
     "a2c": {},
     "reinforce": {"algorithm.episodes": 4},
     "dqn": {"learning_starts": 100, "prioritised": True, "n_step": 2},
@@ -39,16 +39,23 @@ def test_it_does_not_matter_which_processes_run_the_environments(algo):
         assert torch.equal(local, weights(algo, backend="process", workers=workers)), workers
 
 
-@pytest.mark.parametrize(("algo", "kind"), [("ppo", "multi_discrete"), ("ppo", "box"), ("a2c", "hybrid")])
-def test_nor_for_other_actions(algo, kind):
-    runs = [
-        weights(algo, f"{ENVS}:IdentityEnv", env_kwargs={"kind": kind}, **settings)
-        for settings in ({}, {"backend": "process", "workers": 2})
-    ]
-    assert torch.equal(*runs)
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        (f"{ENVS}:IdentityEnv", {"env_kwargs": {"kind": "multi_discrete"}}),
+        (f"{ENVS}:IdentityEnv", {"env_kwargs": {"kind": "box"}}),
+        ("CartPole-v1", {"core": "lstm", "core_size": 8, "hidden": (8,)}),
+    ],
+)
+def test_nor_for_other_actions_and_with_a_memory(env, settings):
+    assert torch.equal(weights("ppo", env, **settings), weights("ppo", env, backend="process", workers=2, **settings))
 
 
-def test_nor_with_a_memory():
-    lstm = {"core": "lstm", "core_size": 8, "hidden": (8,)}
-    runs = [weights("ppo", **lstm, **settings) for settings in ({}, {"backend": "process", "workers": 2})]
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [(f"{ENVS}:IdentityEnv", {"env_kwargs": {"kind": "hybrid"}}), ("CartPole-v1", {"normalize_reward": True})],
+)
+def test_the_number_of_workers_does_not_matter_where_the_halves_do(env, settings):
+    """Two kinds of draws, and statistics that learn while halves of the environments come in, depend on the halves."""
+    runs = [weights("ppo", env, backend="process", workers=workers, **settings) for workers in (1, 2)]
     assert torch.equal(*runs)

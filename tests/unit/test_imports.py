@@ -85,7 +85,7 @@ TORCH = {"ops", "nets", "algos", "learn", "topologies", "runs"}
 def test_heavy_packages_are_imported_only_where_they_are_used(path):
     tops = {name.split(".")[0] for name in imported(path, top_level_only=True)}
     part = path.relative_to(PACKAGE).parts[0]
-    torch_too = part in TORCH or path.stem in ("model_policy", "lean")
+    torch_too = part in TORCH or path.stem in ("model_policy", "training", "training_peers", "time_to_score")
     assert not tops & (HEAVY - {"torch"} if torch_too else HEAVY)
 
 

@@ -1,0 +1,267 @@
+"""Runs that are killed, stopped or damaged go on as if nothing had happened."""
+
+import csv
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from corral.errors import UserError
+from corral.experiment import Experiment
+from corral.runs.checkpoint import load
+from corral.runs.folder import RunFolder
+from corral.topologies.sync import Sync
+from corral.training import resume, train
+
+torch.set_num_threads(1)  # for small networks more only wait for each other
+
+CASES = {
+    "ppo": ("ppo", {"length": 16, "normalize_obs": True, "normalize_reward": True, "minibatches": 2}),
+    "ppo, processes": ("ppo", {"length": 16, "backend": "process", "workers": 2}),
+    "ppo, lstm": ("ppo", {"length": 16, "core": "lstm", "core_size": 8, "hidden": (8,), "normalize_obs": True}),
+    "a2c": ("a2c", {"normalize_reward": True}),
+    "reinforce": ("reinforce", {"algorithm.episodes": 3}),
+    "dqn": ("dqn", {"learning_starts": 100, "capacity": 500, "target_every": 20, "normalize_obs": True}),
+    "dqn, prioritised": ("dqn", {"learning_starts": 100, "capacity": 500, "prioritised": True, "n_step": 3}),
+}
+COMMON = {"num_envs": 4, "backend": "local", "preset": "none", "device": "cpu", "precision": "fp32", "quiet": True}
+CLOCKS = {"checkpoints.every_s": 0, "log.every_s": 0, "evaluation.episodes": 2}
+STEPS = 2000
+
+
+def settings_of(case, **changes):
+    algo, settings = CASES[case]
+    clocks = {"checkpoints.every_steps": 150, "log.every_steps": 100, "evaluation.every_steps": 1000}
+    return {"algo": algo, "env": "CartPole-v1", "steps": STEPS, **COMMON, **CLOCKS, **clocks, **settings, **changes}
+
+
+def context():
+    """Children that start at once, because what they need is loaded already."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["corral.training", "corral.runs.session", "corral.algos.ppo", "corral.algos.dqn"])
+    return found
+
+
+def start(function, *args, **kwargs):
+    child = context().Process(target=function, args=args, kwargs=kwargs, daemon=False)
+    child.start()
+    return child
+
+
+def in_child(function, *args, **kwargs):
+    torch.set_num_threads(1)
+    function(*args, **kwargs)
+
+
+def wait_for(condition, child, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert child.is_alive(), f"the run ended by itself with {child.exitcode}"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def checkpoints(path):
+    return sorted(entry.name for entry in (path / "checkpoints").glob("step_*"))
+
+
+def kill_at_a_random_moment(child, path, chance):
+    """SIGKILL, some time after a checkpoint that was not there before; returns whether it was still running."""
+    before = checkpoints(path)
+    deadline = time.monotonic() + 60
+    while child.is_alive() and checkpoints(path) in (before, []):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    child.join(chance.uniform(0, 0.1))
+    killed = child.is_alive()
+    if killed:
+        os.kill(child.pid, signal.SIGKILL)
+    child.join(30)
+    assert killed or child.exitcode == 0
+    return killed
+
+
+def final_state(path):
+    return load(RunFolder.open(path))[0]
+
+
+def assert_same(a, b, path=""):
+    """The same state, bit by bit, but for what was measured in seconds."""
+    assert type(a) is type(b), path
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), path
+        for key in a:
+            if key != "wall_s":
+                assert_same(a[key], b[key], f"{path}/{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), path
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{path}/{i}")
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), path
+    elif isinstance(a, np.ndarray):
+        np.testing.assert_array_equal(a, b, err_msg=path)
+    else:
+        assert a == b or (a != a and b != b), path
+
+
+def rows(path):
+    """The rows of metrics.csv without what depends on the clock."""
+    with open(path / "metrics.csv") as file:
+        found = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k != "wall_s" and not k.startswith("time/")} for row in found]
+
+
+def events(path, kind=None):
+    found = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    return [event for event in found if kind in (None, event["kind"])]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_is_killed_at_any_moment_goes_on_as_if_it_had_not_been(tmp_path, case):
+    chance = random.Random(case)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = train(run_dir=whole, **settings_of(case))
+    killed = kill_at_a_random_moment(start(in_child, train, run_dir=broken, **settings_of(case)), broken, chance)
+    assert killed
+    kill_at_a_random_moment(start(in_child, resume, broken, quiet=True), broken, chance)
+    result = resume(broken, quiet=True)
+    assert (result.steps, result.version) == (expected.steps, expected.version)
+    assert (result.eval_return, result.best_return) == (expected.eval_return, expected.best_return)
+    assert_same(final_state(broken), final_state(whole))
+    assert any("every environment goes on where it was" in event["text"] for event in events(broken, "resumed"))
+    assert rows(broken) == rows(whole)
+
+
+@pytest.mark.parametrize("case", ["ppo", "reinforce", "dqn, prioritised"])
+def test_the_next_turns_after_loading_are_those_without(case):
+    settings = {k: v for k, v in settings_of(case).items() if k not in ("algo", "env", "preset", "quiet")}
+    experiment = Experiment.make(CASES[case][0], "CartPole-v1", preset="none", overrides=settings)
+    first, second = (Sync(experiment, lambda kind, text: None) for _ in range(2))
+    try:
+        for _ in range(12):
+            first.advance()
+        assert second.load_state_dict(first.state_dict()) == []
+        for _ in range(12):
+            said, again = first.advance(), second.advance()
+            assert_same({k: [float(x) for x in v] for k, v in said.items()},
+                        {k: [float(x) for x in v] for k, v in again.items()})  # fmt: skip
+            assert torch.equal(first.learner.flat.weights, second.learner.flat.weights)
+    finally:
+        first.close()
+        second.close()
+
+
+# -- told to stop --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_told_to_stop_saves_exits_cleanly_and_goes_on_exactly(tmp_path, number):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(run_dir=whole, **settings_of("ppo"))
+    child = start(in_child, train, run_dir=stopped, **settings_of("ppo"))
+    wait_for(lambda: checkpoints(stopped), child)
+    os.kill(child.pid, number)
+    child.join(30)
+    assert child.exitcode == 0
+    (event,) = events(stopped, "stopped")
+    assert 0 < event["env_steps"] < STEPS
+    assert load(RunFolder.open(stopped))[1]["step"] == event["env_steps"]
+    resume(stopped, quiet=True)
+    assert_same(final_state(stopped), final_state(whole))
+
+
+def test_the_best_checkpoint_is_the_one_that_was_evaluated(tmp_path):
+    settings = settings_of("ppo", **{"evaluation.every_steps": 200, "checkpoints.every_steps": 0, "steps": 100_000})
+    child = start(in_child, train, run_dir=tmp_path / "run", **settings)
+    wait_for(lambda: checkpoints(tmp_path / "run"), child)
+    time.sleep(0.03)
+    os.kill(child.pid, signal.SIGTERM)
+    child.join(30)
+    folder = RunFolder.open(tmp_path / "run")
+    best, last = load(folder, "best")[1]["step"], load(folder, "latest")[1]["step"]
+    assert best % 200 < 64  # an evaluation was due within the turn that ended there
+    assert best < last or last % 200 < 64
+
+
+# -- damage --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "state.json", "manifest.json"])
+def test_a_checkpoint_cut_in_half_is_found_out_and_the_one_before_it_used(tmp_path, name):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    settings = settings_of("a2c", **{"evaluation.episodes": 0, "steps": 1200})
+    train(run_dir=whole, **settings)
+    train(run_dir=cut, **(settings | {"steps": 600}))
+    *_, before, last = checkpoints(cut)
+    damaged = cut / "checkpoints" / last / name
+    os.truncate(damaged, damaged.stat().st_size // 2)
+    resume(cut, steps=1200, quiet=True)
+    (event,) = events(cut, "checkpoint")
+    assert last in event["text"]
+    assert before in event["text"]
+    assert_same(final_state(cut), final_state(whole))
+
+
+def test_with_no_checkpoint_left_it_says_so_in_one_sentence(tmp_path):
+    train(run_dir=tmp_path / "run", **settings_of("a2c", **{"steps": 200, "evaluation.episodes": 0}))
+    for name in checkpoints(tmp_path / "run"):
+        (tmp_path / "run" / "checkpoints" / name / "state.json").unlink()
+    with pytest.raises(UserError, match=r"No checkpoint .* is intact"):
+        resume(tmp_path / "run", quiet=True)
+
+
+def test_resuming_what_is_finished_changes_nothing(tmp_path):
+    train(run_dir=tmp_path / "run", **settings_of("a2c", steps=600))
+    state, table = final_state(tmp_path / "run"), rows(tmp_path / "run")
+    resume(tmp_path / "run", quiet=True)
+    assert_same(final_state(tmp_path / "run"), state)
+    assert rows(tmp_path / "run") == table
+
+
+def test_no_step_has_two_rows(tmp_path):
+    train(run_dir=tmp_path / "run", **settings_of("a2c", steps=600))
+    steps = [int(row["env_steps"]) for row in rows(tmp_path / "run")]
+    assert steps == sorted(set(steps))
+
+
+# -- environments that cannot go on ---------------------------------------------------------------------------------
+
+
+class Forgetful(gymnasium.Env):
+    """Draws from a generator that nobody can find, so nobody can repeat what it did."""
+
+    _numbers = itertools.count()
+
+    def __init__(self):
+        self.observation_space = spaces.Box(0, np.inf, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._t = 0
+        return np.array([next(self._numbers)], np.float32), {}
+
+    def step(self, action):
+        self._t += 1
+        return np.array([next(self._numbers)], np.float32), 1.0, False, self._t >= 30, {}
+
+
+def test_environments_that_cannot_be_restored_start_anew_and_the_run_says_so(tmp_path):
+    settings = settings_of("a2c", **{"evaluation.episodes": 0, "steps": 400, "normalize_reward": False})
+    settings["env"] = f"{Path(__file__).stem}:Forgetful"
+    train(run_dir=tmp_path / "run", **settings)
+    result = resume(tmp_path / "run", steps=800, quiet=True)
+    assert result.steps == 800
+    (event,) = events(tmp_path / "run", "resumed")
+    assert "environments 0, 1, 2, 3 could not be restored and start new episodes" in event["text"]
