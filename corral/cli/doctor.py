@@ -19,6 +19,8 @@ EXTRAS = {
     "sb3": ("stable_baselines3",),
     "pixels": ("pygame", "cv2"),
     "plot": ("matplotlib",),
+    "video": ("imageio_ffmpeg", "pygame"),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
     "bullet": ("pybullet",),
     "ray": ("ray",),
     "grpc": ("grpc", "google.protobuf"),

@@ -33,7 +33,7 @@ def python_blocks():
                 yield pytest.param(code, id=f"{page.name}-{k}")
 
 
-@pytest.mark.parametrize("code", python_blocks())
+@pytest.mark.parametrize("code", list(python_blocks()))
 def test_code_in_the_docs_runs(code, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

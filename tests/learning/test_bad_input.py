@@ -1,0 +1,69 @@
+"""Mistakes at the command line: exit code 2, one sentence, no traceback, and nothing left behind."""
+
+import json
+
+import pytest
+
+from corral.cli.main import main
+from corral.training import train
+
+CART = ["--env", "CartPole-v1"]
+MISTAKES = {
+    "algorithm": (["train", "ppoo", *CART], "did you mean ppo?"),
+    "environment": (["train", "ppo", "--env", "CartPoel-v1"], "CartPole-v1"),
+    "module": (["train", "ppo", "--env", "nowhere:Env"], "nowhere"),
+    "key": (["train", "ppo", *CART, "--set", "learning_rat=1"], "No setting 'learning_rat'"),
+    "nearly a key": (["train", "ppo", *CART, "--set", "entropi=0.1"], "did you mean entropy?"),
+    "key of another": (["train", "dqn", *CART, "--set", "clip=0.1"], "clip"),
+    "type": (["train", "ppo", *CART, "--set", "epochs=many"], "epochs must be a whole number"),
+    "choice": (["train", "a2c", *CART, "--set", "optimizer=sgd"], "optimizer must be"),
+    "range": (["train", "ppo", *CART, "--set", "gamma=1.01"], "gamma must be at most 1"),
+    "negative": (["train", "ppo", *CART, "--steps", "-5"], "steps must be at least 1"),
+    "not a number": (["train", "ppo", *CART, "--set", "lr=nan"], "lr must be"),
+    "minibatches": (["train", "ppo", *CART, "--set", "minibatches=0"], "minibatches must be at least 1"),
+    "numbers for dqn": (["train", "dqn", "--env", "Pendulum-v1", "--preset", "none"], "dqn needs discrete actions"),
+    "memory for dqn": (["train", "dqn", *CART, "--set", "core=lstm"], "dqn has no memory"),
+    "memory for reinforce": (["train", "reinforce", *CART, "--set", "core=gru"], "no memory"),
+    "images": (["train", "ppo", *CART, "--set", "torso=nature"], "needs image observations"),
+    "replay": (["train", "dqn", *CART, "--set", "capacity=10", "--preset", "none"], "capacity"),
+    "device": (["train", "ppo", *CART, "--set", "device=cuda:7"], "device"),
+    "run to resume": (["resume", "nowhere"], "no run at nowhere"),
+    "command": (["trian", "ppo"], "did you mean `corral train`?"),
+}
+
+
+def assert_one_sentence(capsys, words):
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = [line for line in said.err.splitlines() if line]
+    assert len(lines) == 1, said.err
+    assert lines[0].startswith("corral: ")
+    assert words in lines[0]
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_exit_code_2_one_sentence_and_no_folder(tmp_path, monkeypatch, capsys, mistake):
+    args, words = MISTAKES[mistake]
+    monkeypatch.chdir(tmp_path)
+    if args[0] == "train":
+        args = [*args, "--run-dir", "here/run"]
+    assert main(args) == 2
+    assert_one_sentence(capsys, words)
+    assert not (tmp_path / "here" / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "words"), [(99, "newer version"), (0, "another version"), ("x", "another version")]
+)
+def test_a_run_of_another_format_is_refused_and_left_as_it_is(tmp_path, monkeypatch, capsys, version, words):
+    monkeypatch.chdir(tmp_path)
+    settings = {"num_envs": 2, "length": 4, "minibatches": 1, "evaluation.episodes": 0, "backend": "local"}
+    train("ppo", "CartPole-v1", 8, run_dir="run", preset="none", quiet=True, **settings)
+    info = json.loads((tmp_path / "run" / "run.json").read_text()) | {"format": version}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(info))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    capsys.readouterr()
+    assert main(["resume", "run"]) == 2
+    assert_one_sentence(capsys, words)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
