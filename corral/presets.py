@@ -23,6 +23,7 @@ class Preset:
 ATARI = "atari"
 """The preset of every Atari game."""
 
+MOVE_OR_SHOOT, STATELESS = "corral.testing.hybrid:MoveOrShoot", "corral.testing.stateless:StatelessCartPole"
 _ZOO = "from rl-baselines3-zoo"
 _DQN_100K = {
     "steps": 100_000,
@@ -60,7 +61,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ),
     ("ppo", "Acrobot-v1"): Preset(
         {
-            "steps": 1_000_000,
+            "steps": 100_000,
             "num_envs": 16,
             "length": 256,
             "minibatches": 64,
@@ -108,6 +109,44 @@ PRESETS: dict[tuple[str, str], Preset] = {
         },
         "untested",
         f"{_ZOO}, without its gSDE",
+    ),
+    ("ppo", MOVE_OR_SHOOT): Preset(
+        {
+            "steps": 100_000,
+            "num_envs": 16,
+            "length": 128,
+            "minibatches": 8,
+            "epochs": 10,
+            "gamma": 0.99,
+            "lam": 0.95,
+            "entropy": 0.005,
+            "lr": 1e-3,
+            "anneal_lr": True,
+            "log_std": -0.7,
+        },
+        "untested",
+        "found by trial",
+    ),
+    ("ppo", STATELESS): Preset(
+        {
+            "steps": 200_000,
+            "num_envs": 32,
+            "length": 64,
+            "minibatches": 4,
+            "epochs": 6,
+            "gamma": 0.99,
+            "lam": 0.95,
+            "entropy": 0.0,
+            "lr": 1e-3,
+            "anneal_lr": True,
+            "core": "lstm",
+            "core_size": 64,
+            "hidden": (64,),
+            "normalize_obs": True,  # without velocities the numbers are small, and their differences smaller
+            "normalize_reward": True,
+        },
+        "untested",
+        "found by trial",
     ),
     ("ppo", ATARI): Preset(
         {
@@ -161,9 +200,9 @@ PRESETS: dict[tuple[str, str], Preset] = {
         f"{_ZOO}, with torch's RMSProp instead of TensorFlow's",
     ),
     ("reinforce", "CartPole-v1"): Preset(
-        {"steps": 500_000, "num_envs": 8, "algorithm.episodes": 8, "lr": 1e-3, "gamma": 0.99, "baseline": True},
+        {"steps": 500_000, "num_envs": 8, "algorithm.episodes": 8, "lr": 1e-2, "anneal_lr": True, "gamma": 0.99},
         "untested",
-        "first guess",
+        "found by trial",
     ),
     ("dqn", "CartPole-v1"): Preset(
         {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from corral.errors import RunFailed
 from corral.types import Array, Tree, tree_map
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ class ActorCriticPolicy:
         """Decide for `n` environments."""
         model, actions = self._model, self._model.actions
         params, after = (model.lean_params(obs), None) if model.lean else self._forward(obs, state, first)
+        if np.count_nonzero(np.isfinite(params)) != params.size:
+            raise RunFailed("The policy's outputs are not finite any more; train again with a lower lr.")
         if self._explore:
             action, logp = actions.sample(params, self._rng)
         else:
@@ -48,9 +52,10 @@ class ActorCriticPolicy:
     @torch.inference_mode()
     def _forward(self, obs: Tree, state: Tree, first: Array) -> tuple[Array, Array | None]:
         model, device = self._model, self._device
-        if model.core is None:
-            return model.act(to_tensors(obs, device), None, None)[0].float().cpu().numpy(), None
-        params, after = model.act(to_tensors(obs, device), to_tensors(state, device), to_tensors(first, device))
+        with acting_precision(model, device):
+            if model.core is None:
+                return model.act(to_tensors(obs, device), None, None)[0].float().cpu().numpy(), None
+            params, after = model.act(to_tensors(obs, device), to_tensors(state, device), to_tensors(first, device))
         assert after is not None
         return params.float().cpu().numpy(), after.float().cpu().numpy()
 
@@ -79,7 +84,7 @@ class EpsilonGreedyPolicy:
         """Decide for `n` environments."""
         n, epsilon = len(first), self._epsilon(self.progress)
         # Drawn whatever epsilon is, so that a schedule does not change the stream of random numbers.
-        draws = self._rng.random((2, n))
+        draws = self._rng.random((n, 2)).T
         random = draws[0] < epsilon
         if random.all():
             choice = np.zeros(n, np.int64)
@@ -91,8 +96,15 @@ class EpsilonGreedyPolicy:
 
     @torch.inference_mode()
     def _values(self, obs: Tree) -> Array:
-        values: Array = self._model(to_tensors(obs, self._device)).float().cpu().numpy()
+        with acting_precision(self._model, self._device):
+            values: Array = self._model(to_tensors(obs, self._device)).float().cpu().numpy()
         return values
+
+
+def acting_precision(model: nn.Module, device: torch.device) -> AbstractContextManager[Any]:
+    """The precision that the network learns in: probabilities must not differ between acting and learning."""
+    half = getattr(model, "autocast", False)
+    return torch.autocast(device.type, dtype=torch.bfloat16) if half else nullcontext()
 
 
 def to_tensors(tree: Tree, device: torch.device) -> Tree:

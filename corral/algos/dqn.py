@@ -48,7 +48,7 @@ class Config:
     target_every: int = 1_000
     """Updates between copies of the network to the target network."""
     tau: float = 1.0
-    """Share of the network that the target network takes over: 1 copies it, less is a soft update."""
+    """Share of the network that the target network takes over: 1 copies it, less is a soft update (target_every=1)."""
     n_step: int = 1
     """Steps of reward in a target."""
     double: bool = True
@@ -70,7 +70,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
-        require("lr", self.lr, above=0)
+        require("lr", self.lr, above=0, most=100)
         require("gamma", self.gamma, least=0, most=1)
         for name in ("batch_size", "capacity", "train_every", "updates", "target_every", "n_step", "learning_starts"):
             require(name, getattr(self, name), least=1)

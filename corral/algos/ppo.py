@@ -68,7 +68,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
-        require("lr", self.lr, above=0)
+        require("lr", self.lr, above=0, most=100)
         require("gamma", self.gamma, least=0, most=1)
         require("lam", self.lam, least=0, most=1)
         for name in ("length", "epochs", "minibatches"):

@@ -3,6 +3,9 @@
 `G` is the discounted return that followed, normalised over the batch of episodes. With `baseline` a value is
 learned and subtracted, and an episode cut off by a time limit goes on in its last observation's value; without
 one such an episode counts as if it had ended.
+
+Episodes are used when they end, so those under way when the network changes were begun by an older one. Taking
+only newer ones would prefer short episodes, which is worse; with fewer `episodes` than environments the lag grows.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
-        require("lr", self.lr, above=0)
+        require("lr", self.lr, above=0, most=100)
         require("gamma", self.gamma, least=0, most=1)
         require("episodes", self.episodes, least=1)
         require("max_grad_norm", self.max_grad_norm, above=0)

@@ -15,6 +15,7 @@ from typing import IO, Literal
 
 import numpy as np
 
+from corral import presets
 from corral.errors import RunFailed
 
 _LOOKS = 200  # rows of metrics in a run, so that the step that reached the bar is known to half a percent
@@ -59,8 +60,8 @@ CLAIMS = (
     Claim("ppo", "Acrobot-v1", "train100", -100, 100_000),
     Claim("dqn", "Acrobot-v1", "train100", -100, 100_000),
     Claim("ppo", "Pendulum-v1", "eval", -200, 100_000),
-    Claim("ppo", "corral.testing.hybrid:MoveOrShoot", "eval", 0.85, 100_000),
-    Claim("ppo", "corral.testing.stateless:StatelessCartPole", "train100", 300, 300_000, label="ppo lstm"),
+    Claim("ppo", presets.MOVE_OR_SHOOT, "eval", 0.85, 100_000),
+    Claim("ppo", presets.STATELESS, "train100", 300, 200_000, label="ppo lstm"),
 )
 """The table of BENCHMARKS.md."""
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -43,6 +44,7 @@ class Learner:
         self.device = next(model.parameters()).device
         self.flat = FlatParams(model)
         self.target = copy.deepcopy(model).requires_grad_(False) if algo.uses_target else None
+        model.autocast = precision.name == "bf16"  # type: ignore[assignment]
         if precision.name == "fp32":  # weights and gradients have their place in memory now
             for network in (model, self.target):
                 getattr(network, "go_lean", bool)()
@@ -57,6 +59,10 @@ class Learner:
         """Learn from one batch: prepare it, and update once per minibatch."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.algo.learning_rate(progress)
+        with np.errstate(all="ignore"):  # what is not finite is looked for, and reported, once per update
+            return self._updates(sample, progress)
+
+    def _updates(self, sample: Sample, progress: float) -> list[LossOutput]:
         outputs = []
         with self._precision.context(self.device):
             batch = self.algo.prepare(self.model, sample.batch)
@@ -151,8 +157,6 @@ class Learner:
 
 def _not_finite(batch: Trajectory | Transitions) -> str | None:
     """What of a batch is not finite."""
-    import numpy as np
-
     found: list[str] = []
 
     def look(name: str) -> Callable[[Any], None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from gymnasium import spaces as gs
 
@@ -24,7 +26,7 @@ class JointChoices:
                 )
         self._layout = layout
         self._sizes = [n for leaf in layout.leaves for n in _sizes(leaf.space)]
-        self.count = int(np.prod(self._sizes))
+        self.count = math.prod(self._sizes)
         if self.count > _MOST:
             raise UserError(
                 f"{who} values every combination of actions, and {layout.space} has {self.count}, more than {_MOST}; "

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -80,16 +80,19 @@ class Session:
         self._best = -math.inf
         self._wall_before = 0.0
         self._said: dict[str, list[Any]] = {}
+        self._row_step = -1
 
     def run(self) -> Result:
         """Train; whatever happens, environments are closed and files are whole."""
         with self._folder.lock(), contextlib.ExitStack() as stack:
             self._events = EventLog(self._folder)
             stack.callback(self._events.close)
+            saved = self._read() if self._resume else None
             self._trainer = Sync(self._experiment, self._note)
             stack.callback(self._trainer.close)
             stack.callback(self._close_eval)
-            self._load()
+            if saved is not None:
+                self._load(*saved)
             start = self._trainer.env_steps
             self._metrics = MetricsLog(self._folder, purge_after=start if self._resume else None)
             stack.callback(self._metrics.close)
@@ -118,18 +121,18 @@ class Session:
                 self._said.setdefault(name, []).extend(values)
             steps = trainer.env_steps
             over = steps >= experiment.steps
+            is_best = False
             if looks.due(steps) or (over and experiment.evaluation.episodes):
                 looks.done(steps)
                 is_best = self._evaluate()
-                if is_best and not over:
-                    self._save(saves, best=True)
             if rows.due(steps):
                 rows.done(steps)
                 self._write_row()
-            if saves.due(steps) and not over:
-                self._save(saves)
+            if (is_best or saves.due(steps)) and not over:  # after the row, which a resumed run would not write again
+                self._save(saves, best=is_best)
             self._progress.update(steps, self._shown())
-        self._write_row()
+        if self._row_step != trainer.env_steps:
+            self._write_row()
         evaluated = self._last is not None and self._last_step == trainer.env_steps
         self._save(saves, best=evaluated and self._last is not None and self._last.mean >= self._best)
         self._events.add("stopped" if self._stop else "finished", "", env_steps=trainer.env_steps)
@@ -170,7 +173,7 @@ class Session:
         }
         self._said.clear()
         self._said_once = {}
-        self._row = values
+        self._row, self._row_step = values, trainer.env_steps
         self._metrics.write(trainer.env_steps, self._wall_s(), values)
 
     _row: dict[str, float] = {}  # noqa: RUF012 - replaced, never changed
@@ -186,7 +189,13 @@ class Session:
         trainer, start = self._trainer, time.monotonic()
         state = {
             "trainer": trainer.state_dict(replay=self._experiment.checkpoints.replay),
-            "session": {"wall_s": self._wall_s(), "best": self._best},
+            "session": {
+                "wall_s": self._wall_s(),
+                "best": self._best,
+                "row_step": self._row_step,
+                "said": {name: [float(value) for value in values] for name, values in self._said.items()},
+                "said_once": dict(self._said_once),
+            },
         }
         meta = {
             "spec": trainer.vec.spec.to_json(),
@@ -201,12 +210,17 @@ class Session:
         if clock.every_s:
             clock.every_s = max(self._experiment.checkpoints.every_s, 20 * (clock.last_s - start))
 
-    def _load(self) -> None:
-        if not self._resume:
-            return
-        state, meta = checkpoint.load(self._folder, note=lambda text: self._note("checkpoint", text))
+    def _read(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The last intact checkpoint; the run goes on in the precision that it chose."""
+        state, meta = checkpoint.load(self._folder, note=lambda text: self._events.add("checkpoint", text))
+        self._experiment = replace(self._experiment, precision=meta["precision"])
+        return state, meta
+
+    def _load(self, state: dict[str, Any], meta: dict[str, Any]) -> None:
         restarted = self._trainer.load_state_dict(state["trainer"])
-        self._best, self._wall_before = state["session"]["best"], state["session"]["wall_s"]
+        session = state["session"]
+        self._best, self._wall_before, self._row_step = session["best"], session["wall_s"], session["row_step"]
+        self._said, self._said_once = session["said"], session["said_once"]
         if meta.get("evaluation"):
             record = meta["evaluation"]
             self._last = Evaluation(tuple(record["returns"]), tuple(record["lengths"]))
@@ -234,7 +248,7 @@ class Session:
     def _note(self, kind: str, text: str) -> None:
         steps = self._trainer.env_steps if hasattr(self, "_trainer") else 0
         self._events.add(kind, text, env_steps=steps)
-        log.warning("%s", text) if kind in ("not_finite", "checkpoint") else log.info("%s", text)
+        log.warning("%s", text) if kind == "not_finite" else log.info("%s", text)
 
     def _wall_s(self) -> float:
         return self._wall_before + time.monotonic() - self._start_s

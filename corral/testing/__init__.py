@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from corral.testing.envs import BigEnv, CountingEnv, FaultyEnv, LivesEnv, OneStateEnv, SlowEnv, TreeEnv
+from corral.testing.envs import BigEnv, CountingEnv, FaultyEnv, IdentityEnv, LivesEnv, OneStateEnv, SlowEnv, TreeEnv
 
 if TYPE_CHECKING:
     from corral.testing.checker import CheckResult, check_env, iter_checks
     from corral.testing.contract import VecEnvContract
+    from corral.testing.store import OnceContract, ReplayContract
     from corral.testing.supervision import IsolationContract, SupervisionContract
 
 __all__ = [
@@ -17,9 +18,12 @@ __all__ = [
     "CheckResult",
     "CountingEnv",
     "FaultyEnv",
+    "IdentityEnv",
     "IsolationContract",
     "LivesEnv",
+    "OnceContract",
     "OneStateEnv",
+    "ReplayContract",
     "SlowEnv",
     "SupervisionContract",
     "TreeEnv",
@@ -34,6 +38,8 @@ _LAZY = {
     "VecEnvContract": "contract",
     "SupervisionContract": "supervision",
     "IsolationContract": "supervision",
+    "OnceContract": "store",
+    "ReplayContract": "store",
     "check_env": "checker",
     "iter_checks": "checker",
     "CheckResult": "checker",

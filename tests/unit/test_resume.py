@@ -20,6 +20,7 @@ from corral.errors import UserError
 from corral.experiment import Experiment
 from corral.runs.checkpoint import load
 from corral.runs.folder import RunFolder
+from corral.testing.envs import IdentityEnv
 from corral.topologies.sync import Sync
 from corral.training import resume, train
 
@@ -181,17 +182,30 @@ def test_a_run_that_is_told_to_stop_saves_exits_cleanly_and_goes_on_exactly(tmp_
     assert_same(final_state(stopped), final_state(whole))
 
 
+class Stopping(IdentityEnv):
+    """Tells the run to stop, once, when one of its kind has lived for 90 steps."""
+
+    told = False
+    _life = 0
+
+    def step(self, action):
+        self._life += 1
+        if self._life == 90 and not Stopping.told:
+            Stopping.told = True  # a second time would mean: at once
+            signal.raise_signal(signal.SIGTERM)
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, 1.0, terminated, truncated, info
+
+
 def test_the_best_checkpoint_is_the_one_that_was_evaluated(tmp_path):
-    settings = settings_of("ppo", **{"evaluation.every_steps": 200, "checkpoints.every_steps": 0, "steps": 100_000})
-    child = start(in_child, train, run_dir=tmp_path / "run", **settings)
-    wait_for(lambda: checkpoints(tmp_path / "run"), child)
-    time.sleep(0.03)
-    os.kill(child.pid, signal.SIGTERM)
-    child.join(30)
-    folder = RunFolder.open(tmp_path / "run")
-    best, last = load(folder, "best")[1]["step"], load(folder, "latest")[1]["step"]
-    assert best % 200 < 64  # an evaluation was due within the turn that ended there
-    assert best < last or last % 200 < 64
+    changes = {"evaluation.every_steps": 200, "checkpoints.every_steps": 0, "env_kwargs": {"length": 5}}
+    settings = settings_of("ppo", **changes) | {"env": f"{Path(__file__).stem}:Stopping"}
+    result = train(run_dir=tmp_path, **settings)
+    assert result.stopped
+    assert result.steps == 384  # turns are of 64 steps
+    folder = RunFolder.open(tmp_path)
+    assert load(folder, "latest")[1]["step"] == 384
+    assert load(folder, "best")[1]["step"] == 256
 
 
 # -- damage --------------------------------------------------------------------------------------------------------
