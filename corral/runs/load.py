@@ -66,7 +66,7 @@ class LoadedPolicy:
                 f"({str(error).splitlines()[1].strip()}): restore that file."
             ) from error
         self.model.eval().requires_grad_(False)
-        self.model.autocast = meta["precision"] == "bf16"  # type: ignore[assignment]
+        self.model.autocast = meta["precision"] == "bf16"
         if meta["precision"] == "fp32":  # as the learner does, so that decisions are the same to the last bit
             getattr(self.model, "go_lean", bool)()
         self._actors = {greedy: self.as_policy(deterministic=greedy, seed=seed) for greedy in (True, False)}

@@ -184,7 +184,7 @@ def test_a_claim_is_trained_as_a_user_would_with_each_seed(tmp_path):
 
 def test_a_run_that_fails_says_why(tmp_path):
     claim = Claim("dqn", "Pendulum-v1", "eval", 0, 100)
-    with pytest.raises(RunFailed, match=r"dqn Pendulum-v1, seed 1 failed: corral: .*continuous"):
+    with pytest.raises(RunFailed, match=r"dqn Pendulum-v1, seed 1 failed: corral: .*discrete actions"):
         examine([claim], [1], tmp_path, 1, lambda text: None)
 
 
