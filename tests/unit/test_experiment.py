@@ -294,8 +294,8 @@ def test_backends_are_those_of_make_vec():
         assert Experiment.make("ppo", "CartPole-v1", overrides={"backend": backend}).backend == backend
 
 
-def test_evaluations_are_a_twentieth_of_the_run_unless_told():
-    assert Experiment.make("ppo", "CartPole-v1", overrides={"steps": 1000}).evaluate_every == 50
+def test_evaluations_are_a_tenth_of_the_run_unless_told():
+    assert Experiment.make("ppo", "CartPole-v1", overrides={"steps": 1000}).evaluate_every == 100
     assert Experiment.make("ppo", "CartPole-v1", overrides={"steps": 3}).evaluate_every == 1
     assert Experiment.make("ppo", "CartPole-v1", overrides={"evaluation.every_steps": 7}).evaluate_every == 7
 
