@@ -82,19 +82,21 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "Pendulum-v1"): Preset(
         {
             "steps": 100_000,
-            "num_envs": 4,
-            "length": 1024,
-            "minibatches": 64,
+            "num_envs": 8,
+            "length": 256,
+            "minibatches": 32,
             "epochs": 10,
-            "gamma": 0.9,
+            "gamma": 0.95,
             "lam": 0.95,
             "entropy": 0.0,
             "lr": 1e-3,
-            "anneal_lr": False,
+            "anneal_lr": True,
             "clip": 0.2,
+            "log_std": -0.5,
+            "normalize_reward": True,
         },
         "untested",
-        f"{_ZOO}, without its gSDE",
+        f"{_ZOO}, without its gSDE, with scaled rewards and a rate that falls",
     ),
     ("ppo", MOVE_OR_SHOOT): Preset(
         {
