@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from corral.ops import kernels
+
 _BETA1, _BETA2 = 0.9, 0.999
 _SMALL = 200_000  # weights; beyond, torch's fused kernel, which goes over memory once, is faster
 
@@ -36,7 +38,7 @@ class Optimizer(Protocol):
 def adam(params: Iterable[Tensor], lr: float, eps: float = 1e-8) -> Optimizer:
     """Adam for these weights: torch's own, or for one small tensor the lean one."""
     weights = list(params)
-    if len(weights) == 1 and weights[0].numel() <= _SMALL:
+    if len(weights) == 1 and weights[0].numel() <= _SMALL and weights[0].device.type == "cpu":
         return SmallAdam(weights[0], lr, eps)
     return torch.optim.Adam(weights, lr, eps=eps, fused=True)
 
@@ -55,11 +57,10 @@ class SmallAdam:
         grad = self._weights.grad
         assert grad is not None
         self._steps += 1
-        unbiased = (1 - _BETA2**self._steps) ** 0.5
-        self._mean.lerp_(grad, 1 - _BETA1)
-        self._square.mul_(_BETA2).addcmul_(grad, grad, value=1 - _BETA2)
-        spread = self._square.sqrt().div_(unbiased).add_(self._eps)
-        self._weights.addcdiv_(self._mean, spread, value=-self.param_groups[0]["lr"] / (1 - _BETA1**self._steps))
+        kernels.adam(
+            self._weights.detach().numpy(), grad.numpy(), self._mean.numpy(), self._square.numpy(),
+            (_BETA1, _BETA2), self._steps, self.param_groups[0]["lr"], self._eps,
+        )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """Moments and steps."""

@@ -102,7 +102,7 @@ class ActorCritic(nn.Module):
     def lean_params(self, obs: Tree) -> Array:
         """Parameters `[n, P]` in NumPy, for acting."""
         assert self.lean is not None
-        return self.with_std(self.lean[0].forward(self.encoder.in_numpy(obs))[-1])
+        return self.with_std(self.lean[0](self.encoder.in_numpy(obs)))
 
     def with_std(self, out: Array) -> Array:
         """Parameters from the policy's outputs, in NumPy."""

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
+from corral.ops import kernels
 from corral.types import Array
+
+_SMALL = 40_000  # weights; beyond, the gain in calls is less than what BLAS does better
 
 
 class LeanMlp:
@@ -22,26 +25,34 @@ class LeanMlp:
 
     def __init__(self, layers: Sequence[nn.Linear], activation: str):
         self._tanh = activation == "tanh"
+        self._activate = kernels.add_bias_tanh if self._tanh else kernels.add_bias_relu
+        self._small = sum(layer.weight.numel() for layer in layers) <= _SMALL
         self._weights = [layer.weight.detach().numpy() for layer in layers]  # [outputs, inputs]
         biases = [layer.bias.detach().numpy() for layer in layers]
-        self._layers = [(weight.T, bias) for weight, bias in zip(self._weights, biases, strict=True)]
+        self._layers = tuple(zip(self._weights, biases, strict=True))
         self._grads = [
             (layer.weight.grad.numpy(), layer.bias.grad.numpy())
             for layer in layers
             if layer.weight.grad is not None and layer.bias.grad is not None
         ]
 
+    def __call__(self, x: Array) -> Array:
+        """The network's outputs for rows [n, inputs]: for acting, a row's do not depend on the rows beside it."""
+        if self._small:
+            return kernels.forward(np.ascontiguousarray(x), self._layers, self._tanh)
+        return self.forward(x)[-1]
+
     def forward(self, x: Array) -> list[Array]:
         """Outputs of every layer for rows [n, inputs]; the last one's are the network's."""
         outputs = []
         last = len(self._weights) - 1
-        with np.errstate(over="ignore"):
-            for k, (transposed, bias) in enumerate(self._layers):
-                x = x @ transposed
+        for k, (weight, bias) in enumerate(self._layers):
+            x = x @ weight.T
+            if k < last:
+                self._activate(x, bias)
+            else:
                 x += bias
-                if k < last:
-                    x = _tanh(x) if self._tanh else np.maximum(x, 0.0, out=x)
-                outputs.append(x)
+            outputs.append(x)
         return outputs
 
     def backward(self, x: Array, outputs: list[Array], grad: Array) -> None:
@@ -50,22 +61,10 @@ class LeanMlp:
             before = outputs[k - 1] if k else x
             of_weight, of_bias = self._grads[k]
             of_weight += grad.T @ before
-            of_bias += grad.sum(0)
+            of_bias += np.add.reduce(grad, 0)
             if k:
                 grad = grad @ self._weights[k]
-                if self._tanh:  # d tanh = 1 - tanh^2
-                    slope = before * before
-                    np.subtract(1.0, slope, out=slope)
-                    grad *= slope
+                if self._tanh:
+                    kernels.times_tanh_slope(grad, before)
                 else:
                     grad *= before > 0
-
-
-def _tanh(x: Array) -> Array:
-    """`tanh(x) = 1 - 2 / (exp(2 x) + 1)`, in place; faster than NumPy's, to within 2e-7."""
-    x *= 2.0
-    np.exp(x, out=x)
-    x += 1.0
-    np.divide(-2.0, x, out=x)
-    x += 1.0
-    return x

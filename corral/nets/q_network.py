@@ -38,8 +38,7 @@ class QNetwork(nn.Module):
     def lean_values(self, obs: Tree) -> Array:
         """Values in NumPy."""
         assert self.lean is not None
-        out = self.lean.forward(self.encoder.in_numpy(obs))[-1]
-        return self.combined(out)
+        return self.combined(self.lean(self.encoder.in_numpy(obs)))
 
     def combined(self, out: Array) -> Array:
         """Values from the network's outputs."""

@@ -17,6 +17,7 @@ from gymnasium import spaces as gs
 from torch import Tensor
 
 from corral.errors import UserError
+from corral.ops import kernels
 from corral.spaces import Layout, Leaf
 from corral.types import Array, Tree
 
@@ -44,6 +45,7 @@ class Actions:
                 highs.append(leaf.space.high.reshape(-1))
         self._starts = [_start(leaf) for leaf in layout.leaves]
         self.sizes = [size for sizes in self._choices for size in sizes]
+        self._size_array = np.array(self.sizes, np.int64)
         self.num_logits, self.num_choices, self.num_numbers = sum(self.sizes), len(self.sizes), sum(self._numbers)
         self.param_size = self.num_logits + 2 * self.num_numbers
         self.action_size = self.num_choices + self.num_numbers
@@ -66,17 +68,11 @@ class Actions:
 
         Choices by the exponential race: `argmax p_i / e_i` with `e_i ~ Exp(1)` is distributed as `p`.
         """
-        n = len(params)
+        n, at = len(params), self.num_logits
         action = np.empty((n, self.action_size), np.float32)
         log_prob = np.zeros(n, np.float32)
-        rows, at = np.arange(n), 0
-        race = np.log(rng.standard_exponential((n, self.num_logits)))  # of float32, one in millions is exactly 0
-        for k, size in enumerate(self.sizes):
-            log_p = _log_softmax(params[:, at : at + size])
-            picked = (log_p - race[:, at : at + size]).argmax(-1)
-            action[:, k] = picked
-            log_prob += log_p[rows, picked]
-            at += size
+        if at:
+            kernels.choose(params, self._size_array, rng.standard_exponential((n, at)), action, log_prob)
         if self.num_numbers:
             mean, log_std = np.split(params[:, at:], 2, -1)
             noise = rng.standard_normal(mean.shape, np.float32)
