@@ -37,7 +37,7 @@ def main(socket_fd: int, memory_fd: int, job_fd: int, dump_fd: int, parent_pid: 
     """Serve one ProcessVecEnv until it says CLOSE or goes away."""
     for fd in (socket_fd, memory_fd, job_fd, dump_fd):
         os.set_inheritable(fd, False)  # what an environment starts has no business with these
-    threading.Thread(target=_end_with_parent, args=(socket_fd, parent_pid), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(socket_fd, parent_pid), daemon=True).start()
     dump = os.fdopen(dump_fd, "w")
     faulthandler.enable(dump)  # a segfault leaves its stack where the parent can read it
     faulthandler.register(signal.SIGUSR1, dump, all_threads=True)  # so does a hang, on request
@@ -152,7 +152,7 @@ class _Worker:
         self._channel.send_json(ch.FAULT, fault.to_json())
 
 
-def _end_with_parent(socket_fd: int, parent_pid: int) -> None:
+def end_with_parent(socket_fd: int, parent_pid: int) -> None:
     """End this process, and what it started, when the parent is gone.
 
     The parent's sentry does the same from outside, even while an environment keeps the interpreter lock; this

@@ -19,12 +19,12 @@ from corral.envs.sentry import Sentry
 from corral.types import Array
 
 # One thread per worker: environments are many, and each numeric library would otherwise take every core.
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "NUMBA_NUM_THREADS",
+THREAD_VARIABLES = (
+    "OMP_NUMTHREAD_VARIABLES",
+    "MKL_NUMTHREAD_VARIABLES",
+    "OPENBLAS_NUMTHREAD_VARIABLES",
+    "NUMEXPR_NUMTHREAD_VARIABLES",
+    "NUMBA_NUMTHREAD_VARIABLES",
 )
 _BOOT = "import sys; sys.path[:] = {path!r}; from corral.envs.worker import main; main({args})"
 
@@ -77,7 +77,7 @@ class WorkerHandle:
                 [executable, "-c", code],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **dict.fromkeys(_THREADS, "1")},
+                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
                 start_new_session=True,  # its own group: Ctrl-C is the parent's to handle, and kill() gets all of it
             )
         self._sentry.guard(self.process.pid)

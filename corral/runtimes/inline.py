@@ -1,0 +1,126 @@
+"""Roles as threads of this process: for tests, and to follow a distributed run with a debugger."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+
+from corral.runtimes.contract import Call, Handle, Mailbox, MakeRole, Role, RoleLost, Runtime, kind_of, raised
+from corral.runtimes.message import Value
+
+
+class _Call(Call):
+    def __init__(self, handle: _Thread, method: str, args: tuple[Value, ...]):
+        self.handle, self.method, self.args = handle, method, args
+        self.answer: tuple[str, Value] | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.answer is not None
+
+    def result(self) -> Value:
+        assert self.answer is not None, "not done"
+        kind, value = self.answer
+        if kind == "ok":
+            return value
+        if kind == "lost":
+            raise RoleLost(value)
+        raise raised(kind, value, self.handle.name)
+
+
+class _Thread(Handle):
+    def __init__(self, name: str, make: MakeRole, change: threading.Condition):
+        self.name, self._make, self._change = name, make, change
+        self._mailbox = Mailbox()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()  # bounded by who waits for the answers
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, method: str, *args: Value) -> _Call:
+        call = _Call(self, method, args)
+        if self._stopped:
+            call.answer = "lost", f"{self.name} was stopped"
+        else:
+            self._calls.put(call)
+        return call
+
+    def tell(self, key: str, value: Value) -> None:
+        self._mailbox.put(key, value)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._stopped
+
+    def stop(self, patience_s: float = 5.0) -> None:
+        self._stopped = True
+        self._mailbox.close()
+        self._calls.put(None)
+        self._thread.join(patience_s)  # a thread cannot be ended; it ends with the process
+
+    def _run(self) -> None:
+        role: Role = None
+        broken: tuple[str, str] | None = None
+        try:
+            role = self._make(self._mailbox)
+        except Exception as error:
+            broken = _told(error)
+        while (call := self._calls.get()) is not None:
+            if self._stopped:
+                answer: tuple[str, Value] = "lost", f"{self.name} was stopped"
+            elif broken is not None:
+                answer = broken
+            else:
+                try:
+                    answer = "ok", getattr(role, call.method)(*call.args)
+                except Exception as error:
+                    answer = _told(error)
+            with self._change:
+                call.answer = answer
+                self._change.notify_all()
+        if hasattr(role, "close"):
+            role.close()
+
+
+class InlineRuntime(Runtime):
+    """Threads. A role that hangs cannot be ended, and nothing is copied: roles must not write to what they get."""
+
+    name = "inline"
+
+    def __init__(self) -> None:
+        self._handles: list[_Thread] = []
+        self._change = threading.Condition()
+
+    def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
+        """Start a thread."""
+        handle = _Thread(name, make, self._change)
+        self._handles.append(handle)
+        return handle
+
+    def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
+        """Wait for the first answer."""
+        until = time.monotonic() + timeout_s
+        with self._change:
+            while not (done := [call for call in calls if call.done]):
+                left = until - time.monotonic()
+                if left <= 0 or not self._change.wait(left):
+                    break
+            return done
+
+    def share(self, value: Value) -> Value:
+        """The same object."""
+        return value
+
+    def close(self) -> None:
+        """Stop all threads."""
+        for handle in self._handles:
+            handle.stop()
+        self._handles.clear()
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    kind = kind_of(error)
+    return kind, "".join(traceback.format_exception(error)) if kind == "other" else str(error)

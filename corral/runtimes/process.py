@@ -1,0 +1,233 @@
+"""Roles as processes of this machine, each behind a socket pair."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from multiprocessing import spawn
+from typing import Any
+
+import cloudpickle
+
+from corral.envs.sentry import Sentry
+from corral.envs.worker_handle import THREAD_VARIABLES, plug_stdio, shared_memory
+from corral.runtimes import connection as co
+from corral.runtimes.contract import Call, Handle, MakeRole, RoleLost, Runtime, raised
+from corral.runtimes.message import BadMessage, Buffer, Value, decode, encode
+
+_BOOT = "import sys; sys.path[:] = {path!r}; from corral.runtimes.process_child import main; main({args})"
+_SEND_S = 30.0  # a role reads all the time; only one that is frozen could make us wait
+_SILENCE_S = 60.0  # a role says every second that it is alive
+
+
+class Shared:
+    """A value encoded once for many receivers."""
+
+    def __init__(self, value: Value):
+        self.value = value
+        self.frames: dict[str, list[Buffer]] = {}
+
+
+class _Call(Call):
+    def __init__(self, handle: _Process, method: str):
+        self.handle, self.method = handle, method
+        self.answer: dict[str, Any] | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.answer is not None or self.handle.lost is not None
+
+    def result(self) -> Value:
+        if self.answer is None:
+            raise RoleLost(self.handle.lost or "not done")
+        if "ok" in self.answer:
+            return self.answer["ok"]
+        raise raised(self.answer["kind"], self.answer["text"], self.handle.name)
+
+
+class _Process(Handle):
+    def __init__(self, name: str, make: MakeRole, threads: int, sentry: Sentry):
+        self.name, self._sentry = name, sentry
+        self.lost: str | None = None
+        self._calls: dict[int, _Call] = {}
+        self._number = 0
+        plug_stdio()
+        ours, theirs = socket.socketpair()
+        job_fd, self._dump_fd = shared_memory("corral-role"), shared_memory("corral-stacks")
+        with open(job_fd, "wb", closefd=False) as file:
+            file.write(cloudpickle.dumps(make))
+        fds = (theirs.fileno(), job_fd, self._dump_fd)
+        path = [entry for entry in sys.path if isinstance(entry, str)]
+        code = _BOOT.format(path=path, args=", ".join(map(repr, (*fds, os.getpid()))))
+        executable: Any = spawn.get_executable()
+        with theirs:
+            self._process = subprocess.Popen(
+                [executable, "-c", code], pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))},
+            )  # fmt: skip
+        os.close(job_fd)
+        sentry.guard(self._process.pid)
+        self.connection = co.Connection(ours, _SEND_S)
+        self._seen = time.monotonic()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.lost is None
+
+    def call(self, method: str, *args: Value) -> _Call:
+        call = _Call(self, method)
+        self._number += 1
+        self._calls[self._number] = call
+        self._send(co.CALL, self._number, encode([method, [_plain(arg) for arg in args]]))
+        return call
+
+    def tell(self, key: str, value: Value) -> None:
+        if isinstance(value, Shared):
+            if key not in value.frames:
+                value.frames[key] = encode([key, value.value])
+            self._send(co.TELL, 0, value.frames[key])
+        else:
+            self._send(co.TELL, 0, encode([key, value]))
+
+    def _send(self, kind: int, number: int, parts: list[Buffer]) -> None:
+        if self.lost is None:
+            try:
+                self.connection.send(kind, number, parts)
+            except co.Closed as error:
+                self.lose(f"it takes no messages: {error}")
+
+    def read(self) -> None:
+        """Take in all that has come."""
+        if self.lost is not None:
+            return
+        try:
+            while (frame := self.connection.read(wait=False)) is not None:
+                self._seen = time.monotonic()
+                kind, number, body = frame
+                if kind == co.ANSWER and number in self._calls:
+                    self._calls.pop(number).answer = decode(body)
+        except (co.Closed, BadMessage) as error:
+            self.lose(str(error))
+
+    def check(self) -> None:
+        """Give it up if it has been silent for too long."""
+        if self.lost is None and time.monotonic() - self._seen > _SILENCE_S:
+            self.lose(f"nothing was heard of it for {_SILENCE_S:g} s")
+
+    def lose(self, why: str) -> None:
+        """It is gone, or has to go."""
+        if self.lost is None:
+            code = self._end()
+            if code is not None:
+                how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                why = f"its process ended with {how}"
+            stacks = os.pread(self._dump_fd, 1 << 14, 0).decode(errors="replace")
+            os.close(self._dump_fd)
+            self.lost = f"{self.name} is gone: {why}" + (f"\n{stacks}" if stacks else "")
+            self._calls.clear()
+
+    def stop(self, patience_s: float = 5.0) -> None:
+        self.say_close()
+        self.wait_closed(time.monotonic() + patience_s)
+
+    def say_close(self) -> None:
+        """Ask it to end."""
+        self._send(co.CLOSE, 0, [])
+
+    def wait_closed(self, until: float) -> None:
+        """Wait for it to end by itself, then end it."""
+        while self.lost is None and time.monotonic() < until and not self._ended():
+            self.read()  # it may be in the middle of a long answer
+            time.sleep(0.005)
+        self.lose("it was stopped")
+
+    def _end(self) -> int | None:
+        """End the process, and what it started; returns its exit code if it had ended by itself."""
+        until = time.monotonic() + 0.2
+        while not (ended := self._ended()) and time.monotonic() < until:
+            time.sleep(0.005)
+        # The group's number cannot have been reused: its leader was not reaped yet.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        self._sentry.release(self._process.pid)
+        self.connection.close()
+        return code if ended else None
+
+    def _ended(self) -> bool:
+        """Whether the process has ended by itself; it is not reaped by looking."""
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+class ProcessRuntime(Runtime):
+    """Processes that end with this one, whatever ends it."""
+
+    name = "process"
+
+    def __init__(self) -> None:
+        self._handles: list[_Process] = []
+        self._sentry = Sentry()
+        self._closed = False
+        self._finalizer = weakref.finalize(self, _end_all, self._handles, self._sentry, os.getpid())
+
+    def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
+        """Start a process; it has `threads` threads for torch and BLAS."""
+        handle = _Process(name, make, threads, self._sentry)
+        self._handles[:] = [h for h in self._handles if h.lost is None] + [handle]
+        return handle
+
+    def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
+        """Read from all processes until one of the calls is done."""
+        until = time.monotonic() + timeout_s
+        wanted = [call for call in calls if isinstance(call, _Call)]
+        handles = list({id(call.handle): call.handle for call in wanted}.values())
+        for handle in handles:
+            handle.read()
+        while not (done := [call for call in wanted if call.done]):
+            left = until - time.monotonic()
+            if left <= 0 or not handles:
+                break
+            poll, by_fd = select.poll(), {handle.connection.fileno(): handle for handle in handles}
+            for fd in by_fd:
+                poll.register(fd, select.POLLIN)
+            for fd, _ in poll.poll(min(left, 1.0) * 1000):
+                by_fd[fd].read()
+            for handle in handles:
+                handle.check()
+        return list(done)
+
+    def share(self, value: Value) -> Value:
+        """Encoded once."""
+        return Shared(value)
+
+    def close(self) -> None:
+        """End all of them."""
+        self._finalizer()
+
+
+def _end_all(handles: list[_Process], sentry: Sentry, owner: int) -> None:
+    if os.getpid() != owner:  # a fork: they are not its to end
+        return
+    for handle in handles:
+        handle.say_close()
+    until = time.monotonic() + 5.0
+    for handle in handles:
+        handle.wait_closed(until)
+    handles.clear()
+    sentry.stop()
+
+
+def _plain(value: Value) -> Value:
+    return value.value if isinstance(value, Shared) else value

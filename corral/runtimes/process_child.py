@@ -1,0 +1,100 @@
+"""A role in a process of its own: carries out calls in order, while a thread keeps reading.
+
+The thread means that whoever calls never waits for this process to take a message, and that the mailbox is up to
+date while a call is being carried out. The process dies with its parent, whatever kills the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+import traceback
+from typing import Any
+
+import cloudpickle
+
+from corral.envs.worker import end_with_parent
+from corral.runtimes import connection as co
+from corral.runtimes.contract import Mailbox, Role, kind_of
+from corral.runtimes.message import decode
+
+_ALIVE_S = 1.0
+
+
+def main(socket_fd: int, job_fd: int, dump_fd: int, parent_pid: int) -> None:
+    """Serve one handle until it says CLOSE or goes away."""
+    for fd in (socket_fd, job_fd, dump_fd):
+        os.set_inheritable(fd, False)
+    threading.Thread(target=end_with_parent, args=(socket_fd, parent_pid), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    dump = os.fdopen(dump_fd, "w")
+    faulthandler.enable(dump)
+    faulthandler.register(signal.SIGUSR1, dump, all_threads=True)
+    connection = co.Connection(socket.socket(fileno=socket_fd), None)
+    mailbox = Mailbox()
+    calls: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()  # bounded by who waits for the answers
+    threading.Thread(target=_read, args=(connection, mailbox, calls), daemon=True).start()
+    threading.Thread(target=_say_alive, args=(connection,), daemon=True).start()
+    with contextlib.suppress(co.Closed):
+        _serve(connection, mailbox, calls, job_fd)
+
+
+def _serve(
+    connection: co.Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tuple[int, Any] | None], job_fd: int
+) -> None:
+    role: Role = None
+    broken: dict[str, str] | None = None
+    try:
+        # Pickle is safe here: the bytes come from the process that started this one, in memory of its own, and
+        # how to make a role is code, which no data format carries.
+        with open(job_fd, "rb", closefd=False) as file:
+            file.seek(0)
+            make = cloudpickle.load(file)
+        role = make(mailbox)
+    except Exception as error:
+        broken = _told(error)
+    try:
+        while (call := calls.get()) is not None:
+            number, (method, args) = call
+            if broken is None:
+                try:
+                    answer: dict[str, Any] = {"ok": getattr(role, method)(*args)}
+                except Exception as error:
+                    answer = _told(error)
+            connection.send_value(co.ANSWER, number, answer if broken is None else broken)
+    finally:
+        if hasattr(role, "close"):
+            role.close()
+
+
+def _read(connection: co.Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tuple[int, Any] | None]) -> None:
+    with contextlib.suppress(co.Closed):
+        while (frame := connection.read(wait=True)) is not None:
+            kind, number, body = frame
+            if kind == co.CLOSE:
+                break
+            value = decode(body)
+            if kind == co.CALL:
+                calls.put((number, value))
+            else:
+                mailbox.put(*value)
+    mailbox.close()
+    calls.put(None)
+
+
+def _say_alive(connection: co.Connection) -> None:
+    with contextlib.suppress(co.Closed):
+        while not connection.closed:
+            connection.send(co.ALIVE, 0)
+            time.sleep(_ALIVE_S)
+
+
+def _told(error: BaseException) -> dict[str, str]:
+    kind = kind_of(error)
+    return {"kind": kind, "text": "".join(traceback.format_exception(error)) if kind == "other" else str(error)}
