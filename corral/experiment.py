@@ -7,6 +7,7 @@ YAML file, and what the caller says.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -74,6 +75,36 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class ScaleConfig:
+    """How the parts of a topology with actors work together."""
+
+    envs_per_actor: int | None = None
+    """Environments of each actor; none: num_envs shared out among them."""
+    learners: int = 1
+    """Processes that learn, each from its share of the data."""
+    weights: Literal["auto", "sync", "async", "lag"] = "auto"
+    """When actors get new weights: sync (everyone waits), async (newest on arrival), lag (when more than pull_lag
+    versions behind); auto: sync for algorithms that need it, else async."""
+    pull_lag: int = 0
+    """Versions that an actor may be behind before it gets new weights, with weights=lag."""
+    replay_shards: int = 0
+    """Processes that keep the replay memory; 0: the learner keeps it."""
+    min_actors: int = 1
+    """With fewer actors the run waits for lost ones to come back."""
+    max_restarts: int = 20
+    """How often a part is started again before it is given up."""
+    in_flight_mb: float = 256.0
+    """Data on its way from the actors, at most."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        _at_least("scale", self, envs_per_actor=1, learners=1, pull_lag=0, replay_shards=0, min_actors=1)
+        _at_least("scale", self, max_restarts=0, in_flight_mb=1)
+        if self.pull_lag and self.weights != "lag":
+            raise UserError(f"pull_lag={self.pull_lag} needs weights=lag.")
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A run's settings. `algorithm` is the Config of the algorithm that `algo` names."""
 
@@ -95,12 +126,13 @@ class Experiment:
     """How the environments run."""
     workers: int | None = None
     """Worker processes or threads of the environments; none: as the backend thinks best."""
-    topology: Literal["sync"] = "sync"
+    topology: Literal["sync", "actor_learner", "central_inference"] = "sync"
     """How acting and learning are wired together."""
-    runtime: Literal["inline"] = "inline"
-    """Where the parts of the topology live."""
+    runtime: Literal["auto", "inline", "process", "ray"] = "auto"
+    """Where the parts of the topology live: threads, processes of this machine, or a Ray cluster."""
     actors: int | None = None
-    """Processes that act, in topologies that have such."""
+    """Parts that act, in topologies that have such; none: one per core but one."""
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
     device: str = "auto"
     """Where the networks live: auto, cpu, cuda, cuda:1, mps."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -122,8 +154,20 @@ class Experiment:
         _at_least("", self, steps=1, seed=0, num_envs=1, workers=1, actors=1, threads=1)
         if not _DEVICE.fullmatch(self.device):
             raise UserError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}.")
-        if self.actors is not None and self.topology == "sync":
-            raise UserError("The topology 'sync' has no actors of its own; set num_envs instead of actors.")
+        if self.topology == "sync":
+            if self.actors is not None:
+                raise UserError(
+                    "The topology 'sync' has no actors of its own: set num_envs, or topology=actor_learner."
+                )
+            if self.runtime in ("process", "ray"):
+                raise UserError(f"The topology 'sync' is one process: runtime={self.runtime} needs another topology.")
+            if self.scale != ScaleConfig():
+                raise UserError("The topology 'sync' has no parts to scale: settings of scale need another topology.")
+        elif self.scale.envs_per_actor is None and self.num_envs % self.num_actors:
+            raise UserError(
+                f"{self.num_envs} environments cannot be shared out among {self.num_actors} actors; "
+                f"set num_envs to a multiple of {self.num_actors}, or envs_per_actor."
+            )
 
     @classmethod
     def make(
@@ -161,7 +205,10 @@ class Experiment:
             raise UserError(f"algo is set twice, to {algo} and {said['algo']}.")
         said["preset"] = _preset_name(algo, said["env"], preset or said.get("preset"))
         from_preset = settings.read(base, presets.settings(algo, said["preset"]))
-        made = settings.apply(base, from_preset | said | {"factory": factory})
+        chosen = from_preset | said | {"factory": factory}
+        if chosen.get("topology", base.topology) != "sync" and chosen.get("actors") is None:
+            chosen["actors"] = _sensible_actors(chosen.get("num_envs", base.num_envs))
+        made = settings.apply(base, chosen)
         made.environment()
         return made
 
@@ -177,6 +224,21 @@ class Experiment:
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values, fit for YAML and JSON."""
         return settings.to_plain(self)
+
+    @property
+    def num_actors(self) -> int:
+        """Parts that act."""
+        return self.actors or 1
+
+    @property
+    def envs_per_actor(self) -> int:
+        """Environments of each actor."""
+        return self.scale.envs_per_actor or self.num_envs // self.num_actors
+
+    @property
+    def total_envs(self) -> int:
+        """Environments of the whole run."""
+        return self.num_envs if self.topology == "sync" else self.num_actors * self.envs_per_actor
 
     @property
     def evaluate_every(self) -> int:
@@ -263,6 +325,12 @@ def _describe_env(env: EnvLike) -> tuple[str, dict[str, Any], Any]:
 def _options(suite: Any, but: str) -> dict[str, Any]:
     """Fields of a suite that are not as by default."""
     return {key: value for key, value in vars(suite).items() if value != getattr(type(suite), key, {}) and key != but}
+
+
+def _sensible_actors(num_envs: int) -> int:
+    """One core is for learning; the others act, as far as the environments can be shared out evenly."""
+    most = max(1, (os.cpu_count() or 1) - 1)
+    return max(count for count in range(1, most + 1) if num_envs % count == 0)
 
 
 def _at_least(group: str, config: Any, **bounds: float) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 ROLES = {"train": 0, "eval": 1}
 _ENV, _WORKER, _PART = 0, 1, 2
-PARTS = {"network": 0, "acting": 1, "learning": 2, "store": 3}
+PARTS = {"network": 0, "acting": 1, "learning": 2, "store": 3, "actor": 4}
 # EnvPool and ALE take 32-bit signed seeds, so every seed stays below 2**31.
 _MASK = 0x7FFF_FFFF
 
@@ -37,6 +37,6 @@ def worker_seed(run_seed: int, role: str, worker: int, start: int = 0) -> int:
     return _draw(run_seed, ROLES[role], _WORKER, worker, start)
 
 
-def part_seed(run_seed: int, role: str, part: str, index: int = 0) -> int:
-    """Seed of the generator of a part of the run, such as the one that actor `index` draws actions with."""
-    return _draw(run_seed, ROLES[role], _PART, PARTS[part], index)
+def part_seed(run_seed: int, role: str, part: str, index: int = 0, start: int = 0) -> int:
+    """Seed of a part of the run, such as what actor `index` draws actions with; `start` counts its restarts."""
+    return _draw(run_seed, ROLES[role], _PART, PARTS[part], index, *([start] if start else []))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from corral.acting.policy import Policy
 from corral.algos.optim import Optimizer
-from corral.types import DataSpec, EnvSpec, LossOutput
+from corral.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
 
 Batch = Any
 """What `prepare` makes of a batch, and `loss` takes; each algorithm's own."""
@@ -62,6 +62,10 @@ class Algorithm(ABC):
     def minibatches(self, batch: Batch, rng: torch.Generator) -> Iterator[Batch]:
         """The batch in the pieces to learn from, one after the other."""
         yield batch
+
+    def priorities(self, model: nn.Module, traj: Trajectory) -> Array | None:
+        """First priorities `[T, B]` of the transitions of a fragment, by the network that acted; None: the store's."""
+        return None
 
     def update_target(self, model: nn.Module, target: nn.Module, version: int) -> None:  # noqa: B027 - few have one
         """Move the target network, after update number `version`."""

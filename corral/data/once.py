@@ -69,6 +69,15 @@ class OnceStore(Store):
         self._sampled += self._data.batch_size
         return Sample(parts[0] if len(parts) == 1 else cat(parts))
 
+    def drop_older(self, version: int) -> int:
+        """Drop sequences from the front of the queue that an older policy acted in."""
+        dropped = 0
+        while self._queue and int(np.max(self._queue[0].version)) < version:
+            dropped += self._queue.popleft().shape[1] - self._used
+            self._used = 0
+        self._waiting -= dropped
+        return dropped
+
     def metrics(self) -> dict[str, float]:
         """Sizes and counts, in sequences."""
         return {

@@ -1,0 +1,95 @@
+"""The role that acts: some environments, a copy of the network, and fragments on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from corral import seeding
+from corral.acting.sampler import Sampler
+from corral.data.pack import pack
+from corral.experiment import Experiment
+from corral.learn.flat import FlatParams
+from corral.learn.threads import set_threads
+from corral.runtimes.contract import Mailbox
+from corral.runtimes.message import Value
+from corral.topologies.build import build_model, make_algorithm, make_train_vec
+from corral.types import Trajectory
+
+_WEIGHTS_S = 300.0  # to wait for weights that were promised: a learner may be busy with a large batch
+_FEWEST_ROWS = 50  # per message, for algorithms that would otherwise send single steps (as in Ape-X)
+
+
+class Actor:
+    """Acts with the newest weights in its mailbox; they never change within a fragment.
+
+    The first actor of a run draws the same random numbers as the topology `sync` does. An actor that takes the place
+    of a lost one has seeds of its own, so that it does not play the same games again.
+    """
+
+    def __init__(self, experiment: Experiment, index: int, start: int, mailbox: Mailbox, *, in_step: bool):
+        self._mailbox, self._experiment = mailbox, experiment
+        count, seed = experiment.envs_per_actor, experiment.seed
+        self._first_id = index * count
+        env_seed = seeding.part_seed(seed, "train", "actor", index, start) if index or start else seed
+        self._vec = make_train_vec(experiment, count, env_seed, experiment.backend, experiment.workers)
+        self._algo = make_algorithm(experiment, self._vec.spec)
+        self._model = build_model(self._algo, seed, torch.device("cpu"))
+        set_threads(1, self._model)
+        self._flat = FlatParams(self._model)
+        rng = np.random.default_rng(seeding.part_seed(seed, "train", "acting", index, start))
+        self._policy = self._algo.make_policy(self._model, explore=True, rng=rng, index=index)
+        self._sampler = Sampler(self._vec, self._policy)
+        steps = self._algo.fragment_steps(experiment.total_envs)
+        if not in_step and self._algo.data.unit == "transition":
+            steps = max(steps, -(-_FEWEST_ROWS // count))
+        self._rollouts: Iterator[Trajectory] = self._sampler.rollouts(steps)
+        self._version = -1
+        self._told = 0  # finished games that were reported
+
+    def describe(self) -> Value:
+        """What its environments look like."""
+        return self._vec.spec.to_json()
+
+    def sample(self, least: int) -> Value:
+        """A fragment, by weights of at least version `least`, and the games that ended in it."""
+        mail = self._mailbox.wait("weights", lambda mail: bool(mail["version"] >= least), _WEIGHTS_S)
+        if mail["version"] != self._version:
+            self._load(mail)
+        self._policy.progress = mail["progress"]
+        self._sampler.version = self._version
+        traj = next(self._rollouts)
+        traj.env_id += self._first_id
+        return {
+            "traj": pack(traj, self._vec.spec),
+            "priorities": self._algo.priorities(self._model, traj),
+            "games": self._finished_games(),
+            "faulty_games": self._sampler.episodes.faulty,
+            "restarts": self._vec.restarts,
+        }
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._vec.close()
+
+    def _load(self, mail: dict[str, Any]) -> None:
+        first = self._version < 0
+        self._version = mail["version"]
+        self._flat.weights.data.copy_(torch.from_numpy(mail["weights"]))
+        buffers = dict(self._model.named_buffers())
+        for name, value in mail["buffers"].items():
+            buffers[name].copy_(torch.from_numpy(value))
+        if first:
+            self._model.autocast = mail["half"]
+            if not mail["half"]:
+                getattr(self._model, "go_lean", bool)()
+
+    def _finished_games(self) -> Value:
+        """Environment, return and length of the games that ended since the last report."""
+        episodes = self._sampler.episodes
+        count, self._told = episodes.finished - self._told, episodes.finished
+        games = list(episodes.recent)[-count:] if count else []
+        return [[game.env_id + self._first_id, game.episode_return, game.length] for game in games]

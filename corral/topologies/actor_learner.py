@@ -1,0 +1,233 @@
+"""Actors in parts of their own send fragments to one learner (IMPALA, APPO, Ape-X; lag 0 for the others)."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from corral.acting.episodes import Episode, EpisodeStats
+from corral.data.pack import unpack
+from corral.errors import RunFailed
+from corral.experiment import Experiment
+from corral.runtimes.contract import MakeRole, RoleLost, make_runtime
+from corral.runtimes.message import Value, arrays_bytes
+from corral.topologies.actor import Actor
+from corral.topologies.contract import Note, Topology
+from corral.topologies.crew import Member
+from corral.topologies.weights import WeightChannel, weights_mode
+from corral.types import EnvSpec, Sample, Trajectory
+
+_START_S = 300.0  # to build environments and networks everywhere
+_TURN_S = 0.5  # a turn that brings nothing ends after this
+_LEARN_S = 0.5  # a turn that could go on learning ends after this
+_STUCK_S = 600.0  # without a fragment from anybody
+
+
+class ActorLearner(Topology):
+    """One learner, and actors that are never more than two fragments ahead.
+
+    With `weights=sync` everybody takes turns, fragments are learned from in the order of the actors, and with one
+    actor a run is the same as in the topology `sync`, bit by bit. Otherwise whoever has a fragment ready is
+    served first, and sequences that are staler than the algorithm's `max_lag` are dropped and counted.
+    """
+
+    def __init__(self, experiment: Experiment, note: Note):
+        super().__init__(experiment, note)
+        self._runtime = make_runtime("process" if experiment.runtime == "auto" else experiment.runtime)
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self) -> None:
+        experiment = self.experiment
+        limit = experiment.scale.max_restarts
+        self._actors = [
+            Member(self._runtime, f"actor {k}", partial(_make_actor, experiment, k), self._note, limit)
+            for k in range(experiment.num_actors)
+        ]
+        self._build_learner(self._describe(), experiment.threads)
+        self._mode = weights_mode(experiment, self.algo.data.max_lag)
+        self._channel = WeightChannel(self.learner, self._runtime, experiment.scale.pull_lag)
+        self.episodes = EpisodeStats(experiment.total_envs)
+        self._ahead = 1 if self._mode == "sync" else 2
+        self._env_restarts: dict[str, int] = {}
+        self._lag_max = self._stale = 0
+        self._fragment_bytes = 0
+        self._heard = time.monotonic()
+        self._waiting = False
+
+    def _describe(self) -> EnvSpec:
+        """Wait until every actor stands, and ask the first what its environments look like."""
+        until = time.monotonic() + _START_S
+        for actor in self._actors:
+            actor.call("describe")
+        described: Value = None
+        for actor in self._actors:
+            while True:
+                if not actor.calls and actor.revive():
+                    actor.call("describe")
+                if actor.given_up or time.monotonic() > until:
+                    raise RunFailed(f"{actor.name} does not start; look at what it wrote above, or run with sync.")
+                if actor.calls and self._runtime.wait([actor.calls[0]], _TURN_S):
+                    try:
+                        described = actor.calls.popleft().result()
+                        break
+                    except RoleLost as lost:
+                        actor.lose(str(lost))
+        return EnvSpec.from_json(described)
+
+    # -- turns -------------------------------------------------------------------------------------------------
+
+    def advance(self) -> dict[str, list[float]]:
+        """Take in what the actors have sent, and learn while the store gives batches."""
+        self._order()
+        if self.store.room():
+            for traj, priorities in self._in_order() if self._mode == "sync" else self._first_ready():
+                self.env_steps += int(traj.faulty.size - traj.faulty.sum())
+                self.store.progress = self.progress
+                self.store.put(traj, priorities)
+        said: dict[str, list[float]] = {}
+        until = time.monotonic() + _LEARN_S
+        while self._ready():
+            self._learn(self.store.get(), said)
+            if self._mode != "sync" and time.monotonic() > until:
+                break
+        return said
+
+    def _order(self) -> None:
+        """Give out weights, and keep every actor busy."""
+        for actor in self._actors:
+            if actor.revive():
+                self._channel.forget(actor)
+            while actor.alive and len(actor.calls) < self._ahead:
+                self._channel.offer(actor, self.progress)
+                actor.call("sample", self.learner.version if self._mode == "sync" else 0)
+        alive = sum(actor.alive for actor in self._actors)
+        needed = len(self._actors) if self._mode == "sync" else min(self.experiment.scale.min_actors, len(self._actors))
+        if sum(not actor.given_up for actor in self._actors) < needed:
+            raise RunFailed(f"Too many actors were lost for good: {alive} are left, and {needed} are needed.")
+        if alive < needed and not self._waiting:
+            self._note("waiting", f"{alive} actors are alive and {needed} are needed: waiting for lost ones to return")
+        self._waiting = alive < needed
+
+    def _in_order(self) -> list[tuple[Trajectory, Any]]:
+        """One fragment of every actor, in their order."""
+        taken = []
+        for actor in self._actors:
+            while True:
+                fragment = self._take(actor, _TURN_S)
+                if fragment is not None:
+                    taken.append(fragment)
+                    break
+                self._order_again(actor)
+        return taken
+
+    def _order_again(self, actor: Member) -> None:
+        """Of an actor that was lost within a turn of all."""
+        if actor.given_up:
+            raise RunFailed(f"{actor.name} was lost too often, and weights=sync needs all actors.")
+        if actor.revive():
+            self._channel.forget(actor)
+        if actor.alive and not actor.calls:
+            self._channel.offer(actor, self.progress)
+            actor.call("sample", self.learner.version)
+
+    def _first_ready(self) -> list[tuple[Trajectory, Any]]:
+        """What has come in; waits only if there is nothing to learn from."""
+        busy = [actor for actor in self._actors if actor.calls]
+        if self._waiting or not busy:
+            time.sleep(_TURN_S / 10)
+            return []
+        self._runtime.wait([actor.calls[0] for actor in busy], 0.0 if self._ready() else _TURN_S)
+        fragments = [self._take(actor, 0.0) for actor in busy]
+        return [fragment for fragment in fragments if fragment is not None]
+
+    def _take(self, actor: Member, timeout_s: float) -> tuple[Trajectory, Any] | None:
+        """The fragment that an actor owes; None when it is not there yet, or never will be."""
+        if not actor.calls:
+            time.sleep(timeout_s / 10)
+            return None
+        if not self._runtime.wait([actor.calls[0]], timeout_s):
+            if time.monotonic() - self._heard > _STUCK_S:
+                raise RunFailed(f"Nothing came from any actor for {_STUCK_S:.0f} s; {actor.name} is waited for.")
+            return None
+        try:
+            answer = actor.calls.popleft().result()
+        except RoleLost as lost:
+            actor.lose(str(lost))
+            return None
+        self._heard = time.monotonic()
+        self._env_restarts[actor.name] = answer["restarts"]
+        for env_id, total, length in answer["games"]:
+            self.episodes.finished += 1
+            self.episodes.recent.append(Episode(env_id, total, length))
+        self._fragment_bytes = arrays_bytes(answer["traj"])
+        return unpack(answer["traj"], self.spec), answer["priorities"]
+
+    def _ready(self) -> bool:
+        """Whether there is a batch that is not too stale."""
+        bound = self.algo.data.max_lag
+        if bound is not None:
+            self._stale += self.store.drop_older(self.learner.version - bound)
+        return self.store.ready()
+
+    def _learn(self, sample: Sample, said: dict[str, list[float]]) -> None:
+        if isinstance(sample.batch, Trajectory):
+            lag = self.learner.version - sample.batch.version
+            said.setdefault("lag/mean", []).append(float(np.mean(lag)))
+            self._lag_max = max(self._lag_max, int(np.max(lag)))
+        super()._learn(sample, said)
+
+    # -- what others see ---------------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, float]:
+        """Counters of the parts."""
+        under_way = sum(len(actor.calls) for actor in self._actors)
+        return {
+            **super().metrics(),
+            "env/restarts": float(sum(self._env_restarts.values())),
+            "actors/alive": float(sum(actor.alive for actor in self._actors)),
+            "actors/restarts": float(sum(actor.restarts for actor in self._actors)),
+            "actors/in_flight_mb": under_way * self._fragment_bytes / 1e6,
+            "lag/max": float(self._lag_max),
+            "lag/dropped": float(self._stale),
+            "weights/sends": float(self._channel.sends),
+        }
+
+    def parts(self) -> list[dict[str, Any]]:
+        """The actors."""
+        versions = {actor: self._channel.version(actor) for actor in self._actors}
+        return [actor.facts() | {"lag": self.learner.version - versions[actor]} for actor in self._actors]
+
+    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
+        """Learner, replay and counters; environments and fragments under way are not part of it."""
+        return {
+            "env_steps": self.env_steps,
+            "learner": self.learner.state_dict(),
+            "episodes": self.episodes.state_dict(),
+            "store": self.store.state_dict() if replay and self.algo.data.reuse == "replay" else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Go on from there; every environment starts a new episode."""
+        self.env_steps = state["env_steps"]
+        self.learner.load_state_dict(state["learner"])
+        self.episodes.load_state_dict(state["episodes"])
+        if state["store"] is not None:
+            self.store.load_state_dict(state["store"])
+        return list(range(self.experiment.total_envs))
+
+    def close(self) -> None:
+        """End the actors."""
+        self._runtime.close()
+
+
+def _make_actor(experiment: Experiment, index: int, start: int) -> MakeRole:
+    """How to make the actor that is started for the `start`-th time."""
+    in_step = experiment.scale.weights == "sync"
+    return lambda mailbox: Actor(experiment, index, start, mailbox, in_step=in_step)

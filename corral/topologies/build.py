@@ -1,0 +1,45 @@
+"""The parts that every topology is made of, from an experiment."""
+
+from __future__ import annotations
+
+import torch
+
+from corral import seeding
+from corral.algos.contract import Algorithm
+from corral.algos.registry import find_algorithm
+from corral.envs.contract import VecEnv
+from corral.envs.make import make_vec
+from corral.envs.normalize import NormalizedVecEnv
+from corral.experiment import Experiment
+from corral.learn.precision import lay_out
+from corral.types import EnvSpec
+
+
+def make_algorithm(experiment: Experiment, spec: EnvSpec) -> Algorithm:
+    """The experiment's algorithm, for environments that look like `spec`."""
+    algo: Algorithm = find_algorithm(experiment.algo).load()(experiment.algorithm, spec, experiment.total_envs)
+    return algo
+
+
+def build_model(algo: Algorithm, seed: int, device: torch.device) -> torch.nn.Module:
+    """The algorithm's network with weights drawn from the run's seed, whatever else draws random numbers."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # LAPACK's rounding, and with it orthogonal weights, depends on the number of threads
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeding.part_seed(seed, "train", "network"))
+            model = algo.build_model()
+    finally:
+        torch.set_num_threads(threads)
+    model = model.to(device)
+    lay_out(model)
+    return model
+
+
+def make_train_vec(experiment: Experiment, num_envs: int, seed: int, backend: str, workers: int | None) -> VecEnv:
+    """Environments to learn from."""
+    env, kwargs = experiment.environment()
+    vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs)
+    if experiment.normalize_reward:
+        return NormalizedVecEnv(vec, obs=False, gamma=getattr(experiment.algorithm, "gamma", 0.99))
+    return vec
