@@ -46,11 +46,15 @@ class Train:
     num_envs: Number = None
     """Environments that are sampled at once."""
     topology: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """How acting and learning are wired together: sync."""
+    """How acting and learning are wired together: sync, actor_learner, central_inference."""
     runtime: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """Where the parts live: inline."""
+    """Where the parts live: inline, process, ray."""
     actors: Number = None
-    """Processes that act, in topologies that have such."""
+    """Parts that act, in topologies that have such."""
+    envs_per_actor: Number = None
+    """Environments of each of them."""
+    learners: Number = None
+    """Parts that learn."""
     set: _Settings = ()
     """Any setting, such as lr=3e-4 hidden=64,64 evaluation.episodes=20; config.yaml of a run has all their names."""
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
@@ -88,7 +92,8 @@ class Train:
         for key in given:
             if key.replace("-", "_") in options:
                 raise UserError(f"{key} has an option of its own: --{key.replace('_', '-')}, instead of --set.")
-        for name in ("steps", "seed", "num_envs", "topology", "runtime", "actors"):
+        own = ("steps", "seed", "num_envs", "topology", "runtime", "actors", "envs_per_actor", "learners")
+        for name in own:
             if getattr(self, name) is not None:
                 given[name] = getattr(self, name)
         return given

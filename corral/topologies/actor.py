@@ -54,12 +54,12 @@ class Actor:
         """What its environments look like."""
         return self._vec.spec.to_json()
 
-    def sample(self, least: int) -> Value:
+    def sample(self, least: int, progress: float) -> Value:
         """A fragment, by weights of at least version `least`, and the games that ended in it."""
         mail = self._mailbox.wait("weights", lambda mail: bool(mail["version"] >= least), _WEIGHTS_S)
         if mail["version"] != self._version:
             self._load(mail)
-        self._policy.progress = mail["progress"]
+        self._policy.progress = progress
         self._sampler.version = self._version
         traj = next(self._rollouts)
         traj.env_id += self._first_id

@@ -105,8 +105,8 @@ class ActorLearner(Topology):
             if actor.revive():
                 self._channel.forget(actor)
             while actor.alive and len(actor.calls) < self._ahead:
-                self._channel.offer(actor, self.progress)
-                actor.call("sample", self.learner.version if self._mode == "sync" else 0)
+                self._channel.offer(actor)
+                actor.call("sample", self.learner.version if self._mode == "sync" else 0, self.progress)
         alive = sum(actor.alive for actor in self._actors)
         needed = len(self._actors) if self._mode == "sync" else min(self.experiment.scale.min_actors, len(self._actors))
         if sum(not actor.given_up for actor in self._actors) < needed:
@@ -134,8 +134,8 @@ class ActorLearner(Topology):
         if actor.revive():
             self._channel.forget(actor)
         if actor.alive and not actor.calls:
-            self._channel.offer(actor, self.progress)
-            actor.call("sample", self.learner.version)
+            self._channel.offer(actor)
+            actor.call("sample", self.learner.version, self.progress)
 
     def _first_ready(self) -> list[tuple[Trajectory, Any]]:
         """What has come in; waits only if there is nothing to learn from."""

@@ -27,11 +27,11 @@ class WeightChannel:
         self._shared: tuple[int, Value] | None = None
         self.sends = 0
 
-    def offer(self, member: Member, progress: float) -> None:
+    def offer(self, member: Member) -> None:
         """Give a member the newest weights if it should have them now."""
         newest = self._learner.version
         if member not in self._sent or newest - self._sent[member] > self._pull_lag:
-            member.tell("weights", self._newest(progress))
+            member.tell("weights", self._newest())
             self._sent[member] = newest
             self.sends += 1
 
@@ -43,7 +43,7 @@ class WeightChannel:
         """What a member was last given."""
         return self._sent.get(member, -1)
 
-    def _newest(self, progress: float) -> Value:
+    def _newest(self) -> Value:
         learner = self._learner
         if self._shared is None or self._shared[0] != learner.version:
             buffers = {name: value.cpu().numpy().copy() for name, value in learner.model.named_buffers()}
@@ -51,7 +51,6 @@ class WeightChannel:
                 "version": learner.version,
                 "weights": np.array(learner.flat.weights.detach().cpu().numpy()),
                 "buffers": buffers,
-                "progress": progress,
                 "half": bool(getattr(learner.model, "autocast", False)),
             }
             self._shared = learner.version, self._runtime.share(mail)

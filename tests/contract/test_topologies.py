@@ -1,0 +1,176 @@
+"""What every topology does with data and weights, on every runtime."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from corral.errors import UserError
+from corral.experiment import Experiment
+from corral.testing.counting import gaps
+from corral.topologies.contract import make_topology
+
+COUNTING, ENV = "corral.testing.counting:Counting", "corral.testing.envs:CountingEnv"
+
+
+def make(algo=COUNTING, env=ENV, notes=None, **settings):
+    given = {"steps": 4000, "num_envs": 8, "seed": 3, "backend": "local", "device": "cpu"} | settings
+    if env == ENV:
+        given["env_kwargs"] = {"length": 7, "end": "mixed"}
+    experiment = Experiment.make(algo, env, preset="none", overrides=given)
+    return make_topology(experiment, lambda kind, text: notes.append((kind, text)) if notes is not None else None)
+
+
+def run(topology, steps=None, watch=None):
+    """Everything that was put into the store, until the run's steps are done."""
+    seen, put = [], topology.store.put
+
+    def keep(traj, priorities=None):
+        seen.append(traj)
+        put(traj, priorities)
+
+    topology.store.put = keep
+    try:
+        while topology.env_steps < (steps or topology.experiment.steps):
+            topology.advance()
+            if watch is not None:
+                watch(topology)
+    finally:
+        topology.close()
+    return seen
+
+
+RUNTIMES = ["inline", "process"]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("settings", [{"weights": "sync"}, {"weights": "async"}, {"weights": "lag", "pull_lag": 3}])
+def test_the_counting_agent_finds_no_gap_no_repeat_and_no_reordering(runtime, settings):
+    topology = make(topology="actor_learner", runtime=runtime, actors=2, **settings)
+    seen = run(topology)
+    assert gaps(seen) == []
+    assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
+    ids = {float(i) for traj in seen for i in np.unique(traj.obs[..., 0])}
+    assert len(ids) == 8  # eight seeds
+
+
+def test_the_counting_agent_would_notice():
+    seen = run(make())
+    assert gaps(seen) == []
+    assert gaps(seen[:2] + seen[3:])  # a gap
+    assert gaps(seen[:3] + seen[2:])  # a repeat
+    assert gaps([seen[0], seen[2], seen[1]])  # reordered
+    seen[1].obs[2, 0, 3] += 1
+    assert gaps(seen)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_lag_0_equals_sync_bit_by_bit_on_the_counting_agent(runtime):
+    sync, apart = make(batch_size=8), make(
+        topology="actor_learner", runtime=runtime, actors=1, weights="sync", batch_size=8
+    )  # fmt: skip
+    run(sync), run(apart)
+    assert sync.env_steps == apart.env_steps
+    assert sync.learner.version == apart.learner.version > 50
+    assert torch.equal(sync.learner.flat.weights, apart.learner.flat.weights)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "dqn"])
+def test_one_actor_in_step_is_the_topology_sync(algo):
+    settings = {"steps": 1500, "weights": "sync"} | ({"learning_starts": 100} if algo == "dqn" else {})
+    apart = make(algo, "CartPole-v1", topology="actor_learner", runtime="process", actors=1, **settings)
+    del settings["weights"]
+    sync = make(algo, "CartPole-v1", **settings)
+    run(sync), run(apart)
+    assert sync.learner.version == apart.learner.version > 5
+    assert torch.equal(sync.learner.flat.weights, apart.learner.flat.weights)
+    assert list(sync.episodes.recent) == list(apart.episodes.recent)
+
+
+def test_several_actors_in_step_are_the_same_run_again():
+    both = [make("ppo", "CartPole-v1", topology="actor_learner", runtime=r, actors=2, steps=3000) for r in RUNTIMES]
+    for topology in both:
+        run(topology)
+    assert both[0].metrics()["lag/max"] == 0
+    assert torch.equal(both[0].learner.flat.weights, both[1].learner.flat.weights)
+
+
+@pytest.mark.parametrize("bound", [0, 2, 5])
+def test_measured_lag_never_exceeds_its_bound(bound):
+    lags = []
+    topology = make(
+        topology="actor_learner", runtime="process", actors=2, max_lag=bound, batch_size=4,
+        weights="sync" if bound == 0 else "lag", pull_lag=bound,
+    )  # fmt: skip
+    get = topology.store.get
+
+    def watched():
+        sample = get()
+        lags.extend((topology.learner.version - sample.batch.version).tolist())
+        return sample
+
+    topology.store.get = watched
+    run(topology)
+    assert lags
+    assert max(lags) <= bound
+    assert topology.metrics()["lag/max"] == max(lags)
+
+
+def test_an_on_policy_algorithm_is_not_trained_on_stale_data():
+    with pytest.raises(UserError, match="weights=sync, or use appo or impala"):
+        make("ppo", "CartPole-v1", topology="actor_learner", runtime="inline", weights="async")
+
+
+@pytest.mark.parametrize("settings", [{"weights": "sync"}, {"weights": "async"}])
+def test_a_killed_actor_comes_back_and_the_others_lose_nothing(settings):
+    notes, killed = [], []
+    topology = make(notes=notes, topology="actor_learner", runtime="process", actors=2, steps=8000, **settings)
+
+    def kill(topology):
+        if len(killed) < 3 and topology.env_steps > 2000 * (len(killed) + 1):
+            victim = topology.parts()[len(killed) % 2]
+            if victim["pid"]:
+                os.kill(victim["pid"], signal.SIGKILL)
+                killed.append(victim["pid"])
+
+    seen = run(topology, watch=kill)
+    assert len(killed) == 3
+    assert [kind for kind, _ in notes].count("lost") == 3
+    assert "SIGKILL" in notes[0][1]
+    assert topology.metrics()["actors/restarts"] >= 2  # the run may end before the last one is back
+    assert gaps(seen) == []
+    for pid in killed:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_an_environment_that_cannot_be_built_is_one_sentence():
+    with pytest.raises(UserError, match="NoSuchEnv"):
+        make(env="corral.testing.envs:NoSuchEnv", topology="actor_learner", runtime="process")
+
+
+def test_environments_that_cannot_be_shared_out_are_refused():
+    with pytest.raises(UserError, match="cannot be shared out among 3 actors"):
+        make(topology="actor_learner", actors=3)
+
+
+def test_sync_has_nothing_to_scale():
+    with pytest.raises(UserError, match="no actors of its own"):
+        make(actors=2)
+    with pytest.raises(UserError, match="needs another topology"):
+        make(runtime="ray")
+    with pytest.raises(UserError, match="needs? another topology"):
+        make(envs_per_actor=2)
+
+
+def test_a_run_goes_on_from_its_state():
+    first = make(topology="actor_learner", runtime="inline", actors=2, weights="async")
+    run(first, steps=2000)
+    state = first.state_dict()
+    second = make(topology="actor_learner", runtime="inline", actors=2, weights="async")
+    assert second.load_state_dict(state) == list(range(8))
+    assert second.learner.version == first.learner.version
+    run(second)
+    assert second.learner.version > first.learner.version
