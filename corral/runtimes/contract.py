@@ -121,6 +121,9 @@ class Runtime(ABC):
 
     name: str
 
+    def reserve(self, count: int, what: str) -> None:  # noqa: B027 - few have to ask somebody
+        """Make sure that `count` roles can run; UserError at once, with the remedy, when they cannot."""
+
     @abstractmethod
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
         """Start a role; an error while making it comes with its first call. `threads` are those of torch and BLAS."""
@@ -150,7 +153,7 @@ def kind_of(error: BaseException) -> str:
     return "user" if isinstance(error, UserError) else "failed" if isinstance(error, RunFailed) else "other"
 
 
-def make_runtime(name: str, **options: Any) -> Runtime:
+def make_runtime(name: str) -> Runtime:
     """The runtime of that name."""
     if name == "inline":
         from corral.runtimes.inline import InlineRuntime
@@ -163,5 +166,5 @@ def make_runtime(name: str, **options: Any) -> Runtime:
     if name == "ray":
         from corral.runtimes.ray import RayRuntime
 
-        return RayRuntime(**options)
+        return RayRuntime()
     raise UserError(f"runtime={name!r} is not one of inline, process, ray.")

@@ -46,6 +46,7 @@ class ActorLearner(Topology):
     def _build(self) -> None:
         experiment = self.experiment
         limit = experiment.scale.max_restarts
+        self._runtime.reserve(experiment.num_actors, f"{experiment.num_actors} actors")
         self._actors = [
             Member(self._runtime, f"actor {k}", partial(_make_actor, experiment, k), self._note, limit)
             for k in range(experiment.num_actors)

@@ -10,6 +10,7 @@ import numpy as np
 
 from corral import seeding
 from corral.acting.sampler import Sampler
+from corral.envs.normalize import NormalizedVecEnv
 from corral.experiment import Experiment
 from corral.topologies.build import make_train_vec
 from corral.topologies.contract import Note, Topology
@@ -29,6 +30,8 @@ class Sync(Topology):
         self.vec.record_episodes()
         try:
             self._build_learner(self.vec.spec, experiment.threads)
+            if isinstance(self.vec, NormalizedVecEnv):
+                self.vec.scale_later = self.algo.data.reuse == "replay"
             self._rng = np.random.default_rng(seeding.part_seed(experiment.seed, "train", "acting"))
             self.policy = self.algo.make_policy(self.model, explore=True, rng=self._rng)
             self.sampler = Sampler(self.vec, self.policy)
@@ -46,7 +49,7 @@ class Sync(Topology):
         self.sampler.version = self.learner.version
         traj = next(self._rollouts)
         self.env_steps += int(traj.faulty.size - traj.faulty.sum())
-        self.store.progress = self.progress
+        self.store.progress, self.store.reward_scale = self.progress, getattr(self.vec, "reward_scale", 1.0)
         self.store.put(traj)
         said: dict[str, list[float]] = {}
         while self.store.ready():

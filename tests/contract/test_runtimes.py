@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from ray_session import ray_session  # noqa: F401
 
 from corral.errors import RunFailed, UserError
 from corral.runtimes.contract import RoleLost, make_runtime
@@ -44,8 +45,10 @@ class Broken:
         raise UserError("it cannot be built; build it otherwise")
 
 
-@pytest.fixture(params=["inline", "process"])
+@pytest.fixture(params=["inline", "process", "ray"])
 def runtime(request):
+    if request.param == "ray":
+        request.getfixturevalue("ray_session")
     made = make_runtime(request.param)
     yield made
     made.close()

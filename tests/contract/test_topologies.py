@@ -6,6 +6,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from ray_session import ray_session  # noqa: F401
 
 from corral.errors import UserError
 from corral.experiment import Experiment
@@ -43,9 +44,11 @@ def run(topology, steps=None, watch=None):
 
 
 RUNTIMES = ["inline", "process"]
+ALL = [*RUNTIMES, "ray"]
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("runtime", ALL)
 @pytest.mark.parametrize("settings", [{"weights": "sync"}, {"weights": "async"}, {"weights": "lag", "pull_lag": 3}])
 def test_the_counting_agent_finds_no_gap_no_repeat_and_no_reordering(runtime, settings):
     topology = make(topology="actor_learner", runtime=runtime, actors=2, **settings)

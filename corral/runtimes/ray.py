@@ -1,0 +1,214 @@
+"""Roles as Ray actors, on whatever nodes the cluster has. Values travel through Ray's object store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import cloudpickle
+
+from corral.envs.ray_cluster import connect, import_ray, reserve_cpus
+from corral.runtimes.contract import Call, Handle, Mailbox, MakeRole, Role, RoleLost, Runtime, kind_of, raised
+from corral.runtimes.message import Value
+
+_GET_S = 60.0  # to fetch a value that is ready, maybe from another node
+_WORDS = 300  # characters of Ray's own report
+
+
+@cache
+def _host_class() -> Any:
+    """The Ray actor around a role: calls one after the other, mail beside them."""
+    ray = import_ray()
+
+    class Host:
+        def __init__(self, job: bytes, path: list[str]):
+            sys.path[:] = path + [entry for entry in sys.path if entry not in path]
+            self._mailbox, self._job = Mailbox(), job
+            self._role: Role = None
+            self._broken: dict[str, str] | None = None
+
+        def call(self, method: str, args: Sequence[Value]) -> dict[str, Any]:
+            if self._role is None and self._broken is None:
+                try:
+                    # Ray itself pickles what it starts; this is the same code, in the same hands.
+                    self._role = cloudpickle.loads(self._job)(self._mailbox)
+                except Exception as error:
+                    self._broken = _told(error)
+            if self._broken is not None:
+                return self._broken
+            try:
+                return {"ok": getattr(self._role, method)(*args)}
+            except Exception as error:
+                return _told(error)
+
+        @ray.method(concurrency_group="mail")  # type: ignore[untyped-decorator]
+        def mail(self, key: str, value: Value) -> None:
+            self._mailbox.put(key, value)
+
+        @ray.method(concurrency_group="mail")  # type: ignore[untyped-decorator]
+        def pid(self) -> int:
+            return os.getpid()
+
+        def close(self) -> None:
+            self._mailbox.close()
+            if hasattr(self._role, "close"):
+                self._role.close()
+
+    return ray.remote(concurrency_groups={"mail": 1})(Host)
+
+
+class _Call(Call):
+    def __init__(self, handle: _RayActor, method: str, ref: Any):
+        self.handle, self.method, self.ref = handle, method, ref
+        self._done = False
+
+    @property
+    def done(self) -> bool:
+        if not self._done and self.handle.alive:
+            self.look(0.0)
+        return self._done or not self.handle.alive
+
+    def look(self, timeout_s: float) -> None:
+        """See whether it is there."""
+        self._done = self._done or bool(import_ray().wait([self.ref], timeout=timeout_s)[0])
+
+    def result(self) -> Value:
+        ray = import_ray()
+        if not self.handle.alive:
+            raise RoleLost(self.handle.lost)
+        try:
+            answer = ray.get(self.ref, timeout=_GET_S)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            self.handle.lose(str(error))
+            raise RoleLost(self.handle.lost) from error
+        if "ok" in answer:
+            return answer["ok"]
+        raise raised(answer["kind"], answer["text"], self.handle.name)
+
+
+class _RayActor(Handle):
+    def __init__(self, name: str, make: MakeRole, threads: int, where: Any):
+        self.name, self.lost = name, ""
+        path = [entry for entry in sys.path if isinstance(entry, str)]
+        variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+        options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": variables}}
+        options |= {"num_cpus": 0} if where is None else {"num_cpus": 1, "scheduling_strategy": where}
+        self._actor = _host_class().options(**options).remote(cloudpickle.dumps(make), path)
+        self._pid_ref = self._actor.pid.remote()
+        self._pid: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        return not self.lost
+
+    @property
+    def pid(self) -> int | None:
+        ray = import_ray()
+        if self._pid is None and self.alive and ray.wait([self._pid_ref], timeout=0)[0]:
+            with contextlib.suppress(ray.exceptions.RayError):
+                self._pid = ray.get(self._pid_ref)
+        return self._pid
+
+    def call(self, method: str, *args: Value) -> _Call:
+        ref = self._actor.call.remote(method, list(args)) if self.alive else None
+        return _Call(self, method, ref)
+
+    def tell(self, key: str, value: Value) -> None:
+        if self.alive:
+            self._actor.mail.remote(key, value)
+
+    def lose(self, why: str) -> None:
+        """It is gone, or has to go."""
+        if self.alive:
+            report = " ".join(why.split())[:_WORDS]
+            self.lost = f"{self.name} is gone: {report}"
+            with contextlib.suppress(Exception):  # Ray may be gone itself
+                import_ray().kill(self._actor)
+
+    def stop(self, patience_s: float = 5.0) -> None:
+        if self.alive and patience_s > 0:
+            ray = import_ray()
+            with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+                ray.get(self._actor.close.remote(), timeout=patience_s)
+        self.lose("it was stopped")
+
+
+class RayRuntime(Runtime):
+    """Ray actors, a CPU each, spread over the nodes. What is lost with a node is started again on another.
+
+    It joins the cluster of `RAY_ADDRESS`, or starts one on this machine that ends with it.
+    """
+
+    name = "ray"
+
+    def __init__(self) -> None:
+        ray = import_ray()
+        self._own = not ray.is_initialized()
+        connect()
+        # Arrays from the object store are read-only; nobody writes to a trajectory, so torch need not warn.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        self._handles: list[_RayActor] = []
+        self._places: dict[str, int] = {}
+        self._group: Any = None
+
+    def reserve(self, count: int, what: str) -> None:
+        """Keep a CPU for each role; UserError within seconds when there are not enough."""
+        self._group = reserve_cpus(count, what)
+
+    def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
+        """Start an actor where its CPU is reserved."""
+        where = None
+        if self._group is not None:
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+            place = self._places.setdefault(name, len(self._places))
+            where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place)
+        handle = _RayActor(name, make, threads, where)
+        self._handles[:] = [h for h in self._handles if h.alive] + [handle]
+        return handle
+
+    def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
+        """Wait for the first answer, as Ray sees them come in."""
+        wanted = [call for call in calls if isinstance(call, _Call)]
+        gone = [call for call in wanted if not call.handle.alive]
+        refs = {call.ref: call for call in wanted if call.handle.alive}
+        if not gone and refs:
+            import_ray().wait(list(refs), num_returns=1, timeout=timeout_s)
+        if refs:
+            for ref in import_ray().wait(list(refs), num_returns=len(refs), timeout=0)[0]:
+                refs[ref]._done = True
+        return [call for call in wanted if call._done or not call.handle.alive]
+
+    def share(self, value: Value) -> Value:
+        """Put into the object store once."""
+        return import_ray().put(value)
+
+    def close(self) -> None:
+        """End all actors, and Ray if it was started here."""
+        ray = import_ray()
+        if not ray.is_initialized():
+            return
+        closing = [(h, h._actor.close.remote()) for h in self._handles if h.alive]
+        if closing:
+            ray.wait([ref for _, ref in closing], num_returns=len(closing), timeout=5.0)
+        for handle, _ in closing:
+            handle.lose("it was stopped")
+        self._handles.clear()
+        if self._group is not None:
+            from ray.util.placement_group import remove_placement_group
+
+            remove_placement_group(self._group)
+            self._group = None
+        if self._own:
+            ray.shutdown()
+
+
+def _told(error: BaseException) -> dict[str, str]:
+    kind = kind_of(error)
+    return {"kind": kind, "text": "".join(traceback.format_exception(error)) if kind == "other" else str(error)}
