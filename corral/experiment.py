@@ -226,6 +226,11 @@ class Experiment:
         return settings.to_plain(self)
 
     @property
+    def guarded(self) -> bool:
+        """Whether the learner lives in a process of its own, which another replaces when it is lost."""
+        return self.topology != "sync" and self.runtime != "inline"
+
+    @property
     def num_actors(self) -> int:
         """Parts that act."""
         return self.actors or 1

@@ -12,6 +12,7 @@ from corral.experiment import Experiment
 
 if TYPE_CHECKING:
     from corral.envs.resolve import EnvLike
+    from corral.runs.folder import RunFolder
     from corral.runs.session import Result
 
 
@@ -52,6 +53,8 @@ def train(  # noqa: PLR0913 - the settings that most runs name
     experiment = Experiment.make(algo, env, preset=preset, config_file=config_file, overrides=settings)
     path = Path(run_dir) if run_dir is not None else experiment.default_run_dir()
     folder = RunFolder.create(path, experiment.to_dict(), overwrite=overwrite)
+    if experiment.guarded:
+        return _guarded(experiment, folder, quiet=quiet)
     session = Session(experiment, folder, quiet=quiet)
     try:
         return session.run()
@@ -72,6 +75,21 @@ def resume(run_dir: str | Path, *, steps: int | None = None, quiet: bool = False
             raise UserError(
                 f"{run_dir} was to run for {experiment.steps:,} steps; give at least as many, got {steps:,}."
             )
-        experiment = replace(experiment, steps=steps)
-        folder.write_config(experiment.to_dict())
+        # A tenth of the run would be another interval now: the one in force stays.
+        evaluation = replace(experiment.evaluation, every_steps=experiment.evaluate_every)
+        experiment = replace(experiment, steps=steps, evaluation=evaluation)
+        with folder.lock():  # of a run that another process trains, nothing is changed
+            folder.write_config(experiment.to_dict())
+    if experiment.guarded:
+        return _guarded(experiment, folder, quiet=quiet, resume=True)
     return Session(experiment, folder, resume=True, quiet=quiet).run()
+
+
+def _guarded(experiment: Experiment, folder: RunFolder, *, quiet: bool, resume: bool = False) -> Result:
+    from corral.runs.guard import run_guarded
+
+    try:
+        return run_guarded(experiment, folder, resume=resume, quiet=quiet)
+    finally:
+        if not resume and not any(folder.checkpoints.glob("*")):  # as above: it did not begin
+            folder.discard()

@@ -25,7 +25,7 @@ from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
 from corral.runs.metrics import MetricsLog
 from corral.runs.progress import Progress
-from corral.topologies.sync import Sync
+from corral.topologies.contract import make_topology
 
 log = logging.getLogger("corral.run")
 
@@ -88,7 +88,7 @@ class Session:
             self._events = EventLog(self._folder)
             stack.callback(self._events.close)
             saved = self._read() if self._resume else None
-            self._trainer = Sync(self._experiment, self._note)
+            self._trainer = make_topology(self._experiment, self._note)
             stack.callback(self._trainer.close)
             stack.callback(self._close_eval)
             if saved is not None:
@@ -116,6 +116,8 @@ class Session:
         rows = _Clock(experiment.log.every_steps, experiment.log.every_s, start)
         saves = _Clock(experiment.checkpoints.every_steps, experiment.checkpoints.every_s, start)
         looks = _Clock(experiment.evaluate_every if experiment.evaluation.episodes else 0, 0.0, start)
+        if experiment.guarded and not self._resume:  # so that there is always something to go on from
+            self._save(saves, best=False)
         while trainer.env_steps < experiment.steps and not self._stop:
             for name, values in trainer.advance().items():
                 self._said.setdefault(name, []).extend(values)
@@ -160,7 +162,7 @@ class Session:
     _said_once: dict[str, float] = {}  # noqa: RUF012 - replaced, never changed
 
     def _write_row(self) -> None:
-        trainer, episodes = self._trainer, self._trainer.sampler.episodes
+        trainer, episodes = self._trainer, self._trainer.episodes
         spent = max(1e-9, time.monotonic() - self._start_s)
         values: dict[str, float] = {
             "train/return": episodes.mean_return(),
@@ -180,7 +182,7 @@ class Session:
 
     def _shown(self) -> dict[str, float]:
         shown = dict(self._row)
-        shown["train/return"] = self._trainer.sampler.episodes.mean_return()
+        shown["train/return"] = self._trainer.episodes.mean_return()
         if self._last is not None:
             shown["eval/return"] = self._last.mean
         return shown
@@ -198,7 +200,7 @@ class Session:
             },
         }
         meta = {
-            "spec": trainer.vec.spec.to_json(),
+            "spec": trainer.spec.to_json(),
             "precision": trainer.precision.name,
             "evaluation": None if self._last is None else self._last.to_json() | {"step": self._last_step},
             "version": trainer.learner.version,
@@ -231,6 +233,8 @@ class Session:
             text += f"; environments {names} could not be restored and start new episodes"
         elif restarted is not None:
             text += "; every environment goes on where it was"
+        if state["trainer"].get("store", ()) is None:
+            text += "; its replay was not saved and starts empty"
         self._note("resumed", text)
 
     # -- around it ---------------------------------------------------------------------------------------------
@@ -265,7 +269,7 @@ class Session:
             self._wall_s(),
             math.nan if self._last is None else self._last.mean,
             trainer.learner.version,
-            trainer.sampler.episodes.mean_return(),
+            trainer.episodes.mean_return(),
             self._best if math.isfinite(self._best) else math.nan,
             self._stop,
         )

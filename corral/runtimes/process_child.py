@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import os
 import queue
 import signal
@@ -33,6 +34,7 @@ def main(socket_fd: int, job_fd: int, dump_fd: int, parent_pid: int) -> None:
         os.set_inheritable(fd, False)
     threading.Thread(target=end_with_parent, args=(socket_fd, parent_pid), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    logging.getLogger("corral").setLevel(logging.WARNING)  # who chose what in which of many parts is only noise
     dump = os.fdopen(dump_fd, "w")
     faulthandler.enable(dump)
     faulthandler.register(signal.SIGUSR1, dump, all_threads=True)
