@@ -1,4 +1,9 @@
-"""The role that acts: some environments, a copy of the network, and fragments on request."""
+"""The role that acts: some environments, a copy of the network, and fragments on request.
+
+In the topology `central_inference` (SEED, Espeholt et al. 2019) there is one of it for all environments: they live in
+worker processes, or in Ray actors, that send observations through shared memory, or the object store, and get actions
+back. It decides for whoever is ready, keeps every environment's memory, and assembles the fragments.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +37,15 @@ class Actor:
 
     def __init__(self, experiment: Experiment, index: int, start: int, mailbox: Mailbox, *, in_step: bool):
         self._mailbox, self._experiment = mailbox, experiment
-        count, seed = experiment.envs_per_actor, experiment.seed
+        seed = experiment.seed
+        central = experiment.topology == "central_inference"
+        count = experiment.total_envs if central else experiment.envs_per_actor
         self._first_id = index * count
         env_seed = seeding.part_seed(seed, "train", "actor", index, start) if index or start else seed
-        self._vec = make_train_vec(experiment, count, env_seed, experiment.backend, experiment.workers)
+        backend, workers = experiment.backend, experiment.workers
+        if central:
+            backend, workers = "ray" if experiment.runtime == "ray" else "process", experiment.num_actors
+        self._vec = make_train_vec(experiment, count, env_seed, backend, workers)
         self._algo = make_algorithm(experiment, self._vec.spec)
         self._model = build_model(self._algo, seed, torch.device("cpu"))
         set_threads(1, self._model)
@@ -46,7 +56,8 @@ class Actor:
         steps = self._algo.fragment_steps(experiment.total_envs)
         if not in_step and self._algo.data.unit == "transition":
             steps = max(steps, -(-_FEWEST_ROWS // count))
-        self._rollouts: Iterator[Trajectory] = self._sampler.rollouts(steps)
+        first_ready = -(-count // 2) if central and not in_step else None  # a slow one holds nobody up
+        self._rollouts: Iterator[Trajectory] = self._sampler.rollouts(steps, first_ready=first_ready)
         self._version = -1
         self._told = 0  # finished games that were reported
 

@@ -1,4 +1,7 @@
-"""Actors in parts of their own send fragments to one learner (IMPALA, APPO, Ape-X; lag 0 for the others)."""
+"""Actors in parts of their own send fragments to one learner (IMPALA, APPO, Ape-X; lag 0 for the others).
+
+With `central_inference` there is one such part, which acts for environments that are everywhere.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,13 @@ class ActorLearner(Topology):
     def _build(self) -> None:
         experiment = self.experiment
         limit = experiment.scale.max_restarts
-        self._runtime.reserve(experiment.num_actors, f"{experiment.num_actors} actors")
+        names = [f"actor {k}" for k in range(experiment.num_actors)]
+        if experiment.topology == "central_inference":
+            names = ["inference"]  # its environments' workers are its own
+        self._runtime.reserve(len(names), " and ".join(names[:1] + names[1:][-1:]))
         self._actors = [
-            Member(self._runtime, f"actor {k}", partial(_make_actor, experiment, k), self._note, limit)
-            for k in range(experiment.num_actors)
+            Member(self._runtime, name, partial(_make_actor, experiment, k), self._note, limit)
+            for k, name in enumerate(names)
         ]
         self._build_learner(self._describe(), experiment.threads)
         self._mode = weights_mode(experiment, self.algo.data.max_lag)

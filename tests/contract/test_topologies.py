@@ -59,6 +59,15 @@ def test_the_counting_agent_finds_no_gap_no_repeat_and_no_reordering(runtime, se
     assert len(ids) == 8  # eight seeds
 
 
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("runtime", ALL)
+@pytest.mark.parametrize("weights", ["sync", "async"])
+def test_nor_with_central_inference(runtime, weights):
+    seen = run(make(topology="central_inference", runtime=runtime, actors=2, weights=weights))
+    assert gaps(seen) == []
+    assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
+
+
 def test_the_counting_agent_would_notice():
     seen = run(make())
     assert gaps(seen) == []
