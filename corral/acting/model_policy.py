@@ -82,7 +82,9 @@ class EpsilonGreedyPolicy:
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         """Decide for `n` environments."""
-        n, epsilon = len(first), self._epsilon(self.progress)
+        return self._to_env(self._choose(obs, self._epsilon(self.progress), len(first))), None, {}
+
+    def _choose(self, obs: Tree, epsilon: float | Array, n: int) -> Array:
         # Drawn whatever epsilon is, so that a schedule does not change the stream of random numbers.
         draws = self._rng.random((n, 2)).T
         random = draws[0] < epsilon
@@ -92,13 +94,40 @@ class EpsilonGreedyPolicy:
             choice = (self._model.lean_values(obs) if self._model.lean else self._values(obs)).argmax(-1)
         if random.any():
             choice = np.where(random, (draws[1] * self._num_actions).astype(np.int64), choice)
-        return self._to_env(choice), None, {}
+        return choice
 
     @torch.inference_mode()
     def _values(self, obs: Tree) -> Array:
         with acting_precision(self._model, self._device):
             values: Array = self._model(to_tensors(obs, self._device)).float().cpu().numpy()
         return values
+
+
+class LadderPolicy(EpsilonGreedyPolicy):
+    """Each environment has an epsilon of its own for ever, which it carries as its memory.
+
+    `index` says which actor of several this is, all with as many environments.
+    """
+
+    def __init__(
+        self,
+        model: QNetwork,
+        to_env: Callable[[Array], Tree],
+        num_actions: int,
+        rungs: Array,
+        index: int,
+        rng: np.random.Generator,
+    ):
+        super().__init__(model, to_env, num_actions, lambda progress: 0.0, rng)
+        self._rungs, self._index = rungs, index
+
+    def initial_state(self, n: int) -> Tree:
+        """The rungs of this actor's environments."""
+        return self._rungs[np.arange(self._index * n, (self._index + 1) * n) % len(self._rungs)]
+
+    def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Decide for `n` environments."""
+        return self._to_env(self._choose(obs, state, len(first))), state, {}
 
 
 def acting_precision(model: nn.Module, device: torch.device) -> AbstractContextManager[Any]:

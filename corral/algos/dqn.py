@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corral.acting.model_policy import EpsilonGreedyPolicy, to_tensors
+from corral.acting.model_policy import EpsilonGreedyPolicy, LadderPolicy, acting_precision, to_tensors
 from corral.algos.contract import Algorithm, ModelPolicy
 from corral.algos.optim import Optimizer, adam
 from corral.algos.settings import require
@@ -22,7 +22,8 @@ from corral.errors import UserError
 from corral.nets.config import NetConfig
 from corral.nets.q_network import QNetwork
 from corral.ops.joint import JointChoices
-from corral.types import DataSpec, EnvSpec, LossOutput, Transitions
+from corral.ops.nstep import nstep_return
+from corral.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Transitions, Tree, tree_map
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Config:
     """Share of random actions after the schedule."""
     epsilon_fraction: float = 0.1
     """Share of the run over which epsilon falls."""
+    ladder: bool = False
+    """Instead, a constant epsilon for each environment: 0.4^(1 + 7 i / (N - 1)), as in Ape-X."""
     max_grad_norm: float = 10.0
     """Gradients are scaled down to this norm."""
     net: NetConfig = field(default_factory=lambda: NetConfig(activation="relu"))
@@ -85,7 +88,7 @@ class Dqn(Algorithm):
     """DQN for one kind of environment."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
-        self.config, self.spec = config, spec
+        self.config, self.spec, self._num_envs = config, spec, num_envs
         self.max_grad_norm = config.max_grad_norm
         self.choices = JointChoices(spec.action, "dqn")
         self.data = DataSpec(
@@ -116,6 +119,9 @@ class Dqn(Algorithm):
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
         """Epsilon-greedy, or greedy."""
         assert isinstance(model, QNetwork)
+        if explore and self.config.ladder:
+            rungs = epsilon_ladder(self._num_envs)
+            return LadderPolicy(model, self.choices.to_env, self.choices.count, rungs, index, rng)
         epsilon = self.epsilon if explore else lambda progress: 0.0
         return EpsilonGreedyPolicy(model, self.choices.to_env, self.choices.count, epsilon, rng)
 
@@ -183,8 +189,45 @@ class Dqn(Algorithm):
         priorities = np.abs(error) if self.config.prioritised else None
         return LossOutput(metrics["loss/td"], metrics, priorities, backward=backward)
 
+    def priorities(self, model: nn.Module, traj: Trajectory) -> Array | None:
+        """Sizes of the n-step temporal differences by the network that acted (Horgan et al. 2018, Ape-X).
+
+        A window that the fragment's end cuts short bootstraps there.
+        """
+        if not self.config.prioritised:
+            return None
+        assert isinstance(model, QNetwork)
+        joined = tree_map(
+            lambda obs, final: np.concatenate([obs.reshape(-1, *obs.shape[2:]), final]), traj.obs, traj.final_obs
+        )
+        q = model.lean_values(joined) if model.lean is not None else _values(model, joined)
+        count, (steps, width) = traj.first.size, traj.shape
+        value = q.max(-1)
+        after = value[width:count].reshape(steps, width).copy()
+        after[traj.final_at[:, 0], traj.final_at[:, 1]] = value[count:]
+        number = self.choices.from_env(tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), traj.action))
+        taken = q[np.arange(steps * width), number].reshape(steps, width)
+        config = self.config
+        goal = nstep_return(
+            traj.reward, after, traj.terminated, traj.truncated, traj.faulty, config.gamma, config.n_step
+        )
+        return np.where(traj.faulty, np.nan, np.abs(goal - taken))
+
     def update_target(self, model: nn.Module, target: nn.Module, version: int) -> None:
         """Copy the network every so many updates, or move a little each time."""
         if version % self.config.target_every == 0:
             for old, new in zip(target.state_dict().values(), model.state_dict().values(), strict=True):
                 old.lerp_(new, self.config.tau) if old.is_floating_point() else old.copy_(new)
+
+
+def epsilon_ladder(count: int) -> Array:
+    """`0.4^(1 + 7 i / (N - 1))` for `i` from 0 to `N - 1`: from bold to almost greedy (Horgan et al. 2018)."""
+    return 0.4 ** (1 + 7 * np.arange(count) / max(1, count - 1))
+
+
+@torch.inference_mode()
+def _values(model: QNetwork, obs: Tree) -> Array:
+    device = next(model.parameters()).device
+    with acting_precision(model, device):
+        values: Array = model(to_tensors(obs, device)).float().cpu().numpy()
+    return values
