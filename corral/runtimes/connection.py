@@ -8,8 +8,7 @@ import struct
 import threading
 from collections.abc import Sequence
 
-from corral.runtimes.message import MOST_BYTES, Buffer, encode, size_of
-from corral.runtimes.message import Value as Value
+from corral.runtimes.message import MOST_BYTES, Buffer, size_of
 
 _FRAME = struct.Struct("<BIQ")  # kind, number of the call, bytes that follow
 _MOST_PARTS = 64  # buffers per system call; the kernel takes at most 1024
@@ -53,10 +52,6 @@ class Connection:
             except (OSError, ValueError) as error:  # a frame may be half sent: there is no going on
                 self.closed = True
                 raise Closed(str(error)) from error
-
-    def send_value(self, kind: int, number: int, value: Value) -> None:
-        """Send one frame with a value."""
-        self.send(kind, number, encode(value))
 
     def read(self, *, wait: bool) -> tuple[int, int, bytearray] | None:
         """The next frame: kind, number and body; None when it is not complete and `wait` is false.

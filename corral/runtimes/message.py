@@ -20,7 +20,7 @@ Buffer = bytes | bytearray | memoryview
 
 _HEAD = struct.Struct("<Q")
 _ALIGN = 64
-_ARRAY = 1  # MessagePack extension: (position, dtype, shape)
+_ARRAY, _BIG_INT = 1, 2  # MessagePack extensions: (position, dtype, shape), and text of a number beyond 64 bits
 MOST_BYTES = 1 << 32
 
 
@@ -44,7 +44,12 @@ def encode(value: Value) -> list[Buffer]:
         place, at = at, at + _padded(array.nbytes)
         return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode((place, array.dtype.str, item.shape)))
 
-    head = msgspec.msgpack.encode(value, enc_hook=hook)
+    try:
+        head = msgspec.msgpack.encode(value, enc_hook=hook)
+    except OverflowError:  # states of random number generators have such
+        arrays.clear()
+        at = 0
+        head = msgspec.msgpack.encode(_with_big_ints(value), enc_hook=hook)
     parts: list[Buffer] = [_HEAD.pack(len(head)) + head + bytes(_padding(_HEAD.size + len(head)))]
     for array in arrays:
         if array.nbytes:
@@ -61,7 +66,9 @@ def decode(data: Buffer) -> Value:
         (size,) = _HEAD.unpack_from(view)
         start = _padded(_HEAD.size + size)
 
-        def hook(code: int, part: memoryview) -> Array:
+        def hook(code: int, part: memoryview) -> Array | int:
+            if code == _BIG_INT:
+                return int(bytes(part))
             if code != _ARRAY:
                 raise BadMessage(f"unknown extension {code}")
             place, name, shape = msgspec.msgpack.decode(part, type=tuple[int, str, tuple[int, ...]])
@@ -92,6 +99,16 @@ def arrays_bytes(value: Value) -> int:
     if isinstance(value, list | tuple):
         return sum(map(arrays_bytes, value))
     return 0
+
+
+def _with_big_ints(value: Value) -> Value:
+    if isinstance(value, dict):
+        return {key: _with_big_ints(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_big_ints(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return msgspec.msgpack.Ext(_BIG_INT, str(value).encode())
+    return value
 
 
 def _padding(size: int) -> int:

@@ -23,7 +23,7 @@ import cloudpickle
 from corral.envs.worker import end_with_parent
 from corral.runtimes import connection as co
 from corral.runtimes.contract import Mailbox, Role, kind_of
-from corral.runtimes.message import decode
+from corral.runtimes.message import Buffer, decode, encode
 
 _ALIVE_S = 1.0
 
@@ -64,15 +64,17 @@ def _serve(
     try:
         while (call := calls.get()) is not None:
             number, (method, args) = call
-            if broken is None:
-                try:
-                    answer: dict[str, Any] = {"ok": getattr(role, method)(*args)}
-                except Exception as error:
-                    answer = _told(error)
-            connection.send_value(co.ANSWER, number, answer if broken is None else broken)
+            connection.send(co.ANSWER, number, _answer(role, method, args) if broken is None else encode(broken))
     finally:
         if hasattr(role, "close"):
             role.close()
+
+
+def _answer(role: Role, method: str, args: list[Any]) -> list[Buffer]:
+    try:
+        return encode({"ok": getattr(role, method)(*args)})
+    except Exception as error:
+        return encode(_told(error))
 
 
 def _read(connection: co.Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tuple[int, Any] | None]) -> None:

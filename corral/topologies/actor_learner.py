@@ -13,17 +13,20 @@ import numpy as np
 
 from corral.acting.episodes import Episode, EpisodeStats
 from corral.data.pack import unpack
-from corral.errors import RunFailed
+from corral.data.store import Store
+from corral.errors import RunFailed, UserError
 from corral.experiment import Experiment
 from corral.runtimes.contract import MakeRole, RoleLost, make_runtime
 from corral.runtimes.message import Value, arrays_bytes
 from corral.topologies.actor import Actor
 from corral.topologies.contract import Note, Topology
 from corral.topologies.crew import Member
+from corral.topologies.shards import ShardedStore
 from corral.topologies.weights import WeightChannel, weights_mode
 from corral.types import EnvSpec, Sample, Trajectory
 
 _START_S = 300.0  # to build environments and networks everywhere
+_PAUSE_S = 0.001  # after a turn in which nothing happened
 _TURN_S = 0.5  # a turn that brings nothing ends after this
 _LEARN_S = 0.5  # a turn that could go on learning ends after this
 _STUCK_S = 600.0  # without a fragment from anybody
@@ -52,7 +55,8 @@ class ActorLearner(Topology):
         names = [f"actor {k}" for k in range(experiment.num_actors)]
         if experiment.topology == "central_inference":
             names = ["inference"]  # its environments' workers are its own
-        self._runtime.reserve(len(names), " and ".join(names[:1] + names[1:][-1:]))
+        parts = names + [f"replay {k}" for k in range(experiment.scale.replay_shards)]
+        self._runtime.reserve(len(parts), " and ".join(parts[:1] + parts[1:][-1:]))
         self._actors = [
             Member(self._runtime, name, partial(_make_actor, experiment, k), self._note, limit)
             for k, name in enumerate(names)
@@ -67,6 +71,18 @@ class ActorLearner(Topology):
         self._fragment_bytes = 0
         self._heard = time.monotonic()
         self._waiting = False
+
+    def _make_store(self) -> Store:
+        experiment, data = self.experiment, self.algo.data
+        shards = experiment.scale.replay_shards
+        if not shards:
+            return super()._make_store()
+        if data.reuse != "replay":
+            raise UserError(f"{experiment.algo} has no replay memory to put into shards; set replay_shards=0.")
+        return ShardedStore(
+            self._runtime, self.spec, data, experiment.total_envs, shards, experiment.seed,
+            experiment.scale.max_restarts, self._note,
+        )  # fmt: skip
 
     def _describe(self) -> EnvSpec:
         """Wait until every actor stands, and ask the first what its environments look like."""
@@ -93,6 +109,7 @@ class ActorLearner(Topology):
     def advance(self) -> dict[str, list[float]]:
         """Take in what the actors have sent, and learn while the store gives batches."""
         self._order()
+        before = self.env_steps
         if self.store.room():
             for traj, priorities in self._in_order() if self._mode == "sync" else self._first_ready():
                 self.env_steps += int(traj.faulty.size - traj.faulty.sum())
@@ -104,6 +121,8 @@ class ActorLearner(Topology):
             self._learn(self.store.get(), said)
             if self._mode != "sync" and time.monotonic() > until:
                 break
+        if self.env_steps == before and not said:
+            time.sleep(_PAUSE_S)
         return said
 
     def _order(self) -> None:
@@ -209,7 +228,8 @@ class ActorLearner(Topology):
     def parts(self) -> list[dict[str, Any]]:
         """The actors."""
         versions = {actor: self._channel.version(actor) for actor in self._actors}
-        return [actor.facts() | {"lag": self.learner.version - versions[actor]} for actor in self._actors]
+        actors = [actor.facts() | {"lag": self.learner.version - versions[actor]} for actor in self._actors]
+        return actors + [member.facts() for member in getattr(self.store, "members", [])]
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
         """Learner, replay and counters; environments and fragments under way are not part of it."""

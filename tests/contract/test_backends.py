@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from ray_session import ray_session  # noqa: F401
 
 import corral
 from corral.envs.local import LocalVecEnv
 from corral.envs.process import ProcessVecEnv
+from corral.envs.ray_vec import RayVecEnv
 from corral.testing import IsolationContract, SupervisionContract, VecEnvContract
 from corral.testing.play import play
 
@@ -27,6 +29,18 @@ class TestProcess(VecEnvContract):
 class TestProcessSupervision(IsolationContract):
     def make_supervised(self, factories, supervision):
         return ProcessVecEnv(factories, "test", supervision, workers=len(factories))
+
+
+@pytest.mark.usefixtures("ray_session")
+class TestRay(VecEnvContract):
+    def make(self, factory, num_envs, seed=0):
+        return corral.make_vec(factory, num_envs, "ray", workers=2, seed=seed)
+
+
+@pytest.mark.usefixtures("ray_session")
+class TestRaySupervision(IsolationContract):
+    def make_supervised(self, factories, supervision):
+        return RayVecEnv(factories, "test", supervision, workers=len(factories))
 
 
 class _Vector(VecEnvContract):

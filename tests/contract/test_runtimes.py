@@ -82,6 +82,7 @@ def test_arrays_of_every_kind_come_back_as_they_were(runtime):
         "none": np.zeros((0, 3), np.int64),
         "scalar": np.array(3.5),
         "bytes": b"\x00\xff",
+        "big": 2**100 + 1,
         "nested": [1, 2.5, None, "text", {"more": np.arange(5, dtype=np.uint8)}],
     }
     back = result(runtime, role.call("echo", value))["value"]
@@ -90,6 +91,7 @@ def test_arrays_of_every_kind_come_back_as_they_were(runtime):
         assert back[name].shape == value[name].shape
         np.testing.assert_array_equal(back[name], value[name])
     assert back["bytes"] == value["bytes"]
+    assert back["big"] == value["big"]
     np.testing.assert_array_equal(back["nested"][4]["more"], value["nested"][4]["more"])
 
 
