@@ -9,17 +9,18 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 
-def set_threads(wanted: int | None, model: nn.Module) -> int:
-    """Set torch's threads in a process that learns; returns how many.
+def set_threads(wanted: int | None, model: nn.Module, others: int = 0) -> int:
+    """Set torch's threads in a process that learns; returns how many. `others` are threads of parts beside it.
 
     Small networks get one: handing work out costs more than doing it, and on a busy machine many times more.
     """
     large = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    threads = wanted or (_cores() if large else 1)
+    threads = wanted or (max(1, cores() - others) if large else 1)
     torch.set_num_threads(threads)
     threadpool_limits(threads, "blas")  # NumPy's own threads, which small networks are computed with
     return threads
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

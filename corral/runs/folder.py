@@ -22,7 +22,7 @@ from corral.overrides import read_yaml
 
 FORMAT = 1
 _CONFIG, _INFO, _LOCK = "config.yaml", "run.json", ".lock"
-_OWN = {_CONFIG, _INFO, _LOCK, "metrics.csv", "events.jsonl", "checkpoints", "videos"}
+_OWN = {_CONFIG, _INFO, _LOCK, "metrics.csv", "events.jsonl", "parts.json", "checkpoints", "videos"}
 _TENSORBOARD = "events.out.tfevents."
 _GIT_TIMEOUT_S = 5.0
 _LOCK_ATTEMPTS = 5
@@ -117,6 +117,11 @@ class RunFolder:
     def metrics_csv(self) -> Path:
         """One row of numbers per report."""
         return self.path / "metrics.csv"
+
+    @property
+    def parts_json(self) -> Path:
+        """Health of the parts of a run that has several, as of the last row."""
+        return self.path / "parts.json"
 
     @property
     def events_jsonl(self) -> Path:

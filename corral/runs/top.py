@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -20,7 +21,12 @@ from corral.types import Array
 State = Literal["running", "finished", "stopped", "failed", "killed", "not started"]
 _ENDS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed", "resumed": "killed"}
 """Kind of the last event of a run that nobody has locked -> what became of it."""
-_COUNTED = {"env/restarts": "environment restarts", "learn/skipped": "skipped updates"}
+_COUNTED = {
+    "env/restarts": "environment restarts",
+    "learn/skipped": "skipped updates",
+    "actors/restarts": "actor restarts",
+    "lag/dropped": "stale sequences dropped",
+}
 _TAIL = 1 << 21
 _SILENT_S = 60.0
 _RATE_WINDOW_S = 10.0
@@ -52,6 +58,7 @@ def look(folder: RunFolder) -> View:
     lines += _results(columns)
     lines += _checkpoints(folder.checkpoints)
     lines.append(("events", _events(folder, columns)))
+    lines += _parts(folder, columns) if state == "running" else []
     memory = _rss(pid) if pid is not None else None
     if memory is not None:
         lines.append(("memory", f"{memory / 2**20:,.0f} MB"))
@@ -106,6 +113,26 @@ def _results(columns: dict[str, Array]) -> list[tuple[str, str]]:
         text = ", ".join(f"{name} {brief(value)}" for name, value in found.items() if value is not None)
         if text:
             lines.append((label, text))
+    return lines
+
+
+def _parts(folder: RunFolder, columns: dict[str, Array]) -> list[tuple[str, str]]:
+    """The parts of a run that has several: their process, lag, restarts and memory; and what is under way."""
+    try:
+        parts = json.loads(folder.parts_json.read_text())
+    except (OSError, ValueError):
+        return []
+    lines = []
+    for part in parts:
+        memory = _rss(part["pid"]) if part["pid"] else None
+        facts = [f"pid {part['pid']}" if part["alive"] else "lost, to be started again"]
+        facts += [f"lag {part['lag']}"] if "lag" in part else []
+        facts += [f"{part['restarts']} restarts"] if part["restarts"] else []
+        facts += [f"{memory / 2**20:,.0f} MB"] if memory else []
+        lines.append((part["name"], ", ".join(facts)))
+    queued, in_flight = _last(columns, "store/size"), _last(columns, "actors/in_flight_mb")
+    if queued is not None and in_flight is not None:
+        lines.append(("under way", f"{queued:,.0f} in the store, {in_flight:.2f} MB from the actors"))
     return lines
 
 

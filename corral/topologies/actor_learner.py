@@ -16,6 +16,7 @@ from corral.data.pack import unpack
 from corral.data.store import Store
 from corral.errors import RunFailed, UserError
 from corral.experiment import Experiment
+from corral.learn.threads import cores
 from corral.runtimes.contract import MakeRole, RoleLost, make_runtime
 from corral.runtimes.message import Value, arrays_bytes
 from corral.topologies.actor import Actor
@@ -53,15 +54,17 @@ class ActorLearner(Topology):
         experiment = self.experiment
         limit = experiment.scale.max_restarts
         names = [f"actor {k}" for k in range(experiment.num_actors)]
-        if experiment.topology == "central_inference":
+        central = experiment.topology == "central_inference"
+        if central:
             names = ["inference"]  # its environments' workers are its own
         parts = names + [f"replay {k}" for k in range(experiment.scale.replay_shards)]
+        self._others = 0 if self._runtime.name == "ray" else len(parts) + (experiment.num_actors if central else 0)
         self._runtime.reserve(len(parts), " and ".join(parts[:1] + parts[1:][-1:]))
         self._actors = [
             Member(self._runtime, name, partial(_make_actor, experiment, k), self._note, limit)
             for k, name in enumerate(names)
         ]
-        self._build_learner(self._describe(), experiment.threads)
+        self._build_learner(self._describe(), others=self._others)
         self._mode = weights_mode(experiment, self.algo.data.max_lag)
         self._channel = WeightChannel(self.learner, self._runtime, experiment.scale.pull_lag)
         self.episodes = EpisodeStats(experiment.total_envs)
@@ -130,7 +133,7 @@ class ActorLearner(Topology):
         for actor in self._actors:
             if actor.revive():
                 self._channel.forget(actor)
-            while actor.alive and len(actor.calls) < self._ahead:
+            while actor.alive and len(actor.calls) < self._ahead and self._within_budget():
                 self._channel.offer(actor)
                 actor.call("sample", self.learner.version if self._mode == "sync" else 0, self.progress)
         alive = sum(actor.alive for actor in self._actors)
@@ -140,6 +143,11 @@ class ActorLearner(Topology):
         if alive < needed and not self._waiting:
             self._note("waiting", f"{alive} actors are alive and {needed} are needed: waiting for lost ones to return")
         self._waiting = alive < needed
+
+    def _within_budget(self) -> bool:
+        """Whether one more fragment may be on its way; one always may."""
+        under_way = sum(len(actor.calls) for actor in self._actors)
+        return under_way == 0 or (under_way + 1) * self._fragment_bytes <= self.experiment.scale.in_flight_mb * 1e6
 
     def _in_order(self) -> list[tuple[Trajectory, Any]]:
         """One fragment of every actor, in their order."""
@@ -159,7 +167,7 @@ class ActorLearner(Topology):
             raise RunFailed(f"{actor.name} was lost too often, and weights=sync needs all actors.")
         if actor.revive():
             self._channel.forget(actor)
-        if actor.alive and not actor.calls:
+        if actor.alive and not actor.calls and self._within_budget():
             self._channel.offer(actor)
             actor.call("sample", self.learner.version, self.progress)
 
@@ -224,6 +232,15 @@ class ActorLearner(Topology):
             "lag/dropped": float(self._stale),
             "weights/sends": float(self._channel.sends),
         }
+
+    @property
+    def thread_plan(self) -> str:
+        """One thread for each part, and what is left of the cores for a learner that can use it."""
+        if self._runtime.name == "ray":
+            return f"torch threads {self.threads} to learn, 1 CPU of the cluster for each other part"
+        total, have = self.threads + self._others, cores()
+        plan = f"torch threads {self.threads} to learn and 1 for each of {self._others} other parts, on {have} cores"
+        return plan if total <= have else f"{plan}: fewer actors would leave each other more time"
 
     def parts(self) -> list[dict[str, Any]]:
         """The actors."""

@@ -36,13 +36,13 @@ class Topology(ABC):
         self.device = find_device(experiment.device)
         self.env_steps = 0
 
-    def _build_learner(self, spec: EnvSpec, threads: int | None) -> None:
-        """Network, learner and store for environments that look like `spec`."""
+    def _build_learner(self, spec: EnvSpec, others: int = 0) -> None:
+        """Network, learner and store for environments that look like `spec`; `others` are threads of other parts."""
         experiment, seed = self.experiment, self.experiment.seed
         self.spec = spec
         self.algo = make_algorithm(experiment, spec)
         self.model = build_model(self.algo, seed, self.device)
-        self.threads = set_threads(threads, self.model)
+        self.threads = set_threads(experiment.threads, self.model, others)
         trial = encoder_trial(self.model, spec.observation, self.device)
         self.precision = choose(experiment.precision, self.model, trial, self.device)
         order = torch.Generator().manual_seed(seeding.part_seed(seed, "train", "learning"))
@@ -84,6 +84,11 @@ class Topology(ABC):
             "learn/lr": self.algo.learning_rate(self.progress),
             **self.store.metrics(),
         }
+
+    @property
+    def thread_plan(self) -> str:
+        """Threads of torch and BLAS, part by part."""
+        return f"torch threads {self.threads}"
 
     def parts(self) -> list[dict[str, Any]]:
         """Name, process and health of the parts that live elsewhere, for `corral top`."""

@@ -29,7 +29,7 @@ class Sync(Topology):
         )
         self.vec.record_episodes()
         try:
-            self._build_learner(self.vec.spec, experiment.threads)
+            self._build_learner(self.vec.spec)
             if isinstance(self.vec, NormalizedVecEnv):
                 self.vec.scale_later = self.algo.data.reuse == "replay"
             self._rng = np.random.default_rng(seeding.part_seed(experiment.seed, "train", "acting"))
