@@ -122,7 +122,7 @@ class Experiment:
     """Root of all randomness."""
     num_envs: int = 8
     """Environments that are sampled at once."""
-    backend: Literal["auto", "local", "process", "native"] = "auto"
+    backend: Literal["auto", "local", "process", "native", "ray"] = "auto"
     """How the environments run."""
     workers: int | None = None
     """Worker processes or threads of the environments; none: as the backend thinks best."""
@@ -205,7 +205,8 @@ class Experiment:
             raise UserError(f"algo is set twice, to {algo} and {said['algo']}.")
         said["preset"] = _preset_name(algo, said["env"], preset or said.get("preset"))
         from_preset = settings.read(base, presets.settings(algo, said["preset"]))
-        chosen = from_preset | said | {"factory": factory}
+        own = settings.read(base, find_algorithm(algo).settings)
+        chosen = own | from_preset | said | {"factory": factory}
         if chosen.get("topology", base.topology) != "sync" and chosen.get("actors") is None:
             chosen["actors"] = _sensible_actors(chosen.get("num_envs", base.num_envs))
         made = settings.apply(base, chosen)

@@ -178,9 +178,10 @@ class DataSpec:
     max_lag: int | None = None  # versions: 0 is on-policy, None is corrected or off-policy
     samples_per_insert: float = 1.0  # with replay: how often a transition is drawn on average
     prioritised: bool = False
-    capacity: int = 0  # with replay: transitions kept
+    capacity: int = 0  # with replay: transitions kept; with `replayed`: sequences
     min_size: int = 1  # with replay: transitions before the first batch
     gamma: float = 1.0  # with transitions: discount of the n-step sum
+    replayed: float = 0.0  # with sequences used once: share of a batch that is drawn again from earlier ones
 
 
 @dataclass

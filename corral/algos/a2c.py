@@ -45,7 +45,7 @@ class Config:
     entropy: float = 0.0
     """Weight of the entropy bonus."""
     value_coef: float = 0.5
-    """Weight of the value loss."""
+    """Weight of the value loss, half the squared error; of SB3's vf_coef, which weighs all of it, twice as much."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = False

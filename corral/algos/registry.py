@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from corral.errors import UserError
@@ -18,6 +19,8 @@ class AlgorithmEntry:
     class_name: str
     summary: str
     actions: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What it sets apart from the defaults: some names stand for an algorithm in a certain topology."""
 
     def load(self) -> Any:
         """The algorithm's class."""
@@ -29,23 +32,51 @@ class AlgorithmEntry:
 
 
 _ALL = "discrete, multi-discrete, continuous, hybrid"
+_FEW = "discrete, multi-discrete with few combinations"
+_APART = {"topology": "actor_learner"}
 ALGORITHMS = {
     "reinforce": AlgorithmEntry(
         "corral.algos.reinforce", "Reinforce", "policy gradient over whole episodes", _ALL
     ),
     "a2c": AlgorithmEntry("corral.algos.a2c", "A2c", "advantage actor-critic, one update per short batch", _ALL),
     "ppo": AlgorithmEntry("corral.algos.ppo", "Ppo", "clipped policy updates, several epochs per batch", _ALL),
+    "impala": AlgorithmEntry(
+        "corral.algos.impala", "Impala", "actor-critic on stale data, corrected by V-trace", _ALL,
+        _APART,
+    ),
+    "appo": AlgorithmEntry(
+        "corral.algos.appo", "Appo", "clipped policy updates on stale data, with V-trace", _ALL,
+        _APART,
+    ),
     "dqn": AlgorithmEntry(
-        "corral.algos.dqn", "Dqn", "action values from replay: double, dueling, n-step, prioritised",
-        "discrete, multi-discrete with few combinations",
+        "corral.algos.dqn", "Dqn", "action values from replay: double, dueling, n-step, prioritised", _FEW
+    ),
+    "apex": AlgorithmEntry(
+        "corral.algos.dqn", "Dqn", "Ape-X: dqn with actors, each environment exploring in its own way", _FEW,
+        _APART | {"prioritised": True, "n_step": 3, "dueling": True, "ladder": True, "max_grad_norm": 40.0},
+    ),
+    "seed_impala": AlgorithmEntry(
+        "corral.algos.impala", "Impala", "SEED: impala with one part that decides for all environments", _ALL,
+        {"topology": "central_inference"},
     ),
 }  # fmt: skip
 
 
 def find_algorithm(name: str) -> AlgorithmEntry:
-    """The algorithm of that name; UserError with the nearest name when there is none."""
+    """The algorithm of that name, or `module:Class` of your own; UserError with the nearest name when there is none.
+
+    The module of an algorithm of your own has its settings as `Config`.
+    """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
+    module, colon, class_name = str(name).partition(":")
+    if colon:
+        own = AlgorithmEntry(module, class_name, "your own", "")
+        try:
+            own.load(), own.config()
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UserError(f"No algorithm {name!r}: {error}; it needs the class and a Config beside it.") from None
+        return own
     close = difflib.get_close_matches(str(name).lower(), ALGORITHMS, 1, 0.5)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(ALGORITHMS)}."
     raise UserError(f"No algorithm {name!r}; {hint}")

@@ -27,6 +27,15 @@ def ring_size(capacity: int, item_bytes: int, margin: int) -> int:
     return (2 * capacity if item_bytes <= _SMALL else capacity + capacity // 32) + margin
 
 
+def lay(ring: Array, counter: int, rows: Array) -> None:
+    """Write rows to the slots of a counter and those after it, round the end; at most as many as there are slots."""
+    start = counter % len(ring)
+    fits = min(len(rows), len(ring) - start)
+    ring[start : start + fits] = rows[:fits]
+    if fits < len(rows):
+        ring[: len(rows) - fits] = rows[fits:]
+
+
 def is_stack(leaf: Leaf) -> bool:
     """Whether a leaf looks like the last `k` frames of a screen, newest last."""
     shape = leaf.shape
@@ -60,7 +69,7 @@ class FrameRing:
         counters = self.high - 1 + np.cumsum(fresh).reshape(fresh.shape)
         counters[moved_on, :-1] = before_at[moved_on, 1:]
         new = stacks[fresh]
-        self.frames[(self.high + np.arange(len(new))) % self.size] = new
+        lay(self.frames, self.high, new)
         self.high += len(new)
         return counters
 
@@ -119,18 +128,24 @@ class Observations:
 
     def young(self, needs: Array) -> Array:
         """Which of these needs [m, rings] will be there for a while yet: at least half a ring's length."""
+        if not self._frames:
+            alone: Array = needs[:, 0] > self.high - self.size // 2
+            return alone
         young: Array = (needs > self.clocks - self.sizes // 2).all(1)
         return young
 
     def take(self, numbers: Array) -> Tree:
         """Observations by number, [m, ...]."""
+        return self._layout.unflatten(self._leaves(numbers))
+
+    def _leaves(self, numbers: Array) -> list[Array]:
         slots = numbers % self.size
         leaves = []
         for i in range(len(self._layout.leaves)):
             ring = self._frames.get(i)
             rows = (self._plain if ring is None else self._stacks)[i].take(slots, axis=0)
             leaves.append(rows if ring is None else ring.take(rows))
-        return self._layout.unflatten(leaves)
+        return leaves
 
     def add(self, traj: Trajectory) -> tuple[Array, Array, Array]:
         """Store a fragment.
@@ -149,8 +164,9 @@ class Observations:
 
         numbers = np.empty((length + 1, width), np.int64)
         numbers[0] = self._last[traj.env_id]
-        new = np.flatnonzero(~goes_on)
+        new = (~goes_on).nonzero()[0]
         numbers[0, new] = self._count(len(new))
+        start = self.high
         numbers[1:] = self._count(length * width).reshape(length, width)
         final_numbers = self._count(len(final_at))
         for i, leaf in enumerate(obs):
@@ -158,11 +174,10 @@ class Observations:
                 self._add_stacks(i, leaf, numbers, new, (final_at, final[i], final_numbers))
             else:
                 ring = self._plain[i]
-                ring[numbers[1:] % self.size] = leaf[1:]
                 if len(new):
-                    ring[numbers[0, new] % self.size] = leaf[0, new]
-                if len(final_at):
-                    ring[final_numbers % self.size] = final[i]
+                    lay(ring, start - len(new), leaf[0, new])
+                lay(ring, start, leaf[1:].reshape(-1, *leaf.shape[2:]))
+                lay(ring, start + length * width, final[i])
         self._last[traj.env_id] = numbers[-1]
         successors = numbers[1:].copy()
         successors[final_at[:, 0], final_at[:, 1]] = final_numbers
@@ -191,7 +206,7 @@ class Observations:
         """Where an environment's observation is the one stored last for it, and still young."""
         last = self._last[env_ids]
         goes_on: Array = (last >= 0) & self.young(self.needs(last))
-        for leaf, stored in zip(obs, self._layout.flatten(self.take(last)), strict=True):
+        for leaf, stored in zip(obs, self._leaves(last), strict=True):
             goes_on &= (leaf == stored).reshape(len(last), -1).all(1)
         return goes_on
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from corral.compiled import compiled
 from corral.spaces import Layout
 from corral.types import Array
 
@@ -53,9 +56,9 @@ class NStep:
     """
 
     def __init__(self, n: int, gamma: float, num_envs: int, action: Layout):
-        self._n, self._gamma = n, gamma
+        self._wait = n - 1
+        self._powers = np.array([gamma**j for j in range(n + 1)])
         wait = n - 1, num_envs
-        self._no = np.zeros(wait, np.bool_)  # steps that wait are neither an end nor faulty
         self._waiting = np.zeros(wait, np.bool_)
         self._obs, self._next_obs = np.zeros(wait, np.int64), np.zeros(wait, np.int64)
         self._reward, self._priority = np.zeros(wait, np.float64), np.zeros(wait, np.float64)
@@ -63,55 +66,31 @@ class NStep:
 
     def add(self, steps: Steps, env_ids: Array, goes_on: Array) -> Windows:
         """Take a fragment in, and give the transitions that are complete."""
-        n, wait = self._n, self._n - 1
-        length = wait + len(steps.reward)
-
-        def after(kept: Array, new: Array) -> Array:
-            return np.concatenate([kept[:, env_ids], new]) if wait else new
-
-        obs, next_obs = after(self._obs, steps.obs), after(self._next_obs, steps.next_obs)
-        reward, priority = after(self._reward, steps.reward), after(self._priority, steps.priority)
-        action = [after(kept, new) for kept, new in zip(self._action, steps.action, strict=True)]
-        terminated, faulty = after(self._no, steps.terminated), after(self._no, steps.faulty)
-        ends = np.concatenate([self._no[:, env_ids], steps.done])
-        ends[:-1] |= faulty[1:]
-        if wait:
-            ends[wait - 1] |= ~goes_on
-        start = ~faulty
-        start[:wait] = self._waiting[:, env_ids]
-
-        total, last = np.zeros(reward.shape, np.float64), np.zeros(reward.shape, np.int64)
-        complete, reaches = np.zeros_like(start), start.copy()
-        for j in range(min(n, length)):  # windows that reach their j-th step
-            rows = length - j
-            here = reaches[:rows]
-            total[:rows] += self._gamma**j * np.where(here, reward[j:], 0)
-            last[:rows] += here
-            complete[:rows] |= here & ends[j:] if j + 1 < n else here
-            reaches[:rows] &= ~ends[j:]
-        if wait:
-            left = (start & ~complete)[length - wait :]
-            self._keep(env_ids, left, (obs, next_obs, reward, priority, *action), length - wait)
-
-        at, column = np.nonzero(complete)
-        steps_taken = last[at, column]
-        end = at + steps_taken - 1
-        discount = self._gamma**steps_taken * ~terminated[end, column]
+        length, width = steps.reward.shape
+        most = (self._wait + length) * width
+        obs, next_obs = np.empty(most, np.int64), np.empty(most, np.int64)
+        reward, discount = np.empty(most, np.float32), np.empty(most, np.float32)
+        priority, row = np.empty(most, np.float64), np.empty(most, np.int64)
+        count = _kernel()(
+            self._powers, env_ids, goes_on,
+            (self._waiting, self._obs, self._next_obs, self._reward, self._priority),
+            (steps.obs, steps.next_obs, steps.reward, steps.priority, steps.terminated, steps.done, steps.faulty),
+            (obs, next_obs, reward, discount, priority, row),
+        )  # fmt: skip
         return Windows(
-            obs[at, column],
-            next_obs[end, column],
-            [leaf[at, column] for leaf in action],
-            total[at, column].astype(np.float32),
-            discount.astype(np.float32),
-            priority[at, column],
-        )
+            obs[:count], next_obs[:count], self._actions(steps.action, env_ids, row[:count]), reward[:count],
+            discount[:count], priority[:count],
+        )  # fmt: skip
 
-    def _keep(self, env_ids: Array, left: Array, columns: tuple[Array, ...], start: int) -> None:
-        self._waiting[:, env_ids] = left
-        for kept, new in zip(
-            (self._obs, self._next_obs, self._reward, self._priority, *self._action), columns, strict=True
-        ):
-            kept[:, env_ids] = new[start:]
+    def _actions(self, action: list[Array], env_ids: Array, row: Array) -> list[Array]:
+        """The actions of these rows of what waited and what came, one after the other; keep those that wait now."""
+        found = []
+        for kept, new in zip(self._action, action, strict=True):
+            joined = np.concatenate([kept[:, env_ids], new]) if self._wait else new
+            found.append(joined.reshape(-1, *joined.shape[2:]).take(row, axis=0))
+            if self._wait:
+                kept[:, env_ids] = joined[len(joined) - self._wait :]
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The steps that wait for their successors."""
@@ -130,3 +109,64 @@ class NStep:
             getattr(self, f"_{name}")[:] = state[name]
         for i, leaf in enumerate(self._action):
             leaf[:] = state["action"][str(i)]
+
+
+@cache
+def _kernel() -> Callable[..., int]:
+    kernel: Callable[..., int] = compiled(_assemble)
+    return kernel
+
+
+def _assemble(
+    powers: Array,
+    env_ids: Array,
+    goes_on: Array,
+    kept: tuple[Array, ...],
+    came: tuple[Array, ...],
+    out: tuple[Array, ...],
+) -> int:
+    """Write the transitions that are complete to `out`, ordered by time and environment; gives their number.
+
+    Rows 0 to n - 2 are those that waited, the others those that came. Those that wait after this replace them.
+    """
+    waiting, kept_obs, kept_next, kept_reward, kept_priority = kept
+    obs, next_obs, reward, priority, terminated, done, faulty = came
+    of_obs, of_next, of_reward, of_discount, of_priority, of_row = out
+    n, wait, steps, width = len(powers) - 1, len(powers) - 2, reward.shape[0], reward.shape[1]
+    length, count = wait + steps, 0
+    complete = np.zeros((length, width), np.bool_)
+    for t in range(length):
+        for b in range(width):
+            i = env_ids[b]
+            if not waiting[t, i] if t < wait else faulty[t - wait, b]:
+                continue
+            total = 0.0
+            for j in range(min(n, length - t)):
+                at = t + j - wait  # of what came; below 0, it waited, and has neither ended nor failed
+                total += powers[j] * (kept_reward[t + j, i] if at < 0 else reward[at, b])
+                ends = (at == -1 and not goes_on[b]) or (at >= 0 and done[at, b])
+                if ends or j + 1 == n or (-1 <= at < steps - 1 and faulty[at + 1, b]):
+                    over = at >= 0 and terminated[at, b]
+                    of_obs[count] = kept_obs[t, i] if t < wait else obs[t - wait, b]
+                    of_next[count] = kept_next[t + j, i] if at < 0 else next_obs[at, b]
+                    of_reward[count] = total
+                    of_discount[count] = 0.0 if over else powers[j + 1]
+                    of_priority[count] = kept_priority[t, i] if t < wait else priority[t - wait, b]
+                    of_row[count] = t * width + b
+                    complete[t, b] = True
+                    count += 1
+                    break
+    for k in range(wait):  # in ascending order: row k takes the place of a later one
+        t = steps + k
+        for b in range(width):
+            i = env_ids[b]
+            if t < wait:
+                waiting[k, i] = waiting[t, i] and not complete[t, b]
+                kept_obs[k, i], kept_next[k, i] = kept_obs[t, i], kept_next[t, i]
+                kept_reward[k, i], kept_priority[k, i] = kept_reward[t, i], kept_priority[t, i]
+            else:
+                at = t - wait
+                waiting[k, i] = not faulty[at, b] and not complete[t, b]
+                kept_obs[k, i], kept_next[k, i] = obs[at, b], next_obs[at, b]
+                kept_reward[k, i], kept_priority[k, i] = reward[at, b], priority[at, b]
+    return count

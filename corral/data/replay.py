@@ -18,6 +18,8 @@ from corral.errors import RunFailed, UserError
 from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, tree_map
 
 _log = logging.getLogger("corral")
+_AHEAD = 100  # transitions that acting may be ahead of learning, where they go on side by side
+_MOST_DEVIATIONS = 10.0  # of a scaled reward, per step, as in NormalizedVecEnv
 
 
 class ReplayStore(Store):
@@ -48,7 +50,7 @@ class ReplayStore(Store):
         require_memory(self.nbytes * data.capacity // 32, data.capacity, "Replay")
         self._allocate(data.capacity, margin=4 * num_envs * (data.length + 2))
         self._nstep = NStep(data.length, data.gamma, num_envs, spec.action)
-        tolerance = max(2 * data.batch_size, data.samples_per_insert * data.capacity / 10)
+        tolerance = max(2 * data.batch_size, data.samples_per_insert * min(data.capacity / 10, _AHEAD))
         self.limiter = RateLimiter(data.samples_per_insert, data.min_size, tolerance)
         self._warned = False
 
@@ -74,7 +76,7 @@ class ReplayStore(Store):
             terminated=traj.terminated,
             done=traj.done,
             faulty=traj.faulty,
-            priority=np.full(traj.shape, np.nan) if priorities is None else priorities,
+            priority=np.full(traj.shape, np.nan) if priorities is None else priorities.astype(np.float64),
         )
         self._append(self._nstep.add(steps, traj.env_id, goes_on & ~traj.first[0]))
 
@@ -104,12 +106,19 @@ class ReplayStore(Store):
         batch = Transitions(
             obs=tree_map(lambda leaf: leaf[:count], both),
             action=self._spec.action.unflatten([leaf.take(slots, axis=0) for leaf in rows.action]),
-            reward=rows.reward.take(slots),
+            reward=self._scaled(rows.reward.take(slots)),
             discount=rows.discount.take(slots),
             next_obs=tree_map(lambda leaf: leaf[count:], both),
             weight=weight,
         )
         return Sample(batch, keys)
+
+    def _scaled(self, reward: Array) -> Array:
+        if self.reward_scale == 1.0:
+            return reward
+        most = np.float32(_MOST_DEVIATIONS * self._data.length)
+        scaled: Array = np.clip(reward * np.float32(self.reward_scale), -most, most)
+        return scaled
 
     def feedback(self, keys: Array | None, priorities: Array) -> None:
         """Set the priorities of transitions that are still there; those that are not finite stay as they were."""
@@ -132,9 +141,11 @@ class ReplayStore(Store):
         self.limiter.inserted += len(windows.obs)
         kept_slots_from = max(low, rows.high - rows.capacity)
         if self._tree is not None:
-            gone = np.arange(kept_slots_from, rows.low) % rows.capacity
-            self._tree.set(gone, np.zeros(len(gone)))
-            shaped = np.where(np.isnan(windows.priority), self._tree.max or 1.0, self._shape(windows.priority))
+            if rows.low > kept_slots_from:
+                gone = np.arange(kept_slots_from, rows.low) % rows.capacity
+                self._tree.set(gone, np.zeros(len(gone)))
+            shaped, unknown = self._shape(windows.priority), np.isnan(windows.priority)
+            shaped[unknown] = self._tree.max or 1.0
             self._tree.set(np.arange(high, rows.high) % rows.capacity, shaped)
         if rows.low > kept_slots_from and len(rows) < 0.9 * rows.capacity and not self._warned:
             self._warned = True
@@ -229,7 +240,8 @@ def _check(data: DataSpec) -> None:
         raise UserError(f"Replay needs a capacity of at least 1 transition, got {data.capacity}.")
     if data.min_size > data.capacity:
         raise UserError(
-            f"Replay would never start: min_size={data.min_size} is more than capacity={data.capacity}; lower min_size."
+            f"Replay would never start: it holds {data.capacity:,} transitions and learning waits for "
+            f"{data.min_size:,}; lower learning_starts and batch_size, or raise capacity."
         )
     if data.length < 1 or data.batch_size < 1 or data.samples_per_insert <= 0:
         raise UserError("Replay needs a length, a batch_size and samples_per_insert above 0.")

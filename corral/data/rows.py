@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from corral.compiled import compiled
+from corral.data.frames import lay
 from corral.data.nstep import Windows
 from corral.spaces import Layout
 from corral.types import Array
@@ -41,16 +45,16 @@ class Rows:
         count = len(windows.obs)
         if count == 0:
             return
-        for ring, need in enumerate(needs.T):
-            self._lower_needs(ring, int(need.min()))
-        slots = np.arange(self.high, self.high + count) % self.capacity
-        self.obs[slots], self.next_obs[slots] = windows.obs, windows.next_obs
-        self.reward[slots], self.discount[slots] = windows.reward, windows.discount
         for array, leaf in zip(self.action, windows.action, strict=True):
-            array[slots] = leaf
-        self._need[:, slots] = np.minimum.accumulate(needs[::-1])[::-1].T
+            lay(array, self.high, leaf)
+        lowest = _kernel()(
+            self.high, (self.obs, self.next_obs, self.reward, self.discount), self._need,
+            (windows.obs, windows.next_obs, windows.reward, windows.discount), needs,
+        )  # fmt: skip
+        self.low = max(self.low, self.high + count - self.capacity)  # first: these are overwritten now
+        for ring, need in enumerate(lowest.tolist()):
+            self._lower_needs(ring, need)
         self.high += count
-        self.low = max(self.low, self.high - self.capacity)
 
     def evict(self, alive_from: Array) -> None:
         """Let go of what refers to something older."""
@@ -82,3 +86,24 @@ class Rows:
         self.low, self.high = state["low"], state["high"]
         for i, array in enumerate(self._arrays()):
             array[: len(state["arrays"][str(i)])] = state["arrays"][str(i)]
+
+
+@cache
+def _kernel() -> Callable[..., Array]:
+    kernel: Callable[..., Array] = compiled(_append)
+    return kernel
+
+
+def _append(high: int, columns: tuple[Array, ...], need: Array, new: tuple[Array, ...], needs: Array) -> Array:
+    """Write rows to the slots from `high` on; `need` so that it ascends among them. Gives their lowest needs."""
+    obs, next_obs, reward, discount = columns
+    new_obs, new_next, new_reward, new_discount = new
+    count, capacity, lowest = len(new_obs), len(obs), needs[-1].copy()
+    for i in range(count - 1, -1, -1):
+        slot = (high + i) % capacity
+        obs[slot], next_obs[slot] = new_obs[i], new_next[i]
+        reward[slot], discount[slot] = new_reward[i], new_discount[i]
+        for ring in range(len(lowest)):
+            lowest[ring] = min(lowest[ring], needs[i, ring])
+            need[ring, slot] = lowest[ring]
+    return lowest  # type: ignore[no-any-return]

@@ -23,6 +23,8 @@ class Store(ABC):
 
     progress: float = 0.0
     """How much of the run is done, from 0 to 1; whoever trains keeps it up to date."""
+    reward_scale: float = 1.0
+    """What the rewards of replayed transitions are multiplied by when they are drawn."""
 
     @abstractmethod
     def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
@@ -39,6 +41,10 @@ class Store(ABC):
     @abstractmethod
     def get(self) -> Sample:
         """One batch of the size that the algorithm asked for; its arrays are the receiver's."""
+
+    def drop_older(self, version: int) -> int:
+        """Drop sequences of policies older than `version`; returns how many. Replay keeps its transitions."""
+        return 0
 
     def feedback(self, keys: Array | None, priorities: Array) -> None:  # noqa: B027 - most stores have no use for it
         """Tell the store how surprising the transitions of a sample were."""
@@ -62,13 +68,14 @@ class Store(ABC):
 def make_store(spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0) -> Store:
     """The store that an algorithm's `DataSpec` asks for."""
     from corral.data.episodes import EpisodeStore
+    from corral.data.mixed import MixedStore
     from corral.data.once import OnceStore
     from corral.data.replay import ReplayStore
 
     if (data.unit, data.reuse) == ("transition", "replay"):
         return ReplayStore(spec, data, num_envs, seed)
     if (data.unit, data.reuse) == ("sequence", "once"):
-        return OnceStore(spec, data, num_envs)
+        return MixedStore(spec, data, num_envs, seed) if data.replayed else OnceStore(spec, data, num_envs)
     if (data.unit, data.reuse) == ("episode", "once"):
         return EpisodeStore(spec, data, num_envs)
     raise UserError(

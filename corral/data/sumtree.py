@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 
+from corral.compiled import compiled
 from corral.types import Array
 
 _FAN = 8  # eight float64 are one cache line, so a step down or up touches one line
@@ -59,9 +59,6 @@ class SumTree:
 
 @cache
 def _kernels() -> tuple[Callable[..., None], Callable[..., Array]]:
-    import numba
-
-    compiled: Any = numba.njit(cache=True)
     return compiled(_set), compiled(_sample)
 
 

@@ -20,7 +20,7 @@ def vtrace(  # noqa: PLR0913 - the formula has as many symbols
     gamma: float,
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
-    rho_pg: float = 1.0,
+    rho_pg: float | None = 1.0,
     lam: float = 1.0,
 ) -> tuple[Array, Array]:
     """Targets of the value and advantages of the policy gradient, both [T, B].
@@ -31,7 +31,8 @@ def vtrace(  # noqa: PLR0913 - the formula has as many symbols
     advantage[t] = min(rho_pg, ratio[t]) * (r[t] + gamma * not[t] * vs[t + 1] - value[t])
 
     Where the episode ends at `t`, a faulty row follows, or the data ends, the difference at `t + 1` is 0 and
-    `next_value[t]` stands for vs[t + 1]. A faulty row has vs = value and advantage 0.
+    `next_value[t]` stands for vs[t + 1]. A faulty row has vs = value and advantage 0. Without `rho_pg` the advantage
+    is not multiplied by a ratio, for objectives that multiply it themselves.
     """
     with np.errstate(over="ignore"):  # an infinite ratio is cut by the bars below
         ratio = np.where(faulty, 0, np.exp(target_logp - behaviour_logp))
@@ -42,5 +43,4 @@ def vtrace(  # noqa: PLR0913 - the formula has as many symbols
     following = np.zeros_like(correction)
     following[:-1] = correction[1:] * goes_on[:-1]
     gain = np.where(faulty, 0, reward + onward * (next_value + following) - value)
-    advantage = np.minimum(rho_pg, ratio) * gain
-    return value + correction, advantage
+    return value + correction, gain if rho_pg is None else np.minimum(rho_pg, ratio) * gain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import signal
@@ -25,7 +26,10 @@ from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
 from corral.runs.metrics import MetricsLog
 from corral.runs.progress import Progress
+from corral.runs.same_env import require_same_env
+from corral.runs.whole_file import whole_file
 from corral.topologies.contract import make_topology
+from corral.types import EnvSpec
 
 log = logging.getLogger("corral.run")
 
@@ -129,7 +133,9 @@ class Session:
                 is_best = self._evaluate()
             if rows.due(steps):
                 rows.done(steps)
-                self._write_row()
+                self._write_parts()
+                if steps != self._row_step:  # while lost parts are waited for, nothing changes
+                    self._write_row()
             if (is_best or saves.due(steps)) and not over:  # after the row, which a resumed run would not write again
                 self._save(saves, best=is_best)
             self._progress.update(steps, self._shown())
@@ -137,6 +143,8 @@ class Session:
             self._write_row()
         evaluated = self._last is not None and self._last_step == trainer.env_steps
         self._save(saves, best=evaluated and self._last is not None and self._last.mean >= self._best)
+        if not self._stop and not trainer.learner.version:
+            self._note("not_trained", "the network was never updated, the run was too short for a batch: give more steps")
         self._events.add("stopped" if self._stop else "finished", "", env_steps=trainer.env_steps)
 
     def _evaluate(self) -> bool:
@@ -177,6 +185,11 @@ class Session:
         self._said_once = {}
         self._row, self._row_step = values, trainer.env_steps
         self._metrics.write(trainer.env_steps, self._wall_s(), values)
+
+    def _write_parts(self) -> None:
+        if parts := self._trainer.parts():
+            with whole_file(self._folder.parts_json) as path:
+                path.write_text(json.dumps(parts))
 
     _row: dict[str, float] = {}  # noqa: RUF012 - replaced, never changed
 
@@ -219,6 +232,7 @@ class Session:
         return state, meta
 
     def _load(self, state: dict[str, Any], meta: dict[str, Any]) -> None:
+        require_same_env(self._trainer.spec, EnvSpec.from_json(meta["spec"]))
         restarted = self._trainer.load_state_dict(state["trainer"])
         session = state["session"]
         self._best, self._wall_before, self._row_step = session["best"], session["wall_s"], session["row_step"]
@@ -243,10 +257,10 @@ class Session:
         trainer, experiment = self._trainer, self._experiment
         params = sum(p.numel() for p in trainer.model.parameters())
         log.info(
-            "%s on %s (%s), %s steps, seed %d, %d environments, %s weights on %s in %s (%s), torch threads %d; %s",
+            "%s on %s (%s), %s steps, seed %d, %d environments, %s weights on %s in %s (%s), %s; %s",
             experiment.algo, experiment.env, presets.describe(experiment.algo, experiment.preset),
-            f"{experiment.steps:,}", experiment.seed, experiment.num_envs, f"{params:,}", trainer.device,
-            trainer.precision.name, trainer.precision.why, trainer.threads, self._folder.path,
+            f"{experiment.steps:,}", experiment.seed, experiment.total_envs, f"{params:,}", trainer.device,
+            trainer.precision.name, trainer.precision.why, trainer.thread_plan, self._folder.path,
         )  # fmt: skip
 
     def _note(self, kind: str, text: str) -> None:

@@ -212,7 +212,9 @@ class ActorLearner(Topology):
 
     def _learn(self, sample: Sample, said: dict[str, list[float]]) -> None:
         if isinstance(sample.batch, Trajectory):
-            lag = self.learner.version - sample.batch.version
+            data = self.algo.data
+            new = data.batch_size - round(data.replayed * data.batch_size)  # the others are old by nature
+            lag = self.learner.version - np.asarray(sample.batch.version)[:new]
             said.setdefault("lag/mean", []).append(float(np.mean(lag)))
             self._lag_max = max(self._lag_max, int(np.max(lag)))
         super()._learn(sample, said)

@@ -13,6 +13,8 @@ SETTINGS = {
     "ppo": {"length": 16, "normalize_obs": True},
     "a2c": {},
     "reinforce": {"algorithm.episodes": 4},
+    "impala": {"length": 8, "batch_size": 8, "replayed": 0.5, "replay_capacity": 20},
+    "appo": {"length": 16, "batch_size": 8, "minibatches": 2},
     "dqn": {"learning_starts": 100, "prioritised": True, "n_step": 2},
 }
 STEPS = 600

@@ -26,6 +26,7 @@ MISTAKES = {
     "memory for reinforce": (["train", "reinforce", *CART, "--set", "core=gru"], "no memory"),
     "images": (["train", "ppo", *CART, "--set", "torso=nature"], "needs image observations"),
     "replay": (["train", "dqn", *CART, "--set", "capacity=10", "--preset", "none"], "capacity"),
+    "layers": (["train", "ppo", *CART, "--set", "hidden=100000000,100000000"], "takes 40,000,000 GB: lower hidden"),
     "device": (["train", "ppo", *CART, "--set", "device=cuda:7"], "device"),
     "run to resume": (["resume", "nowhere"], "no run at nowhere"),
     "command": (["trian", "ppo"], "did you mean `corral train`?"),
@@ -67,3 +68,11 @@ def test_a_run_of_another_format_is_refused_and_left_as_it_is(tmp_path, monkeypa
     assert main(["resume", "run"]) == 2
     assert_one_sentence(capsys, words)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+@pytest.mark.parametrize("option", [["--num-envs", "100000000000"], ["--set", "length=100000000000", "backend=local"]])
+def test_what_no_memory_can_hold_is_a_sentence(tmp_path, capsys, option):
+    settings = [*CART, "--preset", "none", "--run-dir", str(tmp_path / "run")]
+    assert main(["train", "ppo", *settings, *option]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == "corral: There is not enough memory for this: lower num_envs, length or capacity."

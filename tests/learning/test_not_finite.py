@@ -15,6 +15,8 @@ SMALL = {
     "ppo": {"length": 8, "minibatches": 1, "epochs": 1},
     "a2c": {},
     "reinforce": {"algorithm.episodes": 2},
+    "impala": {"length": 8, "batch_size": 4},
+    "appo": {"length": 8, "batch_size": 4},
     "dqn": {"learning_starts": 32, "train_every": 8},
 }
 QUIET = {"preset": "none", "quiet": True, "num_envs": 4, "backend": "local", "evaluation.episodes": 0}
@@ -39,6 +41,7 @@ def test_steps_that_are_not_finite_are_faults_and_never_reach_the_weights(algo, 
     assert trainer.sampler.episodes.faulty > 10
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("algo", SMALL)
 def test_updates_that_are_not_finite_are_left_out_and_named_and_learning_goes_on(tmp_path, algo):
     """Each environment gives one reward that float32 has no number for."""
@@ -54,7 +57,7 @@ def test_updates_that_are_not_finite_are_left_out_and_named_and_learning_goes_on
     assert "inf" not in last
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "impala", "appo"])
 @pytest.mark.parametrize("value", [1e39, 1e30])
 def test_ten_in_a_row_end_the_run_with_exit_code_1(tmp_path, capsys, algo, value):
     code = main(

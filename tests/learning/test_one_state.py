@@ -18,6 +18,11 @@ SETTINGS = {
     "a2c, td": {"lr": 1e-2, "length": 1, "lam": 0.0},
     "a2c, gru": {"lr": 2e-2, "length": 4, "core": "gru", "core_size": 8, "optimizer": "adam"},
     "reinforce": {"lr": 1e-2, "algorithm.episodes": 8},
+    "impala": {"lr": 1e-2, "length": 5, "batch_size": 8},
+    "impala, adam, replayed": {"lr": 1e-2, "length": 4, "batch_size": 16, "optimizer": "adam", "replayed": 0.5},
+    "impala, gru": {"lr": 2e-2, "length": 4, "batch_size": 8, "optimizer": "adam", "core": "gru", "core_size": 8},
+    "appo": {"lr": 1e-2, "length": 8, "batch_size": 8, "minibatches": 2, "epochs": 2},
+    "appo, gru": {"lr": 1e-2, "length": 6, "batch_size": 8, "epochs": 4, "core": "gru", "core_size": 8},
     "dqn": {"lr": 5e-3, "target_every": 20},
     "dqn, n-step": {"lr": 5e-3, "target_every": 20, "n_step": 3},
     "dqn, everything": {"lr": 5e-3, "target_every": 1, "tau": 0.05, "n_step": 2, "prioritised": True, "dueling": True},
@@ -44,3 +49,12 @@ def test_the_value_does_not_know_of_the_time_limit(case):
         else:
             values = trainer.model(obs)[1].numpy()
     np.testing.assert_allclose(values, 1 / (1 - GAMMA), rtol=0.02)
+
+
+def test_old_rewards_of_a_replay_are_in_the_units_of_new_ones():
+    settings = {"lr": 5e-3, "target_every": 20, "learning_starts": 64, "train_every": 8, "anneal_lr": True}
+    trainer = learn("dqn", ENV, 6000, gamma=GAMMA, hidden=(16,), normalize_reward=True, **settings)
+    scale = trainer.vec.reward_scale
+    assert abs(scale - 1) > 0.05  # else there would be nothing to see
+    values = trainer.model(torch.ones(1, 1)).detach().numpy()
+    np.testing.assert_allclose(values, scale / (1 - GAMMA), rtol=0.02)

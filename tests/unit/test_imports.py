@@ -28,11 +28,12 @@ ALLOWED = {
     "overrides": {"errors"},
     "presets": {"errors", "envs"},
     "experiment": _BASE | {"algos", "envs", "overrides", "presets"},
-    "topologies": _MODELS | {"acting", "algos", "data", "envs", "experiment", "learn"},
+    "runtimes": _BASE | {"envs"},
+    "topologies": _MODELS | {"acting", "algos", "data", "envs", "experiment", "learn", "runtimes"},
     "runs": _MODELS
-    | {"acting", "algos", "data", "envs", "experiment", "learn", "overrides", "presets", "topologies"},
+    | {"acting", "algos", "data", "envs", "experiment", "learn", "overrides", "presets", "runtimes", "topologies"},
     "training": {"errors", "envs", "experiment", "runs"},
-    "testing": _BASE | {"envs", "acting", "data"},
+    "testing": _BASE | {"envs", "acting", "algos", "data"},
     "bench": _MODELS | {"acting", "algos", "data", "envs", "experiment", "learn", "presets", "runs", "testing",
                         "topologies", "training"},
     "cli": _BASE | {"acting", "algos", "bench", "envs", "experiment", "overrides", "presets", "runs", "testing",
@@ -85,7 +86,7 @@ TORCH = {"ops", "nets", "algos", "learn", "topologies", "runs"}
 def test_heavy_packages_are_imported_only_where_they_are_used(path):
     tops = {name.split(".")[0] for name in imported(path, top_level_only=True)}
     part = path.relative_to(PACKAGE).parts[0]
-    torch_too = part in TORCH or path.stem in ("model_policy", "training", "training_peers", "time_to_score")
+    torch_too = part in TORCH or path.stem in ("model_policy", "training", "training_peers", "time_to_score", "counting")
     assert not tops & (HEAVY - {"torch"} if torch_too else HEAVY)
 
 
