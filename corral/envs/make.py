@@ -14,6 +14,7 @@ from corral.envs.contract import VecEnv
 from corral.envs.local import LocalVecEnv
 from corral.envs.native import native_vec_env
 from corral.envs.process import ProcessVecEnv
+from corral.envs.ray_vec import RayVecEnv
 from corral.envs.resolve import EnvLike, Resolved, resolve
 from corral.envs.supervise import Supervision
 from corral.envs.vector import VectorVecEnv
@@ -22,7 +23,7 @@ from corral.seeding import ROLES
 
 log = logging.getLogger("corral.envs")
 
-BACKENDS = ("auto", "local", "process", "native")
+BACKENDS = ("auto", "local", "process", "native", "ray")
 
 
 def make_vec(
@@ -42,9 +43,9 @@ def make_vec(
         env: a Gymnasium id, `module:Class`, a factory, a list of factories (one per environment), a suite
             such as `corral.envs.suites.atari("Pong")`, or a ready-made `gymnasium.vector.VectorEnv`.
         num_envs: how many; ignored for lists and ready-made vector environments.
-        backend: `local` (in this process), `process` (worker processes), `native` (ALE, EnvPool), or `auto`,
-            which measures a step and chooses; `vec.choice` then says why.
-        workers: worker processes; by default one per core, or what `auto` thinks best.
+        backend: `local` (in this process), `process` (worker processes), `native` (ALE, EnvPool), `ray` (actors of
+            a Ray cluster), or `auto`, which measures a step and chooses; `vec.choice` then says why.
+        workers: worker processes or Ray actors; by default one per core, or what `auto` thinks best.
         seed: of the run, root of the environments' seeds; `vec.reset(seed)` starts over with another.
         env_kwargs: keyword arguments for the environment.
         supervision: deadlines and restart budget.
@@ -61,7 +62,7 @@ def make_vec(
         vec: VecEnv = VectorVecEnv(env, role)
     elif isinstance(env, Sequence) and not isinstance(env, str):
         if backend == "native":
-            raise UserError("backend='native' takes one environment, not a list; use 'local' or 'process'.")
+            raise UserError("backend='native' takes one environment, not a list; use 'local', 'process' or 'ray'.")
         vec = _from_factories([resolve(e, env_kwargs) for e in env], backend, workers, supervision, role)
     else:
         native = None
@@ -92,6 +93,8 @@ def _from_factories(
         log.info("%s", choice)
     if backend == "process":
         vec: VecEnv = ProcessVecEnv(factories, name, supervision, count, role)
+    elif backend == "ray":
+        vec = RayVecEnv(factories, name, supervision, workers and count, role)
     else:
         vec = LocalVecEnv(factories, name, supervision, role)
     vec.choice = choice

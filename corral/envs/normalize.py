@@ -139,6 +139,9 @@ class NormalizedVecEnv(VecEnv):
     Observations get mean 0 and deviation 1, last ones of an episode by the same statistics. Rewards are
     divided by the deviation of the discounted return, which keeps their sign. Both are clipped to `clip`
     deviations. Faulty rows are no evidence. A `frozen` one normalises and does not learn.
+
+    Where rewards are kept for long, `scale_later` leaves them as they are, and whoever uses them multiplies them by
+    the `reward_scale` of that time: scaled as they come, old ones would be in other units than new ones.
     """
 
     def __init__(
@@ -153,6 +156,7 @@ class NormalizedVecEnv(VecEnv):
     ):
         self._vec, self._obs, self._reward = vec, obs, reward
         self._gamma, self._clip, self.frozen = gamma, clip, frozen
+        self.scale_later = False
         self.num_envs, self.seed = vec.num_envs, vec.seed
         self.choice, self.pipelined, self.withholds = vec.choice, vec.pipelined, vec.withholds
         self.statistics = Statistics(vec.spec.observation)
@@ -170,6 +174,11 @@ class NormalizedVecEnv(VecEnv):
     def restarts(self) -> int:
         """How many times an environment was restarted."""
         return self._vec.restarts
+
+    @property
+    def reward_scale(self) -> float:
+        """What rewards that are scaled later are to be multiplied by now."""
+        return 1.0 / float(self.statistics.returns.std) if self._reward and self.scale_later else 1.0
 
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere; the statistics stay."""
@@ -245,7 +254,8 @@ class NormalizedVecEnv(VecEnv):
             self._returns[ids] = self._gamma * self._returns[ids] + batch.reward[stepped]
             self.statistics.returns.update(self._returns[ids])
             self._returns[batch.env_ids[ended]] = 0.0
-        batch.reward = np.clip(batch.reward / self.statistics.returns.std, -self._clip, self._clip)
+        if not self.scale_later:
+            batch.reward = np.clip(batch.reward / self.statistics.returns.std, -self._clip, self._clip)
 
 
 def _unbounded(space: Space) -> Space:

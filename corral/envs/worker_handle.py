@@ -15,16 +15,17 @@ from multiprocessing import spawn
 from typing import Any
 
 from corral.envs import channel as ch
+from corral.envs.remote_worker import RemoteWorker
 from corral.envs.sentry import Sentry
 from corral.types import Array
 
 # One thread per worker: environments are many, and each numeric library would otherwise take every core.
 THREAD_VARIABLES = (
-    "OMP_NUMTHREAD_VARIABLES",
-    "MKL_NUMTHREAD_VARIABLES",
-    "OPENBLAS_NUMTHREAD_VARIABLES",
-    "NUMEXPR_NUMTHREAD_VARIABLES",
-    "NUMBA_NUMTHREAD_VARIABLES",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
 )
 _BOOT = "import sys; sys.path[:] = {path!r}; from corral.envs.worker import main; main({args})"
 
@@ -50,20 +51,20 @@ def plug_stdio() -> None:
     os.close(fd)
 
 
-class WorkerHandle:
+class WorkerHandle(RemoteWorker):
     """One worker process and the environments it owns."""
 
     def __init__(self, index: int, ids: Array, memory_fd: int, job: bytes, sentry: Sentry):
-        self.index, self.ids = index, ids
+        super().__init__(index, ids)
         self._memory_fd, self._sentry = memory_fd, sentry
-        self.starts = -1
         self._job_fd = shared_memory("corral-job")  # may be large: a factory can close over anything
         with open(self._job_fd, "wb", closefd=False) as file:
             file.write(job)
-        self.spawn()
 
     def spawn(self) -> None:
-        """Start the process, and tell it which environments to build."""
+        """Start the process, in the place of one that has ended, and tell it which environments to build."""
+        if self.starts >= 0:
+            self.release()
         ours, theirs = socket.socketpair()
         self._dump_fd = shared_memory("corral-stacks")
         fds = (theirs.fileno(), self._memory_fd, self._job_fd, self._dump_fd)
@@ -85,16 +86,12 @@ class WorkerHandle:
         self.channel = ch.Channel(ours)
         self.poll = select.poll()  # to wait for this worker alone
         self.poll.register(ours.fileno(), select.POLLIN)
-        self.starts += 1
-        self.seeded = False  # its global generators
-        self.running = False  # it has built its environments and has its rows
-        self.pending = 0  # results that it owes
-        self.last_mark = -1
-        self.touch()
+        self.born()
 
-    def touch(self) -> None:
-        """Note a sign of life."""
-        self.busy_since = time.monotonic()
+    def post(self, op: int, data: Any = None) -> None:
+        """Send a message; a worker found dead is replaced by the next recv."""
+        with contextlib.suppress(ch.Closed):
+            self.channel.send_json(op, data)
 
     def dump_stacks(self) -> None:
         """Ask for the stacks of all its threads; works even while a C function holds the interpreter lock."""
