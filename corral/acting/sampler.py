@@ -52,13 +52,16 @@ class Sampler:
         self._in_flight = np.zeros(self.vec.num_envs, np.bool_)
         self._turn = 0
 
-    def rollouts(self, steps: int = 128, *, first_ready: int | None = None) -> Iterator[Trajectory]:
+    def rollouts(
+        self, steps: int = 128, *, first_ready: int | None = None, linger_s: float = 0.0
+    ) -> Iterator[Trajectory]:
         """Yield trajectories of `steps` steps, for ever: fragments that follow on, episodes going through them.
 
         Every trajectory has all environments, in order. With `first_ready=k` it has the environments, at least
         `k` of them, that were first to fill their fragment, so that a slow one holds nobody up; `env_id`
-        says which. The policy may be changed between two trajectories. A new call drops fragments that the
-        last one had not finished.
+        says which. `linger_s` is how long the policy then waits for half of the environments before it decides for
+        those that are ready: larger batches cost less each. The policy may be changed between two trajectories. A
+        new call drops fragments that the last one had not finished.
         """
         if steps < 1:
             raise UserError(f"rollouts(steps) must be at least 1, got {steps}.")
@@ -69,7 +72,7 @@ class Sampler:
         if first_ready is None:
             yield from self._in_step(steps)
         elif 1 <= first_ready <= self.vec.num_envs:
-            yield from self._as_ready(steps, first_ready)
+            yield from self._as_ready(steps, first_ready, linger_s)
         else:
             raise UserError(f"first_ready must be between 1 and num_envs={self.vec.num_envs}, got {first_ready}.")
 
@@ -148,7 +151,7 @@ class Sampler:
             yield columns.take(everyone.envs, everyone.ids, self.version)
             self._require_turn(turn)
 
-    def _as_ready(self, steps: int, count: int) -> Iterator[Trajectory]:
+    def _as_ready(self, steps: int, count: int, linger_s: float) -> Iterator[Trajectory]:
         columns, turn = self._start(steps)
         cursor = np.zeros(self.vec.num_envs, np.int64)  # how full each column is
         left_over = self._in_flight.copy()  # their next results were not decided for here
@@ -157,6 +160,8 @@ class Sampler:
             if len(idle):
                 self._decide(columns, cursor[idle], idle, idle, *self._seen(idle))
             while len(full := np.flatnonzero(cursor == steps)) < count:
+                if linger_s:
+                    self.vec.linger(int(np.count_nonzero(self._in_flight)) // 2, linger_s)
                 batch = self.vec.recv(min_ready=1)
                 ids = batch.env_ids
                 old = left_over[ids]

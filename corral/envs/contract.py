@@ -66,6 +66,9 @@ class VecEnv(ABC):
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Results of environments in flight."""
 
+    def linger(self, enough: int, most_s: float) -> None:  # noqa: B027 - others step within `recv`
+        """Wait until `enough` results are ready, or the time is up, so that `recv(min_ready=1)` brings more at once."""
+
     @abstractmethod
     def close(self) -> None:
         """Stop everything. Safe to call twice."""

@@ -189,6 +189,10 @@ class NormalizedVecEnv(VecEnv):
         """Hand one action to each of these idle environments."""
         self._vec.send(env_ids, actions)
 
+    def linger(self, enough: int, most_s: float) -> None:
+        """Wait for more results."""
+        self._vec.linger(enough, most_s)
+
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Results of environments in flight, normalised."""
         batch = self._vec.recv(min_ready, env_ids=env_ids)

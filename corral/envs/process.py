@@ -18,7 +18,7 @@ import numpy as np
 from corral.envs import channel as ch
 from corral.envs.build import EnvFactory
 from corral.envs.id_set import IdSet
-from corral.envs.remote import CHECK_EVERY_S, RemoteVecEnv
+from corral.envs.remote import RemoteVecEnv
 from corral.envs.remote_worker import pickle_factories
 from corral.envs.rows import Rows
 from corral.envs.sentry import Sentry
@@ -95,9 +95,9 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         chosen.route = route
         return route
 
-    def _receive(self, last: WorkerHandle | None) -> None:
+    def _receive(self, last: WorkerHandle | None, wait_s: float) -> None:
         """A caller that needs everybody's results is woken once instead of once per worker, which saves a lot."""
-        wait_ms = 1000 * min(CHECK_EVERY_S, self._supervision.step_timeout_s / 4)
+        wait_ms = 1000 * wait_s
         if last is not None and last.pending:
             last.poll.poll(wait_ms)
             wait_ms = 0

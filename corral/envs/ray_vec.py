@@ -22,7 +22,7 @@ from corral.envs.id_set import IdSet
 from corral.envs.ray_actor import Place, Reply
 from corral.envs.ray_cluster import connect, free_cpus_in_words, import_ray, reserve_cpus, usable_cpus
 from corral.envs.ray_worker import RayWorker, stop_actors
-from corral.envs.remote import CHECK_EVERY_S, RemoteVecEnv
+from corral.envs.remote import RemoteVecEnv
 from corral.envs.remote_worker import pickle_factories
 from corral.envs.row_parcel import pack, unpack
 from corral.envs.rows import Rows
@@ -101,8 +101,7 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
     def _post_load(self, worker: RayWorker, job: Any) -> None:
         worker.load(job, pack(self._rows, self._flight.sets.of(worker.ids)))
 
-    def _receive(self, last: RayWorker | None) -> None:
-        wait_s = min(CHECK_EVERY_S, self._supervision.step_timeout_s / 4)
+    def _receive(self, last: RayWorker | None, wait_s: float) -> None:
         refs = [ref for worker in self._workers for ref in worker.calls]
         if not refs:
             time.sleep(wait_s)

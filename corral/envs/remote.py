@@ -76,7 +76,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         """Let these environments step with the actions in their rows."""
 
     @abstractmethod
-    def _receive(self, last: W | None) -> None:
+    def _receive(self, last: W | None, wait_s: float) -> None:
         """Wait for a bounded time, and act on what arrives by `_ready`, `_handle` and `_replace`.
 
         A caller that needs everybody's results names the worker that it sent to last.
@@ -148,6 +148,12 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             self._send_resets()
         return batch
 
+    def linger(self, enough: int, most_s: float) -> None:
+        """Take in results until `enough` are there."""
+        flight, until = self._flight, time.monotonic() + most_s
+        while flight.num_ready(None) < enough and (left := until - time.monotonic()) > 0:
+            self._guarded_pump(most_s=left)
+
     def record_episodes(self) -> None:
         """Note what restores the environments, in the workers."""
         self._recording = True
@@ -209,16 +215,16 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def _guarded_pump(self, last: W | None = None) -> None:
+    def _guarded_pump(self, last: W | None = None, most_s: float = CHECK_EVERY_S) -> None:
         try:
-            self._pump(last)
+            self._pump(last, most_s)
         except BaseException:
             self.close()
             raise
 
-    def _pump(self, last: W | None = None) -> None:
+    def _pump(self, last: W | None = None, most_s: float = CHECK_EVERY_S) -> None:
         """Act on messages, then now and then look for workers that hang."""
-        self._receive(last)
+        self._receive(last, min(most_s, self._supervision.step_timeout_s / 4))
         now = time.monotonic()
         if now - self._last_check > CHECK_EVERY_S:
             self._last_check = now

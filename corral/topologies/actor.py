@@ -25,6 +25,7 @@ from corral.topologies.build import build_model, make_algorithm, make_train_vec
 from corral.types import Trajectory
 
 _WEIGHTS_S = 300.0  # to wait for weights that were promised: a learner may be busy with a large batch
+_LINGER_S = 0.002  # to wait for half of all environments before deciding for those that are ready
 _FEWEST_ROWS = 50  # per message, for algorithms that would otherwise send single steps (as in Ape-X)
 
 
@@ -57,7 +58,9 @@ class Actor:
         if not in_step and self._algo.data.unit == "transition":
             steps = max(steps, -(-_FEWEST_ROWS // count))
         first_ready = -(-count // 2) if central and not in_step else None  # a slow one holds nobody up
-        self._rollouts: Iterator[Trajectory] = self._sampler.rollouts(steps, first_ready=first_ready)
+        self._rollouts: Iterator[Trajectory] = self._sampler.rollouts(
+            steps, first_ready=first_ready, linger_s=_LINGER_S if first_ready else 0.0
+        )
         self._version = -1
         self._told = 0  # finished games that were reported
 
