@@ -5,7 +5,7 @@ COMMA := ,
 # Quiet unless it fails: what pip and setuptools say is of no use to anybody otherwise.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
-.PHONY: demo test check format bench bench-training bench-replay learning clean
+.PHONY: demo test check format bench bench-training bench-replay learning soak clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -35,6 +35,13 @@ bench-replay: .venv/test
 # Trains every claim of BENCHMARKS.md over three seeds, half an hour, and writes its table.
 learning: .venv/test
 	$(BIN)/corral bench learning
+
+# Half an hour of training in each topology; fails when memory grows by more than 1 MB per minute.
+soak: .venv/test
+	$(BIN)/python tests/soak/memory.py --algo ppo
+	$(BIN)/python tests/soak/memory.py --algo impala
+	$(BIN)/python tests/soak/memory.py --algo apex --set replay_shards=2
+	$(BIN)/python tests/soak/memory.py --algo seed_impala
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

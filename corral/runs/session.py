@@ -144,7 +144,9 @@ class Session:
         evaluated = self._last is not None and self._last_step == trainer.env_steps
         self._save(saves, best=evaluated and self._last is not None and self._last.mean >= self._best)
         if not self._stop and not trainer.learner.version:
-            self._note("not_trained", "the network was never updated, the run was too short for a batch: give more steps")
+            self._note(
+                "not_trained", "the network was never updated: the run is too short for a batch, give more steps"
+            )
         self._events.add("stopped" if self._stop else "finished", "", env_steps=trainer.env_steps)
 
     def _evaluate(self) -> bool:

@@ -84,7 +84,7 @@ class _CountingPolicy:
 
 
 def gaps(trajectories: Iterable[Trajectory]) -> list[str]:
-    """What is wrong with trajectories of `CountingEnv` under the counting agent, in the order they came; empty: nothing.
+    """What is wrong with trajectories of `CountingEnv` under the counting agent, in the order they came.
 
     An environment that was started anew, in a process that took the place of a lost one, begins at 0 again and says so
     by `first`.
