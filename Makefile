@@ -5,7 +5,7 @@ COMMA := ,
 # Quiet unless it fails: what pip and setuptools say is of no use to anybody otherwise.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
-.PHONY: demo test check format bench bench-training bench-replay learning soak clean
+.PHONY: demo test check format bench bench-training bench-replay learning faults soak clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -35,6 +35,10 @@ bench-replay: .venv/test
 # Trains every claim of BENCHMARKS.md over three seeds, half an hour, and writes its table.
 learning: .venv/test
 	$(BIN)/corral bench learning
+
+# Kills actors, learners, inference servers, replay shards and Ray nodes in the middle of runs.
+faults: .venv/test
+	$(BIN)/python -m pytest tests/faults -m faults
 
 # Half an hour of training in each topology; fails when memory grows by more than 1 MB per minute.
 soak: .venv/test

@@ -100,6 +100,8 @@ class ScaleConfig:
         """Refuse what cannot be."""
         _at_least("scale", self, envs_per_actor=1, learners=1, pull_lag=0, replay_shards=0, min_actors=1)
         _at_least("scale", self, max_restarts=0, in_flight_mb=1)
+        if self.learners > 1:
+            raise UserError("There is one learner in this version: set learners=1.")
         if self.pull_lag and self.weights != "lag":
             raise UserError(f"pull_lag={self.pull_lag} needs weights=lag.")
 

@@ -23,6 +23,9 @@ _PATIENCE_S = 3600.0
 _EPISODES = 100
 
 
+_RAY = ("--runtime", "ray", "--actors", "1")
+
+
 @dataclass(frozen=True)
 class Claim:
     """`algo` reaches `bar` on `env` within `steps`, with the settings of its preset and `overrides`.
@@ -38,6 +41,10 @@ class Claim:
     steps: int
     overrides: Mapping[str, str] = field(default_factory=dict)
     label: str = ""
+    options: tuple[str, ...] = ()
+    """More words of the command line."""
+    once: bool = False
+    """One seed is enough: the same claim stands on another runtime already."""
 
     @property
     def name(self) -> str:
@@ -49,6 +56,7 @@ class Claim:
         watching = {"log.every_steps": max(1, self.steps // _LOOKS), "log.every_s": 0, "checkpoints.every_s": 0}
         settings = [f"{key}={value}" for key, value in {**self.overrides, **watching}.items()]
         words = ["train", self.algo, "--env", self.env, "--steps", self.steps, "--seed", seed, "--run-dir", folder]
+        words += self.options
         return [sys.executable, "-m", "corral", *map(str, words), "--quiet", "--set", *settings]
 
 
@@ -62,6 +70,14 @@ CLAIMS = (
     Claim("ppo", "Pendulum-v1", "eval", -200, 100_000, {"evaluation.episodes": "50"}),  # episodes differ by 100
     Claim("ppo", presets.MOVE_OR_SHOOT, "eval", 0.85, 100_000),
     Claim("ppo", presets.STATELESS, "train100", 300, 200_000, label="ppo lstm"),
+    Claim("impala", "CartPole-v1", "train100", 450, 200_000),
+    Claim("appo", "CartPole-v1", "train100", 450, 200_000),
+    Claim("apex", "CartPole-v1", "eval", 450, 100_000),
+    Claim("seed_impala", "CartPole-v1", "train100", 450, 200_000),
+    Claim("impala", "CartPole-v1", "train100", 450, 200_000, label="impala, ray", options=_RAY, once=True),
+    Claim("appo", "CartPole-v1", "train100", 450, 200_000, label="appo, ray", options=_RAY, once=True),
+    Claim("apex", "CartPole-v1", "eval", 450, 100_000, label="apex, ray", options=_RAY, once=True),
+    Claim("seed_impala", "CartPole-v1", "train100", 450, 200_000, label="seed_impala, ray", options=_RAY, once=True),
 )
 """The table of BENCHMARKS.md."""
 
@@ -96,11 +112,12 @@ def examine(
 ) -> list[Finding]:
     """Train every claim with every seed, `jobs` runs side by side, into `folder`."""
     claims = list(claims)
-    paths = {(k, seed): folder / f"{k}-{seed}" for k in range(len(claims)) for seed in seeds}
+    chosen = [seeds[:1] if claim.once else seeds for claim in claims]
+    paths = {(k, seed): folder / f"{k}-{seed}" for k in range(len(claims)) for seed in chosen[k]}
     commands = [(f"{claims[k].name}, seed {seed}", claims[k].command(seed, path)) for (k, seed), path in paths.items()]
     _run_all(commands, jobs, say)
     return [
-        Finding(claim, tuple(read_trial(claim, seed, paths[k, seed]) for seed in seeds))
+        Finding(claim, tuple(read_trial(claim, seed, paths[k, seed]) for seed in chosen[k]))
         for k, claim in enumerate(claims)
     ]
 

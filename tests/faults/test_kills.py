@@ -17,6 +17,8 @@ from corral.runs.metrics import read_metrics
 
 SETTINGS = ["checkpoints.every_s=1", "evaluation.episodes=5"]
 
+pytestmark = pytest.mark.faults
+
 
 class Run:
     """`corral train` in a process of its own, and every process that ever belonged to it."""
@@ -101,17 +103,13 @@ def start(tmp_path):
 )
 def test_a_run_survives_the_death_of(start, algo, options, victims):
     run = start(algo, *options)
-    rng, killed = random.Random(os.getpid()), 0
-    for name in victims:
+    rng = random.Random(os.getpid())
+    for killed, name in enumerate(victims, 1):
         target = run.steps() + rng.randint(3_000, 15_000)
         run.wait_for(lambda target=target: run.steps() >= target and (run.path / "parts.json").exists())
         victim = run.kill(name)
-        killed += 1
-        run.wait_for(lambda: count_events(run.path / "events.jsonl")["lost"] >= killed)
-        if name == "learner":
-            run.wait_for(lambda: RunFolder.open(run.path).holder() not in (None, victim))
-        else:
-            run.wait_for(lambda name=name, victim=victim: run.pid_of(name) not in (None, victim))
+        run.wait_for(lambda killed=killed: count_events(run.path / "events.jsonl")["lost"] >= killed)
+        run.wait_for(lambda name=name, victim=victim: run.pid_of(name) not in (None, victim))
     run.finish()
     columns = read_metrics(run.path / "metrics.csv")
     assert max(columns["eval/return"][columns["eval/return"] == columns["eval/return"]]) > 300
