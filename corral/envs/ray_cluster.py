@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from corral.envs.auto import cores
-from corral.errors import UserError
+from corral.errors import RunFailed, UserError
 
 _REACH_S = 3.0
 _RESERVE_S = 2
@@ -40,7 +40,13 @@ def connect(address: str | None = None) -> None:
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
-        ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
+        try:
+            ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
+        except Exception as error:  # Ray raises plain ones
+            raise RunFailed(
+                f"Ray did not start on this machine ({' '.join(str(error).split())[:200]}); if it is only busy, try "
+                "again, or start it with `ray start --head` and set RAY_ADDRESS=auto."
+            ) from error
         return
     if address != "auto":
         _require_reachable(address)
