@@ -60,7 +60,7 @@ def main():
     late = (seconds > 20 * args.minutes) & (seconds < 60 * args.minutes - 5)  # warm, and not on its way out
     slope = np.polyfit(seconds[late] / 60, size[late] / 1e6, 1)[0]
     print(
-        f"{args.algo} {' '.join(args.set)}: {result.steps:,} steps in {seconds[-1] / 60:.1f} min, {count[late][-1]:.0f} "
+        f"{args.algo} {' '.join(args.set)}: {result.steps:,} steps in {args.minutes:g} min, {count[late][-1]:.0f} "
         f"processes, {size[late][0] / 1e6:.0f} -> {size[late][-1] / 1e6:.0f} MB, {slope:+.2f} MB/min"
     )
     return int(slope > BOUND_MB_PER_MIN)
