@@ -11,6 +11,7 @@ import difflib
 import math
 import numbers
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -140,7 +141,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _strict_loader())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UserError(f"Cannot read {path}: {reason}.") from error
@@ -154,6 +155,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise UserError(f"{path} must hold settings as `name: value` lines.")
     return data
+
+
+@cache
+def _strict_loader() -> Any:
+    """YAML's safe loader that refuses a key named twice, of which the plain one silently takes the last."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if key.tag == "tag:yaml.org,2002:str":
+                    if key.value in seen:
+                        raise yaml.constructor.ConstructorError(None, None, f"{key.value} is set twice", key.start_mark)
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def _flat(given: Mapping[Any, Any], kinds: Collection[str], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -28,7 +28,7 @@ class Columns:
         self._obs = spec.observation.empty(length + 1, num_envs)
         self._action = spec.action.empty(length, num_envs)
         self._first = np.zeros((length + 1, num_envs), np.bool_)
-        self._reward = np.zeros((length, num_envs), np.float32)
+        self._reward = np.zeros((length, num_envs), np.float64)
         self._raw_reward = np.zeros((length, num_envs), np.float64)
         self._terminated, self._truncated, self._faulty = (np.zeros((length, num_envs), np.bool_) for _ in range(3))
         self._extras: dict[str, Array] = {}
@@ -82,10 +82,12 @@ class Columns:
         obs = [copy(leaf) for leaf in self._obs]
         first = copy(self._first)
         self.begin(envs, [leaf[-1] for leaf in obs], first[-1])
+        with np.errstate(over="ignore"):  # beyond float32 it is infinite: the learner leaves it out, and says so
+            reward = self._reward[:, envs].astype(np.float32, order="C")
         return Trajectory(
             obs=layout.unflatten(obs),
             action=self._spec.action.unflatten([copy(leaf) for leaf in self._action]),
-            reward=copy(self._reward),
+            reward=reward,
             raw_reward=copy(self._raw_reward),
             terminated=copy(self._terminated),
             truncated=copy(self._truncated),

@@ -62,6 +62,7 @@ class Eval:
 
     def _play(self, loaded: LoadedPolicy) -> dict[str, Evaluation]:
         from corral.runs.evaluate import acting_seed, evaluate, make_eval_vec
+        from corral.runs.same_env import require_same_env
         from corral.runs.video import make_screen
 
         experiment = loaded.experiment
@@ -70,6 +71,7 @@ class Eval:
         both = self.deterministic == self.sampled and not self.render
         kinds = [True, False] if both else [self.deterministic or not self.sampled]
         with make_screen(experiment) if self.render else make_eval_vec(experiment, episodes, seed) as vec:
+            require_same_env(vec.spec, loaded.spec)
             results = {}
             for greedy in kinds:
                 policy = loaded.as_policy(deterministic=greedy, seed=acting_seed(seed, deterministic=greedy))

@@ -71,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (EnvFailed, RunFailed) as error:
         print(f"corral: {error}", file=sys.stderr)
         return 1
+    except MemoryError:
+        print("corral: There is not enough memory for this: lower num_envs, length or capacity.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("corral: interrupted", file=sys.stderr)
         return 130
@@ -95,7 +98,8 @@ def _dispatch(argv: list[str]) -> int:
 
     command = parse(getattr(importlib.import_module(module_name), class_name), options, f"corral {words}")
     code: int = command.run()
-    sys.stdout.flush()  # here, so that a closed pipe is noticed before Python's own exit
+    if sys.stdout is not None:  # closed from the start
+        sys.stdout.flush()  # here, so that a closed pipe is noticed before Python's own exit
     return code
 
 

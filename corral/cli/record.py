@@ -46,8 +46,9 @@ class Record:
             deterministic=not self.sampled, seed=acting_seed(seed, deterministic=not self.sampled)
         )
         film = record(
-            loaded.experiment, policy, self.out, episodes=self.episodes, seconds=self.seconds, fps=self.fps, seed=seed
-        )
+            loaded.experiment, policy, self.out, episodes=self.episodes, seconds=self.seconds, fps=self.fps, seed=seed,
+            spec=loaded.spec,
+        )  # fmt: skip
         cut = "" if len(film.returns) == self.episodes else f", cut after {self.seconds:g} s (--seconds)"
         returns = ", ".join(f"{value:g}" for value in film.returns)
         print(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from corral.algos.contract import Algorithm
-from corral.errors import RunFailed
+from corral.errors import RunFailed, UserError
 from corral.learn.exchange.contract import Exchange
 from corral.learn.exchange.local import Local
 from corral.learn.flat import FlatParams
@@ -145,7 +145,13 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave; weights stay views of the flat tensor."""
-        self.model.load_state_dict(state["model"])
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise UserError(
+                "The saved weights do not fit the network that the settings describe "
+                f"({str(error).splitlines()[1].strip()}): restore the settings."
+            ) from error
         if self.target is not None:
             self.target.load_state_dict(state["target"])
         whole = self.optimizer.state_dict()

@@ -38,6 +38,8 @@ class LeanMlp:
 
     def __call__(self, x: Array) -> Array:
         """The network's outputs for rows [n, inputs]: for acting, a row's do not depend on the rows beside it."""
+        if x.shape[1] != self._weights[0].shape[1]:  # compiled code does not look
+            raise ValueError(f"A network of {self._weights[0].shape[1]} inputs got rows of {x.shape[1]}.")
         if self._small:
             return kernels.forward(np.ascontiguousarray(x), self._layers, self._tanh)
         return self.forward(x)[-1]

@@ -17,7 +17,11 @@ SQRT2 = math.sqrt(2.0)
 
 def linear(inputs: int, outputs: int, gain: float = SQRT2) -> nn.Linear:
     """A layer with orthogonal weights and no bias at the start."""
-    layer = nn.Linear(inputs, outputs)
+    try:
+        layer = nn.Linear(inputs, outputs)
+    except RuntimeError as error:
+        size = 4e-9 * inputs * outputs
+        raise UserError(f"A layer of {inputs:,} x {outputs:,} weights takes {size:,.0f} GB: lower hidden.") from error
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer

@@ -7,15 +7,16 @@ these goes over its memory once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
 
+from corral.compiled import compiled
 from corral.types import Array
 
 # Sums may be reordered, so that they are done eight at a time; NaN and infinity stay what they are.
-_compiled: Any = numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
+_compiled: Any = partial(compiled, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
 
 # tanh(x) = x P(x^2) / Q(x^2) within 2e-7, beyond `_FLAT` it is flat; the coefficients are those of Eigen's ptanh.
 _FLAT = np.float32(7.90531110763549805)

@@ -1,6 +1,6 @@
 """Checkpoints: each is a directory that is there whole or not at all, and says by hashes that it is intact.
 
-checkpoints/step_000012345/state.safetensors, state.json, manifest.json
+checkpoints/step_000012345/{policy,replay,state}.{safetensors,json}, manifest.json
 checkpoints/latest -> step_000012345          checkpoints/best -> step_000010240
 """
 
@@ -20,11 +20,23 @@ from typing import Any
 
 from corral.errors import RunFailed, UserError
 from corral.runs.folder import RunFolder
-from corral.runs.state_files import decode, encode, file_facts, read_state, write_state
+from corral.runs.state_files import (
+    branch_of,
+    decode,
+    encode,
+    file_facts,
+    files_of,
+    read_part,
+    read_state,
+    write_state,
+)
 
 FORMAT = 1
 _MIGRATIONS: dict[int, Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]] = {}
 """Format version -> what turns its (state, meta) into the next version's."""
+POLICY, _REPLAY = "policy", "replay"
+_APART = {POLICY: ("trainer", "learner", "model"), _REPLAY: ("trainer", "store")}
+"""Parts of the state in files of their own: what a policy is loaded from, and what may be much larger than the rest."""
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"step_(\d+)(?:_(\d+))?")
 _TEMPORARY = ".tmp-"
@@ -42,7 +54,8 @@ def save(
 ) -> Path:
     """Write a checkpoint, point `latest` to it (and `best`, if it is), and remove all but the last `keep`.
 
-    What `best` points to is never removed. Checkpoints beyond `step` are of a future that a resume has left, and go.
+    What `best` points to is never removed; once it is not one of the last, its replay is. Checkpoints beyond `step`
+    are of a future that a resume has left, and go.
     Only the process that has locked the run may call this. RunFailed when the disk is full.
     """
     folder.checkpoints.mkdir(exist_ok=True)
@@ -67,11 +80,16 @@ def save(
 
 
 def load(
-    folder: RunFolder, which: str = "latest", *, note: Callable[[str], None] | None = None
+    folder: RunFolder,
+    which: str = "latest",
+    *,
+    only: str | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """State and meta of a checkpoint: `latest`, `best` or the name of its directory; meta also tells the `step`.
 
-    One that is broken is reported, through the log and `note`, and the newest intact one before it is used.
+    With `only=POLICY`, the state is that of the policy's network, and nothing else is read. A checkpoint that is broken
+    is reported, through the log and `note`, and the newest intact one before it is used.
     """
     gone: set[str] = set()
     for _ in range(_ATTEMPTS):
@@ -80,7 +98,7 @@ def load(
         for name in names:
             path = folder.checkpoints / name
             try:
-                result = load_checkpoint(path)
+                result = load_checkpoint(path, only)
             except BrokenCheckpoint as error:
                 if not path.is_dir() and name not in gone:  # a run that goes on has removed it meanwhile
                     gone.add(name)
@@ -94,25 +112,28 @@ def load(
     raise UserError(f"{folder.path} removes its checkpoints faster than they can be read: keep more of them.")
 
 
-def load_checkpoint(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """State and meta of one checkpoint directory; BrokenCheckpoint unless every size and hash is right."""
+def load_checkpoint(path: str | Path, only: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """State, or one part of it, and meta of a checkpoint; BrokenCheckpoint unless what is read has the right hashes."""
     path = Path(path)
     manifest = _read_manifest(path)
-    version = manifest["format"]
+    version, files = manifest["format"], manifest["files"]
     if version > FORMAT:
         raise UserError(
             f"{path} was written by a newer version of Corral (checkpoint format {version}, this one reads up to "
             f"{FORMAT}): upgrade Corral."
         )
+    alone = only is not None and version == FORMAT and files_of(only)[0] in files
     try:
-        for name, expected in manifest["files"].items():
-            _check_file(path / name, expected)
-        state = read_state(path)
+        for name in files_of(only or "") if alone else files:
+            _check_file(path / name, files[name])
+        state = read_part(path, only or "") if alone else read_state(path, files)
     except OSError as error:
         raise BrokenCheckpoint(f"Checkpoint {path} cannot be read ({error}): use another one.") from error
     meta = decode(manifest["meta"], {})
     for old in range(version, FORMAT):
         state, meta = _MIGRATIONS[old](state, meta)
+    if only is not None and not alone:
+        state = branch_of(state, _APART[only])
     return state, meta | {"step": manifest["step"]}
 
 
@@ -123,13 +144,18 @@ def _write(path: Path, state: dict[str, Any], step: int, meta: dict[str, Any]) -
         "step": step,
         "saved": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "meta": encode(meta, None),
-        "files": write_state(path, state),
+        "files": write_state(path, state, _APART),
     }
-    manifest["sha256"] = _manifest_hash(manifest)
-    with open(path / _MANIFEST, "w") as file:
-        json.dump(manifest, file, indent=1, allow_nan=False)
+    _write_manifest(path, manifest)
+
+
+def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    temporary = path / f"{_TEMPORARY}{_MANIFEST}"
+    with open(temporary, "w") as file:
+        json.dump(manifest | {"sha256": _manifest_hash(manifest)}, file, indent=1, allow_nan=False)
         file.flush()
         os.fsync(file.fileno())
+    os.replace(temporary, path / _MANIFEST)
     _sync(path)
 
 
@@ -222,13 +248,27 @@ def _prune(checkpoints: Path, newest: Path, keep: int) -> None:
     kept = {newest.name, os.readlink(best) if best.is_symlink() else ""}
     step = _order(newest.name)[0]
     past = sorted((n for n in _listed(checkpoints) if _order(n)[0] < step), key=_order)
-    kept.update(past[len(past) - max(keep - 1, 0) :])
+    last = past[len(past) - max(keep - 1, 0) :]
+    if best.is_symlink() and os.readlink(best) not in (newest.name, *last):
+        _drop_replay(best)
+    kept.update(last)
     for name in _listed(checkpoints):
         if name not in kept:
             # Renamed first, so that what is half removed when the process is killed is no checkpoint any more.
             with contextlib.suppress(OSError):
                 (checkpoints / name).rename(checkpoints / f"{_TEMPORARY}{name}")
     _sweep(checkpoints)
+
+
+def _drop_replay(path: Path) -> None:
+    """Leave the replay out of a checkpoint; the manifest first, so that it is whole at every moment."""
+    with contextlib.suppress(OSError, BrokenCheckpoint):
+        manifest = _read_manifest(path)
+        files = {name: facts for name, facts in manifest["files"].items() if name not in files_of(_REPLAY)}
+        if files != manifest["files"]:
+            _write_manifest(path, manifest | {"files": files})
+        for name in files_of(_REPLAY):
+            (path / name).unlink(missing_ok=True)
 
 
 def _sweep(checkpoints: Path) -> None:

@@ -52,9 +52,11 @@ def run_guarded(experiment: Experiment, folder: RunFolder, *, resume: bool, quie
     make = partial(_make_learner, experiment, folder.path, resume, quiet, level)
     learner = Member(runtime, "learner", make, note, experiment.scale.max_restarts)
     try:
-        with _signals_passed_on(learner):
+        with _signals_passed_on(learner) as told:
             learner.call("run")
             while True:
+                if told and not learner.calls:  # it was told to stop before it could save anything
+                    raise KeyboardInterrupt
                 if not learner.calls and learner.revive():
                     learner.call("run")
                 if learner.given_up:
@@ -77,24 +79,23 @@ def _make_learner(
 
 
 @contextlib.contextmanager
-def _signals_passed_on(learner: Member) -> Iterator[None]:
-    """SIGTERM and Ctrl-C are the learner's to handle; a second one ends everything at once."""
+def _signals_passed_on(learner: Member) -> Iterator[list[int]]:
+    """SIGTERM and Ctrl-C are the learner's to handle; a second one ends everything at once. Gives those that came."""
+    told: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield told
         return
-    told = False
 
     def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal told
         pid = learner.facts()["pid"]
         if told or pid is None:
             raise KeyboardInterrupt
-        told = True
+        told.append(number)
         os.kill(pid, signal.SIGTERM)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield told
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -16,7 +16,10 @@ from corral.spaces import Leaf
 from corral.types import Array, EnvSpec, Tree, tree_map
 
 if TYPE_CHECKING:
+    import torch
+
     from corral.acting.policy import Policy
+    from corral.algos.contract import Algorithm
 
 
 def load_policy(run_dir: str | Path, which: str = "best", *, seed: int = 0, device: str = "cpu") -> LoadedPolicy:
@@ -29,9 +32,9 @@ def load_policy(run_dir: str | Path, which: str = "best", *, seed: int = 0, devi
         device: where the network goes: cpu, cuda, mps, auto, or run, as the run was set to.
     """
     folder, which = _find(Path(run_dir), which)
-    state, meta = checkpoint.load(folder, which)
+    weights, meta = checkpoint.load(folder, which, only=checkpoint.POLICY)
     experiment = Experiment.from_dict(folder.config, str(folder.path / "config.yaml"))
-    return LoadedPolicy(experiment, state["trainer"]["learner"]["model"], meta, seed=seed, device=device)
+    return LoadedPolicy(experiment, weights, meta, seed=seed, device=device)
 
 
 class LoadedPolicy:
@@ -45,7 +48,7 @@ class LoadedPolicy:
         self, experiment: Experiment, weights: dict[str, Any], meta: dict[str, Any], *, seed: int, device: str
     ):
         from corral.learn.precision import find_device
-        from corral.topologies.sync import build_model, make_algorithm
+        from corral.topologies.build import make_algorithm
 
         self.experiment = experiment
         self.spec = EnvSpec.from_json(meta["spec"])
@@ -55,16 +58,7 @@ class LoadedPolicy:
         self.evaluation: dict[str, Any] | None = meta["evaluation"]
         """What the run's last evaluation before that gave."""
         self.algo = make_algorithm(experiment, self.spec)
-        self.model = build_model(
-            self.algo, experiment.seed, find_device(experiment.device if device == "run" else device)
-        )
-        try:
-            self.model.load_state_dict(weights)
-        except RuntimeError as error:
-            raise UserError(
-                "The checkpoint's weights do not fit the network that the run's config.yaml describes "
-                f"({str(error).splitlines()[1].strip()}): restore that file."
-            ) from error
+        self.model = _build_model(self.algo, weights, find_device(experiment.device if device == "run" else device))
         self.model.eval().requires_grad_(False)
         self.model.autocast = meta["precision"] == "bf16"
         if meta["precision"] == "fp32":  # as the learner does, so that decisions are the same to the last bit
@@ -138,6 +132,26 @@ class LoadedPolicy:
             counts = {leaf.name: value.shape for leaf, value in zip(layout.leaves, values, strict=True)}
             raise UserError(f"The observation must have one row in each leaf, or as many in each, got shapes {counts}.")
         return [_checked(leaf, value) for leaf, value in zip(layout.leaves, rows, strict=True)], not batched[0]
+
+
+def _build_model(algo: Algorithm, weights: dict[str, Any], device: torch.device) -> torch.nn.Module:
+    """The network with these weights. It is made without any, since drawing them takes seconds for images."""
+    import torch
+
+    from corral.learn.precision import lay_out
+
+    with torch.device("meta"):
+        model = algo.build_model()
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise UserError(
+            "The checkpoint's weights do not fit the network that the run's config.yaml describes "
+            f"({str(error).splitlines()[1].strip()}): restore that file."
+        ) from error
+    model = model.to(device)
+    lay_out(model)
+    return model
 
 
 def _find(path: Path, which: str) -> tuple[RunFolder, str]:

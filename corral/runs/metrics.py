@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import socket
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.errors import RunFailed
+from corral.errors import RunFailed, UserError
 from corral.runs.folder import RunFolder
 from corral.types import Array
 
@@ -32,7 +33,7 @@ class MetricsLog:
         header, rows = _read_rows(self._path)
         if purge_after is not None:
             at = header.index(FIRST[0]) if header else 0
-            rows = [row for row in rows if float(row[at]) <= purge_after]
+            rows = [row for row in rows if _cell(row[at]) <= purge_after]
         self._columns = header or list(FIRST)
         self._file = self._replace(self._columns, rows)
         self._tensorboard = _TensorBoardFile(folder.path, purge_after)
@@ -86,7 +87,7 @@ def read_metrics(path: str | Path, *, last_bytes: int | None = None) -> dict[str
     header, rows = _read_rows(path / "metrics.csv" if path.is_dir() else path, last_bytes)
     if not rows:
         return {}
-    table = np.array([[float(cell) if cell else np.nan for cell in row] for row in rows])
+    table = np.array([[_cell(cell) for cell in row] for row in rows])
     return {name: table[:, i].copy() for i, name in enumerate(header)}
 
 
@@ -106,9 +107,20 @@ def _read_rows(path: Path, last_bytes: int | None = None) -> tuple[list[str], li
     if not whole:
         body = body[body.find(b"\n") + 1 :]
     body = body[: body.rfind(b"\n") + 1]
-    header = next(csv.reader([head.decode()]))
-    rows = [row for row in csv.reader(io.StringIO(body.decode(), newline="")) if len(row) == len(header)]
+    header = next(csv.reader([head.decode(errors="replace").replace("\0", "")]), [])
+    if FIRST[0] not in header:
+        raise UserError(f"{path} is no table of metrics: restore it, or remove it to go on without what it held.")
+    text = body.decode(errors="replace").replace("\0", "")
+    rows = [row for row in csv.reader(io.StringIO(text, newline="")) if len(row) == len(header)]
     return header, rows
+
+
+def _cell(text: str) -> float:
+    """A number; NaN where there is none, or what was written was harmed."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _line(cells: Iterable[Any]) -> str:

@@ -25,9 +25,10 @@ class Progress:
 
     def __init__(self, total: int, *, start: int = 0, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._total = total
-        self._stream = sys.stderr if stream is None else stream
-        self._quiet = quiet
-        self._live = not quiet and self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._stream: TextIO | None = sys.stderr if stream is None else stream  # None: a process without one
+        self._quiet = quiet or self._stream is None
+        terminal = self._stream is not None and self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._live = terminal and not quiet
         self._metrics: dict[str, float] = {}
         self._started = now = time.monotonic()
         self._next = now if self._live else now + _FIRST_LINE_S
@@ -73,7 +74,7 @@ class Progress:
         return (steps - before) / (now - then) if now > then else 0.0
 
     def _width(self) -> int | None:
-        if not self._live:
+        if not self._live or self._stream is None:
             return None
         try:
             return os.get_terminal_size(self._stream.fileno()).columns or 80
@@ -81,6 +82,8 @@ class Progress:
             return 80
 
     def _write(self, text: str) -> None:
+        if self._stream is None:
+            return
         try:
             self._stream.write(text)
             self._stream.flush()

@@ -1,4 +1,6 @@
-"""A nested state as two files: its arrays in the safetensors format, everything else as JSON. No pickle.
+"""A nested state as pairs of files: arrays in the safetensors format, everything else as JSON. No pickle.
+
+Branches of it may have a pair of their own, so that one can be read, or removed, without the others.
 
 The safetensors library would need the arrays contiguous and a second pass for the hash; here they are written
 in pieces that are hashed on the way, so that a replay of many gigabytes needs no second copy of itself.
@@ -11,7 +13,8 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +23,7 @@ import numpy as np
 from corral.errors import UserError
 from corral.types import Array
 
-ARRAYS, REST = "state.safetensors", "state.json"
+_MAIN = "state"
 _PIECE = 1 << 24  # bytes that are copied at once
 _MAPPED = 1 << 26  # arrays from here on stay in their file until they are touched
 # Of each dtype: its name in safetensors, NumPy's type of the same bytes, and torch's.
@@ -47,22 +50,60 @@ _NAME_OF = {np.dtype(code): name for name, code, torch_name in reversed(_DTYPES)
 _NAME_OF_TORCH = {f"torch.{torch_name}": name for name, _, torch_name in _DTYPES}
 
 
-def write_state(folder: Path, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Write both files and wait for the disk; gives each file's size and sha256.
+@dataclass(frozen=True)
+class _Apart:
+    """In place of a branch that has files of its own."""
+
+    name: str
+
+
+def write_state(
+    folder: Path, state: dict[str, Any], apart: Mapping[str, tuple[str, ...]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Write the files and wait for the disk; gives each file's size and sha256.
 
     Leaves are NumPy arrays and numbers, torch tensors, int, float, str, bool and None; nodes are dicts, lists and
-    tuples. All of them come back as they were, tensors on the CPU.
+    tuples. All of them come back as they were, tensors on the CPU. `apart` names branches, by the keys that lead to
+    them, that get files of their own; those that are not there, or None, do not.
     """
-    arrays: dict[str, Any] = {}
-    rest = json.dumps(encode(state, arrays), allow_nan=False).encode()
-    return {ARRAYS: _write_file(folder / ARRAYS, _pieces(arrays)), REST: _write_file(folder / REST, iter([rest]))}
+    facts: dict[str, dict[str, Any]] = {}
+    for name, keys in (apart or {}).items():
+        branch = branch_of(state, keys)
+        if branch is not None:
+            facts |= _write_pair(folder, name, branch)
+            state = _replaced(state, keys, _Apart(name))
+    return facts | _write_pair(folder, _MAIN, state)
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """The state that `write_state` wrote; arrays of 64 MB and more are mapped copy-on-write from the file."""
-    with open(folder / ARRAYS, "rb") as file:
-        arrays = _read_arrays(file)
-    state: dict[str, Any] = decode(json.loads((folder / REST).read_bytes()), arrays)
+def read_state(folder: Path, files: Mapping[str, Any]) -> dict[str, Any]:
+    """The state that `write_state` wrote, of which these `files` are left; None in place of a branch that is not.
+
+    Arrays of 64 MB and more are mapped copy-on-write from the file.
+    """
+
+    def branch(name: str) -> Any:
+        return read_part(folder, name) if files_of(name)[0] in files else None
+
+    state: dict[str, Any] = read_part(folder, _MAIN, branch)
+    return state
+
+
+def read_part(folder: Path, name: str, branch: Callable[[str], Any] = lambda name: None) -> Any:
+    """A branch that has files of its own."""
+    arrays, rest = files_of(name)
+    with open(folder / arrays, "rb") as file:
+        return decode(json.loads((folder / rest).read_bytes()), _read_arrays(file), branch)
+
+
+def files_of(name: str) -> tuple[str, str]:
+    """The files of a branch."""
+    return f"{name}.safetensors", f"{name}.json"
+
+
+def branch_of(state: Any, keys: tuple[str, ...]) -> Any:
+    """What these keys lead to; None where they lead nowhere."""
+    for key in keys:
+        state = state.get(key) if isinstance(state, dict) else None
     return state
 
 
@@ -82,6 +123,8 @@ def encode(node: Any, arrays: dict[str, Any] | None, path: tuple[str, ...] = ())
     """
     if node is None or isinstance(node, bool | str):
         return node
+    if isinstance(node, _Apart):
+        return {"$apart": node.name}
     if isinstance(node, float):
         return float(node) if math.isfinite(node) else {"$float": repr(float(node))}
     if isinstance(node, int):
@@ -107,22 +150,28 @@ def encode(node: Any, arrays: dict[str, Any] | None, path: tuple[str, ...] = ())
     return {f"${kind}": name}
 
 
-def decode(node: Any, arrays: dict[str, tuple[str, Array]]) -> Any:
-    """The tree that `encode` was given."""
+def decode(node: Any, arrays: dict[str, tuple[str, Array]], branch: Callable[[str], Any] = lambda name: None) -> Any:
+    """The tree that `encode` was given; `branch` gives what was written apart."""
+
+    def go_on(inner: Any) -> Any:
+        return decode(inner, arrays, branch)
+
     if isinstance(node, list):
-        return [decode(item, arrays) for item in node]
+        return [go_on(item) for item in node]
     if not isinstance(node, dict):
         return node
     word = next(iter(node), "")
     if not word.startswith("$"):
-        return {key: decode(value, arrays) for key, value in node.items()}
+        return {key: go_on(value) for key, value in node.items()}
     value = node[word]
+    if word == "$apart":
+        return branch(value)
     if word == "$float":
         return float(value)
     if word == "$tuple":
-        return tuple(decode(item, arrays) for item in value)
+        return tuple(go_on(item) for item in value)
     if word == "$pairs":
-        return {decode(key, arrays): decode(item, arrays) for key, item in value}
+        return {go_on(key): go_on(item) for key, item in value}
     dtype, array = arrays[value]
     if word == "$torch":
         return _to_torch(dtype, array)
@@ -192,6 +241,19 @@ def _slices(array: Array) -> Iterator[memoryview]:
     step = max(1, _PIECE * len(rows) // array.nbytes)
     for start in range(0, len(rows), step):
         yield np.ascontiguousarray(rows[start : start + step]).data.cast("B")
+
+
+def _replaced(node: dict[str, Any], keys: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """A copy of the dicts along these keys, with another value at their end."""
+    inner = _replaced(node[keys[0]], keys[1:], value) if len(keys) > 1 else value
+    return {**node, keys[0]: inner}
+
+
+def _write_pair(folder: Path, name: str, state: Any) -> dict[str, dict[str, Any]]:
+    arrays: dict[str, Any] = {}
+    text = json.dumps(encode(state, arrays), allow_nan=False).encode()
+    pieces = (_pieces(arrays), iter([text]))
+    return {file: _write_file(folder / file, content) for file, content in zip(files_of(name), pieces, strict=True)}
 
 
 def _write_file(path: Path, pieces: Iterator[bytes | memoryview]) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from corral.envs.suites.atari import AtariSuite
 from corral.envs.suites.pixels import PixelSuite
 from corral.errors import UserError
 from corral.experiment import Experiment
+from corral.runs.same_env import require_same_env
 from corral.runs.whole_file import whole_file
-from corral.types import Array
+from corral.types import Array, EnvSpec
 
 _CONSOLE_FPS = 60.0  # of an Atari, whatever its metadata say
 _FPS = 30.0  # where an environment does not say
@@ -54,14 +55,17 @@ def record(
     seconds: float = 120.0,
     fps: float | None = None,
     seed: int = 0,
+    spec: EnvSpec | None = None,
 ) -> Recording:
     """Film the policy for so many games or so many seconds: a frame at the start of an episode, and one per step.
 
-    Writes H.264 in an MP4 that is there whole or not at all.
+    Writes H.264 in an MP4 that is there whole or not at all. `spec` is what the policy was trained on.
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
     film = _Film(experiment)
     with make_vec(film, 1, "local", role="eval") as vec:
+        if spec is not None:
+            require_same_env(vec.spec, spec)
         vec.reset(seed)
         batch = vec.recv()
         rate = fps or film.fps

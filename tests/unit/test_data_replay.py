@@ -235,6 +235,19 @@ def test_evicted_transitions_have_no_weight():
         np.testing.assert_array_equal(store._tree.leaves > 0, alive)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_rewards_are_scaled_when_they_are_drawn_and_not_when_they_come(n):
+    stores = [make(VECTOR, 1, length=n, samples_per_insert=1e9) for _ in range(2)]
+    stream = Stream(VECTOR, 1)
+    traj = fragment([stream], [0], 40)[0]
+    for store in stores:
+        store.put(traj)
+    for scale in (0.25, 1e6):
+        stores[1].reward_scale = scale
+        plain, scaled = (store.get().batch.reward for store in stores)
+        np.testing.assert_array_equal(scaled, np.clip(plain * np.float32(scale), -10 * n, 10 * n))
+
+
 def test_what_a_sample_holds_is_the_receivers():
     store = make(PIXELS, 1, samples_per_insert=1e9)
     stream = Stream(PIXELS, 1)
@@ -252,7 +265,7 @@ def test_what_a_sample_holds_is_the_receivers():
     ("changes", "words"),
     [
         ({"capacity": 0}, "capacity of at least 1"),
-        ({"min_size": 500}, "lower min_size"),
+        ({"min_size": 500}, "lower learning_starts"),
         ({"length": 0}, "above 0"),
     ],
 )

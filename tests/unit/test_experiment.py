@@ -170,6 +170,13 @@ def test_plain_values_hold_every_setting_and_no_live_object():
     assert apply(Outer(), read(Outer(), plain)) == outer
 
 
+@pytest.mark.parametrize("text", ["lr: 1\nsteps: 2\nlr: 3", "inner: {lr: 1, lr: 1}"])
+def test_a_setting_that_a_file_names_twice_is_refused(tmp_path, text):
+    (tmp_path / "f.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"f\.yaml is not valid YAML in line \d: lr is set twice\.$"):
+        read_yaml(tmp_path / "f.yaml")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -15,7 +15,7 @@ from corral.runs import export as exporting
 from corral.runs.export import PolicyModule, export
 from corral.runs.load import LoadedPolicy
 from corral.testing.envs import TreeEnv
-from corral.topologies.sync import build_model, make_algorithm
+from corral.topologies.build import build_model, make_algorithm
 from corral.types import EnvSpec
 
 FORMATS = ["onnx", "pt"]

@@ -361,3 +361,9 @@ def test_every_observation_gets_parameters_and_a_value(space, core):
         params, value, states = model.unroll(folded, model.initial_state(2), torch.zeros(3, 2, dtype=torch.bool))
         assert (params.shape, value.shape) == ((3, 2, model.actions.param_size), (3, 2))
         assert states.shape == (3, 2, 2 * 128)
+
+
+def test_a_lean_network_refuses_rows_of_another_size():
+    net = mlp(3, (8,), "tanh")
+    with pytest.raises(ValueError, match="of 3 inputs got rows of 5"):
+        LeanMlp(linears(net), "tanh")(np.zeros((2, 5), np.float32))

@@ -243,6 +243,28 @@ def test_resuming_what_is_finished_changes_nothing(tmp_path):
     assert rows(tmp_path / "run") == table
 
 
+def test_more_steps_do_not_change_how_often_a_run_is_evaluated(tmp_path):
+    settings = settings_of("a2c", steps=400) | {"evaluation.every_steps": 0, "log.every_steps": 20}
+    train(run_dir=tmp_path / "run", **settings)
+    resume(tmp_path / "run", steps=800, quiet=True)
+    looks = [int(row["env_steps"]) for row in rows(tmp_path / "run") if row["eval/return"]]
+    assert looks == list(range(40, 801, 40))
+
+
+def test_a_run_that_another_process_trains_keeps_its_settings(tmp_path):
+    train(run_dir=tmp_path / "run", **settings_of("a2c", steps=100))
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    with RunFolder.open(tmp_path / "run").lock(), pytest.raises(UserError, match="is training"):
+        resume(tmp_path / "run", steps=200, quiet=True)
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+
+
+def test_a_run_too_short_to_learn_from_says_so(tmp_path):
+    for steps, said in ((60, 1), (400, 0)):
+        train(run_dir=tmp_path / str(steps), **settings_of("dqn", steps=steps))
+        assert len(events(tmp_path / str(steps), "not_trained")) == said
+
+
 def test_no_step_has_two_rows(tmp_path):
     train(run_dir=tmp_path / "run", **settings_of("a2c", steps=600))
     steps = [int(row["env_steps"]) for row in rows(tmp_path / "run")]
@@ -269,6 +291,36 @@ class Forgetful(gymnasium.Env):
     def step(self, action):
         self._t += 1
         return np.array([next(self._numbers)], np.float32), 1.0, False, self._t >= 30, {}
+
+
+def test_a_run_without_its_replay_says_so(tmp_path):
+    settings = settings_of("dqn", **{"steps": 200, "checkpoints.replay": False})
+    train(run_dir=tmp_path / "run", **settings)
+    resume(tmp_path / "run", steps=400, quiet=True)
+    (event,) = events(tmp_path / "run", "resumed")
+    assert event["text"].endswith("; its replay was not saved and starts empty")
+
+
+@pytest.mark.parametrize("command", ["resume", "eval", "record"])
+def test_a_run_whose_environment_has_changed_is_refused(tmp_path, capsys, command):
+    from corral.cli.main import main
+
+    train(run_dir=tmp_path / "run", **settings_of("a2c", steps=100))
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    (tmp_path / "run" / "config.yaml").write_text(config.replace("CartPole-v1", "Acrobot-v1"))
+    out = ["--out", str(tmp_path / "x.mp4")] if command == "record" else []
+    assert main([command, str(tmp_path / "run"), *out]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("corral: Acrobot-v1 has observations Box(")
+    assert said.endswith("give it the environment that it was trained on, or start a new run.")
+
+
+def test_a_run_whose_network_has_changed_is_refused(tmp_path):
+    train(run_dir=tmp_path / "run", **settings_of("a2c", steps=100))
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    (tmp_path / "run" / "config.yaml").write_text(config.replace("[64, 64]", "[64, 32]"))
+    with pytest.raises(UserError, match=r"weights do not fit the network .* restore the settings"):
+        resume(tmp_path / "run", quiet=True)
 
 
 def test_environments_that_cannot_be_restored_start_anew_and_the_run_says_so(tmp_path):

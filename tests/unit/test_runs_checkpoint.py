@@ -14,7 +14,7 @@ import torch
 
 from corral.errors import UserError
 from corral.runs import checkpoint
-from corral.runs.checkpoint import BrokenCheckpoint, load, load_checkpoint, save
+from corral.runs.checkpoint import POLICY, BrokenCheckpoint, load, load_checkpoint, save
 from corral.runs.folder import RunFolder
 
 
@@ -352,15 +352,66 @@ def test_a_reader_follows_when_the_run_removes_what_it_was_about_to_read(run, mo
     save(run, {"step": 1}, 1, {}, keep=1)
     real = checkpoint.load_checkpoint
 
-    def meanwhile(path):
+    def meanwhile(path, only):
         if path.name == "step_000000001":
             save(run, {"step": 2}, 2, {}, keep=1)
-        return real(path)
+        return real(path, only)
 
     monkeypatch.setattr(checkpoint, "load_checkpoint", meanwhile)
     notes = []
     assert load(run, note=notes.append)[0] == {"step": 2}
     assert notes == []
+
+
+def whole_state(step, replay=100):
+    """As a session saves it, in miniature."""
+    network = {"weight": torch.full((3,), float(step)), "bias": torch.zeros(2)}
+    store = None if replay is None else {"rows": np.arange(replay), "high": replay}
+    return {"trainer": {"learner": {"model": network, "version": step}, "store": store, "env_steps": step}}
+
+
+def test_a_policy_is_read_without_the_rest(run):
+    save(run, whole_state(1), 1, {"a": 1}, keep=2)
+    path = save(run, whole_state(2), 2, {"a": 2}, keep=2)
+    assert same(load(run)[0], whole_state(2))
+    for name in ("state.safetensors", "state.json", "replay.safetensors", "replay.json"):
+        (path / name).unlink()
+    network, meta = load(run, only=POLICY)
+    assert same(network, whole_state(2)["trainer"]["learner"]["model"])
+    assert meta == {"a": 2, "step": 2}
+    assert load(run)[0]["trainer"]["env_steps"] == 1
+
+
+def test_a_policy_that_was_changed_is_noticed(run):
+    save(run, whole_state(1), 1, {}, keep=2)
+    path = save(run, whole_state(2), 2, {}, keep=2)
+    data = bytearray((path / "policy.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "policy.safetensors").write_bytes(data)
+    assert load(run, only=POLICY)[1]["step"] == load(run)[1]["step"] == 1
+
+
+def test_the_best_checkpoint_lets_go_of_its_replay_when_it_is_not_one_of_the_last(run):
+    for step in range(1, 5):
+        save(run, whole_state(step), step, {}, keep=2, best=step == 1)
+        held = (run.checkpoints / "best" / "replay.safetensors").exists()
+        assert held == (step < 3)
+        expected = whole_state(1, replay=100 if held else None)
+        assert same(load(run, "best")[0], expected)
+        assert same(load(run)[0], whole_state(step))
+    assert load(run, "best", only=POLICY)[1]["step"] == 1
+
+
+def test_a_best_checkpoint_that_was_about_to_lose_its_replay_is_whole(run):
+    save(run, whole_state(1), 1, {}, keep=1, best=True)
+    kept = {file.name: file.read_bytes() for file in (run.checkpoints / "best").iterdir()}
+    save(run, whole_state(2), 2, {}, keep=1)
+    for name, content in kept.items():  # as if it had been killed before it removed the files
+        if name.startswith("replay"):
+            (run.checkpoints / "best" / name).write_bytes(content)
+    assert same(load(run, "best")[0], whole_state(1, replay=None))
+    save(run, whole_state(3), 3, {}, keep=1)
+    assert not (run.checkpoints / "best" / "replay.safetensors").exists()
 
 
 def test_what_a_killed_save_has_left_is_swept(run):

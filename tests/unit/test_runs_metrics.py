@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from corral.errors import UserError
 from corral.runs.folder import RunFolder
 from corral.runs.metrics import MetricsLog, read_metrics
 
@@ -154,3 +155,24 @@ def test_a_killed_run_loses_no_row_that_was_written(run):
     assert (found == np.arange(1, len(found) + 1)).all()
     assert tensorboard(run)["x"][int(last) - 1] == (int(last), int(last))
     assert len(glob.glob(f"{run.path}/events.out.tfevents.*")) == 1
+
+
+def test_rows_that_were_harmed_are_no_numbers_and_do_no_harm(run):
+    log = MetricsLog(run)
+    for step in (1, 2, 3):
+        log.write(step, step, {"a": step})
+    log.close()
+    text = run.metrics_csv.read_bytes().replace(b"\n2,", b"\n\xff\x00,")
+    run.metrics_csv.write_bytes(text + b"\x00\xff,junk\n")
+    found = read_metrics(run.path)
+    np.testing.assert_array_equal(found["env_steps"], [1, np.nan, 3])
+    log = MetricsLog(run, purge_after=2)
+    log.close()
+    assert read_metrics(run.path)["env_steps"].tolist() == [1]
+
+
+def test_a_file_that_is_no_table_of_metrics_is_named(run):
+    run.metrics_csv.write_bytes(b"\xff\x00,b\n1,2\n")
+    for look in (lambda: read_metrics(run.path), lambda: MetricsLog(run)):
+        with pytest.raises(UserError, match=r"metrics\.csv is no table of metrics"):
+            look()

@@ -122,3 +122,11 @@ def test_numbers_are_brief(value, text):
 )  # fmt: skip
 def test_durations_are_brief(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_process_without_stderr_goes_on_without_progress(monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    shown = Progress(100)
+    shown.update(50, {"train/return": 1.0})
+    shown.say("hello")
+    shown.close()

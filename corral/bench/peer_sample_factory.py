@@ -1,0 +1,54 @@
+"""Sample Factory's APPO on CartPole for ever, as a script that prints `steps seconds` after every batch.
+
+Knows nothing of Corral: Sample Factory needs older versions of Gymnasium and NumPy, so it may live in a Python of its
+own. `python peer_sample_factory.py WORKERS ENVS_PER_WORKER`
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+_OPTIONS = {  # its own CartPole example, with its default batch; networks and rollouts as everybody's here
+    "env": "CartPole-v1", "algo": "APPO", "use_rnn": False, "recurrence": 1, "with_vtrace": False, "device": "cpu",
+    "rollout": 32, "batch_size": 1024, "num_epochs": 1, "encoder_mlp_layers": "64 64", "reward_scale": 0.1,
+    "train_for_env_steps": 10**12, "train_dir": ".", "experiment": "bench", "save_every_sec": 10**6,
+    "experiment_summaries_interval": 10**6, "heartbeat_reporting_interval": 10**6, "use_env_info_cache": False,
+}  # fmt: skip
+
+
+def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
+    """As Sample Factory wants it."""
+    import gymnasium
+
+    return gymnasium.make(name)
+
+
+def main(workers: int, envs: int) -> None:
+    """Train until killed."""
+    from sample_factory.algo.utils.misc import LEARNER_ENV_STEPS
+    from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
+    from sample_factory.envs.env_utils import register_env
+    from sample_factory.train import make_runner
+
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # its log is not for us
+    register_env("CartPole-v1", make_env)
+    given = _OPTIONS | {"num_workers": workers, "num_envs_per_worker": envs}
+    words = [word for name, value in given.items() for word in (f"--{name}", *str(value).split())]
+    parser, _ = parse_sf_args(words)
+    _, runner = make_runner(parse_full_cfg(parser, words))
+
+    def report(runner: Any, message: dict[str, Any], policy: int) -> None:
+        print(message[LEARNER_ENV_STEPS], time.monotonic(), file=reports)
+
+    handlers = runner.policy_msg_handlers
+    handlers[LEARNER_ENV_STEPS] = [*handlers[LEARNER_ENV_STEPS], report]
+    runner.init()
+    runner.run()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
