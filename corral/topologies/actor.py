@@ -8,6 +8,7 @@ back. It decides for whoever is ready, keeps every environment's memory, and ass
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from corral import seeding
 from corral.acting.sampler import Sampler
 from corral.data.pack import pack
+from corral.envs.normalize import NormalizedVecEnv
 from corral.experiment import Experiment
 from corral.learn.flat import FlatParams
 from corral.learn.threads import set_threads
@@ -48,6 +50,8 @@ class Actor:
             backend, workers = "ray" if experiment.runtime == "ray" else "process", experiment.num_actors
         self._vec = make_train_vec(experiment, count, env_seed, backend, workers)
         self._algo = make_algorithm(experiment, self._vec.spec)
+        if isinstance(self._vec, NormalizedVecEnv):
+            self._vec.scale_later = self._algo.data.reuse == "replay"
         self._model = build_model(self._algo, seed, torch.device("cpu"))
         set_threads(1, self._model)
         self._flat = FlatParams(self._model)
@@ -77,9 +81,11 @@ class Actor:
         self._sampler.version = self._version
         traj = next(self._rollouts)
         traj.env_id += self._first_id
+        scale = float(getattr(self._vec, "reward_scale", 1.0))
         return {
             "traj": pack(traj, self._vec.spec),
-            "priorities": self._algo.priorities(self._model, traj),
+            "priorities": self._algo.priorities(self._model, replace(traj, reward=traj.reward * np.float32(scale))),
+            "reward_scale": scale,
             "games": self._finished_games(),
             "faulty_games": self._sampler.episodes.faulty,
             "restarts": self._vec.restarts,

@@ -70,6 +70,7 @@ class ActorLearner(Topology):
         self.episodes = EpisodeStats(experiment.total_envs)
         self._ahead = 1 if self._mode == "sync" else 2
         self._env_restarts: dict[str, int] = {}
+        self._scales: dict[str, float] = {}  # of rewards, where they are normalised; each actor has its own
         self._lag_max = self._stale = 0
         self._fragment_bytes = 0
         self._heard = time.monotonic()
@@ -116,7 +117,7 @@ class ActorLearner(Topology):
         if self.store.room():
             for traj, priorities in self._in_order() if self._mode == "sync" else self._first_ready():
                 self.env_steps += int(traj.faulty.size - traj.faulty.sum())
-                self.store.progress = self.progress
+                self.store.progress, self.store.reward_scale = self.progress, float(np.mean([*self._scales.values()]))
                 self.store.put(traj, priorities)
         said: dict[str, list[float]] = {}
         until = time.monotonic() + _LEARN_S
@@ -196,7 +197,7 @@ class ActorLearner(Topology):
             actor.lose(str(lost))
             return None
         self._heard = time.monotonic()
-        self._env_restarts[actor.name] = answer["restarts"]
+        self._env_restarts[actor.name], self._scales[actor.name] = answer["restarts"], answer["reward_scale"]
         for env_id, total, length in answer["games"]:
             self.episodes.finished += 1
             self.episodes.recent.append(Episode(env_id, total, length))

@@ -33,9 +33,9 @@ class Shard:
         self._spec = EnvSpec.from_json(spec)
         self._store = ReplayStore(self._spec, DataSpec(**data), num_envs, seed)
 
-    def put(self, traj: Value, priorities: Value, progress: float) -> Value:
+    def put(self, traj: Value, priorities: Value, progress: float, reward_scale: float) -> Value:
         """Take in a fragment; says how it stands."""
-        self._store.progress = progress
+        self._store.progress, self._store.reward_scale = progress, reward_scale
         self._store.put(unpack(traj, self._spec), priorities)
         return self._standing()
 
@@ -108,7 +108,7 @@ class ShardedStore(Store):
         shard = int(traj.env_id[0]) // traj.shape[1] % len(self._shards)
         member = self._shards[shard]
         if member.alive:
-            member.call("put", pack(traj, self._spec), priorities, self.progress)
+            member.call("put", pack(traj, self._spec), priorities, self.progress, self.reward_scale)
         self._pump(0.0)
 
     def room(self) -> bool:
