@@ -70,7 +70,7 @@ class Columns:
             leaves = [leaf[rows] for leaf in self._spec.observation.flatten(batch.final_obs)]
             self._finals.append((t if isinstance(t, int) else t[rows], batch.env_ids[rows], leaves))
 
-    def take(self, envs: Envs, ids: Array, version: int) -> Trajectory:
+    def take(self, envs: Envs, ids: Array, version: int | Array) -> Trajectory:
         """Copy these full columns out, and start them anew; `ids` are the same environments by number."""
 
         def copy(store: Array) -> Array:

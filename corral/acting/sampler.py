@@ -46,7 +46,7 @@ class Sampler:
         )
         self.episodes = EpisodeStats(self.vec.num_envs)
         self.version = 0
-        """Stamped on trajectories; raise it when the policy's weights change."""
+        """Stamped on trajectories, as it was at their first step; raise it when the policy's weights change."""
         self._latest: tuple[list[Array], Array] | None = None  # observations and firsts, per environment
         self._state: Tree = None
         self._in_flight = np.zeros(self.vec.num_envs, np.bool_)
@@ -154,6 +154,7 @@ class Sampler:
     def _as_ready(self, steps: int, count: int, linger_s: float) -> Iterator[Trajectory]:
         columns, turn = self._start(steps)
         cursor = np.zeros(self.vec.num_envs, np.int64)  # how full each column is
+        born = np.full(self.vec.num_envs, self.version)  # a slow one's column may go through several versions
         left_over = self._in_flight.copy()  # their next results were not decided for here
         idle = np.flatnonzero(~left_over)
         while True:
@@ -177,9 +178,9 @@ class Sampler:
                 more = ids[cursor[ids] < steps]
                 if len(more):
                     self._decide(columns, cursor[more], more, more, *self._seen(more))
-            yield columns.take(full, full, self.version)
+            yield columns.take(full, full, born[full])
             self._require_turn(turn)
-            cursor[full] = 0
+            cursor[full], born[full] = 0, self.version
             idle = full
 
     def _start(self, steps: int) -> tuple[Columns, int]:

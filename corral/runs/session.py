@@ -249,7 +249,7 @@ class Session:
             text += f"; environments {names} could not be restored and start new episodes"
         elif restarted is not None:
             text += "; every environment goes on where it was"
-        if state["trainer"].get("store", ()) is None:
+        if state["trainer"].get("store", ()) is None and self._trainer.algo.data.reuse == "replay":
             text += "; its replay was not saved and starts empty"
         self._note("resumed", text)
 

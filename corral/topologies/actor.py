@@ -24,6 +24,7 @@ from corral.learn.threads import set_threads
 from corral.runtimes.contract import Mailbox
 from corral.runtimes.message import Value
 from corral.topologies.build import build_model, make_algorithm, make_train_vec
+from corral.topologies.weights import weights_mode
 from corral.types import Trajectory
 
 _WEIGHTS_S = 300.0  # to wait for weights that were promised: a learner may be busy with a large batch
@@ -38,7 +39,7 @@ class Actor:
     of a lost one has seeds of its own, so that it does not play the same games again.
     """
 
-    def __init__(self, experiment: Experiment, index: int, start: int, mailbox: Mailbox, *, in_step: bool):
+    def __init__(self, experiment: Experiment, index: int, start: int, mailbox: Mailbox):
         self._mailbox, self._experiment = mailbox, experiment
         seed = experiment.seed
         central = experiment.topology == "central_inference"
@@ -56,6 +57,7 @@ class Actor:
         set_threads(1, self._model)
         self._flat = FlatParams(self._model)
         rng = np.random.default_rng(seeding.part_seed(seed, "train", "acting", index, start))
+        in_step = weights_mode(experiment, self._algo.data.max_lag) == "sync"
         self._policy = self._algo.make_policy(self._model, explore=True, rng=rng, index=index)
         self._sampler = Sampler(self._vec, self._policy)
         steps = self._algo.fragment_steps(experiment.total_envs)

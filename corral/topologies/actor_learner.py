@@ -59,7 +59,8 @@ class ActorLearner(Topology):
             names = ["inference"]  # its environments' workers are its own
         parts = names + [f"replay {k}" for k in range(experiment.scale.replay_shards)]
         self._others = 0 if self._runtime.name == "ray" else len(parts) + (experiment.num_actors if central else 0)
-        self._runtime.reserve(len(parts), " and ".join(parts[:1] + parts[1:][-1:]))
+        named = ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
+        self._runtime.reserve(len(parts), f"A run of {len(parts)} parts ({named})")
         self._actors = [
             Member(self._runtime, name, partial(_make_actor, experiment, k), self._note, limit)
             for k, name in enumerate(names)
@@ -276,5 +277,4 @@ class ActorLearner(Topology):
 
 def _make_actor(experiment: Experiment, index: int, start: int) -> MakeRole:
     """How to make the actor that is started for the `start`-th time."""
-    in_step = experiment.scale.weights == "sync"
-    return lambda mailbox: Actor(experiment, index, start, mailbox, in_step=in_step)
+    return lambda mailbox: Actor(experiment, index, start, mailbox)

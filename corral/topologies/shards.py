@@ -1,4 +1,4 @@
-"""A replay memory in parts of its own: fragments go in by turns, batches come from whichever part owes one."""
+"""A replay memory in parts of its own: each has its environments, and batches come from whichever part owes one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from corral.errors import RunFailed
 from corral.runtimes.contract import Mailbox, MakeRole, RoleLost, Runtime
 from corral.runtimes.message import Value
 from corral.topologies.crew import Member
-from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions
+from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, slice_envs
 
 _AHEAD = 2  # batches that are fetched before they are needed
 _MOST_PUTS = 4  # fragments on their way to a shard
@@ -95,7 +95,6 @@ class ShardedStore(Store):
         self._standing: list[dict[str, Any]] = [{} for _ in range(shards)]
         self._lost_counts = np.zeros(2, np.int64)  # of shards that are no more
         self._ready: deque[tuple[int, int, Value]] = deque()  # shard, how often it was started, its answer
-        self._turn = 0
         self._keys: deque[tuple[int, int]] = deque(maxlen=64)
 
     @property
@@ -104,11 +103,14 @@ class ShardedStore(Store):
         return self._shards
 
     def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
-        """Send a fragment to the shard that has its environments: their n-step windows go through fragments."""
-        shard = int(traj.env_id[0]) // traj.shape[1] % len(self._shards)
-        member = self._shards[shard]
-        if member.alive:
-            member.call("put", pack(traj, self._spec), priorities, self.progress, self.reward_scale)
+        """Send every environment to its shard, always the same: n-step windows go from one fragment to the next."""
+        owner = traj.env_id % len(self._shards)
+        for k, member in enumerate(self._shards):
+            columns = np.flatnonzero(owner == k)
+            if len(columns) and member.alive:
+                part = slice_envs(traj, columns) if len(columns) < len(owner) else traj
+                first = None if priorities is None else priorities[:, columns]
+                member.call("put", pack(part, self._spec), first, self.progress, self.reward_scale)
         self._pump(0.0)
 
     def room(self) -> bool:

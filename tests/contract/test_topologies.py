@@ -8,9 +8,12 @@ import pytest
 import torch
 from ray_session import ray_session  # noqa: F401
 
+from corral.acting.sampler import Sampler
+from corral.envs.make import make_vec
 from corral.errors import UserError
 from corral.experiment import Experiment
 from corral.testing.counting import gaps
+from corral.testing.envs import CountingEnv, SlowEnv
 from corral.topologies.contract import make_topology
 
 COUNTING, ENV = "corral.testing.counting:Counting", "corral.testing.envs:CountingEnv"
@@ -130,6 +133,27 @@ def test_measured_lag_never_exceeds_its_bound(bound):
     assert topology.metrics()["lag/max"] == max(lags)
 
 
+def test_on_policy_algorithms_keep_everybody_in_step_with_central_inference():
+    topology = make("ppo", "CartPole-v1", topology="central_inference", runtime="inline", actors=2, steps=3000)
+    seen = run(topology)
+    assert all(traj.shape[1] == 8 for traj in seen)
+    assert topology.metrics()["lag/max"] == 0
+
+
+def test_a_slow_environments_sequence_has_the_version_of_its_first_step():
+    with make_vec([CountingEnv, SlowEnv], backend="process", workers=2) as vec:
+        sampler = Sampler(vec, lambda obs: np.zeros(len(obs), np.int64))
+        began = {}
+        for number, traj in enumerate(sampler.rollouts(5, first_ready=1)):
+            for column, env_id in enumerate(traj.env_id.tolist()):
+                assert traj.version[column] == began.get(env_id, 0)
+                began[env_id] = number + 1
+            sampler.version = number + 1
+            if began.keys() == {0, 1} and number > 20:
+                break
+        assert began[1] < began[0] or number > 20
+
+
 def test_an_on_policy_algorithm_is_not_trained_on_stale_data():
     with pytest.raises(UserError, match="weights=sync, or use appo or impala"):
         make("ppo", "CartPole-v1", topology="actor_learner", runtime="inline", weights="async")
@@ -173,7 +197,7 @@ def test_sync_has_nothing_to_scale():
         make(actors=2)
     with pytest.raises(UserError, match="needs another topology"):
         make(runtime="ray")
-    with pytest.raises(UserError, match="needs? another topology"):
+    with pytest.raises(UserError, match="need another topology"):
         make(envs_per_actor=2)
 
 

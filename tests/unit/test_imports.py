@@ -79,6 +79,7 @@ def test_parts_import_only_what_they_may(path):
 
 
 # Parts that are torch through and through; nobody comes to them by `import corral`.
+MORE_TORCH = {"model_policy", "training", "training_peers", "time_to_score", "counting"}
 TORCH = {"ops", "nets", "algos", "learn", "topologies", "runs"}
 
 
@@ -86,7 +87,7 @@ TORCH = {"ops", "nets", "algos", "learn", "topologies", "runs"}
 def test_heavy_packages_are_imported_only_where_they_are_used(path):
     tops = {name.split(".")[0] for name in imported(path, top_level_only=True)}
     part = path.relative_to(PACKAGE).parts[0]
-    torch_too = part in TORCH or path.stem in ("model_policy", "training", "training_peers", "time_to_score", "counting")
+    torch_too = part in TORCH or path.stem in MORE_TORCH
     assert not tops & (HEAVY - {"torch"} if torch_too else HEAVY)
 
 
