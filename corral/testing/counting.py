@@ -38,9 +38,7 @@ class Counting(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.data = DataSpec(
-            "sequence", config.length, config.batch_size, "once", ("seen",), max_lag=config.max_lag
-        )
+        self.data = DataSpec("sequence", config.length, config.batch_size, "once", ("seen",), max_lag=config.max_lag)
 
     def build_model(self) -> nn.Module:
         """One weight."""
