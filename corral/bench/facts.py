@@ -12,7 +12,10 @@ from typing import Any
 
 from corral.envs.auto import cores
 
-_PACKAGES = ("corral-rl", "numpy", "gymnasium", "stable-baselines3", "envpool", "ale-py", "opencv-python-headless")
+_PACKAGES = (
+    "corral-rl", "torch", "numpy", "gymnasium", "stable-baselines3", "envpool", "ale-py", "ray", "sample-factory",
+    "opencv-python-headless",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

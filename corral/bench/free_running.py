@@ -17,14 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from corral.bench.deadline import TookTooLong
 from corral.bench.rounds import Slice
 from corral.envs.sentry import Sentry
 
-_START_S = 300.0  # RLlib takes a minute on two busy cores until its first samples arrive
+BUILD_S = 300.0
+"""Longest until its first report; on two busy cores RLlib takes minutes until its first samples arrive."""
 _ANSWER_S = 120.0
 _END_S = 10.0
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
@@ -35,7 +36,6 @@ class FreeRunning:
     """A script at work, halted unless a slice is being measured."""
 
     def __init__(self, script: Path, *args: str, python: str = sys.executable):
-        _adopt_orphans()
         self._folder = tempfile.TemporaryDirectory(prefix="corral-bench-", ignore_cleanup_errors=True)
         self._errors = Path(self._folder.name) / "stderr"
         self._sentry, self._guarded = Sentry(), set[int]()
@@ -47,7 +47,7 @@ class FreeRunning:
             )  # fmt: skip
         self._guard([(self._process.pid, self._process.pid)])
         try:
-            self._await_line(time.monotonic() + _START_S)
+            self._await_line(time.monotonic() + BUILD_S)
             self._signal(signal.SIGSTOP)
         except BaseException:
             self.close()
@@ -68,15 +68,16 @@ class FreeRunning:
     def close(self) -> None:
         """Kill the whole session, and wait for it, so that its CPU time counts as ours."""
         until = time.monotonic() + _END_S
-        while (members := _session(self._process.pid)) and time.monotonic() < until:
-            for pid, _ in members:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                if pid != self._process.pid:  # its orphans come to us, one generation after the other
-                    with contextlib.suppress(ChildProcessError):
-                        os.waitpid(pid, os.WNOHANG)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.01)
+        with _adopting_orphans():
+            while (members := _session(self._process.pid)) and time.monotonic() < until:
+                for pid, _ in members:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                    if pid != self._process.pid:  # they come to us one generation after the other
+                        with contextlib.suppress(ChildProcessError):
+                            os.waitpid(pid, os.WNOHANG)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(0.01)
         for group in self._guarded:
             self._sentry.release(group)
         self._sentry.stop()
@@ -138,10 +139,15 @@ def _session(leader: int) -> list[tuple[int, int]]:
     return found
 
 
-def _adopt_orphans() -> None:
-    """Processes whose parents are gone become ours, and we can wait for them."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+@contextlib.contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """Processes whose parents end meanwhile become ours, and we can wait for them."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", lambda *args: None)
+    prctl(_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_SUBREAPER, 0, 0, 0, 0)
 
 
 def _environment() -> dict[str, str]:

@@ -23,9 +23,6 @@ _PATIENCE_S = 3600.0
 _EPISODES = 100
 
 
-_RAY = ("--runtime", "ray", "--actors", "1")
-
-
 @dataclass(frozen=True)
 class Claim:
     """`algo` reaches `bar` on `env` within `steps`, with the settings of its preset and `overrides`.
@@ -70,14 +67,6 @@ CLAIMS = (
     Claim("ppo", "Pendulum-v1", "eval", -200, 100_000, {"evaluation.episodes": "50"}),  # episodes differ by 100
     Claim("ppo", presets.MOVE_OR_SHOOT, "eval", 0.85, 100_000),
     Claim("ppo", presets.STATELESS, "train100", 300, 200_000, label="ppo lstm"),
-    Claim("impala", "CartPole-v1", "train100", 450, 200_000),
-    Claim("appo", "CartPole-v1", "train100", 450, 200_000),
-    Claim("apex", "CartPole-v1", "eval", 450, 100_000),
-    Claim("seed_impala", "CartPole-v1", "train100", 450, 200_000),
-    Claim("impala", "CartPole-v1", "train100", 450, 200_000, label="impala, ray", options=_RAY, once=True),
-    Claim("appo", "CartPole-v1", "train100", 450, 200_000, label="appo, ray", options=_RAY, once=True),
-    Claim("apex", "CartPole-v1", "eval", 450, 100_000, label="apex, ray", options=_RAY, once=True),
-    Claim("seed_impala", "CartPole-v1", "train100", 450, 200_000, label="seed_impala, ray", options=_RAY, once=True),
 )
 """The table of BENCHMARKS.md."""
 

@@ -48,6 +48,11 @@ class Loops:
                 process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
             self._loops.append((process, ours))
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes."""
+        return [process.pid for process, _ in self._loops]
+
     def run(self, seconds: float) -> Slice:
         """Let all loops run at once."""
         if self._lockstep:

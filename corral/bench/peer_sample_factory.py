@@ -6,6 +6,7 @@ own. `python peer_sample_factory.py WORKERS ENVS_PER_WORKER`
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
@@ -28,24 +29,23 @@ def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = Non
 
 def main(workers: int, envs: int) -> None:
     """Train until killed."""
-    from sample_factory.algo.utils.misc import LEARNER_ENV_STEPS
-    from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
-    from sample_factory.envs.env_utils import register_env
-    from sample_factory.train import make_runner
-
+    arguments, envs_of, train, names = (
+        importlib.import_module(f"sample_factory.{name}")
+        for name in ("cfg.arguments", "envs.env_utils", "train", "algo.utils.misc")
+    )
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # its log is not for us
-    register_env("CartPole-v1", make_env)
+    envs_of.register_env("CartPole-v1", make_env)
     given = _OPTIONS | {"num_workers": workers, "num_envs_per_worker": envs}
     words = [word for name, value in given.items() for word in (f"--{name}", *str(value).split())]
-    parser, _ = parse_sf_args(words)
-    _, runner = make_runner(parse_full_cfg(parser, words))
+    parser, _ = arguments.parse_sf_args(words)
+    _, runner = train.make_runner(arguments.parse_full_cfg(parser, words))
 
     def report(runner: Any, message: dict[str, Any], policy: int) -> None:
-        print(message[LEARNER_ENV_STEPS], time.monotonic(), file=reports)
+        print(message[names.LEARNER_ENV_STEPS], time.monotonic(), file=reports)
 
     handlers = runner.policy_msg_handlers
-    handlers[LEARNER_ENV_STEPS] = [*handlers[LEARNER_ENV_STEPS], report]
+    handlers[names.LEARNER_ENV_STEPS] = [*handlers[names.LEARNER_ENV_STEPS], report]
     runner.init()
     runner.run()
 

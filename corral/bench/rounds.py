@@ -53,12 +53,13 @@ class Contestant(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant that can be built; `needs` is what to install when its import fails."""
+    """A contestant that can be built within `build_s`; `needs` is what to install when its import fails."""
 
     name: str
     kind: Kind
     build: Callable[[], Contestant]
     needs: str = ""
+    build_s: float = _PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def _built(entry: Entry) -> Iterator[Contestant]:
     """A contestant, closed at the end, whose processes end even if closing fails."""
     before = {process.pid for process in multiprocessing.active_children()}
     try:
-        with deadline(_PATIENCE_S), warnings.catch_warnings():
+        with deadline(entry.build_s), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # peers' advice on how they are used is not for our user
             contestant = entry.build()
         try:

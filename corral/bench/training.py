@@ -51,6 +51,7 @@ class TrainingCase:
     layered: str  # which of ours the layers are of
     num_envs: int | None = None
     ideal: float | None = field(default=None, init=False)
+    scale: Scale = field(default=SCALE, init=False)
 
     def base(self, outcome: Outcome) -> str:
         """Stable-Baselines3 at its best; its first form where none of them ran."""

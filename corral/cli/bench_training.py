@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from corral.bench.report import CaseReport, Report
+    from corral.bench.scaling import ScalingCase
+    from corral.bench.training import TrainingCase
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,15 @@ class BenchTraining:
     Prints tables, and writes training.png and training.json. A library that is not installed is skipped.
     """
 
-    case: Literal["all", "ppo", "a2c", "dqn", "time-to-475"] = "all"
-    """An algorithm's speed, the time that PPO takes to learn CartPole, or all of them."""
+    case: Literal["all", "ppo", "a2c", "dqn", "appo", "impala", "sleep", "central", "time-to-475"] = "all"
+    """An algorithm's speed, environments that sleep, central inference against local policies, the time that PPO takes
+    to learn CartPole, or all of them."""
     rounds: int = 5
     """Slices of everybody; of the time to learn, seeds."""
     seconds: float = 5.0
     """Length of a slice."""
+    sample_factory: Path = Path(sys.executable)
+    """The Python that has Sample Factory, which needs older packages than Corral."""
     out: Path = Path("bench")
     """Folder for the PNG and the JSON."""
 
@@ -46,7 +52,10 @@ class BenchTraining:
         with parts.progress() as say:
             say("looking at the machine")
             machine = look()
-            report = Report(asdict(self) | {"out": str(self.out)}, parts.machine_facts(machine))
+            report = Report(
+                asdict(self) | {"out": str(self.out), "sample_factory": str(self.sample_factory)},
+                parts.machine_facts(machine),
+            )
             for case in self._measure(say):
                 report.cases.append(case)
                 say("")
@@ -63,18 +72,25 @@ class BenchTraining:
         from corral.bench.facts import CpuTimes
         from corral.bench.report import CaseReport
         from corral.bench.rounds import play
-        from corral.bench.training import CASES, SCALE, make_case
 
-        for name in CASES:
-            if self.case not in ("all", name):
-                continue
-            case = make_case(name)
+        for case in self._cases():
             before = CpuTimes.now()
             outcome = play(case.entries, self.rounds, self.seconds, parts.labelled(say, case.label))
             after = CpuTimes.now()
             others = after.others_since(before) if before and after else None
             layers = case.layers(outcome)
-            yield CaseReport(case, outcome, layers, case.verdicts(outcome, layers), others, case.base(outcome), SCALE)
+            verdicts = case.verdicts(outcome, layers)
+            yield CaseReport(case, outcome, layers, verdicts, others, case.base(outcome), case.scale)
+
+    def _cases(self) -> Iterator[TrainingCase | ScalingCase]:
+        from corral.bench import scaling, training
+
+        for name in training.CASES:
+            if self.case in ("all", name):
+                yield training.make_case(name)
+        for scaled in scaling.CASES:
+            if self.case in ("all", scaled):
+                yield scaling.make_case(scaled, str(self.sample_factory))
 
     def _race(self, report: Report, console: Console, say: Callable[[str], None]) -> None:
         from corral.bench.time_to_score import print_race, race
