@@ -25,7 +25,8 @@ COUNTING, ENV = "corral.testing.counting:Counting", "corral.testing.envs:Countin
 # Prints its steps, and has a child that makes a file grow, in a process group of its own, deaf to its parent's end.
 LIBRARY = """
     import os, subprocess, sys, time
-    child = f"import signal, time\\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\\nwhile True: time.sleep(.001); open({sys.argv[1]!r}, 'a').write('x')"
+    child = "import signal, time\\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\\nwhile True: time.sleep(.001); "
+    child += f"open({sys.argv[1]!r}, 'a').write('x')"
     subprocess.Popen([sys.executable, "-c", child], preexec_fn=os.setpgrp)
     print("a warning", file=sys.stderr)
     steps = 0
