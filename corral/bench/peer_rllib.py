@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-_ITERATION_S = 1.0  # its own default is 10; shorter ones cost it steps
+_ITERATION_S = 1.0  # its default is 10, longer than a slice
 
 
 def main(runners: int, envs: int, learners: int) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-_OPTIONS = {  # its own CartPole example, with its default batch; networks and rollouts as everybody's here
+_OPTIONS = {  # its own CartPole example, with the default batch and policy worker; networks as everybody's here
     "env": "CartPole-v1", "algo": "APPO", "use_rnn": False, "recurrence": 1, "with_vtrace": False, "device": "cpu",
     "rollout": 32, "batch_size": 1024, "num_epochs": 1, "encoder_mlp_layers": "64 64", "reward_scale": 0.1,
     "train_for_env_steps": 10**12, "train_dir": ".", "experiment": "bench", "save_every_sec": 10**6,

@@ -63,9 +63,11 @@ class Actor:
         steps = self._algo.fragment_steps(experiment.total_envs)
         if not in_step and self._algo.data.unit == "transition":
             steps = max(steps, -(-_FEWEST_ROWS // count))
-        first_ready = -(-count // 2) if central and not in_step else None  # a slow one holds nobody up
+        first_ready = None
+        if not in_step and self._vec.pipelined:  # a slow environment holds nobody up
+            first_ready = -(-count // 2) if central else 1
         self._rollouts: Iterator[Trajectory] = self._sampler.rollouts(
-            steps, first_ready=first_ready, linger_s=_LINGER_S if first_ready else 0.0
+            steps, first_ready=first_ready, linger_s=_LINGER_S if central and first_ready else 0.0
         )
         self._version = -1
         self._told = 0  # finished games that were reported

@@ -20,8 +20,6 @@ from corral.bench.rounds import Entry, Outcome, Slice, Spread, play
 from corral.bench.scaled import MeteredLoops, Scaled, Usage, cpu_s
 from corral.bench.scaling import BARE, CENTRAL, LOCAL, ScalingCase
 
-COUNTING, ENV = "corral.testing.counting:Counting", "corral.testing.envs:CountingEnv"
-
 # Prints its steps, and has a child that makes a file grow, in a process group of its own, deaf to its parent's end.
 LIBRARY = """
     import os, subprocess, sys, time
@@ -113,7 +111,10 @@ def test_what_is_halted_ends_with_us(tmp_path):
         print(player._process.pid, flush=True)
         os.kill(os.getpid(), 9)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
     leader = int(done.stdout)
     until = time.monotonic() + 20
     while free_running._session(leader) and time.monotonic() < until:
