@@ -283,7 +283,7 @@ def test_a_run_without_an_environment_or_algorithm_is_refused():
         ({"device": "gpu"}, "device must be auto, cpu"),
         ({"precision": "fp8"}, "precision must be auto, fp32 or bf16"),
         ({"topology": "impala"}, "topology must be sync"),
-        ({"actors": 4}, "num_envs instead of actors"),
+        ({"actors": 4}, "set num_envs, or topology=actor_learner"),
         ({"lr": 0}, "lr must be above 0"),
         ({"every_steps": 5}, "evaluation.every_steps, checkpoints.every_steps or log.every_steps"),
         ({"env": "Acrobot-v1"}, "env is set twice"),
