@@ -23,7 +23,7 @@ EXTRAS = {
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "bullet": ("pybullet",),
     "ray": ("ray",),
-    "rllib": ("ray.rllib", "tree", "pyarrow"),
+    "rllib": ("ray", "tree", "pyarrow"),
     "grpc": ("grpc", "google.protobuf"),
 }
 """Extra -> the modules that it brings."""
