@@ -38,7 +38,7 @@ learning: .venv/test
 
 # Kills actors, learners, inference servers, replay shards and Ray nodes in the middle of runs.
 faults: .venv/test
-	$(BIN)/python -m pytest tests/faults -m faults
+	$(BIN)/python -m pytest tests/faults tests/contract -m faults
 
 # Half an hour of training in each topology; fails when memory grows by more than 1 MB per minute.
 soak: .venv/test
