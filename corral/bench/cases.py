@@ -17,7 +17,7 @@ from corral.bench import peers
 from corral.bench.contestants import Lockstep, Pipelined, Rollouts, draw_actions, first_ready, in_halves
 from corral.bench.loops import Loops
 from corral.bench.rounds import Contestant, Entry
-from corral.envs.auto import cores
+from corral.cores import cores
 from corral.envs.contract import VecEnv
 from corral.envs.make import make_vec
 from corral.envs.suites.atari import atari

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 
 from corral.bench.contestants import Lockstep, Pipelined, draw_actions, envpool_async
-from corral.envs.auto import cores
+from corral.cores import cores
 from corral.envs.suites.atari import import_ale
 from corral.errors import UserError
 

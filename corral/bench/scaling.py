@@ -21,7 +21,7 @@ from corral.bench.report import Scale
 from corral.bench.rounds import Entry, Outcome, Spread
 from corral.bench.scaled import MeteredLoops, Scaled, Usage
 from corral.bench.targets import Verdict
-from corral.envs.auto import cores
+from corral.cores import cores
 from corral.envs.make import make_vec
 from corral.testing.envs import SlowEnv
 

@@ -21,7 +21,7 @@ from corral.bench.report import Scale
 from corral.bench.rounds import Entry, Outcome, Slice, Spread
 from corral.bench.targets import Verdict
 from corral.bench.training_peers import ENV, CleanRl, Sb3
-from corral.envs.auto import cores
+from corral.cores import cores
 from corral.experiment import Experiment
 from corral.topologies.sync import Sync
 from corral.types import Trajectory

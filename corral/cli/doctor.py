@@ -24,7 +24,7 @@ EXTRAS = {
     "bullet": ("pybullet",),
     "ray": ("ray",),
     "rllib": ("ray", "tree", "pyarrow"),
-    "grpc": ("grpc", "google.protobuf"),
+    "grpc": ("grpc",),
 }
 """Extra -> the modules that it brings."""
 

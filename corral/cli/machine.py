@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from corral.envs.auto import cores
+from corral.cores import cores
 
 _ECHO = """
 import os, socket, sys

@@ -40,6 +40,7 @@ COMMANDS = {
     ),
     "eval": ("corral.cli.eval:Eval", "let a run's agent play, and say how well it does"),
     "export": ("corral.cli.export:Export", "write a run's agent as ONNX or TorchScript"),
+    "join": ("corral.cli.join:Join", "step environments for a learner on another machine"),
     "list algos": (
         "corral.cli.list_algos:ListAlgos",
         "list the algorithms, their action spaces, and where they are verified",

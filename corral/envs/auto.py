@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import dataclass
 
@@ -35,11 +34,6 @@ class Choice:
     backend: str
     workers: int
     why: str
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure(factory: EnvFactory, name: str, timeout_s: float) -> StepCost | None:

@@ -9,8 +9,11 @@ from typing import Any
 
 import gymnasium
 
+from corral.cores import cores as available
 from corral.envs import auto
 from corral.envs.contract import VecEnv
+from corral.envs.grpc_text import as_text
+from corral.envs.grpc_vec import GrpcVecEnv
 from corral.envs.local import LocalVecEnv
 from corral.envs.native import native_vec_env
 from corral.envs.process import ProcessVecEnv
@@ -23,10 +26,10 @@ from corral.seeding import ROLES
 
 log = logging.getLogger("corral.envs")
 
-BACKENDS = ("auto", "local", "process", "native", "ray")
+BACKENDS = ("auto", "local", "process", "native", "ray", "grpc")
 
 
-def make_vec(
+def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
     env: EnvLike | Sequence[EnvLike] | gymnasium.vector.VectorEnv[Any, Any, Any],
     num_envs: int = 8,
     backend: str = "auto",
@@ -36,6 +39,8 @@ def make_vec(
     env_kwargs: Mapping[str, Any] | None = None,
     supervision: Supervision | None = None,
     role: str = "train",
+    listen: str | None = None,
+    cores: int | None = None,
 ) -> VecEnv:
     """Make many environments that step at once; `recv` brings their first observations.
 
@@ -44,49 +49,59 @@ def make_vec(
             such as `corral.envs.suites.atari("Pong")`, or a ready-made `gymnasium.vector.VectorEnv`.
         num_envs: how many; ignored for lists and ready-made vector environments.
         backend: `local` (in this process), `process` (worker processes), `native` (ALE, EnvPool), `ray` (actors of
-            a Ray cluster), or `auto`, which measures a step and chooses; `vec.choice` then says why.
-        workers: worker processes or Ray actors; by default one per core, or what `auto` thinks best.
+            a Ray cluster), `grpc` (machines that dial in by `corral join`), or `auto`, which measures a step and
+            chooses; `vec.choice` then says why.
+        workers: worker processes or Ray actors; by default one per core, or what `auto` thinks best. With `grpc`: how
+            many dial in, by default one; all of them are waited for.
         seed: of the run, root of the environments' seeds; `vec.reset(seed)` starts over with another.
         env_kwargs: keyword arguments for the environment.
         supervision: deadlines and restart budget.
         role: branch of the seed tree; evaluation uses "eval" so that it never sees training seeds.
+        listen: with `grpc`, the address to listen on, HOST:PORT.
+        cores: how many the environments may keep busy when `workers` does not say; by default all that there are.
     """
     supervision = supervision or Supervision()
     num_envs, seed = _whole("num_envs", num_envs, 1), _whole("seed", seed, 0)
     workers = None if workers is None else _whole("workers", workers, 1)
+    cores = available() if cores is None else _whole("cores", cores, 1)
     if role not in ROLES:
         raise UserError(f"role={role!r} is not one of {', '.join(ROLES)}.")
     if backend not in BACKENDS:
         raise UserError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}.")
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        vec: VecEnv = VectorVecEnv(env, role)
+    if (backend == "grpc") != (listen is not None):
+        raise UserError("listen=HOST:PORT, where workers dial in, and backend='grpc' go together.")
+    if listen is not None:
+        several = env if isinstance(env, Sequence) and not isinstance(env, str) else [env] * num_envs
+        texts = [as_text(each, env_kwargs) for each in several]
+        vec: VecEnv = GrpcVecEnv(texts, supervision, min(workers or 1, len(texts)), listen, role)
+    elif isinstance(env, gymnasium.vector.VectorEnv):
+        vec = VectorVecEnv(env, role)
     elif isinstance(env, Sequence) and not isinstance(env, str):
         if backend == "native":
             raise UserError("backend='native' takes one environment, not a list; use 'local', 'process' or 'ray'.")
-        vec = _from_factories([resolve(e, env_kwargs) for e in env], backend, workers, supervision, role)
+        vec = _from_factories([resolve(e, env_kwargs) for e in env], backend, workers, cores, supervision, role)
     else:
         native = None
         if backend in ("auto", "native"):
-            native = native_vec_env(env, env_kwargs, num_envs, workers, role, required=backend == "native")
+            native = native_vec_env(env, env_kwargs, num_envs, workers or cores, role, required=backend == "native")
         if native is None:
             resolved = [resolve(env, env_kwargs)] * num_envs
-        vec = native or _from_factories(resolved, backend, workers, supervision, role)
+        vec = native or _from_factories(resolved, backend, workers, cores, supervision, role)
     vec.seed = seed
     return vec
 
 
 def _from_factories(
-    resolved: Sequence[Resolved], backend: str, workers: int | None, supervision: Supervision, role: str
+    resolved: Sequence[Resolved], backend: str, workers: int | None, cores: int, supervision: Supervision, role: str
 ) -> VecEnv:
     if not resolved:
         raise UserError("An empty list of environments; pass at least one.")
     factories, name, num_envs = [r.factory for r in resolved], resolved[0].name, len(resolved)
     choice = ""
-    count = min(workers or auto.cores(), num_envs)
+    count = min(workers or cores, num_envs)
     if backend == "auto":
-        chosen = auto.choose(
-            auto.measure(factories[0], name, supervision.step_timeout_s), num_envs, workers, auto.cores()
-        )
+        cost = auto.measure(factories[0], name, supervision.step_timeout_s)
+        chosen = auto.choose(cost, num_envs, workers, cores)
         backend, count = chosen.backend, chosen.workers
         choice = f"{name}: backend '{backend}'" + (f" with {count} workers" if backend == "process" else "")
         choice += f", because {chosen.why}"

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from corral.envs.auto import cores
 from corral.envs.contract import VecEnv
 from corral.envs.suites.atari import AtariSuite, atari, is_atari_id
 from corral.errors import UserError
@@ -20,7 +19,7 @@ def native_vec_env(
     env: Any,
     env_kwargs: Mapping[str, Any] | None,
     num_envs: int,
-    workers: int | None,
+    threads: int,
     role: str,
     *,
     required: bool,
@@ -30,7 +29,7 @@ def native_vec_env(
     When it is not `required`, only where it equals the environment in Python, else None. When it is, Atari
     ids stand for the standard Atari stack, with `env_kwargs` as its options, and other ids are EnvPool's.
     """
-    threads = min(workers or cores(), num_envs)
+    threads = min(threads, num_envs)
     if isinstance(env, AtariSuite):
         if env_kwargs and not required:
             return None  # the wrappers can be asked to render, ALE's vector environment cannot

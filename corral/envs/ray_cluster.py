@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Any
 
-from corral.envs.auto import cores
+from corral.cores import cores
 from corral.errors import RunFailed, UserError
 
 _REACH_S = 3.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from threadpoolctl import threadpool_limits
 from torch import nn
+
+from corral.cores import cores
 
 
 def set_threads(wanted: int | None, model: nn.Module, others: int = 0) -> int:
@@ -19,8 +19,3 @@ def set_threads(wanted: int | None, model: nn.Module, others: int = 0) -> int:
     torch.set_num_threads(threads)
     threadpool_limits(threads, "blas")  # NumPy's own threads, which small networks are computed with
     return threads
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -70,8 +70,10 @@ def make_eval_vec(experiment: Experiment, episodes: int, seed: int) -> VecEnv:
     """A run's environments for an evaluation of so many episodes; their seeds are never those of training."""
     env, kwargs = experiment.environment()
     count = num_eval_envs(episodes)
+    # Workers that dial in are the training's; an evaluation runs beside the learner.
+    backend = "auto" if experiment.backend == "grpc" else experiment.backend
     with _quiet_choice():
-        return make_vec(env, count, experiment.backend, experiment.workers, seed, env_kwargs=kwargs, role="eval")
+        return make_vec(env, count, backend, experiment.workers, seed, env_kwargs=kwargs, role="eval")
 
 
 def acting_seed(seed: int, *, deterministic: bool) -> int:

@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Sequence
 
-from corral.runtimes.message import MOST_BYTES, Buffer, size_of
+from corral.encoding import MOST_BYTES, Buffer, size_of
 
 _FRAME = struct.Struct("<BIQ")  # kind, number of the call, bytes that follow
 _MOST_PARTS = 64  # buffers per system call; the kernel takes at most 1024

@@ -17,8 +17,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from corral.encoding import Value
 from corral.errors import RunFailed, UserError
-from corral.runtimes.message import Value
 
 Role = Any
 """An object whose methods take and return values; one call at a time. `close()`, if it has one, is its end."""

@@ -20,10 +20,10 @@ from typing import Any
 
 import cloudpickle
 
+from corral.encoding import Buffer, decode, encode
 from corral.envs.worker import end_with_parent
 from corral.runtimes import connection as co
 from corral.runtimes.contract import Mailbox, Role, kind_of
-from corral.runtimes.message import Buffer, decode, encode
 
 _ALIVE_S = 1.0
 

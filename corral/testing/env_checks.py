@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces as gs
 
 import corral
+from corral.cores import cores
 from corral.envs import auto
 from corral.envs.contract import VecEnv
 from corral.envs.make import make_vec
@@ -259,7 +260,7 @@ def _drive(subject: Subject, vec: VecEnv) -> list[bytes]:
 
 def _speed(subject: Subject) -> Outcome:
     cost = auto.measure(subject.factory, "the environment", _STEP_TIMEOUT_S)
-    choice = auto.choose(cost, 8, None, auto.cores())
+    choice = auto.choose(cost, 8, None, cores())
     if cost is None:
         return "fail", "a step raised an exception while it was timed"
     return "pass", (

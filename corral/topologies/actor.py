@@ -17,12 +17,12 @@ import torch
 from corral import seeding
 from corral.acting.sampler import Sampler
 from corral.data.pack import pack
+from corral.encoding import Value
 from corral.envs.normalize import NormalizedVecEnv
 from corral.experiment import Experiment
 from corral.learn.flat import FlatParams
 from corral.learn.threads import set_threads
 from corral.runtimes.contract import Mailbox
-from corral.runtimes.message import Value
 from corral.topologies.build import build_model, make_algorithm, make_train_vec
 from corral.topologies.weights import weights_mode
 from corral.types import Trajectory
@@ -48,8 +48,11 @@ class Actor:
         env_seed = seeding.part_seed(seed, "train", "actor", index, start) if index or start else seed
         backend, workers = experiment.backend, experiment.workers
         if central:
-            backend, workers = "ray" if experiment.runtime == "ray" else "process", experiment.num_actors
-        self._vec = make_train_vec(experiment, count, env_seed, backend, workers)
+            workers = experiment.num_actors
+            if backend == "auto":
+                backend = "ray" if experiment.runtime == "ray" else "process"
+        # An actor is one of several: each computes on one core.
+        self._vec = make_train_vec(experiment, count, env_seed, backend, workers, cores=1)
         self._algo = make_algorithm(experiment, self._vec.spec)
         if isinstance(self._vec, NormalizedVecEnv):
             self._vec.scale_later = self._algo.data.reuse == "replay"

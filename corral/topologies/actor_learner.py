@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from corral.acting.episodes import Episode, EpisodeStats
+from corral.cores import cores
 from corral.data.pack import unpack
 from corral.data.store import Store
+from corral.encoding import Value, arrays_bytes
 from corral.errors import RunFailed, UserError
 from corral.experiment import Experiment
-from corral.learn.threads import cores
 from corral.runtimes.contract import MakeRole, RoleLost, make_runtime
-from corral.runtimes.message import Value, arrays_bytes
 from corral.topologies.actor import Actor
 from corral.topologies.contract import Note, Topology
 from corral.topologies.crew import Member
@@ -58,7 +58,8 @@ class ActorLearner(Topology):
         if central:
             names = ["inference"]  # its environments' workers are its own
         parts = names + [f"replay {k}" for k in range(experiment.scale.replay_shards)]
-        self._others = 0 if self._runtime.name == "ray" else len(parts) + (experiment.num_actors if central else 0)
+        beside = experiment.num_actors if central and experiment.backend != "grpc" else 0
+        self._others = 0 if self._runtime.name == "ray" else len(parts) + beside
         named = ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
         self._runtime.reserve(len(parts), f"A run of {len(parts)} parts ({named})")
         self._actors = [

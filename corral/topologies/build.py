@@ -36,10 +36,12 @@ def build_model(algo: Algorithm, seed: int, device: torch.device) -> torch.nn.Mo
     return model
 
 
-def make_train_vec(experiment: Experiment, num_envs: int, seed: int, backend: str, workers: int | None) -> VecEnv:
-    """Environments to learn from."""
+def make_train_vec(
+    experiment: Experiment, num_envs: int, seed: int, backend: str, workers: int | None, cores: int | None = None
+) -> VecEnv:
+    """Environments to learn from, which may keep this many cores busy."""
     env, kwargs = experiment.environment()
-    vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs)
+    vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs, listen=experiment.listen, cores=cores)
     if experiment.normalize_reward:
         return NormalizedVecEnv(vec, obs=False, gamma=getattr(experiment.algorithm, "gamma", 0.99))
     return vec

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from corral.encoding import Value
 from corral.runtimes.contract import Call, Handle, MakeRole, Runtime
-from corral.runtimes.message import Value
 
 _LONGEST_PAUSE_S = 30.0
 

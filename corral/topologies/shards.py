@@ -15,9 +15,9 @@ from corral import seeding
 from corral.data.pack import pack, unpack
 from corral.data.replay import ReplayStore
 from corral.data.store import Store
+from corral.encoding import Value
 from corral.errors import RunFailed
 from corral.runtimes.contract import Mailbox, MakeRole, RoleLost, Runtime
-from corral.runtimes.message import Value
 from corral.topologies.crew import Member
 from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, slice_envs
 

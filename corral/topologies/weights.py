@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from corral.encoding import Value
 from corral.errors import UserError
 from corral.experiment import Experiment
 from corral.learn.learner import Learner
 from corral.runtimes.contract import Runtime
-from corral.runtimes.message import Value
 from corral.topologies.crew import Member
 
 

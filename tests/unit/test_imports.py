@@ -9,15 +9,17 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "corral"
 # Each part may import itself, the parts before it in its row, and what those may.
-_BASE = {"types", "spaces", "errors", "seeding"}
+_BASE = {"types", "spaces", "errors", "seeding", "encoding", "cores"}
 _MODELS = _BASE | {"ops", "nets"}
 ALLOWED = {
     "__main__": {"cli"},
     "errors": set(),
+    "cores": set(),
     "messages": set(),
     "seeding": set(),
     "spaces": {"errors"},
     "types": {"spaces", "errors"},
+    "encoding": {"types"},
     "ops": _BASE,
     "nets": _BASE | {"ops"},
     "envs": _BASE,

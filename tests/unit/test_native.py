@@ -131,7 +131,7 @@ def test_envpool_seeds_come_from_the_run():
 
 def test_auto_never_changes_what_an_environment_is():
     for env in ("CartPole-v1", "ALE/Pong-v5", CountingEnv):
-        assert native_vec_env(env, None, 2, None, "train", required=False) is None
+        assert native_vec_env(env, None, 2, 1, "train", required=False) is None
 
 
 @pytest.mark.parametrize(
