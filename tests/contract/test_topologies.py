@@ -225,7 +225,7 @@ def test_where_the_environments_live_must_fit_the_topology():
     with pytest.raises(UserError, match="Several actors cannot listen at one address"):
         make(topology="actor_learner", actors=2, backend="grpc", listen="127.0.0.1:5555")
     for odd in ({"backend": "grpc"}, {"listen": "127.0.0.1:5555"}):
-        with pytest.raises(UserError, match="backend=grpc and listen=HOST:PORT.* go together"):
+        with pytest.raises(UserError, match=r"backend=grpc and listen=HOST:PORT.* go together"):
             make(**odd)
 
 
