@@ -81,7 +81,7 @@ class ScaleConfig:
     envs_per_actor: int | None = None
     """Environments of each actor; none: num_envs shared out among them."""
     learners: int = 1
-    """Processes that learn, each from its share of the data."""
+    """Processes that learn, each from its share of every batch, and make every update together."""
     weights: Literal["auto", "sync", "async", "lag"] = "auto"
     """When actors get new weights: sync (everyone waits), async (newest on arrival), lag (when more than pull_lag
     versions behind); auto: sync for algorithms that need it, else async."""
@@ -100,8 +100,6 @@ class ScaleConfig:
         """Refuse what cannot be."""
         _at_least("scale", self, envs_per_actor=1, learners=1, pull_lag=0, replay_shards=0, min_actors=1)
         _at_least("scale", self, max_restarts=0, in_flight_mb=1)
-        if self.learners > 1:
-            raise UserError("There is one learner in this version: set learners=1.")
         if self.pull_lag and self.weights != "lag":
             raise UserError(f"pull_lag={self.pull_lag} needs weights=lag.")
 

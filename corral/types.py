@@ -194,6 +194,7 @@ class LossOutput:
     metrics: dict[str, Any]  # names -> scalar tensors or numbers
     priorities: Any = None
     stop: bool = False  # leave out this minibatch and those that follow (target KL)
+    rows: int = 1  # the loss is a mean over this many, which is its weight beside other learners; 0: it is a sum
     backward: Callable[[], None] | None = None
 
 

@@ -18,7 +18,7 @@ from corral.acting.model_policy import ActorCriticPolicy
 from corral.algos.contract import Algorithm, ModelPolicy
 from corral.algos.explicit import explicit_loss, policy_gradient
 from corral.algos.optim import Optimizer, adam
-from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, values_of
+from corral.algos.rollout import Rows, count, evaluate, mean, normalized, rows_of, values_of
 from corral.algos.settings import require
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
@@ -120,4 +120,4 @@ class A2c(Algorithm):
         spread = mean(entropy, batch)
         loss = policy_loss + config.value_coef * value_loss - config.entropy * spread
         metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": spread}
-        return LossOutput(loss, metrics)
+        return LossOutput(loss, metrics, rows=count(batch))

@@ -146,7 +146,7 @@ class Appo(Algorithm):
             "loss/kl": (ratio - 1 - log_ratio).mean(),
             "loss/clip_fraction": ((ratio - 1).abs() > config.clip).float().mean(),
         }
-        return LossOutput(loss, metrics)
+        return LossOutput(loss, metrics, rows=int(batch.valid.sum()))
 
     def _policy_term(self, logp: Array, behaviour: Array, advantage: Array) -> tuple[float, Array, dict[str, float]]:
         if self.config.normalize_advantage and len(advantage) > 1:

@@ -158,7 +158,7 @@ class Dqn(Algorithm):
         if self.config.prioritised:
             loss = (loss * to_tensors(batch.weight, device)).mean()
         priorities = (q.detach() - goal).abs() if self.config.prioritised else None
-        return LossOutput(loss, {"loss/td": loss, "loss/q": q.detach().mean()}, priorities)
+        return LossOutput(loss, {"loss/td": loss, "loss/q": q.detach().mean()}, priorities, rows=len(batch.reward))
 
     def _explicit(self, model: QNetwork, target: QNetwork, batch: Transitions) -> LossOutput:
         """The same in NumPy, with its gradient: of the Huber loss, the difference clipped to [-1, 1]."""
@@ -187,7 +187,7 @@ class Dqn(Algorithm):
 
         metrics = {"loss/td": float(loss.mean()), "loss/q": float(q.mean())}
         priorities = np.abs(error) if self.config.prioritised else None
-        return LossOutput(metrics["loss/td"], metrics, priorities, backward=backward)
+        return LossOutput(metrics["loss/td"], metrics, priorities, rows=len(batch.reward), backward=backward)
 
     def priorities(self, model: nn.Module, traj: Trajectory) -> Array | None:
         """Sizes of the n-step temporal differences by the network that acted (Horgan et al. 2018, Ape-X).

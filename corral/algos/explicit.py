@@ -45,7 +45,7 @@ def explicit_loss(
 
     loss = policy_loss + value_coef * value_loss - entropy_coef * spread
     said = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": spread, **metrics}
-    return LossOutput(loss, said, backward=backward)
+    return LossOutput(loss, said, rows=n, backward=backward)
 
 
 def explicit_stale_loss(
@@ -86,7 +86,7 @@ def explicit_stale_loss(
 
     loss = (policy_loss + value_coef * value_loss - entropy_coef * spread) * scale
     said = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": spread, **metrics}
-    return LossOutput(loss, said, backward=backward)
+    return LossOutput(loss, said, rows=0 if summed else count, backward=backward)
 
 
 def _joined(obs: Array, final: Array) -> Array:

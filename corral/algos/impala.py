@@ -137,7 +137,7 @@ class Impala(Algorithm):
             "loss/entropy": spread,
             "loss/kl": (log_ratio.exp() - 1 - log_ratio).mean(),
         }
-        return LossOutput(loss, metrics)
+        return LossOutput(loss, metrics, rows=0)
 
 
 def _policy_term(logp: Array, behaviour: Array, advantage: Array) -> tuple[float, Array, dict[str, float]]:

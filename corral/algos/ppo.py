@@ -20,7 +20,7 @@ from corral.acting.model_policy import ActorCriticPolicy
 from corral.algos.contract import Algorithm, ModelPolicy
 from corral.algos.explicit import explicit_loss
 from corral.algos.optim import Optimizer, adam
-from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, shuffled, values_of
+from corral.algos.rollout import Rows, count, evaluate, mean, normalized, rows_of, shuffled, values_of
 from corral.algos.settings import require
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
@@ -153,7 +153,7 @@ class Ppo(Algorithm):
             "loss/kl": kl,
             "loss/clip_fraction": beyond,
         }
-        return LossOutput(loss, metrics, stop=self._too_far(kl))
+        return LossOutput(loss, metrics, stop=self._too_far(kl), rows=count(batch))
 
     def _too_far(self, kl: float | Tensor) -> bool:
         return self.config.target_kl is not None and float(kl) > 1.5 * self.config.target_kl

@@ -20,7 +20,7 @@ from corral.acting.model_policy import ActorCriticPolicy
 from corral.algos.contract import Algorithm, ModelPolicy
 from corral.algos.explicit import explicit_loss, policy_gradient
 from corral.algos.optim import Optimizer, adam
-from corral.algos.rollout import Rows, evaluate, mean, normalized, rows_of, values_of
+from corral.algos.rollout import Rows, count, evaluate, mean, normalized, rows_of, values_of
 from corral.algos.settings import require
 from corral.errors import UserError
 from corral.nets.actor_critic import ActorCritic
@@ -120,4 +120,4 @@ class Reinforce(Algorithm):
             value_loss = 0.5 * mean((value - batch.target).square(), batch)
             loss = loss + config.value_coef * value_loss
             metrics["loss/value"] = value_loss
-        return LossOutput(loss, metrics)
+        return LossOutput(loss, metrics, rows=count(batch))

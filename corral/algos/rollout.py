@@ -114,6 +114,11 @@ def evaluate(model: ActorCritic, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     return logp, entropy, value.float()
 
 
+def count(rows: Rows) -> int:
+    """How many rows count."""
+    return len(rows) if rows.valid is None else int(rows.valid.sum())
+
+
 def mean(values: Tensor, rows: Rows) -> Tensor:
     """Mean over the rows that count."""
     if rows.valid is None:

@@ -1,28 +1,41 @@
-"""Trajectories as nested dicts of arrays, for checkpoints."""
+"""Batches as nested dicts of arrays, for checkpoints and wires."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any
 
-from corral.types import EnvSpec, Trajectory
+from corral.types import EnvSpec, Trajectory, Transitions
 
-_TREES = ("obs", "final_obs", "action")
+_OBSERVATIONS, _ACTIONS = ("obs", "next_obs", "final_obs"), ("action",)
 
 
-def pack(traj: Trajectory, spec: EnvSpec) -> dict[str, Any]:
-    """A trajectory as a dict of arrays and dicts of arrays."""
-    packed: dict[str, Any] = {f.name: getattr(traj, f.name) for f in fields(Trajectory)}
-    for name in _TREES:
-        layout = spec.action if name == "action" else spec.observation
+def pack(batch: Trajectory | Transitions, spec: EnvSpec) -> dict[str, Any]:
+    """A batch as a dict of arrays and dicts of arrays."""
+    packed: dict[str, Any] = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    for name, layout in _trees(packed, spec):
         packed[name] = {str(i): leaf for i, leaf in enumerate(layout.flatten(packed[name]))}
     return packed
 
 
 def unpack(packed: dict[str, Any], spec: EnvSpec) -> Trajectory:
     """The trajectory that `pack` was given."""
+    return Trajectory(**_unpacked(packed, spec))
+
+
+def unpack_transitions(packed: dict[str, Any], spec: EnvSpec) -> Transitions:
+    """The transitions that `pack` was given."""
+    return Transitions(**_unpacked(packed, spec))
+
+
+def _unpacked(packed: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
     packed = dict(packed)
-    for name in _TREES:
-        layout = spec.action if name == "action" else spec.observation
+    for name, layout in _trees(packed, spec):
         packed[name] = layout.unflatten([packed[name][str(i)] for i in range(len(layout.leaves))])
-    return Trajectory(**packed)
+    return packed
+
+
+def _trees(packed: dict[str, Any], spec: EnvSpec) -> list[tuple[str, Any]]:
+    """Names and layouts of what may be a tree."""
+    trees = [(name, spec.observation) for name in _OBSERVATIONS] + [(name, spec.action) for name in _ACTIONS]
+    return [(name, layout) for name, layout in trees if name in packed]

@@ -13,7 +13,7 @@ from torch import nn
 
 from corral.algos.contract import Algorithm
 from corral.errors import RunFailed, UserError
-from corral.learn.exchange.contract import Exchange
+from corral.learn.exchange.contract import Exchange, Verdict
 from corral.learn.exchange.local import Local
 from corral.learn.flat import FlatParams
 from corral.learn.precision import Precision
@@ -68,11 +68,12 @@ class Learner:
             batch = self.algo.prepare(self.model, sample.batch)
         for minibatch in self.algo.minibatches(batch, self._rng):
             output = self.compute(minibatch, progress)
-            if output.stop:
+            verdict = self._exchange.grads(self.flat.grad, output.rows, stop=output.stop)
+            if verdict == "stop":
                 break
-            if self._usable(output, sample):
+            if verdict == "skip" or self._usable(output, sample):
                 outputs.append(output)
-                self.apply()
+                self.apply(verdict)
         self._observe(sample.batch)
         return outputs
 
@@ -86,9 +87,9 @@ class Learner:
         output.metrics = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in output.metrics.items()}
         return output
 
-    def apply(self) -> None:
-        """One optimizer step with the gradient at hand."""
-        if self._exchange.grads(self.flat.grad, 1) == "apply":
+    def apply(self, verdict: Verdict = "apply") -> None:
+        """One optimizer step with the gradient at hand, unless somebody else has made it."""
+        if verdict == "apply":
             self.optimizer.step()
         self._exchange.params(self.flat.weights.data)
         self.version += 1
@@ -127,7 +128,9 @@ class Learner:
             obs = tree_map(lambda leaf: torch.from_numpy(leaf[:-1].reshape(-1, *leaf.shape[2:]))[valid], obs)
         else:
             obs = tree_map(torch.from_numpy, obs)
-        encoder.observe(tree_map(lambda leaf: leaf.to(self.device), obs))
+        moments = encoder.moments(tree_map(lambda leaf: leaf.to(self.device), obs))
+        for everybodys in self._exchange.share(moments):
+            encoder.norm.merge(everybodys)
         if self.target is not None:
             self.target.encoder.norm.load_state_dict(encoder.norm.state_dict())  # type: ignore[union-attr]
 

@@ -72,11 +72,14 @@ class Encoder(nn.Module):
 
     def observe(self, obs: Tree) -> None:
         """Take a batch of observations [n, ...] into the statistics of the normalisation."""
-        if self.norm is None:
-            return
+        if self.norm is not None:
+            self.norm.merge(self.moments(obs))
+
+    def moments(self, obs: Tree) -> Tensor:
+        """What `norm.merge` takes of a batch of observations [n, ...]."""
         leaves = zip(self._layout.leaves, self._layout.flatten(obs), strict=True)
         floats = [value.reshape(value.shape[0], -1).float() for leaf, value in leaves if self._is_float(leaf)]
-        self.norm.observe(torch.cat(floats, -1))
+        return ObsNorm.moments(torch.cat(floats, -1))
 
     def _is_float(self, leaf: Leaf) -> bool:
         return leaf.dtype.kind == "f" and leaf.name not in self._images

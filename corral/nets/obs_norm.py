@@ -9,7 +9,7 @@ _EPSILON = 1e-8
 
 
 class ObsNorm(nn.Module):
-    """`(x - mean) / std`, clipped; `observe` merges a batch into the statistics (Chan et al.), in float64."""
+    """`(x - mean) / std`, clipped; `observe` takes a batch into the statistics (Chan et al.), in float64."""
 
     mean: Tensor
     squares: Tensor
@@ -30,16 +30,29 @@ class ObsNorm(nn.Module):
         var = torch.where(self.count > 0, self.squares / self.count.clamp(min=1), torch.ones_like(self.squares))
         return torch.rsqrt(var + _EPSILON).float()
 
-    @torch.no_grad()
     def observe(self, rows: Tensor) -> None:
         """Take in rows, [n, size], but for those that are not finite."""
+        self.merge(self.moments(rows))
+
+    @staticmethod
+    @torch.no_grad()
+    def moments(rows: Tensor) -> Tensor:
+        """Mean, sum of squared deviations, and count of rows, [2 size + 1]; rows that are not finite are left out."""
         rows = rows[torch.isfinite(rows).all(-1)].double()  # one other would stay in the statistics for ever
         n = rows.shape[0]
         if not n:
-            return
+            return rows.new_zeros(2 * rows.shape[1] + 1)
         mean = rows.mean(0)
+        return torch.cat([mean, (rows - mean).square().sum(0), mean.new_tensor([n])])
+
+    @torch.no_grad()
+    def merge(self, moments: Tensor) -> None:
+        """Take in what `moments` said of some rows."""
+        size, n = len(self.mean), moments[-1]
+        if not n:
+            return
         total = self.count + n
-        delta = mean - self.mean
-        self.squares += (rows - mean).square().sum(0) + delta.square() * (self.count * n / total)
+        delta = moments[:size] - self.mean
+        self.squares += moments[size:-1] + delta.square() * (self.count * n / total)
         self.mean += delta * (n / total)
         self.count.copy_(total)

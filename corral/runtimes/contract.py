@@ -120,6 +120,8 @@ class Runtime(ABC):
     """Starts roles, and ends them all when it is closed."""
 
     name: str
+    host = "127.0.0.1"
+    """Where roles reach this process."""
 
     def reserve(self, count: int, what: str) -> None:  # noqa: B027 - few have to ask somebody
         """Make sure that `count` roles can run; UserError at once, with the remedy, when they cannot."""

@@ -33,7 +33,7 @@ def _host_class() -> Any:
             self._role: Role = None
             self._broken: dict[str, str] | None = None
 
-        def call(self, method: str, args: Sequence[Value]) -> dict[str, Any]:
+        def call(self, method: str, *args: Value) -> dict[str, Any]:
             if self._role is None and self._broken is None:
                 try:
                     # Ray itself pickles what it starts; this is the same code, in the same hands.
@@ -116,7 +116,7 @@ class _RayActor(Handle):
         return self._pid
 
     def call(self, method: str, *args: Value) -> _Call:
-        ref = self._actor.call.remote(method, list(args)) if self.alive else None
+        ref = self._actor.call.remote(method, *args) if self.alive else None
         return _Call(self, method, ref)
 
     def tell(self, key: str, value: Value) -> None:
@@ -153,6 +153,7 @@ class RayRuntime(Runtime):
         connect()
         # Arrays from the object store are read-only; nobody writes to a trajectory, so torch need not warn.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        self.host = ray.util.get_node_ip_address()
         self._handles: list[_RayActor] = []
         self._places: dict[str, int] = {}
         self._group: Any = None

@@ -18,13 +18,15 @@ from corral.data.store import Store
 from corral.encoding import Value, arrays_bytes
 from corral.errors import RunFailed, UserError
 from corral.experiment import Experiment
+from corral.learn.exchange.all_reduce import AllReduce
 from corral.runtimes.contract import MakeRole, RoleLost, make_runtime
 from corral.topologies.actor import Actor
 from corral.topologies.contract import Note, Topology
 from corral.topologies.crew import Member
+from corral.topologies.learners import Team
 from corral.topologies.shards import ShardedStore
 from corral.topologies.weights import WeightChannel, weights_mode
-from corral.types import EnvSpec, Sample, Trajectory
+from corral.types import EnvSpec, LossOutput, Sample, Trajectory
 
 _START_S = 300.0  # to build environments and networks everywhere
 _PAUSE_S = 0.001  # after a turn in which nothing happened
@@ -58,6 +60,7 @@ class ActorLearner(Topology):
         if central:
             names = ["inference"]  # its environments' workers are its own
         parts = names + [f"replay {k}" for k in range(experiment.scale.replay_shards)]
+        parts += [f"learner {k}" for k in range(1, experiment.scale.learners)]
         beside = experiment.num_actors if central and experiment.backend != "grpc" else 0
         self._others = 0 if self._runtime.name == "ray" else len(parts) + beside
         named = ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
@@ -66,7 +69,12 @@ class ActorLearner(Topology):
             Member(self._runtime, name, partial(_make_actor, experiment, k), self._note, limit)
             for k, name in enumerate(names)
         ]
-        self._build_learner(self._describe(), others=self._others)
+        exchange = AllReduce() if experiment.scale.learners > 1 else None
+        self._build_learner(self._describe(), self._others, exchange)
+        self._team = None
+        if exchange is not None:
+            self._check_shares()
+            self._team = Team(self.learner, exchange, self.precision, experiment, self.spec, self._runtime, self._note)
         self._mode = weights_mode(experiment, self.algo.data.max_lag)
         self._channel = WeightChannel(self.learner, self._runtime, experiment.scale.pull_lag)
         self.episodes = EpisodeStats(experiment.total_envs)
@@ -89,6 +97,14 @@ class ActorLearner(Topology):
             self._runtime, self.spec, data, experiment.total_envs, shards, experiment.seed,
             experiment.scale.max_restarts, self._note,
         )  # fmt: skip
+
+    def _check_shares(self) -> None:
+        size, learners = self.algo.data.batch_size, self.experiment.scale.learners
+        if size % learners:
+            raise UserError(
+                f"A batch of {size} cannot be shared out among {learners} learners; set a batch_size that can, or "
+                "for algorithms without one num_envs."
+            )
 
     def _describe(self) -> EnvSpec:
         """Wait until every actor stands, and ask the first what its environments look like."""
@@ -222,6 +238,9 @@ class ActorLearner(Topology):
             self._lag_max = max(self._lag_max, int(np.max(lag)))
         super()._learn(sample, said)
 
+    def _step(self, sample: Sample) -> list[LossOutput]:
+        return super()._step(sample) if self._team is None else self._team.step(sample, self.progress)
+
     # -- what others see ---------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
@@ -236,6 +255,7 @@ class ActorLearner(Topology):
             "lag/max": float(self._lag_max),
             "lag/dropped": float(self._stale),
             "weights/sends": float(self._channel.sends),
+            **({} if self._team is None else self._team.metrics()),
         }
 
     @property
@@ -251,7 +271,8 @@ class ActorLearner(Topology):
         """The actors."""
         versions = {actor: self._channel.version(actor) for actor in self._actors}
         actors = [actor.facts() | {"lag": self.learner.version - versions[actor]} for actor in self._actors]
-        return actors + [member.facts() for member in getattr(self.store, "members", [])]
+        others = [*getattr(self.store, "members", []), *(self._team.members if self._team is not None else [])]
+        return actors + [member.facts() for member in others]
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
         """Learner, replay and counters; environments and fragments under way are not part of it."""
@@ -266,6 +287,8 @@ class ActorLearner(Topology):
         """Go on from there; every environment starts a new episode."""
         self.env_steps = state["env_steps"]
         self.learner.load_state_dict(state["learner"])
+        if self._team is not None:
+            self._team.part()
         self.episodes.load_state_dict(state["episodes"])
         if state["store"] is not None:
             self.store.load_state_dict(state["store"])

@@ -14,11 +14,12 @@ from corral.acting.episodes import EpisodeStats
 from corral.acting.policy import Policy, to_numpy
 from corral.data.store import Store, make_store
 from corral.experiment import Experiment
+from corral.learn.exchange.contract import Exchange
 from corral.learn.learner import Learner
 from corral.learn.precision import choose, encoder_trial, find_device
 from corral.learn.threads import set_threads
 from corral.topologies.build import build_model, make_algorithm
-from corral.types import EnvSpec, Sample
+from corral.types import EnvSpec, LossOutput, Sample
 
 Note = Callable[[str, str], None]
 """Takes the kind of an event, and what happened."""
@@ -36,7 +37,7 @@ class Topology(ABC):
         self.device = find_device(experiment.device)
         self.env_steps = 0
 
-    def _build_learner(self, spec: EnvSpec, others: int = 0) -> None:
+    def _build_learner(self, spec: EnvSpec, others: int = 0, exchange: Exchange | None = None) -> None:
         """Network, learner and store for environments that look like `spec`; `others` are threads of other parts."""
         experiment, seed = self.experiment, self.experiment.seed
         self.spec = spec
@@ -47,7 +48,7 @@ class Topology(ABC):
         self.precision = choose(experiment.precision, self.model, trial, self.device)
         order = torch.Generator().manual_seed(seeding.part_seed(seed, "train", "learning"))
         report = lambda text: self._note("not_finite", text)  # noqa: E731 - one line is clearer here
-        self.learner = Learner(self.algo, self.model, order, self.precision, report=report)
+        self.learner = Learner(self.algo, self.model, order, self.precision, exchange, report)
         self.store = self._make_store()
 
     def _make_store(self) -> Store:
@@ -64,11 +65,14 @@ class Topology(ABC):
         """One turn; returns what the losses said. It takes seconds at most, also when nothing happens."""
 
     def _learn(self, sample: Sample, said: dict[str, list[float]]) -> None:
-        for output in self.learner.step(sample, self.progress):
+        for output in self._step(sample):
             for name, value in output.metrics.items():
                 said.setdefault(name, []).append(value)
             if output.priorities is not None and sample.keys is not None:
                 self.store.feedback(sample.keys, to_numpy(output.priorities))
+
+    def _step(self, sample: Sample) -> list[LossOutput]:
+        return self.learner.step(sample, self.progress)
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         """The policy as it is now, for evaluation; its randomness is its own."""

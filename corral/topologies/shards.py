@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from corral import seeding
-from corral.data.pack import pack, unpack
+from corral.data.pack import pack, unpack, unpack_transitions
 from corral.data.replay import ReplayStore
 from corral.data.store import Store
 from corral.encoding import Value
 from corral.errors import RunFailed
 from corral.runtimes.contract import Mailbox, MakeRole, RoleLost, Runtime
 from corral.topologies.crew import Member
-from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, slice_envs
+from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory, slice_envs
 
 _AHEAD = 2  # batches that are fetched before they are needed
 _MOST_PUTS = 4  # fragments on their way to a shard
@@ -44,12 +44,7 @@ class Shard:
         if not self._store.ready():
             return {"batch": None, **self._standing()}
         sample = self._store.get()
-        assert isinstance(sample.batch, Transitions)
-        batch = {name: getattr(sample.batch, name) for name in ("reward", "discount", "weight")}
-        for name, layout in (("obs", self._spec.observation), ("next_obs", self._spec.observation)):
-            batch[name] = layout.flatten(getattr(sample.batch, name))
-        batch["action"] = self._spec.action.flatten(sample.batch.action)
-        return {"batch": batch, "keys": sample.keys, **self._standing()}
+        return {"batch": pack(sample.batch, self._spec), "keys": sample.keys, **self._standing()}
 
     def feedback(self, keys: Array, priorities: Array) -> Value:
         """Set priorities."""
@@ -131,20 +126,9 @@ class ShardedStore(Store):
         if not self._ready:
             raise RunFailed("No batch has come from a shard: ask ready() before get().")
         shard, start, answer = self._ready.popleft()
-        batch, layout = answer["batch"], self._spec.observation
         self._keys.append((shard, start))
         self._pump(0.0)
-        return Sample(
-            Transitions(
-                obs=layout.unflatten(batch["obs"]),
-                action=self._spec.action.unflatten(batch["action"]),
-                reward=batch["reward"],
-                discount=batch["discount"],
-                next_obs=layout.unflatten(batch["next_obs"]),
-                weight=batch["weight"],
-            ),
-            answer["keys"],
-        )
+        return Sample(unpack_transitions(answer["batch"], self._spec), answer["keys"])
 
     def feedback(self, keys: Array | None, priorities: Array) -> None:
         """Tell the shard that the last batch came from."""

@@ -115,6 +115,14 @@ def test_the_newest_mail_wins_and_arrives_during_a_call(runtime):
     assert result(runtime, role.call("mail", "weights", 3))["n"] == 3
 
 
+def test_a_shared_value_is_passed_to_calls_of_several_roles(runtime):
+    shared = runtime.share({"n": 7, "array": np.arange(5)})
+    for call in [runtime.spawn(f"echo {k}", Echo).call("echo", shared) for k in range(2)]:
+        value = result(runtime, call)["value"]
+        assert value["n"] == 7
+        np.testing.assert_array_equal(value["array"], np.arange(5))
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "text"),
     [("user", UserError, "a mistake"), ("failed", RunFailed, "a failure"), ("other", RunFailed, "KeyError")],

@@ -209,6 +209,57 @@ def test_a_killed_actor_comes_back_and_the_others_lose_nothing(settings):
             os.kill(pid, 0)
 
 
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("runtime", ALL)
+def test_the_counting_agent_finds_nothing_with_several_learners(runtime):
+    topology = make(topology="actor_learner", runtime=runtime, actors=1, learners=2, batch_size=8)
+    assert gaps(run(topology)) == []
+    assert topology.learner.version > 0
+
+
+@pytest.mark.parametrize(
+    ("algo", "settings"),
+    [
+        ("a2c", {}),
+        ("a2c", {"normalize_obs": True}),  # statistics of all shares
+        ("impala", {"weights": "sync", "batch_size": 8}),  # a sum, not a mean
+        ("dqn", {"learning_starts": 100, "prioritised": True, "batch_size": 32, "steps": 800}),
+        ("reinforce", {"algorithm.episodes": 8, "normalize_return": False}),
+    ],
+)
+def test_several_learners_are_one_with_the_whole_batch(algo, settings):
+    settings = {"topology": "actor_learner", "runtime": "inline", "actors": 1, "steps": 2000} | settings
+    one, two = (make(algo, "CartPole-v1", learners=learners, **settings) for learners in (1, 2))
+    for topology in (one, two):
+        run(topology, steps=settings["steps"])
+    assert one.learner.version == two.learner.version > 3
+    torch.testing.assert_close(one.learner.flat.weights, two.learner.flat.weights, rtol=1e-3, atol=1e-5)
+
+
+def test_a_killed_learner_beside_the_first_comes_back_and_joins_again():
+    notes, killed = [], []
+    topology = make(
+        "a2c", "CartPole-v1", notes, topology="actor_learner", runtime="process", actors=1, learners=3, steps=100_000,
+        num_envs=6,
+    )  # fmt: skip
+
+    def kill(topology):
+        if not killed and topology.learner.version > 50:
+            killed.append(topology.parts()[-1]["pid"])
+            os.kill(killed[0], signal.SIGKILL)
+        if killed and topology.metrics()["learners/restarts"] and len(topology._team._together or []) == 2:
+            topology.env_steps = 10**6  # it is back: enough
+
+    run(topology, watch=kill)
+    assert [kind for kind, _ in notes].count("lost") == 1
+    assert "learner 2" in notes[0][1]
+
+
+def test_a_batch_that_cannot_be_shared_out_among_the_learners_is_refused():
+    with pytest.raises(UserError, match="batch of 7 cannot be shared out among 2 learners"):
+        make("impala", "CartPole-v1", topology="actor_learner", runtime="inline", actors=1, learners=2, batch_size=7)
+
+
 def test_an_environment_that_cannot_be_built_is_one_sentence():
     with pytest.raises(UserError, match="NoSuchEnv"):
         make(env="corral.testing.envs:NoSuchEnv", topology="actor_learner", runtime="process")

@@ -6,12 +6,21 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+Verdict = Literal["apply", "skip", "stop"]
+
 
 class Exchange(Protocol):
-    """Called by the learner around the optimizer."""
+    """Called by the learner around the optimizer; those of all learners are called alike, and equally often."""
 
-    def grads(self, grad: Tensor, samples: int) -> Literal["apply", "skip"]:
-        """Share the gradient of `samples` samples; skip: somebody else has applied it."""
+    def grads(self, grad: Tensor, rows: int, *, stop: bool = False) -> Verdict:
+        """Share a gradient, and put everybody's in its place.
+
+        It is the mean over `rows` rows, or a sum if that is 0. apply: clip it and step; skip: somebody else has
+        done that; stop: one of the learners wants no more updates from its batch, so nobody makes this one.
+        """
 
     def params(self, weights: Tensor) -> None:
         """Share the weights after a step."""
+
+    def share(self, values: Tensor) -> list[Tensor]:
+        """Everybody's values, in the same order everywhere."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
+
+from corral.learn.exchange.contract import Verdict
 
 
 class Local:
     """Keeps gradients and weights to itself."""
 
-    def grads(self, grad: Tensor, samples: int) -> Literal["apply", "skip"]:
+    def grads(self, grad: Tensor, rows: int, *, stop: bool = False) -> Verdict:
         """Apply them."""
-        return "apply"
+        return "stop" if stop else "apply"
 
     def params(self, weights: Tensor) -> None:
         """Keep them."""
+
+    def share(self, values: Tensor) -> list[Tensor]:
+        """Its own."""
+        return [values]

@@ -1,0 +1,96 @@
+"""What every exchange does with gradients, and what only several learners can."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from corral.learn.exchange.all_reduce import AllReduce, PeerLost, open_store
+from corral.learn.exchange.local import Local
+
+
+@pytest.mark.parametrize("make", [Local, AllReduce])
+def test_one_learner_alone_keeps_its_gradient(make):
+    exchange, grad = make(), torch.randn(7)
+    before = grad.clone()
+    assert exchange.grads(grad, 3) == "apply"
+    assert torch.equal(grad, before)
+    assert exchange.grads(grad, 3, stop=True) == "stop"
+    (values,) = exchange.share(grad)
+    assert torch.equal(values, before)
+
+
+def together(work, size=3, timeout_s=20.0):
+    """What `work(exchange, rank)` returns, for each of several threads that have met."""
+    store, results = open_store("127.0.0.1"), {}
+
+    def member(rank):
+        exchange = AllReduce()
+        exchange.join("127.0.0.1", store.port, 1, rank, size, timeout_s)
+        try:
+            results[rank] = work(exchange, rank)
+        except Exception as error:
+            results[rank] = error
+        finally:
+            exchange.leave()
+
+    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [results[rank] for rank in range(size)]
+
+
+def test_gradients_are_averaged_by_rows_and_equal_bit_by_bit_everywhere():
+    own, rows = np.random.default_rng(0).normal(size=(3, 101)).astype(np.float32), [5, 1, 10]
+
+    def work(exchange, rank):
+        grad = torch.from_numpy(own[rank].copy())
+        assert exchange.grads(grad, rows[rank]) == "apply"
+        return grad.numpy()
+
+    results = together(work)
+    expected = sum(n * g for n, g in zip(rows, own.astype(np.float64), strict=True)) / sum(rows)
+    np.testing.assert_allclose(results[0], expected, rtol=1e-5, atol=1e-6)
+    assert all(np.array_equal(results[0], other) for other in results)
+
+
+def test_gradients_of_losses_that_are_sums_add_up():
+    def work(exchange, rank):
+        grad = torch.full((4,), float(rank + 1))
+        exchange.grads(grad, 0)
+        return grad.tolist()
+
+    assert together(work) == [[6.0] * 4] * 3
+
+
+def test_when_one_stops_all_do():
+    assert together(lambda exchange, rank: exchange.grads(torch.ones(4), 2, stop=rank == 1)) == ["stop"] * 3
+
+
+def test_what_is_shared_comes_in_the_same_order_everywhere():
+    def work(exchange, rank):
+        return [values.tolist() for values in exchange.share(torch.tensor([rank, 10.0 * rank], dtype=torch.float64))]
+
+    assert together(work) == [[[0.0, 0.0], [1.0, 10.0], [2.0, 20.0]]] * 3
+
+
+def test_one_that_leaves_in_the_middle_is_noticed_by_the_others_at_once():
+    def work(exchange, rank):
+        exchange.grads(torch.ones(1000), 1)
+        if rank < 2:
+            with pytest.raises(PeerLost):
+                exchange.grads(torch.ones(1000), 1)
+        return "went on"
+
+    assert together(work, timeout_s=600) == ["went on"] * 3  # the threads have a minute
+
+
+def test_one_that_does_not_come_is_waited_for_in_vain_and_not_for_ever():
+    store = open_store("127.0.0.1")
+    with pytest.raises(PeerLost):
+        AllReduce().join("127.0.0.1", store.port, 1, 0, 2, 0.5)
+    with pytest.raises(PeerLost):
+        AllReduce().join("127.0.0.1", 9, 1, 0, 2, 0.5)
