@@ -15,6 +15,7 @@ from corral.learn.learner import Learner
 from corral.learn.precision import Precision, lay_out
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
+from corral.topologies.build import build_model
 from corral.types import EnvSpec, Sample, Transitions
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
@@ -255,3 +256,19 @@ def test_the_target_network_normalises_as_the_network_does():
     mine, theirs = learner.model.encoder.norm.state_dict(), learner.target.encoder.norm.state_dict()
     assert float(mine["count"]) == 96
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_initial_weights_do_not_depend_on_the_number_of_threads():
+    algo = ppo.Ppo(ppo.Config(net=NetConfig(hidden=(256, 256))), SPEC, 1)
+    drawn = []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        try:
+            drawn.append(
+                torch.cat([p.detach().reshape(-1) for p in build_model(algo, 3, torch.device("cpu")).parameters()])
+            )
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(1)
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])

@@ -32,6 +32,7 @@ CASES = {
     "ppo, lstm": ("ppo", {"length": 16, "core": "lstm", "core_size": 8, "hidden": (8,), "normalize_obs": True}),
     "a2c": ("a2c", {"normalize_reward": True}),
     "reinforce": ("reinforce", {"algorithm.episodes": 3}),
+    "impala, replayed": ("impala", {"topology": "sync", "length": 8, "batch_size": 4, "replayed": 0.5}),
     "dqn": ("dqn", {"learning_starts": 100, "capacity": 500, "target_every": 20, "normalize_obs": True}),
     "dqn, prioritised": ("dqn", {"learning_starts": 100, "capacity": 500, "prioritised": True, "n_step": 3}),
 }
@@ -144,7 +145,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_as_if_it_had_not_been(tmp_pa
     assert rows(broken) == rows(whole)
 
 
-@pytest.mark.parametrize("case", ["ppo", "reinforce", "dqn, prioritised"])
+@pytest.mark.parametrize("case", ["ppo", "reinforce", "impala, replayed", "dqn, prioritised"])
 def test_the_next_turns_after_loading_are_those_without(case):
     settings = {k: v for k, v in settings_of(case).items() if k not in ("algo", "env", "preset", "quiet")}
     experiment = Experiment.make(CASES[case][0], "CartPole-v1", preset="none", overrides=settings)
