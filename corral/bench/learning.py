@@ -57,6 +57,8 @@ class Claim:
         return [sys.executable, "-m", "corral", *map(str, words), "--quiet", "--set", *settings]
 
 
+_RAY = ("--runtime", "ray", "--actors", "1")
+
 CLAIMS = (
     Claim("ppo", "CartPole-v1", "train100", 475, 100_000),
     Claim("a2c", "CartPole-v1", "train100", 475, 500_000),
@@ -67,6 +69,14 @@ CLAIMS = (
     Claim("ppo", "Pendulum-v1", "eval", -200, 100_000, {"evaluation.episodes": "50"}),  # episodes differ by 100
     Claim("ppo", presets.MOVE_OR_SHOOT, "eval", 0.85, 100_000),
     Claim("ppo", presets.STATELESS, "train100", 300, 200_000, label="ppo lstm"),
+    Claim("impala", "CartPole-v1", "train100", 450, 200_000),
+    Claim("appo", "CartPole-v1", "train100", 450, 200_000),
+    Claim("apex", "CartPole-v1", "eval", 450, 100_000),
+    Claim("seed_impala", "CartPole-v1", "train100", 450, 200_000),
+    Claim("impala", "CartPole-v1", "train100", 450, 200_000, label="impala, ray", options=_RAY, once=True),
+    Claim("appo", "CartPole-v1", "train100", 450, 200_000, label="appo, ray", options=_RAY, once=True),
+    Claim("apex", "CartPole-v1", "eval", 450, 100_000, label="apex, ray", options=_RAY, once=True),
+    Claim("seed_impala", "CartPole-v1", "train100", 450, 200_000, label="seed_impala, ray", options=_RAY, once=True),
 )
 """The table of BENCHMARKS.md."""
 
