@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -50,6 +51,7 @@ class Sampler:
         self._latest: tuple[list[Array], Array] | None = None  # observations and firsts, per environment
         self._state: Tree = None
         self._in_flight = np.zeros(self.vec.num_envs, np.bool_)
+        self._last_decision_s = 0.0
         self._turn = 0
 
     def rollouts(
@@ -59,9 +61,10 @@ class Sampler:
 
         Every trajectory has all environments, in order. With `first_ready=k` it has the environments, at least
         `k` of them, that were first to fill their fragment, so that a slow one holds nobody up; `env_id`
-        says which. `linger_s` is how long the policy then waits for half of the environments before it decides for
-        those that are ready: larger batches cost less each. The policy may be changed between two trajectories. A
-        new call drops fragments that the last one had not finished.
+        says which. `linger_s`, or the time that the last decision took if that is more, is how long the policy
+        then waits for half of the environments before it decides for those that are ready: larger batches cost less
+        each. The policy may be changed between two trajectories. A new call drops fragments that the last one had
+        not finished.
         """
         if steps < 1:
             raise UserError(f"rollouts(steps) must be at least 1, got {steps}.")
@@ -162,7 +165,7 @@ class Sampler:
                 self._decide(columns, cursor[idle], idle, idle, *self._seen(idle))
             while len(full := np.flatnonzero(cursor == steps)) < count:
                 if linger_s:
-                    self.vec.linger(int(np.count_nonzero(self._in_flight)) // 2, linger_s)
+                    self.vec.linger(int(np.count_nonzero(self._in_flight)) // 2, max(linger_s, self._last_decision_s))
                 batch = self.vec.recv(min_ready=1)
                 ids = batch.env_ids
                 old = left_over[ids]
@@ -234,7 +237,9 @@ class Sampler:
     def _decide(self, columns: Columns, t: Time, envs: Envs, ids: Array, obs: Tree, first: Array) -> None:
         """Let the policy act on arrays of its own, and send what it decides; the VecEnv checks it."""
         state = None if self._state is None else tree_map(lambda leaf: leaf[envs].copy(), self._state)
+        began = time.perf_counter()
         action, state, extras = self._policy.act(obs, state, first)
+        self._last_decision_s = time.perf_counter() - began
         if self._state is not None:
             state = to_numpy(state)
             self._check_state(state, len(ids))

@@ -25,8 +25,8 @@ from corral.cores import cores
 from corral.envs.make import make_vec
 from corral.testing.envs import SlowEnv
 
-CaseName = Literal["appo", "impala", "sleep", "central"]
-CASES: tuple[CaseName, ...] = ("appo", "impala", "sleep", "central")
+CaseName = Literal["appo", "impala", "sleep", "central", "central-pong"]
+CASES: tuple[CaseName, ...] = ("appo", "impala", "sleep", "central", "central-pong")
 COLUMNS = ("simulator", "actors' rest", "learner", "idle or others")
 """Stepping alone; policy, bookkeeping and messages; the learner's process; what none of ours used."""
 BARE = f"bare loop, {cores()} processes"
@@ -99,7 +99,9 @@ def make_case(name: CaseName, sample_factory: str = sys.executable) -> ScalingCa
     """A comparison by its name; `sample_factory` is the Python that has Sample Factory."""
     if name == "appo":
         return _appo(sample_factory)
-    return {"impala": _impala, "sleep": _sleep, "central": _central}[name]()
+    if name in ("central", "central-pong"):
+        return _central(name, _ENV if name == "central" else "ALE/Pong-v5")
+    return {"impala": _impala, "sleep": _sleep}[name]()
 
 
 def _appo(python: str) -> ScalingCase:
@@ -157,18 +159,18 @@ def _sleep() -> ScalingCase:
     return ScalingCase("sleep", label, entries, [WAITING], [SYNC], 0.9, "sync", n, ideal, bound=bound)
 
 
-def _central() -> ScalingCase:
+def _central(case: CaseName, env: str) -> ScalingCase:
     """The same environments in as many processes; who decides lives beside them, or elsewhere."""
     n = 32
     settings: dict[str, Any] = {"length": 32, "batch_size": 16, "actors": cores(), "num_envs": n}
     entries = [
-        Entry(name, "corral", partial(Scaled, "impala", _ENV, topology=topology, **settings))
-        for name, topology in ((LOCAL, "actor_learner"), (CENTRAL, "central_inference"))
+        Entry(name, "corral", partial(Scaled, "impala", env, topology=topology, backend=backend, **settings))
+        for name, topology, backend in ((LOCAL, "actor_learner", "local"), (CENTRAL, "central_inference", "process"))
     ]
     bound = f"At most {_MOST_ADDED:.0%} more time per step is a rate of 1/{1 + _MOST_ADDED:g}."
-    label = f"IMPALA CartPole, {n} environments in {cores()} processes"
+    label = f"IMPALA {env}, {n} environments in {cores()} processes"
     needed = round(1 / (1 + _MOST_ADDED), 2)
-    return ScalingCase("central", label, entries, [CENTRAL], [LOCAL], needed, "local", n, bound=bound)
+    return ScalingCase(case, label, entries, [CENTRAL], [LOCAL], needed, "local", n, bound=bound)
 
 
 def _ours(

@@ -26,7 +26,9 @@ class BenchTraining:
     Prints tables, and writes training.png and training.json. A library that is not installed is skipped.
     """
 
-    case: Literal["all", "ppo", "a2c", "dqn", "appo", "impala", "sleep", "central", "time-to-475"] = "all"
+    case: Literal["all", "ppo", "a2c", "dqn", "appo", "impala", "sleep", "central", "central-pong", "time-to-475"] = (
+        "all"
+    )
     """An algorithm's speed, environments that sleep, central inference against local policies, the time that PPO takes
     to learn CartPole, or all of them."""
     rounds: int = 5

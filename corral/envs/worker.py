@@ -6,14 +6,16 @@ parent, whatever kills the parent.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import mmap
 import os
 import select
 import signal
 import socket
+import sys
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 from corral.envs import channel as ch
 from corral.envs.env_worker import EnvWorker
@@ -31,7 +33,23 @@ def main(socket_fd: int, memory_fd: int, job_fd: int, dump_fd: int, parent_pid: 
     dump = os.fdopen(dump_fd, "w")
     faulthandler.enable(dump)  # a segfault leaves its stack where the parent can read it
     faulthandler.register(signal.SIGUSR1, dump, all_threads=True)  # so does a hang, on request
-    channel = ch.Channel(socket.socket(fileno=socket_fd))
+    _serve(ch.Channel(socket.socket(fileno=socket_fd)), memory_fd, job_fd)
+    leave()
+
+
+def leave() -> NoReturn:
+    """End this process, in which everything is closed.
+
+    Taking the interpreter apart as well takes a while, and native libraries (ALE's) complain at length about what is
+    left then.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _serve(channel: ch.Channel, memory_fd: int, job_fd: int) -> None:
     worker = _Worker(channel, memory_fd)
     try:
         with open(job_fd, "rb", closefd=False) as file:

@@ -21,7 +21,10 @@ from corral.encoding import Value
 from corral.errors import RunFailed, UserError
 
 Role = Any
-"""An object whose methods take and return values; one call at a time. `close()`, if it has one, is its end."""
+"""An object whose methods take and return values; one call at a time. `close()`, if it has one, is its end.
+
+Arrays that a method returns are on their way while the next call is carried out, so it must not write to them later.
+"""
 
 
 class RoleLost(Exception):

@@ -21,7 +21,7 @@ from typing import Any
 import cloudpickle
 
 from corral.encoding import Buffer, decode, encode
-from corral.envs.worker import end_with_parent
+from corral.envs.worker import end_with_parent, leave
 from corral.runtimes import connection as co
 from corral.runtimes.contract import Mailbox, Role, kind_of
 
@@ -45,6 +45,7 @@ def main(socket_fd: int, job_fd: int, dump_fd: int, parent_pid: int) -> None:
     threading.Thread(target=_say_alive, args=(connection,), daemon=True).start()
     with contextlib.suppress(co.Closed):
         _serve(connection, mailbox, calls, job_fd)
+    leave()
 
 
 def _serve(
@@ -61,13 +62,26 @@ def _serve(
         role = make(mailbox)
     except Exception as error:
         broken = _told(error)
+    # Bounded by the calls that wait for them, as calls are.
+    answers: queue.SimpleQueue[tuple[int, list[Buffer]] | None] = queue.SimpleQueue()
+    sender = threading.Thread(target=_send, args=(connection, answers), daemon=True)
+    sender.start()
     try:
         while (call := calls.get()) is not None:
             number, (method, args) = call
-            connection.send(co.ANSWER, number, _answer(role, method, args) if broken is None else encode(broken))
+            answers.put((number, _answer(role, method, args) if broken is None else encode(broken)))
     finally:
+        answers.put(None)
         if hasattr(role, "close"):
             role.close()
+        sender.join()
+
+
+def _send(connection: co.Connection, answers: queue.SimpleQueue[tuple[int, list[Buffer]] | None]) -> None:
+    """Send answers while the role goes on: a parent that is busy reads large ones when it gets to it."""
+    with contextlib.suppress(co.Closed):
+        while (answer := answers.get()) is not None:
+            connection.send(co.ANSWER, *answer)
 
 
 def _answer(role: Role, method: str, args: list[Any]) -> list[Buffer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import deque
 from collections.abc import Callable
@@ -52,8 +53,8 @@ class Shard:
         return None
 
     def state_dict(self) -> Value:
-        """Everything."""
-        return self._store.state_dict()
+        """Everything, as it is now."""
+        return copy.deepcopy(self._store.state_dict())
 
     def load_state_dict(self, state: Value) -> Value:
         """Go on from there."""
