@@ -68,6 +68,8 @@ class Learner:
             batch = self.algo.prepare(self.model, sample.batch)
         for minibatch in self.algo.minibatches(batch, self._rng):
             output = self.compute(minibatch, progress)
+            if not math.isfinite(output.loss):
+                self.flat.grad.fill_(math.nan)  # though it may be finite: learners that share it must all leave it out
             verdict = self._exchange.grads(self.flat.grad, output.rows, stop=output.stop)
             if verdict == "stop":
                 break
@@ -84,6 +86,7 @@ class Learner:
             output = self.algo.loss(self.model, self.target, minibatch, progress)
         if not output.stop:
             (output.backward or output.loss.backward)()
+        output.loss = output.loss.item() if isinstance(output.loss, torch.Tensor) else float(output.loss)
         output.metrics = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in output.metrics.items()}
         return output
 
@@ -98,8 +101,7 @@ class Learner:
 
     def _usable(self, output: LossOutput, sample: Sample) -> bool:
         """Clip the gradient; False, with a report, where it is not finite."""
-        norm = float(self.flat.grad.norm())
-        loss = output.loss if isinstance(output.loss, float) else float(output.loss.detach())
+        norm, loss = float(self.flat.grad.norm()), output.loss
         output.metrics["loss/grad_norm"] = norm
         if math.isfinite(norm) and math.isfinite(loss):
             if norm > self.algo.max_grad_norm:

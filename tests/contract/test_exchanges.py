@@ -5,9 +5,14 @@ import threading
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from corral.learn.exchange.all_reduce import AllReduce, PeerLost, open_store
 from corral.learn.exchange.local import Local
+from corral.learn.learner import Learner
+from corral.learn.precision import Precision
+from corral.testing.counting import Config, Counting
+from corral.types import EnvSpec, LossOutput, Sample, Transitions
 
 
 @pytest.mark.parametrize("make", [Local, AllReduce])
@@ -94,3 +99,29 @@ def test_one_that_does_not_come_is_waited_for_in_vain_and_not_for_ever():
         AllReduce().join("127.0.0.1", store.port, 1, 0, 2, 0.5)
     with pytest.raises(PeerLost):
         AllReduce().join("127.0.0.1", 9, 1, 0, 2, 0.5)
+
+
+class Odd(Counting):
+    """Its loss is the batch's reward, and its gradient is 1 whatever that is."""
+
+    def loss(self, model, target, batch, progress):
+        weights = next(model.parameters())
+        return LossOutput(float(batch.reward[0]) * 1e300 * 1e300, {}, backward=lambda: weights.grad.add_(1.0))
+
+
+def test_a_loss_that_is_not_finite_for_one_learner_is_left_out_by_all():
+    def batch(reward):
+        ones = np.ones(1, np.float32)
+        return Sample(Transitions(ones, ones, np.full(1, reward, np.float32), ones, ones, ones))
+
+    def work(exchange, rank):
+        algo = Odd(Config(), EnvSpec(spaces.Box(-1, 1, (1,)), spaces.Discrete(2)), 1)
+        learner = Learner(algo, algo.build_model(), torch.Generator(), Precision("fp32", ""), exchange)
+        learner.step(batch(1.0 if rank == 1 else 0.0), 0.0)  # of one, infinity times a finite gradient
+        assert (learner.version, learner.skipped) == (0, 1)
+        learner.step(batch(0.0), 0.0)
+        assert (learner.version, learner.skipped) == (1, 1)
+        return learner.flat.weights.tolist()
+
+    results = together(work)
+    assert results[0] == results[1] == results[2] != [1.0]

@@ -122,7 +122,7 @@ def test_gradients_are_clipped_by_their_global_norm(limit):
         param.grad = grad
     norm = nn.utils.clip_grad_norm_(plain.parameters(), limit)
     seen = []
-    learner.apply = lambda: seen.append(learner.flat.grad.clone())
+    learner.apply = lambda verdict: seen.append(learner.flat.grad.clone())
     (output,) = learner.step(batch, 0.0)
     assert output.metrics["loss/grad_norm"] == pytest.approx(float(norm), rel=1e-5)
     assert float(seen[0].norm()) <= limit * (1 + 1e-5)
