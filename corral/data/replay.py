@@ -144,7 +144,7 @@ class ReplayStore(Store):
             if rows.low > kept_slots_from:
                 gone = np.arange(kept_slots_from, rows.low) % rows.capacity
                 self._tree.set(gone, np.zeros(len(gone)))
-            shaped, unknown = self._shape(windows.priority), np.isnan(windows.priority)
+            shaped, unknown = self._shape(windows.priority), ~np.isfinite(windows.priority)
             shaped[unknown] = self._tree.max or 1.0
             self._tree.set(np.arange(high, rows.high) % rows.capacity, shaped)
         if rows.low > kept_slots_from and len(rows) < 0.9 * rows.capacity and not self._warned:

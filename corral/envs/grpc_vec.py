@@ -148,7 +148,16 @@ class GrpcVecEnv(RemoteVecEnv[GrpcWorker]):
             pass
 
     def _take(self, link: Link, op: int, data: Any) -> None:
-        """Act on what a worker says, unless it has been given up."""
+        """Act on what a worker says; one that says what makes no sense is given up."""
+        try:
+            self._act_on(link, op, data)
+        except (TypeError, KeyError, AttributeError, ValueError, IndexError) as error:
+            worker = self._workers[link.place]
+            if worker.link is not link:
+                raise
+            self._lose(worker, f"it sent what makes no sense here (message {op}: {error!r})")
+
+    def _act_on(self, link: Link, op: int, data: Any) -> None:
         worker = self._workers[link.place]
         if op == JOINED:
             worker.link = link
@@ -182,11 +191,12 @@ class GrpcVecEnv(RemoteVecEnv[GrpcWorker]):
 
     def _take_spec(self, worker: GrpcWorker, link: Link, data: Any) -> None:
         """A worker has built its environments; one whose spaces are others is refused."""
+        theirs = EnvSpec.from_json(data)
         known = [self.spec] if self._allocated else [
             self._specs[other.index] for other in self._workers
             if other.index in self._specs and other.job["envs"][0][1] == worker.job["envs"][0][1]
         ]  # fmt: skip
-        odd = _difference(known[0], EnvSpec.from_json(data)) if known else None
+        odd = _difference(known[0], theirs) if known else None
         if odd is None:
             worker.vacant_since = None
             log.info("%s: %s has environments %s", self._name, link.peer, _some(worker.ids))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,19 +63,24 @@ class Learner:
             return self._updates(sample, progress)
 
     def _updates(self, sample: Sample, progress: float) -> list[LossOutput]:
-        outputs = []
+        outputs, empty = [], True
         with self._precision.context(self.device):
             batch = self.algo.prepare(self.model, sample.batch)
-        for minibatch in self.algo.minibatches(batch, self._rng):
+        for minibatch, last in _with_last(self.algo.minibatches(batch, self._rng)):
+            empty = False
             output = self.compute(minibatch, progress)
             if not math.isfinite(output.loss):
                 self.flat.grad.fill_(math.nan)  # though it may be finite: learners that share it must all leave it out
-            verdict = self._exchange.grads(self.flat.grad, output.rows, stop=output.stop)
+            verdict = self._exchange.grads(self.flat.grad, output.rows, stop=output.stop, last=last)
             if verdict == "stop":
                 break
             if verdict == "skip" or self._usable(output, sample):
                 outputs.append(output)
                 self.apply(verdict)
+            if self._exchange.over:
+                break
+        if empty:  # others would wait for this learner's part
+            self._exchange.grads(self.flat.grad.zero_(), 0, stop=True)
         self._observe(sample.batch)
         return outputs
 
@@ -164,6 +169,16 @@ class Learner:
         self.optimizer.load_state_dict(whole)
         self._rng.set_state(torch.as_tensor(state["rng"], dtype=torch.uint8))
         self.version, self.skipped = state["version"], state["skipped"]
+
+
+def _with_last(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Every item, and whether it is the last one."""
+    items = iter(items)
+    item = next(items, None)
+    while item is not None:
+        upcoming = next(items, None)
+        yield item, upcoming is None
+        item = upcoming
 
 
 def _not_finite(batch: Trajectory | Transitions) -> str | None:

@@ -71,9 +71,10 @@ def make_eval_vec(experiment: Experiment, episodes: int, seed: int) -> VecEnv:
     env, kwargs = experiment.environment()
     count = num_eval_envs(episodes)
     # Workers that dial in are the training's; an evaluation runs beside the learner.
-    backend = "auto" if experiment.backend == "grpc" else experiment.backend
+    elsewhere = experiment.backend == "grpc"
+    backend, workers = ("auto", None) if elsewhere else (experiment.backend, experiment.workers)
     with _quiet_choice():
-        return make_vec(env, count, backend, experiment.workers, seed, env_kwargs=kwargs, role="eval")
+        return make_vec(env, count, backend, workers, seed, env_kwargs=kwargs, role="eval")
 
 
 def acting_seed(seed: int, *, deterministic: bool) -> int:

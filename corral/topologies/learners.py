@@ -29,19 +29,21 @@ from corral.types import EnvSpec, LossOutput, Sample, Trajectory, Transitions, s
 
 _TOGETHER_S = 60.0  # for everybody to come to an update; who is killed is noticed at once
 _BUILD_S = 300.0
-_ANSWER_S = 10.0  # after an update that everybody has made, or that has failed for everybody
+_ANSWER_S = 60.0  # after an update that everybody has made, or that has failed for everybody
 _TRIES = 5
 
 
 class Peer:
     """The role of a learner that is not the first."""
 
-    def __init__(self, experiment: Experiment, spec: Value, precision: Precision, index: int, mailbox: Mailbox):
+    def __init__(
+        self, experiment: Experiment, spec: Value, precision: Precision, index: int, start: int, mailbox: Mailbox
+    ):
         self._spec = EnvSpec.from_json(spec)
         algo = make_algorithm(experiment, self._spec)
         model = build_model(algo, experiment.seed, find_device(experiment.device))
         set_threads(1, model)
-        order = torch.Generator().manual_seed(seeding.part_seed(experiment.seed, "train", "learning", index))
+        order = torch.Generator().manual_seed(seeding.part_seed(experiment.seed, "train", "learning", index, start))
         self._exchange = AllReduce()
         # What is not finite is so for everybody, and the first learner says it.
         self._learner = Learner(algo, model, order, precision, self._exchange)
@@ -112,9 +114,6 @@ class Team:
             self._meet()
         assert self._together is not None
         shares: list[Any] = _split(sample.batch, 1 + len(self._together))
-        if any(_empty(share) for share in shares):  # somebody would have no update to make
-            self.left_out += 1
-            return []
         for member, share in zip(self._together, shares[1:], strict=True):
             member.call("learn", pack(share, self._spec), progress)
         try:
@@ -203,7 +202,7 @@ class Team:
 
 
 def _make_peer(experiment: Experiment, spec: Value, precision: Precision, index: int, start: int) -> MakeRole:
-    return lambda mailbox: Peer(experiment, spec, precision, index, mailbox)
+    return lambda mailbox: Peer(experiment, spec, precision, index, start, mailbox)
 
 
 def _split(batch: Trajectory | Transitions, parts: int) -> list[Trajectory] | list[Transitions]:
@@ -218,11 +217,6 @@ def _split(batch: Trajectory | Transitions, parts: int) -> list[Trajectory] | li
 def _rows(batch: Transitions, rows: slice) -> Transitions:
     values = {f.name: getattr(batch, f.name) for f in fields(batch)}
     return Transitions(**{name: tree_map(lambda leaf: leaf[rows], value) for name, value in values.items()})
-
-
-def _empty(batch: Trajectory | Transitions) -> bool:
-    """Whether too little of a share happened for as many minibatches as the others have."""
-    return isinstance(batch, Trajectory) and int(batch.valid.sum()) < batch.shape[0]
 
 
 def _arrays(state: Any) -> Value:

@@ -186,7 +186,7 @@ class ShardedStore(Store):
             raise RunFailed(f"This run had {len(state['shards'])} replay shards; resume it with as many.")
         for k in range(len(self._shards)):
             if state["shards"][str(k)] is not None:
-                self._standing[k] = self._ask(k, "load_state_dict", state["shards"][str(k)])
+                self._standing[k] = self._ask(k, "load_state_dict", state["shards"][str(k)]) or {}
 
     def _ask(self, shard: int, method: str, *args: Value) -> Value:
         """Wait for the answer to a call, after those before it; None when the shard is lost."""
@@ -197,9 +197,10 @@ class ShardedStore(Store):
         asked = member.calls[-1]
         while not asked.done and time.monotonic() < until:
             self._runtime.wait([asked], 1.0)
-        while member.calls and member.calls[0] is not asked:
-            self._take(shard, member.calls[0].method, member.calls.popleft().result())
         try:
+            while member.calls and member.calls[0] is not asked:
+                call = member.calls.popleft()
+                self._take(shard, call.method, call.result())
             return asked.result()
         except RoleLost:
             return None

@@ -101,6 +101,30 @@ def test_one_that_does_not_come_is_waited_for_in_vain_and_not_for_ever():
         AllReduce().join("127.0.0.1", 9, 1, 0, 2, 0.5)
 
 
+class Uneven(Counting):
+    """As many minibatches as its batch has rows."""
+
+    def minibatches(self, batch, rng):
+        yield from range(len(batch.reward))
+
+    def loss(self, model, target, batch, progress):
+        weights = next(model.parameters())
+        return LossOutput(0.0, {}, backward=lambda: weights.grad.add_(1.0))
+
+
+@pytest.mark.parametrize(("counts", "updates"), [([2, 2, 2], 2), ([3, 1, 2], 1), ([0, 4, 4], 0), ([0, 0, 0], 0)])
+def test_learners_whose_shares_give_different_numbers_of_updates_make_the_same(counts, updates):
+    def work(exchange, rank):
+        algo = Uneven(Config(), EnvSpec(spaces.Box(-1, 1, (1,)), spaces.Discrete(2)), 1)
+        learner = Learner(algo, algo.build_model(), torch.Generator(), Precision("fp32", ""), exchange)
+        for _ in range(2):
+            rows = np.ones(counts[rank], np.float32)
+            learner.step(Sample(Transitions(rows, rows, rows, rows, rows, rows)), 0.0)
+        return learner.version
+
+    assert together(work) == [2 * updates] * 3
+
+
 class Odd(Counting):
     """Its loss is the batch's reward, and its gradient is 1 whatever that is."""
 

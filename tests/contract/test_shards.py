@@ -94,3 +94,21 @@ def test_algorithms_without_replay_have_nothing_to_shard():
     experiment = Experiment.make("ppo", "CartPole-v1", preset="none", overrides=overrides)
     with pytest.raises(UserError, match="set replay_shards=0"):
         make_topology(experiment, lambda kind, text: None)
+
+
+def test_a_checkpoint_while_a_shard_dies_leaves_its_part_out():
+    topology = make(runtime="process", replay_shards=2)
+    try:
+        while topology.env_steps < 400:
+            topology.advance()
+        victim = next(part["pid"] for part in topology.parts() if part["name"] == "replay 1")
+        os.kill(victim, signal.SIGSTOP)
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            topology.advance()  # calls that it does not answer any more
+        os.kill(victim, signal.SIGKILL)
+        shards = topology.state_dict()["store"]["shards"]
+        assert shards["0"] is not None
+        assert shards["1"] is None
+    finally:
+        topology.close()

@@ -342,3 +342,9 @@ class _Screens:
             obs, zeros.astype(np.int64), zeros.astype(np.float32), zeros, no, no, no, first,
             np.zeros(1, np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 4, 84, 84), np.uint8),
         )  # fmt: skip
+
+
+def test_a_first_priority_that_is_not_finite_counts_as_unknown():
+    store, stream = make(VECTOR, 1, prioritised=True), Stream(VECTOR, 1, end=0.0)
+    store.put(fragment([stream], [0], 2)[0], priorities=np.array([[3.0], [np.inf]]))
+    np.testing.assert_allclose(store._tree.leaves[:2], [(3 + 1e-6) ** 0.6, 1.0])

@@ -1,5 +1,6 @@
 """What only the gRPC backend does; the contract it shares with the others is in tests/contract."""
 
+import contextlib
 import logging
 import os
 import queue
@@ -190,6 +191,31 @@ def test_bytes_that_are_no_message_cost_the_worker_its_place(door, junk):
     _, op, words = door.inbox.get(timeout=10)
     assert op == LOST
     assert "no message" in words
+
+
+@pytest.mark.parametrize(
+    ("op", "data"), [(ch.SPEC, None), (ch.SPEC, {}), (ch.FAILED, 5), (ch.FAILED, {}), (ch.FAULT, {}), (wire.SEEN, 3)]
+)
+def test_a_message_that_makes_no_sense_costs_a_worker_its_place_and_nothing_else(op, data, start, caplog):
+    address = grpc_workers.free_address()
+
+    def attack():
+        with grpc.insecure_channel(address) as channel:
+            grpc.channel_ready_future(channel).result(20)
+            call = channel.stream_stream(f"/{wire.SERVICE}/{wire.METHOD}")(
+                iter([wire.to_bytes(op, data)]), metadata=((wire.VERSION, corral.__version__),)
+            )
+            with contextlib.suppress(grpc.RpcError):
+                list(call)
+        start(address)  # an honest one
+
+    thread = threading.Thread(target=attack)
+    thread.start()
+    with corral.make_vec(CountingEnv, 1, "grpc", listen=address) as vec:
+        assert len(vec.recv()) == 1
+        assert not vec.faults
+    thread.join(20)
+    assert "makes no sense here" in caplog.text
 
 
 def test_a_worker_whose_spaces_differ_is_refused_and_the_place_waits_for_another(start, caplog):

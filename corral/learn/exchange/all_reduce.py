@@ -32,6 +32,7 @@ class AllReduce:
         self._store: Any = None
         self._buffer = torch.zeros(0)
         self._size = 1
+        self.over = False
 
     def join(self, host: str, port: int, group: int, rank: int, size: int, timeout_s: float) -> None:
         """Meet the others at the store of `host:port`, as member `rank` of `size` of this group.
@@ -59,20 +60,22 @@ class AllReduce:
         self._group = self._store = None
         self._size = 1
 
-    def grads(self, grad: Tensor, rows: int, *, stop: bool = False) -> Verdict:
+    def grads(self, grad: Tensor, rows: int, *, stop: bool = False, last: bool = False) -> Verdict:
         """Reduce."""
+        self.over = False
         if self._size == 1:
             return "stop" if stop else "apply"
         count = grad.numel()
-        if self._buffer.numel() != count + 2:
-            self._buffer = torch.zeros(count + 2)
+        if self._buffer.numel() != count + 3:
+            self._buffer = torch.zeros(count + 3)
         buffer = self._buffer
         buffer[:count].copy_(grad)
         if rows:
             buffer[:count].mul_(rows)
-        buffer[count], buffer[count + 1] = rows, stop
+        buffer[count], buffer[count + 1], buffer[count + 2] = rows, stop, last
         self._wait("allreduce", [buffer])
-        total, stopped = buffer[count:].tolist()
+        total, stopped, over = buffer[count:].tolist()
+        self.over = bool(over)
         if stopped:
             return "stop"
         if total:
