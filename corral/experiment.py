@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -166,7 +166,10 @@ class Experiment:
             if self.runtime in ("process", "ray"):
                 raise UserError(f"The topology 'sync' is one process: runtime={self.runtime} needs another topology.")
             if self.scale != ScaleConfig():
-                raise UserError("The topology 'sync' has no parts to scale: settings of scale need another topology.")
+                names = ", ".join(f.name for f in fields(ScaleConfig) if getattr(self.scale, f.name) != f.default)
+                raise UserError(f"The topology 'sync' is one process: {names} needs topology=actor_learner.")
+        elif self.scale.min_actors > self.num_actors:
+            raise UserError(f"min_actors={self.scale.min_actors} is more than there are actors: {self.num_actors}.")
         elif self.topology == "central_inference" and self.backend in ("local", "native"):
             raise UserError(
                 f"central_inference acts for environments in parts of their own: backend={self.backend} cannot be."
@@ -208,6 +211,8 @@ class Experiment:
             if kwargs and given.get("env_kwargs"):
                 raise UserError(f"{text} has its options already; give them there instead of as env_kwargs.")
             given |= settings.read(base, {"env_kwargs": kwargs}) if kwargs else {}
+        if {"num_envs", "scale.envs_per_actor"} <= given.keys():
+            raise UserError("num_envs is the number of all environments, envs_per_actor that of each actor: set one.")
         said = from_file | given
         if not said.get("env"):
             raise UserError(f"{algo} needs an environment: say env, such as CartPole-v1.")

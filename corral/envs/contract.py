@@ -46,6 +46,8 @@ class VecEnv(ABC):
     """Seed of the reset that the first `recv` makes when nobody called `reset`."""
     choice: str = ""
     """Why this backend, when `backend="auto"` chose it."""
+    chosen: tuple[str, int | None] | None = None
+    """Backend and workers that `auto` chose."""
     pipelined: bool = False
     """Whether environments step while the caller decides for others, so that sending in halves pays off."""
     withholds: bool = False

@@ -86,6 +86,8 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
             native = native_vec_env(env, env_kwargs, num_envs, workers or cores, role, required=backend == "native")
         if native is None:
             resolved = [resolve(env, env_kwargs)] * num_envs
+        if native is not None and backend == "auto":
+            native.chosen = "native", workers
         vec = native or _from_factories(resolved, backend, workers, cores, supervision, role)
     vec.seed = seed
     return vec
@@ -97,12 +99,13 @@ def _from_factories(
     if not resolved:
         raise UserError("An empty list of environments; pass at least one.")
     factories, name, num_envs = [r.factory for r in resolved], resolved[0].name, len(resolved)
-    choice = ""
+    choice, made = "", None
     count = min(workers or cores, num_envs)
     if backend == "auto":
         cost = auto.measure(factories[0], name, supervision.step_timeout_s)
         chosen = auto.choose(cost, num_envs, workers, cores)
         backend, count = chosen.backend, chosen.workers
+        made = backend, count if backend == "process" else workers
         choice = f"{name}: backend '{backend}'" + (f" with {count} workers" if backend == "process" else "")
         choice += f", because {chosen.why}"
         log.info("%s", choice)
@@ -112,7 +115,7 @@ def _from_factories(
         vec = RayVecEnv(factories, name, supervision, workers and count, role)
     else:
         vec = LocalVecEnv(factories, name, supervision, role)
-    vec.choice = choice
+    vec.choice, vec.chosen = choice, made
     return vec
 
 

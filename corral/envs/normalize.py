@@ -158,7 +158,7 @@ class NormalizedVecEnv(VecEnv):
         self._gamma, self._clip, self.frozen = gamma, clip, frozen
         self.scale_later = False
         self.num_envs, self.seed = vec.num_envs, vec.seed
-        self.choice, self.pipelined, self.withholds = vec.choice, vec.pipelined, vec.withholds
+        self.choice, self.chosen, self.pipelined, self.withholds = vec.choice, vec.chosen, vec.pipelined, vec.withholds
         self.statistics = Statistics(vec.spec.observation)
         self.spec: EnvSpec = vec.spec
         if obs:

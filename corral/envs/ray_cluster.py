@@ -59,6 +59,20 @@ def connect(address: str | None = None) -> None:
         ) from error
 
 
+def joins_nobody() -> bool:
+    """Whether `connect` would start a cluster of this machine's own."""
+    return os.environ.get("RAY_ADDRESS", "local") in ("", "local")
+
+
+def require_own_cpus(count: int, what: str) -> None:
+    """UserError, before Ray is started here, when this machine has fewer cores than `what` asks for."""
+    if joins_nobody() and not import_ray().is_initialized() and count > cores():
+        raise UserError(
+            f"{what} needs {count} CPUs and this machine has {cores()}: ask for fewer, or start a cluster of several "
+            "machines with `ray start --head` and set RAY_ADDRESS."
+        )
+
+
 def require_cpus(count: float, what: str) -> None:
     """UserError, with the remedy, when `what` asks for more CPUs than the whole cluster has."""
     until = time.monotonic() + _SETTLE_S

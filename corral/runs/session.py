@@ -95,6 +95,9 @@ class Session:
             self._trainer = make_topology(self._experiment, self._note)
             stack.callback(self._trainer.close)
             stack.callback(self._close_eval)
+            if self._trainer.experiment != self._experiment:  # what was chosen stays chosen
+                self._experiment = self._trainer.experiment
+                self._folder = self._folder.write_config(self._experiment.to_dict())
             if saved is not None:
                 self._load(*saved)
             start = self._trainer.env_steps

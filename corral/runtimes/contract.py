@@ -125,9 +125,14 @@ class Runtime(ABC):
     name: str
     host = "127.0.0.1"
     """Where roles reach this process."""
+    here = True
+    """Whether all roles live on this machine."""
 
-    def reserve(self, count: int, what: str) -> None:  # noqa: B027 - few have to ask somebody
-        """Make sure that `count` roles can run; UserError at once, with the remedy, when they cannot."""
+    def reserve(self, count: int, what: str, beside: int = 0) -> None:  # noqa: B027 - few have to ask somebody
+        """Make sure that `count` roles can run, and `beside` processes that they start elsewhere.
+
+        UserError at once, with the remedy, when they cannot; `what` names them.
+        """
 
     @abstractmethod
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
@@ -156,6 +161,14 @@ def raised(kind: str, text: str, name: str) -> Exception:
 def kind_of(error: BaseException) -> str:
     """How to tell `raised` about an error."""
     return "user" if isinstance(error, UserError) else "failed" if isinstance(error, RunFailed) else "other"
+
+
+def require_room(name: str, count: int, what: str) -> None:
+    """UserError before a runtime is started that has no room for `count` roles, where that can be known."""
+    if name == "ray":
+        from corral.envs.ray_cluster import require_own_cpus
+
+        require_own_cpus(count, what)
 
 
 def make_runtime(name: str) -> Runtime:

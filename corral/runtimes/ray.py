@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 
 from corral.encoding import Value
-from corral.envs.ray_cluster import connect, import_ray, reserve_cpus
+from corral.envs.ray_cluster import connect, import_ray, joins_nobody, require_cpus, reserve_cpus
 from corral.runtimes.contract import Call, Handle, Mailbox, MakeRole, Role, RoleLost, Runtime, kind_of, raised
 
 _GET_S = 60.0  # to fetch a value that is ready, maybe from another node
@@ -150,6 +150,7 @@ class RayRuntime(Runtime):
     def __init__(self) -> None:
         ray = import_ray()
         self._own = not ray.is_initialized()
+        self.here = self._own and joins_nobody()
         connect()
         # Arrays from the object store are read-only; nobody writes to a trajectory, so torch need not warn.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -158,8 +159,9 @@ class RayRuntime(Runtime):
         self._places: dict[str, int] = {}
         self._group: Any = None
 
-    def reserve(self, count: int, what: str) -> None:
+    def reserve(self, count: int, what: str, beside: int = 0) -> None:
         """Keep a CPU for each role; UserError within seconds when there are not enough."""
+        require_cpus(count + beside, what)
         self._group = reserve_cpus(count, what)
 
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:

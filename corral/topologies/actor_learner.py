@@ -19,7 +19,7 @@ from corral.encoding import Value, arrays_bytes
 from corral.errors import RunFailed, UserError
 from corral.experiment import Experiment
 from corral.learn.exchange.all_reduce import AllReduce
-from corral.runtimes.contract import MakeRole, RoleLost, make_runtime
+from corral.runtimes.contract import MakeRole, RoleLost, make_runtime, require_room
 from corral.topologies.actor import Actor
 from corral.topologies.contract import Note, Topology
 from corral.topologies.crew import Member
@@ -45,26 +45,28 @@ class ActorLearner(Topology):
 
     def __init__(self, experiment: Experiment, note: Note):
         super().__init__(experiment, note)
-        self._runtime = make_runtime("process" if experiment.runtime == "auto" else experiment.runtime)
+        central = experiment.topology == "central_inference"
+        names = ["inference"] if central else [f"actor {k}" for k in range(experiment.num_actors)]
+        parts = names + [f"replay {k}" for k in range(experiment.scale.replay_shards)]
+        parts += [f"learner {k}" for k in range(1, experiment.scale.learners)]
+        # With central inference the environments' workers are the inference part's own.
+        beside = experiment.num_actors if central and experiment.backend != "grpc" else 0
+        named = ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
+        what = f"A run of {len(parts)} parts ({named})" + (f" and {beside} workers" if beside else "")
+        name = "process" if experiment.runtime == "auto" else experiment.runtime
+        require_room(name, len(parts) + beside, what)
+        self._runtime = make_runtime(name)
+        self._others = len(parts) + beside if self._runtime.here else 0
         try:
-            self._build()
+            self._runtime.reserve(len(parts), what, beside)
+            self._build(names)
         except BaseException:
             self.close()
             raise
 
-    def _build(self) -> None:
+    def _build(self, names: list[str]) -> None:
         experiment = self.experiment
         limit = experiment.scale.max_restarts
-        names = [f"actor {k}" for k in range(experiment.num_actors)]
-        central = experiment.topology == "central_inference"
-        if central:
-            names = ["inference"]  # its environments' workers are its own
-        parts = names + [f"replay {k}" for k in range(experiment.scale.replay_shards)]
-        parts += [f"learner {k}" for k in range(1, experiment.scale.learners)]
-        beside = experiment.num_actors if central and experiment.backend != "grpc" else 0
-        self._others = 0 if self._runtime.name == "ray" else len(parts) + beside
-        named = ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
-        self._runtime.reserve(len(parts), f"A run of {len(parts)} parts ({named})")
         self._actors = [
             Member(self._runtime, name, partial(_make_actor, experiment, k), self._note, limit)
             for k, name in enumerate(names)
@@ -252,16 +254,18 @@ class ActorLearner(Topology):
             "actors/alive": float(sum(actor.alive for actor in self._actors)),
             "actors/restarts": float(sum(actor.restarts for actor in self._actors)),
             "actors/in_flight_mb": under_way * self._fragment_bytes / 1e6,
-            "lag/max": float(self._lag_max),
-            "lag/dropped": float(self._stale),
+            **({} if self.algo.data.reuse == "replay" else self._lags()),
             "weights/sends": float(self._channel.sends),
             **({} if self._team is None else self._team.metrics()),
         }
 
+    def _lags(self) -> dict[str, float]:
+        return {"lag/max": float(self._lag_max), "lag/dropped": float(self._stale)}
+
     @property
     def thread_plan(self) -> str:
         """One thread for each part, and what is left of the cores for a learner that can use it."""
-        if self._runtime.name == "ray":
+        if not self._runtime.here:
             return f"torch threads {self.threads} to learn, 1 CPU of the cluster for each other part"
         total, have = self.threads + self._others, cores()
         plan = f"torch threads {self.threads} to learn and 1 for each of {self._others} other parts, on {have} cores"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ class Sync(Topology):
             experiment, experiment.num_envs, experiment.seed, experiment.backend, experiment.workers
         )
         self.vec.record_episodes()
+        if self.vec.chosen is not None:  # another time `auto` might choose another, and random numbers differ with it
+            chosen: dict[str, Any] = dict(zip(("backend", "workers"), self.vec.chosen, strict=True))
+            self.experiment = replace(experiment, **chosen)
         try:
             self._build_learner(self.vec.spec)
             if isinstance(self.vec, NormalizedVecEnv):

@@ -280,12 +280,19 @@ def test_where_the_environments_live_must_fit_the_topology():
             make(**odd)
 
 
+def test_numbers_of_parts_that_contradict_each_other_are_refused():
+    with pytest.raises(UserError, match="min_actors=5 is more than there are actors: 2"):
+        make(topology="actor_learner", actors=2, min_actors=5)
+    with pytest.raises(UserError, match="envs_per_actor that of each actor: set one"):
+        make(topology="actor_learner", actors=2, envs_per_actor=4, num_envs=4)
+
+
 def test_sync_has_nothing_to_scale():
     with pytest.raises(UserError, match="no actors of its own"):
         make(actors=2)
     with pytest.raises(UserError, match="needs another topology"):
         make(runtime="ray")
-    with pytest.raises(UserError, match="need another topology"):
+    with pytest.raises(UserError, match="needs topology=actor_learner"):
         make(envs_per_actor=2)
 
 

@@ -1,6 +1,7 @@
 """A node of a Ray cluster is lost in the middle of a run."""
 
 import os
+import random
 import signal
 import time
 
@@ -9,6 +10,7 @@ import pytest
 from corral.envs import ray_cluster
 from corral.errors import UserError
 from corral.experiment import Experiment
+from corral.runs.events import count_events
 from corral.testing.counting import gaps
 from corral.topologies.contract import make_topology
 
@@ -70,6 +72,17 @@ def test_actors_of_a_lost_node_are_started_elsewhere(cluster):
     finally:
         topology.close()
     assert gaps(seen) == []
+
+
+def test_a_run_reaches_its_score_though_a_node_is_lost(cluster, start):
+    doomed = cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
+    cluster.wait_for_nodes()
+    run = start("impala", 200_000, words=("--runtime", "ray", "--actors", "2"), RAY_ADDRESS=cluster.address)
+    target = random.Random(os.getpid()).randint(3_000, 40_000)
+    run.wait_for(lambda: run.steps() >= target)
+    cluster.remove_node(doomed, allow_graceful=False)
+    assert run.finish() >= 450
+    assert count_events(run.path / "events.jsonl")["lost"] >= 1
 
 
 def test_a_killed_ray_actor_is_started_again(cluster):

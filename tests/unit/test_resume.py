@@ -16,6 +16,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from corral.envs import auto
 from corral.errors import UserError
 from corral.experiment import Experiment
 from corral.runs.checkpoint import load
@@ -332,3 +333,14 @@ def test_environments_that_cannot_be_restored_start_anew_and_the_run_says_so(tmp
     assert result.steps == 800
     (event,) = events(tmp_path / "run", "resumed")
     assert "environments 0, 1, 2, 3 could not be restored and start new episodes" in event["text"]
+
+
+def test_a_resumed_run_keeps_the_backend_that_was_chosen_for_it(tmp_path, monkeypatch):
+    settings = settings_of("ppo", **{"backend": "auto", "evaluation.episodes": 0, "steps": 200})
+    monkeypatch.setattr(auto, "choose", lambda *args: auto.Choice("process", 2, "this is a test"))
+    train(run_dir=tmp_path / "run", **settings)
+    assert {k: RunFolder.open(tmp_path / "run").config[k] for k in ("backend", "workers")} == {
+        "backend": "process", "workers": 2,
+    }  # fmt: skip
+    monkeypatch.setattr(auto, "choose", lambda *args: pytest.fail("chosen again"))
+    resume(tmp_path / "run", steps=400, quiet=True)
