@@ -44,7 +44,7 @@ faults: .venv/test
 soak: .venv/test
 	$(BIN)/python tests/soak/memory.py --algo ppo
 	$(BIN)/python tests/soak/memory.py --algo impala
-	$(BIN)/python tests/soak/memory.py --algo apex --set replay_shards=2
+	$(BIN)/python tests/soak/memory.py --algo apex --set actors=2 replay_shards=2
 	$(BIN)/python tests/soak/memory.py --algo seed_impala
 
 clean:
