@@ -292,8 +292,8 @@ def test_sync_has_nothing_to_scale():
         make(actors=2)
     with pytest.raises(UserError, match="needs another topology"):
         make(runtime="ray")
-    with pytest.raises(UserError, match="needs topology=actor_learner"):
-        make(envs_per_actor=2)
+    with pytest.raises(UserError, match="learners needs topology=actor_learner"):
+        make(learners=2)
 
 
 def test_a_run_goes_on_from_its_state():
