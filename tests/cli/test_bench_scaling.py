@@ -228,7 +228,7 @@ def test_the_command_compares_central_inference_with_local_policies(tmp_path):
     command = [sys.executable, "-m", "corral.cli.main", "bench", *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-    for words in ("IMPALA CartPole, 32 environments", f"| {CENTRAL} ", f"{CENTRAL} over {LOCAL} >= 0.87", "x local"):
+    for words in ("IMPALA CartPole-v1, 32 environments", f"| {CENTRAL} ", f"{CENTRAL} over {LOCAL} >= 0.87", "x local"):
         assert words in done.stdout
     (case,) = json.loads((tmp_path / "training.json").read_text())["cases"]
     assert case["skipped"] == {}
