@@ -151,6 +151,8 @@ class GrpcVecEnv(RemoteVecEnv[GrpcWorker]):
         """Act on what a worker says; one that says what makes no sense is given up."""
         try:
             self._act_on(link, op, data)
+        except (UserError, EnvFailed):
+            raise
         except (TypeError, KeyError, AttributeError, ValueError, IndexError) as error:
             worker = self._workers[link.place]
             if worker.link is not link:

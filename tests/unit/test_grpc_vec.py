@@ -224,9 +224,10 @@ def test_a_worker_whose_spaces_differ_is_refused_and_the_place_waits_for_another
     made = []
     env = f"{__name__}:SizedByMachine"
     thread = threading.Thread(target=lambda: made.append(corral.make_vec(env, 2, "grpc", workers=2, listen=address)))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "corral"):
         thread.start()
-        while "has environments 0" not in caplog.text:
+        until = time.monotonic() + 60
+        while "has environments 0" not in caplog.text and time.monotonic() < until:
             time.sleep(0.05)
         odd = start(address, CORRAL_TEST_SIZE="17")
         assert odd.wait(20) == 2
