@@ -21,7 +21,8 @@ def ring_size(capacity: int, item_bytes: int, margin: int) -> int:
     """Slots for the observations of `capacity` transitions.
 
     Every episode has one observation more than it has transitions, so the shortest episodes need twice as many.
-    Small items get that. Large ones get 3 % more: where the mean episode is shorter than 32 steps, fewer than
+    Small items get that; only faulty rows, which have observations and are no transitions, can then make it too few.
+    Large ones get 3 % more: where the mean episode is shorter than 32 steps, fewer than
     `capacity` transitions are kept.
     """
     return (2 * capacity if item_bytes <= _SMALL else capacity + capacity // 32) + margin
