@@ -21,10 +21,9 @@ from corral.envs import grpc_wire as wire
 from corral.envs.grpc_door import JOINED, LOST, Door, Link
 from corral.envs.grpc_text import EnvText
 from corral.envs.id_set import IdSet
-from corral.envs.remote import RemoteVecEnv
+from corral.envs.parcelled import ParcelledVecEnv
 from corral.envs.remote_worker import RemoteWorker
 from corral.envs.row_parcel import RowParcel, pack, unpack
-from corral.envs.rows import Rows
 from corral.envs.supervise import IDLE as NO_ENV
 from corral.envs.supervise import Supervision
 from corral.errors import EnvFailed, UserError
@@ -67,7 +66,7 @@ class GrpcWorker(RemoteWorker):
         return self.words
 
 
-class GrpcVecEnv(RemoteVecEnv[GrpcWorker]):
+class GrpcVecEnv(ParcelledVecEnv[GrpcWorker]):
     """VecEnv over workers that dial in by `corral join`."""
 
     def __init__(
@@ -115,22 +114,10 @@ class GrpcVecEnv(RemoteVecEnv[GrpcWorker]):
         if worker.link is not None:
             worker.link.end("ABORTED", "the learner gave this worker up")
 
-    def _make_rows(self) -> Rows:
-        rows = Rows(self.spec, self.num_envs)
-        rows.mark[:] = NO_ENV
-        return rows
-
     # -- messages ------------------------------------------------------------------------------------------
 
     def _dispatch(self, chosen: IdSet) -> None:
-        owner = self._worker_of[chosen.ids]
-        for worker in self._workers:
-            mine = chosen.ids[owner == worker.index]
-            if not len(mine):
-                continue
-            if worker.pending == 0:
-                worker.touch()
-            worker.pending += len(mine)
+        for worker, mine in self._shares(chosen):
             worker.post(ch.STEP, [self._flight.sets.of(mine).payload, [leaf[mine] for leaf in self._rows.action]])
 
     def _post_load(self, worker: GrpcWorker, job: Any) -> None:

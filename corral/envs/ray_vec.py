@@ -19,13 +19,12 @@ import numpy as np
 from corral.envs import channel as ch
 from corral.envs.build import EnvFactory
 from corral.envs.id_set import IdSet
+from corral.envs.parcelled import ParcelledVecEnv
 from corral.envs.ray_actor import Place, Reply
 from corral.envs.ray_cluster import connect, free_cpus_in_words, import_ray, reserve_cpus, usable_cpus
 from corral.envs.ray_worker import RayWorker, stop_actors
-from corral.envs.remote import RemoteVecEnv
 from corral.envs.remote_worker import pickle_factories
 from corral.envs.row_parcel import pack, unpack
-from corral.envs.rows import Rows
 from corral.envs.supervise import IDLE as NO_ENV
 from corral.envs.supervise import Supervision
 from corral.errors import EnvFailed
@@ -37,7 +36,7 @@ _PLACE_S = 10.0  # usually it takes Ray a second
 _GET_S = 10.0
 
 
-class RayVecEnv(RemoteVecEnv[RayWorker]):
+class RayVecEnv(ParcelledVecEnv[RayWorker]):
     """VecEnv over Ray actors. Each reserves one CPU; those of an evaluation, which run now and then, reserve none."""
 
     def __init__(
@@ -72,22 +71,10 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
     def _end(self, worker: RayWorker) -> None:
         worker.kill()
 
-    def _make_rows(self) -> Rows:
-        rows = Rows(self.spec, self.num_envs)
-        rows.mark[:] = NO_ENV
-        return rows
-
     # -- calls ---------------------------------------------------------------------------------------------
 
     def _dispatch(self, chosen: IdSet) -> None:
-        owner = self._worker_of[chosen.ids]
-        for worker in self._workers:
-            mine = chosen.ids[owner == worker.index]
-            if not len(mine):
-                continue
-            if worker.pending == 0:
-                worker.touch()
-            worker.pending += len(mine)
+        for worker, mine in self._shares(chosen):
             for part in _parts(mine, one_by_one=worker.slow):
                 ids = self._flight.sets.of(part)
                 worker.step(ids.payload, list(ids.numbers), [leaf[part] for leaf in self._rows.action])
