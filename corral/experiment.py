@@ -7,7 +7,6 @@ YAML file, and what the caller says.
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -18,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from corral import overrides as settings
 from corral import presets
 from corral.algos.registry import find_algorithm
+from corral.cores import cores
 from corral.errors import UserError
+from corral.sharing import SharingConfig
 
 if TYPE_CHECKING:
     from corral.envs.resolve import EnvLike
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 _PIXELS = "corral.envs.suites:pixels"
 _EVALUATIONS = 10
+_MOST_PER_CORE = 4  # learners in one machine's processes: more only wait for each other
 
 
 @dataclass(frozen=True)
@@ -128,13 +130,14 @@ class Experiment:
     """Worker processes or threads of the environments; none: as the backend thinks best."""
     listen: str | None = None
     """HOST:PORT where workers of the environments dial in by `corral join`, with backend=grpc."""
-    topology: Literal["sync", "actor_learner", "central_inference"] = "sync"
+    topology: Literal["sync", "actor_learner", "central_inference", "data_parallel"] = "sync"
     """How acting and learning are wired together."""
     runtime: Literal["auto", "inline", "process", "ray"] = "auto"
     """Where the parts of the topology live: threads, processes of this machine, or a Ray cluster."""
     actors: int | None = None
-    """Parts that act, in topologies that have such; none: one per core but one."""
+    """Parts that act, in topologies that have such; none: one per core but one. Those of data_parallel also learn."""
     scale: ScaleConfig = field(default_factory=ScaleConfig)
+    sharing: SharingConfig = field(default_factory=SharingConfig)
     device: str = "auto"
     """Where the networks live: auto, cpu, cuda, cuda:1, mps."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -158,28 +161,53 @@ class Experiment:
             raise UserError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}.")
         if (self.backend == "grpc") != (self.listen is not None):
             raise UserError("backend=grpc and listen=HOST:PORT, where its workers dial in, go together.")
+        if self.topology != "data_parallel" and self.sharing != SharingConfig():
+            names = ", ".join(f.name for f in fields(SharingConfig) if getattr(self.sharing, f.name) != f.default)
+            raise UserError(f"{names} is for learners that share: set topology=data_parallel.")
         if self.topology == "sync":
-            if self.actors is not None:
-                raise UserError(
-                    "The topology 'sync' has no actors of its own: set num_envs, or topology=actor_learner."
-                )
-            if self.runtime in ("process", "ray"):
-                raise UserError(f"The topology 'sync' is one process: runtime={self.runtime} needs another topology.")
-            if self.scale != ScaleConfig():
-                names = ", ".join(f.name for f in fields(ScaleConfig) if getattr(self.scale, f.name) != f.default)
-                raise UserError(f"The topology 'sync' is one process: {names} needs topology=actor_learner.")
+            self._check_sync()
         elif self.scale.min_actors > self.num_actors:
             raise UserError(f"min_actors={self.scale.min_actors} is more than there are actors: {self.num_actors}.")
         elif self.topology == "central_inference" and self.backend in ("local", "native"):
             raise UserError(
                 f"central_inference acts for environments in parts of their own: backend={self.backend} cannot be."
             )
-        elif self.topology == "actor_learner" and self.backend == "grpc" and self.num_actors > 1:
+        elif self.topology != "central_inference" and self.backend == "grpc" and self.num_actors > 1:
             raise UserError("Several actors cannot listen at one address: set topology=central_inference, or actors=1.")
         elif self.scale.envs_per_actor is None and self.num_envs % self.num_actors:
             raise UserError(
                 f"{self.num_envs} environments cannot be shared out among {self.num_actors} actors; "
                 f"set num_envs to a multiple of {self.num_actors}, or envs_per_actor."
+            )
+        if self.topology == "data_parallel":
+            self._check_sharing()
+
+    def _check_sync(self) -> None:
+        """Refuse what needs several parts."""
+        if self.actors is not None:
+            raise UserError("The topology 'sync' has no actors of its own: set num_envs, or topology=actor_learner.")
+        if self.runtime in ("process", "ray"):
+            raise UserError(f"The topology 'sync' is one process: runtime={self.runtime} needs another topology.")
+        if self.scale != ScaleConfig():
+            names = ", ".join(f.name for f in fields(ScaleConfig) if getattr(self.scale, f.name) != f.default)
+            raise UserError(f"The topology 'sync' is one process: {names} needs topology=actor_learner.")
+
+    def _check_sharing(self) -> None:
+        """Refuse what learners that share cannot do."""
+        given = [name for name in ("learners", "replay_shards", "pull_lag") if getattr(self.scale, name) !=
+                 getattr(ScaleConfig, name)]  # fmt: skip
+        if given or self.scale.weights != "auto":
+            raise UserError(
+                f"{given[0] if given else 'weights'} is not for data_parallel, where every worker learns: set actors, "
+                "exchange, mode and lag."
+            )
+        if self.sharing.drop >= self.num_actors:
+            raise UserError(f"drop={self.sharing.drop} would wait for none of {self.num_actors} workers.")
+        most = _MOST_PER_CORE * cores()
+        if self.runtime in ("auto", "process") and self.num_actors > most:
+            raise UserError(
+                f"{self.num_actors} workers are too many for the {cores()} cores of this machine: set actors to at "
+                f"most {most}, or runtime=ray with a cluster."
             )
 
     @classmethod
@@ -223,7 +251,8 @@ class Experiment:
         own = settings.read(base, find_algorithm(algo).settings)
         chosen = own | from_preset | said | {"factory": factory}
         if chosen.get("topology", base.topology) != "sync" and chosen.get("actors") is None:
-            chosen["actors"] = _sensible_actors(chosen.get("num_envs", base.num_envs))
+            one_learns = chosen["topology"] != "data_parallel"
+            chosen["actors"] = _sensible_actors(chosen.get("num_envs", base.num_envs), cores() - one_learns)
         made = settings.apply(base, chosen)
         made.environment()
         return made
@@ -348,10 +377,9 @@ def _options(suite: Any, but: str) -> dict[str, Any]:
     return {key: value for key, value in vars(suite).items() if value != getattr(type(suite), key, {}) and key != but}
 
 
-def _sensible_actors(num_envs: int) -> int:
-    """One core is for learning; the others act, as far as the environments can be shared out evenly."""
-    most = max(1, (os.cpu_count() or 1) - 1)
-    return max(count for count in range(1, most + 1) if num_envs % count == 0)
+def _sensible_actors(num_envs: int, free: int) -> int:
+    """As many as there are cores free, as far as the environments can be shared out evenly."""
+    return max(count for count in range(1, max(1, free) + 1) if num_envs % count == 0)
 
 
 def _at_least(group: str, config: Any, **bounds: float) -> None:

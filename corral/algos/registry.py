@@ -34,6 +34,7 @@ class AlgorithmEntry:
 _ALL = "discrete, multi-discrete, continuous, hybrid"
 _FEW = "discrete, multi-discrete with few combinations"
 _APART = {"topology": "actor_learner"}
+_SHARED = {"topology": "data_parallel"}
 ALGORITHMS = {
     "reinforce": AlgorithmEntry(
         "corral.algos.reinforce", "Reinforce", "policy gradient over whole episodes", _ALL
@@ -58,6 +59,25 @@ ALGORITHMS = {
     "seed_impala": AlgorithmEntry(
         "corral.algos.impala", "Impala", "SEED: impala with one part that decides for all environments", _ALL,
         {"topology": "central_inference"},
+    ),
+    "dppo": AlgorithmEntry(
+        "corral.algos.ppo", "Ppo", "distributed PPO: workers that average every gradient", _ALL, _SHARED
+    ),
+    "ppo-ssp": AlgorithmEntry(
+        "corral.algos.ppo", "Ppo", "stale synchronous PPO: workers a few updates apart, by a parameter server", _ALL,
+        _SHARED | {"exchange": "param_server", "mode": "lag", "lag": 3},
+    ),
+    "a3c": AlgorithmEntry(
+        "corral.algos.a2c", "A2c", "A3C: a2c in workers that nobody waits for, by a parameter server", _ALL,
+        _SHARED | {"exchange": "param_server", "mode": "async"},
+    ),
+    "gala": AlgorithmEntry(
+        "corral.algos.a2c", "A2c", "GALA: a2c in workers that gossip with a neighbour", _ALL,
+        _SHARED | {"exchange": "gossip", "mode": "async", "graph": "ring"},
+    ),
+    "paac": AlgorithmEntry(
+        "corral.algos.a2c", "A2c", "PAAC: a2c with one learner and many environments in worker processes", _ALL,
+        {"backend": "process", "num_envs": 32},
     ),
 }  # fmt: skip
 

@@ -61,6 +61,16 @@ class RunningMoments:
         if other.count:
             self._merge(other.count, other.mean, other._squares)
 
+    def since(self, before: RunningMoments) -> RunningMoments:
+        """What was seen after `before`, which is a copy of this one from then."""
+        new = RunningMoments(self.mean.shape)
+        new.count = self.count - before.count
+        if new.count:
+            new.mean = (self.count * self.mean - before.count * before.mean) / new.count
+            apart = np.square(new.mean - before.mean) * (before.count * new.count / self.count)
+            new._squares = np.maximum(self._squares - before._squares - apart, 0.0)
+        return new
+
     def _merge(self, count: int, mean: Array, squares: Array) -> None:
         total = self.count + count
         delta = mean - self.mean

@@ -54,11 +54,13 @@ class Learner:
         self.skipped = 0
         """Updates left out because they were not finite."""
         self._bad_in_a_row = 0
+        self._lr = 0.0
 
     def step(self, sample: Sample, progress: float) -> list[LossOutput]:
         """Learn from one batch: prepare it, and update once per minibatch."""
+        self._lr = self.algo.learning_rate(progress)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.algo.learning_rate(progress)
+            group["lr"] = self._lr
         with np.errstate(all="ignore"):  # what is not finite is looked for, and reported, once per update
             return self._updates(sample, progress)
 
@@ -71,7 +73,9 @@ class Learner:
             output = self.compute(minibatch, progress)
             if not math.isfinite(output.loss):
                 self.flat.grad.fill_(math.nan)  # though it may be finite: learners that share it must all leave it out
-            verdict = self._exchange.grads(self.flat.grad, output.rows, stop=output.stop, last=last)
+            if self._exchange.clips_first and not output.stop:
+                self._clip(output)
+            verdict = self._exchange.grads(self.flat.grad, output.rows, self._lr, stop=output.stop, last=last)
             if verdict == "stop":
                 break
             if verdict == "skip" or self._usable(output, sample):
@@ -80,7 +84,7 @@ class Learner:
             if self._exchange.over:
                 break
         if empty:  # others would wait for this learner's part
-            self._exchange.grads(self.flat.grad.zero_(), 0, stop=True)
+            self._exchange.grads(self.flat.grad.zero_(), 0, self._lr, stop=True)
         self._observe(sample.batch)
         return outputs
 
@@ -106,11 +110,8 @@ class Learner:
 
     def _usable(self, output: LossOutput, sample: Sample) -> bool:
         """Clip the gradient; False, with a report, where it is not finite."""
-        norm, loss = float(self.flat.grad.norm()), output.loss
-        output.metrics["loss/grad_norm"] = norm
+        norm, loss = self._clip(output), output.loss
         if math.isfinite(norm) and math.isfinite(loss):
-            if norm > self.algo.max_grad_norm:
-                self.flat.grad.mul_(self.algo.max_grad_norm / (norm + 1e-6))
             self._bad_in_a_row = 0
             return True
         self.skipped += 1
@@ -123,6 +124,14 @@ class Learner:
                 "the rewards' scale."
             )
         return False
+
+    def _clip(self, output: LossOutput) -> float:
+        """Scale the gradient down to the largest norm that it may have; returns what it was."""
+        norm = float(self.flat.grad.norm())
+        output.metrics.setdefault("loss/grad_norm", norm)
+        if math.isfinite(norm) and norm > self.algo.max_grad_norm:
+            self.flat.grad.mul_(self.algo.max_grad_norm / (norm + 1e-6))
+        return norm
 
     def _observe(self, batch: Trajectory | Transitions) -> None:
         """Let the network's normalisation see what it has learned from, after the fact: ratios stay exact."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from corral.types import Array
+
 _EPSILON = 1e-8
 
 
@@ -56,3 +58,14 @@ class ObsNorm(nn.Module):
         self.squares += moments[size:-1] + delta.square() * (self.count * n / total)
         self.mean += delta * (n / total)
         self.count.copy_(total)
+
+
+def merged(known: Array | None, more: Array) -> Array:
+    """Moments of all rows that either of these has seen."""
+    if known is None:
+        return more
+    norm = ObsNorm(len(more) // 2)
+    norm.merge(torch.from_numpy(known))
+    norm.merge(torch.from_numpy(more))
+    both: Array = torch.cat([norm.mean, norm.squares, norm.count.reshape(1)]).numpy()
+    return both

@@ -17,10 +17,11 @@ from typing import Any
 
 import cloudpickle
 
+from corral.connection import Closed, Connection
 from corral.encoding import BadMessage, Buffer, Value, decode, encode
 from corral.envs.sentry import Sentry
 from corral.envs.worker_handle import THREAD_VARIABLES, plug_stdio, shared_memory
-from corral.runtimes import connection as co
+from corral.runtimes import frames
 from corral.runtimes.contract import Call, Handle, MakeRole, RoleLost, Runtime, raised
 
 _BOOT = "import sys; sys.path[:] = {path!r}; from corral.runtimes.process_child import main; main({args})"
@@ -75,7 +76,7 @@ class _Process(Handle):
             )  # fmt: skip
         os.close(job_fd)
         sentry.guard(self._process.pid)
-        self.connection = co.Connection(ours, _SEND_S)
+        self.connection = Connection(ours, _SEND_S)
         self._seen = time.monotonic()
 
     @property
@@ -90,22 +91,22 @@ class _Process(Handle):
         call = _Call(self, method)
         self._number += 1
         self._calls[self._number] = call
-        self._send(co.CALL, self._number, encode([method, [_plain(arg) for arg in args]]))
+        self._send(frames.CALL, self._number, encode([method, [_plain(arg) for arg in args]]))
         return call
 
     def tell(self, key: str, value: Value) -> None:
         if isinstance(value, Shared):
             if key not in value.frames:
                 value.frames[key] = encode([key, value.value])
-            self._send(co.TELL, 0, value.frames[key])
+            self._send(frames.TELL, 0, value.frames[key])
         else:
-            self._send(co.TELL, 0, encode([key, value]))
+            self._send(frames.TELL, 0, encode([key, value]))
 
     def _send(self, kind: int, number: int, parts: list[Buffer]) -> None:
         if self.lost is None:
             try:
                 self.connection.send(kind, number, parts)
-            except co.Closed as error:
+            except Closed as error:
                 self.lose(f"it takes no messages: {error}")
 
     def read(self) -> None:
@@ -116,9 +117,9 @@ class _Process(Handle):
             while (frame := self.connection.read(wait=False)) is not None:
                 self._seen = time.monotonic()
                 kind, number, body = frame
-                if kind == co.ANSWER and number in self._calls:
+                if kind == frames.ANSWER and number in self._calls:
                     self._calls.pop(number).answer = decode(body)
-        except (co.Closed, BadMessage) as error:
+        except (Closed, BadMessage) as error:
             self.lose(str(error))
 
     def check(self) -> None:
@@ -144,7 +145,7 @@ class _Process(Handle):
 
     def say_close(self) -> None:
         """Ask it to end."""
-        self._send(co.CLOSE, 0, [])
+        self._send(frames.CLOSE, 0, [])
 
     def wait_closed(self, until: float) -> None:
         """Wait for it to end by itself, then end it."""

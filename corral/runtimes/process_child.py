@@ -20,9 +20,10 @@ from typing import Any
 
 import cloudpickle
 
+from corral.connection import Closed, Connection
 from corral.encoding import Buffer, decode, encode
 from corral.envs.worker import end_with_parent, leave
-from corral.runtimes import connection as co
+from corral.runtimes import frames
 from corral.runtimes.contract import Mailbox, Role, kind_of
 
 _ALIVE_S = 1.0
@@ -38,18 +39,18 @@ def main(socket_fd: int, job_fd: int, dump_fd: int, parent_pid: int) -> None:
     dump = os.fdopen(dump_fd, "w")
     faulthandler.enable(dump)
     faulthandler.register(signal.SIGUSR1, dump, all_threads=True)
-    connection = co.Connection(socket.socket(fileno=socket_fd), None)
+    connection = Connection(socket.socket(fileno=socket_fd), None)
     mailbox = Mailbox()
     calls: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()  # bounded by who waits for the answers
     threading.Thread(target=_read, args=(connection, mailbox, calls), daemon=True).start()
     threading.Thread(target=_say_alive, args=(connection,), daemon=True).start()
-    with contextlib.suppress(co.Closed):
+    with contextlib.suppress(Closed):
         _serve(connection, mailbox, calls, job_fd)
     leave()
 
 
 def _serve(
-    connection: co.Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tuple[int, Any] | None], job_fd: int
+    connection: Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tuple[int, Any] | None], job_fd: int
 ) -> None:
     role: Role = None
     broken: dict[str, str] | None = None
@@ -77,11 +78,11 @@ def _serve(
         sender.join()
 
 
-def _send(connection: co.Connection, answers: queue.SimpleQueue[tuple[int, list[Buffer]] | None]) -> None:
+def _send(connection: Connection, answers: queue.SimpleQueue[tuple[int, list[Buffer]] | None]) -> None:
     """Send answers while the role goes on: a parent that is busy reads large ones when it gets to it."""
-    with contextlib.suppress(co.Closed):
+    with contextlib.suppress(Closed):
         while (answer := answers.get()) is not None:
-            connection.send(co.ANSWER, *answer)
+            connection.send(frames.ANSWER, *answer)
 
 
 def _answer(role: Role, method: str, args: list[Any]) -> list[Buffer]:
@@ -91,14 +92,14 @@ def _answer(role: Role, method: str, args: list[Any]) -> list[Buffer]:
         return encode(_told(error))
 
 
-def _read(connection: co.Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tuple[int, Any] | None]) -> None:
-    with contextlib.suppress(co.Closed):
+def _read(connection: Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tuple[int, Any] | None]) -> None:
+    with contextlib.suppress(Closed):
         while (frame := connection.read(wait=True)) is not None:
             kind, number, body = frame
-            if kind == co.CLOSE:
+            if kind == frames.CLOSE:
                 break
             value = decode(body)
-            if kind == co.CALL:
+            if kind == frames.CALL:
                 calls.put((number, value))
             else:
                 mailbox.put(*value)
@@ -106,10 +107,10 @@ def _read(connection: co.Connection, mailbox: Mailbox, calls: queue.SimpleQueue[
     calls.put(None)
 
 
-def _say_alive(connection: co.Connection) -> None:
-    with contextlib.suppress(co.Closed):
+def _say_alive(connection: Connection) -> None:
+    with contextlib.suppress(Closed):
         while not connection.closed:
-            connection.send(co.ALIVE, 0)
+            connection.send(frames.ALIVE, 0)
             time.sleep(_ALIVE_S)
 
 

@@ -23,6 +23,8 @@ from corral.types import EnvSpec, LossOutput, Sample
 
 Note = Callable[[str, str], None]
 """Takes the kind of an event, and what happened."""
+MakeExchange = Callable[[torch.nn.Module], Exchange]
+"""Makes the exchange of a learner from its network."""
 
 
 class Topology(ABC):
@@ -37,7 +39,7 @@ class Topology(ABC):
         self.device = find_device(experiment.device)
         self.env_steps = 0
 
-    def _build_learner(self, spec: EnvSpec, others: int = 0, exchange: Exchange | None = None) -> None:
+    def _build_learner(self, spec: EnvSpec, others: int = 0, make_exchange: MakeExchange | None = None) -> None:
         """Network, learner and store for environments that look like `spec`; `others` are threads of other parts."""
         experiment, seed = self.experiment, self.experiment.seed
         self.spec = spec
@@ -48,6 +50,7 @@ class Topology(ABC):
         self.precision = choose(experiment.precision, self.model, trial, self.device)
         order = torch.Generator().manual_seed(seeding.part_seed(seed, "train", "learning"))
         report = lambda text: self._note("not_finite", text)  # noqa: E731 - one line is clearer here
+        exchange = None if make_exchange is None else make_exchange(self.model)
         self.learner = Learner(self.algo, self.model, order, self.precision, exchange, report)
         self.store = self._make_store()
 
@@ -117,6 +120,10 @@ def make_topology(experiment: Experiment, note: Note) -> Topology:
         from corral.topologies.sync import Sync
 
         return Sync(experiment, note)
+    if experiment.topology == "data_parallel":
+        from corral.topologies.data_parallel import DataParallel
+
+        return DataParallel(experiment, note)
     from corral.topologies.actor_learner import ActorLearner
 
     return ActorLearner(experiment, note)

@@ -17,9 +17,11 @@ from corral.data.pack import pack, unpack, unpack_transitions
 from corral.encoding import Value
 from corral.errors import RunFailed
 from corral.experiment import Experiment
-from corral.learn.exchange.all_reduce import AllReduce, PeerLost, open_store
+from corral.learn.exchange.all_reduce import AllReduce, open_store
+from corral.learn.exchange.contract import PeerLost
 from corral.learn.learner import Learner
 from corral.learn.precision import Precision, find_device
+from corral.learn.state import to_arrays, to_tensors
 from corral.learn.threads import set_threads
 from corral.runtimes.contract import Mailbox, MakeRole, RoleLost, Runtime
 from corral.topologies.build import build_model, make_algorithm
@@ -55,7 +57,7 @@ class Peer:
     def load(self, state: Value) -> Value:
         """Take over the first learner's state, but for the order in which to go through a batch."""
         order = self._learner.state_dict()["rng"]
-        self._learner.load_state_dict({**_tensors(state), "rng": order})
+        self._learner.load_state_dict({**to_tensors(state), "rng": order})
         return True
 
     def meet(self, *where: Value) -> Value:
@@ -163,7 +165,7 @@ class Team:
         for _ in range(_TRIES):
             self.part()
             here = [member for member in self.members if member.alive and not member.calls]
-            state = self._runtime.share(_arrays(self._learner.state_dict()))
+            state = self._runtime.share(to_arrays(self._learner.state_dict()))
             for member in here:
                 member.call("load", state)
             self._collect(here, _BUILD_S)
@@ -217,16 +219,3 @@ def _split(batch: Trajectory | Transitions, parts: int) -> list[Trajectory] | li
 def _rows(batch: Transitions, rows: slice) -> Transitions:
     values = {f.name: getattr(batch, f.name) for f in fields(batch)}
     return Transitions(**{name: tree_map(lambda leaf: leaf[rows], value) for name, value in values.items()})
-
-
-def _arrays(state: Any) -> Value:
-    """A learner's state, with arrays in place of tensors."""
-    if isinstance(state, dict):
-        return {key: _arrays(value) for key, value in state.items()}
-    return state.detach().cpu().numpy().copy() if isinstance(state, torch.Tensor) else state
-
-
-def _tensors(state: Value) -> Any:
-    if isinstance(state, dict):
-        return {key: _tensors(value) for key, value in state.items()}
-    return torch.from_numpy(np.array(state)) if isinstance(state, np.ndarray) else state

@@ -14,7 +14,7 @@ from corral.acting.sampler import Sampler
 from corral.envs.normalize import NormalizedVecEnv
 from corral.experiment import Experiment
 from corral.topologies.build import make_train_vec
-from corral.topologies.contract import Note, Topology
+from corral.topologies.contract import MakeExchange, Note, Topology
 
 
 class Sync(Topology):
@@ -23,17 +23,21 @@ class Sync(Topology):
     On one machine a run is then the same however often it was stopped and resumed.
     """
 
-    def __init__(self, experiment: Experiment, note: Note):
+    def __init__(
+        self, experiment: Experiment, note: Note, make_exchange: MakeExchange | None = None, cores: int | None = None
+    ):
         super().__init__(experiment, note)
         self.vec = make_train_vec(
-            experiment, experiment.num_envs, experiment.seed, experiment.backend, experiment.workers
+            experiment, experiment.num_envs, experiment.seed, experiment.backend, experiment.workers, cores
         )
+        self._crew: tuple[int, int] | None = None
+        self._rows = 0  # steps since it became one of several
         self.vec.record_episodes()
         if self.vec.chosen is not None:  # another time `auto` might choose another, and random numbers differ with it
             chosen: dict[str, Any] = dict(zip(("backend", "workers"), self.vec.chosen, strict=True))
             self.experiment = replace(experiment, **chosen)
         try:
-            self._build_learner(self.vec.spec)
+            self._build_learner(self.vec.spec, make_exchange=make_exchange)
             if isinstance(self.vec, NormalizedVecEnv):
                 self.vec.scale_later = self.algo.data.reuse == "replay"
             self._rng = np.random.default_rng(seeding.part_seed(experiment.seed, "train", "acting"))
@@ -45,6 +49,20 @@ class Sync(Topology):
             raise
         self._rollouts: Iterator[Any] | None = None
 
+    def join_in(self, base: int, crew: int) -> None:
+        """From now on it is one of `crew` that have made `base` steps together, and go on in step."""
+        self._crew, self._rows = (base, crew), 0
+
+    @property
+    def progress(self) -> float:
+        """Share of the run's steps that are done. One of several counts for all, also what was faulty: rates of
+        learning are then the same everywhere.
+        """
+        if self._crew is None:
+            return super().progress
+        base, crew = self._crew
+        return min(1.0, (base + crew * self._rows) / self.experiment.steps)
+
     def advance(self) -> dict[str, list[float]]:
         """Act for a fragment, then learn while the store gives batches; returns what the losses said."""
         if self._rollouts is None:
@@ -52,6 +70,7 @@ class Sync(Topology):
         self.policy.progress = self.progress
         self.sampler.version = self.learner.version
         traj = next(self._rollouts)
+        self._rows += traj.faulty.size
         self.env_steps += int(traj.faulty.size - traj.faulty.sum())
         self.store.progress, self.store.reward_scale = self.progress, getattr(self.vec, "reward_scale", 1.0)
         self.store.put(traj)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from corral.learn.exchange.all_reduce import AllReduce, PeerLost, open_store
+from corral.learn.exchange.all_reduce import AllReduce, open_store
+from corral.learn.exchange.contract import PeerLost
 from corral.learn.exchange.local import Local
 from corral.learn.learner import Learner
 from corral.learn.precision import Precision
@@ -19,9 +20,9 @@ from corral.types import EnvSpec, LossOutput, Sample, Transitions
 def test_one_learner_alone_keeps_its_gradient(make):
     exchange, grad = make(), torch.randn(7)
     before = grad.clone()
-    assert exchange.grads(grad, 3) == "apply"
+    assert exchange.grads(grad, 3, 0.1) == "apply"
     assert torch.equal(grad, before)
-    assert exchange.grads(grad, 3, stop=True) == "stop"
+    assert exchange.grads(grad, 3, 0.1, stop=True) == "stop"
     (values,) = exchange.share(grad)
     assert torch.equal(values, before)
 
@@ -53,7 +54,7 @@ def test_gradients_are_averaged_by_rows_and_equal_bit_by_bit_everywhere():
 
     def work(exchange, rank):
         grad = torch.from_numpy(own[rank].copy())
-        assert exchange.grads(grad, rows[rank]) == "apply"
+        assert exchange.grads(grad, rows[rank], 0.1) == "apply"
         return grad.numpy()
 
     results = together(work)
@@ -65,14 +66,14 @@ def test_gradients_are_averaged_by_rows_and_equal_bit_by_bit_everywhere():
 def test_gradients_of_losses_that_are_sums_add_up():
     def work(exchange, rank):
         grad = torch.full((4,), float(rank + 1))
-        exchange.grads(grad, 0)
+        exchange.grads(grad, 0, 0.1)
         return grad.tolist()
 
     assert together(work) == [[6.0] * 4] * 3
 
 
 def test_when_one_stops_all_do():
-    assert together(lambda exchange, rank: exchange.grads(torch.ones(4), 2, stop=rank == 1)) == ["stop"] * 3
+    assert together(lambda exchange, rank: exchange.grads(torch.ones(4), 2, 0.1, stop=rank == 1)) == ["stop"] * 3
 
 
 def test_what_is_shared_comes_in_the_same_order_everywhere():
@@ -84,10 +85,10 @@ def test_what_is_shared_comes_in_the_same_order_everywhere():
 
 def test_one_that_leaves_in_the_middle_is_noticed_by_the_others_at_once():
     def work(exchange, rank):
-        exchange.grads(torch.ones(1000), 1)
+        exchange.grads(torch.ones(1000), 1, 0.1)
         if rank < 2:
             with pytest.raises(PeerLost):
-                exchange.grads(torch.ones(1000), 1)
+                exchange.grads(torch.ones(1000), 1, 0.1)
         return "went on"
 
     assert together(work, timeout_s=600) == ["went on"] * 3  # the threads have a minute

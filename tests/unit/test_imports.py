@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "corral"
 # Each part may import itself, the parts before it in its row, and what those may.
-_BASE = {"types", "spaces", "errors", "seeding", "encoding", "cores"}
+_BASE = {"types", "spaces", "errors", "seeding", "encoding", "connection", "cores"}
 _MODELS = _BASE | {"ops", "nets"}
 ALLOWED = {
     "__main__": {"cli"},
@@ -20,18 +20,20 @@ ALLOWED = {
     "spaces": {"errors"},
     "types": {"spaces", "errors"},
     "encoding": {"types"},
+    "connection": {"encoding"},
     "ops": _BASE,
     "nets": _BASE | {"ops"},
     "envs": _BASE,
     "data": _BASE,
     "acting": _MODELS | {"envs"},
     "algos": _MODELS | {"acting"},
-    "learn": _MODELS | {"algos"},
+    "learn": _MODELS | {"algos", "sharing"},
     "overrides": {"errors"},
     "presets": {"errors", "envs"},
-    "experiment": _BASE | {"algos", "envs", "overrides", "presets"},
+    "sharing": {"errors", "learn"},
+    "experiment": _BASE | {"algos", "envs", "overrides", "presets", "sharing"},
     "runtimes": _BASE | {"envs"},
-    "topologies": _MODELS | {"acting", "algos", "data", "envs", "experiment", "learn", "runtimes"},
+    "topologies": _MODELS | {"acting", "algos", "data", "envs", "experiment", "learn", "runtimes", "sharing"},
     "runs": _MODELS
     | {"acting", "algos", "data", "envs", "experiment", "learn", "overrides", "presets", "runtimes", "topologies"},
     "training": {"errors", "envs", "experiment", "runs"},

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
-from corral.learn.exchange.contract import Verdict
+from corral.learn.compress.choose import Compress
+from corral.learn.compress.feedback import Compression
+from corral.learn.exchange.contract import PeerLost, Verdict
+from corral.learn.exchange.dial import own_address
+from corral.learn.exchange.hooks import HookedReduction
 
 _dist: Any = distributed  # its stubs leave out half of it
-
-
-class PeerLost(Exception):
-    """Another learner is gone, or has not come to an update in time; the group is closed."""
+_HEAD = 4  # numbers that go along with a gradient: rows, stop, last, not finite
 
 
 class AllReduce:
@@ -24,15 +25,29 @@ class AllReduce:
     `grad = sum_k n_k grad_k / sum_k n_k`, or `sum_k grad_k` of losses that are sums. Alone until `join`.
 
     Groups come and go with their members, and several learners may be threads of one process (in tests), so this has
-    process groups of its own instead of torch's one group per process.
+    process groups of its own instead of torch's one group per process. With a compression, torch's own hooks reduce
+    where there is one; codes, which cannot be added up, are gathered, and everybody adds up the same gradients.
     """
 
-    def __init__(self) -> None:
+    clips_first = False
+
+    def __init__(
+        self, compress: Compress | None = None, *, feedback: bool = True, momentum: float = 0.0, seed: int = 0,
+        params: list[nn.Parameter] | None = None,
+    ):  # fmt: skip
+        self._compress, self._feedback, self._momentum, self._seed = compress, feedback, momentum, seed
+        self._params = params
+        self._compression: Compression | None = None
+        self._hooked: HookedReduction | None = None
         self._group: Any = None
         self._store: Any = None
         self._buffer = torch.zeros(0)
         self._size = 1
         self.over = False
+        self._updates = 0
+        self._sent = 0.0
+
+    # -- together ----------------------------------------------------------------------------------------------
 
     def join(self, host: str, port: int, group: int, rank: int, size: int, timeout_s: float) -> None:
         """Meet the others at the store of `host:port`, as member `rank` of `size` of this group.
@@ -49,38 +64,103 @@ class AllReduce:
             options = _dist.ProcessGroupGloo._Options()
             options._timeout = patience
             # By default gloo listens where the machine's own name leads, which is nowhere on many a laptop.
-            options._devices = [_dist.ProcessGroupGloo.create_device(hostname=_own_address(host, port))]
+            options._devices = [_dist.ProcessGroupGloo.create_device(hostname=own_address(host, port))]
             self._group = _dist.ProcessGroupGloo(_dist.PrefixStore(str(group), self._store), rank, size, options)
         except (RuntimeError, OSError) as error:
             self.leave()
             raise PeerLost(_first_line(error)) from error
 
+    def begin(self, weights: Tensor, turn: int, crew: int) -> None:
+        """Everybody has the same weights."""
+
+    def end(self) -> None:
+        """Everybody makes the same updates."""
+
     def leave(self) -> None:
         """Close the group; others that wait for this learner notice."""
-        self._group = self._store = None
+        self._group = self._store = self._hooked = None
         self._size = 1
 
-    def grads(self, grad: Tensor, rows: int, *, stop: bool = False, last: bool = False) -> Verdict:
+    def metrics(self) -> dict[str, float]:
+        """Bytes that this learner sends for an update, as the ring algorithms of gloo do."""
+        return {"exchange/bytes_per_update": self._sent / max(1, self._updates)}
+
+    # -- updates -----------------------------------------------------------------------------------------------
+
+    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
         """Reduce."""
         self.over = False
         if self._size == 1:
             return "stop" if stop else "apply"
+        self._updates += 1
+        if self._compress is None:
+            return self._reduce_whole(grad, rows, stop, last)
+        if self._compress.hook is None:
+            return self._gather_codes(self._compress, grad, rows, stop, last)
+        return self._reduce_hooked(self._compress, grad, rows, stop, last)
+
+    def _reduce_whole(self, grad: Tensor, rows: int, stop: bool, last: bool) -> Verdict:
         count = grad.numel()
-        if self._buffer.numel() != count + 3:
-            self._buffer = torch.zeros(count + 3)
+        if self._buffer.numel() != count + _HEAD:
+            self._buffer = torch.zeros(count + _HEAD)
         buffer = self._buffer
         buffer[:count].copy_(grad)
         if rows:
             buffer[:count].mul_(rows)
-        buffer[count], buffer[count + 1], buffer[count + 2] = rows, stop, last
-        self._wait("allreduce", [buffer])
-        total, stopped, over = buffer[count:].tolist()
+        buffer[count:] = torch.tensor([rows, stop, last, 0.0])
+        self._reduce(buffer)
+        total, stopped, over, _ = buffer[count:].tolist()
         self.over = bool(over)
         if stopped:
             return "stop"
         if total:
             buffer[:count].div_(total)
         grad.copy_(buffer[:count])
+        return "apply"
+
+    def _gather_codes(self, compress: Compress, grad: Tensor, rows: int, stop: bool, last: bool) -> Verdict:
+        own = grad.detach().cpu().numpy()
+        if self._compression is None or self._compression.count != len(own):
+            self._compression = Compression(
+                compress.codec, len(own), self._seed, feedback=self._feedback, momentum=self._momentum
+            )
+        finite = bool(np.isfinite(own).all())
+        code = self._compression.pack(own) if finite and not stop else np.zeros(self._compression.size, np.uint8)
+        head = np.array([rows, stop, last, not finite], np.float32)
+        messages = self._gather(torch.from_numpy(np.concatenate([head.view(np.uint8), code])))
+        heads = np.stack([m[: 4 * _HEAD].numpy().view(np.float32) for m in messages])
+        total, stopped, over, bad = heads.sum(0)
+        self.over = bool(over)
+        if stopped or bad:
+            if finite and not stop:
+                self._compression.put_back(code)  # nobody used it
+            grad.fill_(float("nan"))
+            return "stop" if stopped else "apply"
+        mean = np.zeros(len(own), np.float32)
+        for (n, *_), message in zip(heads, messages, strict=True):
+            part = self._compression.unpack(message[4 * _HEAD :].numpy())
+            mean += part * n if total else part
+        grad.copy_(torch.from_numpy(mean / total if total else mean))
+        return "apply"
+
+    def _reduce_hooked(self, compress: Compress, grad: Tensor, rows: int, stop: bool, last: bool) -> Verdict:
+        if self._hooked is None:
+            assert self._params is not None
+            assert compress.hook is not None
+            self._hooked = HookedReduction(compress.hook, compress.rank, self._group, self._params, self._feedback)
+        head = torch.tensor([rows, stop, last, not bool(torch.isfinite(grad).all())], dtype=torch.float32)
+        self._reduce(head)
+        total, stopped, over, bad = head.tolist()
+        self.over = bool(over)
+        if stopped or bad:
+            grad.fill_(float("nan"))
+            return "stop" if stopped else "apply"
+        grad.mul_(rows * self._size / total if total else self._size)  # the hooks divide by the number of learners
+        try:
+            reduced = self._hooked.reduce(grad)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        self._sent += self._ring(reduced)
         return "apply"
 
     def params(self, weights: Tensor) -> None:
@@ -90,10 +170,23 @@ class AllReduce:
         """Gather."""
         if self._size == 1:
             return [values]
-        own = values.detach().cpu().contiguous()
+        return [each.to(values.device) for each in self._gather(values.detach().cpu().contiguous())]
+
+    # -- collectives -------------------------------------------------------------------------------------------
+
+    def _ring(self, size: float) -> float:
+        """Bytes that one member sends to reduce so many."""
+        return 2 * (self._size - 1) / self._size * size
+
+    def _reduce(self, buffer: Tensor) -> None:
+        self._sent += self._ring(4 * buffer.numel())
+        self._wait("allreduce", [buffer])
+
+    def _gather(self, own: Tensor) -> list[Tensor]:
+        self._sent += (self._size - 1) * own.numel() * own.element_size()
         gathered = [torch.empty_like(own) for _ in range(self._size)]
         self._wait("allgather", [gathered], [own])
-        return [each.to(values.device) for each in gathered]
+        return gathered
 
     def _wait(self, operation: str, *args: Any) -> None:
         try:
@@ -101,20 +194,16 @@ class AllReduce:
                 raise RuntimeError("the group is closed")
             getattr(self._group, operation)(*args).wait()
         except RuntimeError as error:
-            self.leave()
-            raise PeerLost(_first_line(error)) from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> PeerLost:
+        self.leave()
+        return PeerLost(_first_line(error))
 
 
 def open_store(host: str) -> Any:
     """Where learners meet; `port` says at which port of this host."""
     return _dist.TCPStore(host, 0, None, True, timedelta(seconds=60), wait_for_workers=False)
-
-
-def _own_address(host: str, port: int) -> str:
-    """The address of this machine by which it reaches that host."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))  # sends nothing
-        return str(probe.getsockname()[0])
 
 
 def _first_line(error: BaseException) -> str:

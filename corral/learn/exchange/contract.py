@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -10,21 +10,46 @@ Verdict = Literal["apply", "skip", "stop"]
 
 
 class Exchange(Protocol):
-    """Called by the learner around the optimizer; those of all learners are called alike, and equally often."""
+    """Called by the learner around the optimizer."""
 
     over: bool
     """Whether the update under way is the last of somebody's batch, and so of everybody's."""
+    clips_first: bool
+    """Whether a learner's gradient is clipped by itself, before it leaves, instead of everybody's mean."""
 
-    def grads(self, grad: Tensor, rows: int, *, stop: bool = False, last: bool = False) -> Verdict:
+    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
         """Share a gradient, and put everybody's in its place.
 
-        It is the mean over `rows` rows, or a sum if that is 0. apply: clip it and step; skip: somebody else has
-        done that; stop: one of the learners wants no more updates from its batch, so nobody makes this one. `last`
-        says that there will be no other from this learner's batch.
+        It is the mean over `rows` rows, or a sum if that is 0, and to be applied with this rate. apply: clip it and
+        step; skip: somebody else has done that, and the weights are new; stop: no more updates from this batch.
+        `last` says that there will be no other from this learner's batch.
         """
 
     def params(self, weights: Tensor) -> None:
         """Share the weights after a step."""
 
     def share(self, values: Tensor) -> list[Tensor]:
-        """Everybody's values, in the same order everywhere."""
+        """Moments of observations: this learner's own, and those of others that it has not been given yet."""
+
+
+class Joint(Exchange, Protocol):
+    """An exchange of several learners, who meet, and then work for a turn at a time."""
+
+    def join(self, *where: Any) -> None:
+        """Meet the others; PeerLost when they do not come in time. Joining again leaves those of before."""
+
+    def begin(self, weights: Tensor, turn: int, crew: int) -> None:
+        """A turn of `crew` learners begins, with these weights, which the exchange may change from now on."""
+
+    def end(self) -> None:
+        """The turn is over for this learner: nobody is to wait for it until it begins another."""
+
+    def leave(self) -> None:
+        """Leave the others; whoever waits for this learner notices."""
+
+    def metrics(self) -> dict[str, float]:
+        """Bytes and whatever else there is to tell, since the beginning."""
+
+
+class PeerLost(Exception):
+    """Another learner, or a server, is gone, or has not come in time; the exchange is of no use until `join`."""

@@ -11,8 +11,9 @@ class Local:
     """Keeps gradients and weights to itself."""
 
     over = False  # it knows itself
+    clips_first = False
 
-    def grads(self, grad: Tensor, rows: int, *, stop: bool = False, last: bool = False) -> Verdict:
+    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
         """Apply them."""
         return "stop" if stop else "apply"
 

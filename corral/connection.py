@@ -13,11 +13,6 @@ from corral.encoding import MOST_BYTES, Buffer, size_of
 _FRAME = struct.Struct("<BIQ")  # kind, number of the call, bytes that follow
 _MOST_PARTS = 64  # buffers per system call; the kernel takes at most 1024
 
-# parent to role
-CALL, TELL, CLOSE = range(3)
-# role to parent
-ANSWER, ALIVE = range(10, 12)
-
 
 class Closed(Exception):
     """The other side is gone, or does not read."""
@@ -53,10 +48,10 @@ class Connection:
                 self.closed = True
                 raise Closed(str(error)) from error
 
-    def read(self, *, wait: bool) -> tuple[int, int, bytearray] | None:
+    def read(self, *, wait: bool, timeout_s: float | None = None) -> tuple[int, int, bytearray] | None:
         """The next frame: kind, number and body; None when it is not complete and `wait` is false.
 
-        Closed at the end.
+        Closed at the end, and when nothing comes for `timeout_s`.
         """
         while True:
             target = self._head if self._body is None else self._body
@@ -66,7 +61,8 @@ class Connection:
                 except BlockingIOError:
                     if not wait:
                         return None
-                    self._poll(select.POLLIN, None)
+                    if not self._poll(select.POLLIN, timeout_s):
+                        raise Closed(f"nothing came for {timeout_s:g} s") from None
                     continue
                 except OSError as error:
                     raise Closed(str(error)) from error

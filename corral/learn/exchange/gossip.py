@@ -1,0 +1,247 @@
+"""Learners without a centre: each learns by itself, and mixes its weights with those of a few others.
+
+Stochastic gradient push (Assran et al. 2019): learner `i` has `x_i` and a weight `w_i`, learns with `z_i = x_i / w_i`,
+and after each step `x_i <- x_i + dz` sends equal shares of `(x_i, w_i)` to whom the graph says, keeps one, and adds
+what has come in. Whatever the graph and the delays, sums over all learners stay the same, so that `z` goes to the mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corral.connection import Closed, Connection
+from corral.encoding import BadMessage, decode, encode, size_of
+from corral.learn.compress.codecs import Codec
+from corral.learn.exchange.contract import PeerLost, Verdict
+from corral.learn.exchange.dial import Listener, dial
+from corral.learn.exchange.graph import Graph, receivers, senders
+from corral.nets.obs_norm import merged
+from corral.types import Array
+
+_SHARE, _REST, _MOMENTS = range(3)
+_PATIENCE_S = 60.0  # with somebody who neither sends nor rests nor goes
+_LEAST = 0.2  # who has less weight than this left keeps it until something comes in: steps are divided by it
+
+
+class Gossip:
+    """One learner's side.
+
+    `sync`: a round waits for all that is sent in it. `lag`: for what was sent `lag` rounds before. `async`: for
+    nothing. A learner that is gone is left out, by those who send to it and by those who wait for it.
+    """
+
+    over = False
+    clips_first = False
+
+    def __init__(self, graph: Graph, mode: Literal["sync", "async", "lag"], lag: int, codec: Codec, host: str,
+                 secret: bytes):  # fmt: skip
+        self._graph: Graph = graph
+        self._mode, self._codec, self._secret = mode, codec, secret
+        self._lag = 0 if mode == "sync" else lag
+        self._rng = np.random.default_rng(0)
+        self._rank, self._peers, self._meeting = 0, list[tuple[str, int]](), -1
+        self._outgoing: dict[int, Connection] = {}
+        self._x = self._z = torch.zeros(0)
+        self._greeted = False
+        self._weight = 1.0
+        self._turn, self._number = 0, 0
+        self._change = threading.Condition()
+        self._inbox: dict[tuple[int, int, int], tuple[Array, float]] = {}  # (turn, round, sender) -> share
+        self._heard: dict[int, tuple[int, int]] = {}  # sender -> turn and round of its last share
+        self._rested: dict[int, int] = {}  # sender -> its last turn
+        self._gone: set[int] = set()
+        self._unseen: Array | None = None
+        self._updates = self._bytes = 0
+        self._distance = self._error = 0.0
+        self._listener = Listener(host, secret, self._serve, _PATIENCE_S)
+        self.port = self._listener.port
+
+    # -- together ----------------------------------------------------------------------------------------------
+
+    def join(self, peers: list[tuple[str, int]], rank: int, meeting: int) -> None:
+        """Know the others from now on, all with a weight of 1; what is under way from before is of no use."""
+        self._hang_up()
+        with self._change:
+            self._peers, self._rank, self._meeting = [tuple(peer) for peer in peers], rank, meeting  # type: ignore[misc]
+            self._inbox.clear()
+            self._rested.clear()
+            self._heard.clear()
+            self._gone.clear()
+        self._x, self._weight, self._greeted = torch.zeros(0), 1.0, False
+
+    def begin(self, weights: Tensor, turn: int, crew: int) -> None:
+        """Rounds are counted anew in every turn."""
+        self._turn, self._number = turn, 0
+        if not self._greeted:
+            self._tell_all(_REST, {"turn": -1})  # whoever is connected is missed at once when it is gone
+            self._greeted = True
+        if self._x.numel() != weights.numel():
+            self._x, self._weight = weights.detach().clone(), 1.0
+            self._z = weights.detach().clone()
+
+    def end(self) -> None:
+        """Rest."""
+        self._tell_all(_REST, {"turn": self._turn})
+
+    def leave(self) -> None:
+        """Nobody is known."""
+        self._hang_up()
+        self._peers = []
+
+    def close(self) -> None:
+        """For good."""
+        self.leave()
+        self._listener.close()
+
+    def _hang_up(self) -> None:
+        for connection in self._outgoing.values():
+            connection.close()
+        self._outgoing.clear()
+
+    def metrics(self) -> dict[str, float]:
+        """Bytes sent for an update, weight left, and how far what comes in is from here."""
+        told = {
+            "exchange/bytes_per_update": self._bytes / max(1, self._updates),
+            "exchange/push_weight": self._weight,
+            "exchange/neighbour_distance": self._distance,
+        }
+        return told | ({"exchange/weights_error": self._error} if self._error else {})
+
+    # -- updates -----------------------------------------------------------------------------------------------
+
+    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
+        """Everybody applies its own."""
+        return "stop" if stop else "apply"
+
+    def params(self, weights: Tensor) -> None:
+        """Mix, after a step."""
+        if len(self._peers) < 2:
+            return
+        self._updates += 1
+        number, self._number = self._number, self._number + 1
+        self._x += weights - self._z
+        self._send(number)
+        for array, weight in self._receive(number):
+            x = torch.from_numpy(array).to(self._x.device)
+            self._distance = float((x / weight - weights).norm() / weights.norm().clamp(min=1e-12))
+            self._x += x
+            self._weight += weight
+        torch.div(self._x, self._weight, out=self._z)
+        weights.copy_(self._z)
+
+    def _send(self, number: int) -> None:
+        size = len(self._peers)
+        out = [peer for peer in receivers(self._graph, self._rank, size, number) if peer not in self._gone]
+        if not out:
+            return
+        if self._weight < _LEAST:
+            for peer in out:  # it need not wait
+                self._post(peer, _SHARE, {"turn": self._turn, "round": number, "w": 0.0, "x": None})
+            return
+        part = self._weight / (1 + len(out))
+        own = self._x.detach().cpu().numpy() / np.float32(1 + len(out))
+        code = self._codec.encode(own, self._rng)
+        sent = self._codec.decode(code, len(own))
+        self._error = float(np.linalg.norm(sent - own) / max(1e-12, float(np.linalg.norm(own))))
+        given = torch.from_numpy(sent.copy()).to(self._x.device)
+        for peer in out:
+            if self._post(peer, _SHARE, {"turn": self._turn, "round": number, "w": part, "x": code}):
+                self._x -= given  # what is lost by rounding stays here
+                self._weight -= part
+
+    def _receive(self, number: int) -> list[tuple[Array, float]]:
+        """Shares that are to be taken in now, in an order that does not depend on when they came."""
+        with self._change:
+            if self._mode != "async" and number >= self._lag:
+                awaited = senders(self._graph, self._rank, len(self._peers), number - self._lag)
+                until = time.monotonic() + _PATIENCE_S
+                for peer in awaited:
+                    while not self._settled(peer, number - self._lag):
+                        if not self._change.wait(until - time.monotonic()):
+                            self._gone.add(peer)
+            latest = (self._turn, number)
+            chosen = sorted(key for key in self._inbox if self._mode == "async" or key[:2] <= latest)
+            return [self._inbox.pop(key) for key in chosen]
+
+    def _settled(self, peer: int, number: int) -> bool:
+        """Whether what a peer sends in a round is here, or will never be."""
+        ended = self._rested.get(peer, -1) >= self._turn
+        return ended or peer in self._gone or self._heard.get(peer, (-1, -1)) >= (self._turn, number)
+
+    def share(self, values: Tensor) -> list[Tensor]:
+        """Moments go to everybody directly: they are few bytes, and count exactly once."""
+        self._tell_all(_MOMENTS, {"moments": values.detach().cpu().numpy()})
+        with self._change:
+            unseen, self._unseen = self._unseen, None
+        return [values] if unseen is None else [values, torch.from_numpy(unseen).to(values.device)]
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    def _tell_all(self, kind: int, message: dict[str, Any]) -> None:
+        for peer in range(len(self._peers)):
+            if peer != self._rank:
+                self._post(peer, kind, message)
+
+    def _post(self, peer: int, kind: int, message: dict[str, Any]) -> bool:
+        """Send to a peer; False when it is gone."""
+        if peer in self._gone:
+            return False
+        try:
+            if peer not in self._outgoing:
+                self._outgoing[peer] = dial(*self._peers[peer], self._secret, _PATIENCE_S)
+            parts = encode(message | {"from": self._rank, "meeting": self._meeting})
+            self._outgoing[peer].send(kind, 0, parts)
+            self._bytes += size_of(parts)
+        except (Closed, PeerLost):
+            self._lose(peer)
+            return False
+        return True
+
+    def _lose(self, peer: int) -> None:
+        connection = self._outgoing.pop(peer, None)
+        if connection is not None:
+            connection.close()
+        with self._change:
+            self._gone.add(peer)
+            self._change.notify_all()
+
+    def _serve(self, connection: Connection) -> None:
+        peer, meeting = -1, -1
+        with contextlib.suppress(Closed, BadMessage, KeyError, TypeError, ValueError):
+            while frame := connection.read(wait=True):
+                message = decode(frame[2])
+                with self._change:
+                    if message["meeting"] == self._meeting:
+                        peer, meeting = int(message["from"]), self._meeting
+                        self._take(frame[0], peer, message)
+                        self._change.notify_all()
+        with self._change:
+            if meeting == self._meeting:  # or it has only hung up to meet again
+                self._gone.add(peer)
+                self._change.notify_all()
+
+    def _take(self, kind: int, peer: int, message: dict[str, Any]) -> None:
+        if kind == _MOMENTS:
+            self._unseen = merged(self._unseen, np.array(message["moments"]))
+            return
+        if kind == _REST:
+            self._rested[peer] = message["turn"]
+            return
+        at = message["turn"], message["round"]
+        self._heard[peer] = at
+        if not message["w"]:
+            return
+        x = self._codec.decode(np.ascontiguousarray(message["x"]), self._x.numel())
+        key = (*(at if self._mode != "async" else (0, 0)), peer)
+        if key in self._inbox:  # with async nobody waits for us to take it: what came before is added up
+            before = self._inbox[key]
+            self._inbox[key] = (before[0] + x, before[1] + message["w"])
+        else:
+            self._inbox[key] = (x.copy(), message["w"])

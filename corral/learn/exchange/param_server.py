@@ -1,0 +1,122 @@
+"""Learners that send every gradient to a server, and get new weights back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corral.connection import Closed, Connection
+from corral.encoding import BadMessage, decode, encode, size_of
+from corral.learn.compress.codecs import Codec
+from corral.learn.compress.feedback import Compression
+from corral.learn.exchange.contract import PeerLost, Verdict
+from corral.learn.exchange.dial import dial
+from corral.learn.exchange.server import ENTER, PUSH, REST, SHARE, slices
+
+_PATIENCE_S = 120.0  # twice of what a server waits for others
+
+
+class ParamServer:
+    """One learner's side. Every server has a slice of the weights, and gets that of the gradient."""
+
+    over = False
+    clips_first = True  # no server sees the whole gradient, and with async there is no mean
+
+    def __init__(self, codec: Codec, broadcast: Codec, *, feedback: bool, momentum: float = 0.0, seed: int = 0):
+        self._codec, self._broadcast, self._feedback, self._momentum = codec, broadcast, feedback, momentum
+        self._seed = seed
+        self._servers: list[Connection] = []
+        self._slices: list[slice] = []
+        self._compressions: list[Compression] = []
+        self._versions: list[int] = []
+        self._weights = torch.zeros(0)
+        self._updates = self._bytes = 0
+
+    def join(self, servers: list[tuple[str, int]], secret: bytes, timeout_s: float) -> None:
+        """Connect to all servers."""
+        self.leave()
+        self._servers = [dial(host, port, secret, timeout_s) for host, port in servers]
+
+    def begin(self, weights: Tensor, turn: int, crew: int) -> None:
+        """Take over the servers' weights."""
+        self._weights = weights
+        if sum(c.count for c in self._compressions) != weights.numel():
+            self._slices = list(slices(weights.numel(), len(self._servers)))
+            self._compressions = [
+                Compression(self._codec, s.stop - s.start, self._seed + k, feedback=self._feedback,
+                            momentum=self._momentum)
+                for k, s in enumerate(self._slices)
+            ]  # fmt: skip
+        self._take(self._ask(ENTER, [{"turn": turn, "crew": crew}] * len(self._servers)))
+
+    def end(self) -> None:
+        """Rest."""
+        for server in self._servers:
+            self._send(server, REST, None)
+
+    def leave(self) -> None:
+        """Hang up."""
+        for server in self._servers:
+            server.close()
+        self._servers = []
+
+    def metrics(self) -> dict[str, float]:
+        """Bytes in both directions for an update."""
+        return {"exchange/bytes_per_update": self._bytes / max(1, self._updates)}
+
+    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
+        """Send it, and take the weights that come back; what is not finite stays here, for the learner to report."""
+        if stop:
+            return "stop"
+        self._updates += 1
+        own = grad.detach().cpu().numpy()
+        finite = bool(np.isfinite(own).all())
+        messages = [
+            {"code": compression.pack(own[s]) if finite else None, "rows": rows, "lr": lr, "version": version}
+            for compression, s, version in zip(self._compressions, self._slices, self._versions, strict=True)
+        ]
+        self._take(self._ask(PUSH, messages))
+        return "skip" if finite else "apply"
+
+    def params(self, weights: Tensor) -> None:
+        """They are the servers'."""
+
+    def share(self, values: Tensor) -> list[Tensor]:
+        """Give moments to the first server, which keeps them for the others."""
+        self._send(self._servers[0], SHARE, {"moments": values.detach().cpu().numpy()})
+        unseen = self._receive(self._servers[0])["moments"]
+        return [values] if unseen is None else [values, torch.from_numpy(np.array(unseen)).to(values.device)]
+
+    def _take(self, answers: list[Any]) -> None:
+        with torch.no_grad():
+            for s, answer in zip(self._slices, answers, strict=True):
+                values = self._broadcast.decode(np.array(answer["weights"]), s.stop - s.start)
+                self._weights[s].copy_(torch.from_numpy(values))
+        self._versions = [answer["version"] for answer in answers]
+
+    def _ask(self, kind: int, messages: list[Any]) -> list[Any]:
+        for server, message in zip(self._servers, messages, strict=True):
+            self._send(server, kind, message)
+        return [self._receive(server) for server in self._servers]
+
+    def _send(self, server: Connection, kind: int, message: Any) -> None:
+        try:
+            parts = encode(message)
+            server.send(kind, 0, parts)
+            self._bytes += size_of(parts)
+        except Closed as error:
+            self.leave()
+            raise PeerLost(f"a parameter server is gone: {error}") from error
+
+    def _receive(self, server: Connection) -> Any:
+        try:
+            frame = server.read(wait=True, timeout_s=_PATIENCE_S)
+            assert frame is not None
+            self._bytes += len(frame[2])
+            return decode(frame[2])
+        except (Closed, BadMessage) as error:
+            self.leave()
+            raise PeerLost(f"a parameter server is gone: {error}") from error

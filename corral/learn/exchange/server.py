@@ -1,0 +1,255 @@
+"""A parameter server: gradients in, weights out.
+
+`sync`: an update is everybody's mean, and everybody waits for it; with `drop` it does not wait for the last few, whose
+gradients come too late and are dropped (Heess et al. 2017). `async`: every gradient is an update (Mnih et al. 2016).
+`lag`: so it is, and whoever is more than `lag` updates ahead of the slowest waits (Ho et al. 2013).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from corral.algos.optim import Optimizer
+from corral.connection import Closed, Connection
+from corral.encoding import BadMessage, Value, decode, encode
+from corral.learn.compress.codecs import Codec
+from corral.learn.exchange.dial import Listener
+from corral.nets.obs_norm import merged
+from corral.types import Array
+
+Mode = Literal["sync", "async", "lag"]
+ENTER, PUSH, SHARE, REST = range(4)
+_PATIENCE_S = 60.0  # with somebody who neither pushes nor goes
+_CREW_S = 10.0  # for all of a crew to begin a turn
+_QUIET_S = 900.0  # a member that says nothing for so long, acting or waiting for its next turn, is let go
+
+
+@dataclass
+class Rules:
+    """When gradients are applied, and who waits for whom."""
+
+    mode: Mode
+    lag: int = 0
+    drop: int = 0
+
+
+class _Member:
+    """A learner that is connected."""
+
+    def __init__(self) -> None:
+        self.clock: int | None = None  # updates of its own since it began a turn; None while it rests
+        self.unseen: Array | None = None  # moments of observations that others have made
+
+
+class Server:
+    """Serves one slice of the weights, with its own part of the optimizer's state."""
+
+    def __init__(
+        self, weights: Tensor, optimizer: Callable[[list[nn.Parameter]], Optimizer], rules: Rules, codec: Codec,
+        broadcast: Codec, host: str, secret: bytes,
+    ):  # fmt: skip
+        self._weights = nn.Parameter(weights.detach().clone())
+        self._weights.grad = torch.zeros_like(self._weights)
+        self._optimizer, self._rules, self._codec, self._broadcast = optimizer([self._weights]), rules, codec, broadcast
+        self._rng = np.random.default_rng(0)
+        self._change = threading.Condition()
+        self._members: set[_Member] = set()
+        self._arrived: dict[_Member, tuple[Array | None, int]] = {}
+        self._turn, self._begun = -1, set[_Member]()
+        self.version = 0
+        """Updates so far."""
+        self._closed = False
+        self._told: tuple[int, dict[str, Value]] | None = None
+        self._pushes = self._dropped = self._stale = self._stalest = self._lead = 0
+        self._error = 0.0
+        self._listener = Listener(host, secret, self._serve, _PATIENCE_S)
+        self.port = self._listener.port
+
+    # -- one member --------------------------------------------------------------------------------------------
+
+    def _serve(self, connection: Connection) -> None:
+        member = _Member()
+        with self._change:
+            self._members.add(member)
+        try:
+            with contextlib.suppress(Closed, BadMessage, KeyError, ValueError, TypeError):
+                while not self._closed and (frame := connection.read(wait=True, timeout_s=_QUIET_S)):
+                    kind, _, body = frame
+                    if kind == REST:
+                        self._rest(member)
+                        continue
+                    answer = {ENTER: self._enter, PUSH: self._push, SHARE: self._share}[kind](member, decode(body))
+                    connection.send(kind, 0, encode(answer))
+        finally:
+            connection.close()
+            with self._change:
+                self._members.discard(member)
+                self._begun.discard(member)
+            self._rest(member)
+
+    def _enter(self, member: _Member, message: dict[str, Any]) -> Value:
+        """It begins a turn with the newest weights, and so with the newest clock. With `sync` all begin together."""
+        with self._change:
+            if message["turn"] > self._turn:
+                self._turn = message["turn"]
+                self._begun.clear()
+            self._begun.add(member)
+            member.clock = max(self._clocks(), default=0)
+            self._change.notify_all()
+            if self._rules.mode == "sync":
+                self._change.wait_for(lambda: len(self._begun) >= message["crew"] or self._closed, _CREW_S)
+            return self._newest()
+
+    def _rest(self, member: _Member) -> None:
+        with self._change:
+            member.clock = None
+            self._arrived.pop(member, None)
+            self._finish_round()
+            self._change.notify_all()
+
+    def _push(self, member: _Member, message: dict[str, Any]) -> Value:
+        with self._change:
+            assert member.clock is not None
+            code, rows = message["code"], message["rows"]
+            grad = None if code is None else self._codec.decode(np.ascontiguousarray(code), self._weights.numel())
+            behind = self.version - message["version"]
+            if self._rules.mode == "sync" and behind > 0:
+                self._dropped += 1  # the others did not wait for it
+                return self._newest()
+            self._pushes, self._stale = self._pushes + 1, self._stale + behind
+            self._stalest = max(self._stalest, behind)
+            self._lr = message["lr"]
+            if self._rules.mode == "sync":
+                self._wait_for_round(member, grad, rows)
+            else:
+                if grad is not None:
+                    self._apply(grad)
+                member.clock += 1
+                self._wait_for_slower(member)
+            return self._newest()
+
+    _lr = 0.0
+
+    def _share(self, member: _Member, message: dict[str, Any]) -> Value:
+        """Keep moments for the others, who each get them once."""
+        with self._change:
+            for other in self._members - {member}:
+                other.unseen = merged(other.unseen, np.array(message["moments"]))
+            unseen, member.unseen = member.unseen, None
+            return {"moments": unseen}
+
+    # -- updates -----------------------------------------------------------------------------------------------
+
+    def _wait_for_round(self, member: _Member, grad: Array | None, rows: int) -> None:
+        version = self.version
+        self._arrived[member] = (grad, rows)
+        self._finish_round()
+        until = time.monotonic() + _PATIENCE_S
+        while member in self._arrived and self.version == version and not self._closed:
+            if not self._change.wait(until - time.monotonic()):
+                self._finish_round(late=True)
+                break
+
+    def _finish_round(self, *, late: bool = False) -> None:
+        """Update if everybody who is waited for has come."""
+        active = sum(member.clock is not None for member in self._members)
+        needed = max(1, active - self._rules.drop)
+        if not self._arrived or (len(self._arrived) < needed and not late):
+            return
+        parts = [(grad, rows) for grad, rows in self._arrived.values() if grad is not None]
+        for member in self._arrived:
+            member.clock = (member.clock or 0) + 1
+        self._arrived.clear()
+        self._change.notify_all()
+        if len(parts) == 1:
+            self._apply(parts[0][0])
+        elif parts:
+            total = np.float32(sum(rows for _, rows in parts))
+            whole = np.zeros(self._weights.numel(), np.float32)
+            for grad, rows in parts:
+                whole += grad * np.float32(rows) if total else grad
+            self._apply(whole / total if total else whole)
+
+    def _apply(self, grad: Array) -> None:
+        assert self._weights.grad is not None
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._lr
+        self._weights.grad.copy_(torch.from_numpy(grad))
+        self._optimizer.step()
+        self.version += 1
+
+    def _wait_for_slower(self, member: _Member) -> None:
+        self._change.notify_all()
+        if self._rules.mode == "lag":
+            self._change.wait_for(lambda: self._closed or self._ahead(member) <= self._rules.lag, _PATIENCE_S)
+            self._lead = max(self._lead, self._ahead(member))
+
+    def _ahead(self, member: _Member) -> int:
+        return (member.clock or 0) - min(self._clocks(), default=0)
+
+    def _clocks(self) -> list[int]:
+        return [member.clock for member in self._members if member.clock is not None]
+
+    def _newest(self) -> Value:
+        """The weights, coded once for everybody."""
+        if self._told is None or self._told[0] != self.version:
+            weights = self._weights.detach().numpy()
+            code = self._broadcast.encode(weights, self._rng).copy()
+            read = self._broadcast.decode(code, len(weights))
+            self._error = float(np.linalg.norm(read - weights) / max(1e-12, float(np.linalg.norm(weights))))
+            self._told = self.version, {"version": self.version, "weights": code}
+        return self._told[1]
+
+    # -- what the run asks -------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What another server would go on from."""
+        with self._change:
+            optimizer = self._optimizer.state_dict()["state"].get(0, {})
+            kept = {k: v.detach().numpy().copy() if isinstance(v, Tensor) else v for k, v in optimizer.items()}
+            return {"version": self.version, "weights": self._weights.detach().numpy().copy(), "optimizer": kept}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        with self._change, torch.no_grad():
+            self.version, self._told = state["version"], None
+            self._weights.copy_(torch.from_numpy(np.array(state["weights"])))
+            kept = {k: torch.from_numpy(np.array(v)) if isinstance(v, np.ndarray) else v
+                    for k, v in state["optimizer"].items()}  # fmt: skip
+            whole = self._optimizer.state_dict()
+            whole["state"] = {0: kept} if kept else {}
+            self._optimizer.load_state_dict(whole)
+
+    def metrics(self) -> dict[str, float]:
+        """How old gradients were, in updates since their weights, and how far anybody was ahead of the slowest."""
+        with self._change:
+            told = {
+                "exchange/staleness": self._stale / max(1, self._pushes),
+                "exchange/staleness_max": float(self._stalest),
+                "exchange/dropped": float(self._dropped),
+            }
+            if self._rules.mode == "lag":
+                told["exchange/lead_max"] = float(self._lead)
+            return told | ({"exchange/weights_error": self._error} if self._error else {})
+
+    def close(self) -> None:
+        """Let everybody go."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        self._listener.close()
+
+
+def slices(count: int, parts: int) -> Sequence[slice]:
+    """A vector of `count` numbers cut into slices, aligned to cache lines."""
+    step = -(-count // (16 * parts)) * 16
+    return [slice(min(count, k * step), min(count, (k + 1) * step)) for k in range(parts)]

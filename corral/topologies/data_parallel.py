@@ -1,0 +1,324 @@
+"""Workers that act and learn as `sync` does, and share gradients or weights: DPPO, A3C, stale synchronous, gossip."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from corral.acting.episodes import Episode, EpisodeStats
+from corral.acting.policy import Policy
+from corral.cores import cores
+from corral.encoding import Value
+from corral.envs.normalize import RunningMoments
+from corral.errors import RunFailed
+from corral.experiment import Experiment
+from corral.learn.exchange.dial import new_secret
+from corral.learn.state import to_arrays, to_tensors
+from corral.runtimes.contract import MakeRole, RoleLost, make_runtime, require_room
+from corral.topologies.contract import Note, Topology
+from corral.topologies.crew import Member
+from corral.topologies.hubs import AllReduceHub, GossipHub, Hub, ServerHub
+from corral.topologies.worker import Worker
+from corral.types import EnvSpec
+
+_BUILD_S = 300.0  # to build environments and networks everywhere
+_TURN_STEPS = 1024  # of all workers together in a turn, or as many as one round has
+_WORK_S = 600.0  # for a turn
+_LOOK_S = 0.5
+_KEEP_S = 1.0  # between looks at the servers' states
+_TRIES = 5
+
+
+class DataParallel(Topology):
+    """The learner that is here never learns: it is given the workers' state to evaluate and to save.
+
+    A turn is some rounds of acting and learning. With `mode=sync` all begin it together; otherwise whoever has ended
+    one begins the next.
+    """
+
+    def __init__(self, experiment: Experiment, note: Note):
+        super().__init__(experiment, note)
+        servers = experiment.sharing.servers if experiment.sharing.exchange == "param_server" else 0
+        self._parts = experiment.num_actors + servers
+        what = f"A run of {experiment.num_actors} workers" + (f" and {servers} parameter servers" if servers else "")
+        name = "process" if experiment.runtime == "auto" else experiment.runtime
+        require_room(name, self._parts, what)
+        self._runtime = make_runtime(name)
+        try:
+            self._runtime.reserve(self._parts, what)
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self) -> None:
+        experiment, runtime = self.experiment, self._runtime
+        secret = new_secret()
+        self._workers = [
+            Member(
+                runtime, f"worker {k}", partial(_make_worker, experiment, k, runtime.host, secret), self._note,
+                experiment.scale.max_restarts,
+            )
+            for k in range(experiment.num_actors)
+        ]  # fmt: skip
+        self._addresses: dict[Member, Value] = {}
+        self._ready: set[Member] = set()  # those that are built
+        self._crew: list[Member] = []  # those that have met
+        self._apart = True  # somebody waits to be met
+        first = self._started(self._workers[:1], experiment.precision)
+        self._precision = first["precision"]
+        self._started(self._workers[1:], self._precision)
+        self._build_learner(EnvSpec.from_json(first["spec"]), self._parts)
+        self._hub: Hub = self._make_hub(secret)
+        self.episodes = EpisodeStats(experiment.total_envs)
+        self._returns = RunningMoments()
+        self._turn = 0
+        self._round_steps = self.algo.fragment_steps(experiment.envs_per_actor) * experiment.envs_per_actor
+        self._latest: dict[Member, dict[str, Any]] = {}
+        self._said: dict[str, list[float]] = {}
+        self._pulled = -1  # steps at which the learner here was given the workers' state
+        self._kept = time.monotonic()
+        self._waiting = False
+
+    def _make_hub(self, secret: bytes) -> Hub:
+        kind = self.experiment.sharing.exchange
+        if kind == "all_reduce":
+            return AllReduceHub(self._runtime, self._ask)
+        if kind == "gossip":
+            return GossipHub(self._ask)
+        return ServerHub(self.experiment, self.spec, self.learner, self._runtime, secret, self._note, self._ask)
+
+    def _started(self, workers: Sequence[Member], precision: str) -> Value:
+        """Wait until these stand."""
+        until, answer = time.monotonic() + _BUILD_S, None
+        missing = list(workers)
+        while missing:
+            for worker in missing:
+                worker.revive()
+                if worker.given_up or time.monotonic() > until:
+                    raise RunFailed(f"{worker.name} does not start; look at what it wrote above, or run with sync.")
+            alive = [worker for worker in missing if worker.alive]
+            built = self._ask(alive, "build", [[precision]] * len(alive), _BUILD_S)
+            for worker, answer in built.items():
+                self._addresses[worker] = answer["address"]
+                self._ready.add(worker)
+                missing.remove(worker)
+        return answer
+
+    # -- turns -------------------------------------------------------------------------------------------------
+
+    def advance(self) -> dict[str, list[float]]:
+        """Let everybody work, and take in what they did."""
+        self._said = {}
+        if self._must_meet():
+            self._meet()
+        in_step = self.experiment.sharing.mode == "sync"
+        idle = [worker for worker in self._crew if not worker.calls]
+        if idle and (len(idle) == len(self._crew) or not in_step):
+            self._begin(idle)
+        self._collect([worker for worker in self._crew if worker.calls], everybody=in_step)
+        if isinstance(self._hub, ServerHub) and time.monotonic() - self._kept > _KEEP_S:
+            self._hub.keep()
+            self._kept = time.monotonic()
+        return self._said
+
+    def _begin(self, workers: list[Member]) -> None:
+        crew = len(self._crew)
+        left = -(-(self.experiment.steps - self.env_steps) // (crew * self._round_steps))
+        rounds = max(1, min(left, _TURN_STEPS // (crew * self._round_steps)))
+        self._turn += 1
+        for worker in workers:
+            worker.call("work", self._turn, self.env_steps, crew, rounds, self._returns.state_dict())
+
+    def _collect(self, workers: list[Member], *, everybody: bool) -> None:
+        """Take in the turns of all of them, or of those who have ended theirs."""
+        until = time.monotonic() + _WORK_S
+        while workers:
+            self._runtime.wait([worker.calls[0] for worker in workers], _LOOK_S)
+            for worker in [worker for worker in workers if worker.calls[0].done]:
+                workers.remove(worker)
+                try:
+                    self._take(worker, worker.calls.popleft().result())
+                except RoleLost as lost:
+                    self._lose(worker, str(lost))
+            if not everybody:
+                return
+            if time.monotonic() > until:
+                for worker in workers:
+                    self._lose(worker, f"{worker.name} did not end a turn in {_WORK_S:.0f} s")
+                return
+
+    def _take(self, worker: Member, answer: dict[str, Any]) -> None:
+        self.env_steps += answer["steps"]
+        self._latest[worker] = answer
+        for env_id, total, length in answer["games"]:
+            self.episodes.finished += 1
+            self.episodes.recent.append(Episode(env_id, total, length))
+        for name, value in answer["said"].items():
+            self._said.setdefault(name, []).append(value)
+        if answer["returns"] is not None:
+            new = RunningMoments()
+            new.load_state_dict(answer["returns"])
+            self._returns.merge(new)
+        for kind, text in answer["notes"]:
+            self._note(kind, f"{worker.name}: {text}")
+        if answer["lost"] is not None:  # it goes on when all have met again
+            self._apart = True
+
+    def _lose(self, member: Member, why: str) -> None:
+        member.lose(why)
+        if member not in self._workers:  # a server: all meet when it is back
+            self._apart = True
+            return
+        self._ready.discard(member)
+        if member in self._crew:
+            self._crew.remove(member)
+            self._apart |= self._hub.re_form or not self._crew
+
+    # -- meetings ----------------------------------------------------------------------------------------------
+
+    def _must_meet(self) -> bool:
+        """Start lost parts again; whether somebody is here who is not one of the crew, or the crew is apart."""
+        self._apart |= self._hub.revive()
+        for worker in self._workers:
+            if worker.revive():
+                worker.call("build", self._precision)
+        coming = [worker for worker in self._workers if worker.calls and worker not in self._crew]
+        if coming:
+            self._runtime.wait([worker.calls[0] for worker in coming], 0.0 if self._crew else _LOOK_S)
+        for worker in coming:
+            if worker.calls[0].done:
+                try:
+                    self._addresses[worker] = worker.calls.popleft().result()["address"]
+                    self._ready.add(worker)
+                    self._apart = True
+                except RoleLost as lost:
+                    worker.lose(str(lost))
+        left = sum(not worker.given_up for worker in self._workers)
+        if left < self.experiment.scale.min_actors or any(server.given_up for server in self._hub.members):
+            raise RunFailed("Too many parts were lost for good; events.jsonl of the run says how.")
+        few = len(self._ready) < self.experiment.scale.min_actors or any(not s.alive for s in self._hub.members)
+        if few and not self._waiting:
+            self._note("waiting", f"{len(self._ready)} workers are there: waiting for lost parts to return")
+        self._waiting = few
+        if few:
+            time.sleep(_LOOK_S / 10)
+        return self._apart and not few
+
+    def _meet(self) -> None:
+        """Bring everybody who stands together, with what the crew has learned so far."""
+        for _ in range(_TRIES):
+            self._end_turns()
+            state = self._state_of_crew()
+            crew = [worker for worker in self._workers if worker in self._ready]
+            if crew and self._hub.gather(crew, self._addresses, state):
+                self._crew = [worker for worker in crew if worker in self._ready]
+                self._apart = False
+                return
+            if any(not member.alive for member in self._hub.members) or not self._ready:
+                return  # it has to be started first
+        raise RunFailed(f"The workers did not find each other in {_TRIES} tries: set --actors 1.")
+
+    def _end_turns(self) -> None:
+        self._collect([worker for worker in self._crew if worker.calls], everybody=True)
+
+    def _state_of_crew(self) -> Value:
+        """What they have learned; what was last known if nobody is left."""
+        self._end_turns()
+        state = self._hub.state(self._crew) if self._crew else None
+        if state is not None:
+            order = self.learner.state_dict()["rng"]
+            self.learner.load_state_dict({**to_tensors(state), "rng": order})
+        return to_arrays(self.learner.state_dict())
+
+    def _ask(
+        self, members: Sequence[Member], method: str, args: Sequence[Sequence[Value]], patience_s: float
+    ) -> dict[Member, Value]:
+        """Answers of those who give one; the others are lost."""
+        for member, own in zip(members, args, strict=True):
+            member.call(method, *own)
+        answers: dict[Member, Value] = {}
+        waiting, until = list(members), time.monotonic() + patience_s
+        while waiting and time.monotonic() < until:
+            self._runtime.wait([member.calls[0] for member in waiting], _LOOK_S)
+            for member in [member for member in waiting if member.calls[0].done]:
+                waiting.remove(member)
+                try:
+                    answers[member] = member.calls.popleft().result()
+                except RoleLost as lost:
+                    self._lose(member, str(lost))
+        for member in waiting:
+            self._lose(member, f"{member.name} did not answer for {patience_s:.0f} s")
+        return {member: answers[member] for member in members if member in answers}
+
+    # -- what others see ---------------------------------------------------------------------------------------
+
+    def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
+        """The policy that they have learned so far."""
+        self._pull()
+        return super().eval_policy(deterministic=deterministic, seed=seed)
+
+    def _pull(self) -> None:
+        if self._pulled != self.env_steps:
+            self._state_of_crew()
+            self._pulled = self.env_steps
+
+    def metrics(self) -> dict[str, float]:
+        """Counters of the parts."""
+        latest = list(self._latest.values())
+        exchange: dict[str, list[float]] = {}
+        for answer in latest:
+            for name, value in answer["exchange"].items():
+                exchange.setdefault(name, []).append(value)
+        return {
+            "learn/version": float(max((answer["version"] for answer in latest), default=0)),
+            "learn/skipped": float(sum(answer["skipped"] for answer in latest)),
+            "learn/lr": self.algo.learning_rate(self.progress),
+            "env/restarts": float(sum(answer["restarts"] for answer in latest)),
+            "workers/alive": float(sum(worker.alive for worker in self._workers)),
+            "workers/restarts": float(sum(worker.restarts for worker in self._workers)),
+            **{name: float(np.mean(values)) for name, values in exchange.items()},
+            **self._hub.metrics(),
+        }
+
+    @property
+    def thread_plan(self) -> str:
+        """One thread for each part."""
+        if not self._runtime.here:
+            return f"1 CPU of the cluster for each of {self._parts} parts"
+        plan = f"torch threads 1 for each of {self._parts} parts, on {cores()} cores"
+        return plan if self._parts <= cores() else f"{plan}: they share them"
+
+    def parts(self) -> list[dict[str, Any]]:
+        """Workers and servers."""
+        return [member.facts() for member in (*self._workers, *self._hub.members)]
+
+    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
+        """What the workers have learned, and counters; environments and replay are not part of it."""
+        self._pull()
+        return {
+            "env_steps": self.env_steps,
+            "learner": self.learner.state_dict(),
+            "episodes": self.episodes.state_dict(),
+            "returns": self._returns.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Go on from there; every environment starts a new episode."""
+        self.env_steps = self._pulled = state["env_steps"]
+        self.learner.load_state_dict(state["learner"])
+        self.episodes.load_state_dict(state["episodes"])
+        self._returns.load_state_dict(state["returns"])
+        return list(range(self.experiment.total_envs))
+
+    def close(self) -> None:
+        """End everybody."""
+        self._runtime.close()
+
+
+def _make_worker(experiment: Experiment, index: int, host: str, secret: bytes, start: int) -> MakeRole:
+    return lambda mailbox: Worker(experiment, index, start, host, secret, mailbox)

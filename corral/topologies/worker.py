@@ -1,0 +1,123 @@
+"""The role that acts and learns, as the topology `sync` does, and shares what it learns with others like it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from corral import seeding
+from corral.encoding import Value
+from corral.envs.normalize import NormalizedVecEnv, RunningMoments
+from corral.experiment import Experiment, ScaleConfig
+from corral.learn.exchange.contract import Joint, PeerLost
+from corral.learn.exchange.dial import own_address
+from corral.learn.exchange.make import make_exchange
+from corral.learn.state import to_arrays, to_tensors
+from corral.runtimes.contract import Mailbox
+from corral.sharing import SharingConfig
+from corral.topologies.sync import Sync
+
+_ANY_PORT = 9  # it is only asked by which address that host would be reached
+
+
+class Worker:
+    """One of several. The first draws the same random numbers as `sync` does; each start of another has its own."""
+
+    def __init__(self, experiment: Experiment, index: int, start: int, host: str, secret: bytes, mailbox: Mailbox):
+        seed = experiment.seed
+        if index or start:
+            seed = seeding.part_seed(seed, "train", "actor", index, start)
+        self._sharing, self._seed, self._secret = experiment.sharing, seed, secret
+        self._address = own_address(host, _ANY_PORT)
+        self._first_id = index * experiment.envs_per_actor
+        self._experiment = replace(
+            experiment, topology="sync", runtime="auto", actors=None, scale=ScaleConfig(), sharing=SharingConfig(),
+            num_envs=experiment.envs_per_actor, seed=seed, threads=experiment.threads or 1,
+        )  # fmt: skip
+        self._notes: list[list[str]] = []
+        self._told = 0  # finished games that were reported
+
+    def build(self, precision: str) -> Value:
+        """Environments, network and exchange: what they look like, and where the others reach it."""
+        self._exchange: Joint
+
+        def exchange(model: Any) -> Joint:
+            self._exchange = make_exchange(self._sharing, model, self._address, self._secret, self._seed % 2**32)
+            return self._exchange
+
+        experiment = replace(self._experiment, precision=precision)  # type: ignore[arg-type]
+        self._sync = Sync(experiment, lambda kind, text: self._notes.append([kind, text]), exchange, cores=1)
+        return {
+            "spec": self._sync.spec.to_json(),
+            "precision": self._sync.precision.name,
+            "address": [self._address, getattr(self._exchange, "port", 0)],
+        }
+
+    def load(self, state: Value) -> Value:
+        """Take over a learner's state, but for the order in which to go through a batch."""
+        order = self._sync.learner.state_dict()["rng"]
+        self._sync.learner.load_state_dict({**to_tensors(state), "rng": order})
+        return True
+
+    def state(self) -> Value:
+        """The learner's state."""
+        return to_arrays(self._sync.learner.state_dict())
+
+    def meet(self, *where: Value) -> Value:
+        """Join the others; whether they came."""
+        try:
+            self._exchange.join(*where)
+        except PeerLost:
+            return False
+        return True
+
+    def work(self, turn: int, base: int, crew: int, rounds: int, returns: Value) -> Value:
+        """Act and learn some rounds, as one of `crew` that have made `base` steps; `returns` are moments of theirs."""
+        sync, said, lost = self._sync, dict[str, list[float]](), None
+        known = self._returns()
+        if known is not None and crew > 1:
+            known.load_state_dict(returns)
+        before, steps = copy.copy(known), sync.env_steps
+        sync.join_in(base, crew)
+        try:
+            self._exchange.begin(sync.learner.flat.weights.data, turn, crew)
+            for _ in range(rounds):
+                for name, values in sync.advance().items():
+                    said.setdefault(name, []).extend(map(float, values))
+            self._exchange.end()
+        except PeerLost as error:
+            lost = str(error)
+        notes, self._notes[:] = list(self._notes), []
+        return {
+            "lost": lost,
+            "steps": sync.env_steps - steps,
+            "said": {name: float(np.mean(values)) for name, values in said.items()},
+            "games": self._finished_games(),
+            "returns": None if known is None else known.since(before).state_dict(),  # type: ignore[arg-type]
+            "version": sync.learner.version,
+            "skipped": sync.learner.skipped,
+            "restarts": sync.vec.restarts,
+            "exchange": self._exchange.metrics(),
+            "notes": notes,
+        }
+
+    def close(self) -> None:
+        """Leave the others, and close the environments."""
+        if hasattr(self, "_exchange"):
+            getattr(self._exchange, "close", self._exchange.leave)()
+        if hasattr(self, "_sync"):
+            self._sync.close()
+
+    def _returns(self) -> RunningMoments | None:
+        """Moments of the discounted returns, where rewards are normalised."""
+        vec = self._sync.vec
+        return vec.statistics.returns if isinstance(vec, NormalizedVecEnv) else None
+
+    def _finished_games(self) -> Value:
+        episodes = self._sync.episodes
+        count, self._told = episodes.finished - self._told, episodes.finished
+        games = list(episodes.recent)[-count:] if count else []
+        return [[game.env_id + self._first_id, game.episode_return, game.length] for game in games]
