@@ -41,6 +41,15 @@ def test_every_codec_gives_float32_of_the_same_length_in_the_bytes_it_said(name,
 
 
 @pytest.mark.parametrize("name", CODECS)
+def test_a_code_does_not_change_with_what_it_is_of(name):
+    values = vector(600)
+    code = CODECS[name].encode(values, np.random.default_rng(0))
+    before = code.copy()
+    values[:] = 7
+    np.testing.assert_array_equal(code, before)
+
+
+@pytest.mark.parametrize("name", CODECS)
 def test_zeros_stay_zeros(name):
     codec = CODECS[name]
     assert not codec.decode(codec.encode(np.zeros(600, np.float32), np.random.default_rng(0)), 600).any()

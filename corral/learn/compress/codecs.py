@@ -43,8 +43,8 @@ class Whole:
         return 4 * count
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
-        """The same memory."""
-        return np.ascontiguousarray(values, np.float32).view(np.uint8)
+        """A copy: what it is of may change while it is on its way."""
+        return np.array(values, np.float32).view(np.uint8)
 
     def decode(self, code: Array, count: int) -> Array:
         """The same memory."""

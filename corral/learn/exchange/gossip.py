@@ -27,7 +27,7 @@ from corral.types import Array
 
 _SHARE, _REST, _MOMENTS = range(3)
 _PATIENCE_S = 60.0  # with somebody who neither sends nor rests nor goes
-_LEAST = 0.2  # who has less weight than this left keeps it until something comes in: steps are divided by it
+_LEAST = 0.5  # who has less weight than this left keeps it until something comes in: steps are divided by it
 
 
 class Gossip:

@@ -50,7 +50,7 @@ class ParamServer:
                             momentum=self._momentum)
                 for k, s in enumerate(self._slices)
             ]  # fmt: skip
-        self._take(self._ask(ENTER, [{"turn": turn, "crew": crew}] * len(self._servers)))
+        self._take(self._ask(ENTER, [{"crew": crew}] * len(self._servers)))
 
     def end(self) -> None:
         """Rest."""

@@ -64,7 +64,7 @@ class Server:
         self._change = threading.Condition()
         self._members: set[_Member] = set()
         self._arrived: dict[_Member, tuple[Array | None, int]] = {}
-        self._turn, self._begun = -1, set[_Member]()
+        self._coming: set[_Member] = set()  # those that wait for the others to begin a turn
         self.version = 0
         """Updates so far."""
         self._closed = False
@@ -93,20 +93,22 @@ class Server:
             connection.close()
             with self._change:
                 self._members.discard(member)
-                self._begun.discard(member)
+                self._coming.discard(member)
             self._rest(member)
 
     def _enter(self, member: _Member, message: dict[str, Any]) -> Value:
         """It begins a turn with the newest weights, and so with the newest clock. With `sync` all begin together."""
         with self._change:
-            if message["turn"] > self._turn:
-                self._turn = message["turn"]
-                self._begun.clear()
-            self._begun.add(member)
-            member.clock = max(self._clocks(), default=0)
-            self._change.notify_all()
-            if self._rules.mode == "sync":
-                self._change.wait_for(lambda: len(self._begun) >= message["crew"] or self._closed, _CREW_S)
+            self._coming.add(member)
+            if self._rules.mode == "sync" and len(self._coming) < message["crew"]:
+                self._change.wait_for(lambda: member not in self._coming or self._closed, _CREW_S)
+            if member in self._coming:
+                together = self._coming if self._rules.mode == "sync" else {member}
+                newest = max(self._clocks(), default=0)
+                for other in together:
+                    other.clock = newest
+                self._coming -= set(together)
+                self._change.notify_all()
             return self._newest()
 
     def _rest(self, member: _Member) -> None:
