@@ -14,6 +14,10 @@ from collections.abc import Sequence
 from corral.errors import EnvFailed, RunFailed, UserError
 
 COMMANDS = {
+    "bench exchange": (
+        "corral.cli.bench_exchange:BenchExchange",
+        "measure seconds per update of learners that share, over slow links",
+    ),
     "bench learning": (
         "corral.cli.bench_learning:BenchLearning",
         "train every claim of the learning table and write the table",

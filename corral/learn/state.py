@@ -31,7 +31,7 @@ def mean_state(states: Sequence[Value]) -> Value:
     if isinstance(first, dict):
         return {key: mean_state([state[key] for state in states]) for key in first}
     if isinstance(first, np.ndarray) and first.dtype.kind == "f":
-        return np.mean(states, axis=0, dtype=np.float64).astype(first.dtype)
+        return np.asarray(np.mean(states, axis=0, dtype=np.float64), first.dtype)
     if isinstance(first, int | float) and not isinstance(first, bool):
         return max(states)
     return first

@@ -116,6 +116,8 @@ class DataParallel(Topology):
         self._said = {}
         if self._must_meet():
             self._meet()
+        if self._apart:  # somebody has to come back first
+            return self._said
         in_step = self.experiment.sharing.mode == "sync"
         idle = [worker for worker in self._crew if not worker.calls]
         if idle and (len(idle) == len(self._crew) or not in_step):

@@ -25,7 +25,7 @@ from corral.learn.exchange.graph import Graph, receivers, senders
 from corral.nets.obs_norm import merged
 from corral.types import Array
 
-_SHARE, _REST, _MOMENTS = range(3)
+_BEGIN, _SHARE, _REST, _MOMENTS = range(4)
 _PATIENCE_S = 60.0  # with somebody who neither sends nor rests nor goes
 _LEAST = 0.5  # who has less weight than this left keeps it until something comes in: steps are divided by it
 
@@ -49,7 +49,6 @@ class Gossip:
         self._rank, self._peers, self._meeting = 0, list[tuple[str, int]](), -1
         self._outgoing: dict[int, Connection] = {}
         self._x = self._z = torch.zeros(0)
-        self._greeted = False
         self._weight = 1.0
         self._turn, self._number = 0, 0
         self._change = threading.Condition()
@@ -74,14 +73,18 @@ class Gossip:
             self._rested.clear()
             self._heard.clear()
             self._gone.clear()
-        self._x, self._weight, self._greeted = torch.zeros(0), 1.0, False
+        self._x, self._weight, self._number = torch.zeros(0), 1.0, 0
 
     def begin(self, weights: Tensor, turn: int, crew: int) -> None:
-        """Rounds are counted anew in every turn."""
-        self._turn, self._number = turn, 0
-        if not self._greeted:
-            self._tell_all(_REST, {"turn": -1})  # whoever is connected is missed at once when it is gone
-            self._greeted = True
+        """With `sync` all count the rounds of a turn anew; otherwise who comes back goes on where the others are."""
+        if self._mode == "sync":
+            self._turn, self._number = turn, 0
+        else:
+            with self._change:
+                self._number = max([self._number, *(number + 1 for _, number in self._heard.values())])
+        self._tell_all(
+            _BEGIN, {"turn": self._turn, "round": self._number}
+        )  # who is connected is missed when it is gone
         if self._x.numel() != weights.numel():
             self._x, self._weight = weights.detach().clone(), 1.0
             self._z = weights.detach().clone()
@@ -152,7 +155,7 @@ class Gossip:
         self._error = float(np.linalg.norm(sent - own) / max(1e-12, float(np.linalg.norm(own))))
         given = torch.from_numpy(sent.copy()).to(self._x.device)
         for peer in out:
-            if self._post(peer, _SHARE, {"turn": self._turn, "round": number, "w": part, "x": code}):
+            if self._post(peer, _SHARE, {"turn": self._turn, "round": number, "w": part, "x": code, "n": len(own)}):
                 self._x -= given  # what is lost by rounding stays here
                 self._weight -= part
 
@@ -235,11 +238,15 @@ class Gossip:
             self._rested[peer] = message["turn"]
             return
         at = message["turn"], message["round"]
+        if kind == _BEGIN:
+            self._rested[peer] = at[0] - 1
+            self._heard[peer] = (at[0], at[1] - 1)  # rounds before will never come
+            return
         self._heard[peer] = at
         if not message["w"]:
             return
-        x = self._codec.decode(np.ascontiguousarray(message["x"]), self._x.numel())
-        key = (*(at if self._mode != "async" else (0, 0)), peer)
+        x = self._codec.decode(np.ascontiguousarray(message["x"]), message["n"])  # it may be here before we begin
+        key = (*(at if self._mode != "async" else (0, -1)), peer)
         if key in self._inbox:  # with async nobody waits for us to take it: what came before is added up
             before = self._inbox[key]
             self._inbox[key] = (before[0] + x, before[1] + message["w"])

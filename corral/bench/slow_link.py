@@ -1,0 +1,63 @@
+"""Two machines and a slow link between them, on one machine: network namespaces, and the kernel's token bucket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from corral.errors import UserError
+
+ADDRESSES = ("198.51.100.1", "198.51.100.2")  # TEST-NET-2: they are nobody's
+
+
+class SlowLink:
+    """Two namespaces that end with the block; `rate` sets what goes through between them in either direction."""
+
+    def __init__(self) -> None:
+        self._names = [f"corral-{os.getpid()}-{side}" for side in "ab"]
+        self._ends = [f"crl{os.getpid() % 10**6}{side}" for side in "ab"]
+
+    def __enter__(self) -> SlowLink:
+        if shutil.which("ip") is None or shutil.which("tc") is None:
+            raise UserError("This needs `ip` and `tc`: install iproute2.")
+        try:
+            for name in self._names:
+                _run("ip", "netns", "add", name)
+            one, other = self._ends
+            _run("ip", "link", "add", one, "netns", self._names[0], "type", "veth", "peer", "name", other, "netns",
+                 self._names[1])  # fmt: skip
+            for side in (0, 1):
+                inside = self.command(side, ())
+                _run(*inside, "ip", "addr", "add", f"{ADDRESSES[side]}/30", "dev", self._ends[side])
+                _run(*inside, "ip", "link", "set", self._ends[side], "up")
+                _run(*inside, "ip", "link", "set", "lo", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def rate(self, mbit: float) -> None:
+        """So many megabits per second from now on; 0: as many as there can be."""
+        for side in (0, 1):
+            device = ("dev", self._ends[side], "root")
+            if mbit:
+                shape = ("tbf", "rate", f"{mbit}mbit", "burst", "64kb", "latency", "200ms")
+                _run(*self.command(side, ("tc", "qdisc", "replace", *device, *shape)))
+            else:
+                _run(*self.command(side, ("tc", "qdisc", "replace", *device, "pfifo")))
+
+    def command(self, side: int, words: Sequence[str]) -> list[str]:
+        """A command that is carried out on one of the machines."""
+        return ["ip", "netns", "exec", self._names[side], *words]
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        raise UserError(f"Two network namespaces cannot be made here, which takes root: {done.stderr.strip()}.")
