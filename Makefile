@@ -5,7 +5,7 @@ COMMA := ,
 # Quiet unless it fails: what pip and setuptools say is of no use to anybody otherwise.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
-.PHONY: demo test check format bench bench-training bench-replay learning faults soak clean
+.PHONY: demo test check format bench bench-training bench-replay bench-exchange learning learning-sharing faults soak clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -32,9 +32,17 @@ bench-training: .venv/test
 bench-replay: .venv/test
 	$(BIN)/corral bench replay
 
+# Two network namespaces with a slow link between them: needs root.
+bench-exchange: .venv/test
+	$(BIN)/corral bench exchange
+
 # Trains every claim of BENCHMARKS.md over three seeds, half an hour, and writes its table.
 learning: .venv/test
 	$(BIN)/corral bench learning
+
+# The same for learners that share: their table, another half an hour.
+learning-sharing: .venv/test
+	$(BIN)/corral bench learning --table sharing
 
 # Kills actors, learners, inference servers, replay shards and Ray nodes in the middle of runs.
 faults: .venv/test

@@ -42,6 +42,8 @@ class Claim:
     """More words of the command line."""
     once: bool = False
     """One seed is enough: the same claim stands on another runtime already."""
+    table: Literal["learning", "sharing"] = "learning"
+    """Which table of BENCHMARKS.md it belongs to."""
 
     @property
     def name(self) -> str:
@@ -58,6 +60,17 @@ class Claim:
 
 
 _RAY = ("--runtime", "ray", "--actors", "1")
+
+
+def _sharing(algo: str, workers: int, label: str = "", times: int = 1, **overrides: str) -> Claim:
+    """A claim of learners that share, within so many times the steps of their preset."""
+    words: tuple[str, ...] = ("--actors", str(workers))
+    if algo == "paac":  # its workers only act
+        words, overrides = (), {"workers": str(workers)}
+    steps = times * int(presets.PRESETS[algo, "CartPole-v1"].settings["steps"])
+    name = label or f"{algo}, {workers} workers"
+    return Claim(algo, "CartPole-v1", "train100", 450, steps, overrides, name, words, table="sharing")
+
 
 CLAIMS = (
     Claim("ppo", "CartPole-v1", "train100", 475, 100_000),
@@ -77,8 +90,12 @@ CLAIMS = (
     Claim("appo", "CartPole-v1", "train100", 450, 200_000, label="appo, ray", options=_RAY, once=True),
     Claim("apex", "CartPole-v1", "eval", 450, 100_000, label="apex, ray", options=_RAY, once=True),
     Claim("seed_impala", "CartPole-v1", "train100", 450, 200_000, label="seed_impala, ray", options=_RAY, once=True),
+    *(_sharing(algo, workers) for algo in ("dppo", "a3c", "paac", "ppo-ssp", "gala") for workers in (2, 4)),
+    _sharing("dppo", 2, "dppo, 2 workers, topk:0.01", 2, compress="topk:0.01"),
+    _sharing("dppo", 2, "dppo, 2 workers, qsgd:8", compress="qsgd:8"),
+    _sharing("dppo", 2, "dppo, 2 workers, powersgd:2", compress="powersgd:2"),
 )
-"""The table of BENCHMARKS.md."""
+"""The tables of BENCHMARKS.md."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,8 @@ class Trial:
     final: float
     """The measure at the end of the run."""
     total_s: float
+    bytes_per_update: float | None = None
+    """Of one learner, where several share."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +156,7 @@ def read_trial(claim: Claim, seed: int, run_dir: Path) -> Trial:
         float(rows["wall_s"][reached[0]]) if len(reached) else None,
         float(known[-1]) if len(known) else math.nan,
         float(rows["wall_s"][-1]),
+        float(rows["exchange/bytes_per_update"][-1]) if "exchange/bytes_per_update" in rows else None,
     )
 
 

@@ -10,17 +10,26 @@ from corral.bench.learning import Finding
 from corral.bench.rounds import Spread
 from corral.errors import UserError
 
-START, END = "<!-- learning table: written by `corral bench learning` -->", "<!-- end of the learning table -->"
+MARKS = {
+    "learning": ("<!-- learning table: written by `corral bench learning` -->", "<!-- end of the learning table -->"),
+    "sharing": (
+        "<!-- sharing table: written by `corral bench learning --table sharing` -->",
+        "<!-- end of the sharing table -->",
+    ),
+}
+"""Table -> lines before and after it in BENCHMARKS.md."""
 _MEASURES = {"train100": "mean of 100 training episodes", "eval": "evaluation"}
-_HEAD = ("task", "algorithm", "bar", "within", "seeds", "reached after, steps", "seconds", "at the end", "run, s")
+_HEAD = ("task", "algorithm", "bar", "within", "seeds", "reached after, steps", "seconds", "at the end", "run, s",
+         "bytes per update")  # fmt: skip
 
 
 def table(findings: Sequence[Finding]) -> list[str]:
     """Lines of Markdown, one row per claim: medians and ranges over the seeds that reached the bar."""
     rows = [_row(finding) for finding in findings]
-    widths = [max(len(row[k]) for row in [_HEAD, *rows]) for k in range(len(_HEAD))]
-    lines = [_line(_HEAD, widths), _line(["-" * width for width in widths], widths)]
-    return lines + [_line(row, widths) for row in rows]
+    head = _HEAD if any(row[-1] != "-" for row in rows) else _HEAD[:-1]
+    widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
+    lines = [_line(head, widths), _line(["-" * width for width in widths], widths)]
+    return lines + [_line(row[: len(head)], widths) for row in rows]
 
 
 def section(findings: Sequence[Finding], facts: dict[str, Any], command: str, jobs: int) -> list[str]:
@@ -35,14 +44,15 @@ def section(findings: Sequence[Finding], facts: dict[str, Any], command: str, jo
     ]
 
 
-def write_section(path: Path, lines: Sequence[str]) -> None:
+def write_section(path: Path, lines: Sequence[str], name: str = "learning") -> None:
     """Put lines between the markers of a file, in place of what was there."""
-    text = path.read_text() if path.exists() else f"# Benchmarks\n\n## Learning\n{START}\n{END}\n"
-    head, start, rest = text.partition(START)
-    _, end, tail = rest.partition(END)
+    before, after = MARKS[name]
+    text = path.read_text() if path.exists() else f"# Benchmarks\n\n## {name.capitalize()}\n{before}\n{after}\n"
+    head, start, rest = text.partition(before)
+    _, end, tail = rest.partition(after)
     if not start or not end:
-        raise UserError(f"{path} has no place for the table: it needs the lines {START} and {END}.")
-    path.write_text("\n".join([f"{head}{START}", *lines, f"{END}{tail}"]))
+        raise UserError(f"{path} has no place for the table: it needs the lines {before} and {after}.")
+    path.write_text("\n".join([f"{head}{before}", *lines, f"{after}{tail}"]))
 
 
 def _row(finding: Finding) -> tuple[str, ...]:
@@ -58,7 +68,12 @@ def _row(finding: Finding) -> tuple[str, ...]:
         _spread([trial.seconds for trial in done if trial.seconds is not None], ".1f"),
         _spread([trial.final for trial in trials], ".2f" if abs(claim.bar) < 10 else ".1f"),
         _spread([trial.total_s for trial in trials], ".1f"),
+        _bytes([trial.bytes_per_update for trial in trials if trial.bytes_per_update is not None]),
     )
+
+
+def _bytes(values: Sequence[float]) -> str:
+    return f"{Spread.of(values).median:,.0f}" if values else "-"
 
 
 def _spread(values: Sequence[float], form: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -20,6 +20,8 @@ class BenchLearning:
     Exit code 1 when a claim does not hold. This takes about half an hour.
     """
 
+    table: Literal["learning", "sharing"] = "learning"
+    """All algorithms, or learners that share."""
     only: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """Claims whose name, such as "ppo CartPole-v1", has this in it; the file is then left as it is."""
     seeds: int = 3
@@ -36,16 +38,17 @@ class BenchLearning:
         from corral.bench.learning import CLAIMS, examine
         from corral.bench.learning_table import section, write_section
 
-        claims = [claim for claim in CLAIMS if (self.only or "").lower() in claim.name.lower()]
+        every = [claim for claim in CLAIMS if claim.table == self.table]
+        claims = [claim for claim in every if (self.only or "").lower() in claim.name.lower()]
         if not claims:
-            raise UserError(f"No claim has {self.only!r} in its name; there are {', '.join(c.name for c in CLAIMS)}.")
+            raise UserError(f"No claim has {self.only!r} in its name; there are {', '.join(c.name for c in every)}.")
         with progress() as say, tempfile.TemporaryDirectory(prefix="corral-learning-") as folder:
             findings = examine(claims, range(1, self.seeds + 1), Path(folder), self.jobs, say)
         options = "".join(f" --{name} {value}" for name, value in self._given())
         lines = section(findings, facts(), f"corral bench learning{options}", self.jobs)
         print("\n".join(lines))
         if self.only is None:
-            write_section(self.out, lines)
+            write_section(self.out, lines, self.table)
             print(f"Wrote {self.out}.")
         missed = [finding.claim.name for finding in findings if not finding.held]
         if missed:
@@ -53,5 +56,5 @@ class BenchLearning:
         return 1 if missed else 0
 
     def _given(self) -> list[tuple[str, object]]:
-        given = {"only": self.only, "seeds": self.seeds, "jobs": self.jobs}
+        given = {"table": self.table, "only": self.only, "seeds": self.seeds, "jobs": self.jobs}
         return [(name, value) for name, value in given.items() if value != getattr(type(self), name)]
