@@ -46,7 +46,7 @@ class Train:
     num_envs: Number = None
     """Environments that are sampled at once."""
     topology: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """How acting and learning are wired together: sync, actor_learner, central_inference."""
+    """How acting and learning are wired together: sync, actor_learner, central_inference, data_parallel."""
     runtime: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Where the parts live: inline, process, ray."""
     actors: Number = None

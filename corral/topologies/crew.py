@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from corral.encoding import Value
-from corral.runtimes.contract import Call, Handle, MakeRole, Runtime
+from corral.runtimes.contract import Call, Handle, MakeRole, RoleLost, Runtime
 
 _LONGEST_PAUSE_S = 30.0
+_LOOK_S = 0.5
 
 
 class Member:
@@ -79,3 +80,22 @@ class Member:
         """Name, process and health, for `corral top`."""
         pid = None if self._handle is None else self._handle.pid
         return {"name": self.name, "pid": pid, "alive": self.alive, "restarts": self.restarts}
+
+
+def collect(
+    runtime: Runtime, members: Sequence[Member], patience_s: float, lose: Callable[[Member, str], None]
+) -> dict[Member, Value]:
+    """The oldest answer that each of these owes, of those who give one in time; `lose` is told of the others."""
+    answers: dict[Member, Value] = {}
+    waiting, until = list(members), time.monotonic() + patience_s
+    while waiting and time.monotonic() < until:
+        runtime.wait([member.calls[0] for member in waiting], _LOOK_S)
+        for member in [member for member in waiting if member.calls[0].done]:
+            waiting.remove(member)
+            try:
+                answers[member] = member.calls.popleft().result()
+            except RoleLost as lost:
+                lose(member, str(lost))
+    for member in waiting:
+        lose(member, f"{member.name} did not answer for {patience_s:.0f} s")
+    return {member: answers[member] for member in members if member in answers}

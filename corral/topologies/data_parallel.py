@@ -20,8 +20,9 @@ from corral.learn.exchange.dial import new_secret
 from corral.learn.state import to_arrays, to_tensors
 from corral.runtimes.contract import MakeRole, RoleLost, make_runtime, require_room
 from corral.topologies.contract import Note, Topology
-from corral.topologies.crew import Member
-from corral.topologies.hubs import AllReduceHub, GossipHub, Hub, ServerHub
+from corral.topologies.crew import Member, collect
+from corral.topologies.hubs import AllReduceHub, GossipHub, Hub
+from corral.topologies.servers import ServerHub
 from corral.topologies.worker import Worker
 from corral.types import EnvSpec
 
@@ -138,21 +139,11 @@ class DataParallel(Topology):
 
     def _collect(self, workers: list[Member], *, everybody: bool) -> None:
         """Take in the turns of all of them, or of those who have ended theirs."""
-        until = time.monotonic() + _WORK_S
-        while workers:
-            self._runtime.wait([worker.calls[0] for worker in workers], _LOOK_S)
-            for worker in [worker for worker in workers if worker.calls[0].done]:
-                workers.remove(worker)
-                try:
-                    self._take(worker, worker.calls.popleft().result())
-                except RoleLost as lost:
-                    self._lose(worker, str(lost))
-            if not everybody:
-                return
-            if time.monotonic() > until:
-                for worker in workers:
-                    self._lose(worker, f"{worker.name} did not end a turn in {_WORK_S:.0f} s")
-                return
+        if not everybody and workers:
+            done = self._runtime.wait([worker.calls[0] for worker in workers], _LOOK_S)
+            workers = [worker for worker in workers if worker.calls[0] in done]
+        for worker, answer in collect(self._runtime, workers, _WORK_S, self._lose).items():
+            self._take(worker, answer)
 
     def _take(self, worker: Member, answer: dict[str, Any]) -> None:
         self.env_steps += answer["steps"]
@@ -243,19 +234,7 @@ class DataParallel(Topology):
         """Answers of those who give one; the others are lost."""
         for member, own in zip(members, args, strict=True):
             member.call(method, *own)
-        answers: dict[Member, Value] = {}
-        waiting, until = list(members), time.monotonic() + patience_s
-        while waiting and time.monotonic() < until:
-            self._runtime.wait([member.calls[0] for member in waiting], _LOOK_S)
-            for member in [member for member in waiting if member.calls[0].done]:
-                waiting.remove(member)
-                try:
-                    answers[member] = member.calls.popleft().result()
-                except RoleLost as lost:
-                    self._lose(member, str(lost))
-        for member in waiting:
-            self._lose(member, f"{member.name} did not answer for {patience_s:.0f} s")
-        return {member: answers[member] for member in members if member in answers}
+        return collect(self._runtime, members, patience_s, self._lose)
 
     # -- what others see ---------------------------------------------------------------------------------------
 

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from corral.encoding import Value
-from corral.experiment import Experiment
 from corral.learn.exchange.all_reduce import open_store
-from corral.learn.exchange.dial import own_address
-from corral.learn.exchange.make import broadcast_codec, gradient_codec
-from corral.learn.exchange.server import Rules, Server, slices
-from corral.learn.flat import FlatParams
-from corral.learn.learner import Learner
-from corral.learn.state import mean_state, to_arrays, to_tensors
-from corral.runtimes.contract import Mailbox, MakeRole, Runtime
-from corral.topologies.build import build_model, make_algorithm
-from corral.topologies.contract import Note
+from corral.learn.state import mean_state
+from corral.runtimes.contract import Runtime
 from corral.topologies.crew import Member
-from corral.types import EnvSpec
 
-_TOGETHER_S = 60.0  # for everybody to come to an update; who is killed is noticed at once
-_ANSWER_S = 60.0
-_ANY_PORT = 9
+TOGETHER_S = 60.0  # for everybody to come to an update; who is killed is noticed at once
+ANSWER_S = 60.0
 
 Ask = Callable[[Sequence[Member], str, Sequence[Sequence[Value]], float], dict[Member, Value]]
 """Calls a method of several members with arguments of their own, and waits; who does not answer is lost."""
@@ -66,20 +54,20 @@ class AllReduceHub:
 
     def gather(self, crew: list[Member], addresses: dict[Member, Value], state: Value) -> bool:
         """All take over the same state, and join a new group."""
-        loaded = self._ask(crew, "load", [[state]] * len(crew), _ANSWER_S)
+        loaded = self._ask(crew, "load", [[state]] * len(crew), ANSWER_S)
         if len(loaded) < len(crew):
             return False
         self._meetings += 1
         where = self._runtime.host, self._store.port, self._meetings
         joined = self._ask(
-            crew, "meet", [[*where, rank, len(crew), _TOGETHER_S] for rank in range(len(crew))], 2 * _TOGETHER_S
+            crew, "meet", [[*where, rank, len(crew), TOGETHER_S] for rank in range(len(crew))], 2 * TOGETHER_S
         )
         return len(joined) == len(crew) and all(joined.values())
 
     def state(self, crew: list[Member]) -> Value | None:
         """That of the first who answers."""
         for member in crew:
-            if answer := self._ask([member], "state", [[]], _ANSWER_S):
+            if answer := self._ask([member], "state", [[]], ANSWER_S):
                 return answer[member]
         return None
 
@@ -105,16 +93,16 @@ class GossipHub:
     def gather(self, crew: list[Member], addresses: dict[Member, Value], state: Value) -> bool:
         """Newcomers take over the mean; then all know all."""
         new = [member for member in crew if (member, member.restarts) not in self._met]
-        loaded = self._ask(new, "load", [[state]] * len(new), _ANSWER_S)
+        loaded = self._ask(new, "load", [[state]] * len(new), ANSWER_S)
         self._met |= {(member, member.restarts) for member in loaded}
         self._meetings += 1
         peers = [addresses[member] for member in crew]
-        joined = self._ask(crew, "meet", [[peers, rank, self._meetings] for rank in range(len(crew))], _ANSWER_S)
+        joined = self._ask(crew, "meet", [[peers, rank, self._meetings] for rank in range(len(crew))], ANSWER_S)
         return len(loaded) == len(new) and len(joined) == len(crew)
 
     def state(self, crew: list[Member]) -> Value | None:
         """The mean."""
-        states = list(self._ask(crew, "state", [[]] * len(crew), _ANSWER_S).values())
+        states = list(self._ask(crew, "state", [[]] * len(crew), ANSWER_S).values())
         if not states:
             return None
         mean = mean_state(states)
@@ -128,139 +116,6 @@ class GossipHub:
     def metrics(self) -> dict[str, float]:
         """How far the one who is furthest is from the mean, at the last look."""
         return {"exchange/consensus_distance": self._distance}
-
-
-class ServerHub:
-    """The servers have the weights and the optimizer; what else there is of a network is any worker's."""
-
-    re_form = False
-
-    def __init__(
-        self, experiment: Experiment, spec: EnvSpec, learner: Learner, runtime: Runtime, secret: bytes, note: Note,
-        ask: Ask,
-    ):  # fmt: skip
-        self._ask, self._secret, self._learner = ask, secret, learner
-        make = partial(_make_server, experiment, spec.to_json(), runtime.host, secret)
-        self.members = [
-            Member(runtime, f"server {k}", partial(make, k), note, experiment.scale.max_restarts)
-            for k in range(experiment.sharing.servers)
-        ]
-        self._slices = slices(learner.flat.weights.numel(), len(self.members))
-        self._last: list[Value] = [None] * len(self.members)  # states to start again from
-        self._empty = set(self.members)  # those that have no state yet
-        self._addresses: dict[Member, Value] = {}
-        self._told: dict[str, float] = {}
-
-    def gather(self, crew: list[Member], addresses: dict[Member, Value], state: Value) -> bool:
-        """Servers without a state get one; workers take over the rest, and connect."""
-        if any(not server.alive for server in self.members):
-            return False
-        self._spread(state)
-        for server in list(self._empty):
-            k = self.members.index(server)
-            answer = self._ask([server], "open", [[self._last[k]]], _ANSWER_S)
-            if not answer:
-                return False
-            self._addresses[server] = answer[server]
-            self._empty.discard(server)
-        loaded = self._ask(crew, "load", [[state]] * len(crew), _ANSWER_S)
-        where = [[self._addresses[server] for server in self.members], self._secret, _TOGETHER_S]
-        joined = self._ask(crew, "meet", [where] * len(crew), 2 * _TOGETHER_S)
-        return len(loaded) == len(joined) == len(crew) and all(joined.values())
-
-    def _spread(self, state: Value) -> None:
-        """Cut the state of a whole learner into those of servers that have never had one."""
-        self._learner.load_state_dict({**to_tensors(state), "rng": self._learner.state_dict()["rng"]})
-        weights = self._learner.flat.weights.detach().numpy()
-        for k, s in enumerate(self._slices):
-            if self._last[k] is None:
-                kept = {
-                    name: value[s] if isinstance(value, np.ndarray) and value.ndim else value
-                    for name, value in state["optimizer"].items()
-                }
-                self._last[k] = {"version": state["version"], "weights": weights[s].copy(), "optimizer": kept}
-
-    def state(self, crew: list[Member]) -> Value | None:
-        """A worker's, with the servers' weights and optimizer."""
-        self.keep()
-        for member in crew:
-            if answer := self._ask([member], "state", [[]], _ANSWER_S):
-                return self._whole(answer[member])
-        return None
-
-    def _whole(self, state: Value) -> Value:
-        if any(last is None for last in self._last):
-            return state
-        learner = self._learner
-        learner.load_state_dict({**to_tensors(state), "rng": learner.state_dict()["rng"]})
-        with torch.no_grad():
-            for s, last in zip(self._slices, self._last, strict=True):
-                learner.flat.weights[s].copy_(torch.from_numpy(np.array(last["weights"])))
-        optimizer = {
-            name: np.concatenate([last["optimizer"][name] for last in self._last])
-            if isinstance(value, np.ndarray) and value.ndim else value
-            for name, value in self._last[0]["optimizer"].items()
-        }  # fmt: skip
-        whole = to_arrays(learner.state_dict())
-        return {**whole, "optimizer": optimizer, "version": self._last[0]["version"], "skipped": state["skipped"]}
-
-    def keep(self) -> None:
-        """Remember the servers' states, for when one is lost, and what they tell."""
-        standing = [server for server in self.members if server.alive and server not in self._empty]
-        told = self._ask(standing, "tell", [[]] * len(standing), _ANSWER_S)
-        for server, (state, metrics) in told.items():
-            self._last[self.members.index(server)] = state
-            self._told = metrics
-
-    def revive(self) -> bool:
-        """Start lost servers again; each goes on from what was last known of it."""
-        started = [server for server in self.members if server.revive()]
-        self._empty |= {server for server in self.members if not server.alive} | set(started)
-        return bool(started)
-
-    def metrics(self) -> dict[str, float]:
-        """How stale gradients were, of the last server that was asked."""
-        return self._told
-
-
-class ServerRole:
-    """A parameter server in a part of its own."""
-
-    def __init__(
-        self, experiment: Experiment, spec: Value, host: str, secret: bytes, index: int, mailbox: Mailbox
-    ):  # fmt: skip
-        sharing = experiment.sharing
-        algo = make_algorithm(experiment, EnvSpec.from_json(spec))
-        weights = FlatParams(build_model(algo, experiment.seed, torch.device("cpu"))).weights
-        torch.set_num_threads(1)
-        own = slices(weights.numel(), sharing.servers)[index]
-        self._address = own_address(host, _ANY_PORT)
-        self._make = partial(
-            Server, weights.detach()[own], algo.optimizer, Rules(sharing.mode, sharing.lag, sharing.drop),
-            gradient_codec(sharing), broadcast_codec(sharing), self._address, secret,
-        )  # fmt: skip
-        self._server: Server | None = None
-
-    def open(self, state: Value) -> Value:
-        """Serve from this state on; where."""
-        if self._server is None:
-            self._server = self._make()
-        self._server.load(state)
-        return [self._address, self._server.port]
-
-    def tell(self) -> Value:
-        """State and metrics."""
-        assert self._server is not None
-        return [self._server.state(), self._server.metrics()]
-
-    def close(self) -> None:
-        """Let everybody go."""
-        if self._server is not None:
-            self._server.close()
-
-
-def _make_server(experiment: Experiment, spec: Value, host: str, secret: bytes, index: int, start: int) -> MakeRole:
-    return lambda mailbox: ServerRole(experiment, spec, host, secret, index, mailbox)
 
 
 def _distance(one: dict[str, Any], other: dict[str, Any]) -> float:

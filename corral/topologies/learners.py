@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
@@ -23,10 +22,10 @@ from corral.learn.learner import Learner
 from corral.learn.precision import Precision, find_device
 from corral.learn.state import to_arrays, to_tensors
 from corral.learn.threads import set_threads
-from corral.runtimes.contract import Mailbox, MakeRole, RoleLost, Runtime
+from corral.runtimes.contract import Mailbox, MakeRole, Runtime
 from corral.topologies.build import build_model, make_algorithm
 from corral.topologies.contract import Note
-from corral.topologies.crew import Member
+from corral.topologies.crew import Member, collect
 from corral.types import EnvSpec, LossOutput, Sample, Trajectory, Transitions, slice_envs, tree_map
 
 _TOGETHER_S = 60.0  # for everybody to come to an update; who is killed is noticed at once
@@ -188,19 +187,7 @@ class Team:
 
     def _collect(self, members: Sequence[Member], patience_s: float) -> list[Any]:
         """Answers of those who give one; the others are lost."""
-        answers: dict[Member, Any] = {}
-        waiting, until = list(members), time.monotonic() + patience_s
-        while waiting and time.monotonic() < until:
-            self._runtime.wait([member.calls[0] for member in waiting], 0.5)
-            for member in [member for member in waiting if member.calls[0].done]:
-                waiting.remove(member)
-                try:
-                    answers[member] = member.calls.popleft().result()
-                except RoleLost as lost:
-                    member.lose(str(lost))
-        for member in waiting:
-            member.lose(f"{member.name} did not answer for {patience_s:.0f} s")
-        return [answers[member] for member in members if member in answers]
+        return list(collect(self._runtime, members, patience_s, Member.lose).values())
 
 
 def _make_peer(experiment: Experiment, spec: Value, precision: Precision, index: int, start: int) -> MakeRole:

@@ -8,6 +8,7 @@ import pytest
 from corral.runs.events import count_events
 
 pytestmark = pytest.mark.faults
+_TWO = ("--actors", "2")
 
 
 @pytest.mark.parametrize(
@@ -18,9 +19,20 @@ pytestmark = pytest.mark.faults
         ("impala", (200_000,), ("--learners", "2"), ("learner 1",)),
         ("seed_impala", (200_000,), (), ("inference",)),
         ("apex", (100_000, "replay_shards=2"), (), ("replay 1",)),
+        ("dppo", (200_000,), _TWO, ("worker 1", "worker 0")),
+        ("dppo", (200_000, "exchange=param_server"), _TWO, ("worker 0", "server 0")),
+        ("ppo-ssp", (200_000,), _TWO, ("worker 1", "server 0")),
+        ("a3c", (400_000,), _TWO, ("worker 0", "server 0")),
+        ("gala", (400_000, "mode=sync"), _TWO, ("worker 1",)),
+        ("gala", (400_000,), _TWO, ("worker 0", "learner")),
     ],
-    ids=["an actor", "the learner", "a learner beside the first", "the inference server", "a replay shard"],
-)
+    ids=[
+        "an actor", "the learner", "a learner beside the first", "the inference server", "a replay shard",
+        "workers that reduce", "a worker and the server in step", "a worker and the server with a lag",
+        "a worker and the server that nobody waits for", "a worker that gossips in step",
+        "a worker that gossips and who directs them",
+    ],
+)  # fmt: skip
 def test_a_run_survives_the_death_of(start, algo, options, words, victims):
     run = start(algo, *options, words=words)
     rng = random.Random(os.getpid())
