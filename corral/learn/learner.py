@@ -56,6 +56,14 @@ class Learner:
         self._bad_in_a_row = 0
         self._lr = 0.0
 
+    def agree(self, ready: bool) -> bool:
+        """Whether an update can be made: those who make every update together all need data for it.
+
+        Sequences that are used once come to all of them alike; episodes and replays do not.
+        """
+        data = self.algo.data
+        return ready if data.unit == "sequence" and data.reuse == "once" else self._exchange.agree(ready)
+
     def step(self, sample: Sample, progress: float) -> list[LossOutput]:
         """Learn from one batch: prepare it, and update once per minibatch."""
         self._lr = self.algo.learning_rate(progress)

@@ -105,7 +105,7 @@ class ServerHub:
         told = self._ask(standing, "tell", [[]] * len(standing), ANSWER_S)
         for server, (state, metrics) in told.items():
             self._last[self.members.index(server)] = state
-            self._told = metrics
+            self._told = {**metrics, "learn/version": float(state["version"])}
 
     def revive(self) -> bool:
         """Start lost servers again; each goes on from what was last known of it."""

@@ -65,17 +65,20 @@ class Sync(Topology):
 
     def advance(self) -> dict[str, list[float]]:
         """Act for a fragment, then learn while the store gives batches; returns what the losses said."""
+        steps, envs = self.algo.fragment_steps(self.experiment.num_envs), self.experiment.num_envs
         if self._rollouts is None:
-            self._rollouts = self.sampler.rollouts(self.algo.fragment_steps(self.experiment.num_envs))
+            self._rollouts = self.sampler.rollouts(steps)
         self.policy.progress = self.progress
         self.sampler.version = self.learner.version
-        traj = next(self._rollouts)
-        self._rows += traj.faulty.size
-        self.env_steps += int(traj.faulty.size - traj.faulty.sum())
-        self.store.progress, self.store.reward_scale = self.progress, getattr(self.vec, "reward_scale", 1.0)
-        self.store.put(traj)
+        # One of several without room waits for others, who make every update with it and have less than that takes.
+        traj = next(self._rollouts) if self._crew is None or self.store.room() else None
+        self._rows += steps * envs
+        if traj is not None:
+            self.env_steps += int(traj.faulty.size - traj.faulty.sum())
+            self.store.progress, self.store.reward_scale = self.progress, getattr(self.vec, "reward_scale", 1.0)
+            self.store.put(traj)
         said: dict[str, list[float]] = {}
-        while self.store.ready():
+        while self.learner.agree(self.store.ready()):
             self._learn(self.store.get(), said)
         return said
 

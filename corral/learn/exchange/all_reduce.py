@@ -87,6 +87,14 @@ class AllReduce:
 
     # -- updates -----------------------------------------------------------------------------------------------
 
+    def agree(self, ready: bool) -> bool:
+        """Whether all are."""
+        if self._size == 1:
+            return ready
+        count = torch.tensor([float(ready)])
+        self._reduce(count)
+        return int(count.item()) == self._size
+
     def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
         """Reduce."""
         self.over = False

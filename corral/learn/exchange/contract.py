@@ -17,6 +17,9 @@ class Exchange(Protocol):
     clips_first: bool
     """Whether a learner's gradient is clipped by itself, before it leaves, instead of everybody's mean."""
 
+    def agree(self, ready: bool) -> bool:
+        """Whether everybody without whom no update is made has data for one."""
+
     def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
         """Share a gradient, and put everybody's in its place.
 

@@ -119,6 +119,10 @@ class Gossip:
 
     # -- updates -----------------------------------------------------------------------------------------------
 
+    def agree(self, ready: bool) -> bool:
+        """Whether it is ready: others are only waited for while they are in the middle of a turn."""
+        return ready
+
     def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
         """Everybody applies its own."""
         return "stop" if stop else "apply"

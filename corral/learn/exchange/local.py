@@ -13,6 +13,10 @@ class Local:
     over = False  # it knows itself
     clips_first = False
 
+    def agree(self, ready: bool) -> bool:
+        """Whether it is ready."""
+        return ready
+
     def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
         """Apply them."""
         return "stop" if stop else "apply"

@@ -67,6 +67,10 @@ class ParamServer:
         """Bytes in both directions for an update."""
         return {"exchange/bytes_per_update": self._bytes / max(1, self._updates)}
 
+    def agree(self, ready: bool) -> bool:
+        """Whether it is ready: others are only waited for while they are in the middle of a turn."""
+        return ready
+
     def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
         """Send it, and take the weights that come back; what is not finite stays here, for the learner to report."""
         if stop:
