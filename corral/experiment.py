@@ -204,10 +204,12 @@ class Experiment:
         if self.sharing.drop >= self.num_actors:
             raise UserError(f"drop={self.sharing.drop} would wait for none of {self.num_actors} workers.")
         most = _MOST_PER_CORE * cores()
-        if self.runtime in ("auto", "process") and self.num_actors > most:
+        servers = self.sharing.servers if self.sharing.exchange == "param_server" else 0
+        if self.runtime in ("auto", "process") and self.num_actors + max(0, servers - 1) > most:
+            beside = f" and {servers} servers" if servers > 1 else ""
             raise UserError(
-                f"{self.num_actors} workers are too many for the {cores()} cores of this machine: set actors to at "
-                f"most {most}, or runtime=ray with a cluster."
+                f"{self.num_actors} workers{beside} are too many for the {cores()} cores of this machine: {most} "
+                "are the most, or set runtime=ray with a cluster."
             )
 
     @classmethod

@@ -309,9 +309,19 @@ PRESETS: dict[tuple[str, str], Preset] = {
         "as dppo",
     ),
     ("a3c", "CartPole-v1"): Preset(
-        {"steps": 300_000, "num_envs": 16, "length": 5, "lam": 1.0, "entropy": 0.0, "lr": 7e-4},
+        {
+            "steps": 300_000,
+            "num_envs": 16,
+            "length": 16,
+            "lam": 1.0,
+            "entropy": 0.0,
+            "lr": 2e-3,
+            "anneal_lr": True,
+            "normalize_advantage": True,
+            "normalize_reward": True,
+        },
         "untested",
-        "as a2c",
+        "found by trial",
     ),
     ("gala", "CartPole-v1"): Preset(
         {

@@ -28,7 +28,8 @@ class SharingConfig:
     compress: str = "none"
     """Gradients in fewer bytes: fp16, bf16, powersgd:RANK, sign, qsgd:BITS, topk:SHARE, topk:SHARE+qsgd:BITS."""
     error_feedback: bool | None = None
-    """Whether what a compression leaves out is added to the next gradient; none: where it is biased."""
+    """Whether what a compression leaves out is added to the next gradient; none: where it is biased, but for fp16 and
+    bf16 in an all-reduction, which torch does without."""
     momentum: float = 0.0
     """Momentum of the gradients that wait to be sent, with compress=topk (momentum correction)."""
     quantize_weights: bool = False
@@ -69,6 +70,10 @@ class SharingConfig:
             from corral.learn.compress.choose import find_compression
 
             find_compression(self.compress)
+        if self.error_feedback is not None and self.compress == "none":
+            raise UserError("error_feedback is about what a compression leaves out: it needs compress.")
+        if self.error_feedback and self.exchange == "all_reduce" and self.compress in ("fp16", "bf16"):
+            raise UserError(f"{self.compress} in an all-reduction is torch's own, which has no error_feedback.")
         if self.momentum and kind != "topk":
             raise UserError("momentum is for what waits to be sent: it needs compress=topk:SHARE.")
         if self.momentum and self.error_feedback is False:

@@ -64,6 +64,7 @@ class Side:
         flat, times = self._flat, []
         self._exchange.begin(flat.weights.data, self._turn, 2)
         self._turn += 1
+        before = self._exchange.sent
         for _ in range(updates):
             flat.grad.normal_()
             start = time.perf_counter()
@@ -71,8 +72,9 @@ class Side:
                 flat.weights.data.sub_(flat.grad, alpha=1e-3)
             self._exchange.params(flat.weights.data)
             times.append(time.perf_counter() - start)
+        sent = self._exchange.sent - before
         self._exchange.end()
-        return {"times": times, "bytes": self._exchange.metrics()["exchange/bytes_per_update"]}
+        return {"times": times, "bytes": sent / updates}
 
 
 def main() -> None:

@@ -43,7 +43,8 @@ class SlowLink:
         for side in (0, 1):
             device = ("dev", self._ends[side], "root")
             if mbit:
-                shape = ("tbf", "rate", f"{mbit}mbit", "burst", "64kb", "latency", "200ms")
+                burst = max(5_000, int(mbit * 1e6 / 8 / 250))  # no more than a tick: else small messages go for nothing
+                shape = ("tbf", "rate", f"{mbit}mbit", "burst", str(burst), "latency", "200ms")
                 _run(*self.command(side, ("tc", "qdisc", "replace", *device, *shape)))
             else:
                 _run(*self.command(side, ("tc", "qdisc", "replace", *device, "pfifo")))

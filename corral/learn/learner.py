@@ -57,12 +57,8 @@ class Learner:
         self._lr = 0.0
 
     def agree(self, ready: bool) -> bool:
-        """Whether an update can be made: those who make every update together all need data for it.
-
-        Sequences that are used once come to all of them alike; episodes and replays do not.
-        """
-        data = self.algo.data
-        return ready if data.unit == "sequence" and data.reuse == "once" else self._exchange.agree(ready)
+        """Whether an update can be made: those who make every update together all need data for it."""
+        return self._exchange.agree(ready)
 
     def step(self, sample: Sample, progress: float) -> list[LossOutput]:
         """Learn from one batch: prepare it, and update once per minibatch."""
@@ -86,6 +82,8 @@ class Learner:
             verdict = self._exchange.grads(self.flat.grad, output.rows, self._lr, stop=output.stop, last=last)
             if verdict == "stop":
                 break
+            if verdict == "skip":
+                self._bad_in_a_row = 0
             if verdict == "skip" or self._usable(output, sample):
                 outputs.append(output)
                 self.apply(verdict)

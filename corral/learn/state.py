@@ -28,8 +28,10 @@ def to_tensors(state: Value) -> Any:
 def mean_state(states: Sequence[Value]) -> Value:
     """The mean of what is real numbers; of counters the highest, of anything else the first."""
     first = states[0]
-    if isinstance(first, dict):
-        return {key: mean_state([state[key] for state in states]) for key in first}
+    if isinstance(first, dict):  # an optimizer has nothing to tell before its first step
+        most = max(states, key=len)
+        alike = [state for state in states if state.keys() == most.keys()]
+        return {key: mean_state([state[key] for state in alike]) for key in most}
     if isinstance(first, np.ndarray) and first.dtype.kind == "f":
         return np.asarray(np.mean(states, axis=0, dtype=np.float64), first.dtype)
     if isinstance(first, int | float) and not isinstance(first, bool):

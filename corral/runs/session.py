@@ -142,6 +142,9 @@ class Session:
             if (is_best or saves.due(steps)) and not over:  # after the row, which a resumed run would not write again
                 self._save(saves, best=is_best)
             self._progress.update(steps, self._shown())
+        late = self._last_step != trainer.env_steps  # saving may have let workers finish what they were at
+        if late and not self._stop and experiment.evaluation.episodes:
+            self._evaluate()
         if self._row_step != trainer.env_steps:
             self._write_row()
         evaluated = self._last is not None and self._last_step == trainer.env_steps

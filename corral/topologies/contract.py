@@ -39,7 +39,9 @@ class Topology(ABC):
         self.device = find_device(experiment.device)
         self.env_steps = 0
 
-    def _build_learner(self, spec: EnvSpec, others: int = 0, make_exchange: MakeExchange | None = None) -> None:
+    def _build_learner(
+        self, spec: EnvSpec, others: int = 0, make_exchange: MakeExchange | None = None, precision: str = ""
+    ) -> None:
         """Network, learner and store for environments that look like `spec`; `others` are threads of other parts."""
         experiment, seed = self.experiment, self.experiment.seed
         self.spec = spec
@@ -47,7 +49,7 @@ class Topology(ABC):
         self.model = build_model(self.algo, seed, self.device)
         self.threads = set_threads(experiment.threads, self.model, others)
         trial = encoder_trial(self.model, spec.observation, self.device)
-        self.precision = choose(experiment.precision, self.model, trial, self.device)
+        self.precision = choose(precision or experiment.precision, self.model, trial, self.device)
         order = torch.Generator().manual_seed(seeding.part_seed(seed, "train", "learning"))
         report = lambda text: self._note("not_finite", text)  # noqa: E731 - one line is clearer here
         exchange = None if make_exchange is None else make_exchange(self.model)

@@ -32,6 +32,7 @@ _WORK_S = 600.0  # for a turn
 _LOOK_S = 0.5
 _KEEP_S = 1.0  # between looks at the servers' states
 _TRIES = 5
+_MOST_IN_VAIN = 50  # turns in a row that nobody ended
 
 
 class DataParallel(Topology):
@@ -73,7 +74,7 @@ class DataParallel(Topology):
         first = self._started(self._workers[:1], experiment.precision)
         self._precision = first["precision"]
         self._started(self._workers[1:], self._precision)
-        self._build_learner(EnvSpec.from_json(first["spec"]), self._parts)
+        self._build_learner(EnvSpec.from_json(first["spec"]), self._parts, precision=self._precision)
         self._hub: Hub = self._make_hub(secret)
         self.episodes = EpisodeStats(experiment.total_envs)
         self._returns = RunningMoments()
@@ -84,6 +85,7 @@ class DataParallel(Topology):
         self._pulled = -1  # steps at which the learner here was given the workers' state
         self._kept = time.monotonic()
         self._waiting = False
+        self._vain = 0
 
     def _make_hub(self, secret: bytes) -> Hub:
         kind = self.experiment.sharing.exchange
@@ -103,6 +105,8 @@ class DataParallel(Topology):
                 if worker.given_up or time.monotonic() > until:
                     raise RunFailed(f"{worker.name} does not start; look at what it wrote above, or run with sync.")
             alive = [worker for worker in missing if worker.alive]
+            if not alive:
+                time.sleep(_LOOK_S / 10)
             built = self._ask(alive, "build", [[precision]] * len(alive), _BUILD_S)
             for worker, answer in built.items():
                 self._addresses[worker] = answer["address"]
@@ -117,7 +121,8 @@ class DataParallel(Topology):
         self._said = {}
         if self._must_meet():
             self._meet()
-        if self._apart:  # somebody has to come back first
+        if self._apart or self._waiting:  # somebody has to come back first
+            self._end_turns()
             return self._said
         in_step = self.experiment.sharing.mode == "sync"
         idle = [worker for worker in self._crew if not worker.calls]
@@ -161,6 +166,10 @@ class DataParallel(Topology):
             self._note(kind, f"{worker.name}: {text}")
         if answer["lost"] is not None:  # it goes on when all have met again
             self._apart = True
+            self._note("apart", f"{worker.name} did not end its turn: {answer['lost']}")
+        self._vain = self._vain + 1 if answer["lost"] is not None else 0
+        if self._vain > _MOST_IN_VAIN:
+            raise RunFailed(f"Workers cannot share what they learn: {answer['lost']}.")
 
     def _lose(self, member: Member, why: str) -> None:
         member.lose(why)
@@ -255,9 +264,11 @@ class DataParallel(Topology):
         for answer in latest:
             for name, value in answer["exchange"].items():
                 exchange.setdefault(name, []).append(value)
+        # In a reduction all leave out the same updates.
+        _all = partial(max, default=0) if isinstance(self._hub, AllReduceHub) else sum
         return {
             "learn/version": float(max((answer["version"] for answer in latest), default=0)),
-            "learn/skipped": float(sum(answer["skipped"] for answer in latest)),
+            "learn/skipped": float(_all(answer["skipped"] for answer in latest)),
             "learn/lr": self.algo.learning_rate(self.progress),
             "env/restarts": float(sum(answer["restarts"] for answer in latest)),
             "workers/alive": float(sum(worker.alive for worker in self._workers)),

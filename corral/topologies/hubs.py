@@ -62,11 +62,11 @@ class AllReduceHub:
         joined = self._ask(
             crew, "meet", [[*where, rank, len(crew), TOGETHER_S] for rank in range(len(crew))], 2 * TOGETHER_S
         )
-        return len(joined) == len(crew) and all(joined.values())
+        return len(joined) == len(crew) and all(answer is None for answer in joined.values())
 
     def state(self, crew: list[Member]) -> Value | None:
         """That of the first who answers."""
-        for member in crew:
+        for member in list(crew):  # who does not answer is taken out
             if answer := self._ask([member], "state", [[]], ANSWER_S):
                 return answer[member]
         return None
@@ -95,10 +95,12 @@ class GossipHub:
         new = [member for member in crew if (member, member.restarts) not in self._met]
         loaded = self._ask(new, "load", [[state]] * len(new), ANSWER_S)
         self._met |= {(member, member.restarts) for member in loaded}
+        if len(loaded) < len(new):
+            return False
         self._meetings += 1
         peers = [addresses[member] for member in crew]
         joined = self._ask(crew, "meet", [[peers, rank, self._meetings] for rank in range(len(crew))], ANSWER_S)
-        return len(loaded) == len(new) and len(joined) == len(crew)
+        return len(joined) == len(crew)
 
     def state(self, crew: list[Member]) -> Value | None:
         """The mean."""

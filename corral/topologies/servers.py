@@ -45,6 +45,7 @@ class ServerHub:
         self._empty = set(self.members)  # those that have no state yet
         self._addresses: dict[Member, Value] = {}
         self._told: dict[str, float] = {}
+        self._met: set[tuple[Member, int]] = set()  # workers, and which start of theirs
 
     def gather(self, crew: list[Member], addresses: dict[Member, Value], state: Value) -> bool:
         """Servers without a state get one; workers take over the rest, and connect."""
@@ -58,15 +59,23 @@ class ServerHub:
                 return False
             self._addresses[server] = answer[server]
             self._empty.discard(server)
-        loaded = self._ask(crew, "load", [[state]] * len(crew), ANSWER_S)
+        # The others keep their statistics: moments that are on their way to them are not in anybody else's.
+        new = [member for member in crew if (member, member.restarts) not in self._met]
+        loaded = self._ask(new, "load", [[state]] * len(new), ANSWER_S)
+        self._met |= {(member, member.restarts) for member in loaded}
+        if len(loaded) < len(new):
+            return False
         where = [[self._addresses[server] for server in self.members], self._secret, TOGETHER_S]
         joined = self._ask(crew, "meet", [where] * len(crew), 2 * TOGETHER_S)
-        return len(loaded) == len(joined) == len(crew) and all(joined.values())
+        if len(joined) == len(crew) and all(answer is None for answer in joined.values()):
+            return True
+        self.keep()  # a server that is gone is noticed, and started again
+        return False
 
     def _spread(self, state: Value) -> None:
         """Cut the state of a whole learner into those of servers that have never had one."""
         self._learner.load_state_dict({**to_tensors(state), "rng": self._learner.state_dict()["rng"]})
-        weights = self._learner.flat.weights.detach().numpy()
+        weights = self._learner.flat.weights.detach().cpu().numpy()
         for k, s in enumerate(self._slices):
             if self._last[k] is None:
                 kept = {
@@ -78,7 +87,7 @@ class ServerHub:
     def state(self, crew: list[Member]) -> Value | None:
         """A worker's, with the servers' weights and optimizer."""
         self.keep()
-        for member in crew:
+        for member in list(crew):  # who does not answer is taken out
             if answer := self._ask([member], "state", [[]], ANSWER_S):
                 return self._whole(answer[member])
         return None

@@ -78,9 +78,15 @@ class Sync(Topology):
             self.store.progress, self.store.reward_scale = self.progress, getattr(self.vec, "reward_scale", 1.0)
             self.store.put(traj)
         said: dict[str, list[float]] = {}
-        while self.learner.agree(self.store.ready()):
+        while self._ready():
             self._learn(self.store.get(), said)
         return said
+
+    def _ready(self) -> bool:
+        """Whether there is data for an update; sequences of all environments, used once, come to all workers alike."""
+        data, ready = self.algo.data, self.store.ready()
+        alike = data.unit == "sequence" and data.reuse == "once" and data.batch_size == self.experiment.num_envs
+        return ready if alike else self.learner.agree(ready)
 
     def metrics(self) -> dict[str, float]:
         """Counters of the parts."""

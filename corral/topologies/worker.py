@@ -67,18 +67,18 @@ class Worker:
         return to_arrays(self._sync.learner.state_dict())
 
     def meet(self, *where: Value) -> Value:
-        """Join the others; whether they came."""
+        """Join the others; why that was not to be, None when they came."""
         try:
             self._exchange.join(*where)
-        except PeerLost:
-            return False
-        return True
+        except PeerLost as lost:
+            return str(lost)
+        return None
 
     def work(self, turn: int, base: int, crew: int, rounds: int, returns: Value) -> Value:
         """Act and learn some rounds, as one of `crew` that have made `base` steps; `returns` are moments of theirs."""
         sync, said, lost = self._sync, dict[str, list[float]](), None
         known = self._returns()
-        if known is not None and crew > 1:
+        if known is not None and (crew > 1 or not known.count):
             known.load_state_dict(returns)
         before, steps = copy.copy(known), sync.env_steps
         sync.join_in(base, crew)

@@ -184,6 +184,57 @@ def test_a_killed_server_goes_on_from_its_last_state(name):
     assert all(torch.isfinite(value).all() for value in weights(state).values())
 
 
+def test_with_too_few_workers_the_rest_wait():
+    notes = []
+    topology = make(
+        topology="data_parallel", runtime="inline", actors=2, notes=notes, exchange="param_server", mode="async",
+        min_actors=2, steps=50_000,
+    )  # fmt: skip
+    try:
+        while topology.env_steps < 500:
+            topology.advance()
+        topology._end_turns()
+        topology._workers[1].restarts = 3  # so that it is not started again at once
+        topology._lose(topology._workers[1], "it is told so")
+        for _ in range(3):
+            topology.advance()
+        waiting = topology.env_steps
+        for _ in range(5):
+            topology.advance()
+        assert topology.env_steps == waiting
+        assert "waiting" in [kind for kind, _ in notes]
+    finally:
+        topology.close()
+
+
+def test_who_is_found_dead_when_asked_for_the_state_does_not_hide_the_others():
+    topology = make(topology="data_parallel", runtime="inline", actors=2)
+    try:
+        while topology.env_steps < 500:
+            topology.advance()
+        topology._end_turns()
+        topology._workers[0]._handle.stop()
+        assert topology._hub.state(topology._crew) is not None
+        assert topology._crew == topology._workers[1:]
+    finally:
+        topology.close()
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "server async", "gossip async"])
+def test_who_dies_while_all_meet_is_left_out(name):
+    topology = make(topology="data_parallel", runtime="inline", actors=2, steps=100_000, **EXCHANGES[name])
+    try:
+        topology._workers[1]._handle.stop()
+        topology.advance()
+        assert topology._crew == topology._workers[:1]
+        while topology.env_steps < 100_000 and len(topology._crew) < 2:
+            topology.advance()
+        assert topology._crew == topology._workers
+        assert topology._workers[1].restarts == 1
+    finally:
+        topology.close()
+
+
 def test_a_resumed_run_goes_on_with_what_was_learned():
     topology = make(topology="data_parallel", runtime="inline", actors=2, steps=2000)
     try:
@@ -221,6 +272,9 @@ def test_a_resumed_run_goes_on_with_what_was_learned():
         ({"graph": "ring"}, "needs exchange=gossip"),
         ({"quantize_weights": True}, "sends no weights"),
         ({"momentum": 0.9}, "needs compress=topk"),
+        ({"error_feedback": True}, "it needs compress"),
+        ({"compress": "fp16", "error_feedback": True}, "which has no error_feedback"),
+        ({"exchange": "param_server", "servers": 50}, "2 workers and 50 servers are too many"),
         ({"learners": 2}, "learners is not for data_parallel"),
         ({"topology": "sync", "actors": None, "compress": "sign"}, "compress is for learners that share"),
     ],

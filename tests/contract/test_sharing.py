@@ -153,6 +153,35 @@ def test_nobody_is_more_than_the_lag_ahead_of_the_slowest(lag):
     assert max(lead) <= lag + 2
 
 
+def test_nor_by_resting_in_between():
+    """Turns of fewer updates than the lag: who rests and comes back is as far ahead as before."""
+    slow_done = threading.Event()
+
+    def work(exchange, rank):
+        model = Model(START)
+        if rank:
+            exchange.begin(model.weights.data, 0, 2)
+            time.sleep(0.5)  # a gradient takes its time, by weights of the beginning
+            model.update(exchange, 0.1 * grads(rank)[0])
+            slow_done.set()
+            exchange.end()
+            return 0
+        time.sleep(0.1)
+        made = 0
+        for turn in range(20):
+            exchange.begin(model.weights.data, turn, 2)
+            for grad in grads(rank)[:2]:
+                model.update(exchange, 0.1 * grad)
+                made += not slow_done.is_set()
+            exchange.end()
+        return made
+
+    with Crew("param_server", 2, START, mode="lag", lag=2) as crew:
+        made, _ = crew.run(work)
+        assert crew.servers[0].metrics()["exchange/staleness_max"] <= 4  # the bound, and one under way on either side
+    assert made <= 4
+
+
 def test_without_a_bound_the_fast_one_runs_ahead_and_stale_gradients_are_counted():
     def work(exchange, rank):
         model = Model(START)
@@ -187,6 +216,48 @@ def test_an_update_does_not_wait_for_who_may_be_dropped():
         crew.run(work)
         assert crew.servers[0].metrics()["exchange/dropped"] >= 1
         assert crew.servers[0].version >= 20
+
+
+def test_only_as_many_of_the_crew_are_dropped_as_was_said():
+    """One of 3 may be dropped; when one is gone, the other two are both waited for."""
+
+    def work(exchange, rank):
+        model = Model(START)
+        exchange.begin(model.weights.data, 0, 3)
+        if rank == 2:
+            exchange.leave()
+            return
+        time.sleep(0.2)
+        for grad in grads(rank, 10):
+            time.sleep(0.01 * rank)
+            model.update(exchange, grad)
+        exchange.end()
+
+    with Crew("param_server", 3, START, mode="sync", drop=1) as crew:
+        crew.run(work)
+        assert crew.servers[0].metrics()["exchange/dropped"] == 0
+        assert crew.servers[0].version == 10
+
+
+def test_what_is_dropped_is_sent_again_where_errors_are_fed_back():
+    model = Model(torch.zeros(100), sgd)
+    with Crew("param_server", 2, torch.zeros(100), mode="sync", drop=1, compress="topk:0.1", optimizer=sgd) as crew:
+        for rank in (0, 1):
+            crew.join(rank)
+        first, late = crew.exchanges
+        threads = [threading.Thread(target=e.begin, args=(model.weights.data, 0, 2)) for e in (first, late)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        model.update(first, torch.ones(100))
+        grad = torch.zeros(100)
+        grad[7] = 5.0
+        model.update(late, grad)  # by weights that are not the newest any more
+        before = crew.servers[0].state()["weights"][7]
+        model.update(late, torch.zeros(100))
+        assert crew.servers[0].metrics()["exchange/dropped"] == 1
+        assert crew.servers[0].state()["weights"][7] == pytest.approx(before - 0.01 * 5.0)
 
 
 def test_a_gradient_that_is_not_finite_is_not_sent_and_holds_nobody_up():
@@ -384,6 +455,34 @@ def test_a_learner_that_is_gone_is_left_out_of_gossip_and_can_come_back():
         first, second = crew.run(again)
     torch.testing.assert_close(first, second)
     torch.testing.assert_close(first, (one + other) / 2)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_steps_stay_as_large_as_they_are_when_a_neighbour_is_gone(mode):
+    gone = threading.Event()
+
+    def work(exchange, rank):
+        weights = torch.zeros(4)
+        exchange.begin(weights, 0, 2)
+        for k in range(5):
+            weights += 1.0
+            exchange.params(weights)
+            if rank and k == 1:
+                exchange.close()
+                gone.set()
+                return None
+        gone.wait(20)
+        steps = []
+        for _ in range(6):
+            before = weights.clone()
+            weights += 1.0
+            exchange.params(weights)
+            steps.append(float((weights - before).mean()))
+        return steps
+
+    with Crew("gossip", 2, START, mode=mode, graph="ring") as crew:
+        steps, _ = crew.run(work)
+    assert steps[2:] == pytest.approx([1.0] * 4)
 
 
 def test_who_nobody_sends_to_keeps_enough_weight_to_divide_by():

@@ -39,7 +39,7 @@ ALLOWED = {
     "training": {"errors", "envs", "experiment", "runs"},
     "testing": _BASE | {"envs", "acting", "algos", "data"},
     "bench": _MODELS | {"acting", "algos", "data", "envs", "experiment", "learn", "presets", "runs", "testing",
-                        "topologies", "training"},
+                        "topologies", "training", "sharing"},
     "cli": _BASE | {"acting", "algos", "bench", "envs", "experiment", "overrides", "presets", "runs", "testing",
                     "training"},
 }  # fmt: skip
@@ -83,7 +83,7 @@ def test_parts_import_only_what_they_may(path):
 
 
 # Parts that are torch through and through; nobody comes to them by `import corral`.
-MORE_TORCH = {"model_policy", "training", "training_peers", "time_to_score", "counting"}
+MORE_TORCH = {"exchange_peer", "model_policy", "training", "training_peers", "time_to_score", "counting"}
 TORCH = {"ops", "nets", "algos", "learn", "topologies", "runs"}
 
 

@@ -21,6 +21,7 @@ class Compression:
         self._rng = np.random.default_rng(seed)
         self._left = np.zeros(count if feedback else 0, np.float32)
         self._velocity = np.zeros(count if momentum else 0, np.float32)
+        self._ended = self._velocity  # velocities that ended with the last code
 
     @property
     def size(self) -> int:
@@ -40,7 +41,8 @@ class Compression:
         sent = self._codec.decode(code, self.count)
         self._left -= sent
         if self._momentum:
-            self._velocity[sent != 0] = 0.0
+            self._ended = np.where(sent != 0, self._velocity, np.float32(0.0))
+            self._velocity -= self._ended
         return code
 
     def unpack(self, code: Array) -> Array:
@@ -48,6 +50,8 @@ class Compression:
         return self._codec.decode(code, self.count)
 
     def put_back(self, code: Array) -> None:
-        """An update with this code of ours was not made: send it again with the next."""
+        """No update was made with this code, the last of ours: send it again with the next."""
         if self._feedback:
             self._left += self.unpack(code)
+        if self._momentum:
+            self._velocity += self._ended

@@ -45,7 +45,7 @@ class AllReduce:
         self._size = 1
         self.over = False
         self._updates = 0
-        self._sent = 0.0
+        self.sent = 0.0
 
     # -- together ----------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class AllReduce:
 
     def metrics(self) -> dict[str, float]:
         """Bytes that this learner sends for an update, as the ring algorithms of gloo do."""
-        return {"exchange/bytes_per_update": self._sent / max(1, self._updates)}
+        return {"exchange/bytes_per_update": self.sent / max(1, self._updates)}
 
     # -- updates -----------------------------------------------------------------------------------------------
 
@@ -135,7 +135,12 @@ class AllReduce:
         finite = bool(np.isfinite(own).all())
         code = self._compression.pack(own) if finite and not stop else np.zeros(self._compression.size, np.uint8)
         head = np.array([rows, stop, last, not finite], np.float32)
-        messages = self._gather(torch.from_numpy(np.concatenate([head.view(np.uint8), code])))
+        try:
+            messages = self._gather(torch.from_numpy(np.concatenate([head.view(np.uint8), code])))
+        except PeerLost:
+            if finite and not stop:
+                self._compression.put_back(code)
+            raise
         heads = np.stack([m[: 4 * _HEAD].numpy().view(np.float32) for m in messages])
         total, stopped, over, bad = heads.sum(0)
         self.over = bool(over)
@@ -168,7 +173,7 @@ class AllReduce:
             reduced = self._hooked.reduce(grad)
         except RuntimeError as error:
             raise self._lost(error) from error
-        self._sent += self._ring(reduced)
+        self.sent += self._ring(reduced)
         return "apply"
 
     def params(self, weights: Tensor) -> None:
@@ -187,11 +192,11 @@ class AllReduce:
         return 2 * (self._size - 1) / self._size * size
 
     def _reduce(self, buffer: Tensor) -> None:
-        self._sent += self._ring(4 * buffer.numel())
+        self.sent += self._ring(4 * buffer.numel())
         self._wait("allreduce", [buffer])
 
     def _gather(self, own: Tensor) -> list[Tensor]:
-        self._sent += (self._size - 1) * own.numel() * own.element_size()
+        self.sent += (self._size - 1) * own.numel() * own.element_size()
         gathered = [torch.empty_like(own) for _ in range(self._size)]
         self._wait("allgather", [gathered], [own])
         return gathered

@@ -38,6 +38,9 @@ class Exchange(Protocol):
 class Joint(Exchange, Protocol):
     """An exchange of several learners, who meet, and then work for a turn at a time."""
 
+    sent: float
+    """Bytes that went out of here, and with a server also those that came in, since the beginning."""
+
     def join(self, *where: Any) -> None:
         """Meet the others; PeerLost when they do not come in time. Joining again leaves those of before."""
 

@@ -51,13 +51,15 @@ class Gossip:
         self._x = self._z = torch.zeros(0)
         self._weight = 1.0
         self._turn, self._number = 0, 0
-        self._change = threading.Condition()
+        self._change = threading.Condition(threading.RLock())
         self._inbox: dict[tuple[int, int, int], tuple[Array, float]] = {}  # (turn, round, sender) -> share
         self._heard: dict[int, tuple[int, int]] = {}  # sender -> turn and round of its last share
         self._rested: dict[int, int] = {}  # sender -> its last turn
         self._gone: set[int] = set()
         self._unseen: Array | None = None
-        self._updates = self._bytes = 0
+        self._updates = 0
+        self.sent = 0.0
+        self._alone = False  # a share went to somebody who is gone
         self._distance = self._error = 0.0
         self._listener = Listener(host, secret, self._serve, _PATIENCE_S)
         self.port = self._listener.port
@@ -74,6 +76,7 @@ class Gossip:
             self._heard.clear()
             self._gone.clear()
         self._x, self._weight, self._number = torch.zeros(0), 1.0, 0
+        self._alone = False
 
     def begin(self, weights: Tensor, turn: int, crew: int) -> None:
         """With `sync` all count the rounds of a turn anew; otherwise who comes back goes on where the others are."""
@@ -111,7 +114,7 @@ class Gossip:
     def metrics(self) -> dict[str, float]:
         """Bytes sent for an update, weight left, and how far what comes in is from here."""
         told = {
-            "exchange/bytes_per_update": self._bytes / max(1, self._updates),
+            "exchange/bytes_per_update": self.sent / max(1, self._updates),
             "exchange/push_weight": self._weight,
             "exchange/neighbour_distance": self._distance,
         }
@@ -133,6 +136,8 @@ class Gossip:
             return
         self._updates += 1
         number, self._number = self._number, self._number + 1
+        if self._alone:
+            self._start_over()
         self._x += weights - self._z
         self._send(number)
         for array, weight in self._receive(number):
@@ -142,6 +147,14 @@ class Gossip:
             self._weight += weight
         torch.div(self._x, self._weight, out=self._z)
         weights.copy_(self._z)
+
+    def _start_over(self) -> None:
+        """With a weight of 1: what went to somebody who is gone, and will not come back, would make steps larger."""
+        with self._change:
+            self._inbox = {key: share for key, share in self._inbox.items() if key[2] not in self._gone}
+            self._alone = False
+        self._x.copy_(self._z)
+        self._weight = 1.0
 
     def _send(self, number: int) -> None:
         size = len(self._peers)
@@ -172,7 +185,7 @@ class Gossip:
                 for peer in awaited:
                     while not self._settled(peer, number - self._lag):
                         if not self._change.wait(until - time.monotonic()):
-                            self._gone.add(peer)
+                            self._leave_out(peer)
             latest = (self._turn, number)
             chosen = sorted(key for key in self._inbox if self._mode == "async" or key[:2] <= latest)
             return [self._inbox.pop(key) for key in chosen]
@@ -205,7 +218,7 @@ class Gossip:
                 self._outgoing[peer] = dial(*self._peers[peer], self._secret, _PATIENCE_S)
             parts = encode(message | {"from": self._rank, "meeting": self._meeting})
             self._outgoing[peer].send(kind, 0, parts)
-            self._bytes += size_of(parts)
+            self.sent += size_of(parts)
         except (Closed, PeerLost):
             self._lose(peer)
             return False
@@ -215,8 +228,12 @@ class Gossip:
         connection = self._outgoing.pop(peer, None)
         if connection is not None:
             connection.close()
+        self._leave_out(peer)
+
+    def _leave_out(self, peer: int) -> None:
         with self._change:
             self._gone.add(peer)
+            self._alone = True
             self._change.notify_all()
 
     def _serve(self, connection: Connection) -> None:
@@ -231,10 +248,10 @@ class Gossip:
                         self._change.notify_all()
         with self._change:
             if meeting == self._meeting:  # or it has only hung up to meet again
-                self._gone.add(peer)
-                self._change.notify_all()
+                self._leave_out(peer)
 
     def _take(self, kind: int, peer: int, message: dict[str, Any]) -> None:
+        self._gone.discard(peer)  # it was only slow
         if kind == _MOMENTS:
             self._unseen = merged(self._unseen, np.array(message["moments"]))
             return

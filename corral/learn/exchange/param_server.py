@@ -33,7 +33,8 @@ class ParamServer:
         self._compressions: list[Compression] = []
         self._versions: list[int] = []
         self._weights = torch.zeros(0)
-        self._updates = self._bytes = 0
+        self._updates = 0
+        self.sent = 0.0
 
     def join(self, servers: list[tuple[str, int]], secret: bytes, timeout_s: float) -> None:
         """Connect to all servers."""
@@ -65,7 +66,7 @@ class ParamServer:
 
     def metrics(self) -> dict[str, float]:
         """Bytes in both directions for an update."""
-        return {"exchange/bytes_per_update": self._bytes / max(1, self._updates)}
+        return {"exchange/bytes_per_update": self.sent / max(1, self._updates)}
 
     def agree(self, ready: bool) -> bool:
         """Whether it is ready: others are only waited for while they are in the middle of a turn."""
@@ -82,8 +83,20 @@ class ParamServer:
             {"code": compression.pack(own[s]) if finite else None, "rows": rows, "lr": lr, "version": version}
             for compression, s, version in zip(self._compressions, self._slices, self._versions, strict=True)
         ]
-        self._take(self._ask(PUSH, messages))
+        try:
+            answers = self._ask(PUSH, messages)
+        except PeerLost:
+            self._put_back(messages)
+            raise
+        if any(answer.get("dropped") for answer in answers):
+            self._put_back(messages)  # it came too late
+        self._take(answers)
         return "skip" if finite else "apply"
+
+    def _put_back(self, messages: list[dict[str, Any]]) -> None:
+        for compression, message in zip(self._compressions, messages, strict=True):
+            if message["code"] is not None:
+                compression.put_back(message["code"])
 
     def params(self, weights: Tensor) -> None:
         """They are the servers'."""
@@ -110,7 +123,7 @@ class ParamServer:
         try:
             parts = encode(message)
             server.send(kind, 0, parts)
-            self._bytes += size_of(parts)
+            self.sent += size_of(parts)
         except Closed as error:
             self.leave()
             raise PeerLost(f"a parameter server is gone: {error}") from error
@@ -119,7 +132,7 @@ class ParamServer:
         try:
             frame = server.read(wait=True, timeout_s=_PATIENCE_S)
             assert frame is not None
-            self._bytes += len(frame[2])
+            self.sent += len(frame[2])
             return decode(frame[2])
         except (Closed, BadMessage) as error:
             self.leave()

@@ -46,7 +46,8 @@ class _Member:
     """A learner that is connected."""
 
     def __init__(self) -> None:
-        self.clock: int | None = None  # updates of its own since it began a turn; None while it rests
+        self.clock: int | None = None  # updates of its own; None while it rests, and nobody is to wait for it
+        self.kept = 0  # its clock when it began to rest
         self.unseen: Array | None = None  # moments of observations that others have made
 
 
@@ -64,6 +65,7 @@ class Server:
         self._change = threading.Condition()
         self._members: set[_Member] = set()
         self._arrived: dict[_Member, tuple[Array | None, int]] = {}
+        self._crew = 1  # who are to begin a turn together
         self._coming: set[_Member] = set()  # those that wait for the others to begin a turn
         self.version = 0
         """Updates so far."""
@@ -104,29 +106,35 @@ class Server:
                 self._change.wait_for(lambda: member not in self._coming or self._closed, _CREW_S)
             if member in self._coming:
                 together = self._coming if self._rules.mode == "sync" else {member}
-                newest = max(self._clocks(), default=0)
                 for other in together:
-                    other.clock = newest
+                    self._wake(other)
+                self._crew = message["crew"]
                 self._coming -= set(together)
                 self._change.notify_all()
             return self._newest()
 
+    def _wake(self, member: _Member) -> None:
+        """It has the newest weights from now on, and so the newest clock; that of one who was ahead stays."""
+        member.clock = max([member.kept, *self._clocks()])
+
     def _rest(self, member: _Member) -> None:
         with self._change:
-            member.clock = None
+            if member.clock is not None:
+                member.kept, member.clock = member.clock, None
             self._arrived.pop(member, None)
             self._finish_round()
             self._change.notify_all()
 
     def _push(self, member: _Member, message: dict[str, Any]) -> Value:
         with self._change:
-            assert member.clock is not None
+            if member.clock is None:  # it was taken for gone
+                self._wake(member)
             code, rows = message["code"], message["rows"]
             grad = None if code is None else self._codec.decode(np.ascontiguousarray(code), self._weights.numel())
             behind = self.version - message["version"]
             if self._rules.mode == "sync" and behind > 0:
                 self._dropped += 1  # the others did not wait for it
-                return self._newest()
+                return {**self._newest(), "dropped": True}
             self._pushes, self._stale = self._pushes + 1, self._stale + behind
             self._stalest = max(self._stalest, behind)
             self._lr = message["lr"]
@@ -135,7 +143,7 @@ class Server:
             else:
                 if grad is not None:
                     self._apply(grad)
-                member.clock += 1
+                member.clock = (member.clock or 0) + 1
                 self._wait_for_slower(member)
             return self._newest()
 
@@ -163,10 +171,13 @@ class Server:
 
     def _finish_round(self, *, late: bool = False) -> None:
         """Update if everybody who is waited for has come."""
-        active = sum(member.clock is not None for member in self._members)
-        needed = max(1, active - self._rules.drop)
+        active = {member for member in self._members if member.clock is not None}
+        needed = max(1, min(len(active), self._crew - self._rules.drop))
         if not self._arrived or (len(self._arrived) < needed and not late):
             return
+        if late:
+            for member in active - self._arrived.keys():
+                member.clock = None  # it is not waited for again until it comes
         parts = [(grad, rows) for grad, rows in self._arrived.values() if grad is not None]
         for member in self._arrived:
             member.clock = (member.clock or 0) + 1
@@ -192,7 +203,11 @@ class Server:
     def _wait_for_slower(self, member: _Member) -> None:
         self._change.notify_all()
         if self._rules.mode == "lag":
-            self._change.wait_for(lambda: self._closed or self._ahead(member) <= self._rules.lag, _PATIENCE_S)
+            near = lambda: self._closed or self._ahead(member) <= self._rules.lag  # noqa: E731 - said once
+            if not self._change.wait_for(near, _PATIENCE_S):
+                for other in self._members:
+                    if other.clock is not None and (member.clock or 0) - other.clock > self._rules.lag:
+                        other.clock = None  # it is not waited for again until it comes
             self._lead = max(self._lead, self._ahead(member))
 
     def _ahead(self, member: _Member) -> int:
@@ -201,7 +216,7 @@ class Server:
     def _clocks(self) -> list[int]:
         return [member.clock for member in self._members if member.clock is not None]
 
-    def _newest(self) -> Value:
+    def _newest(self) -> dict[str, Value]:
         """The weights, coded once for everybody."""
         if self._told is None or self._told[0] != self.version:
             weights = self._weights.detach().numpy()

@@ -1,0 +1,19 @@
+"""Means of learners' states."""
+
+import numpy as np
+
+from corral.learn.state import mean_state
+
+
+def test_real_numbers_are_averaged_counters_are_the_highest_and_the_rest_is_the_first():
+    one = {"w": np.float32([1, 3]), "n": np.array(2.0), "version": 4, "rng": np.uint8([1]), "target": None}
+    other = {"w": np.float32([3, 5]), "n": np.array(4.0), "version": 7, "rng": np.uint8([2]), "target": None}
+    mean = mean_state([one, other])
+    np.testing.assert_array_equal(mean["w"], np.float32([2, 4]))
+    assert (float(mean["n"]), mean["n"].shape, mean["version"], mean["target"]) == (3.0, (), 7, None)
+    np.testing.assert_array_equal(mean["rng"], [1])
+
+
+def test_an_optimizer_that_has_not_stepped_yet_does_not_count():
+    mean = mean_state([{"optimizer": {}}, {"optimizer": {"m": np.float32([2.0])}}])
+    np.testing.assert_array_equal(mean["optimizer"]["m"], [2.0])
