@@ -5,11 +5,15 @@ Commands are loaded when called, so that `corral --help` answers at once.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 from corral.errors import EnvFailed, RunFailed, UserError
 
@@ -69,7 +73,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
     try:
-        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+        with _sigterm_unwinds():
+            return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except UserError as error:
         print(f"corral: {error}", file=sys.stderr)
         return 2
@@ -85,6 +90,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+@contextlib.contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """Let a command that does not handle SIGTERM itself end what it has started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from corral.bench import replay, training
 from corral.bench.learning import CLAIMS, Claim, Finding, Trial, examine, read_trial
-from corral.bench.learning_table import END, START, section, table, write_section
+from corral.bench.learning_table import MARKS, section, table, write_section
 from corral.bench.rounds import Outcome, Spread, play
 from corral.bench.time_to_score import Arrival, Race
 from corral.errors import RunFailed, UserError
@@ -23,6 +23,7 @@ from corral.testing.hybrid import MoveOrShoot
 from corral.testing.stateless import StatelessCartPole
 
 COMMAND = [sys.executable, "-m", "corral.cli.main", "bench"]
+START, END = MARKS["learning"]
 
 
 def run(*args):
@@ -131,12 +132,16 @@ def test_every_claim_is_of_settings_that_exist_and_a_preset_made_for_it():
     for claim in CLAIMS:
         experiment = Experiment.make(claim.algo, claim.env, overrides={**claim.overrides, "steps": claim.steps})
         assert experiment.preset != "none", claim.name
-        assert PRESETS[claim.algo, experiment.preset].settings["steps"] == claim.steps, "schedules span the run"
+        steps = PRESETS[claim.algo, experiment.preset].settings["steps"]
+        more = 2 if "compress" in claim.overrides else 1  # few bytes take more steps
+        assert claim.steps in (steps, more * steps), "schedules span the run"
 
 
 def test_presets_are_verified_by_the_claims_of_the_learning_table_and_by_nothing_else():
     claimed = {(claim.algo, claim.env) for claim in CLAIMS}
-    assert {key for key, preset in PRESETS.items() if preset.status == "verified"} == claimed
+    verified = {key for key, preset in PRESETS.items() if preset.status == "verified"}
+    assert verified <= claimed
+    assert {(claim.algo, claim.env) for claim in CLAIMS if claim.table == "learning"} <= verified
 
 
 def write_run(path, rows):
@@ -218,6 +223,9 @@ def test_the_table_replaces_what_is_between_its_markers_and_nothing_else(tmp_pat
         write_section(path, ["new"])
     write_section(tmp_path / "other.md", ["new"])
     assert f"{START}\nnew\n{END}\n" in (tmp_path / "other.md").read_text()
+    write_section(tmp_path / "shared.md", ["new"], "sharing")
+    before, after = MARKS["sharing"]
+    assert f"{before}\nnew\n{after}\n" in (tmp_path / "shared.md").read_text()
 
 
 def test_the_section_names_machine_versions_and_command():
