@@ -35,6 +35,21 @@ def _verified(bar: str, after: str, after_s: int, end: str, steps: str, whole_s:
     )
 
 
+_DPPO_CARTPOLE = {
+    "steps": 150_000,
+    "num_envs": 16,
+    "length": 32,
+    "minibatches": 2,
+    "epochs": 10,
+    "gamma": 0.98,
+    "lam": 0.8,
+    "entropy": 0.0,
+    "lr": 1e-3,
+    "anneal_lr": True,
+    "clip": 0.2,
+    "anneal_clip": True,
+}
+
 PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "CartPole-v1"): Preset(
         {
@@ -273,38 +288,12 @@ PRESETS: dict[tuple[str, str], Preset] = {
         _verified("450, evaluation", "70,016", 24, "500.0", "100,000", 33, "as dqn, with the exploration of Ape-X"),
     ),
     ("dppo", "CartPole-v1"): Preset(
-        {
-            "steps": 150_000,
-            "num_envs": 16,
-            "length": 32,
-            "minibatches": 2,
-            "epochs": 10,
-            "gamma": 0.98,
-            "lam": 0.8,
-            "entropy": 0.0,
-            "lr": 1e-3,
-            "anneal_lr": True,
-            "clip": 0.2,
-            "anneal_clip": True,
-        },
+        _DPPO_CARTPOLE,
         "untested",
         "as ppo, on 16 environments",
     ),
     ("ppo-ssp", "CartPole-v1"): Preset(
-        {
-            "steps": 150_000,
-            "num_envs": 16,
-            "length": 32,
-            "minibatches": 2,
-            "epochs": 10,
-            "gamma": 0.98,
-            "lam": 0.8,
-            "entropy": 0.0,
-            "lr": 1e-3,
-            "anneal_lr": True,
-            "clip": 0.2,
-            "anneal_clip": True,
-        },
+        _DPPO_CARTPOLE,
         "untested",
         "as dppo",
     ),

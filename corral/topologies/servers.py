@@ -22,8 +22,6 @@ from corral.topologies.crew import Member
 from corral.topologies.hubs import ANSWER_S, TOGETHER_S, Ask
 from corral.types import EnvSpec
 
-_ANY_PORT = 9
-
 
 class ServerHub:
     """The servers have the weights and the optimizer; what else there is of a network is any worker's."""
@@ -138,7 +136,7 @@ class ServerRole:
         weights = FlatParams(build_model(algo, experiment.seed, torch.device("cpu"))).weights
         torch.set_num_threads(1)
         own = slices(weights.numel(), sharing.servers)[index]
-        self._address = own_address(host, _ANY_PORT)
+        self._address = own_address(host)
         self._make = partial(
             Server, weights.detach()[own], algo.optimizer, Rules(sharing.mode, sharing.lag, sharing.drop),
             gradient_codec(sharing), broadcast_codec(sharing), self._address, secret,

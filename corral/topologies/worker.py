@@ -20,8 +20,6 @@ from corral.runtimes.contract import Mailbox
 from corral.sharing import SharingConfig
 from corral.topologies.sync import Sync
 
-_ANY_PORT = 9  # it is only asked by which address that host would be reached
-
 
 class Worker:
     """One of several. The first draws the same random numbers as `sync` does; each start of another has its own."""
@@ -31,7 +29,7 @@ class Worker:
         if index or start:
             seed = seeding.part_seed(seed, "train", "actor", index, start)
         self._sharing, self._seed, self._secret = experiment.sharing, seed, secret
-        self._address = own_address(host, _ANY_PORT)
+        self._address = own_address(host)
         self._first_id = index * experiment.envs_per_actor
         self._experiment = replace(
             experiment, topology="sync", runtime="auto", actors=None, scale=ScaleConfig(), sharing=SharingConfig(),

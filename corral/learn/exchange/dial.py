@@ -89,8 +89,8 @@ def _set_up(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENCE_MS // 6000)
 
 
-def own_address(host: str, port: int) -> str:
-    """The address of this machine by which it reaches that host."""
+def own_address(host: str, port: int = 9) -> str:
+    """The address of this machine by which it reaches that host, at whatever port."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))  # sends nothing
         return str(probe.getsockname()[0])

@@ -51,7 +51,7 @@ class Gossip:
         self._x = self._z = torch.zeros(0)
         self._weight = 1.0
         self._turn, self._number = 0, 0
-        self._change = threading.Condition(threading.RLock())
+        self._change = threading.Condition()
         self._inbox: dict[tuple[int, int, int], tuple[Array, float]] = {}  # (turn, round, sender) -> share
         self._heard: dict[int, tuple[int, int]] = {}  # sender -> turn and round of its last share
         self._rested: dict[int, int] = {}  # sender -> its last turn
@@ -85,9 +85,8 @@ class Gossip:
         else:
             with self._change:
                 self._number = max([self._number, *(number + 1 for _, number in self._heard.values())])
-        self._tell_all(
-            _BEGIN, {"turn": self._turn, "round": self._number}
-        )  # who is connected is missed when it is gone
+        # Also so that all are connected from now on: who is connected is missed as soon as it is gone.
+        self._tell_all(_BEGIN, {"turn": self._turn, "round": self._number})
         if self._x.numel() != weights.numel():
             self._x, self._weight = weights.detach().clone(), 1.0
             self._z = weights.detach().clone()

@@ -72,7 +72,7 @@ class Server:
         self._closed = False
         self._told: tuple[int, dict[str, Value]] | None = None
         self._pushes = self._dropped = self._stale = self._stalest = self._lead = 0
-        self._error = 0.0
+        self._error = self._lr = 0.0
         self._listener = Listener(host, secret, self._serve, _PATIENCE_S)
         self.port = self._listener.port
 
@@ -146,8 +146,6 @@ class Server:
                 member.clock = (member.clock or 0) + 1
                 self._wait_for_slower(member)
             return self._newest()
-
-    _lr = 0.0
 
     def _share(self, member: _Member, message: dict[str, Any]) -> Value:
         """Keep moments for the others, who each get them once."""
