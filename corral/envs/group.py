@@ -100,23 +100,46 @@ class EnvGroup:
         self.run_seed, self._role = run_seed, role
         rows = self._rows
         for env_id in ids.tolist():
-            self._mark[0] = env_id
-            seed = seeding.env_seed(run_seed, role, env_id, int(rows.episode[env_id]))
-            rows.seed[env_id], rows.step[env_id] = seed, 0
             try:
-                obs = self._seeded_reset(env_id, seed)
-                self._require_good(obs, env_id)
+                self.start(env_id, seeding.env_seed(run_seed, role, env_id, int(rows.episode[env_id])))
             except (Exception, SystemExit) as error:
                 if not lenient:
                     raise
                 self._fault(env_id, "raised", "in reset():\n" + _trace(error))
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
-            else:
-                self._put(self._obs_views[rows.phase[env_id]][env_id], obs, env_id)
+                self._first(env_id)
+
+    def start(self, env_id: int, seed: int) -> None:
+        """Start one seeded episode, in an environment that is built if there is none; raises what goes wrong."""
+        rows = self._rows
+        if env_id not in self._envs:
+            require_same_spaces(rows.spec, env_id, self._build(env_id), env_id)
+        self._mark[0] = env_id
+        rows.seed[env_id], rows.step[env_id] = seed, 0
+        obs = self._seeded_reset(env_id, seed)
+        self._require_good(obs, env_id)
+        self._put(self._obs_views[rows.phase[env_id]][env_id], obs, env_id)
+        self._first(env_id)
         self._mark[0] = IDLE
-        rows.reward[ids] = rows.raw_reward[ids] = 0.0
-        rows.flags[ids] = False
-        rows.flags[ids, FIRST] = True
+
+    def _first(self, env_id: int) -> None:
+        """Its row is the first of an episode."""
+        rows = self._rows
+        rows.reward[env_id] = rows.raw_reward[env_id] = 0.0
+        rows.flags[env_id] = False
+        rows.flags[env_id, FIRST] = True
+
+    def environment(self, env_id: int) -> gymnasium.Env[Any, Any]:
+        """The environment itself, to be copied."""
+        return self._envs[env_id]
+
+    def replace(self, env_id: int, env: gymnasium.Env[Any, Any], obs: list[Array]) -> None:
+        """Go on with another environment, whose last observation this is."""
+        if env_id in self._envs:
+            _close(self._envs[env_id])
+        self._envs[env_id], self._steps[env_id] = env, env.step
+        for view, value in zip(self._obs_views[self._rows.phase[env_id]][env_id], obs, strict=True):
+            view[...] = value
 
     def step(self, chosen: IdSet, notify: Notify) -> None:
         """Step each environment with its row's action; call `notify` as results become complete."""
@@ -196,9 +219,7 @@ class EnvGroup:
         rows = self._rows
         rows.episode[env_id] += 1
         rows.step[env_id] = 0
-        rows.reward[env_id] = rows.raw_reward[env_id] = 0.0
-        rows.flags[env_id] = False
-        rows.flags[env_id, FIRST] = True
+        self._first(env_id)
         self._rebuild(env_id, int(rows.episode[env_id]))
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import gymnasium
 from corral.cores import cores as available
 from corral.envs import auto
 from corral.envs.contract import VecEnv
+from corral.envs.external import external_vec_env, is_url
 from corral.envs.grpc_text import as_text
 from corral.envs.grpc_vec import GrpcVecEnv
 from corral.envs.local import LocalVecEnv
@@ -46,7 +47,8 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
 
     Args:
         env: a Gymnasium id, `module:Class`, a factory, a list of factories (one per environment), a suite
-            such as `corral.envs.suites.atari("Pong")`, or a ready-made `gymnasium.vector.VectorEnv`.
+            such as `corral.envs.suites.atari("Pong")`, a ready-made `gymnasium.vector.VectorEnv`, or the URL of
+            external simulators, `tcp://HOST:PORT` or `zmq://HOST:PORT`, several of them separated by commas.
         num_envs: how many; ignored for lists and ready-made vector environments.
         backend: `local` (in this process), `process` (worker processes), `native` (ALE, EnvPool), `ray` (actors of
             a Ray cluster), `grpc` (machines that dial in by `corral join`), or `auto`, which measures a step and
@@ -70,10 +72,14 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
         raise UserError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}.")
     if (backend == "grpc") != (listen is not None):
         raise UserError("listen=HOST:PORT, where workers dial in, and backend='grpc' go together.")
-    if listen is not None:
+    if is_url(env):
+        if backend != "auto":
+            raise UserError(f"backend={backend!r} does not go with {env}: simulators run where they are; leave it out.")
+        vec: VecEnv = external_vec_env(env, num_envs, workers, supervision, role, env_kwargs)  # type: ignore[arg-type]
+    elif listen is not None:
         several = env if isinstance(env, Sequence) and not isinstance(env, str) else [env] * num_envs
         texts = [as_text(each, env_kwargs) for each in several]
-        vec: VecEnv = GrpcVecEnv(texts, supervision, min(workers or 1, len(texts)), listen, role)
+        vec = GrpcVecEnv(texts, supervision, min(workers or 1, len(texts)), listen, role)
     elif isinstance(env, gymnasium.vector.VectorEnv):
         vec = VectorVecEnv(env, role)
     elif isinstance(env, Sequence) and not isinstance(env, str):

@@ -53,7 +53,7 @@ class Rows:
     def flip(self, chosen: IdSet) -> None:
         """Let these rows' next observations go to the other half of the memory."""
         self._odd ^= chosen.mask
-        half = self._half(chosen)
+        half = self.half(chosen)
         if half is None:
             self.phase[chosen.index] ^= 1
         else:
@@ -62,7 +62,7 @@ class Rows:
     def collect(self, chosen: IdSet) -> StepBatch:
         """Copy these rows out."""
         layout, ids, index = self.spec.observation, chosen.ids, chosen.index
-        obs, table = self.current(chosen, self._half(chosen)), self.table[index]
+        obs, table = self.current(chosen, self.half(chosen)), self.table[index]
         if isinstance(index, slice):  # which gives views; an index array copies by itself
             obs, table = [leaf.copy() for leaf in obs], table.copy()
         flags = table.view(np.bool_)[:, _FLAGS_AT:]
@@ -92,7 +92,7 @@ class Rows:
 
     def state_dict(self, everyone: IdSet) -> dict[str, Any]:
         """Where the environments are: their latest observations, seeds and counters."""
-        leaves = self.current(everyone, self._half(everyone))
+        leaves = self.current(everyone, self.half(everyone))
         return {
             "obs": {str(k): leaf.copy() for k, leaf in enumerate(leaves)},
             "seed": self.seed.copy(),
@@ -106,7 +106,8 @@ class Rows:
             leaf[self.phase[everyone.ids], everyone.ids] = state["obs"][str(k)]
         self.seed[:], self.episode[:], self.step[:] = state["seed"], state["episode"], state["step"]
 
-    def _half(self, chosen: IdSet) -> int | None:
+    def half(self, chosen: IdSet) -> int | None:
+        """The half of the memory that these rows' current observations are in, None where they differ."""
         odd = self._odd & chosen.mask
         return 0 if not odd else 1 if odd == chosen.mask else None
 

@@ -1,0 +1,106 @@
+"""Addresses of the link: `tcp://HOST:PORT`, `zmq://HOST:PORT`, `grpc://HOST:PORT`, `zmq+json://HOST:PORT`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass, replace
+
+from corral.errors import UserError
+
+SCHEMES = ("tcp", "zmq", "grpc", "zmq+json")
+_FORM = re.compile(r"([a-z+]+)://(?:(\[[^\]]*\]|[^:/\[\]]*):(\d+))?/?")
+_EVERYWHERE = {"*", "0.0.0.0", "::"}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where one side listens."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """As a user writes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    @property
+    def bind_host(self) -> str:
+        """As the operating system takes it."""
+        return "0.0.0.0" if self.host == "*" else self.host
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether it means every interface of this machine."""
+        return self.host in _EVERYWHERE
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def only_to_listen(self) -> bool:
+        """Whether nobody could dial it."""
+        return self.everywhere or self.port == 0
+
+    def at(self, port: int) -> Address:
+        """The same host, another port."""
+        return replace(self, port=port)
+
+    def to_dial(self) -> Address:
+        """Where a process on this machine reaches who listens here."""
+        return replace(self, host="127.0.0.1") if self.everywhere else self
+
+
+def parse_url(url: str) -> Address:
+    """The address in a URL; UserError when it is none."""
+    found = _FORM.fullmatch(url.strip())
+    scheme = url.partition("://")[0]
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise UserError(f"{url!r}: {scheme}:// is not one of {known}.")
+    if found is None or (found[3] is not None and int(found[3]) > 65535):
+        raise UserError(f"{url!r} is not {scheme}://HOST:PORT, such as {scheme}://127.0.0.1:5555.")
+    host, port = (found[2] or "").strip("[]") or "127.0.0.1", int(found[3] or 0)
+    return Address(scheme, host, port)
+
+
+def is_here(address: Address) -> bool:
+    """Whether this machine can listen there."""
+    if address.everywhere or address.loopback:
+        return True
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.bind(where)
+    except OSError:
+        return False
+    return True
+
+
+def somebody_listens(address: Address, timeout_s: float = 1.0) -> bool:
+    """Whether a connection to it can be made now."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout_s):
+            return True
+    except OSError:
+        return False
+
+
+def require_safe(address: Address, token: bytes | None, insecure: bool) -> None:
+    """UserError when listening there would let strangers in."""
+    if not (address.loopback or token is not None or insecure):
+        raise UserError(
+            f"{address.url} can be reached from other machines: pass a token file (`openssl rand -hex 32 > token`, "
+            "token_file=token on both sides), listen on 127.0.0.1, or say insecure=true."
+        )

@@ -1,0 +1,102 @@
+"""The meta of control messages, with the types that are checked when they are read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from corral.link.limits import Limits
+from corral.link.message import BadMessage
+from corral.link.protocol import MAJOR, MINOR
+
+Versions = list[tuple[int, int]]
+OURS: Versions = [(MAJOR, MINOR)]
+_Nonce = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class Knock(msgspec.Struct, frozen=True):
+    """A learner that dialled says that it is one, and which session it would go on with."""
+
+    versions: Versions = msgspec.field(default_factory=lambda: list(OURS))
+    role: str = "learner"
+    session: _U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a simulator is."""
+
+    versions: Versions
+    sdk: _Text
+    env: _Text
+    env_version: int
+    instance: _Nonce
+    nonce: _Nonce
+    session: _U32
+    observation: dict[str, Any]
+    action: dict[str, Any]
+    players: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    slots: Annotated[int, msgspec.Meta(ge=1)]
+    threads: Annotated[int, msgspec.Meta(ge=1)]
+    level: Annotated[int, msgspec.Meta(ge=0, le=4)]
+    exact: bool
+    capabilities: list[_Text]
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """What a session's snapshots may take."""
+
+    bytes: _Count = 1 << 30
+    count: _Count = 1_000_000
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """A learner takes a simulator on."""
+
+    version: tuple[int, int]
+    session: _U32
+    resumed: bool
+    nonce: _Nonce
+    proof: bytes
+    window: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    limits: Limits
+    snapshots: Budget
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A simulator is ready for requests."""
+
+    proof: bytes
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """What a simulator has done so far."""
+
+    slots: _Count = 0
+    steps: _Count = 0
+    episodes: _Count = 0
+    faults: _Count = 0
+    snapshots: _Count = 0
+    snapshot_bytes: _Count = 0
+    rss: _Count = 0
+    work_us: _Count = 0
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def to_meta(control: msgspec.Struct) -> dict[str, Any]:
+    """As the meta of a message, in the order of the fields."""
+    meta: dict[str, Any] = msgspec.to_builtins(control, builtin_types=(bytes,))
+    return meta
+
+
+def from_meta(meta: dict[str, Any] | None, kind: type[T]) -> T:
+    """Read a meta as `kind`; BadMessage that names the field otherwise."""
+    try:
+        return msgspec.convert(meta or {}, kind)
+    except msgspec.ValidationError as error:
+        raise BadMessage(f"a {kind.__name__.upper()} with {error}") from error

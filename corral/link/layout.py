@@ -1,0 +1,162 @@
+"""Where the leaves of a batch are within a frame: both sides compute the same table from the spaces."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from corral.encoding import Buffer
+from corral.errors import UserError
+from corral.link.message import BadMessage
+from corral.spaces import Layout
+from corral.types import Array
+
+_ALIGN = 64
+_MOST_LEAVES, _MOST_DEPTH = 256, 8
+_MOST_LEAF_BYTES = 1 << 28
+_DTYPES = {
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
+}  # fmt: skip
+
+_Cell = tuple[np.dtype[Any], tuple[int, ...]]
+
+
+class Group:
+    """Leaves of some rows in one frame: each `[B, *shape]`, one after the other at multiples of 64 bytes."""
+
+    def __init__(self, cells: Sequence[_Cell]):
+        self._cells = [(dtype, shape, dtype.itemsize * math.prod(shape)) for dtype, shape in cells]
+        self.row_bytes = sum(size for _, _, size in self._cells)
+        self._places = lru_cache(maxsize=256)(self._find_places)
+
+    def size(self, batch: int) -> int:
+        """Bytes of a frame with so many rows."""
+        return self._places(batch)[1]
+
+    def read(self, frame: Buffer, batch: int) -> list[Array]:
+        """Its leaves, as views; BadMessage when the frame has another size."""
+        places, size = self._places(batch)
+        if len(frame) != size:
+            raise BadMessage(f"a frame of {len(frame)} bytes for {batch} rows, expected {size}")
+        return [np.frombuffer(frame, dtype, count, at).reshape(shape) for at, count, shape, dtype in places]
+
+    def make(self, batch: int) -> tuple[bytearray, list[Array]]:
+        """A frame of zeros, and its leaves to write to."""
+        places, size = self._places(batch)
+        frame = bytearray(size)
+        return frame, [np.frombuffer(frame, dtype, count, at).reshape(shape) for at, count, shape, dtype in places]
+
+    def write(self, leaves: Sequence[Array], batch: int) -> Buffer:
+        """A frame of these leaves, which have the right dtypes and shapes: a copy, for it may have to be sent again."""
+        if len(self._cells) == 1:  # the common case needs no padding
+            return leaves[0].tobytes()
+        frame, room = self.make(batch)
+        for place, leaf in zip(room, leaves, strict=True):
+            place[...] = leaf
+        return frame
+
+    def _find_places(self, batch: int) -> tuple[list[tuple[int, int, tuple[int, ...], np.dtype[Any]]], int]:
+        places, at, end = [], 0, 0
+        for dtype, shape, size in self._cells:
+            places.append((at, batch * math.prod(shape), (batch, *shape), dtype))
+            end = at + batch * size
+            at = -(-end // _ALIGN) * _ALIGN
+        return places, end
+
+
+def space_group(layout: Layout) -> Group:
+    """The group of a space's leaves."""
+    return Group([(leaf.dtype, leaf.shape) for leaf in layout.leaves])
+
+
+@dataclass(frozen=True)
+class RowsLayout:
+    """The group `rows`: rewards, flags, status, and what depends on the simulator."""
+
+    players: int = 1
+    raw_reward: bool = False
+
+    def group(self) -> Group:
+        """Its leaves, in order."""
+        reward: _Cell = (np.dtype(np.float64), (self.players,))
+        cells: list[_Cell] = [reward] + [reward] * self.raw_reward
+        cells += [(np.dtype(np.uint8), ()), (np.dtype(np.uint16), ())]
+        return Group(cells + [(np.dtype(np.int8), ())] * (self.players > 1))
+
+
+def layout_hash(observation: Layout, action: Layout) -> int:
+    """CRC-32 of both leaf tables, which every header carries."""
+    data = b""
+    for table in (observation, action):
+        for leaf in table.leaves:
+            path = ".".join(map(str, leaf.path))
+            data += path.encode() + b"\0" + leaf.dtype.name.encode() + b"\0"
+            data += struct.pack(f"<B{len(leaf.shape)}I", len(leaf.shape), *leaf.shape)
+        data += b"\xff"
+    return zlib.crc32(data)
+
+
+def read_space(data: Any, what: str) -> Layout:
+    """The space that a simulator describes; BadMessage when it cannot be, with the reason."""
+    _require_shallow(data, what, _MOST_DEPTH)
+    try:
+        layout = Layout.from_json(data)
+    except (UserError, KeyError, TypeError, ValueError, AssertionError, OverflowError, MemoryError) as error:
+        raise BadMessage(f"{what} space {str(data)[:200]} that cannot be built ({error!r})") from error
+    if not 1 <= len(layout.leaves) <= _MOST_LEAVES:
+        raise BadMessage(f"{what} space of {len(layout.leaves)} leaves, expected 1 to {_MOST_LEAVES}")
+    for leaf in layout.leaves:
+        if leaf.dtype.name not in _DTYPES:
+            raise BadMessage(f"{what} leaf '{leaf.name}' of dtype {leaf.dtype.name}, which the link does not carry")
+    return layout
+
+
+def _require_shallow(data: Any, what: str, depth: int) -> None:
+    """Bound what building the space may cost, before it is built."""
+    if not isinstance(data, dict):
+        raise BadMessage(f"{what} space is described by {type(data).__name__}, expected a map")
+    if depth < 0:
+        raise BadMessage(f"{what} space nested more than {_MOST_DEPTH} deep")
+    shape = data.get("shape", [])
+    if not isinstance(shape, list) or not all(isinstance(n, int) and 0 <= n < 2**31 for n in shape):
+        raise BadMessage(f"{what} space with shape {str(shape)[:100]}")
+    if math.prod(shape) * _itemsize(data) > _MOST_LEAF_BYTES or len(shape) > 16:
+        raise BadMessage(f"{what} space with shape {str(shape)[:100]}, which is too large")
+    count = data.get("n", 0)
+    counts = count if isinstance(count, list) else [count] if data.get("type") == "multi_binary" else []
+    if not all(isinstance(n, int) and 0 <= n < 2**31 for n in counts) or math.prod(counts) > _MOST_LEAF_BYTES:
+        raise BadMessage(f"{what} space with n {str(count)[:100]}, which cannot be")
+    subspaces = data.get("spaces", [])
+    if not isinstance(subspaces, list) or len(subspaces) > _MOST_LEAVES:
+        raise BadMessage(f"{what} space with {str(subspaces)[:100]} as its parts")
+    for entry in subspaces:
+        named = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
+        _require_shallow(entry[1] if named else entry, what, depth - 1)
+
+
+def _itemsize(data: dict[str, Any]) -> int:
+    name = data.get("dtype", "int8")
+    if name not in _DTYPES:
+        raise BadMessage(f"dtype {str(name)[:100]}, which the link does not carry")
+    return np.dtype(name).itemsize
+
+
+def space_difference(ours: Layout, theirs: Layout, what: str) -> str | None:
+    """What keeps two simulators from sharing a batch, in words."""
+    if ours == theirs:
+        return None
+    if len(ours.leaves) != len(theirs.leaves):
+        return f"{what} space {theirs.space} where others have {ours.space}"
+    for left, right in zip(ours.leaves, theirs.leaves, strict=True):
+        if left.path != right.path:
+            return f"{what} leaf '{right.name}' where others have '{left.name}'"
+        if left.space != right.space or left.dtype != right.dtype:
+            return f"{what} leaf '{right.name}' in {right.space} where others have {left.space}"
+    return f"{what} space {theirs.space} where others have {ours.space}"

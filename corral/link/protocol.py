@@ -1,0 +1,41 @@
+"""Numbers of the protocol CLP/1; docs/link.md says what they mean."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+MAGIC, MAJOR, MINOR = b"CL", 1, 0
+HEADER = struct.Struct("<2sBBHHQIIII")
+MOST_FRAMES = 8
+GREETING_BYTES = 1 << 20  # a message before READY
+
+
+class Op(IntEnum):
+    """What a message is."""
+
+    KNOCK, HELLO, WELCOME, READY = 1, 2, 3, 4
+    RESET, STEP, SAVE, LOAD, EXPAND, ROLLOUT, DROP, EXPORT, IMPORT = range(16, 25)
+    HEARTBEAT, STATS, LOG, CLOSE, ERROR = range(32, 37)
+
+
+# Flags of a header.
+REPLY, FAILED, META, WANT_OBS, AUTORESET, NO_REPLY = 1, 2, 4, 8, 16, 32
+ALL_FLAGS = 63
+
+# Flags of a row.
+TERMINATED, TRUNCATED, FAULTY, FIRST, LIFE = 1, 2, 4, 8, 16
+
+
+class Status(IntEnum):
+    """How a row, a request or a session fared."""
+
+    OK = 0
+    E_BAD_REQUEST, E_UNSUPPORTED, E_TOO_LARGE, E_UNKNOWN_STATE, E_DEADLINE = 1, 2, 3, 4, 5
+    E_SNAPSHOT_FULL, E_ENV, E_NOT_FINITE, E_NO_EPISODE = 6, 7, 8, 9
+    E_VERSION, E_AUTH, E_SPACE_MISMATCH, E_PROTOCOL, E_FULL, E_SESSION = range(32, 38)
+
+
+def status_name(status: int) -> str:
+    """A status in words, known or not."""
+    return Status(status).name if status in Status._value2member_map_ else f"status {status}"
