@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +22,12 @@ from corral.types import Array, EnvSpec
 ROWS = RowsLayout(players=1, raw_reward=True)
 REWARD, RAW, FLAGS, STATUS = range(4)
 _LARGEST_SEED = 2**63
+_MOST_BYTES = 4 << 30
+
+
+def most_slots(spec: EnvSpec, wanted: int) -> int:
+    """How many environments of this kind a session may have, at most `wanted`, so that their rows fit into memory."""
+    return max(1, min(wanted, _MOST_BYTES // Rows.nbytes(spec, 1)))
 
 
 class BadRequest(Exception):
@@ -43,7 +50,8 @@ class Hosted:
 
     def __init__(self, factory: EnvFactory, name: str, spec: EnvSpec, slots: int, states: States):
         self.spec, self._slots, self.states = spec, slots, states
-        self._rows, self._sets = Rows(spec, slots), IdSets(slots)
+        # The system gives memory when it is first written to, so slots that nobody uses cost nothing.
+        self._rows, self._sets = Rows(spec, slots, mmap.mmap(-1, Rows.nbytes(spec, slots))), IdSets(slots)
         self._group = EnvGroup(dict.fromkeys(range(slots), factory), name, self._report, [IDLE])
         self._group.attach(self._rows, self._sets)
         self._obs, self._action, self._table = space_group(spec.observation), space_group(spec.action), ROWS.group()

@@ -18,7 +18,7 @@ from corral.link.control import OURS, Hello, Knock, Ready, Welcome, from_meta, t
 from corral.link.layout import layout_hash
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.proofs import LEARNER, SIMULATOR, is_proven, new_nonce, prove
-from corral.simulators.hosted import BadRequest, Hosted, Reply
+from corral.simulators.hosted import BadRequest, Hosted, Reply, most_slots
 from corral.simulators.states import States
 
 log = logging.getLogger("corral.simulators")
@@ -60,7 +60,7 @@ class Server:
         self._factory, self._name, self._binding, self._token = factory, name, binding, token
         env, self._spec = build_env(factory, name)
         env.close()
-        self._slots = slots
+        self._slots = most_slots(self._spec, slots)
         self._layout = layout_hash(self._spec.observation, self._spec.action)
         instance = os.environ.get("CORRAL_INSTANCE", "")
         self._instance = bytes.fromhex(instance) if len(instance) == 32 else new_nonce()
