@@ -113,7 +113,8 @@ class Experiment:
     algo: str
     """Name of the algorithm."""
     env: str
-    """Gymnasium id, `module:Class`, or `<name>` of a callable that only the process that made it can find."""
+    """Gymnasium id, `module:Class`, URL of external simulators, or `<name>` of a callable that only the process that made it
+    can find."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment; of an Atari id: options of the Atari suite."""
     preset: str = "none"
@@ -303,6 +304,7 @@ class Experiment:
         An Atari id stands for the standard Atari stack.
         """
         from corral.envs import suites
+        from corral.envs.external import check_options, is_url
         from corral.envs.resolve import resolve
         from corral.envs.suites.atari import is_atari_id
 
@@ -320,7 +322,10 @@ class Experiment:
                 return suites.pixels(**self.env_kwargs), {}
             except TypeError as error:
                 raise UserError(f"{self.env}: {error}.") from error
-        resolve(self.env, self.env_kwargs)
+        if is_url(self.env):
+            check_options(self.env, self.env_kwargs)
+        else:
+            resolve(self.env, self.env_kwargs)
         return self.env, self.env_kwargs
 
     def default_run_dir(self, root: str | Path = "runs") -> Path:

@@ -64,6 +64,7 @@ COMMANDS = {
     "plot": ("corral.cli.plot:Plot", "draw the learning curves of one or several runs"),
     "record": ("corral.cli.record:Record", "film a run's agent as MP4"),
     "resume": ("corral.cli.resume:Resume", "go on with a run from its last checkpoint"),
+    "serve": ("corral.cli.serve:Serve", "put an environment on the link, for learners here or elsewhere"),
     "top": ("corral.cli.top:Top", "watch a run: progress, speed, returns, restarts"),
     "train": ("corral.cli.train:Train", "train an agent"),
 }

@@ -13,7 +13,7 @@ import tyro
 
 from corral.cli.env_kwargs import EnvKwargs, parse_env_kwargs
 from corral.errors import UserError
-from corral.overrides import split_items
+from corral.overrides import read_value, split_items
 
 if TYPE_CHECKING:
     from corral.runs.session import Result
@@ -32,9 +32,13 @@ class Train:
     algo: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ALGO")]
     """Algorithm; `corral list algos` shows them."""
     env: Annotated[str | None, tyro.conf.arg(metavar="ID", help_behavior_hint="")] = None
-    """Gymnasium id, or module:Class of your own."""
+    """Gymnasium id, module:Class of your own, or the URL of external simulators, such as tcp://127.0.0.1:5555."""
     env_kwargs: EnvKwargs = ()
     """Keyword arguments for the environment."""
+    sim: Annotated[str | None, tyro.conf.arg(metavar="COMMAND", help_behavior_hint="")] = None
+    """Command that starts an external simulator, with {url} where it should dial."""
+    sims: Number = None
+    """How many of them to start."""
     steps: Number = None
     """Environment steps."""
     seed: Number = None
@@ -77,13 +81,24 @@ class Train:
             run_dir=self.run_dir,
             preset=self.preset,
             config_file=self.config,
-            env_kwargs=parse_env_kwargs(self.env_kwargs),
+            env_kwargs=self._env_kwargs(),
             overwrite=self.overwrite,
             quiet=self.quiet,
             **overrides,
         )
         print_result(result)
         return 0
+
+    def _env_kwargs(self) -> dict[str, Any]:
+        """Options of the environment, those of its simulators among them."""
+        kwargs = parse_env_kwargs(self.env_kwargs)
+        if self.sim is None and self.sims is not None:
+            raise UserError("--sims says how many simulators to start; --sim says how.")
+        if self.sim is not None:
+            if self.env is not None and "://" not in self.env:
+                raise UserError(f"--sim starts simulators for a URL, such as --env tcp://127.0.0.1:0, not {self.env}.")
+            kwargs |= {"sim": self.sim, "sims": read_value("--sims", self.sims or "1", int)}
+        return kwargs
 
     def _overrides(self) -> dict[str, Any]:
         """Settings that were given, from --set and from the options of their own."""

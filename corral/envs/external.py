@@ -6,12 +6,15 @@ import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from corral.envs.launcher import Launcher, Recycling
 from corral.envs.link_vec import LinkVecEnv
 from corral.envs.supervise import Supervision
 from corral.errors import UserError
 from corral.link.address import Address, parse_url
+from corral.link.binding import Binding
 from corral.link.fleet import Fleet
 from corral.link.opening import open_for_learner
 from corral.link.proofs import read_token
@@ -27,6 +30,19 @@ class LinkOptions:
     """Listen for other machines without a token."""
     reconnect_s: float = 5.0
     """How long a simulator whose connection is lost may take to come back."""
+    sim: str | None = None
+    """Command that starts a simulator, with {url} where it should dial; without it, simulators come by themselves."""
+    sims: int = 1
+    """How many of them to start."""
+    recycle_episodes: int = 0
+    """Replace a simulator that was started here after so many episodes; 0: never."""
+    recycle_mb: int = 0
+    """Replace one that takes more memory than this; 0: never."""
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str | None": (str, type(None)), "bool": (bool,), "float": (int, float), "int": (int,),
+}  # fmt: skip
 
 
 def is_url(env: Any) -> bool:
@@ -36,36 +52,84 @@ def is_url(env: Any) -> bool:
     return isinstance(env, Sequence) and bool(env) and all(isinstance(each, str) and "://" in each for each in env)
 
 
+def check_options(url: str, kwargs: Mapping[str, Any]) -> None:
+    """UserError when no simulators can be had by this."""
+    for each in url.split(","):
+        parse_url(each)
+    _read_options(kwargs)
+
+
+def share_simulators(kwargs: Mapping[str, Any], parts: int) -> dict[str, Any]:
+    """The options of each of so many parts of a run, which start the simulators between them."""
+    shared = dict(kwargs)
+    if shared.get("sim") is not None:
+        shared["sims"] = max(1, -(-int(shared.get("sims", 1)) // parts))
+    return shared
+
+
+class _Opened:
+    """A fleet, who started its simulators, and how many use it."""
+
+    def __init__(self, addresses: tuple[Address, ...], options: LinkOptions):
+        token = read_token(options.token_file)
+        binding, self.elastic = _open(addresses, token, options)
+        self.fleet, self.users = Fleet(binding, token, options.reconnect_s), 0
+        self._launcher: Launcher | None = None
+        if options.sim is not None:
+            url = parse_url(binding.urls[0]).to_dial().url
+            recycling = Recycling(options.recycle_episodes, options.recycle_mb)
+            try:
+                self._launcher = Launcher(options.sim, options.sims, url, self.fleet, recycling)
+            except BaseException:
+                self.fleet.close()
+                raise
+
+    def close(self) -> None:
+        self.fleet.close()
+        if self._launcher is not None:
+            self._launcher.close()
+
+
+def _open(addresses: tuple[Address, ...], token: bytes | None, options: LinkOptions) -> tuple[Binding, bool]:
+    launch = options.sim is not None
+    if launch and len(addresses) > 1:
+        raise UserError("Simulators that are started here dial one address; give one URL with --sim.")
+    try:
+        return open_for_learner(addresses, token, insecure=options.insecure, must_listen=launch)
+    except UserError as error:
+        if not launch or addresses[0].port == 0 or "Cannot listen" not in str(error):
+            raise
+        # Another actor of this run has that port; simulators are told where to dial, so any other will do.
+        return open_for_learner([addresses[0].at(0)], token, insecure=options.insecure, must_listen=True)
+
+
 class _Shared:
     """Fleets of this process by what they were opened with: two VecEnvs at one address share the simulators there."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._fleets: dict[Any, tuple[Fleet, bool, int]] = {}
+        self._opened: dict[Any, _Opened] = {}
 
-    def take(self, addresses: tuple[Address, ...], options: LinkOptions) -> tuple[Any, Fleet, bool]:
-        """A fleet, opened by the first who wants it, and whether more simulators may come to it."""
+    def take(self, addresses: tuple[Address, ...], options: LinkOptions) -> tuple[Any, _Opened]:
+        """A fleet, opened by the first who wants it."""
         key: Any = (addresses, options)
+        if options.sim is None and any(address.port == 0 for address in addresses):
+            key = object()  # a port of its own each time
         with self._lock:
-            if any(address.port == 0 for address in addresses):
-                key = object()  # a port of its own each time
-            if key not in self._fleets:
-                token = read_token(options.token_file)
-                binding, elastic = open_for_learner(addresses, token, insecure=options.insecure)
-                self._fleets[key] = Fleet(binding, token, options.reconnect_s), elastic, 0
-            fleet, elastic, users = self._fleets[key]
-            self._fleets[key] = fleet, elastic, users + 1
-            return key, fleet, elastic
+            if key not in self._opened:
+                self._opened[key] = _Opened(addresses, options)
+            self._opened[key].users += 1
+            return key, self._opened[key]
 
     def release(self, key: Any) -> None:
         """The last one closes it."""
         with self._lock:
-            fleet, elastic, users = self._fleets[key]
-            if users > 1:
-                self._fleets[key] = fleet, elastic, users - 1
+            opened = self._opened[key]
+            opened.users -= 1
+            if opened.users:
                 return
-            del self._fleets[key]
-        fleet.close()
+            del self._opened[key]
+        opened.close()
 
 
 _shared = _Shared()
@@ -83,18 +147,22 @@ def external_vec_env(
     urls = env.split(",") if isinstance(env, str) else list(env)
     addresses = tuple(parse_url(url) for url in urls)
     options = _read_options(env_kwargs or {})
-    key, fleet, elastic = _shared.take(addresses, options)
-    wanted = simulators or (1 if elastic else len(addresses))
+    key, opened = _shared.take(addresses, options)
+    wanted = simulators or (len(addresses) if not opened.elastic else options.sims if options.sim else 1)
     return LinkVecEnv(
-        fleet, num_envs, supervision, role, simulators=wanted, elastic=elastic, release=lambda: _shared.release(key)
-    )
+        opened.fleet, num_envs, supervision, role,
+        simulators=wanted, elastic=opened.elastic, release=partial(_shared.release, key),
+    )  # fmt: skip
 
 
 def _read_options(kwargs: Mapping[str, Any]) -> LinkOptions:
     known = {field.name for field in dataclasses.fields(LinkOptions)}
     if odd := [key for key in kwargs if key not in known]:
         raise UserError(f"env_kwargs {odd[0]!r} is not an option of external simulators: {', '.join(sorted(known))}.")
-    try:
-        return LinkOptions(**kwargs)
-    except TypeError as error:
-        raise UserError(f"env_kwargs of external simulators: {error}.") from error
+    for field in dataclasses.fields(LinkOptions):
+        value, expected = kwargs.get(field.name, field.default), _KINDS[str(field.type)]
+        if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
+            raise UserError(f"env_kwargs {field.name}={value!r} must be of type {field.type}.")
+        if isinstance(value, int | float) and value < (1 if field.name == "sims" else 0):
+            raise UserError(f"env_kwargs {field.name}={value!r} must be at least {int(field.name == 'sims')}.")
+    return LinkOptions(**kwargs)

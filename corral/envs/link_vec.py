@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from corral import seeding
+from corral.encoding import Buffer
 from corral.envs.contract import VecEnv
 from corral.envs.flight import Flight
 from corral.envs.id_set import IdSet
@@ -26,7 +28,7 @@ from corral.errors import EnvFailed, UserError
 from corral.link import protocol as clp
 from corral.link.fleet import Fleet, Member
 from corral.link.message import BadMessage, Message
-from corral.link.session import Session
+from corral.link.session import Session, Simulator
 from corral.types import Array, StepBatch, Tree
 
 log = logging.getLogger("corral.link")
@@ -34,6 +36,44 @@ log = logging.getLogger("corral.link")
 _POLL_S = 0.25
 _SAY_S = 5.0  # what waits for longer is worth a word
 _SLOW_ROW_S = 500e-6  # slower steps are asked for one by one, so that `recv(min_ready)` gets them early
+
+
+class _Answer:
+    """A reply to RESET or STEP, as arrays that are views of it."""
+
+    __slots__ = ("_meta", "ended", "final", "flags", "obs", "raw_reward", "reward", "status", "to_play")
+
+    def __init__(self, simulator: Simulator, batch: int, payload: Sequence[Buffer], meta: dict[str, Any] | None):
+        table = simulator.rows.read(payload[0], batch)
+        self.obs = simulator.observation.read(payload[1], batch)
+        self.to_play = table.pop() if simulator.hello.players > 1 else None
+        self.status, self.flags = table.pop(), table.pop()
+        self.reward, self.raw_reward = table[0], table[-1]
+        self.final: list[Array] | None = None
+        self.ended: Any = None
+        self._meta = meta
+
+    def read_final(self, simulator: Simulator, payload: Sequence[Buffer]) -> None:
+        """Last observations of episodes that others have followed; BadMessage when flags and frames disagree."""
+        flags = self.flags
+        self.ended = (flags & (clp.FIRST | clp.FAULTY)) == clp.FIRST
+        over = (flags & (clp.TERMINATED | clp.TRUNCATED)) != 0
+        if np.any(over & ((flags & (clp.FIRST | clp.FAULTY)) == 0)) or np.any(~over & ((flags & clp.FIRST) != 0)):
+            raise BadMessage("episodes that ended without another, or the other way round")
+        count = np.count_nonzero(self.ended)
+        if bool(count) != (len(payload) == 3):
+            raise BadMessage(f"{count} ended episodes and {len(payload)} frames")
+        if count:
+            self.final = simulator.observation.read(payload[2], count)
+
+    def words(self, row: int) -> str:
+        """What the simulator says about a row that went wrong."""
+        rows = (self._meta or {}).get("rows", {})
+        text = rows.get(str(row), "") if isinstance(rows, dict) else ""
+        return text if isinstance(text, str) else ""
+
+
+Take = Callable[[Session, IdSet, _Answer], None]
 
 
 class LinkVecEnv(VecEnv):
@@ -70,6 +110,7 @@ class LinkVecEnv(VecEnv):
             self._losses = Losses(self._rows, self._flight)
             self._to_play = np.zeros(num_envs, np.int8)
             self._moving: dict[int, None] = {}
+            self._under_way = 0  # mask of environments in requests
             self._seating = Seating(num_envs)
             self._require_room()
             self._seating.fill(list(fleet.sessions.values()))
@@ -99,7 +140,7 @@ class LinkVecEnv(VecEnv):
         """Start new seeded episodes everywhere, after the steps still under way are done."""
         flight = self._flight
         flight.require_open()
-        while self._busy():
+        while self._under_way:
             self._pump()
         self._seed = seed
         flight.start()
@@ -161,71 +202,79 @@ class LinkVecEnv(VecEnv):
     # -- requests ------------------------------------------------------------------------------------------
 
     def _step(self, chosen: IdSet) -> None:
-        for session, ids in self._seating.groups(chosen):
-            simulator, slots = session.simulator, self._seating.slots(ids)
-            most = 1 if session.row_s > _SLOW_ROW_S else session.most_rows
-            for start in range(0, len(ids), most):
-                some = ids[start : start + most]
-                actions = simulator.action.write([leaf[some] for leaf in self._rows.action], len(some))
-                session.submit(
-                    clp.Op.STEP, len(some), [slots[start : start + most].tobytes(), actions],
-                    lambda reply, s=session, i=some: self._stepped(s, i, reply),
-                    deadline_s=self._supervision.step_timeout_s, flags=clp.AUTORESET,
+        """Let these environments step with the actions in their rows."""
+        rows = self._rows
+        for share in self._seating.shares(chosen, self._flight.sets):
+            session = share.session
+            action = session.simulator.action
+            for part in share.parts(1 if session.row_s > _SLOW_ROW_S else session.most_rows, self._flight.sets):
+                actions = action.write([leaf[part.chosen.index] for leaf in rows.action], len(part.chosen))
+                self._ask(
+                    session, clp.Op.STEP, part.chosen, [part.slots, actions], self._stepped,
+                    self._supervision.step_timeout_s, clp.AUTORESET,
                 )  # fmt: skip
 
-    def _reset(self, env_ids: Array) -> None:
+    def _reset(self, env_ids: Array, take: Take | None = None) -> None:
         """Start episodes with seeds of their own in the simulators where these environments sit."""
-        rows = self._rows
+        rows, sets = self._rows, self._flight.sets
         for env_id in env_ids.tolist():
             rows.seed[env_id] = seeding.env_seed(self._seed, self._role, env_id, int(rows.episode[env_id]))
         rows.step[env_ids] = 0
-        for session, ids in self._seating.groups_of(env_ids):
-            slots, seeds = self._seating.slots(ids), rows.seed[ids].astype("<u8")
-            for start in range(0, len(ids), session.most_rows):
-                part = slice(start, start + session.most_rows)
-                session.submit(
-                    clp.Op.RESET, len(ids[part]), [slots[part].tobytes(), seeds[part].tobytes()],
-                    lambda reply, s=session, i=ids[part]: self._was_reset(s, i, reply),
-                    deadline_s=self._supervision.start_timeout_s,
+        for share in self._seating.shares(sets.of(env_ids), sets) if len(env_ids) else ():
+            for part in share.parts(share.session.most_rows, sets):
+                seeds = rows.seed[part.chosen.ids].astype("<u8").tobytes()
+                self._ask(
+                    share.session, clp.Op.RESET, part.chosen, [part.slots, seeds], take or self._was_reset,
+                    self._supervision.start_timeout_s,
                 )  # fmt: skip
+
+    def _ask(
+        self, session: Session, op: int, chosen: IdSet, payload: list[Buffer], take: Take, deadline_s: float, flags: int = 0
+    ) -> None:
+        self._under_way |= chosen.mask
+        done = partial(self._answered, session, chosen, take)
+        session.submit(op, len(chosen), payload, done, deadline_s=deadline_s, flags=flags)
 
     # -- answers -------------------------------------------------------------------------------------------
 
-    def _stepped(self, session: Session, ids: Array, reply: Message) -> None:
-        simulator, rows = session.simulator, self._rows
-        table, obs, final = self._read(session, ids, reply)
-        flags, status = table[-2 - (simulator.hello.players > 1)], table[-1 - (simulator.hello.players > 1)]
-        self._write(ids, table, obs, simulator.hello.players)
-        rows.step[ids] += 1
-        if not np.count_nonzero(flags):
-            rows.flags[ids] = False
-            self._arrive(ids)
-            return
-        self._write_flags(ids, flags)
-        self._write_finals(ids, flags, final, obs)
-        faulty = ids[(flags & clp.FAULTY) != 0]
-        started = ids[(flags & (clp.FIRST | clp.FAULTY)) == clp.FIRST]
-        rows.episode[started], rows.step[started] = rows.episode[started] + 1, 0
-        good = ids
-        if len(faulty):
-            good = self._take_faults(session, ids, flags, status, reply)
-        movers = [i for i in started.tolist() if i in self._moving]
-        if movers:
-            good = good[~np.isin(good, movers)]
-            self._move(movers)
-        self._arrive(good)
+    def _answered(self, session: Session, chosen: IdSet, take: Take, reply: Message) -> None:
+        answer = self._read(session, len(chosen), reply)
+        self._under_way &= ~chosen.mask
+        take(session, chosen, answer)
 
-    def _take_faults(self, session: Session, ids: Array, flags: Array, status: Array, reply: Message) -> Array:
-        """Report environments that failed within a simulator; returns whose results are complete."""
-        words = (reply.meta or {}).get("rows", {})
+    def _stepped(self, session: Session, chosen: IdSet, answer: _Answer) -> None:
+        rows, ids, flags = self._rows, chosen.ids, answer.flags
+        self._write(chosen, answer)
+        rows.step[chosen.index] += 1
+        rows.no_flags(chosen.index)
+        if not np.count_nonzero(flags):
+            self._arrive(chosen)
+            return
+        started = ids[answer.ended]
+        self._write_flags(ids, flags)
+        if answer.final is not None:
+            for leaf, value in zip(rows.final, answer.final, strict=True):
+                leaf[started] = value
+        rows.episode[started] += 1
+        rows.step[started] = 0
+        session.episodes += len(started)
+        absent = self._take_faults(session, ids, answer) if np.count_nonzero(flags & clp.FAULTY) else []
+        movers = [env_id for env_id in started.tolist() if env_id in self._moving] if self._moving else []
+        if movers:
+            self._move(movers)
+        if absent or movers:
+            ids = ids[~np.isin(ids, absent + movers)]
+        if len(ids):
+            self._arrive(self._flight.sets.of(ids))
+
+    def _take_faults(self, session: Session, ids: Array, answer: _Answer) -> list[int]:
+        """Report environments that failed within a simulator; returns those that have nothing to deliver yet."""
         waits = []
-        for row in np.flatnonzero(flags & clp.FAULTY).tolist():
-            env_id = int(ids[row])
-            text = words.get(str(row), "") if isinstance(words, dict) else ""
-            kind = "nan" if status[row] == clp.Status.E_NOT_FINITE else "raised"
-            detail = f"in {session.name}: {clp.status_name(int(status[row]))} {text}"
-            self._report(env_id, kind, detail)
-            if flags[row] & clp.FIRST:  # it has started again by itself
+        for row in np.flatnonzero(answer.flags & clp.FAULTY).tolist():
+            env_id, status = int(ids[row]), int(answer.status[row])
+            kind = "nan" if status == clp.Status.E_NOT_FINITE else "raised"
+            self._report(env_id, kind, f"in {session.name}: {clp.status_name(status)} {answer.words(row)}", in_step=0)
+            if answer.flags[row] & clp.FIRST:  # it has started again by itself
                 self._rows.episode[env_id] += 1
                 self._rows.step[env_id] = 0
                 self._rows.mark_lost(env_id)
@@ -234,64 +283,52 @@ class LinkVecEnv(VecEnv):
         if waits:
             self._losses.note(np.array(waits))
             self._start_due()
-        return ids[~np.isin(ids, waits)]
+        return waits
 
-    def _was_reset(self, session: Session, ids: Array, reply: Message) -> None:
-        table, obs, _ = self._read(session, ids, reply)
-        players = session.simulator.hello.players
-        flags = table[-2 - (players > 1)]
-        failed = ids[(flags & clp.FAULTY) != 0]
-        self._write(ids, table, obs, players)
-        self._rows.reward[ids] = self._rows.raw_reward[ids] = 0.0
-        self._rows.flags[ids] = False
-        self._rows.flags[ids, FIRST] = True
+    def _was_reset(self, session: Session, chosen: IdSet, answer: _Answer) -> None:
+        rows, ids = self._rows, chosen.ids
+        self._write(chosen, answer)
+        rows.reward[ids] = rows.raw_reward[ids] = 0.0
+        rows.no_flags(ids)
+        rows.flags[ids, FIRST] = True
+        failed = ids[(answer.flags & clp.FAULTY) != 0]
         if len(failed):
-            self._failed_resets(session, ids, failed, reply)
-        self._arrive(ids[(flags & clp.FAULTY) == 0], started=True)
+            for row in np.flatnonzero(answer.flags & clp.FAULTY).tolist():
+                self._report(int(ids[row]), "raised", f"in reset, in {session.name}: {answer.words(row)}", in_step=0)
+            rows.episode[failed] += 1
+            self._losses.owe_reset(failed)
+            self._start_due()
+            ids = ids[(answer.flags & clp.FAULTY) == 0]
+        if len(ids):
+            self._arrive(self._flight.sets.of(ids))
 
-    def _failed_resets(self, session: Session, ids: Array, failed: Array, reply: Message) -> None:
-        words = (reply.meta or {}).get("rows", {})
-        for row in np.flatnonzero(np.isin(ids, failed)).tolist():
-            text = words.get(str(row), "") if isinstance(words, dict) else ""
-            self._report(int(ids[row]), "raised", f"in reset, in {session.name}: {text}")
-        self._rows.episode[failed] += 1
-        self._losses.owe_reset(failed)
-        self._start_due()
-
-    def _read(self, session: Session, ids: Array, reply: Message) -> tuple[list[Array], list[Array], list[Array] | None]:
-        """Leaves of rows, observations, and last observations; BadMessage when they do not fit."""
+    def _read(self, session: Session, batch: int, reply: Message) -> _Answer:
+        """What a reply to RESET or STEP says; BadMessage when it does not fit."""
         if reply.flags & clp.FAILED:
             raise BadMessage(f"{clp.status_name(reply.status)} in answer to a good request: {reply.text}")
-        simulator, batch = session.simulator, len(ids)
-        if reply.batch != batch or not 2 <= len(reply.payload) <= 3:
-            raise BadMessage(f"{reply.batch} rows in {len(reply.payload)} frames in answer to {batch} rows")
-        table = simulator.rows.read(reply.payload[0], batch)
-        obs = simulator.observation.read(reply.payload[1], batch)
-        flags = table[-2 - (simulator.hello.players > 1)]
-        ended = np.count_nonzero((flags & (clp.FIRST | clp.FAULTY)) == clp.FIRST)
-        if reply.op == clp.Op.RESET:
-            return table, obs, None
-        if bool(ended) != (len(reply.payload) == 3):
-            raise BadMessage(f"{ended} ended episodes and {len(reply.payload)} frames")
-        over = (flags & (clp.TERMINATED | clp.TRUNCATED)) != 0
-        if np.any(over & ((flags & (clp.FIRST | clp.FAULTY)) == 0)) or np.any(~over & ((flags & clp.FIRST) != 0)):
-            raise BadMessage("episodes that ended without another, or the other way round")
-        final = simulator.observation.read(reply.payload[2], ended) if ended else None
-        return table, obs, final
+        simulator, payload = session.simulator, reply.payload
+        if reply.batch != batch or not 2 <= len(payload) <= 3:
+            raise BadMessage(f"{reply.batch} rows in {len(payload)} frames in answer to {batch} rows")
+        answer = _Answer(simulator, batch, payload, reply.meta)
+        if reply.op == clp.Op.STEP and (len(payload) == 3 or np.count_nonzero(answer.flags)):
+            answer.read_final(simulator, payload)
+        return answer
 
-    def _write(self, ids: Array, table: list[Array], obs: list[Array], players: int) -> None:
-        rows = self._rows
-        for leaf, value in zip(rows.obs, obs, strict=True):
-            leaf[rows.phase[ids], ids] = value
-        reward = table[0]
-        who: Any = 0
-        if players > 1:  # of whoever moved
-            who = np.clip(self._to_play[ids], 0, players - 1)
-            self._to_play[ids] = table[-1]
-        index = np.arange(len(ids))
-        rows.reward[ids] = reward[index, who]
-        raw = table[1] if len(table) == 4 + (players > 1) else reward
-        rows.raw_reward[ids] = raw[index, who]
+    def _write(self, chosen: IdSet, answer: _Answer) -> None:
+        rows, index = self._rows, chosen.index
+        half = rows.half(chosen)
+        for leaf, value in zip(rows.obs, answer.obs, strict=True):
+            if half is None:
+                leaf[rows.phase[chosen.ids], chosen.ids] = value
+            else:
+                leaf[half][index] = value
+        if answer.to_play is None:
+            rows.reward[index], rows.raw_reward[index] = answer.reward[:, 0], answer.raw_reward[:, 0]
+        else:  # of whoever moved
+            who = np.clip(self._to_play[chosen.ids], 0, answer.reward.shape[1] - 1)
+            each = np.arange(len(chosen))
+            rows.reward[index], rows.raw_reward[index] = answer.reward[each, who], answer.raw_reward[each, who]
+            self._to_play[chosen.ids] = answer.to_play
 
     def _write_flags(self, ids: Array, flags: Array) -> None:
         rows = self._rows
@@ -305,18 +342,10 @@ class LinkVecEnv(VecEnv):
         ):
             rows.flags[ids, place] = value
 
-    def _write_finals(self, ids: Array, flags: Array, final: list[Array] | None, obs: list[Array]) -> None:
-        if final is not None:
-            ended = ids[(flags & (clp.FIRST | clp.FAULTY)) == clp.FIRST]
-            for leaf, value in zip(self._rows.final, final, strict=True):
-                leaf[ended] = value
-
-    def _arrive(self, ids: Array, *, started: bool = False) -> None:
-        if not len(ids):
-            return
-        done: IdSet | None = self._flight.sets.of(ids)
+    def _arrive(self, results: IdSet) -> None:
+        done: IdSet | None = results
         if self._losses.owing:
-            done = self._losses.without(done)
+            done = self._losses.without(results)
         if done is not None:
             self._flight.arrive(done.mask)
             self._losses.fresh &= ~done.mask
@@ -334,6 +363,7 @@ class LinkVecEnv(VecEnv):
         ids = self._seating.leave(session)
         if not len(ids):
             return
+        self._under_way &= ~self._flight.sets.of(ids).mask
         if self._flight.started:
             flying = self._flight.flying(ids)
             culprit = int(ids[flying][0]) if flying.any() else int(ids[0])
@@ -367,27 +397,19 @@ class LinkVecEnv(VecEnv):
             del self._moving[env_id]
         ids = np.array(env_ids)
         self._seating.reseat(ids, list(self._fleet.sessions.values()))
+        ended = dict(zip(env_ids, self._rows.table[ids].copy(), strict=True))
+        self._reset(ids, partial(self._moved, ended))
+
+    def _moved(self, ended: dict[int, Array], session: Session, chosen: IdSet, answer: _Answer) -> None:
+        """An episode has started elsewhere: deliver the end of the last one with its first observation."""
+        self._was_reset(session, chosen, answer)
+        for env_id in chosen.numbers:
+            if self._flight.ready >> env_id & 1:
+                self._rows.table[env_id] = ended[env_id]
+
+    def _report(self, env_id: int, kind: str, detail: str, in_step: int | None = None) -> None:
         rows = self._rows
-        kept = rows.table[ids].copy()
-        for env_id in env_ids:
-            rows.seed[env_id] = seeding.env_seed(self._seed, self._role, env_id, int(rows.episode[env_id]))
-        for session, some in self._seating.groups_of(ids):
-            table = kept[np.isin(ids, some)]
-
-            def done(reply: Message, session: Session = session, some: Array = some, table: Array = table) -> None:
-                self._was_reset(session, some, reply)
-                good = ~np.isin(some, self._losses.unknown())
-                rows.table[some[good]] = table[good]
-
-            seeds = rows.seed[some].astype("<u8")
-            session.submit(
-                clp.Op.RESET, len(some), [self._seating.slots(some).tobytes(), seeds.tobytes()], done,
-                deadline_s=self._supervision.start_timeout_s,
-            )  # fmt: skip
-
-    def _report(self, env_id: int, kind: str, detail: str) -> None:
-        rows = self._rows
-        stepping = self._flight.in_flight >> env_id & 1
+        stepping = self._flight.in_flight >> env_id & 1 if in_step is None else in_step
         state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]) + stepping
         self._faults.record(Fault(env_id, kind, *state, detail))
 
@@ -403,9 +425,6 @@ class LinkVecEnv(VecEnv):
         except BaseException:
             self.close()
             raise
-
-    def _busy(self) -> bool:
-        return any(session.waiting for session in self._fleet.sessions.values())
 
     def _gather(self, wanted: int) -> None:
         """Wait for the simulators to begin with; EnvFailed when they do not come."""

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from corral.envs.id_set import IdSet
+from corral.envs.id_set import IdSet, IdSets
 from corral.link.session import Session
 from corral.types import Array
 
 _UNSEATED = -1
+_SLOT = np.dtype("<u4")
+_MOST_CACHED = 1024
 # A simulator is relieved only of what it has clearly too much of, or noise would keep environments moving.
 _CLEARLY = 1.25
+
+
+@dataclass
+class Share:
+    """Environments that sit in one simulator, and their slots as they travel."""
+
+    session: Session
+    chosen: IdSet
+    slots: bytes
+    _parts: dict[int, list[Share]] = field(default_factory=dict)
+
+    def parts(self, most: int, sets: IdSets) -> list[Share]:
+        """In groups of at most so many."""
+        if len(self.chosen) <= most:
+            return [self]
+        if most not in self._parts:
+            self._parts.clear()
+            ids, width = self.chosen.ids, _SLOT.itemsize
+            self._parts[most] = [
+                Share(self.session, sets.of(ids[k : k + most]), self.slots[width * k : width * (k + most)])
+                for k in range(0, len(ids), most)
+            ]
+        return self._parts[most]
 
 
 class Seating:
@@ -20,9 +45,9 @@ class Seating:
 
     def __init__(self, num_envs: int):
         self._session_of = np.full(num_envs, _UNSEATED, np.int64)
-        self._slot_of = np.zeros(num_envs, "<u4")
+        self._slot_of = np.zeros(num_envs, _SLOT)
         self._sessions: dict[int, Session] = {}
-        self._cache: dict[bytes, list[tuple[Session, Array]]] = {}
+        self._cache: dict[bytes, list[Share]] = {}
         self.homeless = num_envs
         """How many environments have no seat."""
 
@@ -31,33 +56,28 @@ class Seating:
         flags: Array = self._session_of[ids] != _UNSEATED
         return flags
 
-    def slots(self, ids: Array) -> Array:
-        """Slots of these environments, as they travel."""
-        slots: Array = self._slot_of[ids]
-        return slots
-
-    def groups(self, chosen: IdSet) -> list[tuple[Session, Array]]:
+    def shares(self, chosen: IdSet, sets: IdSets) -> list[Share]:
         """These environments by simulator; remembered, because the same sets come again and again."""
         known = self._cache.get(chosen.payload)
         if known is None:
-            if len(self._cache) >= 1024:
+            if len(self._cache) >= _MOST_CACHED:
                 self._cache.clear()
-            known = self._cache[chosen.payload] = list(self.groups_of(chosen.ids))
+            numbers = self._session_of[chosen.ids]
+            known = []
+            for number in dict.fromkeys(numbers.tolist()):
+                ids = chosen.ids[numbers == number]
+                known.append(Share(self._sessions[number], sets.of(ids), self._slot_of[ids].tobytes()))
+            self._cache[chosen.payload] = known
         return known
-
-    def groups_of(self, ids: Array) -> Iterator[tuple[Session, Array]]:
-        """These environments by simulator."""
-        numbers = self._session_of[ids]
-        for number in dict.fromkeys(numbers.tolist()):
-            yield self._sessions[number], ids[numbers == number]
 
     def fill(self, sessions: list[Session]) -> None:
         """Seat who has no seat, where the load is lightest."""
+        speed = _speeds(sessions)
         for env_id in np.flatnonzero(self._session_of == _UNSEATED).tolist():
             room = [session for session in sessions if session.has_room]
             if not room:
                 break
-            self._sit(env_id, min(room, key=_load))
+            self._sit(env_id, min(room, key=lambda session: (session.seated + 1) / speed[session.number]))
 
     def leave(self, session: Session) -> Array:
         """A simulator is gone; returns who sat there."""
@@ -75,13 +95,15 @@ class Seating:
 
     def surplus(self, sessions: list[Session]) -> list[int]:
         """Who should move so that all simulators take the same time for a step of everybody."""
-        counts = {session.number: int(np.count_nonzero(self._session_of == session.number)) for session in sessions}
-        total = sum(counts.values())
-        speed = {session.number: _speed(session) for session in sessions}
-        whole = sum(speed.values())
         movers: list[int] = []
         for session in sessions:
-            fair = total * speed[session.number] / whole
+            if session.retiring:
+                movers += np.flatnonzero(self._session_of == session.number).tolist()
+        staying = [session for session in sessions if not session.retiring]
+        counts = {session.number: int(np.count_nonzero(self._session_of == session.number)) for session in staying}
+        total, speed = sum(counts.values()), _speeds(staying)
+        for session in staying:
+            fair = total * speed[session.number] / sum(speed.values())
             extra = counts[session.number] - int(np.ceil(fair))
             if extra > 0 and counts[session.number] > _CLEARLY * fair:
                 movers += np.flatnonzero(self._session_of == session.number)[-extra:].tolist()
@@ -109,10 +131,10 @@ class Seating:
         self.homeless = int(np.count_nonzero(self._session_of == _UNSEATED))
 
 
-def _speed(session: Session) -> float:
-    """Rows per second, where that is known; otherwise all threads are alike."""
-    return session.simulator.hello.threads / (session.row_s or 1e-5)
-
-
-def _load(session: Session) -> float:
-    return (session.seated + 1) / _speed(session)
+def _speeds(sessions: list[Session]) -> dict[int, float]:
+    """Rows per second of each simulator; who has not been measured counts as the mean of those that have."""
+    known = [1.0 / session.row_s for session in sessions if session.row_s > 0]
+    if not known:
+        return {session.number: float(session.simulator.hello.threads) for session in sessions}
+    mean = sum(known) / len(known)
+    return {session.number: 1.0 / session.row_s if session.row_s > 0 else mean for session in sessions}

@@ -70,6 +70,8 @@ class Fleet:
         self._rows_kind: Any = None
         self.members: list[Member] = []
         self.sessions: dict[int, Session] = {}
+        self.keepers: list[Callable[[float], None]] = []
+        """Called a few times per second while somebody waits."""
         self.gone: Callable[[bytes], bool] = lambda instance: False
         """Whether the process of this instance is known to have ended."""
         self._by_wire: dict[Wire, Session] = {}
@@ -91,6 +93,8 @@ class Fleet:
             if now - self._last_check > _CHECK_EVERY_S:
                 self._last_check = now
                 self._check(now)
+                for keeper in self.keepers:
+                    keeper(now)
             if self._fatal is not None:
                 raise UserError(self._fatal)
 
@@ -100,6 +104,11 @@ class Fleet:
             return
         self._send_error(session.wire, status, words, session)
         self._lose(session, kind, words)
+
+    def dismiss(self, session: Session) -> None:
+        """Let a simulator go that nobody needs any more."""
+        session.tell(clp.Op.CLOSE, meta={"reason": "no longer needed", "over": True})
+        self._lose(session, "killed", f"{session.name} was let go")
 
     def close(self, reason: str = "the run is over") -> None:
         """Say goodbye to all. Safe to call twice."""

@@ -13,7 +13,11 @@ from corral.link.tcp import TcpBinding
 
 log = logging.getLogger("corral.link")
 
-_MODULES = {"zmq": ("corral.link.zmq", "ZmqBinding"), "grpc": ("corral.link.grpc", "GrpcBinding")}
+_MODULES = {
+    "zmq": ("corral.link.zmq", "ZmqBinding"),
+    "zmq+json": ("corral.link.json_loop", "JsonBinding"),
+    "grpc": ("corral.link.grpc", "GrpcBinding"),
+}
 
 
 def open_binding(scheme: str, *, listen: Address | None = None, dial: Sequence[Address] = ()) -> Binding:

@@ -67,6 +67,10 @@ class Session:
         self._seq = 0
         self._odd = 0
         self._taken, self._free = 0, list[int]()
+        self.episodes = 0
+        """How many have ended here."""
+        self.retiring = False
+        """It gets no more environments, and those it has leave as their episodes end."""
 
     @property
     def name(self) -> str:
@@ -81,7 +85,7 @@ class Session:
     @property
     def has_room(self) -> bool:
         """Whether another environment can."""
-        return self.seated < min(self.simulator.hello.slots, self.limits.slots)
+        return not self.retiring and self.seated < min(self.simulator.hello.slots, self.limits.slots)
 
     def take_slot(self) -> int:
         """A slot that nobody has."""

@@ -8,6 +8,7 @@ from corral import seeding
 from corral.algos.contract import Algorithm
 from corral.algos.registry import find_algorithm
 from corral.envs.contract import VecEnv
+from corral.envs.external import is_url, share_simulators
 from corral.envs.make import make_vec
 from corral.envs.normalize import NormalizedVecEnv
 from corral.experiment import Experiment
@@ -41,6 +42,10 @@ def make_train_vec(
 ) -> VecEnv:
     """Environments to learn from, which may keep this many cores busy."""
     env, kwargs = experiment.environment()
+    if is_url(env):  # simulators run where they are, whatever the topology thinks of workers
+        backend, workers = "auto", experiment.workers
+        one_vec = experiment.topology in ("sync", "central_inference")
+        kwargs = share_simulators(kwargs, 1 if one_vec else experiment.num_actors)
     vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs, listen=experiment.listen, cores=cores)
     if experiment.normalize_reward:
         return NormalizedVecEnv(vec, obs=False, gamma=getattr(experiment.algorithm, "gamma", 0.99))
