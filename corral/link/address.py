@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from corral.errors import UserError
 
 SCHEMES = ("tcp", "zmq", "grpc", "zmq+json")
-_FORM = re.compile(r"([a-z+]+)://(?:(\[[^\]]*\]|[^:/\[\]]*):(\d+))?/?")
+_FORM = re.compile(r"([a-z+]+)://(?:(\[[0-9a-fA-F:.%]+\]|\*|[\w.-]*):(\d+))?/?")
 _EVERYWHERE = {"*", "0.0.0.0", "::"}
 
 

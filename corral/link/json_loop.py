@@ -56,12 +56,12 @@ class JsonBinding(Binding):
             )
         self._action, self._observation, self._most = action, observation, most
         self._first_bytes = most if observation is None else most_bytes(observation, most)
-        self._peers: dict[bytes, JsonPeer] = {}
-        self._ids: dict[str | int | float, JsonPeer] = {}
-        self._by_fd: dict[int, JsonPeer] = {}
+        self._peers: dict[Any, JsonPeer] = {}  # by identity of their sockets
+        self._ids: dict[Any, JsonPeer] = {}
+        self._by_fd: dict[Any, JsonPeer] = {}
         self._events: list[Event] = []
         self._gone: list[JsonPeer] = []
-        self._over = self._closed = False
+        self._over = False
         self._context = zmq.Context()
         self._socket: Any = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -81,12 +81,12 @@ class JsonBinding(Binding):
         except zmq.ZMQError as error:
             self.close()
             raise UserError(f"Cannot listen on {listen.url} ({error}); choose another host or port.") from error
-        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode()
+        endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.urls = [listen.at(int(endpoint.rpartition(":")[2])).url]
 
     def poll(self, timeout_s: float) -> list[Event]:
         """What the clients' messages mean to the fleet."""
-        ready = dict(self._poller.poll(0 if self._events or self._gone else timeout_s * 1000))
+        ready = dict(self._poller.poll(0 if self._events or self._gone else int(timeout_s * 1000)))
         if self._monitor in ready:
             self._watch()
         if self._socket in ready:
@@ -98,9 +98,9 @@ class JsonBinding(Binding):
 
     def close(self) -> None:
         """Tell all clients that the run is over; those in the middle of a step have a second to come and hear it."""
-        if self._closed:
+        if self._over:
             return
-        self._closed = self._over = True
+        self._over = True
         for peer in list(self._peers.values()):
             if peer.waits:
                 peer.answer(OVER)

@@ -53,9 +53,7 @@ class _Row(NamedTuple):
 class JsonPeer(Wire):
     """A client that has sent its first `reset`."""
 
-    def __init__(
-        self, identity: bytes, env_id: str | int | float, peer: str, spaces: tuple[Layout, Layout], most: int
-    ):
+    def __init__(self, identity: bytes, env_id: str | int | float, peer: str, spaces: tuple[Layout, Layout], most: int):
         self.identity, self.env_id, self.peer = identity, env_id, f"{peer} (env_id {env_id})"
         self.descriptor: int | None = None
         """Of its connection, by which the loss of it is told."""
@@ -158,8 +156,9 @@ class JsonPeer(Wire):
         elif message.op == clp.Op.ERROR:
             self._farewell = message.text
         elif message.op == clp.Op.CLOSE:
-            if self.waits:
+            if self.waits:  # otherwise it hears of it when it comes
                 self._reply_to_client(OVER)
+                self._lose("closed here")
         elif message.op in (clp.Op.RESET, clp.Op.STEP):
             self._ask(message)
         elif message.op == clp.Op.HEARTBEAT:
@@ -170,10 +169,9 @@ class JsonPeer(Wire):
     def close(self) -> None:
         """The learner lets this client go, for the reason that it gave before."""
         if self.lost is None:
-            self.lost = "closed here"
             if self.waits:
                 self._reply_to_client({"error": self._farewell[:_MOST_TEXT]})
-            self.emit(Event(self, lost=self.lost))
+            self._lose("closed here")
 
     def _welcomed(self, welcome: Welcome) -> None:
         self._session = welcome.session
@@ -246,6 +244,9 @@ class JsonPeer(Wire):
         if self._last is not None:
             self._reply_last(self._last[1])
         self._tell(goodbye)
+        self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
         self.lost = reason
         self.emit(Event(self, lost=reason))
 

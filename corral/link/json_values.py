@@ -84,7 +84,7 @@ def described(value: Any, what: str) -> Layout:
 
 
 def spaces_of(said: Said, observation: Layout | None, action: Layout | None) -> tuple[Layout, Layout]:
-    """Observation and action space of a client, by its first message and what the learner was told; Mistake otherwise."""
+    """Observation and action space, by a client's first message and what the learner was told; Mistake otherwise."""
     action = _agreed(said.action_space, action, "action")
     if action is None:
         raise Mistake(

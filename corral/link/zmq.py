@@ -119,11 +119,10 @@ class ZmqBinding(Binding):
             wire.flush()
         wait = 0.0 if events else 0.02 if any(wire.waits for wire in wires) else timeout_s
         ready = dict(self._poller.poll(wait * 1000))
-        for line in [*self._calls, *([self._router] if self._router else [])]:
+        for line in [] if not ready else [*self._calls, *([self._router] if self._router else [])]:
+            self._read(line, events)  # what was said before a connection was lost comes first
             if line.monitor in ready:
                 self._watch(line, events)
-            if line.socket in ready:
-                self._read(line, events)
         self._bury(events)
         return events
 

@@ -1,0 +1,282 @@
+"""Simulators that come late, hang, die, lose their connection, or talk nonsense: no hang, no lost transition."""
+
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import psutil
+import pytest
+from relay import Relay
+from sims import Sim, free_url
+
+import corral
+from corral.errors import EnvFailed, UserError
+from corral.testing import CountingEnv, FaultyEnv, OneStateEnv
+from corral.testing.play import play
+
+LIFE = 3
+
+
+@pytest.fixture
+def sims():
+    running = []
+    yield running
+    for sim in running:
+        sim.end()
+
+
+def steps(vec, count, actions=3):
+    """Step everybody so many times; all batches."""
+    rng, batch, batches = np.random.default_rng(0), vec.recv(), []
+    for _ in range(count):
+        vec.send(batch.env_ids, rng.integers(actions, size=len(batch)))
+        batch = vec.recv()
+        batches.append(batch)
+    return batches
+
+
+def lives(batches, env_id):
+    """Which steps of its life an environment has delivered, and where a fault was."""
+    return [None if b.faulty[env_id] else int(b.next_obs[env_id, LIFE]) for b in batches]
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "zmq"])
+def test_the_learner_may_start_first(sims, scheme):
+    url = free_url(scheme)
+    later = threading.Timer(3.0, lambda: sims.append(Sim(CountingEnv, url, bind=True)))
+    later.start()
+    with corral.make_vec(url, 2) as vec:  # the simulator finds the learner where it should listen, and dials
+        assert len(play(vec, 5)) == 2
+    later.join()
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "zmq"])
+def test_the_simulator_may_start_first(sims, scheme):
+    url = free_url(scheme)
+    sims.append(Sim(CountingEnv, url))
+    time.sleep(3.0)
+    with corral.make_vec(url, 2) as vec:
+        assert len(play(vec, 5)) == 2
+    assert sims[0].exitcode == 0
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "zmq"])
+def test_a_killed_simulators_environments_go_to_the_others_which_lose_nothing(sims, scheme):
+    url = free_url(scheme)
+    sims += [Sim(partial(CountingEnv, 0), url) for _ in range(2)]
+    with corral.make_vec(url, 4, workers=2, env_kwargs={"reconnect_s": 0.5}) as vec:
+        before = steps(vec, 10)
+        sims[0].kill()
+        after = steps_on(vec, before[-1], 30)
+    faulty = [env_id for env_id in range(4) if any(b.faulty[env_id] for b in after)]
+    assert len(faulty) == 2
+    for env_id in range(4):
+        seen = lives(before + after, env_id)
+        if env_id in faulty:
+            at = seen.index(None)
+            assert seen[:at] == list(range(1, at + 1))
+            assert seen[at + 1 :] == list(range(1, 40 - at))  # a new life elsewhere
+            assert after[at - 10].truncated[env_id]
+            assert after[at - 10].final_obs[env_id, LIFE] == at
+        else:
+            assert seen == list(range(1, 41))
+    assert {fault.kind for fault in vec.faults} == {"killed", "neighbour"}
+
+
+def steps_on(vec, batch, count, actions=3):
+    batches = []
+    for _ in range(count):
+        vec.send(batch.env_ids, np.zeros(len(batch), np.int64))
+        batch = vec.recv()
+        batches.append(batch)
+    return batches
+
+
+def test_a_restarted_simulator_takes_its_environments_back_as_truncated_and_faulty(sims):
+    url = free_url()
+    sims.append(Sim(partial(CountingEnv, 0), url))
+    with corral.make_vec(url, 2, env_kwargs={"reconnect_s": 0.5}) as vec:
+        before = steps(vec, 5)
+        sims[0].kill()
+        sims.append(Sim(partial(CountingEnv, 0), url))
+        after = steps_on(vec, before[-1], 10)
+    seen = lives(before + after, 0)
+    assert seen == [1, 2, 3, 4, 5, None, *range(1, 10)]
+
+
+@pytest.mark.parametrize("after_bytes", [0, 1, 37, 200, 1001])
+def test_a_cut_connection_resumes_the_session_and_each_step_happens_once(sims, after_bytes):
+    url = free_url()
+    sims.append(Sim(partial(CountingEnv, 7, "mixed"), url, bind=True))
+    relay = Relay(url)
+    try:
+        with corral.make_vec(relay.url, 3) as vec:
+            batches = steps(vec, 20)
+            for _ in range(3):
+                relay.cut(after_bytes)
+                batches += steps_on(vec, batches[-1], 20)
+        for env_id in range(3):
+            assert lives(batches, env_id) == list(range(1, 81))
+        assert vec.restarts == 0
+    finally:
+        relay.close()
+
+
+def test_a_simulator_that_sleeps_for_ever_is_given_up_at_its_deadline(sims):
+    url = free_url()
+    sims.append(Sim(partial(FaultyEnv, "hang"), url))
+    supervision = corral.Supervision(step_timeout_s=1.0, start_timeout_s=3.0)
+    started = time.monotonic()
+    with corral.make_vec(url, 1, supervision=supervision) as vec, pytest.raises(EnvFailed, match="no simulator"):
+        steps(vec, 100)
+    assert time.monotonic() - started < 60
+    assert vec.faults[0].kind == "hung"
+    assert "did not answer STEP within 1 s" in vec.faults[0].detail
+
+
+def test_a_stopped_process_is_given_up_and_the_others_go_on(sims):
+    url = free_url()
+    sims += [Sim(partial(CountingEnv, 0), url) for _ in range(2)]
+    supervision = corral.Supervision(step_timeout_s=1.0)
+    with corral.make_vec(url, 4, workers=2, supervision=supervision) as vec:
+        before = steps(vec, 5)
+        sims[1].kill(signal.SIGSTOP)
+        after = steps_on(vec, before[-1], 10)
+    whole = [e for e in range(4) if lives(before + after, e) == list(range(1, 16))]
+    assert len(whole) == 2
+
+
+def test_a_late_joiner_takes_a_share_when_episodes_end(sims):
+    url = free_url()
+    sims.append(Sim(partial(CountingEnv, 5), url))
+    with corral.make_vec(url, 4) as vec:
+        batches = steps(vec, 8)
+        sims.append(Sim(partial(CountingEnv, 5), url))
+        until = time.monotonic() + 30
+        while len(vec._fleet.sessions) < 2 and time.monotonic() < until:
+            batches += steps_on(vec, batches[-1], 1)
+        batches += steps_on(vec, batches[-1], 20)
+        assert sorted(s.seated for s in vec._fleet.sessions.values()) == [2, 2]
+    assert not any(b.faulty.any() for b in batches)
+    for b in batches:  # no episode was cut or joined on the way
+        np.testing.assert_array_equal(b.next_obs[:, 2], b.reward)
+        np.testing.assert_array_equal(b.terminated, b.reward == 5)
+        assert (b.obs[b.terminated][:, 2] == 0).all()
+
+
+def test_32_simulators_at_once(sims):
+    url = free_url()
+    sims += [Sim(partial(CountingEnv, 5), url, slots=2) for _ in range(32)]
+    with corral.make_vec(url, 64, workers=32) as vec:
+        for rows in play(vec, 20):
+            assert [row.next_obs[LIFE] for row in rows] == list(range(1, 21))
+
+
+def test_other_spaces_are_refused_with_the_difference_in_words(sims, caplog):
+    url = free_url()
+    sims.append(Sim(CountingEnv, url))
+    with corral.make_vec(url, 1) as vec:
+        vec.recv()
+        other = Sim(OneStateEnv, url)
+        sims.append(other)
+        until = time.monotonic() + 20
+        while "was refused" not in caplog.text and time.monotonic() < until:
+            vec.send(np.array([0]), np.array([0]))
+            vec.recv()
+        assert "where others have" in caplog.text
+        assert other.exitcode == 1  # with the same words on its stderr
+
+
+def test_a_token_is_required_of_both_sides_and_never_sent(sims, tmp_path, caplog):
+    good, bad = tmp_path / "token", tmp_path / "other"
+    good.write_text("0123456789abcdef0123456789abcdef\n")
+    bad.write_text("fedcba9876543210fedcba9876543210\n")
+    url = free_url()
+    sims += [Sim(CountingEnv, url, token_file=str(bad)), Sim(CountingEnv, url)]
+    sims.append(Sim(CountingEnv, url, token_file=str(good)))
+    with corral.make_vec(url, 2, env_kwargs={"token_file": str(good)}) as vec:
+        assert len(play(vec, 5)) == 2
+        assert len(vec._fleet.sessions) == 1
+    assert sims[0].exitcode == 1
+    assert "0123456789abcdef" not in caplog.text
+
+
+def test_listening_for_other_machines_needs_a_token_or_insecure():
+    with pytest.raises(UserError, match="token"):
+        corral.make_vec("tcp://0.0.0.0:0", 1)
+
+
+@pytest.mark.parametrize("bad", ["tcp://", "tcp://host", "tcp://host:99999", "http://127.0.0.1:80", "tcp://a b:1"])
+def test_what_is_no_address_is_refused(bad):
+    if bad == "tcp://":
+        pytest.skip("stands for any port of this machine")
+    with pytest.raises(UserError, match="HOST:PORT|not one of"):
+        corral.make_vec(bad, 1)
+
+
+def test_more_environments_than_a_dialled_simulator_runs_are_refused(sims):
+    url = free_url()
+    sims.append(Sim(CountingEnv, url, bind=True, slots=2))
+    _wait_for(url)
+    with pytest.raises(UserError, match="at most 2 environments"):
+        corral.make_vec(url, 4)
+
+
+def _wait_for(url):
+    host, port = url.partition("://")[2].split(":")
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) == 0:
+                return
+        time.sleep(0.05)
+
+
+GARBAGE = {
+    "nothing of the protocol": b"GET / HTTP/1.1\r\n\r\n" * 10,
+    "a huge length": b"CLP1" + struct.pack("<II", 1, 0xFFFFFFFF),
+    "many frames": b"CLP1" + struct.pack("<I", 100_000),
+    "an empty header": b"CLP1" + struct.pack("<II", 1, 0),
+    "noise": os.urandom(4096),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_strangers_that_talk_nonsense_do_not_disturb_the_others(sims, what):
+    url = free_url()
+    sims.append(Sim(partial(CountingEnv, 0), url))
+    host, port = url.partition("://")[2].split(":")
+    with corral.make_vec(url, 2) as vec:
+        before = steps(vec, 5)
+        strangers = [socket.create_connection((host, int(port))) for _ in range(5)]
+        for stranger in strangers:
+            stranger.sendall(GARBAGE[what])
+        batches = before + steps_on(vec, before[-1], 50)
+        assert lives(batches, 0) == list(range(1, 56))
+        for stranger in strangers:
+            stranger.settimeout(15)
+            while stranger.recv(1 << 16):  # an error, then the end
+                pass
+            stranger.close()
+
+
+def test_a_flood_is_bounded_and_ends_the_session(sims):
+    url = free_url()
+    sims.append(Sim(partial(CountingEnv, 0), url))
+    with corral.make_vec(url, 1, supervision=corral.Supervision(start_timeout_s=10)) as vec:
+        vec.recv()
+        (session,) = vec._fleet.sessions.values()
+        from corral.link.message import Message
+
+        frames = [bytes(f) for f in Message(34, 32, session=session.number, layout=session.simulator.layout).frames()]
+        flood = session.take
+        before = psutil.Process().memory_info().rss
+        with pytest.raises(Exception, match="nobody asked for"):
+            for _ in range(5000):
+                flood(frames)
+        assert psutil.Process().memory_info().rss - before < 20e6
