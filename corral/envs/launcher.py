@@ -117,7 +117,9 @@ class Launcher:
                 env={**os.environ, "CORRAL_INSTANCE": instance.hex()},
             )  # fmt: skip
         except OSError as error:
-            raise UserError(f"The simulator {self._argv[0]} cannot be started: {error.strerror}; check --sim.") from error
+            raise UserError(
+                f"The simulator {self._argv[0]} cannot be started: {error.strerror}; check --sim."
+            ) from error
         self._sentry.guard(popen.pid)
         self._processes.append(_Process(instance, popen))
 

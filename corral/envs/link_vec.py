@@ -229,7 +229,14 @@ class LinkVecEnv(VecEnv):
                 )  # fmt: skip
 
     def _ask(
-        self, session: Session, op: int, chosen: IdSet, payload: list[Buffer], take: Take, deadline_s: float, flags: int = 0
+        self,
+        session: Session,
+        op: int,
+        chosen: IdSet,
+        payload: list[Buffer],
+        take: Take,
+        deadline_s: float,
+        flags: int = 0,
     ) -> None:
         self._under_way |= chosen.mask
         done = partial(self._answered, session, chosen, take)

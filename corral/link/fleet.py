@@ -60,7 +60,9 @@ class Member:
 class Fleet:
     """Sessions over one binding. Whoever waits for something calls `poll`; nothing happens in between."""
 
-    def __init__(self, binding: Binding, token: bytes | None = None, reconnect_s: float = 5.0, budget: Budget | None = None):
+    def __init__(
+        self, binding: Binding, token: bytes | None = None, reconnect_s: float = 5.0, budget: Budget | None = None
+    ):
         self.binding, self._token, self._reconnect_s = binding, token, reconnect_s
         self._budget = budget or Budget()
         self.lock = threading.RLock()

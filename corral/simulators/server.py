@@ -240,7 +240,9 @@ class Server:
         reply = Message(message.op, clp.REPLY, 0, message.seq, session.number, self._layout, message.batch)
         try:
             if message.batch > session.welcome.limits.batch:
-                raise BadRequest(f"{message.batch} rows, at most {session.welcome.limits.batch}", clp.Status.E_TOO_LARGE)
+                raise BadRequest(
+                    f"{message.batch} rows, at most {session.welcome.limits.batch}", clp.Status.E_TOO_LARGE
+                )
             result = self._carry_out(session.hosted, message)
             if isinstance(result, Reply):
                 reply.payload = result.payload

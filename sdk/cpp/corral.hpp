@@ -875,3 +875,357 @@ inline bool is_finite(const Leaf& leaf, const char* cell, size_t rows = 1) {
   return leaf.dtype != F64 || is_finite(reinterpret_cast<const double*>(cell), leaf.count * rows);
 }
 
+// == wire ===============================================================================================================
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+enum Op : uint8_t {
+  KNOCK = 1, HELLO, WELCOME, READY,
+  RESET = 16, STEP, SAVE, LOAD, EXPAND, ROLLOUT, DROP, EXPORT, IMPORT,
+  HEARTBEAT = 32, STATS, LOG, CLOSE, ERROR
+};
+enum : uint16_t { REPLY = 1, FAILED = 2, META = 4, WANT_OBS = 8, AUTORESET = 16, NO_REPLY = 32, ALL_FLAGS = 63 };
+enum : uint8_t { TERMINATED = 1, TRUNCATED = 2, FAULTY = 4, FIRST = 8, LIFE = 16 };
+enum Status : uint16_t {
+  OK, E_BAD_REQUEST, E_UNSUPPORTED, E_TOO_LARGE, E_UNKNOWN_STATE, E_DEADLINE, E_SNAPSHOT_FULL, E_ENV, E_NOT_FINITE, E_NO_EPISODE,
+  E_VERSION = 32, E_AUTH, E_SPACE_MISMATCH, E_PROTOCOL, E_FULL, E_SESSION
+};
+constexpr size_t kMostFrames = 8, kGreetingBytes = 1 << 20, kMostMessage = 1 << 30;
+
+inline const char* op_name(uint8_t op) {
+  static const char* const names[] = {"RESET", "STEP", "SAVE", "LOAD", "EXPAND", "ROLLOUT", "DROP", "EXPORT", "IMPORT"};
+  return op >= RESET && op <= IMPORT ? names[op - RESET] : op == HEARTBEAT ? "HEARTBEAT" : op == STATS ? "STATS" : "a request";
+}
+inline bool is_op(uint8_t op) { return (op >= KNOCK && op <= READY) || (op >= RESET && op <= IMPORT) || (op >= HEARTBEAT && op <= ERROR); }
+
+struct Header {
+  char magic[2] = {'C', 'L'};
+  uint8_t major = 1, op = 0;
+  uint16_t flags = 0, status = 0;
+  uint64_t seq = 0;
+  uint32_t session = 0, layout = 0, batch = 0, aux = 0;
+};
+static_assert(sizeof(Header) == 32 && offsetof(Header, seq) == 8 && offsetof(Header, aux) == 28, "as on the wire");
+
+// A request that cannot be carried out, found out before anything has changed.
+struct BadRequest : std::runtime_error {
+  explicit BadRequest(const std::string& text, Status status = E_BAD_REQUEST) : runtime_error(text), status(status) {}
+  Status status;
+};
+
+// The frames of a message that came in, in memory of their own in which each begins at a multiple of 64.
+struct Frames {
+  Frames() = default;
+  explicit Frames(const std::vector<size_t>& lengths) : count(lengths.size()) {
+    size_t size = 0;
+    for (size_t length : lengths) size += align64(length);
+    memory = Bytes(size);
+    char* at = memory.data();
+    for (size_t i = 0; i < count; at += align64(lengths[i++])) frame[i] = {at, lengths[i]};
+  }
+  char* data(size_t i) const { return const_cast<char*>(frame[i].data()); }  // of our own memory
+  Bytes memory;
+  size_t count = 0;
+  std::array<std::string_view, kMostFrames> frame;
+};
+
+struct Message : Header {
+  Frames frames;
+  Value meta;
+  size_t first = 1;  // frame of the payload
+
+  size_t payloads() const { return frames.count - first; }
+  std::string_view payload(size_t i) const { return frames.frame[first + i]; }
+  std::string text() const { return clean_text(meta["text"].string(), 500); }
+
+  static Message read(Frames frames, size_t most_meta = kGreetingBytes) {
+    Message message;
+    if (frames.count == 0 || frames.frame[0].size() != sizeof(Header)) throw BadMessage("a header that is not 32 bytes long");
+    std::memcpy(static_cast<Header*>(&message), frames.data(0), sizeof(Header));
+    if (std::memcmp(message.magic, "CL", 2) != 0) throw BadMessage("a header without the magic CL");
+    if (message.major != 1) throw BadMessage(say("version ", int(message.major), " of the protocol, expected 1"));
+    if (!is_op(message.op)) throw BadMessage(say("the unknown op ", int(message.op)));
+    if (message.flags & ~ALL_FLAGS) throw BadMessage(say("the unknown flags ", int(message.flags)));
+    if (message.flags & META) {
+      if (frames.count < 2) throw BadMessage("no meta frame where META says that there is one");
+      if (frames.frame[1].size() > most_meta) throw BadMessage("a meta frame that is too large");
+      message.meta = Value::read(frames.frame[1]);
+      message.first = 2;
+    }
+    message.frames = std::move(frames);
+    return message;
+  }
+};
+
+// A message to send. It does not change after seal(), so it can be kept for a learner that asks again.
+struct Packet {
+  explicit Packet(uint8_t op, uint16_t flags = 0) { head.op = op, head.flags = flags; }
+
+  Packet& seal() {
+    if (!meta.empty()) head.flags |= META;
+    uint32_t lengths[2 + kMostFrames], count = 0;
+    auto add = [&](const void* data, size_t size) {
+      parts[1 + count] = {const_cast<void*>(data), size};
+      lengths[2 + count++] = static_cast<uint32_t>(size);
+      size_ += size;
+    };
+    add(&head, sizeof head);
+    if (!meta.empty()) add(meta.data(), meta.size());
+    for (const Bytes& frame : payload) add(frame.data(), frame.size());
+    std::memcpy(lengths, "CLP1", 4);
+    lengths[1] = count;
+    std::memcpy(prefix, lengths, 8 + 4 * count);
+    parts[0] = {prefix, 8 + 4 * count};
+    size_ += parts[0].iov_len, frames = count;
+    return *this;
+  }
+  size_t size() const { return size_; }
+
+  Header head;
+  std::string meta;
+  std::vector<Bytes> payload;
+  size_t frames = 0;
+  std::array<iovec, 1 + kMostFrames> parts;  // what says where each frame ends, then the frames
+
+ private:
+  char prefix[8 + 4 * kMostFrames];
+  size_t size_ = 0;
+};
+using PacketPtr = std::shared_ptr<const Packet>;
+
+// Takes the bytes of a stream as they come and gives messages. Large frames are received where they will be.
+class FrameReader {
+ public:
+  size_t most_bytes = kGreetingBytes;
+
+  std::pair<char*, size_t> room() {
+    direct_ = in_body_ && begin_ == end_ && body_.frame[frame_].size() - filled_ >= kRoom / 4;
+    if (direct_) return {body_.data(frame_) + filled_, body_.frame[frame_].size() - filled_};
+    if (begin_ > 0) std::memmove(room_.get(), room_.get() + begin_, end_ - begin_);
+    end_ -= begin_, begin_ = 0;
+    return {room_.get() + end_, kRoom - end_};
+  }
+  void took(size_t size) { (direct_ ? filled_ : end_) += size; }
+
+  // Whether a message is complete; BadMessage when what came is none.
+  bool next(Frames& out) {
+    if (!in_body_ && !begin_body()) return false;
+    for (; frame_ < body_.count; ++frame_, filled_ = 0) {
+      size_t size = body_.frame[frame_].size(), some = std::min(size - filled_, end_ - begin_);
+      if (some) std::memcpy(body_.data(frame_) + filled_, room_.get() + begin_, some);
+      begin_ += some, filled_ += some;
+      if (filled_ < size) return false;
+    }
+    in_body_ = false;
+    out = std::move(body_);
+    return true;
+  }
+
+ private:
+  static constexpr size_t kRoom = 1 << 16;
+
+  bool begin_body() {
+    const char* at = room_.get() + begin_;
+    size_t size = end_ - begin_;
+    if (std::memcmp(at, "CLP1", std::min<size_t>(size, 4)) != 0) throw BadMessage("bytes that are not of this protocol");
+    if (size < 8) return false;
+    uint32_t count, length;
+    std::memcpy(&count, at + 4, 4);
+    if (count < 1 || count > kMostFrames) throw BadMessage(say("a message of ", count, " frames"));
+    if (size < 8 + 4 * count) return false;
+    std::vector<size_t> lengths;
+    size_t total = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      std::memcpy(&length, at + 8 + 4 * i, 4);
+      lengths.push_back(length);
+      total += length;
+    }
+    if (total > most_bytes) throw BadMessage(say("a message of ", total, " bytes, at most ", most_bytes, " are taken"));
+    body_ = Frames(lengths);
+    begin_ += 8 + 4 * count, frame_ = filled_ = 0;
+    return in_body_ = true;
+  }
+
+  std::unique_ptr<char[]> room_{new char[kRoom]};
+  size_t begin_ = 0, end_ = 0;
+  Frames body_;
+  bool in_body_ = false, direct_ = false;
+  size_t frame_ = 0, filled_ = 0;
+};
+
+struct Session;
+
+// A connection to one learner. Messages are delivered whole and in order, or the wire is lost.
+struct Wire {
+  Wire(uint64_t id, bool dialled, std::string peer) : id(id), dialled(dialled), peer(std::move(peer)) {}
+  virtual ~Wire() = default;
+  virtual void send(PacketPtr packet) = 0;
+  // Sends what waits, as far as the learner takes it.
+  virtual void flush() = 0;
+  // Ends it: after what has been sent, or at once.
+  virtual void close(bool at_once) = 0;
+  virtual void allow(size_t most_bytes) = 0;
+
+  const uint64_t id;
+  const bool dialled;
+  const std::string peer;
+  // Below: how far the handshake is. Whoever reads the wire touches it, one thread at a time.
+  enum { Greeted, SaidHello, Open, Doomed } stage = Greeted;
+  std::string nonce = random_bytes(16);
+  std::shared_ptr<Session> session, resumes;
+  std::atomic<Clock::duration::rep> due{};                // when this stage has taken too long; 0: never
+  std::atomic<Clock::duration::rep> stuck_since{};        // when the learner stopped reading; 0: it reads
+};
+
+inline Clock::duration::rep ticks(double from_now_s = 0) {
+  return (Clock::now().time_since_epoch() + std::chrono::duration_cast<Clock::duration>(Seconds(from_now_s))).count();
+}
+
+class TcpWire : public Wire {
+ public:
+  TcpWire(uint64_t id, int fd, bool dialled, std::string peer) : Wire(id, dialled, std::move(peer)), fd(fd) {
+    int on = 1, two = 2, four = 4;
+    ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &two, sizeof two);
+    ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &two, sizeof two);
+    ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &four, sizeof four);
+  }
+  ~TcpWire() override { ::close(fd); }
+
+  void send(PacketPtr packet) override {
+    std::lock_guard<std::mutex> lock(out_mutex_);
+    if (closed_) return;
+    if (out_.size() >= kMostWaiting) return shut(SHUT_RDWR);  // it asks and asks, and does not read
+    out_.push_back(std::move(packet));
+    if (out_.size() == 1) push();
+  }
+  void flush() override {
+    std::lock_guard<std::mutex> lock(out_mutex_);
+    push();
+  }
+  void close(bool at_once) override {
+    std::lock_guard<std::mutex> lock(out_mutex_);
+    if (at_once || !closed_) shut(at_once ? SHUT_RDWR : SHUT_WR);
+  }
+  void allow(size_t most_bytes) override { reader.most_bytes = most_bytes; }
+
+  const int fd;
+  FrameReader reader;
+  std::mutex read_mutex;
+
+ private:
+  static constexpr size_t kMostWaiting = 4096;  // more than the widest window and its heartbeats
+
+  // One gathered send for each message; what the kernel does not take waits for EPOLLOUT.
+  void push() {
+    while (!closed_ && !out_.empty()) {
+      const Packet& packet = *out_.front();
+      iovec parts[1 + kMostFrames];
+      size_t count = 0, skip = sent_;
+      for (size_t i = 0; i <= packet.frames; ++i) {
+        iovec part = packet.parts[i];
+        size_t some = std::min(skip, part.iov_len);
+        skip -= some;
+        if (part.iov_len > some) parts[count++] = {static_cast<char*>(part.iov_base) + some, part.iov_len - some};
+      }
+      msghdr message{};
+      message.msg_iov = parts, message.msg_iovlen = count;
+      ssize_t size = ::sendmsg(fd, &message, MSG_NOSIGNAL);
+      if (size < 0 && errno == EINTR) continue;
+      if (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return shut(SHUT_RDWR);
+      if (size > 0) sent_ += static_cast<size_t>(size), stuck_since = 0;
+      if (sent_ < packet.size()) {
+        if (stuck_since == 0) stuck_since = ticks();
+        if (size > 0) continue;
+        return;
+      }
+      out_.pop_front();
+      sent_ = 0;
+    }
+  }
+  void shut(int how) {
+    closed_ = true;
+    out_.clear();
+    stuck_since = 0;
+    ::shutdown(fd, how);
+  }
+
+  std::mutex out_mutex_;
+  std::deque<PacketPtr> out_;
+  size_t sent_ = 0;
+  bool closed_ = false;
+};
+
+// tcp://HOST:PORT
+struct Address {
+  std::string scheme, host, port;
+
+  static std::optional<Address> parse(const std::string& url) {
+    size_t slashes = url.find("://"), colon = url.rfind(':');
+    if (slashes == std::string::npos || colon < slashes + 3) return std::nullopt;
+    Address address{url.substr(0, slashes), url.substr(slashes + 3, colon - slashes - 3), url.substr(colon + 1)};
+    if (!address.port.empty() && address.port.back() == '/') address.port.pop_back();
+    std::string& host = address.host;
+    if (host.size() > 1 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+    if (host.empty()) host = "127.0.0.1";
+    bool digits = !address.port.empty() && address.port.size() <= 5 && address.port.find_first_not_of("0123456789") == std::string::npos;
+    return digits && std::stoi(address.port) <= 65535 ? std::optional<Address>(address) : std::nullopt;
+  }
+  std::string url(const char* as = nullptr) const {
+    return say(as ? as : scheme.c_str(), "://", host.find(':') != host.npos ? say("[", host, "]") : host, ":", port);
+  }
+  bool everywhere() const { return host == "*" || host == "0.0.0.0" || host == "::"; }
+  bool loopback() const {
+    in_addr four;
+    return host == "localhost" || host == "::1" || (::inet_pton(AF_INET, host.c_str(), &four) == 1 && ntohl(four.s_addr) >> 24 == 127);
+  }
+  // Where a process of this machine reaches who listens here.
+  Address to_dial() const { return everywhere() ? Address{scheme, "127.0.0.1", port} : *this; }
+};
+
+// Calls `use` with each meaning of the address until it returns a socket; -1 and errno otherwise.
+template <class F>
+int with_address(const Address& address, bool to_listen, F&& use) {
+  addrinfo hints{}, *all = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = to_listen ? AI_PASSIVE : 0;
+  std::string host = address.host == "*" ? "0.0.0.0" : address.host;
+  if (::getaddrinfo(host.c_str(), address.port.c_str(), &hints, &all) != 0) return errno = EADDRNOTAVAIL, -1;
+  int fd = -1, error = 0;
+  for (addrinfo* one = all; one && fd < 0; one = one->ai_next) {
+    int made = ::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (made >= 0 && use(made, one)) fd = made;
+    else if (made >= 0) error = errno, ::close(made);
+  }
+  ::freeaddrinfo(all);
+  errno = error;
+  return fd;
+}
+
+inline int open_door(const Address& address) {
+  return with_address(address, true, [](int fd, addrinfo* where) {
+    int on = 1;
+    ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    ::fcntl(fd, F_SETFL, O_NONBLOCK);
+    return ::bind(fd, where->ai_addr, where->ai_addrlen) == 0 && ::listen(fd, 128) == 0;
+  });
+}
+
+// A connection made within two seconds, unless `wake` becomes readable.
+inline int dial(const Address& address, int wake) {
+  return with_address(address, false, [&](int fd, addrinfo* where) {
+    ::fcntl(fd, F_SETFL, O_NONBLOCK);
+    if (::connect(fd, where->ai_addr, where->ai_addrlen) == 0) return true;
+    if (errno != EINPROGRESS) return false;
+    pollfd both[2] = {{fd, POLLOUT, 0}, {wake, POLLIN, 0}};
+    if (::poll(both, 2, 2000) <= 0 || both[1].revents) return errno = ETIMEDOUT, false;
+    int error = 0;
+    socklen_t size = sizeof error;
+    ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    return (errno = error) == 0;
+  });
+}
+
