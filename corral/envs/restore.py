@@ -20,14 +20,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
+from corral.envs.declared import declares, read_declared, write_declared
 from corral.envs.generators import (
     Env,
     Generators,
     State,
     find_generators,
-    layers,
     read_generators,
     same_state,
     write_generators,
@@ -43,7 +42,6 @@ _SINCE_SEED_STEPS = 10_000  # repeated from the seed on up to here, so that a re
 _GAME_STEPS = 50_000
 _BOUND_EVERY = 1024  # calls
 _MAX_SETS = 1024
-_TRANSPARENT = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
 class NotRestored(Exception):
@@ -133,7 +131,7 @@ class Recorder:
 
     def save(self, env_id: int, env: Env) -> State | None:
         """What restores this environment; None when nothing does."""
-        if _owner(env) is not None:
+        if declares(env):
             return self._declared(env_id, env)
         tape = self._tape(env_id)
         tape.bound()
@@ -187,7 +185,7 @@ class Recorder:
 
     def _declared(self, env_id: int, env: Env) -> State | None:
         try:
-            state = declared_state(env)
+            state = read_declared(env)
             problem = _not_plain(state)
         except Exception as error:
             state, problem = {}, repr(error)
@@ -207,7 +205,7 @@ def restore(
         if state is None:
             return False
         if state["kind"] == "declared":
-            load_declared_state(env, state, seed)
+            write_declared(env, state, seed)
         else:
             shown, steps = replay(env, state, seed, recorder.actions(state), alive)
             if steps != rows.step[env_id] or not same_observation(rows.spec.observation, shown, obs):
@@ -247,37 +245,6 @@ def same_observation(layout: Layout, obs: Any, saved: list[Array]) -> bool:
         np.asarray(value, leaf.dtype).tobytes() == kept.tobytes()
         for leaf, value, kept in zip(layout.leaves, layout.flatten(obs), saved, strict=True)
     )
-
-
-# -- states that environments declare ---------------------------------------------------------------------------
-
-
-def declared_state(env: Env) -> State:
-    """What an environment says of itself, and Gymnasium's time limits around it."""
-    owner = _owner(env)
-    limits = [layer._elapsed_steps for layer in layers(env) if isinstance(layer, TimeLimit)]
-    return {"state": owner.state_dict(), "elapsed": limits if owner is not env else []}
-
-
-def load_declared_state(env: Env, state: State, seed: int) -> None:
-    """Give a fresh environment what `declared_state` read."""
-    owner = _owner(env)
-    if owner is None:
-        raise NotRestored
-    env.reset(seed=seed)
-    owner.load_state_dict(state["state"])
-    limits = [layer for layer in layers(env) if isinstance(layer, TimeLimit)]
-    for layer, elapsed in zip(limits, state["elapsed"], strict=False):
-        layer._elapsed_steps = elapsed
-
-
-def _owner(env: Env) -> Any:
-    for layer in layers(env):
-        if callable(getattr(layer, "state_dict", None)) and callable(getattr(layer, "load_state_dict", None)):
-            return layer
-        if not isinstance(layer, _TRANSPARENT):
-            return None
-    return None
 
 
 def _not_plain(state: Any, name: str = "its state_dict()") -> str | None:

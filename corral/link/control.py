@@ -23,7 +23,7 @@ class Knock(msgspec.Struct, frozen=True):
 
     versions: Versions = msgspec.field(default_factory=lambda: list(OURS))
     role: str = "learner"
-    session: _U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+    session: _U32 = 0
 
 
 class Hello(msgspec.Struct, frozen=True):

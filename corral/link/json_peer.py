@@ -79,10 +79,12 @@ class JsonPeer(Wire):
     def hello(self, said: Said) -> None:
         """Take the first message, and say to the learner what this is; Mistake when it does not fit."""
         self._start(said)
-        described = [space.to_json() for space in self._spaces]
+        observation, action = (space.to_json() for space in self._spaces)
+        instance = bytes.fromhex(said.instance) or new_nonce()
         hello = Hello(
-            list(OURS), "zmq+json", NAME, 0, new_nonce(), new_nonce(), 0, *described, 1, 1, 1, 0, True, ["raw_reward"]
-        )
+            list(OURS), "zmq+json", NAME, 0, instance, new_nonce(), 0, observation, action,
+            players=1, slots=1, threads=1, level=0, exact=True, capabilities=["raw_reward"],
+        )  # fmt: skip
         self.emit(Event(self))
         self._tell(Message(clp.Op.HELLO, meta=to_meta(hello)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium
 import msgspec
@@ -42,6 +42,8 @@ class Said(msgspec.Struct, frozen=True):
     """With a reset: this client takes `{"reset": true, "seed": n}`."""
     action_space: Any = None
     observation_space: Any = None
+    instance: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
+    """With the first reset: what CORRAL_INSTANCE was, in a process that the learner started."""
 
 
 _decoder = msgspec.json.Decoder(Said)

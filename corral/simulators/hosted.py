@@ -15,8 +15,9 @@ from corral.envs.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, Ro
 from corral.envs.supervise import IDLE, Fault
 from corral.errors import EnvFailed, UserError
 from corral.link import protocol as clp
-from corral.link.layout import RowsLayout, space_group
-from corral.simulators.states import States
+from corral.link.layout import RowsLayout, layout_hash, space_group
+from corral.simulators.blobs import pack_state, unpack_state
+from corral.simulators.states import Expanded, States
 from corral.types import Array, EnvSpec
 
 ROWS = RowsLayout(players=1, raw_reward=True)
@@ -55,6 +56,7 @@ class Hosted:
         self._group = EnvGroup(dict.fromkeys(range(slots), factory), name, self._report, [IDLE])
         self._group.attach(self._rows, self._sets)
         self._obs, self._action, self._table = space_group(spec.observation), space_group(spec.action), ROWS.group()
+        self._layout = layout_hash(spec.observation, spec.action)
         self._words: dict[int, tuple[clp.Status, str]] = {}
         self._playing = np.zeros(slots, np.bool_)
         self.steps = self.episodes = self.faults = 0
@@ -126,7 +128,7 @@ class Hosted:
             if state is None:
                 table[STATUS][row] = clp.Status.E_UNKNOWN_STATE
                 continue
-            self._group.replace(slot, state.copy_env(), state.obs)
+            self._group.replace(slot, self.states.revive(state), state.obs)
             self._playing[slot] = not state.over
             for leaf, value in zip(leaves, state.obs, strict=True):
                 leaf[row] = value
@@ -145,13 +147,64 @@ class Hosted:
         for row in range(batch):
             action = self.spec.action.unflatten([leaf[row] for leaf in actions])
             step = self.states.expand(int(parents[row]), action, int(children[row]), int(seeds[row]))
-            table[REWARD][row], table[RAW][row] = step.reward, step.reward
-            table[FLAGS][row], table[STATUS][row] = step.flags, step.status
-            for leaf, value in zip(leaves, step.obs, strict=True):
-                leaf[row] = value
+            _put(table, leaves, row, step)
             if step.text:
                 words[str(row)] = step.text
         return Reply([frame, out], words)
+
+    def rollout(self, batch: int, payload: Sequence[Buffer], steps: int) -> Reply:
+        """Step copies of states several times."""
+        if len(payload) != 2 or steps < 1:
+            raise BadRequest(f"{len(payload)} frames and {steps} steps, expected parents and actions, and steps from 1")
+        (parents,) = _columns(payload[:1], batch, "<u8")
+        actions = self.read_actions(payload[1], batch * steps)
+        rewards, lengths = np.zeros((batch, steps)), np.zeros(batch, "<u4")
+        frame, table = self._table.make(batch)
+        out, leaves = self._obs.make(batch)
+        words = {}
+        for row in range(batch):
+            mine = [
+                self.spec.action.unflatten([leaf[row * steps + k] for leaf in actions]) for k in range(steps)
+            ]
+            last, got = self.states.rollout(int(parents[row]), mine)
+            rewards[row, : len(got)], lengths[row] = got, len(got)
+            _put(table, leaves, row, last)
+            table[REWARD][row] = table[RAW][row] = sum(got)
+            if last.text:
+                words[str(row)] = last.text
+        return Reply([rewards.tobytes(), lengths.tobytes(), frame, out], words)
+
+    def export(self, batch: int, payload: Sequence[Buffer]) -> Reply:
+        """States as bytes."""
+        (ids,) = _columns(payload, batch, "<u8")
+        frame, table = self._table.make(batch)
+        blobs, words = [], {}
+        for row, key in enumerate(ids.tolist()):
+            state = self.states.get(key)
+            if state is None or not isinstance(state.kept, bytes):
+                status = clp.Status.E_UNKNOWN_STATE if state is None else clp.Status.E_UNSUPPORTED
+                table[STATUS][row], words[str(row)] = status, "there is no state that could be exported"
+                blobs.append(b"")
+                continue
+            blobs.append(pack_state(self._layout, state))
+        sizes = np.array([len(blob) for blob in blobs], "<u8")
+        return Reply([frame, sizes.tobytes(), b"".join(blobs)], words)
+
+    def take_in(self, batch: int, payload: Sequence[Buffer]) -> Reply:
+        """States from bytes."""
+        if len(payload) != 3:
+            raise BadRequest(f"{len(payload)} frames, expected ids, sizes and states")
+        ids, sizes = _columns(payload[:2], batch, "<u8", "<u8")
+        if int(sizes.astype(object).sum()) != len(payload[2]):
+            raise BadRequest("sizes that are not those of the states")
+        frame, table = self._table.make(batch)
+        words, at = {}, 0
+        for row, (key, size) in enumerate(zip(ids.tolist(), sizes.tolist(), strict=True)):
+            table[STATUS][row], text = unpack_state(self._layout, self.states, key, bytes(payload[2][at : at + size]))
+            at += size
+            if text:
+                words[str(row)] = text
+        return Reply([frame], words)
 
     def read_actions(self, frame: Buffer, rows: int) -> list[Array]:
         """Actions, checked against their space."""
@@ -204,6 +257,13 @@ class Hosted:
         self.faults += 1
         status = clp.Status.E_NOT_FINITE if fault.kind == "nan" else clp.Status.E_ENV
         self._words[fault.env_id] = status, fault.detail
+
+
+def _put(table: list[Array], leaves: list[Array], row: int, step: Expanded) -> None:
+    table[REWARD][row] = table[RAW][row] = step.reward
+    table[FLAGS][row], table[STATUS][row] = step.flags, step.status
+    for leaf, value in zip(leaves, step.obs, strict=True):
+        leaf[row] = value
 
 
 def _columns(frames: Sequence[Buffer], batch: int, *dtypes: str) -> list[Array]:

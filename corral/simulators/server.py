@@ -19,6 +19,7 @@ from corral.link.layout import layout_hash
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.proofs import LEARNER, SIMULATOR, is_proven, new_nonce, prove
 from corral.simulators.hosted import BadRequest, Hosted, Reply, most_slots
+from corral.simulators.keeping import choose_keeping
 from corral.simulators.states import States
 
 log = logging.getLogger("corral.simulators")
@@ -27,8 +28,6 @@ _POLL_S = 0.25
 _KEEP_S = 30.0  # a session without a connection
 _GREETING_S = 60.0
 _MOST_SESSIONS, _MOST_GREETINGS = 64, 64
-_CAPABILITIES = ["raw_reward", "reseed"]
-_LEVEL = 2  # copies in memory
 
 
 @dataclass
@@ -61,6 +60,7 @@ class Server:
         env, self._spec = build_env(factory, name)
         env.close()
         self._slots = most_slots(self._spec, slots)
+        self._keeping = choose_keeping(factory)
         self._layout = layout_hash(self._spec.observation, self._spec.action)
         instance = os.environ.get("CORRAL_INSTANCE", "")
         self._instance = bytes.fromhex(instance) if len(instance) == 32 else new_nonce()
@@ -160,10 +160,12 @@ class Server:
         waiting = [s for s in self._sessions.values() if s.wire is None and (wire.dialled or s.number == wanted)]
         resumes = waiting[-1] if waiting else None
         greeting.resumes = resumes
+        keeping = self._keeping
+        capabilities = ["raw_reward", *(("rollout", *keeping.capabilities) if keeping else ())]
         hello = Hello(
             list(OURS), "corral-python", self._name, 0, self._instance, greeting.nonce,
             resumes.number if resumes else 0, self._spec.observation.to_json(), self._spec.action.to_json(),
-            1, self._slots, 1, _LEVEL, True, _CAPABILITIES,
+            1, self._slots, 1, keeping.level if keeping else 0, keeping.exact if keeping else True, capabilities,
         )  # fmt: skip
         wire.send(Message(clp.Op.HELLO, meta=to_meta(hello)).frames())
 
@@ -183,7 +185,7 @@ class Server:
                 self._refuse(wire, clp.Status.E_FULL, f"{_MOST_SESSIONS} learners are here already")
                 return
             slots = min(self._slots, welcome.limits.slots)
-            states = States(self._spec.observation, welcome.snapshots)
+            states = States(self._spec.observation, welcome.snapshots, self._keeping)
             hosted = Hosted(self._factory, self._name, self._spec, slots, states)
             session = _Session(welcome.session, hosted, welcome, wire)
             self._sessions[session.number] = session
@@ -285,6 +287,13 @@ class Server:
             return hosted.load(batch, payload, bool(message.flags & clp.WANT_OBS))
         if op == clp.Op.EXPAND:
             return hosted.expand(batch, payload)
+        if op == clp.Op.ROLLOUT:
+            steps = (message.meta or {}).get("steps")
+            return hosted.rollout(batch, payload, steps if isinstance(steps, int) else 0)
+        if op == clp.Op.EXPORT:
+            return hosted.export(batch, payload)
+        if op == clp.Op.IMPORT:
+            return hosted.take_in(batch, payload)
         raise BadRequest("this simulator does not do that", clp.Status.E_UNSUPPORTED)
 
     def _drop(self, session: _Session, message: Message) -> None:

@@ -1,9 +1,7 @@
-"""Snapshots of Python environments: copies by id, within a budget of bytes and count."""
+"""Snapshots of Python environments: states by id, within a budget of bytes and count."""
 
 from __future__ import annotations
 
-import copy
-import pickle
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,26 +10,22 @@ import numpy as np
 
 from corral.link import protocol as clp
 from corral.link.control import Budget
+from corral.simulators.keeping import CannotKeep, Keeping
 from corral.spaces import Layout
 from corral.types import Array
 
 Env = gymnasium.Env[Any, Any]
-_UNKNOWN_BYTES = 1 << 16  # of an environment whose size cannot be told
 GENERATION_BITS = 40
 
 
 @dataclass(slots=True)
 class State:
-    """A copy of an environment that is never stepped, and its last observation. `over`: its episode has ended."""
+    """What is kept of an environment, and its last observation. `over`: its episode has ended."""
 
-    env: Env
+    kept: Any
     obs: list[Array]
     over: bool
     nbytes: int
-
-    def copy_env(self) -> Env:
-        """An environment to step."""
-        return copy.deepcopy(self.env)
 
 
 @dataclass(slots=True)
@@ -48,11 +42,10 @@ class Expanded:
 class States:
     """The states of a session. What does not fit is refused; nothing is evicted."""
 
-    def __init__(self, observation: Layout, budget: Budget):
-        self._layout, self._budget = observation, budget
+    def __init__(self, observation: Layout, budget: Budget, keeping: Keeping | None):
+        self._layout, self._budget, self._keeping = observation, budget, keeping
         self._states: dict[int, State] = {}
         self.nbytes = 0
-        self._env_bytes: int | None = None
 
     def __len__(self) -> int:
         return len(self._states)
@@ -61,48 +54,91 @@ class States:
         """Keep a copy of the environment; returns status and words."""
         if env is None:
             return clp.Status.E_NO_EPISODE, "the slot has no episode"
+        if self._keeping is None:
+            return clp.Status.E_UNSUPPORTED, "this environment's state cannot be kept"
+        try:
+            kept = self._keeping.keep(env)
+        except CannotKeep as error:
+            return clp.Status.E_UNSUPPORTED, str(error)
+        return self.put(key, kept, obs, over)
+
+    def put(self, key: int, kept: Any, obs: list[Array], over: bool) -> tuple[int, str]:
+        """Keep a state by this id; returns status and words."""
+        assert self._keeping is not None
         if key == 0:
             return clp.Status.E_BAD_REQUEST, "state 0 cannot be kept"
-        nbytes = self._size(env) + sum(leaf.nbytes for leaf in obs)
+        nbytes = self._keeping.nbytes(kept) + sum(leaf.nbytes for leaf in obs)
         old = self._states.get(key)
         spare = old.nbytes if old is not None else 0
         if self.nbytes - spare + nbytes > self._budget.bytes or len(self) - (old is not None) >= self._budget.count:
             return clp.Status.E_SNAPSHOT_FULL, f"{len(self)} states take {self.nbytes} bytes; drop some"
-        try:
-            kept = copy.deepcopy(env)
-        except Exception as error:
-            return clp.Status.E_UNSUPPORTED, f"this environment cannot be copied ({error!r})"
         self._states[key] = State(kept, obs, over, nbytes)
         self.nbytes += nbytes - spare
         return clp.Status.OK, ""
+
+    def check(self, kept: Any) -> None:
+        """CannotKeep unless an environment can be brought into this state."""
+        if self._keeping is None or not isinstance(kept, bytes) or self._keeping.level < 4:
+            raise CannotKeep("this environment takes no states from elsewhere")
+        self._keeping.revive(kept).close()
+
+    def revive(self, state: State) -> Env:
+        """An environment in this state, to step."""
+        assert self._keeping is not None
+        return self._keeping.revive(state.kept)
 
     def get(self, key: int) -> State | None:
         """The state of this id."""
         return self._states.get(key)
 
     def expand(self, parent: int, action: Any, child: int, seed: int) -> Expanded:
-        """Step a copy of a state, and keep it as `child` unless that is 0."""
+        """Step from a state, and keep what comes out as `child` unless that is 0."""
+        env, failed = self._open(parent)
+        if env is None:
+            return failed
+        if seed:
+            env.unwrapped.np_random = np.random.default_rng(seed)
+        result = self._step(env, action)
+        if child and not result.flags & clp.FAULTY:
+            result.status, result.text = self.save(child, env, result.obs, over=bool(result.flags))
+        return result
+
+    def rollout(self, parent: int, actions: list[Any]) -> tuple[Expanded, list[float]]:
+        """Step from a state until its episode ends or the actions do; the last step, and all rewards."""
+        env, result = self._open(parent)
+        rewards: list[float] = []
+        for action in actions if env is not None else ():
+            assert env is not None
+            result = self._step(env, action)
+            rewards.append(result.reward)
+            if result.flags:
+                break
+        return result, rewards
+
+    def _open(self, parent: int) -> tuple[Env | None, Expanded]:
         state = self._states.get(parent)
-        zeros = [np.zeros(leaf.shape, leaf.dtype) for leaf in self._layout.leaves]
         if state is None:
-            return Expanded(zeros, status=clp.Status.E_UNKNOWN_STATE, text=f"there is no state {parent}")
+            return None, self._nothing(clp.Status.E_UNKNOWN_STATE, f"there is no state {parent}")
         if state.over:
-            return Expanded(zeros, status=clp.Status.E_NO_EPISODE, text="its episode has ended")
-        env = state.copy_env()
+            return None, self._nothing(clp.Status.E_NO_EPISODE, "its episode has ended")
+        return self.revive(state), self._nothing(clp.Status.OK, "")
+
+    def _nothing(self, status: int, text: str) -> Expanded:
+        return Expanded([np.zeros(leaf.shape, leaf.dtype) for leaf in self._layout.leaves], status=status, text=text)
+
+    def _step(self, env: Env, action: Any) -> Expanded:
         try:
-            if seed:
-                env.unwrapped.np_random = np.random.default_rng(seed)
             raw, reward, terminated, truncated, _ = env.step(action)
         except Exception as error:
-            flags = clp.FAULTY | clp.TRUNCATED
-            return Expanded(zeros, flags=flags, status=clp.Status.E_ENV, text=f"step() raised {error!r}")
+            failed = self._nothing(clp.Status.E_ENV, f"step() raised {error!r}")
+            failed.flags = clp.FAULTY | clp.TRUNCATED
+            return failed
         obs = [
             np.array(value, leaf.dtype).reshape(leaf.shape)
             for leaf, value in zip(self._layout.leaves, self._layout.flatten(raw), strict=True)
         ]
         flags = bool(terminated) * clp.TERMINATED | bool(truncated) * clp.TRUNCATED
-        status, text = self.save(child, env, obs, over=bool(flags)) if child else (clp.Status.OK, "")
-        return Expanded(obs, float(np.asarray(reward).reshape(())), flags, status, text)
+        return Expanded(obs, float(np.asarray(reward).reshape(())), flags)
 
     def drop(self, keys: list[int]) -> None:
         """Forget these."""
@@ -119,12 +155,3 @@ class States:
         """Forget all."""
         self._states.clear()
         self.nbytes = 0
-
-    def _size(self, env: Env) -> int:
-        """What a copy takes, about: measured once, by pickling it and throwing that away."""
-        if self._env_bytes is None:
-            try:
-                self._env_bytes = len(pickle.dumps(env))
-            except Exception:
-                self._env_bytes = _UNKNOWN_BYTES
-        return self._env_bytes

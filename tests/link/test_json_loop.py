@@ -386,6 +386,23 @@ time.sleep(60)
         process.communicate()
 
 
+def test_a_client_that_is_gone_before_it_is_heard_holds_up_nobody(context, gate):
+    fleet = gate()
+    ghost, hand = Hand(context, fleet, "ghost"), Hand(context, fleet)
+    ghost.reset(0, 7)
+    assert fleet.binding._socket.poll(5000)
+    ghost.leave()
+    assert fleet.binding._monitor.poll(5000)
+    hand.reset(0, 8)
+    with vec_of(fleet, 1) as vec:
+        batch = vec.recv()
+        if batch.obs[0, 1] == 7:
+            act(vec, 1)
+            assert vec.recv().faulty.all()
+        assert [session.wire.env_id for session in fleet.sessions.values()] == ["hand"]
+        hand.leave()
+
+
 # -- mistakes --------------------------------------------------------------------------------------------------
 
 STEP = {"command": "step", "env_id": "hand", "obs": [1, 2], "reward": 1, "terminated": False, "truncated": False}
@@ -502,6 +519,8 @@ def test_an_env_id_is_one_clients_until_it_leaves(context, hand):
         act(vec, 1)
         assert hand.hear() == {"action": 1}
         hand.leave()  # without a word, as a process that is started again
+        while hand.fleet.sessions:
+            hand.fleet.poll(0.01)
         other.reset(3, 4)
         batch = vec.recv()
         assert (batch.faulty.tolist(), batch.obs.tolist()) == ([True], [[3, 4]])
@@ -635,6 +654,16 @@ def test_the_cpp_client_compiles_and_plays(tmp_path):
         pytest.skip("no libzmq to link with")
     assert built.returncode == 0, built.stderr
     _play_cartpole([program])
+
+
+def test_a_learner_starts_clients_and_ends_them():
+    command = f"{sys.executable} {CLIENTS / 'client.py'} {{url}}"
+    with corral.make_vec("zmq+json://127.0.0.1:0", 2, env_kwargs={"sim": command, "sims": 2}) as vec:
+        launcher = vec._fleet.members[0].joined.__self__
+        assert all(process.session is not None for process in launcher._processes)
+        assert len(play(vec, 20)) == 2
+        processes = [process.popen for process in launcher._processes]
+    assert [process.returncode for process in processes] == [0, 0]
 
 
 def _play_cartpole(command):
