@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import logging
 import os
 import sys
@@ -11,12 +12,16 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from corral.cli.env_kwargs import EnvKwargs, parse_env_kwargs
 from corral.errors import UserError
+
+if TYPE_CHECKING:
+    from corral.testing.checker import CheckResult
 
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 _LAST_FRAMES = 5
@@ -27,13 +32,15 @@ class CheckEnv:
     """Check whether an environment keeps the Gymnasium contract; exit code 1 when it does not."""
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
-    """Gymnasium id, or module:Class of your own."""
+    """Gymnasium id, module:Class of your own, or the URL of an external simulator."""
     env_kwargs: EnvKwargs = ()
     """Keyword arguments for the environment."""
     steps: int = 1000
     """Random steps to take."""
     seed: int = 0
     """Seed of the environment and of the random actions."""
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Also write the results to this file, as JSON."""
     timeout_s: float = 120.0
     """Give up, and show where it hangs, when one check takes longer."""
 
@@ -59,9 +66,22 @@ class CheckEnv:
             style = _COLOURS[result.status]
             print_row(console, (result.status, 4, style), (result.name, 14, ""), (result.detail, None, ""))
         statuses = [result.status for result in seen]
+        if self.json is not None:
+            self._write(self.json, seen)
         console.print()
         console.print(_verdict(self.env, statuses, stopped=seen[-1].name in FOUNDATIONS))
         return int("fail" in statuses)
+
+
+    def _write(self, path: Path, seen: Sequence[CheckResult]) -> None:
+        facts = dict(seen[-1].facts)
+        checks = [{"name": r.name, "status": r.status, "detail": r.detail} for r in seen]
+        passed = not any(r.status == "fail" for r in seen)
+        report = {"env": self.env, "passed": passed, "checks": checks, "facts": facts}
+        try:
+            path.write_text(json.dumps(report, indent=2) + "\n")
+        except OSError as error:
+            raise UserError(f"The report cannot be written to {path}: {error.strerror}.") from error
 
 
 def _verdict(env: str, statuses: Sequence[str], *, stopped: bool) -> str:

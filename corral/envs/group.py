@@ -135,7 +135,7 @@ class EnvGroup:
 
     def replace(self, env_id: int, env: gymnasium.Env[Any, Any], obs: list[Array]) -> None:
         """Go on with another environment, whose last observation this is."""
-        if env_id in self._envs:
+        if self._envs.get(env_id, env) is not env:
             _close(self._envs[env_id])
         self._envs[env_id], self._steps[env_id] = env, env.step
         for view, value in zip(self._obs_views[self._rows.phase[env_id]][env_id], obs, strict=True):

@@ -132,6 +132,11 @@ class LinkVecEnv(VecEnv):
         return self._faults.restarts
 
     @property
+    def fleet(self) -> Fleet:
+        """The simulators, which other VecEnvs may share."""
+        return self._fleet
+
+    @property
     def urls(self) -> list[str]:
         """Where simulators dial in, or where they were dialled."""
         return self._fleet.binding.urls

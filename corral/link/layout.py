@@ -143,7 +143,7 @@ def _require_shallow(data: Any, what: str, depth: int) -> None:
 
 def _itemsize(data: dict[str, Any]) -> int:
     name = data.get("dtype", "int8")
-    if name not in _DTYPES:
+    if not isinstance(name, str) or name not in _DTYPES:
         raise BadMessage(f"dtype {str(name)[:100]}, which the link does not carry")
     return np.dtype(name).itemsize
 

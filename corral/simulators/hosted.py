@@ -17,7 +17,7 @@ from corral.errors import EnvFailed, UserError
 from corral.link import protocol as clp
 from corral.link.layout import RowsLayout, layout_hash, space_group
 from corral.simulators.blobs import pack_state, unpack_state
-from corral.simulators.states import Expanded, States
+from corral.simulators.states import Expanded, States, step_once
 from corral.types import Array, EnvSpec
 
 ROWS = RowsLayout(players=1, raw_reward=True)
@@ -84,22 +84,40 @@ class Hosted:
         return self._answer(chosen)
 
     def step(self, batch: int, payload: Sequence[Buffer], autoreset: bool) -> Reply:
-        """Step slots with actions; episodes that end are followed by others."""
-        if not autoreset:
-            raise BadRequest("this simulator steps only with AUTORESET", clp.Status.E_UNSUPPORTED)
+        """Step slots with actions; with `autoreset`, episodes that end are followed by others."""
         if len(payload) != 2:
             raise BadRequest(f"{len(payload)} frames, expected slots and actions")
         (slots,) = _columns(payload[:1], batch, "<u4")
         chosen = self._choose(slots)
-        for row, leaf in zip(self._rows.action, self.read_actions(payload[1], batch), strict=True):
-            row[chosen.index] = leaf
+        actions = self.read_actions(payload[1], batch)
         if not self._playing[chosen.ids].all():
             raise BadRequest("a slot without an episode", clp.Status.E_NO_EPISODE)
+        if not autoreset:
+            return self._step_once(chosen, actions)
+        for row, leaf in zip(self._rows.action, actions, strict=True):
+            row[chosen.index] = leaf
         self._words.clear()
         self._rows.flip(chosen)
         self._group.step(chosen, lambda done: None)
         self.steps += batch
         return self._answer(chosen)
+
+    def _step_once(self, chosen: IdSet, actions: list[Array]) -> Reply:
+        """Step slots and leave them where they are, at the end of their episodes too."""
+        batch = len(chosen)
+        frame, table = self._table.make(batch)
+        out, leaves = self._obs.make(batch)
+        words = {}
+        for row, slot in enumerate(chosen.numbers):
+            env = self._group.environment(slot)
+            step = step_once(env, self.spec.action.unflatten([leaf[row] for leaf in actions]), self.spec.observation)
+            self._group.replace(slot, env, step.obs)
+            self._playing[slot] = not step.flags
+            _put(table, leaves, row, step)
+            if step.text:
+                words[str(row)] = step.text
+        self.steps += batch
+        return Reply([frame, out], words)
 
     def save(self, batch: int, payload: Sequence[Buffer]) -> Reply:
         """Keep the states of slots by the ids given."""

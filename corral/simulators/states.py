@@ -39,6 +39,29 @@ class Expanded:
     text: str = ""
 
 
+def step_once(env: Env, action: Any, layout: Layout) -> Expanded:
+    """One step of an environment, which stays where it is even if its episode ends or it fails."""
+    try:
+        raw, reward, terminated, truncated, _ = env.step(action)
+        obs = [
+            np.array(value, leaf.dtype).reshape(leaf.shape)
+            for leaf, value in zip(layout.leaves, layout.flatten(raw), strict=True)
+        ]
+        value = float(np.asarray(reward).reshape(()))
+    except Exception as error:
+        text = f"step() raised {error!r}"
+        return Expanded(_zeros(layout), flags=clp.FAULTY | clp.TRUNCATED, status=clp.Status.E_ENV, text=text)
+    flags = bool(terminated) * clp.TERMINATED | bool(truncated) * clp.TRUNCATED
+    if not all(np.isfinite(leaf).all() for leaf in [*obs, np.array(value)] if leaf.dtype.kind == "f"):
+        flags, text = clp.FAULTY | clp.TRUNCATED, "a reward or an observation is not finite"
+        return Expanded(_zeros(layout), flags=flags, status=clp.Status.E_NOT_FINITE, text=text)
+    return Expanded(obs, value, flags)
+
+
+def _zeros(layout: Layout) -> list[Array]:
+    return [np.zeros(leaf.shape, leaf.dtype) for leaf in layout.leaves]
+
+
 class States:
     """The states of a session. What does not fit is refused; nothing is evicted."""
 
@@ -98,7 +121,7 @@ class States:
             return failed
         if seed:
             env.unwrapped.np_random = np.random.default_rng(seed)
-        result = self._step(env, action)
+        result = step_once(env, action, self._layout)
         if child and not result.flags & clp.FAULTY:
             result.status, result.text = self.save(child, env, result.obs, over=bool(result.flags))
         return result
@@ -109,7 +132,7 @@ class States:
         rewards: list[float] = []
         for action in actions if env is not None else ():
             assert env is not None
-            result = self._step(env, action)
+            result = step_once(env, action, self._layout)
             rewards.append(result.reward)
             if result.flags:
                 break
@@ -124,21 +147,7 @@ class States:
         return self.revive(state), self._nothing(clp.Status.OK, "")
 
     def _nothing(self, status: int, text: str) -> Expanded:
-        return Expanded([np.zeros(leaf.shape, leaf.dtype) for leaf in self._layout.leaves], status=status, text=text)
-
-    def _step(self, env: Env, action: Any) -> Expanded:
-        try:
-            raw, reward, terminated, truncated, _ = env.step(action)
-        except Exception as error:
-            failed = self._nothing(clp.Status.E_ENV, f"step() raised {error!r}")
-            failed.flags = clp.FAULTY | clp.TRUNCATED
-            return failed
-        obs = [
-            np.array(value, leaf.dtype).reshape(leaf.shape)
-            for leaf, value in zip(self._layout.leaves, self._layout.flatten(raw), strict=True)
-        ]
-        flags = bool(terminated) * clp.TERMINATED | bool(truncated) * clp.TRUNCATED
-        return Expanded(obs, float(np.asarray(reward).reshape(())), flags)
+        return Expanded(_zeros(self._layout), status=status, text=text)
 
     def drop(self, keys: list[int]) -> None:
         """Forget these."""

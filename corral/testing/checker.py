@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from corral.envs.external import is_url
 from corral.envs.resolve import EnvLike
 from corral.errors import UserError
 from corral.testing.env_checks import CHECKS, FOUNDATIONS, Outcome, Status, Subject, describe
+from corral.testing.link_checks import LINK_CHECKS, LinkSubject
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -28,12 +30,14 @@ class CheckResult:
     name: str
     status: Status
     detail: str
+    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Of external simulators: what has been measured so far."""
 
 
 def check_env(
     env: EnvLike, *, env_kwargs: Mapping[str, Any] | None = None, steps: int = 1000, seed: int = 0
 ) -> list[CheckResult]:
-    """Check an environment, given by Gymnasium id, `module:Class` or factory.
+    """Check an environment, given by Gymnasium id, `module:Class` or factory, or the simulator at a URL.
 
     Args:
         env: as in `corral.make_vec`.
@@ -58,15 +62,18 @@ def iter_checks(
         raise UserError(f"steps must be at least 1, got {steps}.")
     if seed < 0:
         raise UserError(f"seed must not be negative, got {seed}.")
-    subject = Subject(env, dict(env_kwargs or {}), steps, seed)
+    kwargs = dict(env_kwargs or {})
+    external = isinstance(env, str) and is_url(env)
+    subject: Any = LinkSubject(str(env), kwargs, steps, seed) if external else Subject(env, kwargs, steps, seed)
+    checks: Mapping[str, Callable[[Any], Outcome]] = LINK_CHECKS if external else CHECKS
     said: list[str] = []
     try:
-        for name in CHECKS:
+        for name, check in checks.items():
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("default")
-                status, detail = _run(name, subject)
+                status, detail = _run(name, check, subject)
             said += [_COLOUR.sub("", str(w.message)).strip().removeprefix("WARN: ") for w in caught]
-            yield CheckResult(name, status, detail)
+            yield CheckResult(name, status, detail, subject.facts if external else {})
             if status == "fail" and name in FOUNDATIONS:
                 return
         if said:
@@ -75,11 +82,11 @@ def iter_checks(
         subject.close()
 
 
-def _run(name: str, subject: Subject) -> Outcome:
+def _run(name: str, check: Callable[[Any], Outcome], subject: Any) -> Outcome:
     try:
-        return CHECKS[name](subject)
+        return check(subject)
     except UserError as error:
-        if name == "build":
+        if name in ("build", "connect"):
             raise
         return "fail", str(error)
     except (Exception, SystemExit) as error:

@@ -309,5 +309,5 @@ CHECKS: dict[str, Callable[[Subject], Outcome]] = {
     "worker process": _worker,
     "speed": _speed,
 }
-FOUNDATIONS = ("build", "spaces", "reset", "step")
+FOUNDATIONS = ("build", "connect", "spaces", "reset", "step")
 """Checks that all later ones stand on."""
