@@ -59,6 +59,7 @@ class JsonBinding(Binding):
         self._peers: dict[Any, JsonPeer] = {}  # by identity of their sockets
         self._ids: dict[Any, JsonPeer] = {}
         self._by_fd: dict[Any, JsonPeer] = {}
+        self._alive: set[int] = set()  # descriptors of connections
         self._events: list[Event] = []
         self._gone: list[JsonPeer] = []
         self._over = False
@@ -71,7 +72,7 @@ class JsonBinding(Binding):
             (zmq.IPV6, int(":" in listen.host)),
         ):  # fmt: skip
             self._socket.setsockopt(option, value)
-        self._monitor: Any = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor: Any = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -116,12 +117,16 @@ class JsonBinding(Binding):
     # -- what comes in -------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Connections that are lost, as libzmq tells: a ROUTER says nothing."""
+        """Connections that are made and lost, as libzmq tells: a ROUTER says nothing."""
         while self._monitor.poll(0):
             told = parse_monitor_message(self._monitor.recv_multipart())
-            peer = self._by_fd.pop(int(told["value"]), None)
-            if peer is not None:
-                self._gone.append(peer)
+            descriptor = int(told["value"])
+            if told["event"] == zmq.EVENT_ACCEPTED:
+                self._alive.add(descriptor)
+                continue
+            self._alive.discard(descriptor)
+            if (peer := self._by_fd.get(descriptor)) is not None:
+                self._lose(peer)
 
     def _read(self) -> None:
         for _ in range(_MOST_AT_ONCE):
@@ -163,23 +168,30 @@ class JsonBinding(Binding):
         """A client's first message: another simulator for the fleet."""
         if said.command != "reset":
             raise Mistake(f"a {said.command} of a client that is not here, or no longer; begin with a reset")
-        self._watch()  # what is lost is known before what came after it, which may have the same descriptor
-        for lost in self._gone:
-            self._forget(lost)
+        where, descriptor = identity.hex(), None
+        with contextlib.suppress(zmq.ZMQError, AttributeError):
+            where, descriptor = str(frame.get("Peer-Address")), int(frame.get(zmq.SRCFD))
+        if descriptor is not None and not self._is_there(identity, descriptor):
+            return
         if said.env_id in self._ids:
             raise Mistake(f"the env_id {said.env_id!r} is another client's; give each its own")
         if len(self._peers) >= _MOST_CLIENTS:
             raise Mistake(f"{_MOST_CLIENTS} clients are connected already")
-        where, descriptor = identity.hex(), None
-        with contextlib.suppress(zmq.ZMQError, AttributeError):
-            where, descriptor = str(frame.get("Peer-Address")), int(frame.get(zmq.SRCFD))
         peer = JsonPeer(identity, said.env_id, where, spaces_of(said, self._observation, self._action), self._most)
-        peer.answer, peer.emit = partial(self._answer, identity), self._emit
+        peer.answer, peer.emit, peer.descriptor = partial(self._answer, identity), self._emit, descriptor
         peer.hello(said)
-        self._peers[identity], self._ids[said.env_id] = peer, peer
-        if descriptor is not None:
-            peer.descriptor = descriptor
-            self._by_fd[descriptor] = peer
+        for names, name in self._names(peer):
+            names[name] = peer
+
+    def _is_there(self, identity: bytes, descriptor: int) -> bool:
+        """Whether a client that was never heard of is still connected; whose descriptor it got is not."""
+        self._watch()
+        rival = self._by_fd.get(descriptor)
+        if descriptor not in self._alive or (rival is not None and not _came_later(identity, rival.identity)):
+            return False
+        if rival is not None:
+            self._lose(rival)
+        return True
 
     # -- what goes out -------------------------------------------------------------------------------------
 
@@ -194,10 +206,26 @@ class JsonBinding(Binding):
             self._socket.send_multipart([identity, b"", _encode(value)], zmq.NOBLOCK)
         except zmq.ZMQError:
             if identity in self._peers:
-                self._gone.append(self._peers[identity])
+                self._lose(self._peers[identity])
 
-    def _forget(self, peer: JsonPeer) -> None:
-        """Free its names for whoever comes next. Safe to call twice."""
-        for names, name in ((self._peers, peer.identity), (self._ids, peer.env_id), (self._by_fd, peer.descriptor)):
+    def _lose(self, peer: JsonPeer) -> None:
+        """Its connection is gone: it leaves when what it said before is read."""
+        self._gone.append(peer)
+        for names, name in self._names(peer)[1:]:
             if names.get(name) is peer:
                 del names[name]
+
+    def _forget(self, peer: JsonPeer) -> None:
+        for names, name in self._names(peer):
+            if names.get(name) is peer:
+                del names[name]
+
+    def _names(self, peer: JsonPeer) -> list[tuple[dict[Any, JsonPeer], Any]]:
+        return [(self._peers, peer.identity), (self._ids, peer.env_id), (self._by_fd, peer.descriptor)]
+
+
+def _came_later(one: bytes, other: bytes) -> bool:
+    """Whether a connection is newer than another: the identities that libzmq gives count. Others: as they are heard."""
+    if not (len(one) == len(other) == 5 and one[0] == other[0] == 0):
+        return True
+    return (int.from_bytes(one, "big") - int.from_bytes(other, "big")) % (1 << 32) < 1 << 31

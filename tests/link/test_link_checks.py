@@ -1,0 +1,118 @@
+"""`corral check-env URL` finds what simulators get wrong, and names it."""
+
+import json
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+from sims import Sim, free_url
+
+from corral.cli.main import main
+from corral.testing import check_env
+
+CHECKS = [
+    "connect", "spaces", "observations", "determinism", "episode ends", "bad requests", "save and load", "expand",
+    "memory", "export", "speed",
+]  # fmt: skip
+
+
+class Walk(gymnasium.Env):
+    """A random walk of 30 steps that can be saved; `wrong` says what it gets wrong."""
+
+    def __init__(self, wrong=""):
+        self.observation_space = gymnasium.spaces.Box(-500, 500, (2,), np.float64)
+        self.action_space = gymnasium.spaces.Discrete(3)
+        self.wrong, self._since_start = wrong, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.wrong == "unseeded":
+            self._np_random = np.random.default_rng()
+        self._x, self._t, self._shown = float(self.np_random.normal()), 0, None
+        return self._obs(), {}
+
+    def step(self, action):
+        self._since_start += 1
+        self._x += float(action - 1) + 0.1 * self.np_random.normal()
+        self._t += 1
+        if self.wrong == "left over":
+            self._x += 1e-9 * self._since_start
+        if self.wrong == "outside" and self._t == 5:
+            self._x = 1000.0
+        if self.wrong == "raises" and self._t == 9:
+            raise RuntimeError("the joint exploded")
+        return self._obs(), self._x, self._t >= (10**9 if self.wrong == "endless" else 30), False, {}
+
+    def _obs(self):
+        return np.array([self._x, self._t])
+
+    def state_dict(self):
+        state = {"x": self._x, "t": self._t, "rng": self.np_random.bit_generator.state}
+        return {key: value for key, value in state.items() if f"forgets {key}" != self.wrong}
+
+    def load_state_dict(self, state):
+        self._x = state.get("x", self._x)
+        self._t = state.get("t", self._t)
+        if "rng" in state:
+            self.np_random.bit_generator.state = state["rng"]
+
+
+@pytest.fixture
+def serve():
+    sims = []
+
+    def start(wrong="", **options):
+        url = free_url()
+        sims.append(Sim(partial(Walk, wrong), url, **options))
+        return url
+
+    yield start
+    for sim in sims:
+        sim.end()
+
+
+def results(url):
+    return {result.name: result for result in check_env(url, steps=200)}
+
+
+def test_a_good_simulator_passes_every_check(serve):
+    found = results(serve())
+    assert list(found) == CHECKS
+    assert {result.status for result in found.values()} == {"pass"}, found
+    assert found["speed"].facts["level"] == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check", "status", "words"),
+    [
+        ("unseeded", "determinism", "fail", "with the same seed and actions, step 0"),
+        ("left over", "determinism", "fail", "left over from before"),
+        ("outside", "observations", "fail", "outside its space"),
+        ("raises", "observations", "fail", "the joint exploded"),
+        ("endless", "observations", "warn", "may never end"),
+        ("forgets rng", "save and load", "fail", "differs in its"),
+        ("forgets x", "save and load", "fail", "differs in its"),
+        ("forgets t", "save and load", "fail", "differs in its"),
+    ],
+)
+def test_each_fault_is_found_by_its_check_and_named(serve, wrong, check, status, words):
+    found = results(serve(wrong))
+    assert found[check].status == status, found
+    assert words in found[check].detail
+
+
+def test_the_command_prints_a_list_writes_a_report_and_exits_by_the_verdict(serve, tmp_path, capfd):
+    report = tmp_path / "report.json"
+    assert main(["check-env", serve("forgets rng"), "--json", str(report), "--steps", "100"]) == 1
+    assert "fail  save and load" in capfd.readouterr().out
+    read = json.loads(report.read_text())
+    assert read["passed"] is False
+    assert [check["name"] for check in read["checks"]] == CHECKS
+    assert read["facts"]["single_rows_per_s"] > 0
+    assert main(["check-env", serve(), "--steps", "100"]) == 0
+
+
+def test_nobody_there_is_said_in_words(capfd):
+    assert main(["check-env", "tcp://127.0.0.1:99999"]) == 2
+    assert "is not tcp://HOST:PORT" in capfd.readouterr().err
