@@ -5,7 +5,7 @@ COMMA := ,
 # Quiet unless it fails: what pip and setuptools say is of no use to anybody otherwise.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
-.PHONY: demo test check format bench bench-training bench-replay bench-exchange learning learning-sharing faults soak clean
+.PHONY: demo test check format bench bench-training bench-replay bench-exchange learning learning-sharing faults fuzz soak clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -47,6 +47,10 @@ learning-sharing: .venv/test
 # Kills actors, learners, inference servers, replay shards and Ray nodes in the middle of runs.
 faults: .venv/test
 	$(BIN)/python -m pytest tests/faults tests/contract -m faults
+
+# A million random and mutated messages into every decoder of the link.
+fuzz: .venv/test
+	CORRAL_FUZZ=1000000 $(BIN)/python -m pytest tests/link/test_fuzz.py --timeout 7200
 
 # Half an hour of training in each topology; fails when memory grows by more than 1 MB per minute.
 soak: .venv/test

@@ -113,8 +113,8 @@ class Experiment:
     algo: str
     """Name of the algorithm."""
     env: str
-    """Gymnasium id, `module:Class`, URL of external simulators, or `<name>` of a callable that only the process that made it
-    can find."""
+    """Gymnasium id, `module:Class`, URL of external simulators, or `<name>` of a callable that only the process that
+    made it can find."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment; of an Atari id: options of the Atari suite."""
     preset: str = "none"

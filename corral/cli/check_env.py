@@ -72,7 +72,6 @@ class CheckEnv:
         console.print(_verdict(self.env, statuses, stopped=seen[-1].name in FOUNDATIONS))
         return int("fail" in statuses)
 
-
     def _write(self, path: Path, seen: Sequence[CheckResult]) -> None:
         facts = dict(seen[-1].facts)
         checks = [{"name": r.name, "status": r.status, "detail": r.detail} for r in seen]

@@ -1,8 +1,8 @@
 """States that environments declare: what they say of themselves, by functions of their own.
 
-`state_dict()` and `load_state_dict(state)` are about the whole state; `get_key_state()` and `set_key_state(state)` about
-what its author thinks enough to go on from. The outermost wrapper that has them is asked, or the environment inside where
-nothing but Gymnasium's time limit and checks is around it.
+`state_dict()` and `load_state_dict(state)` are about the whole state; `get_key_state()` and `set_key_state(state)`
+about what its author thinks enough to go on from. The outermost wrapper that has them is asked, or the environment
+inside where nothing but Gymnasium's time limit and checks is around it.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def external_vec_env(
     role: str,
     env_kwargs: Mapping[str, Any] | None,
 ) -> LinkVecEnv:
-    """A VecEnv over the simulators at these URLs; `simulators` of them are waited for, by default one or all dialled."""
+    """A VecEnv over the simulators at these URLs; so many of them are waited for, by default one or all dialled."""
     urls = env.split(",") if isinstance(env, str) else list(env)
     addresses = tuple(parse_url(url) for url in urls)
     options = _read_options(env_kwargs or {})

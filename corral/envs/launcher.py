@@ -142,8 +142,8 @@ class Launcher:
             self._failed_starts += 1
             if self._failed_starts >= _MOST_FAILED_STARTS:
                 raise EnvFailed(
-                    f"The simulator {shlex.join(self._argv)} ended {self._failed_starts} times before it had said what it is, "
-                    f"the last time with {how}; run it by hand to see why."
+                    f"The simulator {shlex.join(self._argv)} ended {self._failed_starts} times before it had said what "
+                    f"it is, the last time with {how}; run it by hand to see why."
                 )
         self._plan(now, young=now - process.started < _YOUNG_S)
 

@@ -60,7 +60,7 @@ class _Answer:
         over = (flags & (clp.TERMINATED | clp.TRUNCATED)) != 0
         if np.any(over & ((flags & (clp.FIRST | clp.FAULTY)) == 0)) or np.any(~over & ((flags & clp.FIRST) != 0)):
             raise BadMessage("episodes that ended without another, or the other way round")
-        count = np.count_nonzero(self.ended)
+        count = int(np.count_nonzero(self.ended))
         if bool(count) != (len(payload) == 3):
             raise BadMessage(f"{count} ended episodes and {len(payload)} frames")
         if count:
@@ -460,8 +460,8 @@ class LinkVecEnv(VecEnv):
         room = sum(session.simulator.hello.slots for session in self._fleet.sessions.values())
         if room < self.num_envs and not self._elastic:
             raise UserError(
-                f"{', '.join(self.urls)} runs at most {room} environments, and {self.num_envs} are wanted: start it with "
-                f"--envs {self.num_envs}, or set num_envs={room}."
+                f"{', '.join(self.urls)} runs at most {room} environments, and {self.num_envs} are wanted: start it "
+                f"with --envs {self.num_envs}, or set num_envs={room}."
             )
 
     def _check_homeless(self) -> None:

@@ -41,7 +41,7 @@ class Share:
 
 
 class Seating:
-    """Seats of `num_envs` environments. A fleet may seat those of several VecEnvs: sessions know which slots are free."""
+    """Seats of `num_envs` environments. A fleet may seat those of several VecEnvs; sessions know what is free."""
 
     def __init__(self, num_envs: int):
         self._session_of = np.full(num_envs, _UNSEATED, np.int64)

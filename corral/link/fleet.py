@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-
 from corral.errors import UserError
 from corral.link import protocol as clp
 from corral.link.binding import Binding, Event, Wire
@@ -19,6 +18,7 @@ from corral.link.limits import choose_limits
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.proofs import LEARNER, SIMULATOR, is_proven, new_nonce, prove
 from corral.link.session import Left, Session, Simulator
+from corral.link.sparing import SparingLog
 from corral.types import EnvSpec
 
 log = logging.getLogger("corral.link")
@@ -81,6 +81,7 @@ class Fleet:
         self._numbers = int.from_bytes(new_nonce()[:3], "little")
         self._last_check = time.monotonic()
         self._fatal: str | None = None
+        self._strangers = SparingLog(log)
 
     def poll(self, timeout_s: float) -> None:
         """Wait for messages and act on them; UserError when a simulator that was dialled cannot be used."""
@@ -164,7 +165,7 @@ class Fleet:
         for wire, greeting in list(self._greetings.items()):
             if now - greeting.since > _GREETING_S:
                 del self._greetings[wire]
-                log.warning("%s did not say what it is within %g s; closed.", wire.peer, _GREETING_S)
+                self._strangers.warning(f"{wire.peer} did not say what it is within {_GREETING_S:g} s; closed.")
                 wire.close()
 
     # -- handshake -----------------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ class Fleet:
         if not is_proven(self._token, ready.proof, SIMULATOR, hello.nonce, greeting.nonce):
             raise Refused(
                 clp.Status.E_AUTH,
-                f"{hello.env} at {wire.peer} did not prove that it knows the token; start it with the same --token-file",
+                f"{hello.env} at {wire.peer} did not prove that it knows the token; give it the same --token-file",
             )
         self._require_same(wire, hello, simulator.spec)  # another may have been first meanwhile
         del self._greetings[wire]
@@ -294,7 +295,7 @@ class Fleet:
         if wire.dialled and status in _FATAL:
             self._fatal = text
         else:
-            log.warning("%s", text)
+            self._strangers.warning(text)
 
     def _send_error(self, wire: Wire, status: clp.Status, text: str, session: Session | None) -> None:
         number, layout = (session.number, session.simulator.layout) if session else (0, 0)

@@ -1,8 +1,8 @@
 """The binding `grpc://`: the bytes of `tcp://`, each message one of the stream `/corral.Link/Attach`.
 
 Threads of gRPC's own read and write. What they read crosses to `poll` through one queue with room for a few messages of
-each peer; who sends more is held up by HTTP/2's flow control. What they are to write waits in a queue of each wire, and who
-lets that grow full is lost.
+each peer; who sends more is held up by HTTP/2's flow control. What they are to write waits in a queue of each wire, and
+who lets that grow full is lost.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ class _Inbox:
         assert isinstance(wire, GrpcWire)
         with self._room:
             while (
-                size and wire.unread and not self._closed and not wire.closed
+                size and wire.unread and not self._closed and wire.broken is None
                 and (wire.unread >= _MOST_UNREAD or wire.unread_bytes + size > _MOST_UNREAD_BYTES)
             ):  # fmt: skip
                 self._room.wait()
-            if self._closed or wire.closed:
+            if self._closed or wire.broken is not None:
                 return False
             if size:
                 wire.unread += 1
@@ -273,8 +273,8 @@ class GrpcBinding(Binding):
         for dialled in self._dialled:
             dialled.channel.close()
         if self._server is not None:
-            for context_end in list(self._calls):
-                context_end.close()
+            for wire in list(self._calls):
+                wire.close()
             self._server.stop(_CLOSE_S).wait(2 * _CLOSE_S)
 
     @staticmethod
@@ -288,9 +288,7 @@ class GrpcBinding(Binding):
         self._calls: set[GrpcWire] = set()
         self._server = self._grpc.server(_Threads(), options=OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
         handler = self._grpc.stream_stream_rpc_method_handler(self._serve)
-        self._server.add_generic_rpc_handlers(
-            (self._grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
-        )
+        self._server.add_generic_rpc_handlers((self._grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         host = f"[{address.host}]" if ":" in address.host else address.bind_host
         try:
             port = int(self._server.add_insecure_port(f"{host}:{address.port}"))
@@ -311,13 +309,12 @@ class GrpcBinding(Binding):
         self._calls.add(wire)
         try:
             if context.add_callback(wire.stop_writing) and self._inbox.put(Event(wire)):
-                context.send_initial_metadata(ANSWER)
                 threading.Thread(target=wire.read, args=(requests,), daemon=True).start()
+                context.send_initial_metadata(ANSWER)
                 yield from wire.outgoing()
         finally:
             self._calls.discard(wire)
             wire.over.set()
-            wire.end("the connection is lost")
 
 
 class _Dialled:
@@ -357,7 +354,10 @@ class _Dialled:
         with contextlib.suppress(Exception):  # whatever ends the call is said again when it is read
             if set(ANSWER) <= {tuple(pair) for pair in call.initial_metadata() or ()}:
                 self._inbox.put(Event(wire))
-        wire.read(call)
+                wire.read(call)
+            for _ in call:  # to its end, by which the other side says that it has got all
+                pass
+        wire.end("nobody of the link is there")
         wire.over.set()
 
 

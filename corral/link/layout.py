@@ -108,7 +108,7 @@ def read_space(data: Any, what: str) -> Layout:
     _require_shallow(data, what, _MOST_DEPTH)
     try:
         layout = Layout.from_json(data)
-    except (UserError, KeyError, TypeError, ValueError, AssertionError, OverflowError, MemoryError) as error:
+    except (UserError, KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError) as error:
         raise BadMessage(f"{what} space {str(data)[:200]} that cannot be built ({error!r})") from error
     if not 1 <= len(layout.leaves) <= _MOST_LEAVES:
         raise BadMessage(f"{what} space of {len(layout.leaves)} leaves, expected 1 to {_MOST_LEAVES}")

@@ -114,7 +114,7 @@ class States:
         return children, self._rows(clp.Op.EXPAND, payload, len(parents))
 
     def rollout(self, parents: Array, actions: Tree, steps: int) -> tuple[Array, Array, Rows]:
-        """Step from states with `steps` actions each (`[B * steps, ...]`); rewards [B, steps], lengths [B], last rows."""
+        """Step from states, `steps` actions each ([B * steps, ...]); rewards [B, steps], lengths [B], last rows."""
         if not 1 <= steps <= _MOST_STEPS:
             raise UserError(f"A rollout has 1 to {_MOST_STEPS} steps, got {steps}.")
         batch = len(parents)
@@ -162,7 +162,8 @@ class States:
         simulator = self.session.simulator
         try:
             table = simulator.rows.read(payload[0], batch)
-            leaves = [leaf.copy() for leaf in simulator.observation.read(payload[1], batch)] if len(payload) > 1 else None
+            views = simulator.observation.read(payload[1], batch) if len(payload) > 1 else None
+            leaves = None if views is None else [leaf.copy() for leaf in views]
         except (BadMessage, IndexError) as error:
             raise EnvFailed(f"{self.session.name} answered with {error}.") from error
         players = simulator.hello.players

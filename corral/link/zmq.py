@@ -69,7 +69,8 @@ class _Line:
         self.address = address
         self.socket: Any = context.socket(kind)
         for option, value in (
-            (zmq.SNDHWM, _HIGH_WATER), (zmq.RCVHWM, _HIGH_WATER), (zmq.MAXMSGSIZE, _MOST_FRAME), (zmq.LINGER, _LINGER_MS),
+            (zmq.SNDHWM, _HIGH_WATER), (zmq.RCVHWM, _HIGH_WATER), (zmq.MAXMSGSIZE, _MOST_FRAME),
+            (zmq.LINGER, _LINGER_MS),
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _DEAD_MS), (zmq.HEARTBEAT_TTL, _DEAD_MS),
             (zmq.RECONNECT_IVL, 100), (zmq.RECONNECT_IVL_MAX, 2_000), (zmq.IPV6, int(":" in address.host)),
         ):  # fmt: skip
@@ -118,7 +119,7 @@ class ZmqBinding(Binding):
         for wire in wires:
             wire.flush()
         wait = 0.0 if events else 0.02 if any(wire.waits for wire in wires) else timeout_s
-        ready = dict(self._poller.poll(wait * 1000))
+        ready = dict(self._poller.poll(round(wait * 1000)))
         for line in [] if not ready else [*self._calls, *([self._router] if self._router else [])]:
             self._read(line, events)  # what was said before a connection was lost comes first
             if line.monitor in ready:

@@ -181,9 +181,7 @@ class Hosted:
         out, leaves = self._obs.make(batch)
         words = {}
         for row in range(batch):
-            mine = [
-                self.spec.action.unflatten([leaf[row * steps + k] for leaf in actions]) for k in range(steps)
-            ]
+            mine = [self.spec.action.unflatten([leaf[row * steps + k] for leaf in actions]) for k in range(steps)]
             last, got = self.states.rollout(int(parents[row]), mine)
             rewards[row, : len(got)], lengths[row] = got, len(got)
             _put(table, leaves, row, last)

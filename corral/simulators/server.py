@@ -18,6 +18,7 @@ from corral.link.control import OURS, Hello, Knock, Ready, Welcome, from_meta, t
 from corral.link.layout import layout_hash
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.proofs import LEARNER, SIMULATOR, is_proven, new_nonce, prove
+from corral.link.sparing import SparingLog
 from corral.simulators.hosted import BadRequest, Hosted, Reply, most_slots
 from corral.simulators.keeping import choose_keeping
 from corral.simulators.states import States
@@ -68,6 +69,7 @@ class Server:
         self._by_wire: dict[Wire, _Session] = {}
         self._greetings: dict[Wire, _Greeting] = {}
         self._over = False
+        self._strangers = SparingLog(log)
         self.last_learner = time.monotonic()
 
     def run(self, patience_s: float = 0.0) -> int:
@@ -145,7 +147,7 @@ class Server:
                 clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH
             ):  # fmt: skip
                 raise UserError(text)
-            log.warning("%s", text)
+            self._strangers.warning(text)
         elif message.op == clp.Op.CLOSE:
             self._closed(wire, message)
         else:
@@ -201,7 +203,7 @@ class Server:
         wire.send(Message(clp.Op.READY, meta=to_meta(Ready(proof))).frames())
 
     def _refuse(self, wire: Wire, status: clp.Status, text: str) -> None:
-        log.warning("%s: %s; closed.", wire.peer, text)
+        self._strangers.warning(f"{wire.peer}: {text}; closed.")
         wire.send(Message(clp.Op.ERROR, clp.NO_REPLY, status, meta={"text": text}).frames())
         self._greetings.pop(wire, None)
         session = self._by_wire.pop(wire, None)

@@ -28,7 +28,9 @@ SESSION = 0x01020304
 
 CART = Layout(gs.Box(-4.8, 4.8, (4,), np.float32)), Layout(gs.Discrete(2))
 HYBRID = (
-    Layout(gs.Dict([("pose", gs.Box(-np.inf, np.inf, (3,), np.float32)), ("cam", gs.Box(0, 255, (2, 2, 3), np.uint8))])),
+    Layout(
+        gs.Dict([("pose", gs.Box(-np.inf, np.inf, (3,), np.float32)), ("cam", gs.Box(0, 255, (2, 2, 3), np.uint8))])
+    ),
     Layout(
         gs.Dict(
             [
@@ -76,17 +78,25 @@ def rows(batch: int, layout: RowsLayout | None = None, **leaves: object) -> byte
 
 def group(layout: Layout, *leaves: np.ndarray) -> bytes:
     """A frame of observations or actions."""
-    return bytes(space_group(layout).write([np.asarray(a, leaf.dtype) for a, leaf in zip(leaves, layout.leaves)], len(leaves[0])))
+    return bytes(
+        space_group(layout).write(
+            [np.asarray(a, leaf.dtype) for a, leaf in zip(leaves, layout.leaves, strict=True)], len(leaves[0])
+        )
+    )
 
 
 def messages() -> dict[str, tuple[str, Message]]:
     """All golden messages by name, with a word about each."""
     cart, hybrid = layout_hash(*CART), layout_hash(*HYBRID)
 
-    def ask(op: clp.Op, batch: int, payload: list[bytes], flags: int = 0, layout: int = cart, **more: object) -> Message:
+    def ask(
+        op: clp.Op, batch: int, payload: list[bytes], flags: int = 0, layout: int = cart, **more: object
+    ) -> Message:
         return Message(op, flags, 0, 7, SESSION, layout, batch, 30_000, payload=payload, **more)  # type: ignore[arg-type]
 
-    def reply(op: clp.Op, batch: int, payload: list[bytes], flags: int = 0, layout: int = cart, **more: object) -> Message:
+    def reply(
+        op: clp.Op, batch: int, payload: list[bytes], flags: int = 0, layout: int = cart, **more: object
+    ) -> Message:
         return Message(op, clp.REPLY | flags, 0, 7, SESSION, layout, batch, 123, payload=payload, **more)  # type: ignore[arg-type]
 
     obs = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -95,14 +105,21 @@ def messages() -> dict[str, tuple[str, Message]]:
         Budget(1 << 30, 1_000_000),
     )  # fmt: skip
     hybrid_actions = group(
-        HYBRID[1], np.array([-2, 2]), np.array([[0.5, -1], [1, 0.25]]), np.array([[2, 3], [0, 1]]), np.array([[1, 0, 1], [0, 1, 1]])
+        HYBRID[1],
+        np.array([-2, 2]),
+        np.array([[0.5, -1], [1, 0.25]]),
+        np.array([[2, 3], [0, 1]]),
+        np.array([[1, 0, 1], [0, 1, 1]]),
     )
     pixels = np.arange(24).reshape(2, 2, 2, 3)
     two = RowsLayout(players=2)
     return {
         "knock": ("a learner that dialled", Message(clp.Op.KNOCK, meta=to_meta(Knock()))),
         "hello_cart": ("one leaf each", Message(clp.Op.HELLO, meta=hello(CART, "CartPole"))),
-        "hello_hybrid": ("dicts, infinite bounds, bounds per element", Message(clp.Op.HELLO, meta=hello(HYBRID, "Hybrid"))),
+        "hello_hybrid": (
+            "dicts, infinite bounds, bounds per element",
+            Message(clp.Op.HELLO, meta=hello(HYBRID, "Hybrid")),
+        ),
         "welcome": ("with the proof of the token", Message(clp.Op.WELCOME, meta=to_meta(welcome))),
         "ready": (
             "with the proof of the token",
@@ -118,8 +135,13 @@ def messages() -> dict[str, tuple[str, Message]]:
         "step_reply_final": (
             "row 1 terminated and started again, row 2 failed and waits",
             reply(
-                clp.Op.STEP, 3,
-                [rows(3, reward=[1, 1, 0], flags=[0, 1 | 8, 2 | 4], status=[0, 0, 7]), group(CART[0], obs), group(CART[0], obs[1:2] + 100)],
+                clp.Op.STEP,
+                3,
+                [
+                    rows(3, reward=[1, 1, 0], flags=[0, 1 | 8, 2 | 4], status=[0, 0, 7]),
+                    group(CART[0], obs),
+                    group(CART[0], obs[1:2] + 100),
+                ],
                 meta={"rows": {"2": "it broke"}},
             ),
         ),
@@ -133,14 +155,25 @@ def messages() -> dict[str, tuple[str, Message]]:
         ),
         "step_two_players_reply": (
             "two rewards per row, and who moves next",
-            reply(clp.Op.STEP, 2, [rows(2, two, reward=[[1, -1], [0, 0]], flags=[1, 0], to_play=[0, 1]), group(CART[0], obs[:2])]),
+            reply(
+                clp.Op.STEP,
+                2,
+                [rows(2, two, reward=[[1, -1], [0, 0]], flags=[1, 0], to_play=[0, 1]), group(CART[0], obs[:2])],
+            ),
         ),
         "step_raw_reply": (
             "with the game's own reward",
-            reply(clp.Op.STEP, 1, [rows(1, RowsLayout(raw_reward=True), reward=[1], raw_reward=[5]), group(CART[0], obs[:1])]),
+            reply(
+                clp.Op.STEP,
+                1,
+                [rows(1, RowsLayout(raw_reward=True), reward=[1], raw_reward=[5]), group(CART[0], obs[:1])],
+            ),
         ),
         "save": ("two slots", ask(clp.Op.SAVE, 2, [u4(0, 1), u8(1 << 40 | 1, 1 << 40 | 2)])),
-        "save_reply": ("one did not fit", reply(clp.Op.SAVE, 2, [rows(2, status=[0, 6])], meta={"rows": {"1": "full"}})),
+        "save_reply": (
+            "one did not fit",
+            reply(clp.Op.SAVE, 2, [rows(2, status=[0, 6])], meta={"rows": {"1": "full"}}),
+        ),
         "load": ("and show it", ask(clp.Op.LOAD, 1, [u4(4), u8(1 << 40 | 1)], clp.WANT_OBS)),
         "expand": (
             "two children of one parent, one of them not kept",
@@ -154,20 +187,39 @@ def messages() -> dict[str, tuple[str, Message]]:
             "one parent, three steps",
             ask(clp.Op.ROLLOUT, 1, [u8(1 << 40 | 1), group(CART[1], np.array([0, 1, 0]))], meta={"steps": 3}),
         ),
-        "drop": ("two states", Message(clp.Op.DROP, clp.NO_REPLY, 0, 8, SESSION, cart, 2, payload=[u8(1 << 40 | 1, 1 << 40 | 2)])),
-        "drop_generation": ("all of generation 1", Message(clp.Op.DROP, clp.NO_REPLY, 0, 9, SESSION, cart, meta={"generation": 1})),
+        "drop": (
+            "two states",
+            Message(clp.Op.DROP, clp.NO_REPLY, 0, 8, SESSION, cart, 2, payload=[u8(1 << 40 | 1, 1 << 40 | 2)]),
+        ),
+        "drop_generation": (
+            "all of generation 1",
+            Message(clp.Op.DROP, clp.NO_REPLY, 0, 9, SESSION, cart, meta={"generation": 1}),
+        ),
         "export_reply": ("two states", reply(clp.Op.EXPORT, 2, [rows(2), u8(3, 2), b"abcde"])),
         "heartbeat": ("are you there", Message(clp.Op.HEARTBEAT, 0, 0, 10, SESSION, cart)),
         "refused": (
             "a request that cannot be carried out",
-            Message(clp.Op.STEP, clp.REPLY | clp.FAILED, clp.Status.E_BAD_REQUEST, 7, SESSION, cart, 3, 12, {"text": "STEP: slot 9, there are 4"}),
+            Message(
+                clp.Op.STEP,
+                clp.REPLY | clp.FAILED,
+                clp.Status.E_BAD_REQUEST,
+                7,
+                SESSION,
+                cart,
+                3,
+                12,
+                {"text": "STEP: slot 9, there are 4"},
+            ),
         ),
         "error": (
             "the end of a session",
             Message(clp.Op.ERROR, clp.NO_REPLY, clp.Status.E_AUTH, 0, 0, 0, 0, 0, {"text": "no proof"}),
         ),
-        "close": ("the run is over", Message(clp.Op.CLOSE, clp.NO_REPLY, 0, 11, SESSION, cart, meta={"reason": "the run is over", "over": True})),
-    }  # fmt: skip
+        "close": (
+            "the run is over",
+            Message(clp.Op.CLOSE, clp.NO_REPLY, 0, 11, SESSION, cart, meta={"reason": "the run is over", "over": True}),
+        ),
+    }
 
 
 def describe(message: Message) -> dict[str, object]:

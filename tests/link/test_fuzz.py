@@ -3,6 +3,8 @@
 A few thousand with the other tests; `make fuzz` sets CORRAL_FUZZ to a million.
 """
 
+import contextlib
+import logging
 import os
 import random
 import time
@@ -26,6 +28,14 @@ from corral.simulators.server import Server
 
 COUNT = int(os.environ.get("CORRAL_FUZZ", "5000"))
 VECTORS = [path.read_bytes() for path in sorted((Path(__file__).parents[2] / "sdk" / "vectors").glob("*.bin"))]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    """What is logged would be kept by pytest, and grow."""
+    monkeypatch.setattr(logging.getLogger("corral"), "disabled", True)
+    for name in ("link", "envs", "simulators"):
+        monkeypatch.setattr(logging.getLogger(f"corral.{name}"), "disabled", True)
 
 
 class Strange(Wire):
@@ -164,7 +174,26 @@ def test_meta_into_the_control_messages():
 
 def test_spaces_that_cannot_be():
     kinds = ("box", "discrete", "multi_discrete", "multi_binary", "dict", "tuple", "graph", None, 3)
-    odd = (-1, 0, 1, 3, 2**31, 2**63, 1e300, "inf", "x", None, [], [1], [2, 3], [-1], [2**40, 2**40], {}, "float32", "object")
+    odd = (
+        -1,
+        0,
+        1,
+        3,
+        2**31,
+        2**63,
+        1e300,
+        "inf",
+        "x",
+        None,
+        [],
+        [1],
+        [2, 3],
+        [-1],
+        [2**40, 2**40],
+        {},
+        "float32",
+        "object",
+    )
 
     def space(rng, depth=0):
         made = {"type": rng.choice(kinds)}
@@ -178,10 +207,8 @@ def test_spaces_that_cannot_be():
         return made
 
     def each(rng):
-        try:
+        with contextlib.suppress(BadMessage):
             read_space(space(rng), "observation")
-        except BadMessage:
-            pass
 
     in_time(COUNT // 4, each)
 
@@ -304,13 +331,9 @@ def test_anything_from_a_simulator_that_was_taken_on():
             batch = vec.recv(min_ready=1)
             vec.send(batch.env_ids, np.zeros(len(batch), np.int64))
 
-    import logging
-
-    logging.getLogger("corral").setLevel(logging.CRITICAL)
     try:
         in_time(max(100, COUNT // 5), each)
     finally:
-        logging.getLogger("corral").setLevel(logging.INFO)
         vec.close()
 
 

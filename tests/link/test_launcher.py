@@ -107,14 +107,17 @@ def _rss(process):
 
 
 def test_nothing_is_left_when_the_learner_is_killed():
+    options = {"sim": SERVE.format(env="corral.testing:CountingEnv"), "sims": 2}
     code = f"""
-import corral, os, time
-vec = corral.make_vec("tcp://127.0.0.1:0", 2, env_kwargs={{"sim": {SERVE.format(env="corral.testing:CountingEnv")!r}, "sims": 2}})
+import corral, time
+vec = corral.make_vec("tcp://127.0.0.1:0", 2, env_kwargs={options!r})
 vec.recv()
 print("up", flush=True)
 time.sleep(60)
 """
-    learner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    learner = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     assert learner.stdout.readline().strip() == "up"
     sims = [p for p in psutil.Process(learner.pid).children(recursive=True) if "corral.cli.main" in _command(p)]
     assert len(sims) == 2

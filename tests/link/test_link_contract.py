@@ -43,6 +43,14 @@ class TestZmqDialsTwoSimulators(_Link):
     scheme, bind = "zmq", True
 
 
+class TestGrpcDialledByTwoSimulators(_Link):
+    scheme = "grpc"
+
+
+class TestGrpcDialsOneSimulator(_Link):
+    scheme, bind, count = "grpc", True, 1
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_transitions_are_those_of_the_environment_in_process(count):
     with corral.make_vec("CartPole-v1", 6, "local", seed=3) as vec:

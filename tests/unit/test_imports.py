@@ -23,7 +23,9 @@ ALLOWED = {
     "connection": {"encoding"},
     "ops": _BASE,
     "nets": _BASE | {"ops"},
-    "envs": _BASE,
+    "link": _BASE,
+    "envs": _BASE | {"link"},
+    "simulators": _BASE | {"link", "envs"},
     "data": _BASE,
     "acting": _MODELS | {"envs"},
     "algos": _MODELS | {"acting"},
@@ -37,11 +39,11 @@ ALLOWED = {
     "runs": _MODELS
     | {"acting", "algos", "data", "envs", "experiment", "learn", "overrides", "presets", "runtimes", "topologies"},
     "training": {"errors", "envs", "experiment", "runs"},
-    "testing": _BASE | {"envs", "acting", "algos", "data"},
-    "bench": _MODELS | {"acting", "algos", "data", "envs", "experiment", "learn", "presets", "runs", "testing",
-                        "topologies", "training", "sharing"},
-    "cli": _BASE | {"acting", "algos", "bench", "envs", "experiment", "overrides", "presets", "runs", "testing",
-                    "training"},
+    "testing": _BASE | {"link", "envs", "acting", "algos", "data"},
+    "bench": _MODELS | {"acting", "algos", "data", "envs", "experiment", "learn", "link", "presets", "runs",
+                        "sharing", "simulators", "testing", "topologies", "training"},
+    "cli": _BASE | {"acting", "algos", "bench", "envs", "experiment", "link", "overrides", "presets", "runs",
+                    "simulators", "testing", "training"},
 }  # fmt: skip
 HEAVY = {
     "torch",
