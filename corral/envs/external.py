@@ -16,8 +16,10 @@ from corral.errors import UserError
 from corral.link.address import Address, parse_url
 from corral.link.binding import Binding
 from corral.link.fleet import Fleet
+from corral.link.json_values import described
 from corral.link.opening import open_for_learner
 from corral.link.proofs import read_token
+from corral.spaces import Layout
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,15 @@ class LinkOptions:
     """Replace a simulator that was started here after so many episodes; 0: never."""
     recycle_mb: int = 0
     """Replace one that takes more memory than this; 0: never."""
+    action: Layout | None = None
+    """Of zmq+json:// simulators, which have no handshake: a space, a description of one, or n for Discrete(n)."""
+    observation: Layout | None = None
+    """The same for observations; without it, float32 of the shape that comes first."""
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "str | None": (str, type(None)), "bool": (bool,), "float": (int, float), "int": (int,),
+    "Layout | None": (Layout, type(None)),
 }  # fmt: skip
 
 
@@ -92,15 +99,22 @@ class _Opened:
 
 def _open(addresses: tuple[Address, ...], token: bytes | None, options: LinkOptions) -> tuple[Binding, bool]:
     launch = options.sim is not None
+    told = {what: getattr(options, what) for what in ("action", "observation") if getattr(options, what) is not None}
+    if addresses[0].scheme != "zmq+json" and told:
+        raise UserError(f"env_kwargs {min(told)!r} is for zmq+json:// alone: other simulators describe their spaces.")
+    if addresses[0].scheme == "zmq+json" and token is not None:
+        raise UserError(
+            "Simulators of zmq+json:// cannot prove a token: use zmq://, or insecure=true instead of token_file."
+        )
     if launch and len(addresses) > 1:
         raise UserError("Simulators that are started here dial one address; give one URL with --sim.")
     try:
-        return open_for_learner(addresses, token, insecure=options.insecure, must_listen=launch)
+        return open_for_learner(addresses, token, insecure=options.insecure, must_listen=launch, **told)
     except UserError as error:
         if not launch or addresses[0].port == 0 or "Cannot listen" not in str(error):
             raise
         # Another actor of this run has that port; simulators are told where to dial, so any other will do.
-        return open_for_learner([addresses[0].at(0)], token, insecure=options.insecure, must_listen=True)
+        return open_for_learner([addresses[0].at(0)], token, insecure=options.insecure, must_listen=True, **told)
 
 
 class _Shared:
@@ -159,6 +173,7 @@ def _read_options(kwargs: Mapping[str, Any]) -> LinkOptions:
     known = {field.name for field in dataclasses.fields(LinkOptions)}
     if odd := [key for key in kwargs if key not in known]:
         raise UserError(f"env_kwargs {odd[0]!r} is not an option of external simulators: {', '.join(sorted(known))}.")
+    kwargs = {k: described(v, k) if k in ("action", "observation") and v is not None else v for k, v in kwargs.items()}
     for field in dataclasses.fields(LinkOptions):
         value, expected = kwargs.get(field.name, field.default), _KINDS[str(field.type)]
         if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):

@@ -270,8 +270,12 @@ class GrpcBinding(Binding):
         until = time.monotonic() + _CLOSE_S
         for wire in [*(wire for wire in calls if wire.met), *(wire for _, wire in self._leaving if wire.dialled)]:
             wire.over.wait(max(0.0, until - time.monotonic()))
-        for dialled in self._dialled:
-            dialled.channel.close()
+        # A channel waits for what a peer that has stopped was sent, until pings are not answered: without us.
+        closers = [threading.Thread(target=dialled.channel.close, daemon=True) for dialled in self._dialled]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join(max(0.0, until + _CLOSE_S - time.monotonic()))
         if self._server is not None:
             for wire in list(self._calls):
                 wire.close()

@@ -20,7 +20,7 @@ from zmq.utils.monitor import parse_monitor_message
 from corral.errors import UserError
 from corral.link.address import Address
 from corral.link.binding import Binding, Event
-from corral.link.json_peer import OVER, JsonPeer
+from corral.link.json_peer import MOST_TEXT, OVER, JsonPeer
 from corral.link.json_values import Mistake, Said, most_bytes, read_said, spaces_of
 from corral.spaces import Layout
 
@@ -139,11 +139,12 @@ class JsonBinding(Binding):
             try:
                 self._take(identity, peer, frames[1:])
             except Mistake as mistake:
+                text = " ".join(str(mistake).split())[:MOST_TEXT]
                 if peer is not None:
-                    peer.fail(str(mistake))
+                    peer.fail(text)
                 else:
-                    log.warning("a JSON simulator was refused: %s.", mistake)
-                    self._answer(identity, {"error": str(mistake)[:500]})
+                    log.warning("a JSON simulator was refused: %s.", text)
+                    self._answer(identity, {"error": text})
 
     def _take(self, identity: bytes, peer: JsonPeer | None, frames: Sequence[Any]) -> None:
         if self._over:

@@ -37,7 +37,7 @@ NAME = "a JSON simulator"
 OVER = {"action": None, "terminate": True}
 _ROWS = RowsLayout(players=1, raw_reward=True).group()
 _REWARD, _RAW, _FLAGS, _STATUS = range(4)
-_MOST_TEXT = 500
+MOST_TEXT = 500  # characters of an error
 
 
 class _Row(NamedTuple):
@@ -54,7 +54,7 @@ class JsonPeer(Wire):
     """A client that has sent its first `reset`."""
 
     def __init__(self, identity: bytes, env_id: str | int | float, peer: str, spaces: tuple[Layout, Layout], most: int):
-        self.identity, self.env_id, self.peer = identity, env_id, f"{peer} (env_id {env_id})"
+        self.identity, self.env_id, self.peer = identity, env_id, f"{peer} (env_id {env_id!r})"
         self.descriptor: int | None = None
         """Of its connection, by which the loss of it is told."""
         self.json_bytes = most_bytes(spaces[0], most)
@@ -108,7 +108,6 @@ class JsonPeer(Wire):
 
     def fail(self, text: str) -> None:
         """The client made a mistake: tell both sides, and end."""
-        text = text[:_MOST_TEXT]
         self._reply_to_client({"error": text})
         self._end(Message(clp.Op.ERROR, clp.NO_REPLY, clp.Status.E_PROTOCOL, meta={"text": text}), text)
 
@@ -172,7 +171,7 @@ class JsonPeer(Wire):
         """The learner lets this client go, for the reason that it gave before."""
         if self.lost is None:
             if self.waits:
-                self._reply_to_client({"error": self._farewell[:_MOST_TEXT]})
+                self._reply_to_client({"error": self._farewell[:MOST_TEXT]})
             self._lose("closed here")
 
     def _welcomed(self, welcome: Welcome) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from corral.errors import UserError
 from corral.link.address import Address, is_here, require_safe, somebody_listens
@@ -20,17 +21,22 @@ _MODULES = {
 }
 
 
-def open_binding(scheme: str, *, listen: Address | None = None, dial: Sequence[Address] = ()) -> Binding:
-    """Listen at one address or dial several."""
+def open_binding(scheme: str, *, listen: Address | None = None, dial: Sequence[Address] = (), **told: Any) -> Binding:
+    """Listen at one address or dial several; `told` is what the learner knows of the spaces, for zmq+json alone."""
     if scheme == "tcp":
         return TcpBinding(listen=listen, dial=dial)
     module, name = _MODULES[scheme]
-    binding: Binding = getattr(importlib.import_module(module), name)(listen=listen, dial=dial)
+    binding: Binding = getattr(importlib.import_module(module), name)(listen=listen, dial=dial, **told)
     return binding
 
 
 def open_for_learner(
-    addresses: Sequence[Address], token: bytes | None, *, insecure: bool = False, must_listen: bool = False
+    addresses: Sequence[Address],
+    token: bytes | None,
+    *,
+    insecure: bool = False,
+    must_listen: bool = False,
+    **told: Any,
 ) -> tuple[Binding, bool]:
     """Dial where simulators listen, else listen; and whether more simulators may come than are dialled."""
     schemes = {address.scheme for address in addresses}
@@ -44,9 +50,9 @@ def open_for_learner(
     if not listens:
         if odd := [address.url for address in addresses if address.only_to_listen]:
             raise UserError(f"{odd[0]} cannot be dialled: among several addresses each needs a host and a port.")
-        return open_binding(scheme, dial=addresses), False
+        return open_binding(scheme, dial=addresses, **told), False
     require_safe(first, token, insecure)
-    binding = open_binding(scheme, listen=first)
+    binding = open_binding(scheme, listen=first, **told)
     log.info("listening for simulators at %s.", ", ".join(binding.urls))
     return binding, True
 

@@ -58,7 +58,8 @@ const char* find(const char* json, const char* key) {
 }
 
 int main(int argc, char** argv) {
-    const char* url = argc > 1 ? argv[1] : "tcp://127.0.0.1:5555";
+    std::string url = argc > 1 ? argv[1] : "tcp://127.0.0.1:5555";
+    if (url.rfind("zmq+json://", 0) == 0) url.replace(0, 8, "tcp");
     const std::string env_id = argc > 2 ? argv[2] : "cartpole-" + std::to_string(getpid());
     const int episodes = argc > 3 ? std::atoi(argv[3]) : 0;  // then leave; 0: stay until the run is over
     const int patience_ms = 600000, linger_ms = 0;           // a learner that is gone does not answer
@@ -66,21 +67,21 @@ int main(int argc, char** argv) {
     void* socket = zmq_socket(context, ZMQ_REQ);
     zmq_setsockopt(socket, ZMQ_RCVTIMEO, &patience_ms, sizeof patience_ms);
     zmq_setsockopt(socket, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
-    if (zmq_connect(socket, url) != 0) return std::fprintf(stderr, "cannot dial %s\n", url), 1;
+    if (zmq_connect(socket, url.c_str()) != 0) return std::fprintf(stderr, "cannot dial %s\n", url.c_str()), 1;
 
     CartPole env;
     env.random.seed(std::random_device{}());
     env.reset();
-    const char *command = "reset", *more = ",\"seeded\":true,\"action_space\":2";
+    const char *command = "reset", *instance = std::getenv("CORRAL_INSTANCE");  // set by a learner that starts this
     char message[1024], answer[1024];
     for (int ended = 0, code = 0;;) {
         int size = std::snprintf(
             message, sizeof message,
             "{\"command\":\"%s\",\"env_id\":\"%s\",\"obs\":[%.9g,%.9g,%.9g,%.9g],\"reward\":1.0,\"terminated\":%s,"
-            "\"truncated\":%s%s}",
+            "\"truncated\":%s,\"seeded\":true,\"action_space\":2,\"instance\":\"%s\"}",
             command, env_id.c_str(), env.x[0], env.x[1], env.x[2], env.x[3], env.fallen() ? "true" : "false",
-            env.late() ? "true" : "false", more);
-        if (zmq_send(socket, message, size, 0) < 0) code = 1;
+            env.late() ? "true" : "false", instance ? instance : "");
+        if (size >= int(sizeof message) || zmq_send(socket, message, size, 0) < 0) code = 1;
         if ((size = zmq_recv(socket, answer, sizeof answer - 1, 0)) < 0) code = 1;
         answer[size < 0 ? 0 : size < 1023 ? size : 1023] = 0;
         if (find(answer, "error")) code = std::fprintf(stderr, "%s\n", answer) > 0;

@@ -11,9 +11,10 @@ import sys
 import gymnasium
 import zmq
 
-URL = sys.argv[1] if len(sys.argv) > 1 else "tcp://127.0.0.1:5555"
+URL = (sys.argv[1] if len(sys.argv) > 1 else "tcp://127.0.0.1:5555").replace("zmq+json://", "tcp://")
 ENV_ID = sys.argv[2] if len(sys.argv) > 2 else f"cartpole-{os.getpid()}"
 EPISODES = int(sys.argv[3]) if len(sys.argv) > 3 else 0  # then leave; 0: stay until the run is over
+INSTANCE = os.environ.get("CORRAL_INSTANCE", "")  # tells a learner that has started this process which one it is
 PATIENCE_MS = 600_000  # a learner that is gone does not answer
 
 
@@ -26,7 +27,8 @@ def main() -> None:
     env = gymnasium.make("CartPole-v1")
 
     def first(seed: int | None = None) -> dict:
-        return {"command": "reset", "obs": env.reset(seed=seed)[0].tolist(), "seeded": True, "action_space": 2}
+        about = {"seeded": True, "action_space": 2, "instance": INSTANCE}
+        return {"command": "reset", "obs": env.reset(seed=seed)[0].tolist(), **about}
 
     message, ended = first(), 0
     while True:
