@@ -46,7 +46,7 @@ learning-sharing: .venv/test
 
 # Kills actors, learners, inference servers, replay shards and Ray nodes in the middle of runs.
 faults: .venv/test
-	$(BIN)/python -m pytest tests/faults tests/contract -m faults
+	$(BIN)/python -m pytest tests/faults tests/contract tests/unit -m faults
 
 # A million random and mutated messages into every decoder of the link.
 fuzz: .venv/test

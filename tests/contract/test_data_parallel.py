@@ -157,6 +157,7 @@ def test_a_killed_worker_is_left_out_and_comes_back(name):
     assert time.monotonic() - began < 55  # without anybody's patience being used up
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "name", ["server async", *(pytest.param(n, marks=LATER) for n in ("server sync, shards", "server lag"))]
 )

@@ -236,6 +236,7 @@ def test_several_learners_are_one_with_the_whole_batch(algo, settings):
     torch.testing.assert_close(one.learner.flat.weights, two.learner.flat.weights, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.faults
 def test_a_killed_learner_beside_the_first_comes_back_and_joins_again():
     notes, killed = [], []
     topology = make(

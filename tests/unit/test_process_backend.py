@@ -29,13 +29,14 @@ def gone(pids, within_s=5.0):
     return True
 
 
-def test_killing_one_of_eight_again_and_again_costs_the_others_no_transition():
-    """SIGKILL 1 of 8 environments every 200 steps over 20,000 steps, now idle, now in the middle of a step."""
+@pytest.mark.parametrize("total", [2_000, pytest.param(20_000, marks=pytest.mark.faults)])
+def test_killing_one_of_eight_again_and_again_costs_the_others_no_transition(total):
+    """SIGKILL 1 of 8 environments every 200 steps, now idle, now in the middle of a step."""
     kills = faulty = steps = 0
     life = np.zeros(8)
     with corral.make_vec(partial(CountingEnv, 50), 8, "process", workers=8) as vec:
         act, batch = random_actions(vec), vec.recv()
-        while steps < 20_000:
+        while steps < total:
             victim = kills % 8 if steps // 200 > kills else None
             if victim is not None and kills % 2:
                 os.kill(vec.worker_pids[victim], signal.SIGKILL)
@@ -51,7 +52,7 @@ def test_killing_one_of_eight_again_and_again_costs_the_others_no_transition():
             life = np.where(lost, 0, seen)  # a new environment's life begins at 0
             steps += int((~lost).sum())
             faulty += int(lost.sum())
-        assert kills == 99
+        assert kills == total // 200 - 1
         # A kill in the middle of a step may come after the result: its faulty row is then the next one.
         assert kills - 1 <= faulty <= kills
         assert vec.restarts in (faulty, faulty + 1)
