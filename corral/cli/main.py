@@ -65,6 +65,10 @@ COMMANDS = {
     "record": ("corral.cli.record:Record", "film a run's agent as MP4"),
     "resume": ("corral.cli.resume:Resume", "go on with a run from its last checkpoint"),
     "serve": ("corral.cli.serve:Serve", "put an environment on the link, for learners here or elsewhere"),
+    "state-server": (
+        "corral.cli.state_server:StateServerCommand",
+        "keep simulators' states for many, in memory or in a folder",
+    ),
     "top": ("corral.cli.top:Top", "watch a run: progress, speed, returns, restarts"),
     "train": ("corral.cli.train:Train", "train an agent"),
 }

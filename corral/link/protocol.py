@@ -17,6 +17,7 @@ class Op(IntEnum):
     KNOCK, HELLO, WELCOME, READY = 1, 2, 3, 4
     RESET, STEP, SAVE, LOAD, EXPAND, ROLLOUT, DROP, EXPORT, IMPORT = range(16, 25)
     HEARTBEAT, STATS, LOG, CLOSE, ERROR = range(32, 37)
+    PUT, GET, DROP_STATE, LIST = range(48, 52)
 
 
 # Flags of a header.

@@ -26,6 +26,7 @@ ALLOWED = {
     "link": _BASE,
     "envs": _BASE | {"link"},
     "simulators": _BASE | {"link", "envs"},
+    "states": _BASE | {"link"},
     "data": _BASE,
     "acting": _MODELS | {"envs"},
     "algos": _MODELS | {"acting"},
@@ -43,7 +44,7 @@ ALLOWED = {
     "bench": _MODELS | {"acting", "algos", "data", "envs", "experiment", "learn", "link", "presets", "runs",
                         "sharing", "simulators", "testing", "topologies", "training"},
     "cli": _BASE | {"acting", "algos", "bench", "envs", "experiment", "link", "overrides", "presets", "runs",
-                    "simulators", "testing", "training"},
+                    "simulators", "states", "testing", "training"},
 }  # fmt: skip
 HEAVY = {
     "torch",

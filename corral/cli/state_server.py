@@ -1,0 +1,60 @@
+"""`corral state-server`: keep simulators' states for many, in memory or in a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from corral.cli.train import Flag, Number
+from corral.errors import UserError
+from corral.overrides import read_value
+
+
+@dataclass(frozen=True)
+class StateServerCommand:
+    """Keep exported states by name, within a budget, until you stop it; with --dir they are there the next time."""
+
+    bind: Annotated[str, tyro.conf.arg(metavar="URL")] = "tcp://127.0.0.1:5560"
+    """Where to listen."""
+    dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
+    """Folder to keep them in; without it they are in memory, and gone with the server."""
+    max_mb: Number = "1024"
+    """Most megabytes of states."""
+    max_states: Number = "100000"
+    """Most states."""
+    token_file: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Clients must know the token in this file."""
+    insecure: Flag = False
+    """Listen for other machines without a token."""
+
+    def run(self) -> int:
+        """Serve."""
+        limits = {
+            name: read_value(name, text, int)
+            for name, text in (("--max-mb", self.max_mb), ("--max-states", self.max_states))
+        }
+        for name, value in limits.items():
+            if value < 1:
+                raise UserError(f"{name} must be at least 1, got {value}.")
+        from corral.link.address import parse_url, require_safe
+        from corral.link.opening import open_binding
+        from corral.link.proofs import read_token
+        from corral.states.budget import StateBudget
+        from corral.states.files import FileStates
+        from corral.states.memory import MemoryStates
+        from corral.states.server import StateServer
+
+        address, token = parse_url(self.bind), read_token(self.token_file)
+        require_safe(address, token, self.insecure)
+        budget = StateBudget(limits["--max-mb"] << 20, limits["--max-states"])
+        keeper = MemoryStates(budget) if self.dir is None else FileStates(self.dir, budget)
+        server = StateServer(open_binding(address.scheme, listen=address), keeper, token)
+        print(f"State server at {', '.join(server.urls)}; {len(keeper.names())} states.", flush=True)
+        try:
+            while True:
+                server.poll(0.25)
+        finally:
+            server.close()

@@ -1,0 +1,174 @@
+"""Every keeper of states passes one suite; those that outlive a process do so whole."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from corral.errors import EnvFailed, UserError
+from corral.link.address import parse_url
+from corral.link.opening import open_binding
+from corral.states.budget import StateBudget
+from corral.states.client import RemoteStates
+from corral.states.contract import StatesFull
+from corral.states.files import FileStates
+from corral.states.memory import MemoryStates
+from corral.states.opening import open_states
+from corral.states.server import StateServer
+
+BUDGET = StateBudget(bytes=1000, count=5)
+
+
+class Served:
+    """A state server on a thread of this process."""
+
+    def __init__(self, keeper, token=None):
+        self.server = StateServer(open_binding("tcp", listen=parse_url("tcp://127.0.0.1:0")), keeper, token)
+        self.url, self._stop = self.server.urls[0], False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        while not self._stop:
+            self.server.poll(0.02)
+        self.server.close()
+
+    def end(self):
+        self._stop = True
+        self._thread.join(5)
+
+
+@pytest.fixture(params=["memory", "files", "server over memory", "server over files"])
+def keeper(request, tmp_path):
+    inner = MemoryStates(BUDGET) if "memory" in request.param else FileStates(tmp_path / "states", BUDGET)
+    if "server" not in request.param:
+        yield inner
+        return
+    served = Served(inner)
+    with RemoteStates(served.url, timeout_s=10) as remote:
+        yield remote
+    served.end()
+
+
+def test_what_is_put_is_got_back_until_it_is_dropped(keeper):
+    assert keeper.get("a") is None
+    keeper.put("a", b"\x00state\xff")
+    keeper.put("b/1", b"")
+    assert keeper.get("a") == b"\x00state\xff"
+    assert keeper.get("b/1") == b""
+    assert keeper.names() == ["a", "b/1"]
+    assert keeper.names("b/") == ["b/1"]
+    keeper.put("a", b"other")
+    assert keeper.get("a") == b"other"
+    assert keeper.nbytes == 5
+    assert keeper.drop("a") is True
+    assert keeper.drop("a") is False
+    assert keeper.get("a") is None
+    assert keeper.nbytes == 0
+
+
+def test_a_budget_is_never_exceeded_and_nothing_is_evicted(keeper):
+    keeper.put("big", bytes(900))
+    with pytest.raises(StatesFull, match="budget of 1000"):
+        keeper.put("more", bytes(101))
+    keeper.put("more", bytes(100))
+    with pytest.raises(StatesFull):
+        keeper.put("more", bytes(101))
+    assert len(keeper.get("more")) == 100
+    keeper.put("big", bytes(10))
+    for k in range(3):
+        keeper.put(f"n{k}", b"x")
+    with pytest.raises(StatesFull, match="budget is 5"):
+        keeper.put("one too many", b"x")
+    keeper.put("n0", b"y")
+    assert keeper.nbytes == 113
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 600, None, 3])
+def test_what_is_no_name_is_refused(keeper, name):
+    with pytest.raises(UserError, match="name of a state"):
+        keeper.put(name, b"")
+
+
+def test_names_of_any_alphabet_and_look(keeper):
+    for name in ("../../etc/passwd", "épée", "a b", "nul", "状態"):
+        keeper.put(name, name.encode())
+    assert keeper.names() == sorted(["../../etc/passwd", "épée", "a b", "nul", "状態"])
+    assert keeper.get("状態") == "状態".encode()
+
+
+def test_files_are_there_for_the_next_process_and_damaged_ones_are_left_out(tmp_path):
+    first = FileStates(tmp_path, BUDGET)
+    for name in ("a", "b", "c"):
+        first.put(name, name.encode() * 10)
+    paths = sorted(tmp_path.glob("*.state"))
+    paths[0].write_bytes(paths[0].read_bytes()[:-1])
+    (tmp_path / "x.state").write_bytes(b"nonsense")
+    (tmp_path / "half.123.part").write_bytes(b"CST1")
+    again = FileStates(tmp_path, BUDGET)
+    assert len(again.names()) == 2
+    assert all(again.get(name) == name.encode() * 10 for name in again.names())
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_many_names_come_page_by_page():
+    served = Served(MemoryStates())
+    with RemoteStates(served.url) as states:
+        for k in range(2500):
+            states.put(f"s{k:05}", b"")
+        assert states.names() == [f"s{k:05}" for k in range(2500)]
+    served.end()
+
+
+def test_large_states_travel_whole():
+    served = Served(MemoryStates())
+    blob = os.urandom(1 << 20) * 40
+    with RemoteStates(served.url) as states:
+        states.put("large", blob)
+        assert states.get("large") == blob
+    served.end()
+
+
+def test_the_token_is_asked_for_on_both_sides(tmp_path):
+    (tmp_path / "t").write_text("0123456789abcdef0123456789abcdef")
+    (tmp_path / "u").write_text("x123456789abcdef0123456789abcdef")
+    served = Served(MemoryStates(), (tmp_path / "t").read_bytes())
+    with RemoteStates(served.url, str(tmp_path / "t")) as states:
+        states.put("a", b"1")
+    for path in ("u", None):
+        with RemoteStates(served.url, path and str(tmp_path / path), timeout_s=3) as states, pytest.raises(UserError):
+            states.get("a")
+    served.end()
+
+
+def test_nobody_there_is_said_within_the_time_given():
+    with RemoteStates("tcp://127.0.0.1:9", timeout_s=0.5) as states, pytest.raises(EnvFailed, match="is it running"):
+        states.get("a")
+
+
+def test_words_choose_the_keeper(tmp_path):
+    assert isinstance(open_states(), MemoryStates)
+    assert isinstance(open_states(str(tmp_path)), FileStates)
+    with open_states("tcp://127.0.0.1:9") as remote:
+        assert isinstance(remote, RemoteStates)
+
+
+def test_the_command_keeps_states_through_kill_9(tmp_path):
+    def start():
+        command = ["-m", "corral.cli.main", "state-server", "--bind", "tcp://127.0.0.1:0", "--dir", str(tmp_path / "s")]
+        process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+        return process, process.stdout.readline().split()[3].rstrip(";")
+
+    process, url = start()
+    with RemoteStates(url) as states:
+        states.put("walk/7", b"where it was")
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    process, url = start()
+    with RemoteStates(url) as states:
+        assert states.get("walk/7") == b"where it was"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
