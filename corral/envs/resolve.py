@@ -54,7 +54,8 @@ def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
     if isinstance(env, str):
         if "://" in env:
             raise UserError(
-                f"{env!r}: external simulators are not supported yet; use an id, module:Class or a factory."
+                f"{env!r} is an external simulator, which cannot be built here, nor filmed, nor served: this takes "
+                "an id, module:Class or a factory."
             )
         return _from_string(env, kwargs)
     if isinstance(env, gymnasium.Env):
