@@ -60,6 +60,8 @@ class _Answer:
         over = (flags & (clp.TERMINATED | clp.TRUNCATED)) != 0
         if np.any(over & ((flags & (clp.FIRST | clp.FAULTY)) == 0)) or np.any(~over & ((flags & clp.FIRST) != 0)):
             raise BadMessage("episodes that ended without another, or the other way round")
+        if np.any(((flags & clp.FAULTY) != 0) & (self.status == 0)):
+            raise BadMessage("faulty rows without a status")
         count = int(np.count_nonzero(self.ended))
         if bool(count) != (len(payload) == 3):
             raise BadMessage(f"{count} ended episodes and {len(payload)} frames")
@@ -270,7 +272,7 @@ class LinkVecEnv(VecEnv):
         rows.episode[started] += 1
         rows.step[started] = 0
         session.episodes += len(started)
-        absent = self._take_faults(session, ids, answer) if np.count_nonzero(flags & clp.FAULTY) else []
+        absent = self._take_faults(session, ids, answer) if np.count_nonzero(answer.status) else []
         movers = [env_id for env_id in started.tolist() if env_id in self._moving] if self._moving else []
         if movers:
             self._move(movers)
@@ -282,10 +284,12 @@ class LinkVecEnv(VecEnv):
     def _take_faults(self, session: Session, ids: Array, answer: _Answer) -> list[int]:
         """Report environments that failed within a simulator; returns those that have nothing to deliver yet."""
         waits = []
-        for row in np.flatnonzero(answer.flags & clp.FAULTY).tolist():
+        for row in np.flatnonzero(answer.status).tolist():
             env_id, status = int(ids[row]), int(answer.status[row])
             kind = "nan" if status == clp.Status.E_NOT_FINITE else "raised"
             self._report(env_id, kind, f"in {session.name}: {clp.status_name(status)} {answer.words(row)}", in_step=0)
+            if not answer.flags[row] & clp.FAULTY:  # between two episodes, which cost no row
+                continue
             if answer.flags[row] & clp.FIRST:  # it has started again by itself
                 self._rows.episode[env_id] += 1
                 self._rows.step[env_id] = 0

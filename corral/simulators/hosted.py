@@ -13,7 +13,7 @@ from corral.envs.group import EnvGroup
 from corral.envs.id_set import IdSet, IdSets
 from corral.envs.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, Rows
 from corral.envs.supervise import IDLE, Fault
-from corral.errors import EnvFailed, UserError
+from corral.errors import UserError
 from corral.link import protocol as clp
 from corral.link.layout import RowsLayout, layout_hash, space_group
 from corral.simulators.blobs import pack_state, unpack_state
@@ -75,12 +75,15 @@ class Hosted:
         for slot, seed in zip(chosen.numbers, seeds.tolist(), strict=True):
             try:
                 self._group.start(slot, seed % _LARGEST_SEED)
-            except (UserError, EnvFailed) as error:
-                self._words[slot] = clp.Status.E_ENV, str(error)
+            except (Exception, SystemExit) as error:  # whatever it is, the row says so
+                self._words[slot] = clp.Status.E_ENV, f"reset() raised {error!r}"
                 failed.append(slot)
         self._playing[chosen.ids] = True
         self._playing[failed] = False
         self.episodes += batch - len(failed)
+        for slot in failed:  # nothing is there
+            self._rows.flags[slot] = False
+            self._rows.flags[slot, [TRUNCATED, FAULTY]] = True
         return self._answer(chosen)
 
     def step(self, batch: int, payload: Sequence[Buffer], autoreset: bool) -> Reply:
@@ -265,8 +268,6 @@ class Hosted:
         for row, slot in enumerate(chosen.numbers):
             if slot in self._words:
                 table[STATUS][row], words[str(row)] = self._words[slot]
-                if not table[FLAGS][row] & clp.FAULTY:  # a reset that failed: nothing is there
-                    table[FLAGS][row] = clp.FAULTY | clp.TRUNCATED
         return words or None
 
     def _report(self, fault: Fault) -> None:

@@ -140,6 +140,46 @@ def test_a_simulator_that_sleeps_for_ever_is_given_up_at_its_deadline(sims):
     assert "did not answer STEP within 1 s" in vec.faults[0].detail
 
 
+class Moody(CountingEnv):
+    """Fails in the reset of every fourth episode that is seeded."""
+
+    seeded = 0
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            Moody.seeded += 1
+            if Moody.seeded % 4 == 0:
+                raise RuntimeError("not today")
+        return super().reset(seed=seed, options=options)
+
+
+def test_a_reset_that_raises_is_a_fault_of_its_environment_and_tried_again(sims):
+    url = free_url()
+    sims.append(Sim(partial(Moody, 4), url))
+    with corral.make_vec(url, 4) as vec:
+        batches = steps(vec, 12)
+    assert [fault.kind for fault in vec.faults] == ["raised"]
+    assert "not today" in vec.faults[0].detail
+    for env_id in range(4):
+        assert lives(batches, env_id) == list(range(1, 13))
+
+
+@pytest.mark.parametrize("kind", ["raise", "nan", "nan_reward", "raise_reset", "exit"])
+def test_environments_that_fail_inside_a_simulator_cost_their_own_episode(sims, kind):
+    url = free_url()
+    sims.append(Sim(partial(FaultyEnv, kind), url))
+    with corral.make_vec(url, 2) as vec:
+        batches = steps(vec, 30)
+    assert vec.restarts > 0
+    faulty = sum(int(b.faulty.sum()) for b in batches)
+    assert (faulty > 0) == (kind != "raise_reset")  # a failed reset between episodes costs no row
+    for b in batches:
+        assert (b.truncated | ~b.faulty).all()
+        assert (b.reward[b.faulty] == 0).all()
+        good = ~b.faulty
+        np.testing.assert_array_equal(b.next_obs[good, 2], b.reward[good])
+
+
 def test_a_stopped_process_is_given_up_and_the_others_go_on(sims):
     url = free_url()
     sims += [Sim(partial(CountingEnv, 0), url) for _ in range(2)]
