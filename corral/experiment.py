@@ -252,7 +252,7 @@ class Experiment:
         said["preset"] = _preset_name(algo, said["env"], preset or said.get("preset"))
         from_preset = settings.read(base, presets.settings(algo, said["preset"]))
         own = settings.read(base, find_algorithm(algo).settings)
-        chosen = own | from_preset | said | {"factory": factory}
+        chosen = _without_misfits(own, said) | from_preset | said | {"factory": factory}
         if chosen.get("topology", base.topology) != "sync" and chosen.get("actors") is None:
             one_learns = chosen["topology"] != "data_parallel"
             chosen["actors"] = _sensible_actors(chosen.get("num_envs", base.num_envs), cores() - one_learns)
@@ -343,6 +343,19 @@ def _read_file(base: Experiment, path: Path) -> dict[str, Any]:
     if given.get("algo", base.algo) != base.algo:
         raise UserError(f"{path} is for {given['algo']}, not for {base.algo}.")
     return settings.read(base, given, str(path))
+
+
+def _without_misfits(own: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """An algorithm's own settings, without those that make no sense with the exchange or mode that the user chose."""
+    both = own | dict(said)
+    exchange, kept = both.get("sharing.exchange", "all_reduce"), dict(own)
+    if "sharing.exchange" in said and exchange == "all_reduce":
+        kept.pop("sharing.mode", None)
+    if exchange != "gossip":
+        kept.pop("sharing.graph", None)
+    if (kept | dict(said)).get("sharing.mode") != "lag":
+        kept.pop("sharing.lag", None)
+    return kept
 
 
 def _preset_name(algo: str, env: str, wanted: str | None) -> str:

@@ -41,7 +41,8 @@ class Actor:
 
     def __init__(self, experiment: Experiment, index: int, start: int, mailbox: Mailbox):
         self._mailbox, self._experiment = mailbox, experiment
-        seed = experiment.seed
+        seed = self._seed = experiment.seed
+        self._index = index
         central = experiment.topology == "central_inference"
         count = experiment.total_envs if central else experiment.envs_per_actor
         self._first_id = index * count
@@ -74,6 +75,11 @@ class Actor:
         )
         self._version = -1
         self._told = 0  # finished games that were reported
+
+    def go_on(self, steps: int) -> Value:
+        """The run goes on from a checkpoint at so many steps: with other episodes than those of its beginning."""
+        self._vec.reset(seeding.part_seed(self._seed, "train", "actor", self._index, steps))
+        return True
 
     def describe(self) -> Value:
         """What its environments look like."""

@@ -22,7 +22,7 @@ from corral.learn.exchange.all_reduce import AllReduce
 from corral.runtimes.contract import MakeRole, RoleLost, make_runtime, require_room
 from corral.topologies.actor import Actor
 from corral.topologies.contract import Note, Topology
-from corral.topologies.crew import Member
+from corral.topologies.crew import Member, collect
 from corral.topologies.learners import Team
 from corral.topologies.shards import ShardedStore
 from corral.topologies.weights import WeightChannel, weights_mode
@@ -296,6 +296,9 @@ class ActorLearner(Topology):
         self.episodes.load_state_dict(state["episodes"])
         if state["store"] is not None:
             self.store.load_state_dict(state["store"])
+        for actor in self._actors:
+            actor.call("go_on", self.env_steps)
+        collect(self._runtime, self._actors, _START_S, Member.lose)
         return list(range(self.experiment.total_envs))
 
     def close(self) -> None:

@@ -21,14 +21,14 @@ from corral.learn.state import to_arrays, to_tensors
 from corral.runtimes.contract import MakeRole, RoleLost, make_runtime, require_room
 from corral.topologies.contract import Note, Topology
 from corral.topologies.crew import Member, collect
-from corral.topologies.hubs import AllReduceHub, GossipHub, Hub
+from corral.topologies.hubs import ANSWER_S, AllReduceHub, GossipHub, Hub
 from corral.topologies.servers import ServerHub
 from corral.topologies.worker import Worker
 from corral.types import EnvSpec
 
 _BUILD_S = 300.0  # to build environments and networks everywhere
 _TURN_STEPS = 1024  # of all workers together in a turn, or as many as one round has
-_WORK_S = 600.0  # for a turn
+_WORK_S = 3600.0  # for a turn; who is killed or frozen is noticed by the runtime
 _LOOK_S = 0.5
 _KEEP_S = 1.0  # between looks at the servers' states
 _TRIES = 5
@@ -305,6 +305,7 @@ class DataParallel(Topology):
         self.learner.load_state_dict(state["learner"])
         self.episodes.load_state_dict(state["episodes"])
         self._returns.load_state_dict(state["returns"])
+        self._ask(self._workers, "go_on", [[self.env_steps]] * len(self._workers), ANSWER_S)
         return list(range(self.experiment.total_envs))
 
     def close(self) -> None:

@@ -13,7 +13,10 @@ from corral.learn.state import mean_state
 from corral.runtimes.contract import Runtime
 from corral.topologies.crew import Member
 
-TOGETHER_S = 60.0  # for everybody to come to an update; who is killed is noticed at once
+# For everybody to come to an update: as long as a slow simulator may take, many times a step's deadline. Who is killed
+# is noticed at once by its connection, who is frozen by the runtime.
+TOGETHER_S = 600.0
+MEET_S = 120.0  # to join a group
 ANSWER_S = 60.0
 
 Ask = Callable[[Sequence[Member], str, Sequence[Sequence[Value]], float], dict[Member, Value]]
@@ -60,7 +63,7 @@ class AllReduceHub:
         self._meetings += 1
         where = self._runtime.host, self._store.port, self._meetings
         joined = self._ask(
-            crew, "meet", [[*where, rank, len(crew), TOGETHER_S] for rank in range(len(crew))], 2 * TOGETHER_S
+            crew, "meet", [[*where, rank, len(crew), TOGETHER_S] for rank in range(len(crew))], MEET_S
         )
         return len(joined) == len(crew) and all(answer is None for answer in joined.values())
 

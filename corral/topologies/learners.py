@@ -28,7 +28,7 @@ from corral.topologies.contract import Note
 from corral.topologies.crew import Member, collect
 from corral.types import EnvSpec, LossOutput, Sample, Trajectory, Transitions, slice_envs, tree_map
 
-_TOGETHER_S = 60.0  # for everybody to come to an update; who is killed is noticed at once
+_TOGETHER_S = 600.0  # for everybody to come to an update; who is killed is noticed at once
 _BUILD_S = 300.0
 _ANSWER_S = 60.0  # after an update that everybody has made, or that has failed for everybody
 _TRIES = 5

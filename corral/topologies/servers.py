@@ -19,7 +19,7 @@ from corral.runtimes.contract import Mailbox, MakeRole, Runtime
 from corral.topologies.build import build_model, make_algorithm
 from corral.topologies.contract import Note
 from corral.topologies.crew import Member
-from corral.topologies.hubs import ANSWER_S, TOGETHER_S, Ask
+from corral.topologies.hubs import ANSWER_S, MEET_S, TOGETHER_S, Ask
 from corral.types import EnvSpec
 
 
@@ -64,7 +64,7 @@ class ServerHub:
         if len(loaded) < len(new):
             return False
         where = [[self._addresses[server] for server in self.members], self._secret, TOGETHER_S]
-        joined = self._ask(crew, "meet", [where] * len(crew), 2 * TOGETHER_S)
+        joined = self._ask(crew, "meet", [where] * len(crew), MEET_S)
         if len(joined) == len(crew) and all(answer is None for answer in joined.values()):
             return True
         self.keep()  # a server that is gone is noticed, and started again

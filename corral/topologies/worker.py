@@ -60,6 +60,11 @@ class Worker:
         self._sync.learner.load_state_dict({**to_tensors(state), "rng": order})
         return True
 
+    def go_on(self, steps: int) -> Value:
+        """The run goes on from a checkpoint at so many steps: with other episodes than those of its beginning."""
+        self._sync.vec.reset(seeding.part_seed(self._seed, "train", "actor", 0, steps))
+        return True
+
     def state(self) -> Value:
         """The learner's state."""
         return to_arrays(self._sync.learner.state_dict())

@@ -2,8 +2,10 @@
 
 import os
 import signal
+from functools import partial
 
 import grpc_workers
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -306,3 +308,44 @@ def test_a_run_goes_on_from_its_state():
     assert second.learner.version == first.learner.version
     run(second)
     assert second.learner.version > first.learner.version
+
+
+class _Noted(gymnasium.Env):
+    """Shows a number that its seed draws, and writes down every one that it starts with."""
+
+    def __init__(self, path):
+        self.observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float64)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._path = path
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._t, start = 0, self.np_random.random(1)
+        with open(self._path, "a") as file:
+            file.write(f"{start[0]!r}\n")
+        return start, {}
+
+    def step(self, action):
+        self._t += 1
+        return np.zeros(1), 1.0, self._t >= 10, False, {}
+
+
+@pytest.mark.parametrize("algo", ["impala", "a3c", "dppo"])
+def test_a_run_that_goes_on_from_a_checkpoint_plays_other_episodes_than_at_its_beginning(algo, tmp_path):
+    starts = []
+    state = None
+    for part in range(2):
+        path = tmp_path / f"{part}"
+        topology = make(algo, partial(_Noted, str(path)), actors=2, num_envs=4, backend="local", runtime="inline")
+        try:
+            if state is not None:
+                topology.load_state_dict(state)
+            until = topology.env_steps + 400
+            while topology.env_steps < until:
+                topology.advance()
+            state = topology.state_dict()
+        finally:
+            topology.close()
+        starts.append(set(path.read_text().split()))
+    assert min(map(len, starts)) > 20
+    assert not starts[0] & starts[1]

@@ -28,7 +28,8 @@ from corral.types import Array
 
 Mode = Literal["sync", "async", "lag"]
 ENTER, PUSH, SHARE, REST = range(4)
-_PATIENCE_S = 60.0  # with somebody who neither pushes nor goes
+_PATIENCE_S = 600.0  # with somebody who neither pushes nor goes: a slow simulator, or an update as long
+_SEND_S = 60.0
 _CREW_S = 10.0  # for all of a crew to begin a turn
 _QUIET_S = 900.0  # a member that says nothing for so long, acting or waiting for its next turn, is let go
 
@@ -71,9 +72,9 @@ class Server:
         """Updates so far."""
         self._closed = False
         self._told: tuple[int, dict[str, Value]] | None = None
-        self._pushes = self._dropped = self._stale = self._stalest = self._lead = 0
+        self._pushes = self._dropped = self._stale = self._stalest = self._lead = self._let_go = 0
         self._error = self._lr = 0.0
-        self._listener = Listener(host, secret, self._serve, _PATIENCE_S)
+        self._listener = Listener(host, secret, self._serve, _SEND_S)
         self.port = self._listener.port
 
     # -- one member --------------------------------------------------------------------------------------------
@@ -174,6 +175,7 @@ class Server:
         if not self._arrived or (len(self._arrived) < needed and not late):
             return
         if late:
+            self._let_go += len(active - self._arrived.keys())
             for member in active - self._arrived.keys():
                 member.clock = None  # it is not waited for again until it comes
         parts = [(grad, rows) for grad, rows in self._arrived.values() if grad is not None]
@@ -202,11 +204,12 @@ class Server:
         self._change.notify_all()
         if self._rules.mode == "lag":
             near = lambda: self._closed or self._ahead(member) <= self._rules.lag  # noqa: E731 - said once
-            if not self._change.wait_for(near, _PATIENCE_S):
-                for other in self._members:
-                    if other.clock is not None and (member.clock or 0) - other.clock > self._rules.lag:
-                        other.clock = None  # it is not waited for again until it comes
-            self._lead = max(self._lead, self._ahead(member))
+            came = self._change.wait_for(near, _PATIENCE_S)
+            self._lead = max(self._lead, self._ahead(member))  # above the bound, where somebody is let go
+            for other in () if came else self._members:
+                if other.clock is not None and (member.clock or 0) - other.clock > self._rules.lag:
+                    self._let_go += 1
+                    other.clock = None  # it is not waited for again until it comes
 
     def _ahead(self, member: _Member) -> int:
         return (member.clock or 0) - min(self._clocks(), default=0)
@@ -251,6 +254,7 @@ class Server:
                 "exchange/staleness": self._stale / max(1, self._pushes),
                 "exchange/staleness_max": float(self._stalest),
                 "exchange/dropped": float(self._dropped),
+                "exchange/let_go": float(self._let_go),
             }
             if self._rules.mode == "lag":
                 told["exchange/lead_max"] = float(self._lead)
