@@ -400,7 +400,7 @@ def test_push_sum_goes_to_the_true_mean(graph, mode, quantize):
     for weights in results:
         apart = float((weights - starts.mean(0)).norm())
         # What is under way when one stops is in nobody's weights; in 8 bits every message rounds anew.
-        assert apart < (0.15 if mode != "sync" or quantize else 1e-4) * spread
+        assert apart < (0.15 if mode != "sync" else 0.01 if quantize else 1e-4) * spread
 
 
 def test_a_round_of_gossip_is_the_literal_formula():

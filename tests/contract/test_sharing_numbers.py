@@ -1,11 +1,13 @@
 """The numbers of learners that share: what is added up, what is left for later, what is sent, and that none is lost."""
 
+import contextlib
 import os
 import socket
 import struct
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -37,6 +39,7 @@ class Net:
         self.params = list(self.model.parameters())
 
     def put(self, grads):
+        self.flat.grad.zero_()
         for param, grad in zip(self.params, grads, strict=True):
             param.grad.copy_(grad)
 
@@ -152,7 +155,7 @@ def test_a_code_that_nobody_used_is_sent_with_the_next(why):
     assert results[0] == results[1] == [[4.0, -3.0, 0.0, 0.0], [0.0, 0.0, 2.0, 1.0], [0.0] * 4]
 
 
-@pytest.mark.parametrize("compress", ["topk:0.5", "powersgd:2"])
+@pytest.mark.parametrize("compress", ["topk:0.1", "powersgd:2"])
 def test_a_gradient_too_large_for_its_norm_leaves_nothing_behind(compress):
     """Its numbers are finite, and squares of them are not: errors that are fed back would never be finite again."""
 
@@ -168,20 +171,35 @@ def test_a_gradient_too_large_for_its_norm_leaves_nothing_behind(compress):
             exchange.grads(net.flat.grad, 1, 0.1)
         return float(net.flat.grad.norm())
 
-    assert all(norm < 1e3 for norm in reduced(SharingConfig(compress=compress), 2, work))
+    norms = reduced(SharingConfig(compress=compress), 2, work)
+    assert all(norm < 1e3 for norm in norms), norms
+
+
+def test_a_group_ends_in_the_thread_that_leaves_it():
+    """Not in one of its own, which may still hold it after a hook, and would wait for itself: the process aborts."""
+    where = []
+
+    def work(exchange, rank, net):
+        held = [exchange._group]
+        weakref.finalize(held[0], lambda: where.append(threading.current_thread().name))
+        threading.Thread(target=lambda: (time.sleep(0.2), held.clear()), name="its own", daemon=True).start()
+        exchange.leave()
+        return threading.current_thread().name
+
+    assert sorted(reduced(SharingConfig(compress="powersgd:2"), 2, work)) == sorted(where)
 
 
 def tcp_bytes():
-    """Bytes that this process has sent by TCP connections that are open, and that were received."""
-    total = 0
+    """Bytes that this process has sent, and that were received, by the TCP connections that are open."""
+    sent = {}
     for name in os.listdir("/proc/self/fd"):
-        try:
-            with socket.socket(fileno=os.dup(int(name))) as sock:
-                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
-                total += struct.unpack_from("Q", info, 120)[0]  # tcpi_bytes_acked
-        except OSError:  # no socket, or no longer
-            continue
-    return total
+        with contextlib.suppress(OSError):  # it is closed by now, or no TCP
+            link = os.readlink(f"/proc/self/fd/{name}")
+            if link.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as sock:
+                    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+                    sent[link] = struct.unpack_from("Q", info, 120)[0]  # tcpi_bytes_acked
+    return sent
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what was sent")
@@ -205,40 +223,44 @@ def test_the_bytes_of_an_update_are_those_of_a_ring_and_really_sent(size):
         told = crew.run(work)
     ring = 4 * (count + _HEAD) * 2 * (size - 1) / size
     assert told == pytest.approx([ring] * size, rel=1e-6)
-    assert (seen[1] - seen[0]) / updates / size == pytest.approx(ring, rel=0.01)
+    sent = sum(seen[1][link] - seen[0][link] for link in seen[0].keys() & seen[1].keys())
+    assert sent / updates / size == pytest.approx(ring, rel=0.01)
 
 
-def test_who_is_lost_is_said_in_plain_words_and_torchs_own_are_the_cause():
-    store, said = open_store(HOST), {}
+@pytest.mark.parametrize(
+    ("stays_s", "patience_s", "says"), [(0, 20, "a worker is gone"), (9, 1.5, "a worker did not come within 1.5 s")]
+)
+def test_who_is_lost_is_said_in_plain_words_and_torchs_own_are_the_cause(stays_s, patience_s, says):
+    store, noticed, lost = open_store(HOST), threading.Event(), []
 
-    def work(rank, group, stays):
+    def work(rank):
         exchange = AllReduce()
-        try:
-            exchange.join(HOST, store.port, group, rank, 2, 1.0)
+        exchange.join(HOST, store.port, 1, rank, 2, patience_s)
+        exchange.grads(torch.ones(100), 1, 0.1)
+        if rank:
+            noticed.wait(stays_s)
+            exchange.leave()
+            return
+        with pytest.raises(PeerLost) as caught:
             exchange.grads(torch.ones(100), 1, 0.1)
-            if rank:
-                stays.wait(20)
-                exchange.leave()
-            else:
-                exchange.grads(torch.ones(100), 1, 0.1)
-        except PeerLost as lost:
-            said[group] = lost
-            stays.set()
+        lost.append(caught.value)
+        noticed.set()
 
-    for group, there in ((1, False), (2, True)):
-        stays = threading.Event()
-        if not there:
-            stays.set()
-        threads = [threading.Thread(target=work, args=(rank, group, stays), daemon=True) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-    assert str(said[1]) == "a worker is gone"
-    assert str(said[2]) == "a worker did not come within 1 s"
-    assert all(isinstance(lost.__cause__, RuntimeError) and str(lost.__cause__) != str(lost) for lost in said.values())
-    with pytest.raises(PeerLost, match=r"^a worker did not come within 0\.3 s$"):
-        AllReduce().join(HOST, store.port, 3, 0, 2, 0.3)
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [str(error) for error in lost] == [says]
+    assert isinstance(lost[0].__cause__, RuntimeError)
+    assert "gloo" in str(lost[0].__cause__)
+
+
+def test_nor_is_who_does_not_come_said_in_torchs_words():
+    store = open_store(HOST)
+    with pytest.raises(PeerLost, match=r"^a worker did not come within 0\.3 s$") as caught:
+        AllReduce().join(HOST, store.port, 1, 0, 2, 0.3)
+    assert isinstance(caught.value.__cause__, RuntimeError)
     with pytest.raises(PeerLost, match=r"^127\.0\.0\.1:9, where workers meet, cannot be reached$"):
         AllReduce().join(HOST, 9, 1, 0, 2, 0.3)
 
@@ -259,7 +281,9 @@ def test_a_rank_is_a_whole_number(rank):
 
 
 @pytest.mark.parametrize(
-    "codec", [Whole(), Half(), Brain(), Qsgd(8), Sign(), TopK(0.1, Whole()), TopK(0.1, Brain())], ids=str
+    "codec",
+    [Whole(), Half(), Brain(), Qsgd(8), Sign(), TopK(0.1, Whole()), TopK(0.1, Brain())],
+    ids=["whole", "fp16", "bf16", "qsgd", "sign", "topk", "topk+bf16"],
 )
 def test_no_numbers_are_no_bytes(codec):
     code = codec.encode(np.zeros(0, np.float32), np.random.default_rng(0))
@@ -346,7 +370,8 @@ def test_who_is_more_than_the_lag_ahead_in_gossip_waits(lag):
             if rank:
                 assert go.acquire(timeout=20)
             exchange.params(weights)
-            done[0] += rank == 0
+            if rank == 0:
+                done[0] += 1
         exchange.end()
 
     def look():

@@ -5,6 +5,7 @@ import multiprocessing as mp
 import os
 import signal
 import socket
+import time
 
 import cloudpickle
 
@@ -16,6 +17,17 @@ def free_url(scheme="tcp"):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return f"{scheme}://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def wait_for(url):
+    """Until somebody listens there."""
+    host, port = url.partition("://")[2].split(":")
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) == 0:
+                return
+        time.sleep(0.05)
 
 
 class Sim:

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from relay import Relay
-from sims import Sim, free_url
+from sims import Sim, free_url, wait_for
 
 import corral
 from corral.errors import EnvFailed, UserError
@@ -263,19 +263,9 @@ def test_what_is_no_address_is_refused(bad):
 def test_more_environments_than_a_dialled_simulator_runs_are_refused(sims):
     url = free_url()
     sims.append(Sim(CountingEnv, url, bind=True, slots=2))
-    _wait_for(url)
+    wait_for(url)
     with pytest.raises(UserError, match="at most 2 environments"):
         corral.make_vec(url, 4)
-
-
-def _wait_for(url):
-    host, port = url.partition("://")[2].split(":")
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        with socket.socket() as probe:
-            if probe.connect_ex((host, int(port))) == 0:
-                return
-        time.sleep(0.05)
 
 
 GARBAGE = {

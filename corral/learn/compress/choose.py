@@ -31,7 +31,7 @@ def find_compression(name: str) -> Compress | None:
         return Compress(name, _codec(name, name), "fp16" if name == "fp16" else "bf16")
     kind, _, rest = name.partition(":")
     if kind == "powersgd":
-        return Compress(name, Whole(), "powersgd", int(_number(name, rest or "1", 1, 64)))
+        return Compress(name, Whole(), "powersgd", _rank(name, rest or "1"))
     if kind == "topk":
         share, plus, values = rest.partition("+")
         inner: Codec = _codec(name, values) if plus else Whole()
@@ -60,6 +60,13 @@ def _number(name: str, text: str, least: float, most: float) -> float:
     if not least <= value <= most:
         raise UserError(f"compress={name}: {text} must be between {least:g} and {most:g}.")
     return value
+
+
+def _rank(name: str, text: str) -> int:
+    rank = _number(name, text, 1, 64)
+    if rank != int(rank):
+        raise UserError(f"compress={name}: a rank is a whole number, such as powersgd:{round(rank)}.")
+    return int(rank)
 
 
 def _unknown(name: str) -> UserError:

@@ -80,8 +80,8 @@ class Brain:
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
         """Round."""
-        code: Array = torch.from_numpy(np.ascontiguousarray(values)).bfloat16().view(torch.uint8).numpy()
-        return code
+        rounded: Array = torch.from_numpy(np.ascontiguousarray(values)).bfloat16().view(torch.int16).numpy()
+        return rounded.view(np.uint8)  # torch would not make bytes of no numbers
 
     def decode(self, code: Array, count: int) -> Array:
         """Widen: the upper half of a float32."""
@@ -190,7 +190,7 @@ class TopK:
         return values
 
     def _kept(self, count: int) -> int:
-        return max(1, round(self._share * count))
+        return min(count, max(1, round(self._share * count)))
 
 
 def _buckets(count: int) -> int:

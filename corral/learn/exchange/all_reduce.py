@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
+import sys
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +21,7 @@ from corral.learn.exchange.hooks import HookedReduction
 
 _dist: Any = distributed  # its stubs leave out half of it
 _HEAD = 4  # numbers that go along with a gradient: rows, stop, last, not finite
+_DROP_S = 5.0
 
 
 class AllReduce:
@@ -43,6 +48,7 @@ class AllReduce:
         self._store: Any = None
         self._buffer = torch.zeros(0)
         self._size = 1
+        self._patience_s = 0.0
         self.over = False
         self._updates = 0
         self.sent = 0.0
@@ -55,20 +61,23 @@ class AllReduce:
         PeerLost when they do not come in time, which is also how long later updates wait for them.
         """
         self.leave()
-        self._size = size
+        self._size, self._patience_s = size, timeout_s
         if size == 1:
             return
         patience = timedelta(seconds=timeout_s)
         try:
             self._store = _dist.TCPStore(host, port, None, False, patience)
+        except (RuntimeError, OSError) as error:
+            self.leave()
+            raise PeerLost(f"{host}:{port}, where workers meet, cannot be reached") from error
+        try:
             options = _dist.ProcessGroupGloo._Options()
             options._timeout = patience
             # By default gloo listens where the machine's own name leads, which is nowhere on many a laptop.
             options._devices = [_dist.ProcessGroupGloo.create_device(hostname=own_address(host, port))]
             self._group = _dist.ProcessGroupGloo(_dist.PrefixStore(str(group), self._store), rank, size, options)
         except (RuntimeError, OSError) as error:
-            self.leave()
-            raise PeerLost(_first_line(error)) from error
+            raise self._lost(error) from error
 
     def begin(self, weights: Tensor, turn: int, crew: int) -> None:
         """Everybody has the same weights."""
@@ -78,8 +87,14 @@ class AllReduce:
 
     def leave(self) -> None:
         """Close the group; others that wait for this learner notice."""
+        group = self._group
         self._group = self._store = self._hooked = None
         self._size = 1
+        # Of a reduction that is done the group's own threads may hold what PowerSGD had to do after it, and with that
+        # the group. Were one of them the last to drop it, it would wait for itself, which ends the process.
+        until = time.monotonic() + _DROP_S
+        while group is not None and sys.getrefcount(group) > 2 and time.monotonic() < until:
+            time.sleep(0.001)
 
     def metrics(self) -> dict[str, float]:
         """Bytes that this learner sends for an update, as the ring algorithms of gloo do."""
@@ -132,7 +147,7 @@ class AllReduce:
             self._compression = Compression(
                 compress.codec, len(own), self._seed, feedback=self._feedback, momentum=self._momentum
             )
-        finite = bool(np.isfinite(own).all())
+        finite = _usable(grad)
         code = self._compression.pack(own) if finite and not stop else np.zeros(self._compression.size, np.uint8)
         head = np.array([rows, stop, last, not finite], np.float32)
         try:
@@ -161,7 +176,7 @@ class AllReduce:
             assert self._params is not None
             assert compress.hook is not None
             self._hooked = HookedReduction(compress.hook, compress.rank, self._group, self._params, self._feedback)
-        head = torch.tensor([rows, stop, last, not bool(torch.isfinite(grad).all())], dtype=torch.float32)
+        head = torch.tensor([rows, stop, last, not _usable(grad)], dtype=torch.float32)
         self._reduce(head)
         total, stopped, over, bad = head.tolist()
         self.over = bool(over)
@@ -209,9 +224,14 @@ class AllReduce:
         except RuntimeError as error:
             raise self._lost(error) from error
 
-    def _lost(self, error: RuntimeError) -> PeerLost:
+    def _lost(self, error: RuntimeError | OSError) -> PeerLost:
         self.leave()
-        return PeerLost(_first_line(error))
+        return PeerLost(_plain(str(error), self._patience_s))
+
+
+def _usable(grad: Tensor) -> bool:
+    """Whether its norm is finite: errors that are fed back of numbers too large for that would stay for ever."""
+    return math.isfinite(float(grad.norm()))
 
 
 def open_store(host: str) -> Any:
@@ -219,5 +239,10 @@ def open_store(host: str) -> Any:
     return _dist.TCPStore(host, 0, None, True, timedelta(seconds=60), wait_for_workers=False)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+def _plain(text: str, patience_s: float) -> str:
+    """What an error of gloo means; its own words, which name files of the machine it was built on, are the cause's."""
+    if re.search(r"timed? ?out", text, re.IGNORECASE):
+        return f"a worker did not come within {patience_s:g} s"
+    if re.search(r"peer|closed|connect|socket|broken pipe|(read|write) error", text, re.IGNORECASE):
+        return "a worker is gone"
+    return "workers cannot reduce: " + re.sub(r"^\[[^]]*\] *", "", text.strip()).partition("\n")[0]

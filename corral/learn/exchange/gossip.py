@@ -41,11 +41,11 @@ class Gossip:
     clips_first = False
 
     def __init__(self, graph: Graph, mode: Literal["sync", "async", "lag"], lag: int, codec: Codec, host: str,
-                 secret: bytes):  # fmt: skip
+                 secret: bytes, *, seed: int = 0):  # fmt: skip
         self._graph: Graph = graph
         self._mode, self._codec, self._secret = mode, codec, secret
         self._lag = 0 if mode == "sync" else lag
-        self._rng = np.random.default_rng(0)
+        self._rng = np.random.default_rng(seed)
         self._rank, self._peers, self._meeting = 0, list[tuple[str, int]](), -1
         self._outgoing: dict[int, Connection] = {}
         self._x = self._z = torch.zeros(0)

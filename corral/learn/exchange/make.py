@@ -22,7 +22,7 @@ def make_exchange(sharing: SharingConfig, model: nn.Module, host: str, secret: b
         else compress.hook is not None or not codec.unbiased
     )
     if sharing.exchange == "gossip":
-        return Gossip(sharing.graph, sharing.mode, sharing.lag, broadcast_codec(sharing), host, secret)
+        return Gossip(sharing.graph, sharing.mode, sharing.lag, broadcast_codec(sharing), host, secret, seed=seed)
     if sharing.exchange == "param_server":
         return ParamServer(codec, broadcast_codec(sharing), feedback=feedback, momentum=sharing.momentum, seed=seed)
     params = [param for param in model.parameters() if param.requires_grad]
