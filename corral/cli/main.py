@@ -26,6 +26,10 @@ COMMANDS = {
         "corral.cli.bench_learning:BenchLearning",
         "train every claim of the learning table and write the table",
     ),
+    "bench link": (
+        "corral.cli.bench_link:BenchLink",
+        "measure rows per second of external simulators, beside other ways to reach them",
+    ),
     "bench replay": (
         "corral.cli.bench_replay:BenchReplay",
         "measure prioritised replay, beside other libraries",

@@ -62,9 +62,7 @@ class AllReduceHub:
             return False
         self._meetings += 1
         where = self._runtime.host, self._store.port, self._meetings
-        joined = self._ask(
-            crew, "meet", [[*where, rank, len(crew), TOGETHER_S] for rank in range(len(crew))], MEET_S
-        )
+        joined = self._ask(crew, "meet", [[*where, rank, len(crew), TOGETHER_S] for rank in range(len(crew))], MEET_S)
         return len(joined) == len(crew) and all(answer is None for answer in joined.values())
 
     def state(self, crew: list[Member]) -> Value | None:

@@ -1,0 +1,116 @@
+"""Simulators for `corral bench link`: `link_noop.cpp`, compiled on the spot, or its double in Python."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PACKAGE = Path(__file__).parents[1]
+_SOURCE = Path(__file__).with_name("link_noop.cpp")
+_COMPILE_S = 600.0
+_END_S = 5.0
+
+SHAPES: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "f4": (np.float32, (4,)),
+    "f84": (np.float32, (84,)),
+    "image": (np.uint8, (4, 84, 84)),
+}
+"""Observations by the name that simulators know them by: dtype and shape."""
+
+
+@dataclass(frozen=True)
+class Noop:
+    """What was compiled."""
+
+    binary: Path | None
+    zmq: bool = False
+    """Whether it knows libzmq."""
+    why: str = ""
+    """Why there is less than there could be."""
+
+    def command(self, *words: str) -> list[str]:
+        """How to start it, or its double in Python; the first word is `link`, `json` or `bytes`."""
+        url = next((word for word in words if "://" in word), "")
+        if self.binary is None or (not self.zmq and (words[0] == "json" or url.startswith("zmq"))):
+            return python_command(*words)
+        return [str(self.binary), "--connect", *words[1:]] if words[0] == "link" else [str(self.binary), *words]
+
+    def language(self, mode: str, url: str = "") -> str:
+        """What the simulator that `command` starts is written in."""
+        return "Python" if self.command(mode, url)[0] == sys.executable else "C++"
+
+
+def python_command(*words: str) -> list[str]:
+    """How to start a simulator in Python."""
+    return [sys.executable, "-m", "corral.bench.link_peers", *words]
+
+
+def compile_noop(folder: Path) -> Noop:
+    """Compile `link_noop.cpp` against this repository's corral.hpp."""
+    header = PACKAGE.parent / "sdk" / "cpp" / "corral.hpp"
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        return Noop(None, why="there is no C++ compiler, so simulators are Python")
+    if not header.exists():
+        return Noop(None, why=f"{header} is not there, so simulators are Python")
+    binary, library = folder / "link_noop", _libzmq()
+    with_zmq = ["-DCORRAL_ZMQ", str(library), f"-Wl,-rpath,{library.parent}"] if library else []
+    why = "" if library else "pyzmq came without a libzmq to link, so simulators that use it are Python"
+    command = [
+        compiler,
+        "-O2",
+        "-std=c++17",
+        f"-I{header.parent}",
+        str(_SOURCE),
+        *with_zmq,
+        "-pthread",
+        "-o",
+        str(binary),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Noop(None, why=f"the compiler failed ({type(error).__name__}), so simulators are Python")
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), "no words")
+        return Noop(None, why=f"the compiler failed ({first[:200]}), so simulators are Python")
+    return Noop(binary, bool(library), why)
+
+
+def _libzmq() -> Path | None:
+    """The library that pyzmq's wheel brings along."""
+    import zmq
+
+    found = sorted((Path(zmq.__file__).parents[1] / "pyzmq.libs").glob("libzmq*.so*"))
+    return found[0] if found else None
+
+
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Process:
+    """A simulator, ended with whoever started it."""
+
+    def __init__(self, command: list[str], kind: str = "f4", **options: Any):
+        env = {**os.environ, "CORRAL_NOOP": kind, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self.popen: subprocess.Popen[str] = subprocess.Popen(command, env=env, text=True, **options)
+
+    def close(self) -> None:
+        """End it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(0.5)  # by itself, as those over the link do
+        self.popen.kill()
+        self.popen.wait(_END_S)
