@@ -123,11 +123,12 @@ def test_what_a_low_rank_leaves_out_comes_later():
 
 @pytest.mark.parametrize("why", ["stop", "not finite", "gone"])
 def test_a_code_that_nobody_used_is_sent_with_the_next(why):
-    store, results = open_store(HOST), {}
+    store, results, met = open_store(HOST), {}, threading.Barrier(2)
 
     def work(rank):
         exchange = AllReduce(find_compression("topk:0.5"))
         exchange.join(HOST, store.port, 1, rank, 2, 20.0)
+        met.wait(20)
         grad = torch.tensor([4.0, -3.0, 2.0, 1.0])
         if rank == 0 and why == "gone":
             with pytest.raises(PeerLost):
@@ -212,7 +213,7 @@ def test_the_bytes_of_an_update_are_those_of_a_ring_and_really_sent(size):
         exchange.grads(grad, 1, 0.1)
         for _ in range(2):
             if met.wait(20) == 0:
-                time.sleep(0.05)  # until the last are received
+                time.sleep(0.1)  # until the last are received
                 seen.append(tcp_bytes())
             met.wait(20)
             for _ in range(updates if len(seen) == 1 else 0):
@@ -231,12 +232,13 @@ def test_the_bytes_of_an_update_are_those_of_a_ring_and_really_sent(size):
     ("stays_s", "patience_s", "says"), [(0, 20, "a worker is gone"), (9, 1.5, "a worker did not come within 1.5 s")]
 )
 def test_who_is_lost_is_said_in_plain_words_and_torchs_own_are_the_cause(stays_s, patience_s, says):
-    store, noticed, lost = open_store(HOST), threading.Event(), []
+    store, noticed, met, lost = open_store(HOST), threading.Event(), threading.Barrier(2), []
 
     def work(rank):
         exchange = AllReduce()
         exchange.join(HOST, store.port, 1, rank, 2, patience_s)
         exchange.grads(torch.ones(100), 1, 0.1)
+        met.wait(20)
         if rank:
             noticed.wait(stays_s)
             exchange.leave()

@@ -26,7 +26,8 @@ from corral.nets.obs_norm import merged
 from corral.types import Array
 
 _BEGIN, _SHARE, _REST, _MOMENTS = range(4)
-_PATIENCE_S = 60.0  # with somebody who neither sends nor rests nor goes
+_PATIENCE_S = 600.0  # with somebody who neither sends nor rests nor goes: a slow simulator, or an update as long
+_SEND_S = 60.0
 _LEAST = 0.5  # who has less weight than this left keeps it until something comes in: steps are divided by it
 
 
@@ -61,7 +62,7 @@ class Gossip:
         self.sent = 0.0
         self._alone = False  # a share went to somebody who is gone
         self._distance = self._error = 0.0
-        self._listener = Listener(host, secret, self._serve, _PATIENCE_S)
+        self._listener = Listener(host, secret, self._serve, _SEND_S)
         self.port = self._listener.port
 
     # -- together ----------------------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ class Gossip:
             return False
         try:
             if peer not in self._outgoing:
-                self._outgoing[peer] = dial(*self._peers[peer], self._secret, _PATIENCE_S)
+                self._outgoing[peer] = dial(*self._peers[peer], self._secret, _SEND_S)
             parts = encode(message | {"from": self._rank, "meeting": self._meeting})
             self._outgoing[peer].send(kind, 0, parts)
             self.sent += size_of(parts)
