@@ -52,9 +52,13 @@ class Serve:
 
         resolved, token = resolve(self.env, parse_env_kwargs(self.env_kwargs)), read_token(self.token_file)
         address = parse_url(self.bind or self.connect or "")
-        binding = open_for_simulator(address, token, bind=self.bind is not None, insecure=self.insecure)
-        server = Server(resolved.factory, resolved.name, binding, envs, token)
-        try:
-            return server.run(patience)
-        finally:
-            server.close()
+        while True:
+            binding = open_for_simulator(address, token, bind=self.bind is not None, insecure=self.insecure)
+            server = Server(resolved.factory, resolved.name, binding, envs, token)
+            try:
+                code = server.run(patience)
+            finally:
+                server.close()
+            if self.bind is None:
+                return code
+            # Told to listen, it had dialled a learner that was there first; that one is done, so now it can.

@@ -4,6 +4,8 @@ import os
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -54,6 +56,24 @@ def test_the_learner_may_start_first(sims, scheme):
     with corral.make_vec(url, 2) as vec:  # the simulator finds the learner where it should listen, and dials
         assert len(play(vec, 5)) == 2
     later.join()
+
+
+def test_who_is_told_to_listen_stays_for_the_next_learner_though_the_first_was_there_before():
+    url = free_url()
+    serve = ["-m", "corral.cli.main", "serve", "corral.testing:CountingEnv", "--bind", url]
+    process = None
+    try:
+        for _ in range(2):
+            if process is None:
+                process = subprocess.Popen([sys.executable, *serve], stderr=subprocess.DEVNULL)
+            else:
+                wait_for(url)
+            with corral.make_vec(url, 2) as vec:
+                assert len(play(vec, 5)) == 2
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "zmq", "grpc"])
