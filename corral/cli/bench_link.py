@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from corral.cli.machine import Machine
 
 
+_MOST_OTHERS = 0.15  # share of the CPU
+
+
 @dataclass(frozen=True)
 class BenchLink:
     """Measure rows per second of external simulators over the link, beside REQ/REP with JSON, gRPC and RLlib.
@@ -72,7 +75,7 @@ class BenchLink:
         print("\n".join(notes(noop, report.cases)))
         print_verdicts(console, report.cases)
         console.print(parts.machine_line(report, machine))
-        if warning := busy(machine):
+        if warning := busy(report):
             console.print(warning, style="yellow")
         console.print(parts.write_files(report, self.out, "link"))
         if self.table is not None:
@@ -97,11 +100,12 @@ class BenchLink:
         print(f"Wrote {path}" + (f" and {picture}." if picture else "."))
 
 
-def busy(machine: Machine) -> str | None:
+def busy(report: Report) -> str | None:
     """A word about other programs, where they make the figures worth less."""
-    if machine.load is None or machine.load <= 0.5 * machine.cores:
+    others = max((case.others or 0.0 for case in report.cases), default=0.0)
+    if others <= _MOST_OTHERS:
         return None
     return (
-        f"Other programs kept {machine.load:.1f} cores busy over the last minute: these figures are worth little; "
-        "measure again on an idle machine."
+        f"Other programs used {100 * others:.0f} % of the CPU meanwhile: these figures are worth little; measure again on "
+        "an idle machine."
     )

@@ -52,19 +52,19 @@ class CheckEnv:
 
         if self.timeout_s <= 0:
             raise UserError(f"--timeout-s must be positive, got {self.timeout_s:g}.")
-        logging.getLogger("corral.envs").setLevel(logging.ERROR)  # faults are shown as results
         faulthandler.enable()
         console = make_console()
         results = iter_checks(self.env, env_kwargs=parse_env_kwargs(self.env_kwargs), steps=self.steps, seed=self.seed)
         seen = []
-        while True:
-            with _deadline(self.timeout_s):
-                result = next(results, None)
-            if result is None:
-                break
-            seen.append(result)
-            style = _COLOURS[result.status]
-            print_row(console, (result.status, 4, style), (result.name, 14, ""), (result.detail, None, ""))
+        with _only_errors("corral.envs"):  # faults are shown as results
+            while True:
+                with _deadline(self.timeout_s):
+                    result = next(results, None)
+                if result is None:
+                    break
+                seen.append(result)
+                style = _COLOURS[result.status]
+                print_row(console, (result.status, 4, style), (result.name, 14, ""), (result.detail, None, ""))
         statuses = [result.status for result in seen]
         if self.json is not None:
             self._write(self.json, seen)
@@ -92,6 +92,18 @@ def _verdict(env: str, statuses: Sequence[str], *, stopped: bool) -> str:
     if warned:
         return f"{env} works, with {warned} warning{'s' if warned > 1 else ''}."
     return f"{env} passes all {len(statuses)} checks."
+
+
+@contextlib.contextmanager
+def _only_errors(name: str) -> Iterator[None]:
+    """Nothing less from this logger within the block."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextlib.contextmanager
