@@ -106,6 +106,6 @@ def busy(report: Report) -> str | None:
     if others <= _MOST_OTHERS:
         return None
     return (
-        f"Other programs used {100 * others:.0f} % of the CPU meanwhile: these figures are worth little; measure again on "
-        "an idle machine."
+        f"Other programs used {100 * others:.0f} % of the CPU meanwhile: these figures are worth little; measure again "
+        "on an idle machine."
     )

@@ -252,7 +252,7 @@ class Server:
                 reply.payload = result.payload
                 if result.words:
                     most = session.welcome.limits.info
-                    reply.meta = {"rows": {row: text[-most:] for row, text in result.words.items()}}
+                    reply.meta = {"rows": {row: _last(text, most) for row, text in result.words.items()}}
             else:
                 reply.meta = result
         except (BadRequest, BadMessage) as error:
@@ -325,6 +325,11 @@ class Server:
         if session.wire is not None:
             self._by_wire.pop(session.wire, None)
         session.hosted.close()
+
+
+def _last(text: str, most: int) -> str:
+    """The end of a text, of at most so many bytes: tracebacks say there what happened."""
+    return text.encode()[-most:].decode(errors="ignore")
 
 
 def _rss() -> int:

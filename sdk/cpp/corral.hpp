@@ -50,29 +50,18 @@
 #error "corral.hpp writes numbers as they are in memory, and the protocol is little-endian"
 #endif
 
-#if defined(CORRAL_ZMQ) && !defined(ZMQ_VERSION)  // what is used of libzmq, whose binary interface is stable; no zmq.h needed
+#if defined(CORRAL_ZMQ) && !defined(ZMQ_VERSION)  // what is used of libzmq, whose ABI is stable: no zmq.h is needed
 extern "C" {
 struct zmq_msg_t {
   alignas(8) unsigned char bytes[64];
 };
-void* zmq_ctx_new(void);
-int zmq_ctx_term(void*);
-void* zmq_socket(void*, int);
-int zmq_close(void*);
-int zmq_bind(void*, const char*);
-int zmq_connect(void*, const char*);
-int zmq_setsockopt(void*, int, const void*, size_t);
-int zmq_getsockopt(void*, int, void*, size_t*);
-int zmq_socket_monitor(void*, const char*, int);
-int zmq_send(void*, const void*, size_t, int);
-int zmq_msg_init(zmq_msg_t*);
-int zmq_msg_recv(zmq_msg_t*, void*, int);
-int zmq_msg_close(zmq_msg_t*);
-void* zmq_msg_data(zmq_msg_t*);
+void *zmq_ctx_new(void), *zmq_socket(void*, int), *zmq_msg_data(zmq_msg_t*);
+int zmq_ctx_term(void*), zmq_close(void*), zmq_bind(void*, const char*), zmq_connect(void*, const char*), zmq_errno(void);
+int zmq_setsockopt(void*, int, const void*, size_t), zmq_getsockopt(void*, int, void*, size_t*);
+int zmq_socket_monitor(void*, const char*, int), zmq_send(void*, const void*, size_t, int);
+int zmq_msg_init(zmq_msg_t*), zmq_msg_recv(zmq_msg_t*, void*, int), zmq_msg_close(zmq_msg_t*);
+int zmq_msg_more(const zmq_msg_t*), zmq_msg_get(const zmq_msg_t*, int);
 size_t zmq_msg_size(const zmq_msg_t*);
-int zmq_msg_more(const zmq_msg_t*);
-int zmq_msg_get(const zmq_msg_t*, int);
-int zmq_errno(void);
 const char* zmq_strerror(int);
 }
 #endif
@@ -301,7 +290,7 @@ class Packer {
 // make a small frame cost much memory, not even one that has not proven anything yet.
 class Value {
  public:
-  enum Kind { None, Nil, Bool, Int, Real, Text, Bin, Array, Map };
+  enum Kind { Absent, Null, Boolean, Whole, Real, Text, Bin, List, Map };
 
   Value() = default;
   // The map that a frame holds, checked to its last byte.
@@ -327,23 +316,23 @@ class Value {
     return Value();
   }
   Value operator[](size_t index) const {
-    if (token_.kind != Array || index >= token_.count) return Value();
+    if (token_.kind != List || index >= token_.count) return Value();
     const char* at = body_;
     while (index-- > 0) skip(at, end_, 16);
     return Value(at, end_);
   }
-  bool is_true() const { return token_.kind == Bool && token_.count; }
+  bool is_true() const { return token_.kind == Boolean && token_.count; }
   // Text or bin; empty where it is something else.
   std::string_view string() const {
     return token_.kind == Text || token_.kind == Bin ? std::string_view(body_, token_.count) : std::string_view();
   }
   std::optional<uint64_t> uint() const {
-    return token_.kind == Int && !token_.negative ? std::optional<uint64_t>(token_.count) : std::nullopt;
+    return token_.kind == Whole && !token_.negative ? std::optional<uint64_t>(token_.count) : std::nullopt;
   }
 
  private:
   struct Token {
-    Kind kind = None;
+    Kind kind = Absent;
     uint64_t count = 0;  // of bytes or entries; or the number itself
     bool negative = false;
   };
@@ -365,20 +354,20 @@ class Value {
       return true;
     };
     auto sized = [&](Kind kind, int size) { return token.kind = kind, number(at, end, size, token.count); };
-    if (tag < 0x80) return is(Int, tag);
+    if (tag < 0x80) return is(Whole, tag);
     if (tag < 0x90) return is(Map, tag & 15);
-    if (tag < 0xA0) return is(Array, tag & 15);
+    if (tag < 0xA0) return is(List, tag & 15);
     if (tag < 0xC0) return is(Text, tag & 31);
-    if (tag >= 0xE0) return token.negative = true, is(Int, static_cast<uint64_t>(static_cast<int8_t>(tag)));
+    if (tag >= 0xE0) return token.negative = true, is(Whole, static_cast<uint64_t>(static_cast<int8_t>(tag)));
     switch (tag) {
-      case 0xC0: return is(Nil, 0);
-      case 0xC2: case 0xC3: return is(Bool, tag & 1);
+      case 0xC0: return is(Null, 0);
+      case 0xC2: case 0xC3: return is(Boolean, tag & 1);
       case 0xC4: case 0xC5: case 0xC6: return sized(Bin, 1 << (tag - 0xC4));
       case 0xCB: return sized(Real, 8);
-      case 0xCC: case 0xCD: case 0xCE: case 0xCF: return sized(Int, 1 << (tag - 0xCC));
-      case 0xD0: case 0xD1: case 0xD2: case 0xD3: return sized(Int, 1 << (tag - 0xD0)) && sign(token, 1 << (tag - 0xD0));
+      case 0xCC: case 0xCD: case 0xCE: case 0xCF: return sized(Whole, 1 << (tag - 0xCC));
+      case 0xD0: case 0xD1: case 0xD2: case 0xD3: return sized(Whole, 1 << (tag - 0xD0)) && sign(token, 1 << (tag - 0xD0));
       case 0xD9: case 0xDA: case 0xDB: return sized(Text, 1 << (tag - 0xD9));
-      case 0xDC: case 0xDD: return sized(Array, 2 << (tag - 0xDC));
+      case 0xDC: case 0xDD: return sized(List, 2 << (tag - 0xDC));
       case 0xDE: case 0xDF: return sized(Map, 2 << (tag - 0xDE));
       default: return false;  // extensions and float 32 are not of this protocol
     }
@@ -395,7 +384,7 @@ class Value {
       if (token.kind == Text && !is_utf8({at, token.count})) return false;
       at += token.count;
     }
-    if (token.kind != Array && token.kind != Map) return true;
+    if (token.kind != List && token.kind != Map) return true;
     for (uint64_t i = 0; i < token.count; ++i) {
       if (depth == 0 || (token.kind == Map && !skip_key(at, end)) || !skip(at, end, depth - 1)) return false;
     }
@@ -604,7 +593,9 @@ class Space {
     add(std::move(name), detail::Leaf::MultiBinary, I8, std::move(shape));
     return *this;
   }
-  Space& multi_binary(std::string name, int n) { return multi_binary(std::move(name), std::vector<uint32_t>{static_cast<uint32_t>(n)}); }
+  Space& multi_binary(std::string name, int n) {
+    return multi_binary(std::move(name), std::vector<uint32_t>{static_cast<uint32_t>(n)});
+  }
 
   const std::vector<detail::Leaf>& leaves() const { return leaves_; }
 
@@ -635,12 +626,14 @@ class Space {
     for (double& value : bounds.values) {
       if (std::isnan(value)) wrong(leaf.name, "has a bound that is not a number");
       value = std::min(std::max(value, limits.low), limits.high);
+      if (leaf.dtype == F32) value = static_cast<float>(value);  // as it will be compared with
     }
     return std::move(bounds.values);
   }
   Space& require_choices(const detail::Leaf& leaf) {
     for (size_t i = 0; i < leaf.n.size(); ++i)
-      if (leaf.n[i] < 1 || leaf.start[i] > std::numeric_limits<int64_t>::max() - leaf.n[i]) wrong(leaf.name, "has nothing to choose from");
+      if (leaf.n[i] < 1 || leaf.start[i] > std::numeric_limits<int64_t>::max() - leaf.n[i])
+        wrong(leaf.name, "has nothing to choose from");
     return *this;
   }
   std::vector<detail::Leaf> leaves_;
@@ -847,8 +840,9 @@ inline void pack_leaf(Packer& pack, const Leaf& leaf) {
     if (leaf.shape.size() == 1) return void(pack.uint(leaf.shape[0]));
     return pack_list(pack, leaf.shape);
   }
+  if (leaf.kind == Leaf::Discrete) pack.text("n").integer(leaf.n[0]).text("start").integer(leaf.start[0]);
   pack.text("dtype").text(info(leaf.dtype).name);
-  if (leaf.kind == Leaf::Discrete) return void(pack.text("n").integer(leaf.n[0]).text("start").integer(leaf.start[0]));
+  if (leaf.kind == Leaf::Discrete) return;
   pack_list(pack.text("shape"), leaf.shape);
   if (leaf.kind == Leaf::MultiDiscrete) {
     pack_list(pack.text("nvec"), leaf.n);
@@ -914,8 +908,8 @@ enum Op : uint8_t {
 };
 enum : uint16_t { REPLY = 1, FAILED = 2, META = 4, WANT_OBS = 8, AUTORESET = 16, NO_REPLY = 32, ALL_FLAGS = 63 };
 enum : uint8_t { TERMINATED = 1, TRUNCATED = 2, FAULTY = 4, FIRST = 8, LIFE = 16 };
-enum Status : uint16_t {
-  OK, E_BAD_REQUEST, E_UNSUPPORTED, E_TOO_LARGE, E_UNKNOWN_STATE, E_DEADLINE, E_SNAPSHOT_FULL, E_ENV, E_NOT_FINITE, E_NO_EPISODE,
+enum StatusCode : uint16_t {
+  GOOD, E_BAD_REQUEST, E_UNSUPPORTED, E_TOO_LARGE, E_UNKNOWN_STATE, E_DEADLINE, E_SNAPSHOT_FULL, E_ENV, E_NOT_FINITE, E_NO_EPISODE,
   E_VERSION = 32, E_AUTH, E_SPACE_MISMATCH, E_PROTOCOL, E_FULL, E_SESSION
 };
 constexpr size_t kMostFrames = 8, kGreetingBytes = 1 << 20, kMostMessage = 1 << 30;
@@ -924,7 +918,9 @@ inline const char* op_name(uint8_t op) {
   static const char* const names[] = {"RESET", "STEP", "SAVE", "LOAD", "EXPAND", "ROLLOUT", "DROP", "EXPORT", "IMPORT"};
   return op >= RESET && op <= IMPORT ? names[op - RESET] : op == HEARTBEAT ? "HEARTBEAT" : op == STATS ? "STATS" : "a request";
 }
-inline bool is_op(uint8_t op) { return (op >= KNOCK && op <= READY) || (op >= RESET && op <= IMPORT) || (op >= HEARTBEAT && op <= ERROR); }
+inline bool is_op(uint8_t op) {
+  return (op >= KNOCK && op <= READY) || (op >= RESET && op <= IMPORT) || (op >= HEARTBEAT && op <= ERROR);
+}
 
 struct Header {
   char magic[2] = {'C', 'L'};
@@ -937,8 +933,8 @@ static_assert(sizeof(Header) == 32 && offsetof(Header, seq) == 8 && offsetof(Hea
 
 // A request that cannot be carried out, found out before anything has changed.
 struct BadRequest : std::runtime_error {
-  explicit BadRequest(const std::string& text, Status status = E_BAD_REQUEST) : runtime_error(text), status(status) {}
-  Status status;
+  explicit BadRequest(const std::string& text, StatusCode status = E_BAD_REQUEST) : runtime_error(text), status(status) {}
+  StatusCode status;
 };
 
 // The frames of a message that came in, in memory of their own in which each begins at a multiple of 64.
@@ -1199,8 +1195,9 @@ struct Address {
     std::string& host = address.host;
     if (host.size() > 1 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
     if (host.empty()) host = "127.0.0.1";
-    bool digits = !address.port.empty() && address.port.size() <= 5 && address.port.find_first_not_of("0123456789") == std::string::npos;
-    return digits && std::stoi(address.port) <= 65535 ? std::optional<Address>(address) : std::nullopt;
+    const std::string& port = address.port;
+    bool digits = !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == port.npos;
+    return digits && std::stoi(port) <= 65535 ? std::optional<Address>(address) : std::nullopt;
   }
   std::string url(const char* as = nullptr) const {
     return say(as ? as : scheme.c_str(), "://", host.find(':') != host.npos ? say("[", host, "]") : host, ":", port);
@@ -1208,7 +1205,8 @@ struct Address {
   bool everywhere() const { return host == "*" || host == "0.0.0.0" || host == "::"; }
   bool loopback() const {
     in_addr four;
-    return host == "localhost" || host == "::1" || (::inet_pton(AF_INET, host.c_str(), &four) == 1 && ntohl(four.s_addr) >> 24 == 127);
+    if (host == "localhost" || host == "::1") return true;
+    return ::inet_pton(AF_INET, host.c_str(), &four) == 1 && ntohl(four.s_addr) >> 24 == 127;
   }
   // Where a process of this machine reaches who listens here.
   Address to_dial() const { return everywhere() ? Address{scheme, "127.0.0.1", port} : *this; }
@@ -1264,8 +1262,8 @@ inline int dial(const Address& address, int wake) {
 
 // == states =============================================================================================================
 
-// What a snapshot of an environment is.
-enum class Kind : uint8_t { None, Replay, Key, Saved, Copy };
+// What a snapshot of an environment is. (No name here is one that X11 or curses has as a macro.)
+enum class Kind : uint8_t { Off, Replay, Key, Saved, Copy };
 
 template <class Env, class = void>
 struct HasSave : std::false_type {};
@@ -1293,7 +1291,7 @@ struct Wanted<Env, std::void_t<decltype(Env::corral_snapshots)>> : std::bool_con
 // Who writes get_key_state() says what a state is, even where the struct could be copied: it may hold pointers.
 template <class Env>
 constexpr Kind kind_of() {
-  if (!Wanted<Env>::value) return Kind::None;
+  if (!Wanted<Env>::value) return Kind::Off;
   if (HasKey<Env>::value && !HasSave<Env>::value) return Kind::Key;
   if (std::is_copy_constructible<Env>::value) return Kind::Copy;
   return HasSave<Env>::value ? Kind::Saved : Kind::Replay;
@@ -1351,8 +1349,9 @@ class BodyOf final : public Body {
 // All that is known about an environment before there is one.
 struct Model {
   explicit Model(Spec s) : spec(std::move(s)) {
-    if (spec.obs.leaves().empty() || spec.act.leaves().empty()) throw std::invalid_argument("the spec needs observations and actions");
-    if (spec.players < 1 || spec.players > 64) throw std::invalid_argument("the spec has a number of players that is not 1 to 64");
+    if (spec.obs.leaves().empty() || spec.act.leaves().empty())
+      throw std::invalid_argument("the spec needs observations and actions");
+    if (spec.players < 1 || spec.players > 64) throw std::invalid_argument("the spec needs 1 to 64 players");
     if (!is_utf8(spec.name) || spec.name.size() > 1000) throw std::invalid_argument("the spec's name is not a short text");
     layout = layout_hash(spec.obs, spec.act);
     obs_bytes = row_bytes(spec.obs);
@@ -1370,10 +1369,10 @@ struct Model {
     model.make = []() -> std::unique_ptr<Body> { return std::make_unique<BodyOf<Env>>(); };
     return model;
   }
-  int level() const { return kind == Kind::None ? 0 : kind == Kind::Replay ? 1 : exports ? 4 : 3; }
+  int level() const { return kind == Kind::Off ? 0 : kind == Kind::Replay ? 1 : exports ? 4 : 3; }
 
   Spec spec;
-  Kind kind = Kind::None, format = Kind::None;  // in memory, and as exported bytes
+  Kind kind = Kind::Off, format = Kind::Off;  // in memory, and as exported bytes
   bool exports = false, reseeds = false;
   std::unique_ptr<Body> (*make)() = nullptr;
   uint32_t layout;
@@ -1606,7 +1605,8 @@ struct Crew {
 class Engine {
  public:
   Engine(const Model& model, const Limits& limits, size_t slots, Crew& crew)
-      : store(limits.snapshot_bytes, limits.snapshots), model_(model), limits_(limits), places_(slots), snapshots_(model), crew_(crew) {}
+      : store(limits.snapshot_bytes, limits.snapshots), model_(model), limits_(limits), places_(slots), snapshots_(model),
+        crew_(crew) {}
   virtual ~Engine() = default;
 
   // Throws BadRequest when a request cannot be carried out. Nothing has changed then.
@@ -1641,11 +1641,13 @@ class Engine {
     std::map<size_t, std::string> words;  // of rows that went wrong
   };
 
+  Place& place_of(const Batch& batch, size_t row) { return places_[batch.slots()[row]]; }
+
   // Calls reset() for each of these rows of the batch, or step().
   virtual void call_reset(Batch& batch, const std::vector<size_t>& rows) {
     spread(RESET, rows.size(), [&](size_t i) {
       size_t row = rows[i];
-      Place& place = places_[batch.slots()[row]];
+      Place& place = place_of(batch, row);
       std::vector<double> ignored(model_.spec.players);
       Out out(batch.obs, row, ignored.data());
       guard(batch, row, place, [&] {
@@ -1657,7 +1659,7 @@ class Engine {
   }
   virtual void call_step(Batch& batch, const std::vector<size_t>& rows, const Group& actions) {
     spread(STEP, rows.size(), [&](size_t i) {
-      Place& place = places_[batch.slots()[rows[i]]];
+      Place& place = place_of(batch, rows[i]);
       step(batch, rows[i], place, In(actions, rows[i]), &actions, rows[i]);
     });
   }
@@ -1678,10 +1680,12 @@ class Engine {
     double* raw = batch.rows.raw + row * model_.spec.players;
     std::copy(reward, reward + model_.spec.players, raw);
     if (out.raw_reward) raw[0] = *out.raw_reward;
-    if (!is_finite(reward, model_.spec.players) || !is_finite(raw, model_.spec.players)) throw NotFinite("the reward is not finite");
+    if (!is_finite(reward, model_.spec.players) || !is_finite(raw, model_.spec.players))
+      throw NotFinite("the reward is not finite");
     bool life = out.life_lost && !out.terminated && !out.truncated;
-    batch.rows.flags[row] = static_cast<uint8_t>((out.terminated || life) * TERMINATED | out.truncated * TRUNCATED | life * LIFE);
-    place.over = batch.rows.flags[row] != 0;
+    int flags = (out.terminated || life) * TERMINATED | out.truncated * TRUNCATED | life * LIFE;
+    batch.rows.flags[row] = static_cast<uint8_t>(flags);
+    place.over = flags != 0;
     keep(batch, row, place, out);
     ++steps;
   }
@@ -1702,7 +1706,7 @@ class Engine {
     }
     return false;
   }
-  void fail(Batch& batch, size_t row, Place& place, Status status, const std::string& text) {
+  void fail(Batch& batch, size_t row, Place& place, StatusCode status, const std::string& text) {
     place.playing = false;
     batch.obs.zero_row(row);
     for (int player = 0; player < model_.spec.players; ++player)
@@ -1711,7 +1715,7 @@ class Engine {
     note(batch, row, status, text);
     ++faults;
   }
-  void note(Batch& batch, size_t row, Status status, const std::string& text) {
+  void note(Batch& batch, size_t row, StatusCode status, const std::string& text) {
     batch.rows.status[row] = status;
     std::lock_guard<std::mutex> lock(batch.mutex);
     batch.words[row] = text;
@@ -1728,13 +1732,14 @@ class Engine {
   void require_finite(const Batch& batch, size_t row) const {
     for (size_t i = 0; i < model_.spec.obs.leaves().size(); ++i) {
       const Leaf& leaf = model_.spec.obs.leaves()[i];
-      if (!is_finite(leaf, batch.obs.cell(i, row))) throw NotFinite(say("the observation's leaf '", leaf.name, "' is not finite"));
+      if (!is_finite(leaf, batch.obs.cell(i, row)))
+        throw NotFinite(say("the observation's leaf '", leaf.name, "' is not finite"));
     }
   }
   void keep(Batch& batch, size_t row, Place& place, const Out& out) {
     place.to_play = static_cast<int8_t>(out.to_play);
     if (batch.rows.to_play) batch.rows.to_play[row] = place.to_play;
-    if (model_.kind != Kind::None) batch.obs.read_row(row, place.obs);
+    if (model_.kind != Kind::Off) batch.obs.read_row(row, place.obs);
   }
   // One step, with the action of row `action` of a group.
   bool step(Batch& batch, size_t row, Place& place, const In& in, const Group* actions, size_t action) {
@@ -1747,7 +1752,8 @@ class Engine {
   }
   void remember(Place& place, const Group& actions, size_t row) const {
     constexpr size_t kMost = 1 << 20;
-    for (size_t i = 0; i < actions.leaves->size() && !place.too_long; ++i) place.actions.append(actions.cell(i, row), (*actions.leaves)[i].bytes);
+    for (size_t i = 0; i < actions.leaves->size() && !place.too_long; ++i)
+      place.actions.append(actions.cell(i, row), (*actions.leaves)[i].bytes);
     if (place.actions.size() > kMost) place.too_long = true, std::string().swap(place.actions);
   }
   // Times the work, so that the next time it is known whether it is worth sharing.
@@ -1767,6 +1773,7 @@ class Engine {
   void do_reset(Batch& batch);
   void do_step(Batch& batch, Packet& reply);
   void begin_again(Batch& batch, Packet& reply);
+  Bytes rows_of(const Group& from, const std::vector<size_t>& rows) const;
   void do_save(Batch& batch);
   void do_load(Batch& batch);
   void do_expand(Batch& batch);
@@ -1793,7 +1800,7 @@ inline void Engine::check_sizes(const Message& request, std::initializer_list<si
   size_t i = 0;
   for (size_t size : sizes) {
     if (request.payload(i).size() != size)
-      throw BadRequest(say("frame ", i, " has ", request.payload(i).size(), " bytes, expected ", size, " for ", request.batch, " rows"));
+      throw BadRequest(say("frame ", i, " has ", request.payload(i).size(), " bytes, expected ", size));
     ++i;
   }
 }
@@ -1808,7 +1815,7 @@ inline void Engine::check_actions(const Message& request, size_t rows) const {
     if (!leaf.n.empty()) {
       const int64_t* values = reinterpret_cast<const int64_t*>(cells);
       for (size_t k = 0, each = 0; k < rows * leaf.count; ++k, each = each + 1 == leaf.count ? 0 : each + 1)
-        good &= static_cast<uint64_t>(values[k]) - static_cast<uint64_t>(leaf.start[each]) < static_cast<uint64_t>(leaf.n[each]);
+        good &= uint64_t(values[k]) - uint64_t(leaf.start[each]) < uint64_t(leaf.n[each]);
     } else if (leaf.kind == Leaf::MultiBinary || leaf.dtype == BOOL) {
       for (size_t k = 0; k < rows * leaf.count; ++k) good &= static_cast<uint8_t>(cells[k]) <= 1;
     }
@@ -1820,7 +1827,7 @@ inline void Engine::check(const Message& request) const {
   uint8_t op = request.op;
   if (op == STATS) return check_sizes(request, {});
   if (op < RESET || op > IMPORT) throw BadRequest("it is no request", E_UNSUPPORTED);
-  if (takes_states(op) && (model_.kind == Kind::None || ((op == EXPORT || op == IMPORT) && !model_.exports)))
+  if (takes_states(op) && (model_.kind == Kind::Off || ((op == EXPORT || op == IMPORT) && !model_.exports)))
     throw BadRequest("this environment's states cannot be had", E_UNSUPPORTED);
   size_t rows = request.batch;
   if (op == DROP && request.payloads() == 0) return;
@@ -1838,8 +1845,9 @@ inline void Engine::check(const Message& request) const {
       else check_sizes(request, {8 * rows, action, 8 * rows, 8 * rows});
       break;
     case ROLLOUT: {
-      uint64_t steps = request.meta["steps"].uint().value_or(0), most = request.payloads() == 2 ? request.payload(1).size() : 0;
-      if (steps < 1 || steps > most / rows) throw BadRequest("it needs meta {steps: K} and actions of so many steps for each row");
+      uint64_t steps = request.meta["steps"].uint().value_or(0);
+      uint64_t most = request.payloads() == 2 ? request.payload(1).size() / rows : 0;
+      if (steps < 1 || steps > most) throw BadRequest("it needs meta {steps: K} and so many actions for each row");
       acting = rows * steps;
       check_sizes(request, {8 * rows, Group(model_.spec.act, acting).size});
       reply += 8 * acting + 4 * rows;
@@ -1863,7 +1871,8 @@ inline void Engine::check(const Message& request) const {
   }
   if (acting) check_actions(request, acting);
   reply += op == STEP ? 2 * obs + 128 : op == SAVE || op == EXPORT || op == IMPORT ? 0 : obs;
-  if (reply > limits_.message) throw BadRequest(say("its reply may have ", reply, " bytes, at most ", limits_.message), E_TOO_LARGE);
+  if (reply > limits_.message)
+    throw BadRequest(say("its reply may have ", reply, " bytes, at most ", limits_.message), E_TOO_LARGE);
 }
 
 inline void Engine::carry_out(const Message& request, Packet& reply) {
@@ -1882,8 +1891,9 @@ inline void Engine::carry_out(const Message& request, Packet& reply) {
     case IMPORT: do_import(batch); break;
   }
   // What the op has put there already comes after the rows, but for a rollout's.
-  size_t at = request.op == ROLLOUT ? reply.payload.size() : 0;
-  if (observes && (request.op != LOAD || request.flags & WANT_OBS)) reply.payload.insert(reply.payload.begin() + at, std::move(batch.obs_memory));
+  ptrdiff_t at = request.op == ROLLOUT ? static_cast<ptrdiff_t>(reply.payload.size()) : 0;
+  if (request.op == LOAD) observes = request.flags & WANT_OBS;
+  if (observes) reply.payload.insert(reply.payload.begin() + at, std::move(batch.obs_memory));
   reply.payload.insert(reply.payload.begin() + at, std::move(batch.memory));
   if (!batch.words.empty()) say_words(batch, reply);
 }
@@ -1907,37 +1917,54 @@ inline void Engine::do_step(Batch& batch, Packet& reply) {
   if (batch.request.flags & AUTORESET) begin_again(batch, reply);
 }
 
-// Where an episode has ended the next begins; the true last observations go to a frame of their own.
+// Where an episode has ended the next begins; the true last observations go to a frame of their own. An environment that
+// cannot begin another gets one more chance, made anew: the episode that has ended well is not lost by that.
 inline void Engine::begin_again(Batch& batch, Packet& reply) {
-  std::vector<size_t> ended, dead;
+  std::vector<size_t> ended, dead, failed, good;
   for (size_t i = 0; i < batch.count; ++i) {
     uint8_t flags = batch.rows.flags[i];
     if (flags && !(flags & FAULTY)) ended.push_back(i);
     if (flags && !(flags & LIFE)) dead.push_back(i);
   }
   if (ended.empty() && dead.empty()) return;
-  auto lasts = [&](const Group& from, const std::vector<size_t>& rows) {
-    Bytes memory = Bytes::zeros(Group(model_.spec.obs, rows.size()).size);
-    Group group(model_.spec.obs, rows.size(), memory.data());
-    for (size_t i = 0; i < group.leaves->size(); ++i)
-      for (size_t k = 0; k < rows.size(); ++k) std::memcpy(group.cell(i, k), from.cell(i, rows[k]), (*group.leaves)[i].bytes);
-    return memory;
-  };
-  Bytes final = lasts(batch.obs, ended);
+  Bytes last = rows_of(batch.obs, ended), before(batch.memory.text());
+  Rows was(model_.spec.players, batch.count, before.data());
   batch.seeds.resize(batch.count);
   for (size_t row : dead) {
-    batch.seeds[row] = splitmix64(places_[batch.slots()[row]].seed);
+    batch.seeds[row] = splitmix64(place_of(batch, row).seed);
     batch.obs.zero_row(row);
   }
   call_reset(batch, dead);
-  std::vector<size_t> good;
-  for (size_t k = 0; k < ended.size(); ++k) {
-    Place& place = places_[batch.slots()[ended[k]]];
-    if (batch.rows.flags[ended[k]] & LIFE) batch.rows.flags[ended[k]] |= FIRST, place.over = false;
-    if (!(batch.rows.flags[ended[k]] & FAULTY)) good.push_back(k);
+  for (size_t row : dead) {
+    if (place_of(batch, row).playing) continue;
+    failed.push_back(row);
+    batch.seeds[row] = splitmix64(batch.seeds[row]);
   }
-  if (good.size() < ended.size()) final = lasts(Group(model_.spec.obs, ended.size(), final.data()), good);
-  if (!good.empty()) reply.payload.push_back(std::move(final));
+  if (!failed.empty()) call_reset(batch, failed);
+  for (size_t row : failed) {
+    if (!place_of(batch, row).playing || was.flags[row] & FAULTY) continue;
+    batch.rows.flags[row] = was.flags[row] | FIRST;
+    size_t players = model_.spec.players, at = row * players;
+    std::copy_n(was.reward + at, players, batch.rows.reward + at);
+    std::copy_n(was.raw + at, players, batch.rows.raw + at);
+  }
+  for (size_t k = 0; k < ended.size(); ++k) {
+    uint8_t& flags = batch.rows.flags[ended[k]];
+    if (flags & LIFE) flags |= FIRST, place_of(batch, ended[k]).over = false;
+    if (!(flags & FAULTY)) good.push_back(k);
+  }
+  if (good.size() < ended.size()) last = rows_of(Group(model_.spec.obs, ended.size(), last.data()), good);
+  if (!good.empty()) reply.payload.push_back(std::move(last));
+}
+
+// Some rows of observations, as a frame.
+inline Bytes Engine::rows_of(const Group& from, const std::vector<size_t>& rows) const {
+  Bytes memory = Bytes::zeros(Group(model_.spec.obs, rows.size()).size);
+  Group group(model_.spec.obs, rows.size(), memory.data());
+  for (size_t i = 0; i < group.leaves->size(); ++i)
+    for (size_t k = 0; k < rows.size(); ++k)
+      std::memcpy(group.cell(i, k), from.cell(i, rows[k]), (*group.leaves)[i].bytes);
+  return memory;
 }
 
 inline void Engine::put(Batch& batch, size_t row, uint64_t id, StatePtr state) {
@@ -1951,7 +1978,7 @@ inline void Engine::put(Batch& batch, size_t row, uint64_t id, StatePtr state) {
 inline void Engine::do_save(Batch& batch) {
   std::vector<StatePtr> states(batch.count);
   spread(batch.request.op, batch.count, [&](size_t row) {
-    Place& place = places_[batch.slots()[row]];
+    Place& place = place_of(batch, row);
     if (!place.playing) return note(batch, row, E_NO_EPISODE, say("slot ", batch.slots()[row], " has no episode"));
     try {
       states[row] = snapshots_.capture(place, false);
@@ -1964,7 +1991,7 @@ inline void Engine::do_save(Batch& batch) {
 
 inline void Engine::do_load(Batch& batch) {
   spread(batch.request.op, batch.count, [&](size_t row) {
-    Place& place = places_[batch.slots()[row]];
+    Place& place = place_of(batch, row);
     StatePtr state = store.get(batch.u64(1)[row]);
     if (!state) return note(batch, row, E_UNKNOWN_STATE, say("there is no state ", batch.u64(1)[row]));
     if (!guard(batch, row, place, [&] { snapshots_.restore(*state, place); })) return;
@@ -1982,7 +2009,8 @@ inline bool Engine::expand_from(Batch& batch, size_t row, const StatePtr& parent
 }
 
 inline void Engine::do_expand(Batch& batch) {
-  const uint64_t *parents = batch.u64(0), *children = batch.u64(2), *seeds = batch.request.payloads() == 4 ? batch.u64(3) : nullptr;
+  const uint64_t *parents = batch.u64(0), *children = batch.u64(2);
+  const uint64_t* seeds = batch.request.payloads() == 4 ? batch.u64(3) : nullptr;
   Group actions = actions_of(batch.request, batch.count);
   std::vector<StatePtr> from(batch.count), kept(batch.count);  // parents first: a child may take a parent's id
   for (size_t row = 0; row < batch.count; ++row) from[row] = store.get(parents[row]);
@@ -2036,7 +2064,7 @@ inline void Engine::do_export(Batch& batch, Packet& reply) {
   size_t total = 0;
   for (size_t row = 0; row < batch.count; ++row) total += sizes.as<uint64_t>()[row] = packed[row].size();
   if (total + batch.memory.size() + sizes.size() + 1024 > limits_.message)
-    throw BadRequest(say("the states have ", total, " bytes, a message at most ", limits_.message, "; ask for fewer at once"), E_TOO_LARGE);
+    throw BadRequest(say("the states have ", total, " bytes, a message at most ", limits_.message), E_TOO_LARGE);
   Bytes all(total);
   char* at = all.data();
   for (const std::string& one : packed) at = std::copy(one.begin(), one.end(), at);
@@ -2047,7 +2075,10 @@ inline void Engine::do_export(Batch& batch, Packet& reply) {
 inline void Engine::do_import(Batch& batch) {
   std::vector<std::string_view> packed;
   std::string_view all = batch.request.payload(2);
-  for (size_t row = 0; row < batch.count; ++row) packed.push_back(all.substr(0, batch.u64(1)[row])), all.remove_prefix(packed[row].size());
+  for (size_t row = 0; row < batch.count; ++row) {
+    packed.push_back(all.substr(0, batch.u64(1)[row]));
+    all.remove_prefix(packed[row].size());
+  }
   std::vector<StatePtr> states(batch.count);
   spread(batch.request.op, batch.count, [&](size_t row) {
     try {
@@ -2254,7 +2285,8 @@ class Pool : public Crew {
       }
       int wait_ms = static_cast<int>(std::min<Clock::duration::rep>((due - now) / 1000000 + 1, 250));
       epoll_event event;
-      if (::epoll_wait(epoll_, &event, 1, std::max(wait_ms, 0)) == 1 && event.data.u64 != kWake) happened_(event.data.u64, event.events);
+      int count = ::epoll_wait(epoll_, &event, 1, std::max(wait_ms, 0));
+      if (count == 1 && event.data.u64 != kWake) happened_(event.data.u64, event.events);
     }
     wake();  // the next one
     std::lock_guard<std::mutex> lock(mutex_);
@@ -2304,7 +2336,9 @@ struct Session {
   std::deque<WorkPtr> waiting;                        // others of that kind, in the order they came
 
   // Whether a request has come before. Numbers mostly rise, but DROPs, which are not numbered here, may overtake.
-  bool has_seen(uint64_t seq) const { return seq <= floor || (seq <= highest && std::find(seen.begin(), seen.end(), seq) != seen.end()); }
+  bool has_seen(uint64_t seq) const {
+    return seq <= floor || (seq <= highest && std::find(seen.begin(), seen.end(), seq) != seen.end());
+  }
   void see(uint64_t seq) {
     highest = std::max(highest, seq);
     seen.push_back(seq);
@@ -2350,7 +2384,8 @@ struct Options {
   std::string token;
   double patience_s = 0;
   bool insecure = false;
-  size_t learners = 64;  // at once
+  size_t learners = 64;                // at once
+  double keep_s = 30, reading_s = 30;  // a session without a connection; a learner that does not read
 };
 
 class Server;
@@ -2391,7 +2426,7 @@ class Server {
   void opened(const WirePtr& wire);
   void took(const WirePtr& wire, Frames frames);
   void lost(const WirePtr& wire);
-  void refuse(const WirePtr& wire, Status status, const std::string& text);
+  void refuse(const WirePtr& wire, StatusCode status, const std::string& text);
   uint64_t new_id() { return ++ids_; }
   void log(const std::string& words) const { std::fprintf(stderr, "corral: %s\n", words.c_str()); }
 
@@ -2403,7 +2438,7 @@ class Server {
 
  private:
   static constexpr uint64_t kSignal = 1;
-  static constexpr double kKeepS = 30, kKnockS = 10, kWelcomeS = 60, kStuckS = 30, kPartingS = 2;
+  static constexpr double kKnockS = 10, kWelcomeS = 60, kPartingS = 2;
   static constexpr size_t kMostWires = 160, kMostDrops = 4096;
 
   double tick();
@@ -2419,8 +2454,8 @@ class Server {
   void finish(const SessionPtr& session, const WorkPtr& work, PacketPtr reply);
   void end(const SessionPtr& session);
   std::shared_ptr<Packet> packet(uint8_t op, uint16_t flags, const Session* session = nullptr, uint64_t seq = 0) const;
-  PacketPtr failure(const Session& session, const Message& request, Status status, const std::string& text) const;
-  PacketPtr words(uint8_t op, Status status, const char* key, const std::string& text, const Session* session) const;
+  PacketPtr failure(const Session& session, const Message& request, StatusCode status, const std::string& text) const;
+  PacketPtr words(uint8_t op, StatusCode status, const char* key, const std::string& text, const Session* session) const;
 
   const Model& model_;
   MakeEngine make_engine_;
@@ -2444,9 +2479,9 @@ inline std::string instance_of_process() {
   return bytes;
 }
 
-inline std::string prove(const std::string& token, const char* role, std::string_view simulator_nonce, std::string_view learner_nonce) {
+inline std::string prove(const std::string& token, const char* role, std::string_view simulator, std::string_view learner) {
   if (token.empty()) return "";
-  return std::string(text_of(hmac_sha256(token, say(role, simulator_nonce, learner_nonce))));
+  return std::string(text_of(hmac_sha256(token, say(role, simulator, learner))));
 }
 
 inline std::shared_ptr<Packet> Server::packet(uint8_t op, uint16_t flags, const Session* session, uint64_t seq) const {
@@ -2456,16 +2491,17 @@ inline std::shared_ptr<Packet> Server::packet(uint8_t op, uint16_t flags, const 
   return packet;
 }
 
-inline PacketPtr Server::failure(const Session& session, const Message& request, Status status, const std::string& text) const {
+inline PacketPtr Server::failure(const Session& session, const Message& request, StatusCode status, const std::string& text) const {
   auto reply = packet(request.op, REPLY | FAILED, &session, request.seq);
   reply->head.status = status, reply->head.batch = request.batch;
-  reply->meta = Packer().map(1).text("text").text(clean_text(say(op_name(request.op), ": ", text), session.limits.info)).bytes();
+  std::string clean = clean_text(say(op_name(request.op), ": ", text), std::min<size_t>(session.limits.meta - 64, 4096));
+  reply->meta = Packer().map(1).text("text").text(clean).bytes();
   reply->seal();
   return reply;
 }
 
 // CLOSE or ERROR.
-inline PacketPtr Server::words(uint8_t op, Status status, const char* key, const std::string& text, const Session* session) const {
+inline PacketPtr Server::words(uint8_t op, StatusCode status, const char* key, const std::string& text, const Session* session) const {
   auto out = packet(op, NO_REPLY, session);
   out->head.status = status;
   out->meta = Packer().map(1).text(key).text(clean_text(text, 4096)).bytes();
@@ -2482,7 +2518,7 @@ inline void Server::stop(int code, const std::string& text) {
     for (const auto& entry : wires_) wires.push_back(entry.second);
     for (const SessionPtr& session : sessions_) {
       std::lock_guard<std::mutex> inner(session->mutex);
-      if (session->wire) session->wire->send(words(CLOSE, OK, "reason", "the simulator ends", session.get()));
+      if (session->wire) session->wire->send(words(CLOSE, GOOD, "reason", "the simulator ends", session.get()));
     }
   }
   for (const WirePtr& wire : wires) wire->close(false);
@@ -2494,7 +2530,7 @@ inline void Server::stop(int code, const std::string& text) {
 // What is due, whoever is idle; seconds until the next time.
 inline double Server::tick() {
   Clock::duration::rep now = ticks();
-  auto after = [&](Clock::duration::rep since, double s) { return now - since > std::chrono::duration_cast<Clock::duration>(Seconds(s)).count(); };
+  auto after = [&](Clock::duration::rep since, double s) { return Seconds(Clock::duration(now - since)).count() > s; };
   std::vector<WirePtr> wires;
   std::vector<SessionPtr> forgotten;
   bool lonely;
@@ -2503,7 +2539,7 @@ inline double Server::tick() {
     for (const auto& entry : wires_) wires.push_back(entry.second);
     for (const SessionPtr& session : sessions_) {
       std::lock_guard<std::mutex> inner(session->mutex);
-      if (!session->wire && after(session->detached_at, kKeepS)) forgotten.push_back(session);
+      if (!session->wire && after(session->detached_at, options.keep_s)) forgotten.push_back(session);
     }
     if (!sessions_.empty()) last_learner_ = Clock::now();
     lonely = options.patience_s > 0 && Seconds(Clock::now() - last_learner_).count() > options.patience_s;
@@ -2511,12 +2547,12 @@ inline double Server::tick() {
   for (const SessionPtr& session : forgotten) end(session);
   for (const WirePtr& wire : wires) {
     if (wire->due != 0 && now > wire->due) wire->close(true);
-    if (wire->stuck_since != 0 && after(wire->stuck_since, kStuckS)) {
-      log(say(wire->peer, " has not read for ", kStuckS, " s; closed"));
+    if (wire->stuck_since != 0 && after(wire->stuck_since, options.reading_s)) {
+      log(say(wire->peer, " has not read for ", options.reading_s, " s; closed"));
       wire->close(true);
     }
   }
-  if (lonely) stop(1, say("no learner at ", binding_->url(), " for ", options.patience_s, " s; is it running, and can it be reached?"));
+  if (lonely) stop(1, say("no learner at ", url(), " for ", options.patience_s, " s; is it running, and can it be reached?"));
   return std::min(0.25, binding_->tick());
 }
 
@@ -2557,7 +2593,7 @@ inline void Server::lost(const WirePtr& wire) {
 }
 
 // A session error: says why, and closes. Of a session that broke the rules nothing is kept.
-inline void Server::refuse(const WirePtr& wire, Status status, const std::string& text) {
+inline void Server::refuse(const WirePtr& wire, StatusCode status, const std::string& text) {
   if (wire->stage == Wire::Doomed) return;
   log(say(wire->peer, ": ", text, "; closed"));
   wire->send(words(ERROR, status, "text", text, wire->session.get()));
@@ -2594,7 +2630,7 @@ inline void Server::hello(const WirePtr& wire, uint64_t wanted) {
   if (model_.reseeds) can.push_back("reseed");
   if (model_.spec.rng_in_state) can.push_back("rng_in_state");
   if (model_.kind == Kind::Key) can.push_back("key_state");
-  if (model_.kind != Kind::None) can.push_back("rollout");
+  if (model_.kind != Kind::Off) can.push_back("rollout");
   if (model_.exports) can.push_back("export");
   Packer meta;
   meta.map(15).text("versions").array(1).array(2).uint(1).uint(0).text("sdk").text("corral-cpp 1");
@@ -2630,8 +2666,9 @@ inline uint64_t number_in(const Value& map, const char* key, uint64_t least, uin
 inline void Server::welcomed(const WirePtr& wire, const Value& welcome) {
   std::string_view nonce = welcome["nonce"].string();
   if (nonce.size() != 16) throw BadMessage("a WELCOME whose nonce is not 16 bytes long");
-  if (!same_secret(welcome["proof"].string(), prove(options.token, "corral-learner", wire->nonce, nonce)) && !options.token.empty()) {
-    refuse(wire, E_AUTH, say("the learner at ", wire->peer, " did not prove that it knows the token; start it with the same token file"));
+  std::string expected = prove(options.token, "corral-learner", wire->nonce, nonce);
+  if (!options.token.empty() && !same_secret(welcome["proof"].string(), expected)) {
+    refuse(wire, E_AUTH, say("the learner at ", wire->peer, " did not prove that it knows the token; give it the same file"));
     if (wire->dialled) stop(1);
     return;
   }
@@ -2641,7 +2678,8 @@ inline void Server::welcomed(const WirePtr& wire, const Value& welcome) {
   limits.message = number_in(given, "message", 4096, kMostMessage), limits.batch = number_in(given, "batch", 1, 1 << 20);
   limits.slots = number_in(given, "slots", 1, 1 << 24), limits.meta = number_in(given, "meta", 256, kMostMessage);
   limits.info = number_in(given, "info", 0, 1 << 20), limits.window = number_in(welcome, "window", 1, 1024);
-  limits.snapshot_bytes = number_in(budget, "bytes", 0, ~uint64_t(0)), limits.snapshots = number_in(budget, "count", 0, ~uint64_t(0));
+  limits.snapshot_bytes = number_in(budget, "bytes", 0, ~uint64_t(0));
+  limits.snapshots = number_in(budget, "count", 0, ~uint64_t(0));
   uint32_t number = static_cast<uint32_t>(number_in(welcome, "session", 1, 0xFFFFFFFF));
   SessionPtr session = wire->resumes, old = wire->resumes;
   if (!welcome["resumed"].is_true()) {
@@ -2679,12 +2717,13 @@ inline SessionPtr Server::begin_session(const WirePtr& wire, uint32_t number, co
     for (const SessionPtr& session : sessions_)  // where there is no place, one that nobody came back for makes it
       if (sessions_.size() >= options.learners && !forsaken && is_forsaken(*session)) forsaken = session;
     if (forsaken || sessions_.size() < options.learners) {
-      fresh = std::make_shared<Session>(number, limits, make_engine_(limits, std::min<uint64_t>(options.envs, limits.slots)));
+      size_t slots = std::min<uint64_t>(options.envs, limits.slots);
+      fresh = std::make_shared<Session>(number, limits, make_engine_(limits, slots));
       sessions_.push_back(fresh);
     }
   }
   if (forsaken) end(forsaken);
-  if (!fresh) refuse(wire, E_FULL, say("this simulator has ", options.learners, " learners already, which is all it serves at once"));
+  if (!fresh) refuse(wire, E_FULL, say("this simulator serves ", options.learners, " learners at once, and has them"));
   return fresh;
 }
 
@@ -2746,7 +2785,8 @@ inline void Server::admit(const WirePtr& wire, const SessionPtr& session, WorkPt
     return wire->send(reply);
   }
   if (Engine::takes_states(request.op) && session->in_order) {
-    if (session->waiting.size() > session->limits.window + kMostDrops) throw BadMessage(say("more than ", kMostDrops, " DROPs at once"));
+    if (session->waiting.size() > session->limits.window + kMostDrops)
+      throw BadMessage(say("more than ", kMostDrops, " DROPs at once"));
     return session->waiting.push_back(std::move(work));
   }
   if (Engine::takes_states(request.op)) session->in_order = true;
@@ -3098,7 +3138,8 @@ class ZmqBinding : public Binding {
   }
   // False when the peer does not take more now. Only the first frame can be refused.
   bool transmit(ZmqWire& wire, const Packet& packet) {
-    if (!dialled_ && zmq_send(socket_, wire.identity.data(), wire.identity.size(), kDontWait | kMore) < 0) return refused(wire);
+    const std::string& to = wire.identity;
+    if (!dialled_ && zmq_send(socket_, to.data(), to.size(), kDontWait | kMore) < 0) return refused(wire);
     for (size_t i = 1; i <= packet.frames; ++i) {
       int more = i < packet.frames ? kMore : 0;
       if (zmq_send(socket_, packet.parts[i].iov_base, packet.parts[i].iov_len, kDontWait | more) < 0) return refused(wire);
@@ -3121,7 +3162,10 @@ class ZmqBinding : public Binding {
       zmq_msg_recv(&where.message, monitor_, kDontWait);
       uint16_t what = 0;
       int32_t value = 0;
-      if (event.text().size() >= 6) std::memcpy(&what, event.text().data(), 2), std::memcpy(&value, event.text().data() + 2, 4);
+      if (event.text().size() >= 6) {
+        std::memcpy(&what, event.text().data(), 2);
+        std::memcpy(&value, event.text().data() + 2, 4);
+      }
       if (what == kDisconnected)
         for (auto& [identity, wire] : wires_)
           if (dialled_ || wire->fd == value) wire->gone = true;  // after what it has said before
@@ -3149,7 +3193,8 @@ class ZmqBinding : public Binding {
       if (found != wires_.end()) wire = found->second;
       if (!wire && !dialled_ && parts.size() > 1) {
         int fd = zmq_msg_get(&parts.back().message, 2);  // SRCFD
-        wire = std::make_shared<ZmqWire>(server_.new_id(), false, say(address_.url(), "#", server_.new_id()), *this, identity, fd);
+        uint64_t id = server_.new_id();
+        wire = std::make_shared<ZmqWire>(id, false, say("learner ", id, " at ", address_.url()), *this, identity, fd);
         wires_[identity] = wire, fresh = true;
       }
       if (!dialled_) parts.pop_front();
@@ -3247,7 +3292,8 @@ struct Desk {
 // Slots whose environments are the author's; requests are put on the desk and waited for.
 class OwnedEngine : public Engine {
  public:
-  OwnedEngine(const Model& model, const Limits& limits, size_t slots, Crew& crew, Desk& desk) : Engine(model, limits, slots, crew), desk_(desk) {}
+  OwnedEngine(const Model& model, const Limits& limits, size_t slots, Crew& crew, Desk& desk)
+      : Engine(model, limits, slots, crew), desk_(desk) {}
 
  protected:
   void call_reset(Batch& batch, const std::vector<size_t>& rows) override { offer(batch, rows, nullptr); }
@@ -3265,7 +3311,8 @@ class OwnedEngine : public Engine {
       offer->slots.push_back(batch.slots()[rows[i]]);
       if (actions) offer->ins.emplace_back(*actions, rows[i]);
       else offer->seeds.push_back(batch.seeds[rows[i]]);
-      offer->outs.emplace_back(batch.obs, rows[i], actions ? batch.rows.reward + rows[i] * players : &offer->ignored[i * players]);
+      double* rewards = actions ? batch.rows.reward + rows[i] * players : &offer->ignored[i * players];
+      offer->outs.emplace_back(batch.obs, rows[i], rewards);
     }
     {
       std::unique_lock<std::mutex> lock(desk_.mutex);
@@ -3275,7 +3322,7 @@ class OwnedEngine : public Engine {
       if (!offer->done) throw BadRequest("the simulator ends");
     }
     for (size_t i = 0; i < rows.size(); ++i) {
-      Place& place = places_[batch.slots()[rows[i]]];
+      Place& place = place_of(batch, rows[i]);
       guard(batch, rows[i], place, [&] {
         if (!offer->errors[i].empty()) throw std::runtime_error(offer->errors[i]);
         offer->reset ? started(batch, rows[i], place, offer->outs[i]) : stepped(batch, rows[i], place, offer->outs[i]);
@@ -3294,13 +3341,14 @@ struct BadOption : std::runtime_error {
 inline std::string read_token(const std::string& path) {
   std::string token;
   FILE* file = std::fopen(path.c_str(), "rb");
-  if (!file) throw BadOption(say("the token file ", path, " cannot be read; make one by `openssl rand -hex 32 > ", path, "`"));
+  std::string advice = say("; make one by `openssl rand -hex 32 > ", path, "`");
+  if (!file) throw BadOption(say("the token file ", path, " cannot be read", advice));
   for (int byte; token.size() < 65536 && (byte = std::fgetc(file)) != EOF;) token.push_back(static_cast<char>(byte));
   std::fclose(file);
   const char* white = " \t\n\r\v\f";
   size_t from = token.find_first_not_of(white);
   token = from == token.npos ? "" : token.substr(from, token.find_last_not_of(white) + 1 - from);
-  if (token.size() < 16) throw BadOption(say("the token in ", path, " is too short to be a secret; make one by `openssl rand -hex 32 > ", path, "`"));
+  if (token.size() < 16) throw BadOption(say("the token in ", path, " is too short to be a secret", advice));
   return token;
 }
 
@@ -3319,7 +3367,7 @@ inline Address address_option(const std::string& name, const std::string& text) 
 #ifdef CORRAL_ZMQ
   if (address->scheme == "zmq") return *address;
 #else
-  if (address->scheme == "zmq") throw BadOption("this simulator was built without zmq://; build it with -DCORRAL_ZMQ, or use tcp://");
+  if (address->scheme == "zmq") throw BadOption("zmq:// is not built in; build with -DCORRAL_ZMQ, or use tcp://");
 #endif
   throw BadOption(say(name, " ", text, ": ", address->scheme, ":// is not one of tcp:// and zmq://"));
 }
@@ -3341,7 +3389,8 @@ inline Options read_options(int argc, char** argv, const Spec& spec) {
     for (int i = 1; i < argc; ++i) {
       std::string name = argv[i];
       if (name == "--help" || name == "-h") {
-        std::printf("%s, a simulator for Corral.\n\nusage: %s --connect URL | --bind URL [options]\n\n%s", spec.name.c_str(), argv[0], usage());
+        std::printf("%s, a simulator for Corral.\n\nusage: %s --connect URL | --bind URL [options]\n\n%s", spec.name.c_str(),
+                    argv[0], usage());
         std::exit(0);
       }
       if (name == "--insecure") {
@@ -3363,11 +3412,13 @@ inline Options read_options(int argc, char** argv, const Spec& spec) {
       else if (name == "--patience") options.patience_s = number_option(name, text, 0, 1e9);
       else options.token = read_token(text);
     }
-    if (options.connect.has_value() == options.bind.has_value()) throw BadOption("say --connect URL or --bind URL; --help tells more");
+    if (options.connect.has_value() == options.bind.has_value())
+      throw BadOption("say --connect URL or --bind URL; --help tells more");
     if (options.connect && (options.connect->everywhere() || options.connect->port == "0"))
       throw BadOption(say(options.connect->url(), " cannot be dialled: name the learner's host and port"));
     if (options.bind && !options.bind->loopback() && options.token.empty() && !options.insecure)
-      throw BadOption(say(options.bind->url(), " can be reached from other machines: pass --token-file, listen on 127.0.0.1, or say --insecure"));
+      throw BadOption(say(options.bind->url(), " can be reached from other machines: pass --token-file, listen on 127.0.0.1, "
+                                               "or say --insecure"));
   } catch (const BadOption& error) {
     std::fprintf(stderr, "corral: %s.\n", error.what());
     std::exit(2);
@@ -3462,7 +3513,8 @@ class Request {
 class Client {
  public:
   // Exits with a sentence when the command line is wrong, as serve() does.
-  Client(Spec spec, int argc, char** argv) : model_(std::move(spec)), server_(model_, one_learner(detail::read_options(argc, argv, model_.spec))) {
+  Client(Spec spec, int argc, char** argv)
+      : model_(std::move(spec)), server_(model_, one_learner(detail::read_options(argc, argv, model_.spec))) {
     server_.set_engine([this](const detail::Limits& limits, size_t slots) {
       return std::make_unique<detail::OwnedEngine>(model_, limits, slots, server_.pool, desk_);
     });
@@ -3491,7 +3543,8 @@ class Client {
       bool over = server_.wait(0).has_value();
       lock.lock();
       if (over) break;
-      desk_.posted.wait_until(lock, std::min(until, detail::Clock::now() + std::chrono::milliseconds(100)), [&] { return !desk_.offers.empty(); });
+      auto soon = std::min(until, detail::Clock::now() + std::chrono::milliseconds(100));  // to look whether it is over
+      desk_.posted.wait_until(lock, soon, [&] { return !desk_.offers.empty(); });
     }
     if (!desk_.offers.empty()) {
       request.offer_ = desk_.offers.front();

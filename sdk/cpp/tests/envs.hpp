@@ -20,7 +20,8 @@ inline Spec counting(const char* name) {
 // Counts, and fails in all ways that there are. Trivially copyable.
 struct Tricky {
   uint64_t seed = 0;
-  int64_t n = 0, chance = 0;
+  int64_t n = 0;
+  uint64_t chance = 0;
   static Spec spec() { return counting("Tricky"); }
   void reset(uint64_t s, Out& o) {
     if (s == 13) throw std::runtime_error("thirteen");
@@ -29,7 +30,7 @@ struct Tricky {
   }
   void step(const In& in, Out& o) {
     int64_t what = in.i("what");
-    n += (what == ADD10 ? 10 : 1) + chance;
+    n = static_cast<int64_t>(static_cast<uint64_t>(n) + (what == ADD10 ? 10 : 1) + chance);
     o.reward = static_cast<double>(n);
     observe(o);
     if (what == THROW) throw std::runtime_error("thrown \xff on purpose");
@@ -37,7 +38,7 @@ struct Tricky {
     if (what == INFINITE) o.reward = HUGE_VAL;
     o.terminated = what == END, o.life_lost = what == LOSE_LIFE, o.truncated = what == CUT_OFF;
   }
-  void reseed(uint64_t s) { chance = static_cast<int64_t>(s); }
+  void reseed(uint64_t s) { chance = s; }
   void observe(Out& o) const { o.f32("obs")[0] = static_cast<float>(n), o.f32("obs")[1] = static_cast<float>(seed % 1000); }
 };
 

@@ -32,7 +32,7 @@ Kit& kit() {
 void look(const Value& value, int depth = 0) {
   volatile size_t sum = value.string().size() + value.uint().value_or(0) + value.is_true();
   for (char byte : value.string()) sum = sum + static_cast<size_t>(byte);
-  if (depth < 3 && value.kind() == Value::Array)
+  if (depth < 3 && value.kind() == Value::List)
     for (size_t i = 0; i < std::min<size_t>(value.size(), 8); ++i) look(value[i], depth + 1);
   if (depth < 3 && value.kind() == Value::Map)
     for (const char* key : {"versions", "session", "limits", "message", "rows", "", "steps"}) look(value[key], depth + 1);

@@ -1,4 +1,11 @@
 // Spaces: how they are described, where leaves are, and how authors get at them. Numbers are those of the Python side.
+// Macros of X11 and curses, which simulators include.
+#define None 0L
+#define Bool int
+#define Status int
+#define Success 0
+#define OK (0)
+#define ERR (-1)
 #include "check.hpp"
 
 using namespace corral;

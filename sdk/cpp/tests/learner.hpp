@@ -6,7 +6,7 @@ namespace test {
 
 using namespace corral::detail;
 
-inline uint16_t operator|(Status a, int b) { return static_cast<uint16_t>(int(a) | b); }
+inline uint16_t operator|(StatusCode a, int b) { return static_cast<uint16_t>(int(a) | b); }
 
 template <class T>
 std::string column(std::initializer_list<T> values) {
@@ -84,17 +84,20 @@ class Learner {
     packet.head.seq = seq, packet.head.session = op < RESET ? 0 : session, packet.head.layout = op < RESET ? 0 : layout;
     packet.head.batch = batch, packet.head.aux = 30000, packet.meta = meta;
     for (const std::string& frame : payload) packet.payload.emplace_back(frame);
-    packet.seal();
-    for (size_t i = 0; i <= packet.frames; ++i) write(packet.parts[i].iov_base, packet.parts[i].iov_len);
+    put(packet.seal());
     return seq;
+  }
+  void put(const Packet& packet) {
+    std::string bytes;
+    for (size_t i = 0; i <= packet.frames; ++i) bytes.append(static_cast<const char*>(packet.parts[i].iov_base), packet.parts[i].iov_len);
+    write(bytes.data(), bytes.size());
   }
   void write(const void* data, size_t size) {
     const char* at = static_cast<const char*>(data);
     while (size > 0 && fd_ >= 0) {
-      pollfd one{fd_, POLLOUT, 0};
-      if (::poll(&one, 1, 10000) != 1) return;
       ssize_t sent = ::send(fd_, at, size, MSG_NOSIGNAL);
-      if (sent < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+      pollfd one{fd_, POLLOUT, 0};
+      if (sent < 0 && errno == EAGAIN && ::poll(&one, 1, 10000) == 1) continue;
       if (sent < 0) return;
       at += sent, size -= static_cast<size_t>(sent);
     }
@@ -142,14 +145,15 @@ class Learner {
 template <class Env>
 class Simulator {
  public:
-  explicit Simulator(unsigned threads = 1, const std::string& token = "", unsigned envs = 16, const std::string& url = "tcp://127.0.0.1:0")
-      : model(Model::of<Env>()), server(model, options(threads, token, envs, url)) {
+  explicit Simulator(unsigned threads = 1, const std::string& token = "", unsigned envs = 16, double keep_s = 30, double reading_s = 30)
+      : model(Model::of<Env>()), server(model, options(threads, token, envs, keep_s, reading_s)) {
     server.start();
   }
   ~Simulator() { server.stop(0); }
-  static Options options(unsigned threads, const std::string& token, unsigned envs, const std::string& url) {
+  static Options options(unsigned threads, const std::string& token, unsigned envs, double keep_s, double reading_s) {
     Options o;
-    o.bind = Address::parse(url), o.threads = threads, o.token = token, o.envs = envs;
+    o.bind = Address::parse("tcp://127.0.0.1:0"), o.threads = threads, o.token = token, o.envs = envs;
+    o.keep_s = keep_s, o.reading_s = reading_s;
     return o;
   }
   // A learner that has come as far as READY.

@@ -37,8 +37,8 @@ TEST(texts_and_lists_of_all_sizes_come_back) {
     CHECK(value["bin"].string() == text && value["bin"].kind() == Value::Bin);
     CHECK_EQ(value["list"].size(), size);
     if (size) CHECK_EQ(*value["list"][size - 1].uint(), size - 1);
-    CHECK(value["list"][size].kind() == Value::None);
-    CHECK(value["after"].kind() == Value::Int && !value["after"].uint());
+    CHECK(value["list"][size].kind() == Value::Absent);
+    CHECK(value["after"].kind() == Value::Whole && !value["after"].uint());
   }
 }
 
@@ -48,8 +48,8 @@ TEST(a_map_of_many_keys_is_searched_to_its_end) {
   for (int i = 0; i < 1000; ++i) pack.text(std::to_string(i)).map(1).text("n").uint(i);
   Value value = Value::read(pack.bytes());
   CHECK_EQ(*value["999"]["n"].uint(), 999u);
-  CHECK(value["1000"].kind() == Value::None && value["1000"]["n"].kind() == Value::None);
-  CHECK(value["5"]["n"]["m"].kind() == Value::None && value["5"][0].kind() == Value::None);
+  CHECK(value["1000"].kind() == Value::Absent && value["1000"]["n"].kind() == Value::Absent);
+  CHECK(value["5"]["n"]["m"].kind() == Value::Absent && value["5"][0].kind() == Value::Absent);
 }
 
 TEST(what_is_not_of_the_protocol_is_refused) {

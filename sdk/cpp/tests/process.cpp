@@ -127,7 +127,7 @@ TEST(a_signal_ends_it_with_a_goodbye) {
     CHECK(learner.shake({}));
     CHECK_EQ(hex(learner.hello().meta["instance"].string()), "00112233445566778899aabbccddeeff");
     learner.ask(RESET, 1, {slots({1023}), u64({1})});
-    CHECK_EQ(learner.last.status, OK);
+    CHECK_EQ(learner.last.status, GOOD);
     process.kill(signal);
     CHECK(learner.next(learner.last) && learner.last.op == CLOSE);
     CHECK_EQ(process.code(), 0);
