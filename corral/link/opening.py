@@ -52,9 +52,7 @@ def open_for_learner(
             raise UserError(f"{odd[0]} cannot be dialled: among several addresses each needs a host and a port.")
         return open_binding(scheme, dial=addresses, **told), False
     require_safe(first, token, insecure)
-    binding = open_binding(scheme, listen=first, **told)
-    log.info("listening for simulators at %s.", ", ".join(binding.urls))
-    return binding, True
+    return _listen_or_dial(first, "simulators", must_listen, **told)
 
 
 def open_for_simulator(address: Address, token: bytes | None, *, bind: bool, insecure: bool = False) -> Binding:
@@ -67,6 +65,17 @@ def open_for_simulator(address: Address, token: bytes | None, *, bind: bool, ins
     if not address.only_to_listen and somebody_listens(address):
         log.info("somebody listens at %s already: dialling it.", address.url)
         return open_binding(address.scheme, dial=[address])
-    binding = open_binding(address.scheme, listen=address)
-    log.info("listening for learners at %s.", ", ".join(binding.urls))
-    return binding
+    return _listen_or_dial(address, "learners")[0]
+
+
+def _listen_or_dial(address: Address, whom: str, must: bool = False, **told: Any) -> tuple[Binding, bool]:
+    """Listen; or dial whoever began to listen there since somebody looked, and say that it is so."""
+    try:
+        binding = open_binding(address.scheme, listen=address, **told)
+    except UserError:
+        if must or address.only_to_listen or not somebody_listens(address):
+            raise
+        log.info("somebody listens at %s already: dialling it.", address.url)
+        return open_binding(address.scheme, dial=[address], **told), False
+    log.info("listening for %s at %s.", whom, ", ".join(binding.urls))
+    return binding, True
