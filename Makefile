@@ -5,7 +5,7 @@ COMMA := ,
 # Quiet unless it fails: what pip and setuptools say is of no use to anybody otherwise.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
-.PHONY: demo test check format bench bench-training bench-replay bench-exchange learning learning-sharing faults fuzz soak clean
+.PHONY: demo test check format bench bench-training bench-replay bench-exchange bench-link learning learning-sharing learning-simulators faults fuzz soak clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -36,6 +36,10 @@ bench-replay: .venv/test
 bench-exchange: .venv/test
 	$(BIN)/corral bench exchange
 
+# Compiles a simulator and steps it over every way there is: ten minutes.
+bench-link: .venv/test
+	$(BIN)/corral bench link --table BENCHMARKS.md
+
 # Trains every claim of BENCHMARKS.md over three seeds, half an hour, and writes its table.
 learning: .venv/test
 	$(BIN)/corral bench learning
@@ -43,6 +47,10 @@ learning: .venv/test
 # The same for learners that share: their table, another half an hour.
 learning-sharing: .venv/test
 	$(BIN)/corral bench learning --table sharing
+
+# The same on simulators in C++, compiled on the spot: ten minutes.
+learning-simulators: .venv/test
+	$(BIN)/corral bench learning --table simulators
 
 # Kills actors, learners, inference servers, replay shards and Ray nodes in the middle of runs.
 faults: .venv/test

@@ -1,4 +1,4 @@
-"""What Corral claims to learn, and whether it does: every claim is trained as a user would, over several seeds."""
+"""Whether Corral learns what it claims to: every claim is trained as a user would, over several seeds."""
 
 from __future__ import annotations
 
@@ -8,94 +8,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import numpy as np
 
-from corral import presets
-from corral.errors import RunFailed
+from corral.bench.claims import Claim
+from corral.bench.compiled import SDK, CannotCompile, compile_simulator
+from corral.errors import RunFailed, UserError
 
-_LOOKS = 200  # rows of metrics in a run, so that the step that reached the bar is known to half a percent
 _PATIENCE_S = 3600.0
 _EPISODES = 100
-
-
-@dataclass(frozen=True)
-class Claim:
-    """`algo` reaches `bar` on `env` within `steps`, with the settings of its preset and `overrides`.
-
-    `train100` is the mean return of the last 100 training episodes; `eval` that of an evaluation with the most
-    likely actions and seeds of its own.
-    """
-
-    algo: str
-    env: str
-    measure: Literal["train100", "eval"]
-    bar: float
-    steps: int
-    overrides: Mapping[str, str] = field(default_factory=dict)
-    label: str = ""
-    options: tuple[str, ...] = ()
-    """More words of the command line."""
-    once: bool = False
-    """One seed is enough: the same claim stands on another runtime already."""
-    table: Literal["learning", "sharing"] = "learning"
-    """Which table of BENCHMARKS.md it belongs to."""
-
-    @property
-    def name(self) -> str:
-        """Algorithm and environment, in a word each."""
-        return f"{self.label or self.algo} {self.env.rpartition(':')[2]}"
-
-    def command(self, seed: int, folder: Path) -> list[str]:
-        """The `corral train` that tests it."""
-        watching = {"log.every_steps": max(1, self.steps // _LOOKS), "log.every_s": 0, "checkpoints.every_s": 0}
-        settings = [f"{key}={value}" for key, value in {**self.overrides, **watching}.items()]
-        words = ["train", self.algo, "--env", self.env, "--steps", self.steps, "--seed", seed, "--run-dir", folder]
-        words += self.options
-        return [sys.executable, "-m", "corral", *map(str, words), "--quiet", "--set", *settings]
-
-
-_RAY = ("--runtime", "ray", "--actors", "1")
-
-
-def _sharing(algo: str, workers: int, label: str = "", times: int = 1, **overrides: str) -> Claim:
-    """A claim of learners that share, within so many times the steps of their preset."""
-    words: tuple[str, ...] = ("--actors", str(workers))
-    if algo == "paac":  # its workers only act
-        words, overrides = (), {"workers": str(workers)}
-    steps = times * int(presets.PRESETS[algo, "CartPole-v1"].settings["steps"])
-    name = label or f"{algo}, {workers} workers"
-    return Claim(algo, "CartPole-v1", "train100", 450, steps, overrides, name, words, table="sharing")
-
-
-CLAIMS = (
-    Claim("ppo", "CartPole-v1", "train100", 475, 100_000),
-    Claim("a2c", "CartPole-v1", "train100", 475, 500_000),
-    Claim("reinforce", "CartPole-v1", "train100", 475, 500_000),
-    Claim("dqn", "CartPole-v1", "eval", 475, 50_000),
-    Claim("ppo", "Acrobot-v1", "train100", -100, 100_000),
-    Claim("dqn", "Acrobot-v1", "train100", -100, 50_000),
-    Claim("ppo", "Pendulum-v1", "eval", -200, 100_000, {"evaluation.episodes": "50"}),  # episodes differ by 100
-    Claim("ppo", presets.MOVE_OR_SHOOT, "eval", 0.85, 100_000),
-    Claim("ppo", presets.STATELESS, "train100", 300, 200_000, label="ppo lstm"),
-    Claim("impala", "CartPole-v1", "train100", 450, 200_000),
-    Claim("appo", "CartPole-v1", "train100", 450, 200_000),
-    Claim("apex", "CartPole-v1", "eval", 450, 100_000),
-    Claim("seed_impala", "CartPole-v1", "train100", 450, 200_000),
-    Claim("impala", "CartPole-v1", "train100", 450, 200_000, label="impala, ray", options=_RAY, once=True),
-    Claim("appo", "CartPole-v1", "train100", 450, 200_000, label="appo, ray", options=_RAY, once=True),
-    Claim("apex", "CartPole-v1", "eval", 450, 100_000, label="apex, ray", options=_RAY, once=True),
-    Claim("seed_impala", "CartPole-v1", "train100", 450, 200_000, label="seed_impala, ray", options=_RAY, once=True),
-    *(_sharing(algo, workers) for algo in ("dppo", "a3c", "paac", "ppo-ssp", "gala") for workers in (2, 4)),
-    _sharing("dppo", 2, "dppo, 2 workers, topk:0.01", 2, compress="topk:0.01"),
-    _sharing("dppo", 2, "dppo, 2 workers, qsgd:8", compress="qsgd:8"),
-    _sharing("dppo", 2, "dppo, 2 workers, powersgd:2", compress="powersgd:2"),
-)
-"""The tables of BENCHMARKS.md."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +55,9 @@ def examine(
 ) -> list[Finding]:
     """Train every claim with every seed, `jobs` runs side by side, into `folder`."""
     claims = list(claims)
+    for name in sorted({claim.simulator for claim in claims} - {""}):
+        say(f"compiling {name}")
+        _compile(name, folder)
     chosen = [seeds[:1] if claim.once else seeds for claim in claims]
     paths = {(k, seed): folder / f"{k}-{seed}" for k in range(len(claims)) for seed in chosen[k]}
     commands = [(f"{claims[k].name}, seed {seed}", claims[k].command(seed, path)) for (k, seed), path in paths.items()]
@@ -138,6 +66,17 @@ def examine(
         Finding(claim, tuple(read_trial(claim, seed, paths[k, seed]) for seed in chosen[k]))
         for k, claim in enumerate(claims)
     ]
+
+
+def _compile(example: str, folder: Path) -> None:
+    try:
+        with_zmq = compile_simulator(SDK / "examples" / f"{example}.cpp", folder / example)
+    except CannotCompile as error:
+        raise UserError(f"No simulator in C++: {error}; run this in a clone, with g++.") from error
+    if not with_zmq:
+        raise UserError(
+            "No simulator in C++: pyzmq came without a libzmq to link; install its wheel (pip install pyzmq)."
+        )
 
 
 def read_trial(claim: Claim, seed: int, run_dir: Path) -> Trial:

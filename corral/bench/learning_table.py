@@ -16,6 +16,10 @@ MARKS = {
         "<!-- sharing table: written by `corral bench learning --table sharing` -->",
         "<!-- end of the sharing table -->",
     ),
+    "simulators": (
+        "<!-- simulators table: written by `corral bench learning --table simulators` -->",
+        "<!-- end of the simulators table -->",
+    ),
 }
 """Table -> lines before and after it in BENCHMARKS.md."""
 _MEASURES = {"train100": "mean of 100 training episodes", "eval": "evaluation"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from corral.bench.compiled import CannotCompile, compile_simulator
+
 PACKAGE = Path(__file__).parents[1]
 _SOURCE = Path(__file__).with_name("link_noop.cpp")
-_COMPILE_S = 600.0
 _END_S = 5.0
 
 SHAPES: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -55,43 +55,14 @@ def python_command(*words: str) -> list[str]:
 
 
 def compile_noop(folder: Path) -> Noop:
-    """Compile `link_noop.cpp` against this repository's corral.hpp."""
-    header = PACKAGE.parent / "sdk" / "cpp" / "corral.hpp"
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        return Noop(None, why="there is no C++ compiler, so simulators are Python")
-    if not header.exists():
-        return Noop(None, why=f"{header} is not there, so simulators are Python")
-    binary, library = folder / "link_noop", _libzmq()
-    with_zmq = ["-DCORRAL_ZMQ", str(library), f"-Wl,-rpath,{library.parent}"] if library else []
-    why = "" if library else "pyzmq came without a libzmq to link, so simulators that use it are Python"
-    command = [
-        compiler,
-        "-O2",
-        "-std=c++17",
-        f"-I{header.parent}",
-        str(_SOURCE),
-        *with_zmq,
-        "-pthread",
-        "-o",
-        str(binary),
-    ]
+    """Compile `link_noop.cpp`."""
+    binary = folder / "link_noop"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Noop(None, why=f"the compiler failed ({type(error).__name__}), so simulators are Python")
-    if done.returncode:
-        first = next((line for line in done.stderr.splitlines() if "error" in line), "no words")
-        return Noop(None, why=f"the compiler failed ({first[:200]}), so simulators are Python")
-    return Noop(binary, bool(library), why)
-
-
-def _libzmq() -> Path | None:
-    """The library that pyzmq's wheel brings along."""
-    import zmq
-
-    found = sorted((Path(zmq.__file__).parents[1] / "pyzmq.libs").glob("libzmq*.so*"))
-    return found[0] if found else None
+        with_zmq = compile_simulator(_SOURCE, binary)
+    except CannotCompile as error:
+        return Noop(None, why=f"{error}, so simulators are Python")
+    why = "" if with_zmq else "pyzmq came without a libzmq to link, so simulators that use it are Python"
+    return Noop(binary, with_zmq, why)
 
 
 def free_port() -> int:

@@ -20,8 +20,8 @@ class BenchLearning:
     Exit code 1 when a claim does not hold. This takes about half an hour.
     """
 
-    table: Literal["learning", "sharing"] = "learning"
-    """All algorithms, or learners that share."""
+    table: Literal["learning", "sharing", "simulators"] = "learning"
+    """All algorithms, learners that share, or simulators in C++."""
     only: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """Claims whose name, such as "ppo CartPole-v1", has this in it; the file is then left as it is."""
     seeds: int = 3
@@ -34,8 +34,9 @@ class BenchLearning:
     def run(self) -> int:
         """Train, print the table, and write it."""
         require_at_least_one(seeds=self.seeds, jobs=self.jobs)
+        from corral.bench.claims import CLAIMS
         from corral.bench.facts import facts
-        from corral.bench.learning import CLAIMS, examine
+        from corral.bench.learning import examine
         from corral.bench.learning_table import section, write_section
 
         every = [claim for claim in CLAIMS if claim.table == self.table]

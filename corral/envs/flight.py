@@ -49,7 +49,7 @@ class Flight:
         if waiting := (self.in_flight | self.ready) & chosen.mask:
             first = [i for i in chosen.numbers if waiting >> i & 1][:16]
             raise UserError(f"Environments {first} have a result waiting; recv() it before sending again.")
-        leaves = self.spec.action.batch(actions, len(chosen))
+        leaves = self.spec.action.batch(actions, len(chosen.numbers))
         self.in_flight |= chosen.mask
         return chosen, leaves
 

@@ -12,8 +12,9 @@ import time
 from multiprocessing import spawn
 from typing import Any
 
+from corral import rpc
 from corral.envs.grpc_session import GIVEN_UP
-from corral.envs.grpc_wire import check_address, import_grpc
+from corral.envs.grpc_wire import check_address
 from corral.envs.sentry import Sentry
 from corral.envs.worker_handle import THREAD_VARIABLES
 
@@ -85,7 +86,7 @@ def join(address: str, workers: int, patience_s: float) -> int:
 
     A process that dies is replaced; the learner counts, and ends its run when that happens too often.
     """
-    import_grpc()
+    rpc.import_grpc()
     check_address(address, "the learner's address")
     sentry = Sentry()
     members = [_Member(address, patience_s, sentry) for _ in range(workers)]

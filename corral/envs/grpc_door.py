@@ -10,11 +10,10 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from concurrent import futures
+from collections.abc import Iterator
 from typing import Any
 
-from corral import __version__
+from corral import __version__, rpc
 from corral.encoding import BadMessage
 from corral.envs import grpc_wire as wire
 from corral.errors import UserError
@@ -63,7 +62,7 @@ class Door:
     """A gRPC server with a place for each worker."""
 
     def __init__(self, listen: str, places: int, num_envs: int):
-        self._grpc = grpc = wire.import_grpc()
+        self._grpc = grpc = rpc.import_grpc()
         self._places, self._room = places, num_envs + _MOST_WAITING
         self._open: dict[int, Any] = {}  # places that wait for a worker, and what it will be told first
         self._links: dict[int, Link] = {}
@@ -74,7 +73,7 @@ class Door:
         self.inbox: queue.Queue[tuple[Link, int, Any]] = queue.Queue(self._room)
         """What workers say: their link, the message's number, and its value."""
         most = places + _AT_THE_DOOR
-        self._server = grpc.server(_Threads(), options=wire.OPTIONS, maximum_concurrent_rpcs=most)
+        self._server = grpc.server(rpc.Threads(), options=wire.OPTIONS, maximum_concurrent_rpcs=most)
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: handler}),)
@@ -171,19 +170,3 @@ class Door:
         if words not in self._warned and len(self._warned) < _MOST_WAITING:
             self._warned.add(words)
             log.warning("%s", words)
-
-
-class _Threads(futures.Executor):
-    """A thread for each call, which gRPC bounds; Python's own pool would wait for them at exit, for ever."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
-        future: futures.Future[Any] = futures.Future()
-
-        def run() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=run, daemon=True).start()
-        return future

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from corral import __version__
+from corral import __version__, rpc
 from corral.encoding import BadMessage
 from corral.envs import channel as ch
 from corral.envs import grpc_wire as wire
@@ -144,7 +144,7 @@ class Session(EnvWorker):
                 else:
                     self._inbox.put((op, content))
             self.status = call.code().name
-        except wire.import_grpc().RpcError:
+        except rpc.import_grpc().RpcError:
             self.status, self.words = call.code().name, call.details()
         except (BadMessage, TypeError) as error:
             self.words = f"what came is no message ({error})"

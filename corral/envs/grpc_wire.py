@@ -8,12 +8,10 @@ RESOURCE_EXHAUSTED, no place is free; ABORTED, the learner gave this worker up; 
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
 from typing import Any
 
-from corral import encoding
+from corral import encoding, rpc
 from corral.envs import channel as ch
 from corral.envs.row_parcel import RowParcel
 from corral.errors import UserError
@@ -30,35 +28,10 @@ PARCEL = 22
 # worker to learner: where it is, in answer to LOOK
 SEEN = 23
 
-MOST_BYTES = 1 << 30  # of a message
 _PART_BYTES = 1 << 25  # rows travel in messages of about this size, or one by one
 
 _RETRY_MS = 250, 5000  # after which a connection that failed is tried again, at first and at most
-_PING_MS, _PONG_MS = 10_000, 20_000
-OPTIONS = (
-    ("grpc.max_send_message_length", MOST_BYTES),
-    ("grpc.max_receive_message_length", MOST_BYTES),
-    # A machine that is switched off, or a cable that is pulled, says nothing: ask.
-    ("grpc.keepalive_time_ms", _PING_MS),
-    ("grpc.keepalive_timeout_ms", _PONG_MS),
-    ("grpc.http2.ping_timeout_ms", _PONG_MS),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS // 2),  # what the other side may do before it is too much
-    ("grpc.initial_reconnect_backoff_ms", _RETRY_MS[0]),
-    ("grpc.min_reconnect_backoff_ms", _RETRY_MS[1]),  # in truth how long to try
-    ("grpc.max_reconnect_backoff_ms", _RETRY_MS[1]),
-    ("grpc.so_reuseport", 0),  # otherwise two learners could listen on one port, and get half of the workers each
-    ("grpc.enable_http_proxy", 0),  # the learner is near, the proxy is for the world outside
-)
-
-
-def import_grpc() -> Any:
-    """The grpc package; UserError when it is not installed."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said in our own words
-    try:
-        return importlib.import_module("grpc")
-    except ModuleNotFoundError as error:
-        raise UserError("gRPC is not installed: pip install 'corral-rl[grpc]'.") from error
+OPTIONS = rpc.options(*_RETRY_MS)
 
 
 def connect(address: str) -> Any:
@@ -66,7 +39,7 @@ def connect(address: str) -> Any:
 
     Keep it: with a new one for each call, calls may hang for ever, beyond their deadline (seen with grpcio 1.85).
     """
-    return import_grpc().insecure_channel(check_address(address, "the learner's address"), options=OPTIONS)
+    return rpc.import_grpc().insecure_channel(check_address(address, "the learner's address"), options=OPTIONS)
 
 
 def check_address(text: Any, what: str) -> str:
@@ -80,9 +53,9 @@ def check_address(text: Any, what: str) -> str:
 def to_bytes(op: int, data: Any = None) -> bytes:
     """One message; UserError when it is too large."""
     parts = encoding.encode([op, data])
-    if (size := encoding.size_of(parts)) > MOST_BYTES:
+    if (size := encoding.size_of(parts)) > rpc.MOST_BYTES:
         raise UserError(
-            f"A message of {size >> 20} MB is more than the {MOST_BYTES >> 20} MB that gRPC is to carry: make "
+            f"A message of {size >> 20} MB is more than the {rpc.MOST_BYTES >> 20} MB that gRPC is to carry: make "
             "observations smaller."
         )
     return b"".join(parts)

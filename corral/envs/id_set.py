@@ -29,6 +29,7 @@ class IdSet:
     numbers: tuple[int, ...]
     payload: bytes  # as they travel
     route: Any = field(default=None)  # for the backend: how to reach them
+    views: Any = field(default=None)  # for the rows: where they are
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -6,10 +6,9 @@ each, which ends truncated and faulty (see `losses`); they go on in other simula
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -20,62 +19,27 @@ from corral.encoding import Buffer
 from corral.envs.contract import VecEnv
 from corral.envs.flight import Flight
 from corral.envs.id_set import IdSet
+from corral.envs.link_answers import Answer, Place, read_answer
 from corral.envs.losses import Losses
-from corral.envs.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, Rows
+from corral.envs.patience import Patience
+from corral.envs.rows import FIRST, Rows
 from corral.envs.seating import Seating
 from corral.envs.supervise import Fault, FaultLog, Supervision
-from corral.errors import EnvFailed, UserError
+from corral.errors import UserError
 from corral.link import protocol as clp
 from corral.link.fleet import Fleet, Member
-from corral.link.message import BadMessage, Message
-from corral.link.session import Session, Simulator
+from corral.link.message import Message
+from corral.link.session import Session
 from corral.types import Array, StepBatch, Tree
 
-log = logging.getLogger("corral.link")
-
 _POLL_S = 0.25
-_SAY_S = 5.0  # what waits for longer is worth a word
+_STEP = int(clp.Op.STEP)
+_BALANCE_S = 5.0  # between looks at who is slow
+_WORTH_S = 1e-3  # steps of everybody that are quicker than this are not worth moving anybody for
 _SLOW_ROW_S = 500e-6  # slower steps are asked for one by one, so that `recv(min_ready)` gets them early
 
 
-class _Answer:
-    """A reply to RESET or STEP, as arrays that are views of it."""
-
-    __slots__ = ("_meta", "ended", "final", "flags", "obs", "raw_reward", "reward", "status", "to_play")
-
-    def __init__(self, simulator: Simulator, batch: int, payload: Sequence[Buffer], meta: dict[str, Any] | None):
-        table = simulator.rows.read(payload[0], batch)
-        self.obs = simulator.observation.read(payload[1], batch)
-        self.to_play = table.pop() if simulator.hello.players > 1 else None
-        self.status, self.flags = table.pop(), table.pop()
-        self.reward, self.raw_reward = table[0], table[-1]
-        self.final: list[Array] | None = None
-        self.ended: Any = None
-        self._meta = meta
-
-    def read_final(self, simulator: Simulator, payload: Sequence[Buffer]) -> None:
-        """Last observations of episodes that others have followed; BadMessage when flags and frames disagree."""
-        flags = self.flags
-        self.ended = (flags & (clp.FIRST | clp.FAULTY)) == clp.FIRST
-        over = (flags & (clp.TERMINATED | clp.TRUNCATED)) != 0
-        if np.any(over & ((flags & (clp.FIRST | clp.FAULTY)) == 0)) or np.any(~over & ((flags & clp.FIRST) != 0)):
-            raise BadMessage("episodes that ended without another, or the other way round")
-        if np.any(((flags & clp.FAULTY) != 0) & (self.status == 0)):
-            raise BadMessage("faulty rows without a status")
-        count = int(np.count_nonzero(self.ended))
-        if bool(count) != (len(payload) == 3):
-            raise BadMessage(f"{count} ended episodes and {len(payload)} frames")
-        if count:
-            self.final = simulator.observation.read(payload[2], count)
-
-    def words(self, row: int) -> str:
-        """What the simulator says about a row that went wrong."""
-        rows = (self._meta or {}).get("rows", {})
-        text = rows.get(str(row), "") if isinstance(rows, dict) else ""
-        return text if isinstance(text, str) else ""
-
-
-Take = Callable[[Session, IdSet, _Answer], None]
+Take = Callable[[Session, IdSet, Answer], None]
 
 
 class LinkVecEnv(VecEnv):
@@ -101,10 +65,9 @@ class LinkVecEnv(VecEnv):
         self._member = Member(lambda s: me().joined(s), lambda s, kind, words: me().lost(s, kind, words))
         me: Any = weakref.ref(self)
         self._stop = weakref.finalize(self, _leave, fleet, self._member, release)
-        self._homeless_since: float | None = None
-        self._said_homeless = False
+        self._patience = Patience(fleet, supervision.start_timeout_s)
         try:
-            self._gather(simulators)
+            self._patience.gather(simulators)
             assert fleet.spec is not None
             self.spec = fleet.spec
             self._rows = Rows(self.spec, num_envs)
@@ -112,7 +75,9 @@ class LinkVecEnv(VecEnv):
             self._losses = Losses(self._rows, self._flight)
             self._to_play = np.zeros(num_envs, np.int8)
             self._moving: dict[int, None] = {}
+            self._balance_at = time.monotonic() + _BALANCE_S
             self._under_way = 0  # mask of environments in requests
+            self._late: list[Place] = []
             self._seating = Seating(num_envs)
             self._require_room()
             self._seating.fill(list(fleet.sessions.values()))
@@ -167,15 +132,15 @@ class LinkVecEnv(VecEnv):
         chosen, leaves = flight.take_off(env_ids, actions)
         try:
             with self._fleet.lock:
-                for row, leaf in zip(rows.action, leaves, strict=True):
-                    row[chosen.index] = leaf
                 if self._losses.owing:
+                    self._write_actions(chosen, leaves)
                     alive = self._losses.settle(chosen.ids)
                     if not len(alive):
                         return
                     chosen = flight.sets.of(alive)
+                    leaves = [leaf[chosen.index] for leaf in rows.action]
                 rows.flip(chosen)
-                self._step(chosen)
+                self._step(chosen, leaves)
         except BaseException:  # Ctrl-C in the middle would leave rows that nobody works on
             self.close()
             raise
@@ -208,22 +173,31 @@ class LinkVecEnv(VecEnv):
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def _step(self, chosen: IdSet) -> None:
-        """Let these environments step with the actions in their rows."""
-        rows = self._rows
-        for share in self._seating.shares(chosen, self._flight.sets):
+    def _step(self, chosen: IdSet, leaves: list[Array]) -> None:
+        """Let these environments step with these actions."""
+        rows, sets, deadline_s = self._rows, self._flight.sets, self._supervision.step_timeout_s
+        shares = self._seating.shares(chosen, sets)
+        first = shares[0]
+        if len(shares) == 1 and len(chosen.numbers) <= _most_rows(first.session):
+            actions = first.session.simulator.action.write(leaves, len(chosen.numbers))
+            self._ask(first.session, _STEP, chosen, [first.slots, actions], self._stepped, deadline_s, clp.AUTORESET)
+            return
+        self._write_actions(chosen, leaves)
+        for share in shares:
             session = share.session
-            action = session.simulator.action
-            for part in share.parts(1 if session.row_s > _SLOW_ROW_S else session.most_rows, self._flight.sets):
-                actions = action.write([leaf[part.chosen.index] for leaf in rows.action], len(part.chosen))
-                self._ask(
-                    session, clp.Op.STEP, part.chosen, [part.slots, actions], self._stepped,
-                    self._supervision.step_timeout_s, clp.AUTORESET,
-                )  # fmt: skip
+            for part in share.parts(_most_rows(session), sets):
+                chosen = part.chosen
+                actions = session.simulator.action.write([leaf[chosen.index] for leaf in rows.action], len(chosen))
+                self._ask(session, _STEP, chosen, [part.slots, actions], self._stepped, deadline_s, clp.AUTORESET)
+
+    def _write_actions(self, chosen: IdSet, leaves: list[Array]) -> None:
+        for row, leaf in zip(self._rows.action, leaves, strict=True):
+            row[chosen.index] = leaf
 
     def _reset(self, env_ids: Array, take: Take | None = None) -> None:
         """Start episodes with seeds of their own in the simulators where these environments sit."""
         rows, sets = self._rows, self._flight.sets
+        self._count_steps()
         for env_id in env_ids.tolist():
             rows.seed[env_id] = seeding.env_seed(self._seed, self._role, env_id, int(rows.episode[env_id]))
         rows.step[env_ids] = 0
@@ -247,25 +221,53 @@ class LinkVecEnv(VecEnv):
     ) -> None:
         self._under_way |= chosen.mask
         done = partial(self._answered, session, chosen, take)
-        session.submit(op, len(chosen), payload, done, deadline_s=deadline_s, flags=flags)
+        session.submit(op, len(chosen.numbers), payload, done, deadline_s=deadline_s, flags=flags)
 
     # -- answers -------------------------------------------------------------------------------------------
 
     def _answered(self, session: Session, chosen: IdSet, take: Take, reply: Message) -> None:
-        answer = self._read(session, len(chosen), reply)
+        if reply.op == _STEP and self._stepped_well(session, chosen, reply):
+            return
+        answer = read_answer(session.simulator, len(chosen), reply)
         self._under_way &= ~chosen.mask
         take(session, chosen, answer)
 
-    def _stepped(self, session: Session, chosen: IdSet, answer: _Answer) -> None:
+    def _stepped_well(self, session: Session, chosen: IdSet, reply: Message) -> bool:
+        """Take in a STEP that ended no episode, as most do, in as few operations as possible; False for another."""
+        if chosen.route is None:  # all simulators have the same layout
+            index, one = chosen.index, session.simulator.hello.players == 1
+            follow = one and isinstance(index, slice) and index.step in (None, 1)
+            chosen.route = Place(self._rows, chosen, session.simulator) if follow else False
+        place, half = chosen.route, self._rows.half(chosen)
+        if not place or half is None or reply.flags != clp.REPLY or reply.batch != len(chosen.numbers):
+            return False
+        if not place.take(half, reply.payload):
+            return False
+        if not place.late:
+            self._late.append(place)
+        place.late += 1
+        self._under_way &= ~chosen.mask
+        self._arrive(chosen)
+        return True
+
+    def _count_steps(self) -> None:
+        """Add up the steps that places have put off, before somebody looks at them or sets them back."""
+        for place in self._late:
+            place.step += place.late
+            place.late = 0
+        self._late.clear()
+
+    def _stepped(self, session: Session, chosen: IdSet, answer: Answer) -> None:
         rows, ids, flags = self._rows, chosen.ids, answer.flags
-        self._write(chosen, answer)
+        answer.write(rows, chosen, self._to_play)
+        self._count_steps()
         rows.step[chosen.index] += 1
         rows.no_flags(chosen.index)
         if not np.count_nonzero(flags):
             self._arrive(chosen)
             return
         started = ids[answer.ended]
-        self._write_flags(ids, flags)
+        answer.write_flags(rows, ids)
         if answer.final is not None:
             for leaf, value in zip(rows.final, answer.final, strict=True):
                 leaf[started] = value
@@ -273,6 +275,8 @@ class LinkVecEnv(VecEnv):
         rows.step[started] = 0
         session.episodes += len(started)
         absent = self._take_faults(session, ids, answer) if np.count_nonzero(answer.status) else []
+        if len(started):
+            self._balance()
         movers = [env_id for env_id in started.tolist() if env_id in self._moving] if self._moving else []
         if movers:
             self._move(movers)
@@ -281,7 +285,7 @@ class LinkVecEnv(VecEnv):
         if len(ids):
             self._arrive(self._flight.sets.of(ids))
 
-    def _take_faults(self, session: Session, ids: Array, answer: _Answer) -> list[int]:
+    def _take_faults(self, session: Session, ids: Array, answer: Answer) -> list[int]:
         """Report environments that failed within a simulator; returns those that have nothing to deliver yet."""
         waits = []
         for row in np.flatnonzero(answer.status).tolist():
@@ -301,9 +305,9 @@ class LinkVecEnv(VecEnv):
             self._start_due()
         return waits
 
-    def _was_reset(self, session: Session, chosen: IdSet, answer: _Answer) -> None:
+    def _was_reset(self, session: Session, chosen: IdSet, answer: Answer) -> None:
         rows, ids = self._rows, chosen.ids
-        self._write(chosen, answer)
+        answer.write(rows, chosen, self._to_play)
         rows.reward[ids] = rows.raw_reward[ids] = 0.0
         rows.no_flags(ids)
         rows.flags[ids, FIRST] = True
@@ -317,46 +321,6 @@ class LinkVecEnv(VecEnv):
             ids = ids[(answer.flags & clp.FAULTY) == 0]
         if len(ids):
             self._arrive(self._flight.sets.of(ids))
-
-    def _read(self, session: Session, batch: int, reply: Message) -> _Answer:
-        """What a reply to RESET or STEP says; BadMessage when it does not fit."""
-        if reply.flags & clp.FAILED:
-            raise BadMessage(f"{clp.status_name(reply.status)} in answer to a good request: {reply.text}")
-        simulator, payload = session.simulator, reply.payload
-        if reply.batch != batch or not 2 <= len(payload) <= 3:
-            raise BadMessage(f"{reply.batch} rows in {len(payload)} frames in answer to {batch} rows")
-        answer = _Answer(simulator, batch, payload, reply.meta)
-        if reply.op == clp.Op.STEP and (len(payload) == 3 or np.count_nonzero(answer.flags)):
-            answer.read_final(simulator, payload)
-        return answer
-
-    def _write(self, chosen: IdSet, answer: _Answer) -> None:
-        rows, index = self._rows, chosen.index
-        half = rows.half(chosen)
-        for leaf, value in zip(rows.obs, answer.obs, strict=True):
-            if half is None:
-                leaf[rows.phase[chosen.ids], chosen.ids] = value
-            else:
-                leaf[half][index] = value
-        if answer.to_play is None:
-            rows.reward[index], rows.raw_reward[index] = answer.reward[:, 0], answer.raw_reward[:, 0]
-        else:  # of whoever moved
-            who = np.clip(self._to_play[chosen.ids], 0, answer.reward.shape[1] - 1)
-            each = np.arange(len(chosen))
-            rows.reward[index], rows.raw_reward[index] = answer.reward[each, who], answer.raw_reward[each, who]
-            self._to_play[chosen.ids] = answer.to_play
-
-    def _write_flags(self, ids: Array, flags: Array) -> None:
-        rows = self._rows
-        over = (flags & (clp.TERMINATED | clp.TRUNCATED)) != 0
-        for place, value in (
-            (TERMINATED, (flags & clp.TERMINATED) != 0),
-            (TRUNCATED, (flags & clp.TRUNCATED) != 0),
-            (FAULTY, (flags & clp.FAULTY) != 0),
-            (FIRST, (flags & clp.FIRST) != 0),
-            (GAME_OVER, over & ((flags & clp.LIFE) == 0)),
-        ):
-            rows.flags[ids, place] = value
 
     def _arrive(self, results: IdSet) -> None:
         done: IdSet | None = results
@@ -397,6 +361,7 @@ class LinkVecEnv(VecEnv):
         """Let environments that lost theirs, and sit somewhere, start their next episodes."""
         if not self._flight.started:
             return
+        self._count_steps()
         ids = self._flight.everyone.ids
         due = self._losses.take_resets(ids[self._seating.seated(ids)])
         if len(due):
@@ -404,8 +369,15 @@ class LinkVecEnv(VecEnv):
 
     def _rebalance(self) -> None:
         """Choose who moves to another simulator when its episode ends."""
-        for env_id in self._seating.surplus(list(self._fleet.sessions.values())):
-            self._moving[env_id] = None
+        self._moving = dict.fromkeys(self._seating.surplus(list(self._fleet.sessions.values())))
+
+    def _balance(self) -> None:
+        """From time to time, see whether simulators have turned out slower or faster than their share of the load."""
+        now = time.monotonic()
+        if now > self._balance_at:
+            self._balance_at = now + _BALANCE_S
+            if self._seating.longest_s() > _WORTH_S:
+                self._rebalance()
 
     def _move(self, env_ids: list[int]) -> None:
         """Their episodes have ended: start the next ones elsewhere. The row is complete but for its observation."""
@@ -416,7 +388,7 @@ class LinkVecEnv(VecEnv):
         ended = dict(zip(env_ids, self._rows.table[ids].copy(), strict=True))
         self._reset(ids, partial(self._moved, ended))
 
-    def _moved(self, ended: dict[int, Array], session: Session, chosen: IdSet, answer: _Answer) -> None:
+    def _moved(self, ended: dict[int, Array], session: Session, chosen: IdSet, answer: Answer) -> None:
         """An episode has started elsewhere: deliver the end of the last one with its first observation."""
         self._was_reset(session, chosen, answer)
         for env_id in chosen.numbers:
@@ -425,6 +397,7 @@ class LinkVecEnv(VecEnv):
 
     def _report(self, env_id: int, kind: str, detail: str, in_step: int | None = None) -> None:
         rows = self._rows
+        self._count_steps()
         stepping = self._flight.in_flight >> env_id & 1 if in_step is None else in_step
         state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]) + stepping
         self._faults.record(Fault(env_id, kind, *state, detail))
@@ -434,31 +407,10 @@ class LinkVecEnv(VecEnv):
     def _pump(self, most_s: float = _POLL_S) -> None:
         try:
             self._fleet.poll(min(most_s, _POLL_S))
-            if self._seating.homeless:
-                self._check_homeless()
-            else:
-                self._homeless_since = None
+            self._patience.check(self._seating.homeless)
         except BaseException:
             self.close()
             raise
-
-    def _gather(self, wanted: int) -> None:
-        """Wait for the simulators to begin with; EnvFailed when they do not come."""
-        fleet, start, said = self._fleet, time.monotonic(), False
-        while len(fleet.sessions) < wanted:
-            waited, limit = time.monotonic() - start, self._supervision.start_timeout_s
-            if waited > limit:
-                raise EnvFailed(
-                    f"{len(fleet.sessions)} of {wanted} simulators at {', '.join(fleet.binding.urls)} after "
-                    f"{waited:.0f} s; start them, or raise Supervision.start_timeout_s."
-                )
-            if waited > _SAY_S and not said:
-                said = True
-                log.warning(
-                    "waiting for %d more simulators at %s, for up to %.0f s.",
-                    wanted - len(fleet.sessions), ", ".join(fleet.binding.urls), limit,
-                )  # fmt: skip
-            fleet.poll(_POLL_S)
 
     def _require_room(self) -> None:
         room = sum(session.simulator.hello.slots for session in self._fleet.sessions.values())
@@ -468,18 +420,10 @@ class LinkVecEnv(VecEnv):
                 f"with --envs {self.num_envs}, or set num_envs={room}."
             )
 
-    def _check_homeless(self) -> None:
-        """Say that environments wait for a simulator; EnvFailed when none comes."""
-        now, count = time.monotonic(), self._seating.homeless
-        if self._homeless_since is None:
-            self._homeless_since, self._said_homeless = now, False
-        waited, limit = now - self._homeless_since, self._supervision.start_timeout_s
-        words = f"{count} of {self.num_envs} environments have no simulator at {', '.join(self.urls)}"
-        if waited > limit:
-            raise EnvFailed(f"{words}, for {waited:.0f} s now; start one, or raise Supervision.start_timeout_s.")
-        if waited > _SAY_S and not self._said_homeless:
-            self._said_homeless = True
-            log.warning("%s; waiting for one, for up to %.0f s.", words, limit - waited)
+
+def _most_rows(session: Session) -> int:
+    """How many steps to ask for at once."""
+    return 1 if session.row_s > _SLOW_ROW_S else session.most_rows
 
 
 def _leave(fleet: Fleet, member: Member, release: Callable[[], Any]) -> None:

@@ -17,6 +17,7 @@ from corral.types import Array, EnvSpec, StepBatch
 _ALIGN = 64
 TERMINATED, TRUNCATED, FAULTY, FIRST, GAME_OVER = range(5)
 _FLAGS_AT = 16  # bytes of the two rewards before the flags
+_INT, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)  # looking a type up costs as much as a view
 
 
 class Rows:
@@ -61,12 +62,15 @@ class Rows:
 
     def collect(self, chosen: IdSet) -> StepBatch:
         """Copy these rows out."""
-        layout, ids, index = self.spec.observation, chosen.ids, chosen.index
-        obs, table = self.current(chosen, self.half(chosen)), self.table[index]
-        if isinstance(index, slice):  # which gives views; an index array copies by itself
-            obs, table = [leaf.copy() for leaf in obs], table.copy()
-        flags = table.view(np.bool_)[:, _FLAGS_AT:]
-        final = self._finals(ids, obs, flags) if np.count_nonzero(table.view(np.int64)[:, 2]) else None
+        layout, ids, half = self.spec.observation, chosen.ids, self.half(chosen)
+        if half is not None and isinstance(chosen.index, slice):
+            halves, table = self._views(chosen)
+            obs, table = [leaf.copy() for leaf in halves[half]], table.copy()
+        else:  # an index array copies by itself
+            obs, table = [leaf[self.phase[ids] if half is None else half, ids] for leaf in self.obs], self.table[ids]
+        flags = table.view(_BOOL)[:, _FLAGS_AT:]
+        words = table.view(_INT)[:, 2].tobytes()  # which are compared faster than numbers are counted
+        final = self._finals(ids, obs, flags) if words != bytes(len(words)) else None
         return StepBatch(
             ids,
             layout.unflatten(obs),
@@ -79,6 +83,13 @@ class Rows:
             flags[:, FAULTY],
             flags[:, GAME_OVER],
         )
+
+    def _views(self, chosen: IdSet) -> tuple[list[list[Array]], Array]:
+        """Observations in both halves, and the table, of rows at even steps: made once, as each costs as a copy."""
+        if chosen.views is None or chosen.views[0] is not self:
+            halves = [[leaf[half][chosen.index] for leaf in self.obs] for half in (0, 1)]
+            chosen.views = self, halves, self.table[chosen.index]
+        return chosen.views[1], chosen.views[2]
 
     def no_flags(self, index: slice | Array) -> None:
         """Clear all flags of these rows."""

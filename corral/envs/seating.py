@@ -102,12 +102,19 @@ class Seating:
         staying = [session for session in sessions if not session.retiring]
         counts = {session.number: int(np.count_nonzero(self._session_of == session.number)) for session in staying}
         total, speed = sum(counts.values()), _speeds(staying)
+        room = sum(session.room for session in staying)
         for session in staying:
             fair = total * speed[session.number] / sum(speed.values())
             extra = counts[session.number] - int(np.ceil(fair))
+            extra = min(extra, room - session.room)
             if extra > 0 and counts[session.number] > _CLEARLY * fair:
                 movers += np.flatnonzero(self._session_of == session.number)[-extra:].tolist()
         return movers
+
+    def longest_s(self) -> float:
+        """What a step of everybody takes in the simulator that takes longest, by its own word."""
+        each = (np.count_nonzero(self._session_of == s.number) * s.row_s for s in self._sessions.values())
+        return max(each, default=0.0)
 
     def reseat(self, ids: Array, sessions: list[Session]) -> None:
         """Give these other seats, where the load is lightest."""

@@ -8,7 +8,6 @@ who lets that grow full is lost.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import queue
 import random
@@ -17,9 +16,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent import futures
 from typing import Any
 
+from corral import rpc
 from corral.encoding import Buffer
 from corral.errors import UserError
 from corral.link.address import Address
@@ -31,7 +30,6 @@ SERVICE, METHOD = "corral.Link", "Attach"
 ANSWER = (("corral-link", "1"),)
 """Initial metadata by which who dials knows that it has been let in, before anybody has said anything."""
 
-_MOST_BYTES = 1 << 30  # of a message, whoever sends it; `most_bytes` says what is taken
 _MOST_CALLS = 1280  # the learner's sessions and greetings
 _MOST_UNREAD, _MOST_UNREAD_BYTES = 18, 1 << 26  # of a wire, but always one message
 _MOST_UNSENT, _MOST_UNSENT_BYTES = 1024, 1 << 30
@@ -40,31 +38,7 @@ _LEAVE_S = 1.0  # for the other side to take what was sent before the end
 _CLOSE_S = 0.5
 _PREFIX = struct.Struct("<4sI")
 
-_PING_MS, _PONG_MS = 10_000, 20_000
-OPTIONS = (
-    ("grpc.max_send_message_length", _MOST_BYTES),
-    ("grpc.max_receive_message_length", _MOST_BYTES),
-    # A machine that is switched off, or a cable that is pulled, says nothing: ask.
-    ("grpc.keepalive_time_ms", _PING_MS),
-    ("grpc.keepalive_timeout_ms", _PONG_MS),
-    ("grpc.http2.ping_timeout_ms", _PONG_MS),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS // 2),  # what the other side may do before it is too much
-    ("grpc.initial_reconnect_backoff_ms", int(1000 * _FIRST_PAUSE_S)),
-    ("grpc.min_reconnect_backoff_ms", int(1000 * _LONGEST_PAUSE_S)),  # in truth how long to try
-    ("grpc.max_reconnect_backoff_ms", int(1000 * _LONGEST_PAUSE_S)),
-    ("grpc.so_reuseport", 0),  # otherwise two could listen on one port, and get half of the calls each
-    ("grpc.enable_http_proxy", 0),
-)
-
-
-def import_grpc() -> Any:
-    """The grpc package; UserError when it is not installed."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said in our own words
-    try:
-        return importlib.import_module("grpc")
-    except ModuleNotFoundError as error:
-        raise UserError("gRPC is not installed: pip install 'corral-rl[grpc]'.") from error
+OPTIONS = rpc.options(int(1000 * _FIRST_PAUSE_S), int(1000 * _LONGEST_PAUSE_S))
 
 
 def unpack(data: bytes, most_bytes: int) -> list[memoryview]:
@@ -224,7 +198,7 @@ class GrpcBinding(Binding):
     """Listens at one address, or dials several and dials again when a connection is lost."""
 
     def __init__(self, *, listen: Address | None = None, dial: Sequence[Address] = ()):
-        self._grpc = import_grpc()
+        self._grpc = rpc.import_grpc()
         self._inbox = _Inbox()
         self._owner, self._closed = os.getpid(), False
         self._leaving: deque[tuple[float, GrpcWire]] = deque()
@@ -290,7 +264,7 @@ class GrpcBinding(Binding):
 
     def _listen(self, address: Address) -> int:
         self._calls: set[GrpcWire] = set()
-        self._server = self._grpc.server(_Threads(), options=OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
+        self._server = self._grpc.server(rpc.Threads(), options=OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
         handler = self._grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers((self._grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         host = f"[{address.host}]" if ":" in address.host else address.bind_host
@@ -363,19 +337,3 @@ class _Dialled:
                 pass
         wire.end("nobody of the link is there")
         wire.over.set()
-
-
-class _Threads(futures.Executor):
-    """A thread for each call, which gRPC bounds; Python's own pool would wait for them at exit, for ever."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
-        future: futures.Future[Any] = futures.Future()
-
-        def run() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=run, daemon=True).start()
-        return future

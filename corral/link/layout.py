@@ -47,6 +47,11 @@ class Group:
             raise BadMessage(f"a frame of {len(frame)} bytes for {batch} rows, expected {size}")
         return [np.frombuffer(frame, dtype, count, at).reshape(shape) for at, count, shape, dtype in places]
 
+    def spans(self, batch: int) -> tuple[list[tuple[int, int]], int]:
+        """Where the leaves of so many rows begin and end in a frame, and its size."""
+        places, size = self._places(batch)
+        return [(at, at + count * dtype.itemsize) for at, count, _, dtype in places], size
+
     def make(self, batch: int) -> tuple[bytearray, list[Array]]:
         """A frame of zeros, and its leaves to write to."""
         places, size = self._places(batch)

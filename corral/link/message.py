@@ -14,6 +14,7 @@ from corral.link import protocol as clp
 _encode_meta = msgspec.msgpack.Encoder().encode
 _META_BYTES = 1 << 20
 _DEPTH = 16
+_OPS = frozenset(int(op) for op in clp.Op)
 
 
 class BadMessage(Exception):
@@ -69,7 +70,7 @@ def read_message(frames: Sequence[Buffer]) -> Message:
         raise BadMessage(f"magic {bytes(magic)!r}, expected {clp.MAGIC!r}")
     if major != clp.MAJOR:
         raise BadMessage(f"version {major} of the protocol, expected {clp.MAJOR}")
-    if op not in clp.Op._value2member_map_:
+    if op not in _OPS:
         raise BadMessage(f"unknown op {op}")
     if flags & ~clp.ALL_FLAGS:
         raise BadMessage(f"unknown flags {flags:#x}")

@@ -17,6 +17,7 @@ from corral.link.limits import Limits, rows_per_message
 from corral.link.message import BadMessage, Message, read_message
 from corral.types import EnvSpec
 
+_STEP = int(clp.Op.STEP)
 _MOST_ODD = 1000  # messages that nobody asked for, between two answers
 _SMOOTHING = 0.1  # of the measured time of a row
 
@@ -85,7 +86,12 @@ class Session:
     @property
     def has_room(self) -> bool:
         """Whether another environment can."""
-        return not self.retiring and self.seated < min(self.simulator.hello.slots, self.limits.slots)
+        return not self.retiring and self.room > 0
+
+    @property
+    def room(self) -> int:
+        """For how many more there are slots."""
+        return min(self.simulator.hello.slots, self.limits.slots) - self.seated
 
     def take_slot(self) -> int:
         """A slot that nobody has."""
@@ -112,8 +118,15 @@ class Session:
         """Ask something; `done` gets the reply. When the session is lost, nobody is told here."""
         self._seq += 1
         millis = min(int(deadline_s * 1000), 0xFFFFFFFF)
-        message = Message(op, flags, 0, self._seq, self.number, self.simulator.layout, batch, millis, meta, payload)
-        request = Request(self._seq, op, batch, message.frames(), deadline_s, done)
+        if meta is None:
+            head = clp.HEADER.pack(
+                clp.MAGIC, clp.MAJOR, op, flags, 0, self._seq, self.number, self.simulator.layout, batch, millis
+            )
+            frames = [head, *payload]
+        else:
+            message = Message(op, flags, 0, self._seq, self.number, self.simulator.layout, batch, millis, meta, payload)
+            frames = message.frames()
+        request = Request(self._seq, op, batch, frames, deadline_s, done)
         if len(self.waiting) < self.window and self.detached_at is None:
             self._send(request)
         else:
@@ -136,7 +149,7 @@ class Session:
                 f"session {message.session} and layout {message.layout:#x}, expected {self.number} and "
                 f"{self.simulator.layout:#x}"
             )
-        request = self.waiting.get(message.seq) if message.is_reply else None
+        request = self.waiting.get(message.seq) if message.flags & clp.REPLY else None
         if request is None:
             self._take_odd(message)
             return
@@ -144,7 +157,7 @@ class Session:
             raise BadMessage(f"an answer to {message.op} where {request.op} was asked")
         del self.waiting[message.seq]
         self._odd = 0
-        if request.batch and message.op == clp.Op.STEP:
+        if request.batch and message.op == _STEP:
             each = message.aux * 1e-6 / request.batch
             self.row_s = each if self.row_s == 0 else self.row_s + _SMOOTHING * (each - self.row_s)
         if self._queue:

@@ -19,11 +19,14 @@ from corral.link.protocol import MOST_FRAMES
 
 MAGIC = b"CLP1"
 _PREFIX = struct.Struct("<4sI")
+_HEADS = [struct.Struct(f"<4sI{count}I") for count in range(MOST_FRAMES + 1)]
+_LENGTHS = [struct.Struct(f"<{count}I") for count in range(MOST_FRAMES + 1)]
 _ROOM = 1 << 18
 _TOGETHER = 1 << 14  # smaller messages are joined: one system call with one buffer is the cheapest
 _MOST_PARTS = 64
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _DIAL_S = 2.0
+_WRITABLE = select.EPOLLOUT
 _MOST_AT_ONCE = 64  # messages of one peer before the others get their turn
 
 
@@ -33,8 +36,9 @@ class BadFrames(Exception):
 
 def pack(frames: Sequence[Buffer]) -> list[Buffer]:
     """Frames with what says where each ends."""
-    prefix = struct.pack(f"<4sI{len(frames)}I", MAGIC, len(frames), *map(len, frames))
-    if sum(map(len, frames)) < _TOGETHER:
+    lengths = list(map(len, frames))
+    prefix = _HEADS[len(lengths)].pack(MAGIC, len(lengths), *lengths)
+    if sum(lengths) < _TOGETHER:
         return [b"".join((prefix, *frames))]
     return [prefix, *frames]
 
@@ -45,6 +49,7 @@ class FrameReader:
     def __init__(self, most_bytes: int):
         self.most_bytes = most_bytes
         self._room = bytearray(_ROOM)
+        self._view = memoryview(self._room)
         self._start = self._end = 0
         self._big: bytearray | None = None
         self._big_lengths: tuple[int, ...] = ()
@@ -60,7 +65,7 @@ class FrameReader:
             size = self._end - self._start
             self._room[:size] = self._room[self._start : self._end]
             self._start, self._end = 0, size
-        return memoryview(self._room)[self._end :]
+        return self._view[self._end :] if self._end else self._view
 
     def took(self, size: int) -> None:
         """So many bytes have come."""
@@ -69,6 +74,11 @@ class FrameReader:
         else:
             self._end += size
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has come that was not given."""
+        return self._start == self._end and self._big is None
+
     def next(self) -> list[memoryview] | None:
         """The next message that is complete; BadFrames when what came is none."""
         if self._big is not None:
@@ -76,12 +86,13 @@ class FrameReader:
                 return None
             body, self._big = memoryview(self._big), None
             return _cut(body, self._big_lengths)
-        view, size = memoryview(self._room)[self._start : self._end], self._end - self._start
+        start = self._start
+        size = self._end - start
         if size < _PREFIX.size:
-            if bytes(view[:4]) != MAGIC[:size]:
+            if size and self._room[start : min(self._end, start + 4)] != MAGIC[:size]:
                 raise BadFrames("bytes that are not of this protocol")
             return None
-        magic, count = _PREFIX.unpack_from(view)
+        magic, count = _PREFIX.unpack_from(self._room, start)
         if magic != MAGIC:
             raise BadFrames("bytes that are not of this protocol")
         if not 1 <= count <= MOST_FRAMES:
@@ -89,22 +100,22 @@ class FrameReader:
         head = _PREFIX.size + 4 * count
         if size < head:
             return None
-        lengths = struct.unpack_from(f"<{count}I", view, _PREFIX.size)
+        lengths = _LENGTHS[count].unpack_from(self._room, start + _PREFIX.size)
         total = sum(lengths)
         if total > self.most_bytes:
             raise BadFrames(f"a message of {total} bytes, at most {self.most_bytes} are taken")
         if size >= head + total:
-            self._start += head + total
-            return _cut(view[head : head + total], lengths)
+            self._start = start + head + total
+            return _cut(self._view, lengths, start + head)
         if head + total > _ROOM // 2:
             self._big, self._big_lengths, self._filled = bytearray(total), lengths, size - head
-            self._big[: size - head] = view[head:]
+            self._big[: size - head] = self._view[start + head : self._end]
             self._start = self._end = 0
         return None
 
 
-def _cut(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
-    frames, at = [], 0
+def _cut(body: memoryview, lengths: Sequence[int], at: int = 0) -> list[memoryview]:
+    frames = []
     for length in lengths:
         frames.append(body[at : at + length])
         at += length
@@ -137,7 +148,12 @@ class TcpWire(Wire):
             self._out.extend(memoryview(bytes(part)) for part in parts)
             return
         try:
-            sent = self.socket.sendmsg(parts[:_MOST_PARTS])
+            if len(parts) == 1:
+                sent = self.socket.send(parts[0])
+                if sent == len(parts[0]):
+                    return
+            else:
+                sent = self.socket.sendmsg(parts[:_MOST_PARTS])
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -214,21 +230,25 @@ class TcpBinding(Binding):
         if self._dialled:
             timeout_s = min(timeout_s, self._dial_due(events))
         ready = self._poller.poll(0.0 if events or self._more else timeout_s)
-        again, self._more = self._more, deque()
+        again: Sequence[TcpWire] = ()
+        if self._more:
+            again, self._more = self._more, deque()
         for fd, mask in ready:
             wire = self._wires.get(fd)
             if wire is None:
                 self._accept(events)
                 continue
-            if mask & select.EPOLLOUT:
+            if mask & _WRITABLE:
                 wire.flush()
-            if mask & ~select.EPOLLOUT:
+            if mask & ~_WRITABLE:
                 wire.read()
                 self._take(wire, events)
         for wire in again:
             self._take(wire, events)
-        if any(wire.broken for wire in self._wires.values()):
-            self._bury(events)
+        for wire in self._wires.values():
+            if wire.broken is not None:
+                self._bury(events)
+                break
         return events
 
     def close(self) -> None:
@@ -248,6 +268,8 @@ class TcpBinding(Binding):
                 if frames is None:
                     return
                 events.append(Event(wire, frames))
+                if wire.reader.empty:
+                    return
             if wire not in self._more:
                 self._more.append(wire)
         except BadFrames as error:

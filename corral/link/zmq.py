@@ -20,6 +20,8 @@ _HEARTBEAT_MS, _DEAD_MS = 2_000, 10_000
 _MOST_FRAME = 1 << 29  # libzmq wants to know before anybody has said what observations are like
 _MOST_AT_ONCE = 256
 _LINGER_MS = 500  # for a goodbye to get out
+# Plain numbers: pyzmq's enumerations cost more than the calls they are for.
+_NOW, _MORE, _EVENTS, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class ZmqWire(Wire):
@@ -50,7 +52,9 @@ class ZmqWire(Wire):
 
     def _try(self, parts: list[Buffer]) -> bool:
         try:
-            self._socket.send_multipart(parts, zmq.NOBLOCK)
+            for part in parts[:-1]:
+                self._socket.send(part, _MORE)
+            self._socket.send(parts[-1], _NOW)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:  # EHOSTUNREACH: the peer of this identity is gone
@@ -157,9 +161,14 @@ class ZmqBinding(Binding):
                     wire.broken = wire.broken or "the connection is lost"
 
     def _read(self, line: _Line, events: list[Event]) -> None:
+        sock = line.socket
         for _ in range(_MOST_AT_ONCE):
             try:
-                frames = line.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                if not sock.getsockopt(_EVENTS) & _READABLE:
+                    return
+                frames = [sock.recv(_NOW, copy=False)]
+                while frames[-1].more:
+                    frames.append(sock.recv(_NOW, copy=False))
             except zmq.ZMQError:
                 return
             wire = self._calls.get(line) if line is not self._router else self._peer(frames, events)

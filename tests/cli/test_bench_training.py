@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from corral.bench import replay, training
-from corral.bench.learning import CLAIMS, Claim, Finding, Trial, examine, read_trial
+from corral.bench.claims import CLAIMS, Claim
+from corral.bench.learning import Finding, Trial, examine, read_trial
 from corral.bench.learning_table import MARKS, section, table, write_section
 from corral.bench.rounds import Outcome, Spread, play
 from corral.bench.time_to_score import Arrival, Race

@@ -17,9 +17,10 @@ from relay import Relay
 from sims import Sim, free_url, wait_for
 
 import corral
+from corral.envs import link_vec
 from corral.errors import EnvFailed, UserError
 from corral.link.message import BadMessage, Message
-from corral.testing import CountingEnv, FaultyEnv, OneStateEnv
+from corral.testing import CountingEnv, FaultyEnv, OneStateEnv, SlowEnv
 from corral.testing.play import play
 
 LIFE = 3
@@ -210,6 +211,21 @@ def test_a_stopped_process_is_given_up_and_the_others_go_on(sims):
         after = steps_on(vec, before[-1], 10)
     whole = [e for e in range(4) if lives(before + after, e) == list(range(1, 16))]
     assert len(whole) == 2
+
+
+def test_a_slow_simulator_hands_environments_over_when_episodes_end(sims, monkeypatch):
+    monkeypatch.setattr(link_vec, "_BALANCE_S", 0.2)
+    url = free_url()
+    for pause_s in (0.001, 0.01):
+        sims.append(Sim(partial(SlowEnv, pause_s, pause_s, length=10), url))
+    with corral.make_vec(url, 8, workers=2) as vec:
+        batches = steps(vec, 60)
+        quick, slow = sorted(vec.fleet.sessions.values(), key=lambda session: session.row_s)
+        assert quick.seated + slow.seated == 8
+        assert slow.seated <= 2  # it would have one of eleven steps if seats were divisible
+    ends = [np.flatnonzero(b.terminated) for b in batches]
+    assert sum(map(len, ends)) == 8 * 6  # nobody's episode was cut or joined on the way
+    assert not any(b.faulty.any() or b.truncated.any() for b in batches)
 
 
 def test_a_late_joiner_takes_a_share_when_episodes_end(sims):

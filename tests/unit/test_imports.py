@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "corral"
 # Each part may import itself, the parts before it in its row, and what those may.
-_BASE = {"types", "spaces", "errors", "seeding", "encoding", "connection", "cores"}
+_BASE = {"types", "spaces", "errors", "seeding", "encoding", "connection", "cores", "rpc"}
 _MODELS = _BASE | {"ops", "nets"}
 ALLOWED = {
     "__main__": {"cli"},
@@ -21,6 +21,7 @@ ALLOWED = {
     "types": {"spaces", "errors"},
     "encoding": {"types"},
     "connection": {"encoding"},
+    "rpc": {"errors"},
     "ops": _BASE,
     "nets": _BASE | {"ops"},
     "link": _BASE,

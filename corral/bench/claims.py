@@ -1,0 +1,108 @@
+"""What Corral claims to learn: an algorithm, a task, a bar, and how many steps it may take."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from corral import presets
+
+_LOOKS = 200  # rows of metrics in a run, so that the step that reached the bar is known to half a percent
+
+Table = Literal["learning", "sharing", "simulators"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`algo` reaches `bar` on `env` within `steps`, with the settings of its preset and `overrides`.
+
+    `train100` is the mean return of the last 100 training episodes; `eval` that of an evaluation with the most
+    likely actions and seeds of its own.
+    """
+
+    algo: str
+    env: str
+    measure: Literal["train100", "eval"]
+    bar: float
+    steps: int
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    label: str = ""
+    options: tuple[str, ...] = ()
+    """More words of the command line."""
+    once: bool = False
+    """One seed is enough: the same claim stands on another runtime already."""
+    table: Table = "learning"
+    """Which table of BENCHMARKS.md it belongs to."""
+    simulator: str = ""
+    """Example of the C++ SDK that simulates `env`, in processes of its own."""
+
+    @property
+    def name(self) -> str:
+        """Algorithm and environment, in a word each."""
+        return f"{self.label or self.algo} {self.env.rpartition(':')[2]}"
+
+    def command(self, seed: int, folder: Path) -> list[str]:
+        """The `corral train` that tests it; simulators are found beside `folder`."""
+        watching = {"log.every_steps": max(1, self.steps // _LOOKS), "log.every_s": 0, "checkpoints.every_s": 0}
+        settings = [f"{key}={value}" for key, value in {**self.overrides, **watching}.items()]
+        words = ["train", self.algo, "--steps", self.steps, "--seed", seed, "--run-dir", folder, *self.options]
+        if self.simulator:
+            start = f"{shlex.quote(str(folder.parent / self.simulator))} --connect {{url}}"
+            words += ["--env", _DIAL_IN, "--preset", self.env, "--sim", start, "--sims", _SIMULATORS]
+        else:
+            words += ["--env", self.env]
+        return [sys.executable, "-m", "corral", *map(str, words), "--quiet", "--set", *settings]
+
+
+_DIAL_IN, _SIMULATORS = "zmq://127.0.0.1:0", 8
+_RAY = ("--runtime", "ray", "--actors", "1")
+
+
+def _sharing(algo: str, workers: int, label: str = "", times: int = 1, **overrides: str) -> Claim:
+    """A claim of learners that share, within so many times the steps of their preset."""
+    words: tuple[str, ...] = ("--actors", str(workers))
+    if algo == "paac":  # its workers only act
+        words, overrides = (), {"workers": str(workers)}
+    steps = times * int(presets.PRESETS[algo, "CartPole-v1"].settings["steps"])
+    name = label or f"{algo}, {workers} workers"
+    return Claim(algo, "CartPole-v1", "train100", 450, steps, overrides, name, words, table="sharing")
+
+
+def _simulated(algo: str, env: str, simulator: str, measure: Literal["train100", "eval"], bar: float) -> Claim:
+    """A claim on a simulator in C++, within the steps of its preset."""
+    steps = int(presets.PRESETS[algo, env].settings["steps"])
+    return Claim(algo, env, measure, bar, steps, table="simulators", simulator=simulator)
+
+
+CLAIMS = (
+    Claim("ppo", "CartPole-v1", "train100", 475, 100_000),
+    Claim("a2c", "CartPole-v1", "train100", 475, 500_000),
+    Claim("reinforce", "CartPole-v1", "train100", 475, 500_000),
+    Claim("dqn", "CartPole-v1", "eval", 475, 50_000),
+    Claim("ppo", "Acrobot-v1", "train100", -100, 100_000),
+    Claim("dqn", "Acrobot-v1", "train100", -100, 50_000),
+    Claim("ppo", "Pendulum-v1", "eval", -200, 100_000, {"evaluation.episodes": "50"}),  # episodes differ by 100
+    Claim("ppo", presets.MOVE_OR_SHOOT, "eval", 0.85, 100_000),
+    Claim("ppo", presets.STATELESS, "train100", 300, 200_000, label="ppo lstm"),
+    Claim("impala", "CartPole-v1", "train100", 450, 200_000),
+    Claim("appo", "CartPole-v1", "train100", 450, 200_000),
+    Claim("apex", "CartPole-v1", "eval", 450, 100_000),
+    Claim("seed_impala", "CartPole-v1", "train100", 450, 200_000),
+    Claim("impala", "CartPole-v1", "train100", 450, 200_000, label="impala, ray", options=_RAY, once=True),
+    Claim("appo", "CartPole-v1", "train100", 450, 200_000, label="appo, ray", options=_RAY, once=True),
+    Claim("apex", "CartPole-v1", "eval", 450, 100_000, label="apex, ray", options=_RAY, once=True),
+    Claim("seed_impala", "CartPole-v1", "train100", 450, 200_000, label="seed_impala, ray", options=_RAY, once=True),
+    *(_sharing(algo, workers) for algo in ("dppo", "a3c", "paac", "ppo-ssp", "gala") for workers in (2, 4)),
+    _sharing("dppo", 2, "dppo, 2 workers, topk:0.01", 2, compress="topk:0.01"),
+    _sharing("dppo", 2, "dppo, 2 workers, qsgd:8", compress="qsgd:8"),
+    _sharing("dppo", 2, "dppo, 2 workers, powersgd:2", compress="powersgd:2"),
+    _simulated("ppo", "CartPole-v1", "cartpole", "train100", 475),
+    _simulated("dppo", "CartPole-v1", "cartpole", "train100", 450),
+    _simulated("impala", "CartPole-v1", "cartpole", "train100", 450),
+    _simulated("ppo", presets.MOVE_OR_SHOOT, "hybrid", "eval", 0.85),
+)
+"""The tables of BENCHMARKS.md."""

@@ -1,0 +1,43 @@
+"""C++ simulators for benchmarks, compiled on the spot against this repository's corral.hpp."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+SDK = Path(__file__).parents[2] / "sdk" / "cpp"
+_COMPILE_S = 600.0
+
+
+class CannotCompile(Exception):
+    """Why there is no program, in a few words."""
+
+
+def compile_simulator(source: Path, binary: Path) -> bool:
+    """Make a program of one file; returns whether it knows `zmq://`, for which pyzmq's libzmq is linked."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise CannotCompile("there is no C++ compiler")
+    if not (SDK / "corral.hpp").exists():
+        raise CannotCompile(f"{SDK / 'corral.hpp'} is not there")
+    library = _libzmq()
+    with_zmq = ["-DCORRAL_ZMQ", str(library), f"-Wl,-rpath,{library.parent}"] if library else []
+    words = ["-O2", "-std=c++17", f"-I{SDK}", str(source), *with_zmq, "-pthread", "-o", str(binary)]
+    try:
+        done = subprocess.run([compiler, *words], capture_output=True, text=True, timeout=_COMPILE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotCompile(f"the compiler failed ({type(error).__name__})") from error
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), "no words")
+        raise CannotCompile(f"the compiler failed ({first[:200]})")
+    return library is not None
+
+
+def _libzmq() -> Path | None:
+    """The library that pyzmq's wheel brings along."""
+    import zmq
+
+    found = sorted((Path(zmq.__file__).parents[1] / "pyzmq.libs").glob("libzmq*.so*"))
+    return found[0] if found else None
