@@ -330,11 +330,20 @@ class Experiment:
 
     def default_run_dir(self, root: str | Path = "runs") -> Path:
         """The first folder of the name `root/algo-env-seed-n` that does not exist."""
-        env = re.sub(r"[^\w.-]+", "-", self.env.rpartition(":")[2]).strip("-")
+        env = re.sub(r"[^\w.-]+", "-", self._short_env()).strip("-")
         number = 1
         while (path := Path(root) / f"{self.algo}-{env}-{self.seed}-{number}").exists():
             number += 1
         return path
+
+    def _short_env(self) -> str:
+        """For a folder's name: of external simulators, the program if it is known, or else where they are."""
+        from corral.envs.external import is_url
+
+        if not is_url(self.env):
+            return self.env.rpartition(":")[2]
+        program = str(self.env_kwargs.get("sim", "")).split()[:1]
+        return Path(program[0]).name if program else self.env
 
 
 def _read_file(base: Experiment, path: Path) -> dict[str, Any]:

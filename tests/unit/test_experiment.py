@@ -355,4 +355,7 @@ def test_the_default_folder_is_new_and_named_for_the_run(toy, tmp_path):
     first.mkdir()
     assert made.default_run_dir(tmp_path) == tmp_path / "toy-CartPole-v1-3-2"
     assert Experiment.make("toy", MyEnv).default_run_dir(tmp_path).name == "toy-MyEnv-0-1"
+    assert Experiment.make("toy", "tcp://127.0.0.1:5555").default_run_dir(tmp_path).name == "toy-tcp-127.0.0.1-5555-0-1"
+    launched = Experiment.make("toy", "zmq://127.0.0.1:0", overrides={"env_kwargs": {"sim": "./build/cartpole"}})
+    assert launched.default_run_dir(tmp_path).name == "toy-cartpole-0-1"
     assert Experiment.make("toy", lambda: MyEnv()).default_run_dir(tmp_path).parent == tmp_path
