@@ -16,7 +16,7 @@ from typing import IO
 import numpy as np
 
 from corral.bench.claims import Claim
-from corral.bench.compiled import SDK, CannotCompile, compile_simulator
+from corral.bench.cpp import SDK, CannotCompile, compile_simulator
 from corral.errors import RunFailed, UserError
 
 _PATIENCE_S = 3600.0

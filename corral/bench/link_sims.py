@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.bench.compiled import CannotCompile, compile_simulator
+from corral.bench.cpp import CannotCompile, compile_simulator
 
 PACKAGE = Path(__file__).parents[1]
 _SOURCE = Path(__file__).with_name("link_noop.cpp")

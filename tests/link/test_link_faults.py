@@ -50,9 +50,9 @@ def lives(batches, env_id):
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "zmq", "grpc"])
-def test_the_learner_may_start_first(sims, scheme):
+def test_the_learner_may_start_ten_seconds_earlier(sims, scheme):
     url = free_url(scheme)
-    later = threading.Timer(3.0, lambda: sims.append(Sim(CountingEnv, url, bind=True)))
+    later = threading.Timer(10.0, lambda: sims.append(Sim(CountingEnv, url, bind=True)))
     later.start()
     with corral.make_vec(url, 2) as vec:  # the simulator finds the learner where it should listen, and dials
         assert len(play(vec, 5)) == 2
