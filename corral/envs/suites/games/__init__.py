@@ -1,0 +1,1 @@
+"""Board games as arrays of words, many positions at once."""

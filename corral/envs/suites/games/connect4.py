@@ -1,0 +1,61 @@
+"""Connect Four on bitboards: seven columns of six stones, four in a row win.
+
+A state is two words, `own` with the stones of who is to move and `every` with everybody's. A column takes seven bits,
+of which the highest stays empty: bit 7 c + r is row r, from below, of column c. A stone falls to the lowest empty bit
+of its column, which is where adding the column's first bit to `every` carries to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from corral.compiled import compiled
+from corral.types import Array
+
+COLUMNS, ROWS = 7, 6
+WORDS = 2
+_HEIGHT = ROWS + 1
+_TOP = sum(1 << (_HEIGHT * column + ROWS - 1) for column in range(COLUMNS))
+
+
+def _won(stones: int) -> bool:
+    for shift in (1, 7, 6, 8):  # up, across, and both diagonals
+        pairs = stones & (stones >> shift)
+        if pairs & (pairs >> (2 * shift)):
+            return True
+    return False
+
+
+won: Any = compiled(_won, inline="always")
+
+
+def _play(states: Array, rows: Array, columns: Array, reward: Array, over: Array) -> None:
+    """Let who is to move in these rows drop a stone; `reward` is the mover's. Moves must be legal."""
+    for i in range(len(rows)):
+        row, column = rows[i], columns[i]
+        own, every = states[row, 0], states[row, 1]
+        moved = every | (every + (np.int64(1) << (_HEIGHT * column)))
+        mine = moved ^ (own ^ every)  # all but the other's
+        win = won(mine)
+        states[row, 0], states[row, 1] = own ^ every, moved
+        reward[i] = 1.0 if win else 0.0
+        over[i] = win or moved & _TOP == _TOP
+
+
+def _observe(states: Array, rows: Array, obs: Array, legal: Array) -> None:
+    """Stones of who is to move and of the other as planes [2, 6, 7], row 0 below; and which columns have room."""
+    for i in range(len(rows)):
+        own, every = states[rows[i], 0], states[rows[i], 1]
+        for column in range(COLUMNS):
+            for row in range(ROWS):
+                bit = _HEIGHT * column + row
+                mine, there = own >> bit & 1, every >> bit & 1
+                obs[i, 0, row, column] = mine
+                obs[i, 1, row, column] = there & ~mine
+            legal[i, column] = not every >> (_HEIGHT * column + ROWS - 1) & 1
+
+
+play: Any = compiled(_play, nogil=True)
+observe: Any = compiled(_observe, nogil=True)

@@ -1,0 +1,1 @@
+"""Planning on saved and restored states of the real environment."""

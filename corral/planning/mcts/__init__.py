@@ -1,0 +1,1 @@
+"""Monte Carlo tree search: many trees at once, as arrays."""

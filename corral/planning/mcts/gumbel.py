@@ -1,0 +1,123 @@
+"""Gumbel search (Danihelka et al. 2022): actions drawn without replacement at the root, halved in turn; completed Q.
+
+completed(a) is the mean return of an edge, or where nobody has been, v_mix = (v + sum N * sum_visited(prior q) /
+sum_visited(prior)) / (1 + sum N). sigma(a) = (c_visit + max N) c_scale completed(a), with completed between 0 and 1 by
+the least and the greatest of the node. The improved policy is softmax(log prior + sigma).
+
+At the root, simulations go to the action with the best gumbel(a) + log prior(a) + sigma(a) among those that have been
+visited exactly as often as sequential halving says; below it, to the action that improved(a) - N(a) / (1 + sum N) is
+greatest for, so that visits follow the improved policy without any noise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from corral.compiled import compiled
+from corral.planning.mcts.forest import Forest
+from corral.types import Array
+
+_TINY, _LEAST_PRIOR = 1e-8, 1e-38
+
+
+class Gumbel(NamedTuple):
+    """Constants of the score, and what is drawn for the roots."""
+
+    noise: Array  # [tree, edge] float64
+    order: Array  # [tree, simulation] int32, as `visits_in_order` says
+    c_visit: float = 50.0
+    c_scale: float = 0.1
+
+
+def visits_in_order(considered: int, simulations: int) -> Array:
+    """Sequential halving: how often an action must have been visited to be next, for every simulation.
+
+    All `considered` actions get the same number of visits, then the better half of them, and so on.
+    """
+    if considered <= 1:
+        return np.arange(simulations, dtype=np.int32)
+    rounds = math.ceil(math.log2(considered))
+    order: list[int] = []
+    visits = [0] * considered
+    left = considered
+    while len(order) < simulations:
+        for _ in range(max(1, int(simulations / (rounds * left)))):
+            order += visits[:left]
+            visits[:left] = [count + 1 for count in visits[:left]]
+        left = max(2, left // 2)
+    return np.array(order[:simulations], np.int32)
+
+
+def _score_edges(forest: Forest, t: int, node: int, rule: Gumbel, out: Array) -> None:
+    """log prior + sigma of every edge; -inf of those that are not there."""
+    width = forest.prior.shape[2]
+    visited, weighted, known, most = 0, 0.0, 0.0, 0
+    for a in range(width):
+        k = forest.n[t, node, a]
+        if k:
+            p = max(float(forest.prior[t, node, a]), _LEAST_PRIOR)
+            weighted += p * forest.total[t, node, a] / k
+            known += p
+            visited += k
+            most = max(most, k)
+    mixed = float(forest.value[t, node])
+    if visited:
+        mixed = (mixed + visited * weighted / known) / (1.0 + visited)
+    low, high = math.inf, -math.inf
+    for a in range(width):
+        if forest.prior[t, node, a] < 0:
+            continue
+        k = forest.n[t, node, a]
+        out[a] = forest.total[t, node, a] / k if k else mixed
+        low, high = min(low, out[a]), max(high, out[a])
+    span, scale = max(high - low, _TINY), (rule.c_visit + most) * rule.c_scale
+    for a in range(width):
+        p = float(forest.prior[t, node, a])
+        out[a] = -math.inf if p < 0 else math.log(max(p, _LEAST_PRIOR)) + scale * (out[a] - low) / span
+
+
+score_edges: Any = compiled(_score_edges)
+
+
+def _gumbel_root_edge(forest: Forest, t: int, rule: Gumbel, scores: Array) -> int:
+    """The next action of sequential halving."""
+    score_edges(forest, t, 0, rule, scores)
+    width, started = len(scores), 0
+    for a in range(width):
+        started += forest.n[t, 0, a] + forest.inflight[t, 0, a]
+    due = rule.order[t, min(started, rule.order.shape[1] - 1)]
+    best, best_score = -1, -math.inf
+    for a in range(width):
+        if forest.prior[t, 0, a] >= 0 and forest.n[t, 0, a] + forest.inflight[t, 0, a] == due:
+            score = rule.noise[t, a] + scores[a]
+            if score > best_score:
+                best, best_score = a, score
+    return best
+
+
+def _gumbel_edge(forest: Forest, t: int, node: int, rule: Gumbel, scores: Array) -> int:
+    """The action whose visits are furthest behind the improved policy."""
+    score_edges(forest, t, node, rule, scores)
+    width, top, started = len(scores), -math.inf, 0
+    for a in range(width):
+        top = max(top, scores[a])
+        started += forest.n[t, node, a] + forest.inflight[t, node, a]
+    whole = 0.0
+    for a in range(width):
+        scores[a] = math.exp(scores[a] - top)
+        whole += scores[a]
+    best, best_score = -1, -math.inf
+    for a in range(width):
+        if forest.prior[t, node, a] >= 0:
+            n = forest.n[t, node, a] + forest.inflight[t, node, a]
+            score = scores[a] / whole - n / (1.0 + started)
+            if score > best_score:
+                best, best_score = a, score
+    return best
+
+
+gumbel_root_edge: Any = compiled(_gumbel_root_edge)
+gumbel_edge: Any = compiled(_gumbel_edge)

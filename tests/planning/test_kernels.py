@@ -1,0 +1,181 @@
+"""The compiled search does what the paper says, on Connect Four: counts equal those of a literal version."""
+
+import math
+
+import literal_search as literal
+import numpy as np
+import pytest
+
+from corral.envs.suites.games import connect4
+from corral.planning.mcts.backup import backup
+from corral.planning.mcts.expansion import expand, plant, reserve
+from corral.planning.mcts.forest import make_forest, make_wave
+from corral.planning.mcts.gumbel import Gumbel, visits_in_order
+from corral.planning.mcts.puct import Puct
+from corral.planning.mcts.selection import select_gumbel, select_puct
+
+WIDTH = connect4.COLUMNS
+C_INIT, C_BASE, FPU = 1.25, 19652.0, 0.1
+
+
+def positions(count):
+    """Games that are not over, after 0 to 20 random moves."""
+    rng, found = np.random.default_rng(0), []
+    while len(found) < count:
+        board, over = (0, 0), False
+        for _ in range(rng.integers(21)):
+            (board, _, over, _) = literal_step(board, int(rng.choice(legal(board))))
+            if over:
+                break
+        if not over:
+            found.append(board)
+    return found
+
+
+def look(board):
+    obs, mask = np.zeros((1, 2, 6, 7), np.float32), np.zeros((1, WIDTH), np.bool_)
+    connect4.observe(np.array([board], np.int64), np.zeros(1, np.int64), obs, mask)
+    return obs[0], mask[0]
+
+
+def legal(board):
+    return np.flatnonzero(look(board)[1])
+
+
+def literal_step(board, column):
+    state, reward, over = np.array([board], np.int64), np.zeros(1), np.zeros(1, np.bool_)
+    connect4.play(state, np.zeros(1, np.int64), np.array([column]), reward, over)
+    return tuple(state[0].tolist()), float(reward[0]), bool(over[0]), turn(tuple(state[0].tolist()))
+
+
+def turn(board):
+    return bin(board[1]).count("1") % 2
+
+
+WEIGHTS = np.random.default_rng(1).normal(size=(84, WIDTH + 1)).astype(np.float32)
+
+
+def evaluate(obs, mask):
+    """Some network: priors of the legal moves, and a value."""
+    out = obs.reshape(len(obs), -1) @ WEIGHTS
+    raw = np.where(mask, np.exp(0.3 * out[:, :WIDTH]), 0)
+    priors = (raw / np.maximum(raw.sum(1, keepdims=True), 1e-9)).astype(np.float32)
+    return np.where(mask, priors, np.float32(-1)).astype(np.float32), np.tanh(0.2 * out[:, WIDTH]).astype(np.float32)
+
+
+def literal_evaluate(board):
+    obs, mask = look(board)
+    priors, value = evaluate(obs[None], mask[None])
+    return {int(a): float(priors[0, a]) for a in np.flatnonzero(mask)}, float(value[0])
+
+
+def search(boards, simulations, leaves, select):
+    """The wave loop, written out."""
+    trees, nodes = len(boards), simulations + 1
+    forest, states = make_forest(trees, nodes, WIDTH), np.zeros((trees * nodes, connect4.WORDS), np.int64)
+    roots = np.arange(trees) * nodes
+    states[roots] = boards
+    obs, mask = np.zeros((trees * leaves, 2, 6, 7), np.float32), np.zeros((trees * leaves, WIDTH), np.bool_)
+    connect4.observe(states, roots, obs[:trees], mask[:trees])
+    plant(forest, np.array([turn(board) for board in boards], np.int8), *evaluate(obs[:trees], mask[:trees]))
+    wanted = np.full(trees, simulations)
+    room = make_wave(trees * leaves)
+    while wanted.any():
+        k = select(forest, wanted, leaves, room)
+        assert k
+        t, node, edge, new = wave = room.first(k)
+        reserve(forest, wave)
+        wanted -= np.bincount(t, minlength=trees)
+        below, live = t * nodes + new, np.flatnonzero(edge >= 0)
+        reward, over = np.zeros(k), np.zeros(k, np.bool_)
+        states[below[live]] = states[(t * nodes + node)[live]]
+        won, ended = np.zeros(len(live)), np.zeros(len(live), np.bool_)
+        connect4.play(states, below[live], edge[live], won, ended)
+        reward[live], over[live] = won, ended
+        connect4.observe(states, below, obs[:k], mask[:k])
+        priors, values = evaluate(obs[:k], mask[:k])
+        turns = (1 - forest.to_play[t, node]).astype(np.int8)
+        expand(forest, wave, reward, over, turns, priors, np.where(over, 0, values).astype(np.float32))
+        backup(forest, wave, 1.0)
+    assert not forest.inflight.any()
+    assert not forest.pending.any()
+    return forest
+
+
+def puct_rule(forest, wanted, leaves, room):
+    return select_puct(forest, wanted, leaves, Puct(C_INIT, C_BASE, FPU), room)
+
+
+def gumbel_rule(noise, order):
+    return lambda forest, wanted, leaves, room: select_gumbel(forest, wanted, leaves, Gumbel(noise, order), room)
+
+
+def test_with_one_leaf_in_flight_puct_counts_are_those_of_a_plain_search_on_256_positions():
+    boards = positions(256)
+    forest = search(boards, 60, 1, puct_rule)
+    for t, board in enumerate(boards):
+        tree = literal.Tree(board, turn(board), literal_step, literal_evaluate)
+        for _ in range(60):
+            tree.simulate(literal.puct(C_INIT, C_BASE, FPU))
+        np.testing.assert_array_equal(forest.n[t, 0], literal.counts(tree, WIDTH), str(board))
+        q = [tree.root.w[a] for a in sorted(tree.root.priors)]
+        np.testing.assert_allclose(forest.total[t, 0][forest.prior[t, 0] >= 0], q, rtol=1e-4, atol=1e-5)
+
+
+def test_gumbel_counts_are_those_of_the_published_formulas_on_64_positions():
+    boards, simulations = positions(64), 50
+    noise = np.random.default_rng(2).gumbel(size=(len(boards), WIDTH))
+    orders = np.stack([visits_in_order(min(4, len(legal(board))), simulations) for board in boards])
+    forest = search(boards, simulations, 1, gumbel_rule(noise, orders))
+    for t, board in enumerate(boards):
+        tree = literal.Tree(board, turn(board), literal_step, literal_evaluate)
+        for _ in range(simulations):
+            tree.simulate(literal.gumbel(noise[t], orders[t]))
+        np.testing.assert_array_equal(forest.n[t, 0], literal.counts(tree, WIDTH), str(board))
+
+
+@pytest.mark.parametrize("considered", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize("simulations", [1, 5, 16, 50, 200])
+def test_sequential_halving_gives_every_round_the_same_share(considered, simulations):
+    order = visits_in_order(considered, simulations)
+    visits = np.zeros(considered, int)
+    for due in order:  # always the first of those that are due: who is better never changes here
+        visits[np.flatnonzero(visits == due)[0]] += 1
+    assert visits.sum() == simulations
+    assert (np.diff(visits) <= 0).all()
+    rounds = math.ceil(math.log2(considered)) if considered > 1 else 1
+    if simulations >= considered * rounds:
+        assert visits[-1] == simulations // (rounds * considered) or considered == 1
+
+
+def test_several_leaves_in_flight_make_as_many_simulations_and_no_node_twice():
+    boards = positions(32)
+    forest = search(boards, 60, 8, puct_rule)
+    np.testing.assert_array_equal(forest.visits[:, 0], 61)
+    np.testing.assert_array_equal(forest.n[:, 0].sum(1), 60)
+    for t in range(len(boards)):
+        children = forest.child[t, : forest.size[t]]
+        found = np.sort(children[(children > 0) & (forest.prior[t, : forest.size[t]] >= 0)])
+        np.testing.assert_array_equal(found, np.arange(1, forest.size[t]))
+
+
+def test_no_move_into_a_full_column_is_ever_followed():
+    boards = positions(128)
+    forest = search(boards, 100, 4, puct_rule)
+    for t, board in enumerate(boards):
+        mask = look(board)[1]
+        assert not forest.n[t, 0][~mask].any()
+
+
+def test_numbers_of_games_are_those_that_everybody_counts():
+    """Sequences of moves that no earlier move has ended; 7^d as long as nobody can have won."""
+    states, counts = np.zeros((1, connect4.WORDS), np.int64), []
+    for _ in range(8):
+        obs, mask = np.zeros((len(states), 2, 6, 7), np.float32), np.zeros((len(states), WIDTH), np.bool_)
+        connect4.observe(states, np.arange(len(states)), obs, mask)
+        above, columns = np.nonzero(mask)
+        states, reward, over = states[above].copy(), np.zeros(len(above)), np.zeros(len(above), np.bool_)
+        connect4.play(states, np.arange(len(above)), columns, reward, over)
+        counts.append(len(states))
+        states = states[~over]
+    assert counts == [7, 49, 343, 2401, 16807, 117649, 823536, 5673234]
