@@ -10,8 +10,9 @@ INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .v
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
+# Files side by side on two cores; within a file, one test after the other.
 test: .venv/test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: .venv/test
 	$(BIN)/ruff check .

@@ -35,7 +35,7 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sdk")
     library = next(Path(zmq.__file__).parents[1].glob("pyzmq.libs/libzmq*.so*"), None)
     with_zmq = [] if library is None else ["-DCORRAL_ZMQ=ON", f"-DCORRAL_ZMQ_LIBRARY={library}"]
-    run("cmake", "-S", SDK, "-B", folder, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", *with_zmq)
+    run("cmake", "-S", SDK, "-B", folder, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O0", *with_zmq)
     run("cmake", "--build", folder, "-j2")
     return folder
 
