@@ -146,6 +146,7 @@ void simulator(std::string_view stream) {
   auto greet = [&] {
     send(KNOCK, {}, knock_meta()), send(WELCOME, {}, welcome_meta());
     send(RESET, {slots({0}), u64({1})}), send(SAVE, {slots({0}), u64({1})});
+    CHECK(wire->session && wire->session->engine->store.get(1));  // or all that follows is refused, and nothing is fuzzed
   };
   refused_or_good([&] {
     for (bool first = true; !stream.empty() && !wire->closed;) {
@@ -201,8 +202,8 @@ int run(const uint8_t* data, size_t size) {
 }
 
 #ifndef CORRAL_LIBFUZZER
-std::string message(uint8_t op, uint32_t batch, const std::vector<std::string>& payload, const std::string& meta = "") {
-  Packet packet(op);
+std::string message(uint8_t op, uint32_t batch, const std::vector<std::string>& payload, const std::string& meta = "", uint16_t flags = 0) {
+  Packet packet(op, flags);
   packet.head.batch = batch, packet.head.seq = 5, packet.meta = meta;
   for (const std::string& frame : payload) packet.payload.emplace_back(frame);
   packet.seal();
@@ -215,8 +216,10 @@ std::vector<std::string> good_inputs() {
   std::vector<std::string> all;
   all.push_back(message(RESET, 1, {slots({0}), u64({1})}));
   all.push_back(message(STEP, 1, {slots({0}), i64({ADD})}));
+  for (int64_t action : {END, THROW, NOT_A_NUMBER, LOSE_LIFE, CUT_OFF}) all.push_back(message(STEP, 1, {slots({0}), i64({action})}, "", AUTORESET));
   all.push_back(message(SAVE, 1, {slots({0}), u64({1})}));
   all.push_back(message(LOAD, 1, {slots({1}), u64({1})}));
+  all.push_back(message(LOAD, 1, {slots({0}), u64({1})}, "", WANT_OBS));
   all.push_back(message(EXPAND, 2, {u64({1, 1}), i64({ADD, END}), u64({2, 0})}));
   all.push_back(message(EXPAND, 1, {u64({1}), i64({ADD}), u64({2}), u64({3})}));
   all.push_back(message(ROLLOUT, 2, {u64({1, 1}), i64({ADD, ADD, ADD, ADD})}, Packer().map(1).text("steps").uint(2).bytes()));
@@ -224,7 +227,7 @@ std::vector<std::string> good_inputs() {
   all.push_back(message(DROP, 0, {}, Packer().map(1).text("generation").uint(0).bytes()));
   all.push_back(message(EXPORT, 1, {u64({1})}));
   all.push_back(message(STATS, 0, {}));
-  requests(all[0]), requests(all[2]);  // so that there is a state
+  requests(message(RESET, 1, {slots({0}), u64({1})})), requests(message(SAVE, 1, {slots({0}), u64({1})}));  // so that there is a state
   std::string state = kit().snapshots.pack(*kit().engine->store.get(1));
   all.push_back(state);
   all.push_back(message(IMPORT, 1, {u64({3}), u64({state.size()}), state}));
