@@ -1102,21 +1102,45 @@ struct Wire {
   std::atomic<Clock::duration::rep> stuck_since{0};  // when the learner stopped reading; 0: it reads
 };
 
+// Milliseconds until then, at most so many.
+inline int ms_until(Clock::time_point until, int most) {
+  auto now = Clock::now();
+  if (until <= now) return 0;
+  return until - now > std::chrono::milliseconds(most)
+             ? most
+             : static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(until - now).count()) + 1;
+}
+
 inline Clock::duration::rep ticks(double from_now_s = 0) {
   return (Clock::now().time_since_epoch() + std::chrono::duration_cast<Clock::duration>(Seconds(from_now_s))).count();
 }
 
+// Never waited in; small messages go at once, and a machine that is gone is noticed within about 10 s.
+inline void tune(int fd) {
+  int on = 1, two = 2, four = 4;
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &two, sizeof two);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &two, sizeof two);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &four, sizeof four);
+}
+
+// What is left of a message to be sent over a socket, after `sent` bytes of it; how many parts that is.
+inline size_t parts_after(const Packet& packet, size_t sent, iovec* parts) {
+  size_t count = 0;
+  for (size_t i = 0; i <= packet.frames; ++i) {
+    iovec part = packet.parts[i];
+    size_t some = std::min(sent, part.iov_len);
+    sent -= some;
+    if (part.iov_len > some) parts[count++] = {static_cast<char*>(part.iov_base) + some, part.iov_len - some};
+  }
+  return count;
+}
+
 class TcpWire : public Wire {
  public:
-  TcpWire(uint64_t id, int fd, bool dialled, std::string peer) : Wire(id, dialled, std::move(peer)), fd(fd) {
-    int on = 1, two = 2, four = 4;
-    ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
-    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &two, sizeof two);
-    ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &two, sizeof two);
-    ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &four, sizeof four);
-  }
+  TcpWire(uint64_t id, int fd, bool dialled, std::string peer) : Wire(id, dialled, std::move(peer)), fd(fd) { tune(fd); }
   ~TcpWire() override { ::close(fd); }
 
   void send(PacketPtr packet) override {
@@ -1148,15 +1172,8 @@ class TcpWire : public Wire {
     while (!closed_ && !out_.empty()) {
       const Packet& packet = *out_.front();
       iovec parts[1 + kMostFrames];
-      size_t count = 0, skip = sent_;
-      for (size_t i = 0; i <= packet.frames; ++i) {
-        iovec part = packet.parts[i];
-        size_t some = std::min(skip, part.iov_len);
-        skip -= some;
-        if (part.iov_len > some) parts[count++] = {static_cast<char*>(part.iov_base) + some, part.iov_len - some};
-      }
       msghdr message{};
-      message.msg_iov = parts, message.msg_iovlen = count;
+      message.msg_iov = parts, message.msg_iovlen = parts_after(packet, sent_, parts);
       ssize_t size = ::sendmsg(fd, &message, MSG_NOSIGNAL);
       if (size < 0 && errno == EINTR) continue;
       if (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return shut(SHUT_RDWR);
@@ -1240,14 +1257,14 @@ inline int open_door(const Address& address) {
   });
 }
 
-// A connection made within two seconds, unless `wake` becomes readable.
-inline int dial(const Address& address, int wake) {
+// A connection made within two seconds and before `until`, unless `wake` becomes readable.
+inline int dial(const Address& address, int wake, Clock::time_point until = Clock::time_point::max()) {
   return with_address(address, false, [&](int fd, addrinfo* where) {
     ::fcntl(fd, F_SETFL, O_NONBLOCK);
     if (::connect(fd, where->ai_addr, where->ai_addrlen) == 0) return true;
     if (errno != EINPROGRESS) return false;
     pollfd both[2] = {{fd, POLLOUT, 0}, {wake, POLLIN, 0}};
-    if (::poll(both, 2, 2000) <= 0 || both[1].revents) return errno = ETIMEDOUT, false;
+    if (::poll(both, 2, ms_until(until, 2000)) <= 0 || both[1].revents) return errno = ETIMEDOUT, false;
     int error = 0;
     socklen_t size = sizeof error;
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
@@ -2613,7 +2630,7 @@ inline void Server::left(const WirePtr& wire, const Message& message) {
   wire->stage = Wire::Doomed;
   wire->close(true);
   if (!wire->dialled) return;
-  if (message.op == CLOSE && message.meta["over"].is_true()) stop(0);
+  if (message.op == CLOSE && message.meta["over"].is_true() && !options.bind) stop(0);  // who was told to listen stays
   if (message.op == ERROR && fatal) stop(1);
 }
 
@@ -2858,29 +2875,21 @@ class Redial {
 
 class TcpBinding : public Binding {
  public:
-  TcpBinding(Server& server, const Address& address, bool listen) : server_(server), address_(address) {
-    if (listen) {
-      door_ = open_door(address);
-      if (door_ < 0 && (errno != EADDRINUSE || address.port == "0"))
-        throw std::runtime_error(say("cannot listen at ", address.url(), " (", std::strerror(errno), ")"));
-      if (door_ < 0) server.log(say("somebody listens at ", address.url(), " already: dialling it"));
-    }
-    if (door_ < 0) {
-      address_ = address.to_dial();
-      return;
-    }
-    sockaddr_storage where{};
-    socklen_t size = sizeof where;
-    ::getsockname(door_, reinterpret_cast<sockaddr*>(&where), &size);
-    address_.port = port_of(where);
-    server.log(say("listening for learners at ", address_.url()));
-    server_.pool.watch(door_, kDoor);
+  TcpBinding(Server& server, const Address& address, bool listen)
+      : server_(server), told_(address), listens_(listen), address_(address.to_dial()) {
+    if (!listens_ || open()) return;
+    if (errno != EADDRINUSE || address.port == "0")
+      throw std::runtime_error(say("cannot listen at ", address.url(), " (", std::strerror(errno), ")"));
+    server.log(say("somebody listens at ", address.url(), " already: dialling it"));
   }
   ~TcpBinding() override {
     if (door_ >= 0) ::close(door_);
   }
 
-  std::string url() const override { return address_.url(); }
+  std::string url() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return address_.url();
+  }
   void happened(uint64_t id, uint32_t events) override {
     if (id == kDoor) return accept_all();
     std::shared_ptr<TcpWire> wire;
@@ -2900,6 +2909,7 @@ class TcpBinding : public Binding {
       if (!wires_.empty()) return 60.0;
       if (redial_.left_s() > 0) return redial_.left_s();
     }
+    if (listens_ && open()) return 60.0;  // the learner that was there first is gone
     int fd = dial(address_, server_.signal_fd());
     if (fd >= 0) {
       add(fd, true, address_.url());
@@ -2915,6 +2925,22 @@ class TcpBinding : public Binding {
   static constexpr uint32_t kEvents = EPOLLIN | EPOLLOUT | EPOLLRDHUP;
   static constexpr int kMostReads = 64;  // before the others get their turn
 
+  // Listens, unless somebody else does.
+  bool open() {
+    int door = open_door(told_);
+    if (door < 0) return false;
+    sockaddr_storage where{};
+    socklen_t size = sizeof where;
+    ::getsockname(door, reinterpret_cast<sockaddr*>(&where), &size);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      address_ = told_, address_.port = port_of(where);
+    }
+    server_.log(say("listening for learners at ", address_.url()));
+    door_ = door;
+    server_.pool.watch(door_, kDoor);
+    return true;
+  }
   static std::string port_of(const sockaddr_storage& where) {
     return std::to_string(ntohs(where.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(where).sin6_port
                                                             : reinterpret_cast<const sockaddr_in&>(where).sin_port));
@@ -2973,15 +2999,61 @@ class TcpBinding : public Binding {
   }
 
   Server& server_;
-  Address address_;
+  const Address told_;
+  const bool listens_;  // or would, if nobody else did
   int door_ = -1;
-  std::mutex mutex_;  // for all below
+  mutable std::mutex mutex_;  // for all below
+  Address address_;           // where it listens, or whom it dials
   std::unordered_map<uint64_t, std::shared_ptr<TcpWire>> wires_;
   Redial redial_;
 };
 
 #ifdef CORRAL_ZMQ
 // -- zmq
+
+constexpr int kPair = 0, kDealer = 5, kRouter = 6, kDontWait = 1, kMore = 2;  // as zmq.h has them
+
+// One frame of a message that came in.
+struct ZmqPart {
+  ZmqPart() { zmq_msg_init(&message); }
+  ZmqPart(const ZmqPart&) = delete;
+  ~ZmqPart() { zmq_msg_close(&message); }
+  std::string_view text() { return {static_cast<char*>(zmq_msg_data(&message)), zmq_msg_size(&message)}; }
+  zmq_msg_t message;
+};
+
+inline Frames frames_of(std::deque<ZmqPart>& parts, size_t most_bytes) {
+  std::vector<size_t> lengths;
+  size_t total = 0;
+  for (ZmqPart& part : parts) lengths.push_back(part.text().size()), total += lengths.back();
+  if (lengths.empty() || lengths.size() > kMostFrames) throw BadMessage(say("a message of ", lengths.size(), " frames"));
+  if (total > most_bytes) throw BadMessage(say("a message of ", total, " bytes, at most ", most_bytes, " are taken"));
+  Frames frames(lengths);
+  for (size_t i = 0; i < parts.size(); ++i)
+    if (lengths[i]) std::memcpy(frames.data(i), parts[i].text().data(), lengths[i]);
+  return frames;
+}
+
+inline int zmq_option(void* socket, int name, int value) { return zmq_setsockopt(socket, name, &value, sizeof value); }
+
+inline void zmq_tune(void* socket, const Address& address, int linger_ms) {
+  int64_t most = kMostMessage;
+  zmq_setsockopt(socket, 22, &most, sizeof most);                       // MAXMSGSIZE
+  zmq_option(socket, 23, 18), zmq_option(socket, 24, 18);               // SNDHWM, RCVHWM: the usual window and two
+  zmq_option(socket, 17, linger_ms);                                    // LINGER
+  zmq_option(socket, 75, 2000), zmq_option(socket, 77, 10000);          // HEARTBEAT_IVL, HEARTBEAT_TIMEOUT
+  zmq_option(socket, 76, 10000);                                        // HEARTBEAT_TTL
+  zmq_option(socket, 18, 100), zmq_option(socket, 21, 2000);            // RECONNECT_IVL, RECONNECT_IVL_MAX
+  zmq_option(socket, 42, address.host.find(':') != address.host.npos);  // IPV6
+}
+
+// What becomes readable when something changes for the socket.
+inline int zmq_descriptor(void* socket) {
+  int fd = -1;
+  size_t size = sizeof fd;
+  zmq_getsockopt(socket, 14, &fd, &size);  // FD
+  return fd;
+}
 
 class ZmqBinding;
 
@@ -3010,31 +3082,19 @@ class ZmqWire : public Wire {
 class ZmqBinding : public Binding {
  public:
   ZmqBinding(Server& server, const Address& address, bool listen)
-      : server_(server), address_(address), context_(zmq_ctx_new()), nudge_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      : server_(server), told_(address), listens_(listen), context_(zmq_ctx_new()),
+        nudge_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), address_(address.to_dial()) {
     server_.pool.watch(nudge_, kLine);
-    if (listen) {
-      open(kRouter);
-      std::string host = address.host == "*" ? "0.0.0.0" : address.host;
-      if (zmq_bind(socket_, Address{"tcp", host, address.port == "0" ? "*" : address.port}.url().c_str()) == 0) {
-        char bound[256] = "";
-        size_t size = sizeof bound;
-        zmq_getsockopt(socket_, 32, bound, &size);  // LAST_ENDPOINT
-        if (auto real = Address::parse(bound)) address_.port = real->port;
-        server.log(say("listening for learners at ", address_.url()));
-        return;
-      }
-      std::string why = zmq_strerror(zmq_errno());
-      bool taken = zmq_errno() == EADDRINUSE && address.port != "0";
-      shut();
-      if (!taken) {
+    if (listens_) {
+      int error = answer();
+      if (error == 0) return;
+      if (error != EADDRINUSE || address.port == "0") {
         zmq_ctx_term(context_), ::close(nudge_);
-        throw std::runtime_error(say("cannot listen at ", address.url(), " (", why, ")"));
+        throw std::runtime_error(say("cannot listen at ", address.url(), " (", zmq_strerror(error), ")"));
       }
       server.log(say("somebody listens at ", address.url(), " already: dialling it"));
     }
-    address_ = address.to_dial();
-    open(kDealer);
-    zmq_connect(socket_, address_.url("tcp").c_str());
+    call();
   }
   ~ZmqBinding() override {
     shut();
@@ -3042,7 +3102,10 @@ class ZmqBinding : public Binding {
     ::close(nudge_);
   }
 
-  std::string url() const override { return address_.url(); }
+  std::string url() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return address_.url();
+  }
   void happened(uint64_t, uint32_t) override {
     std::lock_guard<std::mutex> reading(read_mutex_);
     while (read_message() || read_monitor()) {}
@@ -3051,11 +3114,9 @@ class ZmqBinding : public Binding {
   double tick() override {
     happened(0, 0);
     std::lock_guard<std::mutex> lock(mutex_);
+    if (listens_ && dialled_ && wires_.empty() && redial_.left_s() == 0) shut();  // who was there may be gone: look again
     if (!socket_ && redial_.left_s() > 0) return redial_.left_s();
-    if (!socket_) {
-      open(kDealer);
-      zmq_connect(socket_, address_.url("tcp").c_str());
-    }
+    if (!socket_ && (!listens_ || answer() != 0)) call();
     double wait_s = 60;
     for (auto& [identity, wire] : wires_) {
       while (!wire->out.empty() && transmit(*wire, *wire->out.front())) wire->out.pop_front(), wire->stuck_since = 0;
@@ -3080,50 +3141,46 @@ class ZmqBinding : public Binding {
   }
 
  private:
-  static constexpr int kPair = 0, kDealer = 5, kRouter = 6, kDontWait = 1, kMore = 2;
   static constexpr int kConnected = 1, kDisconnected = 0x200;
   static constexpr uint64_t kLine = 2;
 
-  struct Part {
-    Part() { zmq_msg_init(&message); }
-    Part(const Part&) = delete;
-    ~Part() { zmq_msg_close(&message); }
-    std::string_view text() { return {static_cast<char*>(zmq_msg_data(&message)), zmq_msg_size(&message)}; }
-    zmq_msg_t message;
-  };
-
-  static int option(void* socket, int name, int value) { return zmq_setsockopt(socket, name, &value, sizeof value); }
+  // Listens; or says why it cannot.
+  int answer() {
+    open(kRouter);
+    std::string host = told_.host == "*" ? "0.0.0.0" : told_.host;
+    if (zmq_bind(socket_, Address{"tcp", host, told_.port == "0" ? "*" : told_.port}.url().c_str()) != 0) {
+      int error = zmq_errno();
+      shut();
+      return error;
+    }
+    char bound[256] = "";
+    size_t size = sizeof bound;
+    zmq_getsockopt(socket_, 32, bound, &size);  // LAST_ENDPOINT
+    address_ = told_;
+    if (auto real = Address::parse(bound)) address_.port = real->port;
+    server_.log(say("listening for learners at ", address_.url()));
+    return 0;
+  }
+  void call() {
+    open(kDealer);
+    zmq_connect(socket_, address_.url("tcp").c_str());
+    if (listens_) redial_.failed();  // so far
+  }
   void open(int kind) {
     dialled_ = kind == kDealer;
     socket_ = zmq_socket(context_, kind), monitor_ = zmq_socket(context_, kPair);
-    int64_t most = kMostMessage;
-    zmq_setsockopt(socket_, 22, &most, sizeof most);        // MAXMSGSIZE
-    option(socket_, 23, 18), option(socket_, 24, 18);       // SNDHWM, RCVHWM: the usual window and two
-    option(socket_, 17, 500), option(monitor_, 17, 0);      // LINGER
-    option(socket_, 75, 2000), option(socket_, 77, 10000);  // HEARTBEAT_IVL, HEARTBEAT_TIMEOUT
-    option(socket_, 76, 10000);                             // HEARTBEAT_TTL
-    option(socket_, 18, 100), option(socket_, 21, 2000);    // RECONNECT_IVL, RECONNECT_IVL_MAX
-    option(socket_, 42, address_.host.find(':') != address_.host.npos);  // IPV6
-    if (!dialled_) option(socket_, 33, 1);                  // ROUTER_MANDATORY
+    zmq_tune(socket_, dialled_ ? address_ : told_, 500);
+    zmq_option(monitor_, 17, 0);                // LINGER
+    if (!dialled_) zmq_option(socket_, 33, 1);  // ROUTER_MANDATORY
     std::string name = say("inproc://monitor-", ++opened_);
     zmq_socket_monitor(socket_, name.c_str(), kConnected | kDisconnected);
     zmq_connect(monitor_, name.c_str());
-    for (void* one : {socket_, monitor_}) {
-      int fd = -1;
-      size_t size = sizeof fd;
-      zmq_getsockopt(one, 14, &fd, &size);  // FD
-      server_.pool.watch(fd, kLine);
-    }
+    for (void* one : {socket_, monitor_}) server_.pool.watch(zmq_descriptor(one), kLine);
     nudge();  // for what has come before it was watched
   }
   void shut() {
     if (!socket_) return;
-    for (void* one : {socket_, monitor_}) {
-      int fd = -1;
-      size_t size = sizeof fd;
-      zmq_getsockopt(one, 14, &fd, &size);
-      server_.pool.forget(fd);
-    }
+    for (void* one : {socket_, monitor_}) server_.pool.forget(zmq_descriptor(one));
     zmq_socket_monitor(socket_, nullptr, 0);
     zmq_close(socket_), zmq_close(monitor_);
     socket_ = monitor_ = nullptr;
@@ -3157,26 +3214,31 @@ class ZmqBinding : public Binding {
     std::shared_ptr<ZmqWire> fresh;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      Part event, where;
-      if (!monitor_ || zmq_msg_recv(&event.message, monitor_, kDontWait) < 0) return false;
-      zmq_msg_recv(&where.message, monitor_, kDontWait);
-      uint16_t what = 0;
-      int32_t value = 0;
-      if (event.text().size() >= 6) {
-        std::memcpy(&what, event.text().data(), 2);
-        std::memcpy(&value, event.text().data() + 2, 4);
-      }
-      if (what == kDisconnected)
-        for (auto& [identity, wire] : wires_)
-          if (dialled_ || wire->fd == value) wire->gone = true;  // after what it has said before
-      if (what == kConnected && dialled_ && wires_.empty())
+      std::optional<int> event = next_event();
+      if (!event) return false;
+      if (*event == kConnected && dialled_ && wires_.empty())
         fresh = wires_[""] = std::make_shared<ZmqWire>(server_.new_id(), true, address_.url(), *this, "", -1);
     }
     if (fresh) server_.opened(fresh);
     return true;
   }
+  std::optional<int> next_event() {
+    ZmqPart event, where;
+    if (!monitor_ || zmq_msg_recv(&event.message, monitor_, kDontWait) < 0) return std::nullopt;
+    zmq_msg_recv(&where.message, monitor_, kDontWait);
+    uint16_t what = 0;
+    int32_t value = 0;
+    if (event.text().size() >= 6) {
+      std::memcpy(&what, event.text().data(), 2);
+      std::memcpy(&value, event.text().data() + 2, 4);
+    }
+    if (what == kDisconnected)
+      for (auto& [identity, wire] : wires_)
+        if (dialled_ || wire->fd == value) wire->gone = true;  // after what it has said before
+    return what;
+  }
   bool read_message() {
-    std::deque<Part> parts;
+    std::deque<ZmqPart> parts;
     std::shared_ptr<ZmqWire> wire;
     bool fresh = false;
     {
@@ -3192,6 +3254,7 @@ class ZmqBinding : public Binding {
       auto found = wires_.find(identity);
       if (found != wires_.end()) wire = found->second;
       if (!wire && !dialled_ && parts.size() > 1) {
+        while (next_event()) {}  // of who had the same descriptor before
         int fd = zmq_msg_get(&parts.back().message, 2);  // SRCFD
         uint64_t id = server_.new_id();
         wire = std::make_shared<ZmqWire>(id, false, say("learner ", id, " at ", address_.url()), *this, identity, fd);
@@ -3200,18 +3263,13 @@ class ZmqBinding : public Binding {
       if (!dialled_) parts.pop_front();
     }
     if (fresh) server_.opened(wire);
-    if (wire && !wire->closed) deliver(wire, parts);
+    if (!wire || wire->closed) return true;
+    try {
+      server_.took(wire, frames_of(parts, wire->most_bytes));
+    } catch (const BadMessage& error) {
+      server_.refuse(wire, E_PROTOCOL, say("the learner sent ", error.what()));
+    }
     return true;
-  }
-  void deliver(const std::shared_ptr<ZmqWire>& wire, std::deque<Part>& parts) {
-    std::vector<size_t> lengths;
-    size_t total = 0;
-    for (Part& part : parts) lengths.push_back(part.text().size()), total += lengths.back();
-    if (lengths.empty() || lengths.size() > kMostFrames || total > wire->most_bytes)
-      return server_.refuse(wire, E_PROTOCOL, say("the learner sent ", lengths.size(), " frames of ", total, " bytes"));
-    Frames frames(lengths);
-    for (size_t i = 0; i < parts.size(); ++i) std::memcpy(frames.data(i), parts[i].text().data(), lengths[i]);
-    server_.took(wire, std::move(frames));
   }
   // Wires that are closed leave. What a DEALER has not sent would go to whoever answers next, so it gets a new socket.
   void bury() {
@@ -3233,11 +3291,13 @@ class ZmqBinding : public Binding {
   }
 
   Server& server_;
-  Address address_;
-  void* context_;
+  const Address told_;
+  const bool listens_;  // or would, if nobody else did
+  void* const context_;
   const int nudge_;
-  std::mutex read_mutex_;  // who reads; taken before the other
-  std::mutex mutex_;       // for all below
+  std::mutex read_mutex_;     // who reads; taken before the other
+  mutable std::mutex mutex_;  // for all below
+  Address address_;           // where it listens, or whom it dials
   void *socket_ = nullptr, *monitor_ = nullptr;
   bool dialled_ = false;
   int opened_ = 0;
