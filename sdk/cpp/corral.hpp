@@ -1,7 +1,8 @@
 // corral.hpp: turns an environment struct into a simulator that speaks CLP/1 (docs/link.md).
 //
 // C++17, Linux, no dependencies; -DCORRAL_ZMQ adds zmq://, for which any libzmq is linked. Authors need Spec, In, Out,
-// Rng and serve<Env>() below, or Client if they own the main loop; corral::detail is not for them. See README.md.
+// Rng and serve<Env>() below, or Client if they own the main loop; StateClient is for states that others should have.
+// corral::detail is not for them. See README.md.
 #pragma once
 
 #include <arpa/inet.h>
@@ -320,6 +321,12 @@ class Value {
     const char* at = body_;
     while (index-- > 0) skip(at, end_, 16);
     return Value(at, end_);
+  }
+  // Calls `use` with each entry of a list.
+  template <class F>
+  void each(F&& use) const {
+    const char* at = body_;
+    for (uint64_t i = 0; token_.kind == List && i < token_.count; ++i, skip(at, end_, 16)) use(Value(at, end_));
   }
   bool is_true() const { return token_.kind == Boolean && token_.count; }
   // Text or bin; empty where it is something else.
@@ -904,7 +911,8 @@ using Seconds = std::chrono::duration<double>;
 enum Op : uint8_t {
   KNOCK = 1, HELLO, WELCOME, READY,
   RESET = 16, STEP, SAVE, LOAD, EXPAND, ROLLOUT, DROP, EXPORT, IMPORT,
-  HEARTBEAT = 32, STATS, LOG, CLOSE, ERROR
+  HEARTBEAT = 32, STATS, LOG, CLOSE, ERROR,
+  PUT = 48, GET, DROP_STATE, LIST
 };
 enum : uint16_t { REPLY = 1, FAILED = 2, META = 4, WANT_OBS = 8, AUTORESET = 16, NO_REPLY = 32, ALL_FLAGS = 63 };
 enum : uint8_t { TERMINATED = 1, TRUNCATED = 2, FAULTY = 4, FIRST = 8, LIFE = 16 };
@@ -919,7 +927,8 @@ inline const char* op_name(uint8_t op) {
   return op >= RESET && op <= IMPORT ? names[op - RESET] : op == HEARTBEAT ? "HEARTBEAT" : op == STATS ? "STATS" : "a request";
 }
 inline bool is_op(uint8_t op) {
-  return (op >= KNOCK && op <= READY) || (op >= RESET && op <= IMPORT) || (op >= HEARTBEAT && op <= ERROR);
+  return (op >= KNOCK && op <= READY) || (op >= RESET && op <= IMPORT) || (op >= HEARTBEAT && op <= ERROR) ||
+         (op >= PUT && op <= LIST);
 }
 
 struct Header {
@@ -3631,6 +3640,283 @@ class Client {
   detail::Desk desk_;
   detail::Server server_;
   detail::Signals signals_{server_.signal_fd(), true};
+};
+
+// == state server =======================================================================================================
+
+// A state server refused, or did not answer; what() says which, in a sentence.
+struct StateError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+// The server's budget does not allow another state; nothing was changed, and nothing is ever evicted.
+struct StatesFull : StateError {
+  using StateError::StateError;
+};
+
+namespace detail {
+
+constexpr size_t kMostState = size_t(256) << 20, kMostName = 512;
+
+// A connection to a state server, of one thread that waits for what it asks for. False: it is lost, or `until` has come.
+struct Line {
+  virtual ~Line() = default;
+  virtual bool send(const Packet& packet, Clock::time_point until) = 0;
+  virtual bool receive(Frames& frames, Clock::time_point until) = 0;
+  virtual void allow(size_t most_bytes) = 0;
+};
+
+class TcpLine : public Line {
+ public:
+  explicit TcpLine(int fd) : fd_(fd) { tune(fd); }
+  ~TcpLine() override { ::close(fd_); }
+  TcpLine(const TcpLine&) = delete;
+
+  bool send(const Packet& packet, Clock::time_point until) override {
+    for (size_t sent = 0; sent < packet.size();) {
+      if (Clock::now() >= until) return false;
+      iovec parts[1 + kMostFrames];
+      msghdr message{};
+      message.msg_iov = parts, message.msg_iovlen = parts_after(packet, sent, parts);
+      ssize_t size = ::sendmsg(fd_, &message, MSG_NOSIGNAL);
+      if (size >= 0) sent += static_cast<size_t>(size);
+      else if (!is_patient(POLLOUT, until)) return false;
+    }
+    return true;
+  }
+  bool receive(Frames& frames, Clock::time_point until) override {
+    while (!reader_.next(frames)) {
+      if (Clock::now() >= until) return false;
+      auto [at, room] = reader_.room();
+      ssize_t size = ::recv(fd_, at, room, 0);
+      if (size == 0 || (size < 0 && !is_patient(POLLIN, until))) return false;
+      if (size > 0) reader_.took(static_cast<size_t>(size));
+    }
+    return true;
+  }
+  void allow(size_t most_bytes) override { reader_.most_bytes = most_bytes; }
+
+ private:
+  // Whether what failed just now can be tried again; waits until it is time to.
+  bool is_patient(short event, Clock::time_point until) {
+    if (errno == EINTR) return Clock::now() < until;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) return false;
+    pollfd one{fd_, event, 0};
+    while (Clock::now() < until) {
+      int ready = ::poll(&one, 1, ms_until(until, 60000));
+      if (ready > 0 || (ready < 0 && errno != EINTR)) return ready > 0;
+    }
+    return false;
+  }
+
+  const int fd_;
+  FrameReader reader_;
+};
+
+#ifdef CORRAL_ZMQ
+// libzmq connects again by itself, but to a server that has not been greeted: what was lost once is lost.
+class ZmqLine : public Line {
+ public:
+  explicit ZmqLine(const Address& address)
+      : context_(zmq_ctx_new()), socket_(zmq_socket(context_, kDealer)), monitor_(zmq_socket(context_, kPair)) {
+    zmq_tune(socket_, address, 0);
+    zmq_option(socket_, 39, 1);  // IMMEDIATE: nothing is sent before there is a connection
+    zmq_option(monitor_, 17, 0);  // LINGER
+    zmq_socket_monitor(socket_, "inproc://monitor", 0x200);  // DISCONNECTED
+    zmq_connect(monitor_, "inproc://monitor");
+    zmq_connect(socket_, address.url("tcp").c_str());
+  }
+  ~ZmqLine() override {
+    zmq_socket_monitor(socket_, nullptr, 0);
+    zmq_close(socket_), zmq_close(monitor_), zmq_ctx_term(context_);
+  }
+  ZmqLine(const ZmqLine&) = delete;
+
+  bool send(const Packet& packet, Clock::time_point until) override {
+    for (size_t i = 1; i <= packet.frames; ++i) {
+      int how = kDontWait | (i < packet.frames ? kMore : 0);
+      while (zmq_send(socket_, packet.parts[i].iov_base, packet.parts[i].iov_len, how) < 0)
+        if (zmq_errno() != EAGAIN || !is_patient(until)) return false;
+    }
+    return true;
+  }
+  bool receive(Frames& frames, Clock::time_point until) override {
+    std::deque<ZmqPart> parts;
+    do {
+      parts.emplace_back();
+      while (zmq_msg_recv(&parts.back().message, socket_, kDontWait) < 0)
+        if (zmq_errno() != EAGAIN || !is_patient(until)) return false;
+    } while (zmq_msg_more(&parts.back().message));
+    frames = frames_of(parts, most_bytes_);
+    return true;
+  }
+  void allow(size_t most_bytes) override { most_bytes_ = most_bytes; }
+
+ private:
+  // Waits for something to happen; false when that is the end of the connection, or it is too late.
+  bool is_patient(Clock::time_point until) {
+    ZmqPart event;
+    if (Clock::now() >= until || zmq_msg_recv(&event.message, monitor_, kDontWait) >= 0) return false;
+    pollfd both[2] = {{zmq_descriptor(socket_), POLLIN, 0}, {zmq_descriptor(monitor_), POLLIN, 0}};
+    ::poll(both, 2, ms_until(until, 20));  // these tell of changes, not of what is there: so never for long
+    return true;
+  }
+
+  void *context_, *socket_, *monitor_;
+  size_t most_bytes_ = kGreetingBytes;
+};
+#endif
+
+}  // namespace detail
+
+// States by name in a `corral state-server`, which simulators and planners share. Every call ends within `timeout_s`. A
+// connection that is lost is made again, and what was under way is asked again: asking twice changes nothing. One thread
+// at a time may use it. All it throws is a StateError.
+//   corral::StateClient states("tcp://127.0.0.1:5560");
+//   states.put("cartpole/left", bytes);
+class StateClient {
+ public:
+  // Does not connect yet. `token_file` is that of the server, if it has one.
+  explicit StateClient(const std::string& url, const std::string& token_file = "", double timeout_s = 30)
+      : url_(url), timeout_s_(timeout_s > 0 ? std::min(timeout_s, 1e9) : 0) {
+    try {
+      address_ = detail::address_option("the state server", url);
+      if (!token_file.empty()) token_ = detail::read_token(token_file);
+    } catch (const detail::BadOption& error) {
+      throw StateError(error.what());
+    }
+    if (address_.everywhere() || address_.port == "0")
+      throw StateError(detail::say(url, " cannot be dialled: name the state server's host and port"));
+  }
+
+  // Keeps a state, in the place of one that has the name. StatesFull when it does not fit.
+  void put(std::string_view name, std::string_view state) {
+    if (state.size() > detail::kMostState)
+      throw StateError(detail::say("a state of ", state.size(), " bytes, a state server takes at most ", detail::kMostState));
+    ask(detail::PUT, named(name), &state);
+  }
+  // The state of this name, if there is one.
+  std::optional<std::string> get(std::string_view name) {
+    detail::Message reply = ask(detail::GET, named(name));
+    if (reply.status == detail::E_UNKNOWN_STATE) return std::nullopt;
+    return std::string(reply.payload(0));
+  }
+  // Forgets a state; whether there was one.
+  bool drop(std::string_view name) { return ask(detail::DROP_STATE, named(name)).meta["dropped"].is_true(); }
+  // All names that begin with `prefix`, sorted. They come a page at a time, and the deadline is that of a page.
+  std::vector<std::string> names(std::string_view prefix = "") {
+    std::vector<std::string> all;
+    if (!detail::is_utf8(prefix)) return all;
+    while (true) {
+      detail::Packer meta;
+      meta.map(2).text("prefix").text(prefix).text("after").text(all.empty() ? std::string_view() : all.back());
+      detail::Message page = ask(detail::LIST, meta.bytes());
+      detail::Value names = page.meta["names"];
+      names.each([&](const detail::Value& name) { all.emplace_back(name.string()); });
+      if (!page.meta["more"].is_true() || names.size() == 0) return all;
+    }
+  }
+  // What all states there take.
+  uint64_t nbytes() {
+    return ask(detail::STATS, detail::Packer().map(0).bytes()).meta["snapshot_bytes"].uint().value_or(0);
+  }
+
+ private:
+  // Which characters are printable is the server's to say; what would be no text at all never gets there.
+  static std::string named(std::string_view name) {
+    if (name.empty() || name.size() > detail::kMostName || !detail::is_utf8(name))
+      throw StateError(detail::say("the name of a state is 1 to ", detail::kMostName, " bytes of printable text, got '",
+                                   detail::clean_text(name, 80), "'"));
+    return detail::Packer().map(1).text("name").text(name).bytes();
+  }
+
+  // Asks until there is an answer, over as many connections as it takes.
+  detail::Message ask(uint8_t op, std::string meta, const std::string_view* state = nullptr) {
+    detail::Packet request(op);
+    request.head.seq = ++seq_;
+    request.meta = std::move(meta);
+    if (state) request.payload.emplace_back(*state);
+    request.seal();
+    auto until = detail::Clock::now() + std::chrono::duration_cast<detail::Clock::duration>(detail::Seconds(timeout_s_));
+    do {
+      std::optional<detail::Message> reply;
+      try {
+        reply = exchange(request, until);
+      } catch (const detail::BadMessage& error) {
+        line_ = nullptr;
+        throw StateError(detail::say(url_, " is no state server: it sent ", error.what()));
+      } catch (...) {
+        line_ = nullptr;  // there may be half a message in it
+        throw;
+      }
+      if (reply) return checked(std::move(*reply));
+      if (line_) redial_.succeeded();
+      line_ = nullptr;
+      redial_.failed();
+    } while (detail::Clock::now() < until);
+    throw StateError(detail::say("the state server at ", url_, " did not answer within ", timeout_s_, " s; is it running?"));
+  }
+  // Nothing when the connection was lost, or could not be made.
+  std::optional<detail::Message> exchange(const detail::Packet& request, detail::Clock::time_point until) {
+    if (!line_) line_ = greeted(until);
+    if (!line_ || !line_->send(request, until)) return std::nullopt;
+    detail::Message reply;
+    while (receive(*line_, reply, until)) {
+      if (reply.seq != request.head.seq) continue;
+      if (reply.op != request.head.op || !(reply.flags & detail::REPLY)) throw detail::BadMessage("something else than a reply");
+      if (reply.op == detail::GET && !(reply.flags & detail::FAILED) && reply.payloads() != 1)
+        throw detail::BadMessage(detail::say("a state in ", reply.payloads(), " frames"));
+      return reply;
+    }
+    return std::nullopt;
+  }
+  bool receive(detail::Line& line, detail::Message& message, detail::Clock::time_point until) {
+    detail::Frames frames;
+    if (!line.receive(frames, until)) return false;
+    message = detail::Message::read(std::move(frames));
+    if (message.op == detail::ERROR) throw StateError(detail::say("the state server at ", url_, " refused: ", message.text()));
+    return true;
+  }
+  // A connection whose both sides have proven what they should; dials when it is time to.
+  std::unique_ptr<detail::Line> greeted(detail::Clock::time_point until) {
+    std::this_thread::sleep_for(detail::Seconds(std::min(redial_.left_s(), detail::ms_until(until, 2000) / 1e3)));
+    std::unique_ptr<detail::Line> line = opened(until);
+    std::string ours = detail::random_bytes(16);
+    detail::Packet knock(detail::KNOCK), ready(detail::READY);
+    detail::Packer wish, proof;
+    wish.map(3).text("versions").array(1).array(2).uint(1).uint(0).text("role").text("states").text("nonce").bin(ours);
+    knock.meta = wish.bytes();
+    detail::Message welcome;
+    if (!line || !line->send(knock.seal(), until) || !receive(*line, welcome, until)) return nullptr;
+    std::string_view theirs = welcome.meta["nonce"].string();
+    if (welcome.op != detail::WELCOME || theirs.size() != 16) throw detail::BadMessage("something else than a WELCOME");
+    std::string expected = detail::prove(token_, "corral-states", ours, theirs);
+    if (!token_.empty() && !detail::same_secret(welcome.meta["proof"].string(), expected))
+      throw StateError(detail::say("the server at ", url_, " did not prove that it knows the token; give it the same file"));
+    proof.map(1).text("proof").bin(detail::prove(token_, "corral-client", ours, theirs));
+    ready.meta = proof.bytes();
+    line->allow(detail::kMostState + detail::kGreetingBytes);
+    return line->send(ready.seal(), until) ? std::move(line) : nullptr;
+  }
+  std::unique_ptr<detail::Line> opened(detail::Clock::time_point until) const {
+#ifdef CORRAL_ZMQ
+    if (address_.scheme == "zmq") return std::make_unique<detail::ZmqLine>(address_);
+#endif
+    int fd = detail::dial(address_, -1, until);
+    return fd < 0 ? nullptr : std::make_unique<detail::TcpLine>(fd);
+  }
+  static detail::Message checked(detail::Message reply) {
+    if (!(reply.flags & detail::FAILED)) return reply;
+    if (reply.status == detail::E_SNAPSHOT_FULL) throw StatesFull(reply.text());
+    throw StateError(detail::say("the state server refused: ", reply.text()));
+  }
+
+  const std::string url_;
+  const double timeout_s_;
+  detail::Address address_;
+  std::string token_;
+  std::unique_ptr<detail::Line> line_;
+  detail::Redial redial_;
+  uint64_t seq_ = 0;
 };
 
 }  // namespace corral
