@@ -22,6 +22,7 @@ _MOST_AT_ONCE = 256
 _LINGER_MS = 500  # for a goodbye to get out
 # Plain numbers: pyzmq's enumerations cost more than the calls they are for.
 _NOW, _MORE, _EVENTS, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.EVENTS), int(zmq.POLLIN)
+_LOST = "the connection is lost"
 
 
 class ZmqWire(Wire):
@@ -30,6 +31,7 @@ class ZmqWire(Wire):
     def __init__(self, sock: Any, identity: bytes | None, peer: str):
         self._socket, self.identity, self.peer, self.dialled = sock, identity, peer, identity is None
         self.fd = -1
+        self.gone = False  # libzmq says so; it is broken once what it has said before is read
         self.broken: str | None = None
         self._out: deque[list[Buffer]] = deque()
 
@@ -125,9 +127,10 @@ class ZmqBinding(Binding):
         wait = 0.0 if events else 0.02 if any(wire.waits for wire in wires) else timeout_s
         ready = dict(self._poller.poll(round(wait * 1000)))
         for line in [] if not ready else [*self._calls, *([self._router] if self._router else [])]:
-            self._read(line, events)  # what was said before a connection was lost comes first
+            self._read(line, events)
             if line.monitor in ready:
                 self._watch(line, events)
+                self._read(line, events)  # what was said before a connection was lost comes first
         self._bury(events)
         return events
 
@@ -150,6 +153,10 @@ class ZmqBinding(Binding):
         while line.monitor.poll(0):
             told = parse_monitor_message(line.monitor.recv_multipart())
             if told["event"] == zmq.EVENT_CONNECTED and line is not self._router:
+                if (old := self._calls[line]) is not None:  # lost and made again since the last time
+                    self._read(line, events)
+                    old.broken = old.broken or _LOST
+                    events.append(Event(old, lost=old.broken))
                 wire = self._calls[line] = ZmqWire(line.socket, None, line.address.url)
                 events.append(Event(wire))
             elif told["event"] == zmq.EVENT_DISCONNECTED:
@@ -158,7 +165,7 @@ class ZmqBinding(Binding):
                 else:
                     lost = [wire for wire in self._peers.values() if wire.fd == told["value"]]
                 for wire in filter(None, lost):
-                    wire.broken = wire.broken or "the connection is lost"
+                    wire.gone = True
 
     def _read(self, line: _Line, events: list[Event]) -> None:
         sock = line.socket
@@ -186,6 +193,7 @@ class ZmqBinding(Binding):
         wire = self._peers.get(identity)
         if wire is None:
             assert self._router is not None
+            self._watch(self._router, events)  # who had the same descriptor before is gone, not this one
             wire = self._peers[identity] = ZmqWire(self._router.socket, identity, _peer_name(frames[-1], identity))
             with contextlib.suppress(zmq.ZMQError, AttributeError):
                 wire.fd = frames[-1].get(zmq.SRCFD)
@@ -193,6 +201,9 @@ class ZmqBinding(Binding):
         return wire
 
     def _bury(self, events: list[Event]) -> None:
+        for wire in [*self._peers.values(), *filter(None, self._calls.values())]:
+            if wire.gone:
+                wire.broken = wire.broken or _LOST
         for identity, wire in list(self._peers.items()):
             if wire.broken is not None:
                 del self._peers[identity]
