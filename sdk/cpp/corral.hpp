@@ -3540,8 +3540,8 @@ int serve(int argc, char** argv) {
   try {
     Model model = Model::of<Env>();
     Server server(model, read_options(argc, argv, model.spec));
+    Signals signals(server.signal_fd(), false);  // before anybody can be there to be left without a goodbye
     server.start();
-    Signals signals(server.signal_fd(), false);
     while (true)
       if (auto ended = server.wait(60)) {
         code = *ended;
