@@ -11,6 +11,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -2301,7 +2302,30 @@ class Pool : public Crew {
     if (!queue_.empty() && running_ < limit_) wake();  // for several edges only one thread may have woken
     return true;
   }
+  // Waits for something to happen. While things happen soon, one thread stays awake for a moment before it sleeps, as being
+  // woken costs 30 us and more; it leaves its core to whoever wants it.
+  int wait(epoll_event& event, int wait_ms, bool& quick) {
+    constexpr auto kSoon = std::chrono::microseconds(150);
+    Clock::time_point start = Clock::now();
+    int count = 0;
+    if (quick && !awake_.exchange(true)) {
+      while ((count = ::epoll_wait(epoll_, &event, 1, 0)) == 0 && Clock::now() - start < kSoon) {
+        sched_yield();
+#if defined(__x86_64__) || defined(__i386__)
+        for (int i = 0; i < 40; ++i) __builtin_ia32_pause();  // and to the core's other thread
+#endif
+      }
+      awake_ = false;
+    }
+    if (count == 0) {
+      start = Clock::now();
+      count = ::epoll_wait(epoll_, &event, 1, wait_ms);
+    }
+    quick = count == 1 && Clock::now() - start < kSoon;
+    return count;
+  }
   void loop() {
+    bool quick = false;  // whether the last thing happened soon
     while (!stopping_) {
       work();
       Clock::duration::rep now = ticks(), due = due_;
@@ -2311,7 +2335,7 @@ class Pool : public Crew {
       }
       int wait_ms = static_cast<int>(std::min<Clock::duration::rep>((due - now) / 1000000 + 1, 250));
       epoll_event event;
-      int count = ::epoll_wait(epoll_, &event, 1, std::max(wait_ms, 0));
+      int count = wait(event, std::max(wait_ms, 0), quick);
       if (count == 1 && event.data.u64 != kWake) happened_(event.data.u64, event.events);
     }
     wake();  // the next one
@@ -2324,7 +2348,7 @@ class Pool : public Crew {
   std::function<void(uint64_t, uint32_t)> happened_;
   std::function<double()> tick_;
   int epoll_, wake_;
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false}, awake_{false};
   std::atomic<Clock::duration::rep> due_{0};
   std::mutex mutex_;
   std::condition_variable gone_;
