@@ -19,6 +19,7 @@ from sims import Sim, free_url, wait_for
 import corral
 from corral.envs import link_vec
 from corral.errors import EnvFailed, UserError
+from corral.link import layout
 from corral.link.message import BadMessage, Message
 from corral.testing import CountingEnv, FaultyEnv, OneStateEnv, SlowEnv
 from corral.testing.play import play
@@ -393,6 +394,25 @@ def test_strangers_that_talk_nonsense_do_not_disturb_the_others(sims, what):
             while stranger.recv(1 << 16):  # an error, then the end
                 pass
             stranger.close()
+
+
+HUGE = {"type": "box", "dtype": "uint8", "shape": [1 << 27], "low": 0, "high": 255}
+SMALL = {"type": "discrete", "n": 2, "start": 0, "dtype": "int64"}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"type": "tuple", "spaces": [HUGE] * 3},
+        {"type": "dict", "spaces": [[str(k), {"type": "tuple", "spaces": [SMALL] * 200}] for k in range(200)]},
+        {"type": "multi_binary", "n": [1 << 20, 1 << 20]},
+    ],
+    ids=["parts that are too large together", "too many leaves together", "too many bits"],
+)
+def test_a_space_that_is_too_large_is_refused_before_it_is_built(space, monkeypatch):
+    monkeypatch.setattr(layout.Layout, "from_json", lambda data: pytest.fail("it was built"))
+    with pytest.raises(BadMessage, match="more than"):
+        layout.read_space(space, "observation")
 
 
 def test_a_flood_is_bounded_and_ends_the_session(sims):
