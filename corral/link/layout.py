@@ -113,7 +113,9 @@ def read_space(data: Any, what: str) -> Layout:
     _require_small(data, what)
     try:
         layout = Layout.from_json(data)
-    except (UserError, KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError, MemoryError) as error:
+    except (
+        UserError, KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError, MemoryError
+    ) as error:  # fmt: skip
         raise BadMessage(f"{what} space {str(data)[:200]} that cannot be built ({error!r})") from error
     if not 1 <= len(layout.leaves) <= _MOST_LEAVES:
         raise BadMessage(f"{what} space of {len(layout.leaves)} leaves, expected 1 to {_MOST_LEAVES}")
