@@ -12,6 +12,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from corral.encoding import Buffer
 from corral.errors import UserError
+from corral.link import binding
 from corral.link.address import Address
 from corral.link.binding import Binding, Event, Wire
 
@@ -32,18 +33,25 @@ class ZmqWire(Wire):
         self._socket, self.identity, self.peer, self.dialled = sock, identity, peer, identity is None
         self.broken: str | None = None
         self._out: deque[list[Buffer]] = deque()
+        self._unsent = 0  # bytes
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send now, or when the peer takes more."""
         if self.broken is None:
             parts = list(frames) if self.identity is None else [self.identity, *frames]
             if self._out or not self._try(parts):
+                size = sum(map(len, parts))
+                if self._unsent and self._unsent + size > binding.MOST_UNSENT_BYTES:
+                    self.broken = binding.UNREAD
+                    self._out.clear()
+                    return
+                self._unsent += size
                 self._out.append([bytes(part) for part in parts])
 
     def flush(self) -> None:
         """Send what waits."""
         while self._out and self._try(self._out[0]):
-            self._out.popleft()
+            self._unsent -= sum(map(len, self._out.popleft()))
 
     @property
     def waits(self) -> bool:
@@ -228,9 +236,7 @@ class ZmqBinding(Binding):
         for line, call in list(self._calls.items()):
             if call is not None and call.broken is not None:
                 events.append(Event(call, lost=call.broken))
-                self._calls[line] = None
-                if call.broken == "closed here" or "message of" in call.broken:
-                    self._redial(line)
+                self._redial(line)
 
     def _redial(self, line: _Line) -> None:
         """A connection that this side has given up: make another."""
