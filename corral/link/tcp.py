@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from corral.encoding import Buffer
 from corral.errors import UserError
+from corral.link import binding
 from corral.link.address import Address
 from corral.link.binding import Binding, Event, Wire
 from corral.link.protocol import MOST_FRAMES
@@ -134,6 +135,7 @@ class TcpWire(Wire):
         self.reader = FrameReader(self.most_bytes)
         self.broken: str | None = None
         self._out: deque[memoryview] = deque()
+        self._unsent = 0  # bytes
         self._writable: select.epoll | None = None
 
     def watch(self, poller: select.epoll) -> None:
@@ -147,7 +149,7 @@ class TcpWire(Wire):
             return
         parts = pack(frames)
         if self._out:
-            self._out.extend(memoryview(bytes(part)) for part in parts)
+            self._keep(parts, 0)
             return
         try:
             if len(parts) == 1:
@@ -162,20 +164,31 @@ class TcpWire(Wire):
             self.broken = error.strerror or str(error)
             return
         if sent < sum(map(len, parts)):
-            for part in parts:
-                if sent >= len(part):
-                    sent -= len(part)
-                    continue
-                self._out.append(memoryview(bytes(memoryview(part)[sent:])))  # its owner may change it meanwhile
-                sent = 0
+            self._keep(parts, sent)
             if self._writable is not None:
                 self._writable.modify(self.socket, select.EPOLLIN | select.EPOLLOUT)
+
+    def _keep(self, parts: Sequence[Buffer], sent: int) -> None:
+        """Have what follows the first `sent` bytes wait until the kernel takes more."""
+        size = sum(map(len, parts)) - sent
+        if self._unsent and self._unsent + size > binding.MOST_UNSENT_BYTES:
+            self.broken = binding.UNREAD
+            self._out.clear()
+            return
+        self._unsent += size
+        for part in parts:
+            if sent >= len(part):
+                sent -= len(part)
+                continue
+            self._out.append(memoryview(bytes(memoryview(part)[sent:])))  # its owner may change it meanwhile
+            sent = 0
 
     def flush(self) -> None:
         """Send what is left, as far as the kernel takes it."""
         try:
             while self._out:
                 sent = self.socket.send(self._out[0])
+                self._unsent -= sent
                 if sent < len(self._out[0]):
                     self._out[0] = self._out[0][sent:]
                 else:
