@@ -5,13 +5,15 @@ COMMA := ,
 # Quiet unless it fails: what pip and setuptools say is of no use to anybody otherwise.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
-.PHONY: demo test check format bench bench-training bench-replay bench-exchange bench-link learning learning-sharing learning-simulators faults fuzz soak clean
+.PHONY: demo test check format bench bench-training bench-replay bench-exchange bench-link learning learning-sharing learning-simulators \
+	faults fuzz fuzz-atheris fuzz-cpp soak clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
+# Files side by side on two cores; within a file, one test after the other.
 test: .venv/test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: .venv/test
 	$(BIN)/ruff check .
@@ -56,9 +58,28 @@ learning-simulators: .venv/test
 faults: .venv/test
 	$(BIN)/python -m pytest tests/faults tests/contract tests/unit -m faults
 
-# A million random and mutated messages into every decoder of the link.
+# A million random and mutated messages into every decoder of the link, on both sides; and, where they are there, the
+# fuzzers that look for inputs which reach new code: Atheris for a minute each, libFuzzer for ten.
 fuzz: .venv/test
-	CORRAL_FUZZ=1000000 $(BIN)/python -m pytest tests/link/test_fuzz.py --timeout 7200
+	CORRAL_FUZZ=1000000 $(BIN)/python -m pytest tests/link/test_fuzz.py tests/link/test_fuzz_hypothesis.py -s --timeout 7200
+	@if $(BIN)/python -c "import atheris" 2> /dev/null; then $(MAKE) fuzz-atheris; \
+	else echo "Atheris was left out: $(BIN)/python -m pip install atheris, where there is a wheel."; fi
+	@if command -v clang++ > /dev/null && command -v cmake > /dev/null; then $(MAKE) fuzz-cpp; \
+	else echo "The C++ side was left out: it needs cmake, and clang with its runtime (libclang-rt-*-dev)."; fi
+
+fuzz-atheris: .venv/test
+	set -e; for name in $$($(BIN)/python -c "import sys; sys.path.insert(0, 'tests/link'); import decoders; print(*decoders.DECODERS)"); do \
+	$(BIN)/python tests/link/fuzz_atheris.py $$name build/atheris/$$name -max_total_time=60 -timeout=5 -artifact_prefix=build/atheris/; done
+
+# What is said on stderr is what simulators log about each message that they refuse.
+fuzz-cpp:
+	CXX=clang++ cmake -S sdk/cpp -B build/fuzz -DCORRAL_LIBFUZZER=ON -DCORRAL_SANITIZE=address
+	cmake --build build/fuzz --target libfuzzer test_fuzz
+	mkdir -p build/fuzz/seeds build/fuzz/corpus
+	build/fuzz/test_fuzz --seeds build/fuzz/seeds
+	build/fuzz/test_fuzz 1000000 2> build/fuzz/stderr || { tail -50 build/fuzz/stderr; exit 1; }
+	build/fuzz/libfuzzer build/fuzz/corpus build/fuzz/seeds sdk/vectors -max_total_time=600 -max_len=8192 -timeout=5 \
+	-rss_limit_mb=1024 -close_fd_mask=2 -artifact_prefix=build/fuzz/
 
 # Half an hour of training in each topology; fails when memory grows by more than 1 MB per minute.
 soak: .venv/test

@@ -81,7 +81,15 @@ def decode(data: Buffer) -> Value:
             return np.frombuffer(view, dtype, count, start + place).reshape(shape)
 
         return msgspec.msgpack.decode(view[_HEAD.size : _HEAD.size + size], ext_hook=hook)
-    except (struct.error, ValueError, TypeError, msgspec.DecodeError) as error:
+    except (
+        struct.error,
+        ValueError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+        SyntaxError,
+        msgspec.DecodeError,
+    ) as error:  # NumPy parses names of dtypes as Python, hence SyntaxError
         raise BadMessage(str(error)) from error
 
 

@@ -40,14 +40,15 @@ SCALE = Scale("corral bench link", "rows per second", JSON, "microseconds of a r
 
 _RPC = "pip install 'corral-rl[grpc]' protobuf"
 _RLLIB = "pip install 'corral-rl[rllib]' msgpack-numpy"
-_SINGLE, _MANY, _ROWS, _IMAGES = "single", "many", "rows", "images"
-CASES: dict[str, tuple[str, int, str]] = {
-    _SINGLE: ("1 environment of 4 floats", 1, "f4"),
-    _MANY: ("64 environments of 4 floats", 64, "f4"),
-    _ROWS: ("256 environments of 84 floats", 256, "f84"),
-    _IMAGES: ("32 environments of 84 x 84 x 4 bytes", 32, "image"),
+_SINGLE, _SIMS, _MANY, _ROWS, _IMAGES = "single", "sims", "many", "rows", "images"
+CASES: dict[str, tuple[str, int, str, int]] = {
+    _SINGLE: ("1 environment of 4 floats", 1, "f4", 1),
+    _SIMS: ("8 simulators of 1 environment of 4 floats", 8, "f4", 8),
+    _MANY: ("64 environments of 4 floats", 64, "f4", 1),
+    _ROWS: ("256 environments of 84 floats", 256, "f84", 1),
+    _IMAGES: ("32 environments of 84 x 84 x 4 bytes", 32, "image", 1),
 }
-"""By name: title, how many environments, and what an observation is."""
+"""By name: title, how many environments, what an observation is, and how many simulators."""
 
 
 @dataclass
@@ -104,18 +105,18 @@ class Player:
 
 
 class Linked:
-    """Corral's VecEnv over a simulator that dials in."""
+    """Corral's VecEnv over simulators that dial in."""
 
-    def __init__(self, scheme: str, kind: str, num_envs: int, command: Callable[..., list[str]]):
+    def __init__(self, scheme: str, kind: str, num_envs: int, simulators: int, command: Callable[..., list[str]]):
         from corral.envs.make import make_vec
 
         url = f"{scheme}://127.0.0.1:{free_port()}"
-        self._process = Process(command("link", url), kind)
+        self._processes = [Process(command("link", url), kind) for _ in range(simulators)]
         try:
-            self._vec: Any = make_vec(url, num_envs)
+            self._vec: Any = make_vec(url, num_envs, workers=simulators)
             self._ids = self._vec.recv().env_ids
         except BaseException:
-            self._process.close()
+            self._end()
             raise
 
     def step(self, actions: Array) -> None:
@@ -124,14 +125,18 @@ class Linked:
         self._vec.recv()
 
     def row_s(self) -> float:
-        """Seconds that the simulator takes for a row, by its own word."""
-        (session,) = self._vec.fleet.sessions.values()
-        return float(session.row_s)
+        """Seconds that the simulators, side by side, take for a row, by their own word."""
+        sessions = self._vec.fleet.sessions.values()
+        return float(np.mean([session.row_s for session in sessions])) / len(sessions)
 
     def close(self) -> None:
-        """End both."""
+        """End both sides."""
         self._vec.close()
-        self._process.close()
+        self._end()
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.close()
 
 
 class RlLink:
@@ -199,7 +204,7 @@ class LinkCase:
         if TCP not in outcome.rates:
             return []
         bound = self._bound(outcome, layers)
-        if self.name == _SINGLE:
+        if self.name in (_SINGLE, _SIMS):
             return [Verdict(f"{self.title}, thousand rows per second", 12.0, _thousands(outcome, TCP), TCP, bound)]
         if self.name == _ROWS:
             return [Verdict(f"{self.title}, thousand rows per second", 300.0, _thousands(outcome, TCP), TCP, bound)]
@@ -224,7 +229,7 @@ def make_cases(names: Sequence[str], noop: Noop) -> list[LinkCase]:
 
 
 def _make_case(name: str, noop: Noop) -> LinkCase:
-    title, n, kind = CASES[name]
+    title, n, kind, sims = CASES[name]
     meters: dict[str, Meter] = {}
 
     def player(who: str, make: Callable[[], Any]) -> Contestant:
@@ -236,19 +241,20 @@ def _make_case(name: str, noop: Noop) -> LinkCase:
         return Entry(who, "corral" if our else "peer", partial(player, who, make), needs)
 
     entries = [
-        entry(TCP, True, partial(Linked, "tcp", kind, n, noop.command)),
-        entry(ZMQ, True, partial(Linked, "zmq", kind, n, noop.command)),
+        entry(TCP, True, partial(Linked, "tcp", kind, n, sims, noop.command)),
+        entry(ZMQ, True, partial(Linked, "zmq", kind, n, sims, noop.command)),
     ]
     if kind == "f4":
+        entries.append(entry(JSON, False, partial(ReqRep, n, sims, noop.command)))
+    if kind == "f4" and sims == 1:
         entries += [
-            entry(GRPC, True, partial(Linked, "grpc", kind, n, python_command), _RPC),
-            entry(JSON, False, partial(ReqRep, n, noop.command)),
-            entry(JSON_PYTHON, False, partial(ReqRep, n, python_command)),
+            entry(GRPC, True, partial(Linked, "grpc", kind, n, sims, python_command), _RPC),
+            entry(JSON_PYTHON, False, partial(ReqRep, n, sims, python_command)),
             entry(UNARY, False, partial(GrpcUnary, n), _RPC),
         ]
     if name == _MANY:
         entries.append(Entry(RLLINK, "peer", partial(RlLink, n), _RLLIB))
-    bare = partial(player, BARE, partial(Bare, noop, *message_sizes(kind, n)))
+    bare = partial(player, BARE, partial(Bare, noop, sims, *message_sizes(kind, n // sims)))
     entries.append(Entry(BARE, "bound", bare))
     return LinkCase(name, title, n, kind, entries, meters)
 

@@ -37,34 +37,41 @@ class Results:
 
 
 class ReqRep(Results):
-    """A REQ socket and JSON, one environment per message."""
+    """A REQ socket for each simulator, and JSON, one environment per message."""
 
-    def __init__(self, num_envs: int, command: Callable[..., list[str]]):
+    def __init__(self, num_envs: int, simulators: int, command: Callable[..., list[str]]):
         import zmq
 
         super().__init__(num_envs)
-        url = f"tcp://127.0.0.1:{free_port()}"
-        self._process = Process(command("json", url))
         self._context = zmq.Context()
-        self._socket: Any = self._context.socket(zmq.REQ)
-        self._socket.setsockopt(zmq.RCVTIMEO, int(1000 * _PATIENCE_S))
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.connect(url)
+        self._sockets, self._processes = list[Any](), list[Process]()
+        for _ in range(simulators):
+            url = f"tcp://127.0.0.1:{free_port()}"
+            self._processes.append(Process(command("json", url)))
+            self._sockets.append(self._context.socket(zmq.REQ))
+            self._sockets[-1].setsockopt(zmq.RCVTIMEO, int(1000 * _PATIENCE_S))
+            self._sockets[-1].setsockopt(zmq.LINGER, 0)
+            self._sockets[-1].connect(url)
 
     def step(self, actions: Array) -> None:
-        """One message after the other."""
-        for env, action in enumerate(actions.tolist()):
-            self._socket.send_json({"env": env, "action": action})
-            reply = self._socket.recv_json()
-            self.obs[env] = reply["obs"]
-            self.reward[env] = reply["reward"]
-            self.terminated[env], self.truncated[env] = reply["terminated"], reply["truncated"]
+        """One message to each simulator, then their answers; and so on."""
+        each, wanted = len(self._sockets), actions.tolist()
+        for first in range(0, len(wanted), each):
+            for env in range(first, first + each):
+                self._sockets[env - first].send_json({"env": env, "action": wanted[env]})
+            for env in range(first, first + each):
+                reply = self._sockets[env - first].recv_json()
+                self.obs[env] = reply["obs"]
+                self.reward[env] = reply["reward"]
+                self.terminated[env], self.truncated[env] = reply["terminated"], reply["truncated"]
 
     def close(self) -> None:
-        """End the simulator."""
-        self._socket.close()
+        """End the simulators."""
+        for sock in self._sockets:
+            sock.close()
         self._context.term()
-        self._process.close()
+        for process in self._processes:
+            process.close()
 
 
 class GrpcUnary(Results):
@@ -100,23 +107,30 @@ class GrpcUnary(Results):
 class Bare:
     """Bytes there and bytes back, as many as Corral's `tcp://` sends: what nobody can exceed with sockets."""
 
-    def __init__(self, noop: Noop, request: int, reply: int):
+    def __init__(self, noop: Noop, simulators: int, request: int, reply: int):
         self._request, self._room = b"x" * request, memoryview(bytearray(reply))
+        self._sockets, self._processes = list[socket.socket](), list[Process]()
         with socket.create_server(("127.0.0.1", 0)) as door:
             door.settimeout(_PATIENCE_S)
-            self._process = Process(noop.command("bytes", str(door.getsockname()[1]), str(request), str(reply)))
-            self._socket, _ = door.accept()
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            words = "bytes", str(door.getsockname()[1]), str(request), str(reply)
+            for _ in range(simulators):
+                self._processes.append(Process(noop.command(*words)))
+                self._sockets.append(door.accept()[0])
+                self._sockets[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def step(self, actions: Array) -> None:
-        """One exchange for everybody."""
-        self._socket.sendall(self._request)
-        _fill(self._socket, self._room)
+        """One exchange with each simulator."""
+        for sock in self._sockets:
+            sock.sendall(self._request)
+        for sock in self._sockets:
+            _fill(sock, self._room)
 
     def close(self) -> None:
-        """End the simulator."""
-        self._socket.close()
-        self._process.close()
+        """End the simulators."""
+        for sock in self._sockets:
+            sock.close()
+        for process in self._processes:
+            process.close()
 
 
 def _fill(sock: socket.socket, room: memoryview) -> bool:

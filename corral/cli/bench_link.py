@@ -29,8 +29,8 @@ class BenchLink:
     compiler is used if there is one.
     """
 
-    case: Literal["single", "many", "rows", "images", "all"] = "all"
-    """1 or 64 environments of 4 floats, 256 of 84 floats, 32 of images."""
+    case: Literal["single", "sims", "many", "rows", "images", "all"] = "all"
+    """1, 8 in simulators of their own, or 64 environments of 4 floats, 256 of 84 floats, 32 of images."""
     rounds: int = 5
     """Slices of everybody."""
     seconds: float = 1.5

@@ -64,6 +64,7 @@ class LinkVecEnv(VecEnv):
         self._faults = FaultLog(supervision)
         self._member = Member(lambda s: me().joined(s), lambda s, kind, words: me().lost(s, kind, words))
         me: Any = weakref.ref(self)
+        self._seating, self._under_way = Seating(num_envs), 0  # mask of environments in requests
         self._stop = weakref.finalize(self, _leave, fleet, self._member, release)
         self._patience = Patience(fleet, supervision.start_timeout_s)
         try:
@@ -75,10 +76,9 @@ class LinkVecEnv(VecEnv):
             self._losses = Losses(self._rows, self._flight)
             self._to_play = np.zeros(num_envs, np.int8)
             self._moving: dict[int, None] = {}
+            self._ended: dict[int, Array] = {}  # rows of episodes whose successors have yet to start elsewhere
             self._balance_at = time.monotonic() + _BALANCE_S
-            self._under_way = 0  # mask of environments in requests
             self._late: list[Place] = []
-            self._seating = Seating(num_envs)
             self._require_room()
             self._seating.fill(list(fleet.sessions.values()))
             fleet.members.append(self._member)
@@ -118,6 +118,7 @@ class LinkVecEnv(VecEnv):
         flight.start()
         self._losses.clear()
         self._moving.clear()
+        self._ended.clear()
         self._rows.flip(flight.everyone)
         self._rows.episode[:] = 0
         seated = self._seating.seated(flight.everyone.ids)
@@ -169,7 +170,12 @@ class LinkVecEnv(VecEnv):
         """Leave the simulators; who was dialled or launched for this alone is let go."""
         if hasattr(self, "_flight"):
             self._flight.closed = True
+            self._give_back_seats()
         self._stop()
+
+    def _give_back_seats(self) -> None:
+        """All but those in requests under way, which come back when these are answered."""
+        self._seating.leave_all(but=self._flight.sets.bools(self._under_way))
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -194,7 +200,7 @@ class LinkVecEnv(VecEnv):
         for row, leaf in zip(self._rows.action, leaves, strict=True):
             row[chosen.index] = leaf
 
-    def _reset(self, env_ids: Array, take: Take | None = None) -> None:
+    def _reset(self, env_ids: Array) -> None:
         """Start episodes with seeds of their own in the simulators where these environments sit."""
         rows, sets = self._rows, self._flight.sets
         self._count_steps()
@@ -205,7 +211,7 @@ class LinkVecEnv(VecEnv):
             for part in share.parts(share.session.most_rows, sets):
                 seeds = rows.seed[part.chosen.ids].astype("<u8").tobytes()
                 self._ask(
-                    share.session, clp.Op.RESET, part.chosen, [part.slots, seeds], take or self._was_reset,
+                    share.session, clp.Op.RESET, part.chosen, [part.slots, seeds], self._was_reset,
                     self._supervision.start_timeout_s,
                 )  # fmt: skip
 
@@ -226,6 +232,10 @@ class LinkVecEnv(VecEnv):
     # -- answers -------------------------------------------------------------------------------------------
 
     def _answered(self, session: Session, chosen: IdSet, take: Take, reply: Message) -> None:
+        if self._flight.closed:
+            self._under_way &= ~chosen.mask
+            self._give_back_seats()
+            return
         if reply.op == _STEP and self._stepped_well(session, chosen, reply):
             return
         answer = read_answer(session.simulator, len(chosen), reply)
@@ -277,9 +287,7 @@ class LinkVecEnv(VecEnv):
         absent = self._take_faults(session, ids, answer) if np.count_nonzero(answer.status) else []
         if len(started):
             self._balance()
-        movers = [env_id for env_id in started.tolist() if env_id in self._moving] if self._moving else []
-        if movers:
-            self._move(movers)
+        movers = self._move([e for e in started.tolist() if e in self._moving]) if self._moving else []
         if absent or movers:
             ids = ids[~np.isin(ids, absent + movers)]
         if len(ids):
@@ -319,6 +327,8 @@ class LinkVecEnv(VecEnv):
             self._losses.owe_reset(failed)
             self._start_due()
             ids = ids[(answer.flags & clp.FAULTY) == 0]
+        for env_id in self._ended.keys() & set(ids.tolist()):
+            rows.table[env_id] = self._ended.pop(env_id)
         if len(ids):
             self._arrive(self._flight.sets.of(ids))
 
@@ -353,7 +363,9 @@ class LinkVecEnv(VecEnv):
                     self._report(env_id, "neighbour", f"environment {culprit}")
             for env_id in ids.tolist():
                 self._moving.pop(env_id, None)
-            self._losses.note(ids)
+            between = np.isin(ids, list(self._ended))  # two episodes: the row of the last one is complete
+            self._losses.owe_reset(ids[between])
+            self._losses.note(ids[~between])
         self._seating.fill(list(self._fleet.sessions.values()))
         self._start_due()
 
@@ -379,21 +391,14 @@ class LinkVecEnv(VecEnv):
             if self._seating.longest_s() > _WORTH_S:
                 self._rebalance()
 
-    def _move(self, env_ids: list[int]) -> None:
-        """Their episodes have ended: start the next ones elsewhere. The row is complete but for its observation."""
-        for env_id in env_ids:
+    def _move(self, env_ids: list[int]) -> list[int]:
+        """Their episodes have ended: start the next ones elsewhere. Returns who moves; the others have to stay yet."""
+        movers = self._seating.reseat(env_ids, list(self._fleet.sessions.values()))
+        for env_id in movers:
             del self._moving[env_id]
-        ids = np.array(env_ids)
-        self._seating.reseat(ids, list(self._fleet.sessions.values()))
-        ended = dict(zip(env_ids, self._rows.table[ids].copy(), strict=True))
-        self._reset(ids, partial(self._moved, ended))
-
-    def _moved(self, ended: dict[int, Array], session: Session, chosen: IdSet, answer: Answer) -> None:
-        """An episode has started elsewhere: deliver the end of the last one with its first observation."""
-        self._was_reset(session, chosen, answer)
-        for env_id in chosen.numbers:
-            if self._flight.ready >> env_id & 1:
-                self._rows.table[env_id] = ended[env_id]
+            self._ended[env_id] = self._rows.table[env_id].copy()
+        self._reset(np.array(movers, np.int64))
+        return movers
 
     def _report(self, env_id: int, kind: str, detail: str, in_step: int | None = None) -> None:
         rows = self._rows
@@ -407,6 +412,10 @@ class LinkVecEnv(VecEnv):
     def _pump(self, most_s: float = _POLL_S) -> None:
         try:
             self._fleet.poll(min(most_s, _POLL_S))
+            if self._seating.homeless:  # who shares the simulators may have made room
+                with self._fleet.lock:
+                    self._seating.fill(list(self._fleet.sessions.values()))
+                    self._start_due()
             self._patience.check(self._seating.homeless)
         except BaseException:
             self.close()

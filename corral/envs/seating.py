@@ -74,10 +74,9 @@ class Seating:
         """Seat who has no seat, where the load is lightest."""
         speed = _speeds(sessions)
         for env_id in np.flatnonzero(self._session_of == _UNSEATED).tolist():
-            room = [session for session in sessions if session.has_room]
-            if not room:
+            if not any(session.has_room for session in sessions):
                 break
-            self._sit(env_id, min(room, key=lambda session: (session.seated + 1) / speed[session.number]))
+            self._sit(env_id, _lightest(sessions, speed))
 
     def leave(self, session: Session) -> Array:
         """A simulator is gone; returns who sat there."""
@@ -87,9 +86,10 @@ class Seating:
         self._note()
         return ids
 
-    def leave_all(self) -> None:
-        """Give all seats back."""
-        for env_id in np.flatnonzero(self._session_of != _UNSEATED).tolist():
+    def leave_all(self, but: Array | None = None) -> None:
+        """Give all seats back, for others who share the simulators; `but` keep theirs yet, who are in requests."""
+        stays = np.zeros(len(self._session_of), np.bool_) if but is None else but
+        for env_id in np.flatnonzero((self._session_of != _UNSEATED) & ~stays).tolist():
             self._stand_up(env_id)
         self._note()
 
@@ -116,11 +116,16 @@ class Seating:
         each = (np.count_nonzero(self._session_of == s.number) * s.row_s for s in self._sessions.values())
         return max(each, default=0.0)
 
-    def reseat(self, ids: Array, sessions: list[Session]) -> None:
-        """Give these other seats, where the load is lightest."""
-        for env_id in ids.tolist():
+    def reseat(self, ids: list[int], sessions: list[Session]) -> list[int]:
+        """Give these other seats, where the load is lightest, while there are any; returns who has got one."""
+        speed, moved = _speeds(sessions), []
+        for env_id in ids:
+            if not any(session.has_room for session in sessions):
+                break  # the simulator that they should go to is not there yet, or is gone again
             self._stand_up(env_id)
-        self.fill(sessions)
+            self._sit(env_id, _lightest(sessions, speed))
+            moved.append(env_id)
+        return moved
 
     def _sit(self, env_id: int, session: Session) -> None:
         self._session_of[env_id], self._slot_of[env_id] = session.number, session.take_slot()
@@ -136,6 +141,12 @@ class Seating:
     def _note(self) -> None:
         self._cache.clear()
         self.homeless = int(np.count_nonzero(self._session_of == _UNSEATED))
+
+
+def _lightest(sessions: list[Session], speed: dict[int, float]) -> Session:
+    """Who of those that have room would take the least time for a step with one more."""
+    room = [session for session in sessions if session.has_room]
+    return min(room, key=lambda session: (session.seated + 1) / speed[session.number])
 
 
 def _speeds(sessions: list[Session]) -> dict[int, float]:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from corral.encoding import Buffer
 from corral.link.protocol import GREETING_BYTES
 
+MOST_UNSENT_BYTES = 1 << 30  # that wait for a peer to take them; one that lets more pile up is lost
+UNREAD = "it does not read what it is sent"
+
 
 class Wire(ABC):
     """A connection to one peer. Frames sent are delivered whole and in order, or the wire is lost."""

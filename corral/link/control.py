@@ -57,7 +57,7 @@ class Welcome(msgspec.Struct, frozen=True):
     """A learner takes a simulator on."""
 
     version: tuple[int, int]
-    session: _U32
+    session: Annotated[int, msgspec.Meta(ge=1, le=2**32 - 1)]
     resumed: bool
     nonce: _Nonce
     proof: bytes

@@ -21,6 +21,7 @@ from typing import Any
 from corral import rpc
 from corral.encoding import Buffer
 from corral.errors import UserError
+from corral.link import binding
 from corral.link.address import Address
 from corral.link.binding import Binding, Event, Wire
 from corral.link.protocol import MOST_FRAMES
@@ -32,7 +33,7 @@ ANSWER = (("corral-link", "1"),)
 
 _MOST_CALLS = 1280  # the learner's sessions and greetings
 _MOST_UNREAD, _MOST_UNREAD_BYTES = 18, 1 << 26  # of a wire, but always one message
-_MOST_UNSENT, _MOST_UNSENT_BYTES = 1024, 1 << 30
+_MOST_UNSENT = 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _LEAVE_S = 1.0  # for the other side to take what was sent before the end
 _CLOSE_S = 0.5
@@ -153,8 +154,8 @@ class GrpcWire(Wire):
             return
         data = b"".join(pack(frames))
         waiting = self._put - self._taken
-        if self._outbox.qsize() >= _MOST_UNSENT or (waiting and waiting + len(data) > _MOST_UNSENT_BYTES):
-            self.end("it does not read what it is sent", here=True)
+        if self._outbox.qsize() >= _MOST_UNSENT or (waiting and waiting + len(data) > binding.MOST_UNSENT_BYTES):
+            self.end(binding.UNREAD, here=True)
             self.hang_up()
             return
         self._put += len(data)

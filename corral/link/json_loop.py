@@ -22,6 +22,7 @@ from corral.link.address import Address
 from corral.link.binding import Binding, Event
 from corral.link.json_peer import MOST_TEXT, OVER, JsonPeer
 from corral.link.json_values import Mistake, Said, most_bytes, read_said, spaces_of
+from corral.link.zmq import came_later
 from corral.spaces import Layout
 
 log = logging.getLogger("corral.link")
@@ -188,7 +189,7 @@ class JsonBinding(Binding):
         """Whether a client that was never heard of is still connected; whose descriptor it got is not."""
         self._watch()
         rival = self._by_fd.get(descriptor)
-        if descriptor not in self._alive or (rival is not None and not _came_later(identity, rival.identity)):
+        if descriptor not in self._alive or (rival is not None and not came_later(identity, rival.identity)):
             return False
         if rival is not None:
             self._lose(rival)
@@ -223,10 +224,3 @@ class JsonBinding(Binding):
 
     def _names(self, peer: JsonPeer) -> list[tuple[dict[Any, JsonPeer], Any]]:
         return [(self._peers, peer.identity), (self._ids, peer.env_id), (self._by_fd, peer.descriptor)]
-
-
-def _came_later(one: bytes, other: bytes) -> bool:
-    """Whether a connection is newer than another: the identities that libzmq gives count. Others: as they are heard."""
-    if not (len(one) == len(other) == 5 and one[0] == other[0] == 0):
-        return True
-    return (int.from_bytes(one, "big") - int.from_bytes(other, "big")) % (1 << 32) < 1 << 31

@@ -17,7 +17,7 @@ from corral.types import Array
 
 COMMANDS = ("reset", "step", "terminate")
 _MOST_ID = 200  # characters
-_MOST_DEPTH = 8
+_MOST_DEPTH, _MOST_LEAVES = 8, 256
 _BYTES_EACH, _BYTES_MORE = 64, 1 << 16  # of a number in an observation, and of everything else in a message
 
 
@@ -110,7 +110,13 @@ def _agreed(theirs: Any, ours: Layout | None, what: str) -> Layout | None:
 
 def inferred(obs: Any) -> Layout:
     """Unbounded float32 of the shapes that an observation has, keys of objects in sorted order; Mistake otherwise."""
+    if (found := _count_leaves(obs, _MOST_DEPTH)) > _MOST_LEAVES:  # before a space is made for each
+        raise Mistake(f"obs has {found} parts, at most {_MOST_LEAVES} are taken")
     return Layout(_inferred(obs, "obs", _MOST_DEPTH))
+
+
+def _count_leaves(value: Any, depth: int) -> int:
+    return sum(_count_leaves(part, depth - 1) for part in value.values()) if isinstance(value, dict) and depth else 1
 
 
 def _inferred(value: Any, where: str, depth: int) -> gymnasium.Space[Any]:
@@ -161,6 +167,8 @@ def _read_leaf(value: Any, leaf: Leaf) -> Array:
 
 
 def _numbers(value: Any, where: str) -> Array:
+    if _has_text(value):  # NumPy would give each element the room of the longest text
+        raise Mistake(f"{where} is {str(value)[:60]}, expected numbers")
     try:
         array = np.array(value)
     except ValueError as error:
@@ -168,6 +176,13 @@ def _numbers(value: Any, where: str) -> Array:
     if array.dtype.kind not in "biuf":
         raise Mistake(f"{where} is {str(value)[:60]}, expected numbers")
     return array
+
+
+def _has_text(value: Any) -> bool:
+    if not isinstance(value, list):
+        return isinstance(value, str)
+    kinds = set(map(type, value))
+    return str in kinds or (list in kinds and any(map(_has_text, value)))
 
 
 def action_value(leaves: list[Array], layout: Layout) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,7 @@ from corral.types import Array
 
 _ALIGN = 64
 _MOST_LEAVES, _MOST_DEPTH = 256, 8
-_MOST_LEAF_BYTES = 1 << 28
+_MOST_BYTES = 1 << 28  # of one observation or action
 _DTYPES = {
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
 }  # fmt: skip
@@ -110,11 +110,11 @@ def layout_hash(observation: Layout, action: Layout) -> int:
 
 def read_space(data: Any, what: str) -> Layout:
     """The space that a simulator describes; BadMessage when it cannot be, with the reason."""
-    _require_shallow(data, what, _MOST_DEPTH)
+    _require_modest(data, what)
     try:
         layout = Layout.from_json(data)
     except (UserError, KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError) as error:
-        raise BadMessage(f"{what} space {str(data)[:200]} that cannot be built ({error!r})") from error
+        raise BadMessage(f"{what} space {str(data)[:200]} that cannot be built ({repr(error)[:200]})") from error
     if not 1 <= len(layout.leaves) <= _MOST_LEAVES:
         raise BadMessage(f"{what} space of {len(layout.leaves)} leaves, expected 1 to {_MOST_LEAVES}")
     for leaf in layout.leaves:
@@ -123,27 +123,42 @@ def read_space(data: Any, what: str) -> Layout:
     return layout
 
 
-def _require_shallow(data: Any, what: str, depth: int) -> None:
+def _require_modest(data: Any, what: str) -> None:
     """Bound what building the space may cost, before it is built."""
+    leaves = nbytes = 0
+    for part in _parts(data, what, _MOST_DEPTH):
+        leaves += not part.get("spaces")
+        nbytes += _part_bytes(part, what)
+        if leaves > _MOST_LEAVES:
+            raise BadMessage(f"{what} space of more than {_MOST_LEAVES} leaves")
+        if nbytes > _MOST_BYTES:
+            raise BadMessage(f"{what} space of more than {_MOST_BYTES} bytes, which is too large")
+
+
+def _parts(data: Any, what: str, depth: int) -> Iterator[dict[str, Any]]:
+    """Its description, and those of all that it consists of."""
     if not isinstance(data, dict):
         raise BadMessage(f"{what} space is described by {type(data).__name__}, expected a map")
     if depth < 0:
         raise BadMessage(f"{what} space nested more than {_MOST_DEPTH} deep")
-    shape = data.get("shape", [])
-    if not isinstance(shape, list) or not all(isinstance(n, int) and 0 <= n < 2**31 for n in shape):
-        raise BadMessage(f"{what} space with shape {str(shape)[:100]}")
-    if math.prod(shape) * _itemsize(data) > _MOST_LEAF_BYTES or len(shape) > 16:
-        raise BadMessage(f"{what} space with shape {str(shape)[:100]}, which is too large")
-    count = data.get("n", 0)
-    counts = count if isinstance(count, list) else [count] if data.get("type") == "multi_binary" else []
-    if not all(isinstance(n, int) and 0 <= n < 2**31 for n in counts) or math.prod(counts) > _MOST_LEAF_BYTES:
-        raise BadMessage(f"{what} space with n {str(count)[:100]}, which cannot be")
     subspaces = data.get("spaces", [])
     if not isinstance(subspaces, list) or len(subspaces) > _MOST_LEAVES:
         raise BadMessage(f"{what} space with {str(subspaces)[:100]} as its parts")
+    yield data
     for entry in subspaces:
         named = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
-        _require_shallow(entry[1] if named else entry, what, depth - 1)
+        yield from _parts(entry[1] if named else entry, what, depth - 1)
+
+
+def _part_bytes(data: dict[str, Any], what: str) -> int:
+    shape = data.get("shape", [])
+    if not isinstance(shape, list) or len(shape) > 16 or not all(isinstance(n, int) and 0 <= n < 2**31 for n in shape):
+        raise BadMessage(f"{what} space with shape {str(shape)[:100]}")
+    count = data.get("n", 0)
+    counts = count if isinstance(count, list) else [count] if data.get("type") == "multi_binary" else []
+    if len(counts) > 16 or not all(isinstance(n, int) and 0 <= n < 2**31 for n in counts):
+        raise BadMessage(f"{what} space with n {str(count)[:100]}, which cannot be")
+    return max(math.prod(shape) * _itemsize(data), math.prod(counts))
 
 
 def _itemsize(data: dict[str, Any]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 _MESSAGE, _MOST_MESSAGE = 64 << 20, 1 << 30
@@ -12,11 +14,11 @@ _WINDOW = 16
 class Limits(msgspec.Struct, frozen=True):
     """Limits of a session, as WELCOME names them."""
 
-    message: int = _MESSAGE
-    batch: int = 4096
-    slots: int = 65536
-    meta: int = 1 << 20
-    info: int = 4096
+    message: Annotated[int, msgspec.Meta(ge=4096)] = _MESSAGE
+    batch: Annotated[int, msgspec.Meta(ge=1)] = 4096
+    slots: Annotated[int, msgspec.Meta(ge=1)] = 65536
+    meta: Annotated[int, msgspec.Meta(ge=256)] = 1 << 20
+    info: Annotated[int, msgspec.Meta(ge=0)] = 4096
 
 
 def choose_limits(row_bytes: int) -> tuple[Limits, int]:

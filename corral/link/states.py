@@ -169,7 +169,6 @@ class States:
         players = simulator.hello.players
         to_play = table.pop().copy() if players > 1 else np.zeros(batch, np.int8)
         status, flags = table.pop().copy(), table.pop()
-        words = (reply.meta or {}).get("rows", {})
         return Rows(
             table[0].copy(),
             (flags & clp.TERMINATED) != 0,
@@ -178,7 +177,7 @@ class States:
             status,
             to_play,
             None if leaves is None else simulator.spec.observation.unflatten(leaves),
-            {int(row): str(text) for row, text in words.items() if row.isdecimal()} if isinstance(words, dict) else {},
+            _words(reply, batch),
         )
 
     def _ask(
@@ -201,6 +200,14 @@ class States:
         if answer[0].flags & clp.FAILED:
             raise EnvFailed(f"{session.name} refused: {clp.status_name(answer[0].status)}, {answer[0].text}.")
         return answer[0]
+
+
+def _words(reply: Message, batch: int) -> dict[int, str]:
+    """What the simulator says about rows, as far as there are such rows."""
+    said = (reply.meta or {}).get("rows", {})
+    if not isinstance(said, dict):
+        return {}
+    return {row: text for row in range(batch) if isinstance(text := said.get(str(row)), str)}
 
 
 def _u4(values: Array) -> bytes:

@@ -12,6 +12,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from corral.encoding import Buffer
 from corral.errors import UserError
+from corral.link import binding
 from corral.link.address import Address
 from corral.link.binding import Binding, Event, Wire
 
@@ -20,6 +21,7 @@ _HEARTBEAT_MS, _DEAD_MS = 2_000, 10_000
 _MOST_FRAME = 1 << 29  # libzmq wants to know before anybody has said what observations are like
 _MOST_AT_ONCE = 256
 _LINGER_MS = 500  # for a goodbye to get out
+_LOST = "the connection is lost"
 # Plain numbers: pyzmq's enumerations cost more than the calls they are for.
 _NOW, _MORE, _EVENTS, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.EVENTS), int(zmq.POLLIN)
 
@@ -29,21 +31,27 @@ class ZmqWire(Wire):
 
     def __init__(self, sock: Any, identity: bytes | None, peer: str):
         self._socket, self.identity, self.peer, self.dialled = sock, identity, peer, identity is None
-        self.fd = -1
         self.broken: str | None = None
         self._out: deque[list[Buffer]] = deque()
+        self._unsent = 0  # bytes
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send now, or when the peer takes more."""
         if self.broken is None:
             parts = list(frames) if self.identity is None else [self.identity, *frames]
             if self._out or not self._try(parts):
+                size = sum(map(len, parts))
+                if self._unsent and self._unsent + size > binding.MOST_UNSENT_BYTES:
+                    self.broken = binding.UNREAD
+                    self._out.clear()
+                    return
+                self._unsent += size
                 self._out.append([bytes(part) for part in parts])
 
     def flush(self) -> None:
         """Send what waits."""
         while self._out and self._try(self._out[0]):
-            self._out.popleft()
+            self._unsent -= sum(map(len, self._out.popleft()))
 
     @property
     def waits(self) -> bool:
@@ -81,7 +89,9 @@ class _Line:
             self.socket.setsockopt(option, value)
         if kind == zmq.ROUTER:
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.monitor: Any = self.socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        self.monitor: Any = self.socket.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+        )
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -98,6 +108,8 @@ class ZmqBinding(Binding):
         self._peers: dict[bytes, ZmqWire] = {}  # of a ROUTER
         self._calls: dict[_Line, ZmqWire | None] = {}  # of DEALERs
         self._router: _Line | None = None
+        self._by_fd: dict[int, ZmqWire | None] = {}  # connections that a ROUTER has, and who was heard over them
+        self._ending: list[ZmqWire] = []
         self._events: list[Event] = []
         if listen is not None:
             self._router = self._open(zmq.ROUTER, listen)
@@ -125,9 +137,13 @@ class ZmqBinding(Binding):
         wait = 0.0 if events else 0.02 if any(wire.waits for wire in wires) else timeout_s
         ready = dict(self._poller.poll(round(wait * 1000)))
         for line in [] if not ready else [*self._calls, *([self._router] if self._router else [])]:
-            self._read(line, events)  # what was said before a connection was lost comes first
+            self._read(line, events)
             if line.monitor in ready:
                 self._watch(line, events)
+                self._read(line, events)  # what was said before a connection was lost comes first
+        while self._ending:
+            wire = self._ending.pop()
+            wire.broken = wire.broken or _LOST
         self._bury(events)
         return events
 
@@ -152,13 +168,19 @@ class ZmqBinding(Binding):
             if told["event"] == zmq.EVENT_CONNECTED and line is not self._router:
                 wire = self._calls[line] = ZmqWire(line.socket, None, line.address.url)
                 events.append(Event(wire))
+            elif told["event"] == zmq.EVENT_ACCEPTED:
+                self._by_fd[told["value"]] = None
             elif told["event"] == zmq.EVENT_DISCONNECTED:
-                if line is not self._router:
-                    lost = [self._calls[line]]
-                else:
-                    lost = [wire for wire in self._peers.values() if wire.fd == told["value"]]
-                for wire in filter(None, lost):
-                    wire.broken = wire.broken or "the connection is lost"
+                lost = self._by_fd.pop(told["value"], None) if line is self._router else self._calls[line]
+                if lost is None:
+                    continue
+                if line is self._router:
+                    self._ending.append(lost)
+                    continue
+                self._read(line, events)
+                lost.broken = lost.broken or _LOST
+                self._calls[line] = None  # now, for it may be connected again already
+                events.append(Event(lost, lost=lost.broken))
 
     def _read(self, line: _Line, events: list[Event]) -> None:
         sock = line.socket
@@ -188,9 +210,25 @@ class ZmqBinding(Binding):
             assert self._router is not None
             wire = self._peers[identity] = ZmqWire(self._router.socket, identity, _peer_name(frames[-1], identity))
             with contextlib.suppress(zmq.ZMQError, AttributeError):
-                wire.fd = frames[-1].get(zmq.SRCFD)
+                self._know(wire, frames[-1].get(zmq.SRCFD), events)
             events.append(Event(wire))
         return wire
+
+    def _know(self, wire: ZmqWire, fd: int, events: list[Event]) -> None:
+        """Note over which connection a peer was heard first, by whose number libzmq says that it is lost.
+
+        The system uses numbers again at once: a peer whose connection was lost, and another that came since, may both
+        have messages waiting under the same. So all that libzmq has said about connections is taken in first.
+        """
+        assert self._router is not None
+        self._watch(self._router, events)
+        rival = self._by_fd.get(fd)
+        if fd not in self._by_fd or (rival is not None and not came_later(wire.identity, rival.identity)):
+            self._ending.append(wire)  # it is gone already
+            return
+        self._by_fd[fd] = wire
+        if rival is not None:
+            self._ending.append(rival)
 
     def _bury(self, events: list[Event]) -> None:
         for identity, wire in list(self._peers.items()):
@@ -200,9 +238,7 @@ class ZmqBinding(Binding):
         for line, call in list(self._calls.items()):
             if call is not None and call.broken is not None:
                 events.append(Event(call, lost=call.broken))
-                self._calls[line] = None
-                if call.broken == "closed here" or "message of" in call.broken:
-                    self._redial(line)
+                self._redial(line)
 
     def _redial(self, line: _Line) -> None:
         """A connection that this side has given up: make another."""
@@ -214,6 +250,13 @@ class ZmqBinding(Binding):
         fresh = self._open(zmq.DEALER, address)
         fresh.socket.connect(f"tcp://{address.url.partition('://')[2]}")
         self._calls[fresh] = None
+
+
+def came_later(one: bytes | None, other: bytes | None) -> bool:
+    """Whether a connection is newer than another: the identities that libzmq gives count. Others: as they are heard."""
+    if not (one and other and len(one) == len(other) == 5 and one[0] == other[0] == 0):
+        return True
+    return (int.from_bytes(one, "big") - int.from_bytes(other, "big")) % (1 << 32) < 1 << 31
 
 
 def _peer_name(frame: Any, identity: bytes) -> str:

@@ -36,7 +36,7 @@ def unpack_state(layout: int, states: States, key: int, blob: bytes) -> tuple[in
     try:
         kept, over, obs = decode(body)
         leaves = [np.array(leaf) for leaf in obs]
-        states.check(kept)
+        states.check(kept, leaves)
     except (BadMessage, ValueError, TypeError, CannotKeep) as error:
         return bad, f"not a state of this environment ({error})"
-    return states.put(key, bytes(kept), leaves, bool(over))
+    return states.put(key, kept, leaves, bool(over))

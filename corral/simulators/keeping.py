@@ -10,9 +10,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from corral.encoding import BadMessage, decode, encode
+from corral.encoding import decode, encode
 from corral.envs.build import EnvFactory
-from corral.envs.declared import KEY, WHOLE, NotDeclared, declares, read_declared, write_declared
+from corral.envs.declared import KEY, WHOLE, declares, read_declared, write_declared
 
 Env = gymnasium.Env[Any, Any]
 _UNKNOWN_BYTES = 1 << 16  # of an environment whose size cannot be told
@@ -97,9 +97,9 @@ class OwnFunctions(Keeping):
         env = self._factory()
         try:
             write_declared(env, _own_arrays(decode(kept)), 0, self._names)
-        except (BadMessage, NotDeclared, ValueError, TypeError, KeyError, IndexError) as error:
+        except Exception as error:  # the author's functions may raise anything at what they did not write
             env.close()
-            raise CannotKeep(f"these bytes are no state of this environment ({error})") from error
+            raise CannotKeep(f"these bytes are no state of this environment ({error!r})") from error
         return env
 
     def nbytes(self, kept: bytes) -> int:

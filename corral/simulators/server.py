@@ -31,7 +31,7 @@ _GREETING_S = 60.0
 _MOST_SESSIONS, _MOST_GREETINGS = 64, 64
 
 
-@dataclass
+@dataclass(eq=False)
 class _Session:
     """A learner: its environments, what it was told, and what was answered last."""
 
@@ -65,7 +65,7 @@ class Server:
         self._layout = layout_hash(self._spec.observation, self._spec.action)
         instance = os.environ.get("CORRAL_INSTANCE", "")
         self._instance = bytes.fromhex(instance) if len(instance) == 32 else new_nonce()
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: list[_Session] = []  # learners choose their numbers, so two may have the same
         self._by_wire: dict[Wire, _Session] = {}
         self._greetings: dict[Wire, _Greeting] = {}
         self._over = False
@@ -101,7 +101,7 @@ class Server:
             except BadMessage as error:
                 self._refuse(event.wire, clp.Status.E_PROTOCOL, f"the learner sent {error}")
         now = time.monotonic()
-        for session in list(self._sessions.values()):
+        for session in list(self._sessions):
             if session.wire is None and now - session.detached_at > _KEEP_S:
                 log.info("a learner did not come back within %g s; its environments are closed.", _KEEP_S)
                 self._end(session)
@@ -111,7 +111,7 @@ class Server:
 
     def close(self) -> None:
         """Say goodbye and close everything."""
-        for session in list(self._sessions.values()):
+        for session in list(self._sessions):
             self._tell(session, Message(clp.Op.CLOSE, clp.NO_REPLY, meta={"reason": "the simulator ends"}))
             self._end(session)
         self._binding.close()
@@ -159,7 +159,7 @@ class Server:
         Whom this side dials is the only learner it has.
         """
         greeting = self._greetings[wire]
-        waiting = [s for s in self._sessions.values() if s.wire is None and (wire.dialled or s.number == wanted)]
+        waiting = [s for s in self._sessions if s.wire is None and (wire.dialled or s.number == wanted)]
         resumes = waiting[-1] if waiting else None
         greeting.resumes = resumes
         keeping = self._keeping
@@ -183,6 +183,8 @@ class Server:
             return
         session = greeting.resumes
         if not welcome.resumed:
+            if session is not None and session.wire is None:  # the learner does not know it any more
+                self._end(session)
             if len(self._sessions) >= _MOST_SESSIONS:
                 self._refuse(wire, clp.Status.E_FULL, f"{_MOST_SESSIONS} learners are here already")
                 return
@@ -190,11 +192,14 @@ class Server:
             states = States(self._spec.observation, welcome.snapshots, self._keeping)
             hosted = Hosted(self._factory, self._name, self._spec, slots, states)
             session = _Session(welcome.session, hosted, welcome, wire)
-            self._sessions[session.number] = session
+            self._sessions.append(session)
             log.info("a learner at %s is here.", wire.peer)
-        elif session is None or session.number != welcome.session:
+        elif session not in self._sessions or session.number != welcome.session:
             self._refuse(wire, clp.Status.E_SESSION, f"session {welcome.session} is not known here")
             return
+        elif session.wire is not None:  # dead, but this side has not noticed yet
+            del self._by_wire[session.wire]
+            session.wire.close()
         del self._greetings[wire]
         session.wire = wire
         self._by_wire[wire] = session
@@ -321,7 +326,8 @@ class Server:
             session.wire.send(message.frames())
 
     def _end(self, session: _Session) -> None:
-        self._sessions.pop(session.number, None)
+        if session in self._sessions:
+            self._sessions.remove(session)
         if session.wire is not None:
             self._by_wire.pop(session.wire, None)
         session.hosted.close()
@@ -329,7 +335,7 @@ class Server:
 
 def _last(text: str, most: int) -> str:
     """The end of a text, of at most so many bytes: tracebacks say there what happened."""
-    return text.encode()[-most:].decode(errors="ignore")
+    return text.encode()[-most:].decode(errors="ignore") if most else ""
 
 
 def _rss() -> int:

@@ -99,10 +99,12 @@ class States:
         self.nbytes += nbytes - spare
         return clp.Status.OK, ""
 
-    def check(self, kept: Any) -> None:
-        """CannotKeep unless an environment can be brought into this state."""
+    def check(self, kept: Any, obs: list[Array]) -> None:
+        """CannotKeep unless an environment can be brought into this state, and has such observations."""
         if self._keeping is None or not isinstance(kept, bytes) or self._keeping.level < 4:
             raise CannotKeep("this environment takes no states from elsewhere")
+        if [(leaf.dtype, leaf.shape) for leaf in obs] != [(leaf.dtype, leaf.shape) for leaf in self._layout.leaves]:
+            raise CannotKeep("its observation does not fit")
         self._keeping.revive(kept).close()
 
     def revive(self, state: State) -> Env:

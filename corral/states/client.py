@@ -11,7 +11,7 @@ from corral.errors import EnvFailed, UserError
 from corral.link import protocol as clp
 from corral.link.address import parse_url
 from corral.link.binding import Wire
-from corral.link.control import Ready, from_meta, to_meta
+from corral.link.control import Ready, T, from_meta, to_meta
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.opening import open_binding
 from corral.link.proofs import is_proven, new_nonce, prove, read_token
@@ -41,26 +41,32 @@ class RemoteStates(StateKeeper):
     def get(self, name: str) -> bytes | None:
         """Get it from there."""
         reply = self._ask(clp.Op.GET, {"name": check_name(name)})
-        return None if reply.status == clp.Status.E_UNKNOWN_STATE else bytes(reply.payload[0])
+        if reply.status == clp.Status.E_UNKNOWN_STATE:
+            return None
+        if len(reply.payload) != 1:
+            raise EnvFailed(f"The state server at {self._url} answered GET with {len(reply.payload)} frames.")
+        return bytes(reply.payload[0])
 
     def drop(self, name: str) -> bool:
         """Forget it there."""
-        return bool((self._ask(clp.Op.DROP_STATE, {"name": check_name(name)}).meta or {}).get("dropped"))
+        return self._read(self._ask(clp.Op.DROP_STATE, {"name": check_name(name)}), sw.Dropped).dropped
 
     def names(self, prefix: str = "") -> list[str]:
         """All of them, a page at a time."""
         found: list[str] = []
         while True:
             meta = {"prefix": prefix, "after": found[-1] if found else ""}
-            page = self._ask(clp.Op.LIST, meta).meta or {}
-            found += page.get("names", [])
-            if not page.get("more") or not page.get("names"):
+            page = self._read(self._ask(clp.Op.LIST, meta), sw.Page)
+            if found and page.names and page.names[0] <= found[-1]:  # it would go on for ever
+                raise EnvFailed(f"The state server at {self._url} lists names that it was not asked for.")
+            found += page.names
+            if not page.more or not page.names:
                 return found
 
     @property
     def nbytes(self) -> int:
         """What all states there take."""
-        return int((self._ask(clp.Op.STATS, {}).meta or {}).get("snapshot_bytes", 0))
+        return self._read(self._ask(clp.Op.STATS, {}), sw.Held).snapshot_bytes
 
     def close(self) -> None:
         """End the connection."""
@@ -84,6 +90,12 @@ class RemoteStates(StateKeeper):
                 elif (reply := self._take(event.wire, event.frames)) is not None and reply.seq == self._seq:
                     return self._checked(reply)
         raise EnvFailed(f"The state server at {self._url} did not answer within {self._timeout_s:g} s; is it running?")
+
+    def _read(self, reply: Message, kind: type[T]) -> T:
+        try:
+            return from_meta(reply.meta, kind)
+        except BadMessage as error:
+            raise EnvFailed(f"The state server at {self._url} answered with {error}.") from error
 
     def _knock(self, wire: Wire) -> None:
         self._wire, self._ready, self._nonce = wire, False, new_nonce()

@@ -30,6 +30,26 @@ class ServerWelcome(msgspec.Struct, frozen=True):
     most_bytes: int
 
 
+class Dropped(msgspec.Struct, frozen=True):
+    """Whether there was a state to drop."""
+
+    dropped: bool
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some names, in order, and whether there are more."""
+
+    names: list[str]
+    more: bool
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What the server holds."""
+
+    snapshots: int
+    snapshot_bytes: int
+
+
 def knock(nonce: bytes) -> ClientKnock:
     """The first message of a client."""
     return ClientKnock(list(OURS), "states", nonce)

@@ -1,7 +1,8 @@
 // corral.hpp: turns an environment struct into a simulator that speaks CLP/1 (docs/link.md).
 //
 // C++17, Linux, no dependencies; -DCORRAL_ZMQ adds zmq://, for which any libzmq is linked. Authors need Spec, In, Out,
-// Rng and serve<Env>() below, or Client if they own the main loop; corral::detail is not for them. See README.md.
+// Rng and serve<Env>() below, or Client if they own the main loop; StateClient is for states that others should have.
+// corral::detail is not for them. See README.md.
 #pragma once
 
 #include <arpa/inet.h>
@@ -10,6 +11,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -320,6 +322,12 @@ class Value {
     const char* at = body_;
     while (index-- > 0) skip(at, end_, 16);
     return Value(at, end_);
+  }
+  // Calls `use` with each entry of a list.
+  template <class F>
+  void each(F&& use) const {
+    const char* at = body_;
+    for (uint64_t i = 0; token_.kind == List && i < token_.count; ++i, skip(at, end_, 16)) use(Value(at, end_));
   }
   bool is_true() const { return token_.kind == Boolean && token_.count; }
   // Text or bin; empty where it is something else.
@@ -904,7 +912,8 @@ using Seconds = std::chrono::duration<double>;
 enum Op : uint8_t {
   KNOCK = 1, HELLO, WELCOME, READY,
   RESET = 16, STEP, SAVE, LOAD, EXPAND, ROLLOUT, DROP, EXPORT, IMPORT,
-  HEARTBEAT = 32, STATS, LOG, CLOSE, ERROR
+  HEARTBEAT = 32, STATS, LOG, CLOSE, ERROR,
+  PUT = 48, GET, DROP_STATE, LIST
 };
 enum : uint16_t { REPLY = 1, FAILED = 2, META = 4, WANT_OBS = 8, AUTORESET = 16, NO_REPLY = 32, ALL_FLAGS = 63 };
 enum : uint8_t { TERMINATED = 1, TRUNCATED = 2, FAULTY = 4, FIRST = 8, LIFE = 16 };
@@ -919,7 +928,8 @@ inline const char* op_name(uint8_t op) {
   return op >= RESET && op <= IMPORT ? names[op - RESET] : op == HEARTBEAT ? "HEARTBEAT" : op == STATS ? "STATS" : "a request";
 }
 inline bool is_op(uint8_t op) {
-  return (op >= KNOCK && op <= READY) || (op >= RESET && op <= IMPORT) || (op >= HEARTBEAT && op <= ERROR);
+  return (op >= KNOCK && op <= READY) || (op >= RESET && op <= IMPORT) || (op >= HEARTBEAT && op <= ERROR) ||
+         (op >= PUT && op <= LIST);
 }
 
 struct Header {
@@ -1102,21 +1112,45 @@ struct Wire {
   std::atomic<Clock::duration::rep> stuck_since{0};  // when the learner stopped reading; 0: it reads
 };
 
+// Milliseconds until then, at most so many.
+inline int ms_until(Clock::time_point until, int most) {
+  auto now = Clock::now();
+  if (until <= now) return 0;
+  return until - now > std::chrono::milliseconds(most)
+             ? most
+             : static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(until - now).count()) + 1;
+}
+
 inline Clock::duration::rep ticks(double from_now_s = 0) {
   return (Clock::now().time_since_epoch() + std::chrono::duration_cast<Clock::duration>(Seconds(from_now_s))).count();
 }
 
+// Never waited in; small messages go at once, and a machine that is gone is noticed within about 10 s.
+inline void tune(int fd) {
+  int on = 1, two = 2, four = 4;
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &two, sizeof two);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &two, sizeof two);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &four, sizeof four);
+}
+
+// What is left of a message to be sent over a socket, after `sent` bytes of it; how many parts that is.
+inline size_t parts_after(const Packet& packet, size_t sent, iovec* parts) {
+  size_t count = 0;
+  for (size_t i = 0; i <= packet.frames; ++i) {
+    iovec part = packet.parts[i];
+    size_t some = std::min(sent, part.iov_len);
+    sent -= some;
+    if (part.iov_len > some) parts[count++] = {static_cast<char*>(part.iov_base) + some, part.iov_len - some};
+  }
+  return count;
+}
+
 class TcpWire : public Wire {
  public:
-  TcpWire(uint64_t id, int fd, bool dialled, std::string peer) : Wire(id, dialled, std::move(peer)), fd(fd) {
-    int on = 1, two = 2, four = 4;
-    ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
-    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &two, sizeof two);
-    ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &two, sizeof two);
-    ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &four, sizeof four);
-  }
+  TcpWire(uint64_t id, int fd, bool dialled, std::string peer) : Wire(id, dialled, std::move(peer)), fd(fd) { tune(fd); }
   ~TcpWire() override { ::close(fd); }
 
   void send(PacketPtr packet) override {
@@ -1148,15 +1182,8 @@ class TcpWire : public Wire {
     while (!closed_ && !out_.empty()) {
       const Packet& packet = *out_.front();
       iovec parts[1 + kMostFrames];
-      size_t count = 0, skip = sent_;
-      for (size_t i = 0; i <= packet.frames; ++i) {
-        iovec part = packet.parts[i];
-        size_t some = std::min(skip, part.iov_len);
-        skip -= some;
-        if (part.iov_len > some) parts[count++] = {static_cast<char*>(part.iov_base) + some, part.iov_len - some};
-      }
       msghdr message{};
-      message.msg_iov = parts, message.msg_iovlen = count;
+      message.msg_iov = parts, message.msg_iovlen = parts_after(packet, sent_, parts);
       ssize_t size = ::sendmsg(fd, &message, MSG_NOSIGNAL);
       if (size < 0 && errno == EINTR) continue;
       if (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return shut(SHUT_RDWR);
@@ -1240,14 +1267,14 @@ inline int open_door(const Address& address) {
   });
 }
 
-// A connection made within two seconds, unless `wake` becomes readable.
-inline int dial(const Address& address, int wake) {
+// A connection made within two seconds and before `until`, unless `wake` becomes readable.
+inline int dial(const Address& address, int wake, Clock::time_point until = Clock::time_point::max()) {
   return with_address(address, false, [&](int fd, addrinfo* where) {
     ::fcntl(fd, F_SETFL, O_NONBLOCK);
     if (::connect(fd, where->ai_addr, where->ai_addrlen) == 0) return true;
     if (errno != EINPROGRESS) return false;
     pollfd both[2] = {{fd, POLLOUT, 0}, {wake, POLLIN, 0}};
-    if (::poll(both, 2, 2000) <= 0 || both[1].revents) return errno = ETIMEDOUT, false;
+    if (::poll(both, 2, ms_until(until, 2000)) <= 0 || both[1].revents) return errno = ETIMEDOUT, false;
     int error = 0;
     socklen_t size = sizeof error;
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
@@ -2275,7 +2302,30 @@ class Pool : public Crew {
     if (!queue_.empty() && running_ < limit_) wake();  // for several edges only one thread may have woken
     return true;
   }
+  // Waits for something to happen. While things happen soon, one thread stays awake for a moment before it sleeps, as being
+  // woken costs 30 us and more; it leaves its core to whoever wants it.
+  int wait(epoll_event& event, int wait_ms, bool& quick) {
+    constexpr auto kSoon = std::chrono::microseconds(150);
+    Clock::time_point start = Clock::now();
+    int count = 0;
+    if (quick && !awake_.exchange(true)) {
+      while ((count = ::epoll_wait(epoll_, &event, 1, 0)) == 0 && Clock::now() - start < kSoon) {
+        sched_yield();
+#if defined(__x86_64__) || defined(__i386__)
+        for (int i = 0; i < 40; ++i) __builtin_ia32_pause();  // and to the core's other thread
+#endif
+      }
+      awake_ = false;
+    }
+    if (count == 0) {
+      start = Clock::now();
+      count = ::epoll_wait(epoll_, &event, 1, wait_ms);
+    }
+    quick = count == 1 && Clock::now() - start < kSoon;
+    return count;
+  }
   void loop() {
+    bool quick = false;  // whether the last thing happened soon
     while (!stopping_) {
       work();
       Clock::duration::rep now = ticks(), due = due_;
@@ -2285,7 +2335,7 @@ class Pool : public Crew {
       }
       int wait_ms = static_cast<int>(std::min<Clock::duration::rep>((due - now) / 1000000 + 1, 250));
       epoll_event event;
-      int count = ::epoll_wait(epoll_, &event, 1, std::max(wait_ms, 0));
+      int count = wait(event, std::max(wait_ms, 0), quick);
       if (count == 1 && event.data.u64 != kWake) happened_(event.data.u64, event.events);
     }
     wake();  // the next one
@@ -2298,7 +2348,7 @@ class Pool : public Crew {
   std::function<void(uint64_t, uint32_t)> happened_;
   std::function<double()> tick_;
   int epoll_, wake_;
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false}, awake_{false};
   std::atomic<Clock::duration::rep> due_{0};
   std::mutex mutex_;
   std::condition_variable gone_;
@@ -2613,7 +2663,7 @@ inline void Server::left(const WirePtr& wire, const Message& message) {
   wire->stage = Wire::Doomed;
   wire->close(true);
   if (!wire->dialled) return;
-  if (message.op == CLOSE && message.meta["over"].is_true()) stop(0);
+  if (message.op == CLOSE && message.meta["over"].is_true() && !options.bind) stop(0);  // who was told to listen stays
   if (message.op == ERROR && fatal) stop(1);
 }
 
@@ -2858,29 +2908,21 @@ class Redial {
 
 class TcpBinding : public Binding {
  public:
-  TcpBinding(Server& server, const Address& address, bool listen) : server_(server), address_(address) {
-    if (listen) {
-      door_ = open_door(address);
-      if (door_ < 0 && (errno != EADDRINUSE || address.port == "0"))
-        throw std::runtime_error(say("cannot listen at ", address.url(), " (", std::strerror(errno), ")"));
-      if (door_ < 0) server.log(say("somebody listens at ", address.url(), " already: dialling it"));
-    }
-    if (door_ < 0) {
-      address_ = address.to_dial();
-      return;
-    }
-    sockaddr_storage where{};
-    socklen_t size = sizeof where;
-    ::getsockname(door_, reinterpret_cast<sockaddr*>(&where), &size);
-    address_.port = port_of(where);
-    server.log(say("listening for learners at ", address_.url()));
-    server_.pool.watch(door_, kDoor);
+  TcpBinding(Server& server, const Address& address, bool listen)
+      : server_(server), told_(address), listens_(listen), address_(address.to_dial()) {
+    if (!listens_ || open()) return;
+    if (errno != EADDRINUSE || address.port == "0")
+      throw std::runtime_error(say("cannot listen at ", address.url(), " (", std::strerror(errno), ")"));
+    server.log(say("somebody listens at ", address.url(), " already: dialling it"));
   }
   ~TcpBinding() override {
     if (door_ >= 0) ::close(door_);
   }
 
-  std::string url() const override { return address_.url(); }
+  std::string url() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return address_.url();
+  }
   void happened(uint64_t id, uint32_t events) override {
     if (id == kDoor) return accept_all();
     std::shared_ptr<TcpWire> wire;
@@ -2900,6 +2942,7 @@ class TcpBinding : public Binding {
       if (!wires_.empty()) return 60.0;
       if (redial_.left_s() > 0) return redial_.left_s();
     }
+    if (listens_ && open()) return 60.0;  // the learner that was there first is gone
     int fd = dial(address_, server_.signal_fd());
     if (fd >= 0) {
       add(fd, true, address_.url());
@@ -2915,6 +2958,22 @@ class TcpBinding : public Binding {
   static constexpr uint32_t kEvents = EPOLLIN | EPOLLOUT | EPOLLRDHUP;
   static constexpr int kMostReads = 64;  // before the others get their turn
 
+  // Listens, unless somebody else does.
+  bool open() {
+    int door = open_door(told_);
+    if (door < 0) return false;
+    sockaddr_storage where{};
+    socklen_t size = sizeof where;
+    ::getsockname(door, reinterpret_cast<sockaddr*>(&where), &size);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      address_ = told_, address_.port = port_of(where);
+    }
+    server_.log(say("listening for learners at ", address_.url()));
+    door_ = door;
+    server_.pool.watch(door_, kDoor);
+    return true;
+  }
   static std::string port_of(const sockaddr_storage& where) {
     return std::to_string(ntohs(where.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(where).sin6_port
                                                             : reinterpret_cast<const sockaddr_in&>(where).sin_port));
@@ -2973,15 +3032,61 @@ class TcpBinding : public Binding {
   }
 
   Server& server_;
-  Address address_;
+  const Address told_;
+  const bool listens_;  // or would, if nobody else did
   int door_ = -1;
-  std::mutex mutex_;  // for all below
+  mutable std::mutex mutex_;  // for all below
+  Address address_;           // where it listens, or whom it dials
   std::unordered_map<uint64_t, std::shared_ptr<TcpWire>> wires_;
   Redial redial_;
 };
 
 #ifdef CORRAL_ZMQ
 // -- zmq
+
+constexpr int kPair = 0, kDealer = 5, kRouter = 6, kDontWait = 1, kMore = 2;  // as zmq.h has them
+
+// One frame of a message that came in.
+struct ZmqPart {
+  ZmqPart() { zmq_msg_init(&message); }
+  ZmqPart(const ZmqPart&) = delete;
+  ~ZmqPart() { zmq_msg_close(&message); }
+  std::string_view text() { return {static_cast<char*>(zmq_msg_data(&message)), zmq_msg_size(&message)}; }
+  zmq_msg_t message;
+};
+
+inline Frames frames_of(std::deque<ZmqPart>& parts, size_t most_bytes) {
+  std::vector<size_t> lengths;
+  size_t total = 0;
+  for (ZmqPart& part : parts) lengths.push_back(part.text().size()), total += lengths.back();
+  if (lengths.empty() || lengths.size() > kMostFrames) throw BadMessage(say("a message of ", lengths.size(), " frames"));
+  if (total > most_bytes) throw BadMessage(say("a message of ", total, " bytes, at most ", most_bytes, " are taken"));
+  Frames frames(lengths);
+  for (size_t i = 0; i < parts.size(); ++i)
+    if (lengths[i]) std::memcpy(frames.data(i), parts[i].text().data(), lengths[i]);
+  return frames;
+}
+
+inline int zmq_option(void* socket, int name, int value) { return zmq_setsockopt(socket, name, &value, sizeof value); }
+
+inline void zmq_tune(void* socket, const Address& address, int linger_ms) {
+  int64_t most = kMostMessage;
+  zmq_setsockopt(socket, 22, &most, sizeof most);                       // MAXMSGSIZE
+  zmq_option(socket, 23, 18), zmq_option(socket, 24, 18);               // SNDHWM, RCVHWM: the usual window and two
+  zmq_option(socket, 17, linger_ms);                                    // LINGER
+  zmq_option(socket, 75, 2000), zmq_option(socket, 77, 10000);          // HEARTBEAT_IVL, HEARTBEAT_TIMEOUT
+  zmq_option(socket, 76, 10000);                                        // HEARTBEAT_TTL
+  zmq_option(socket, 18, 100), zmq_option(socket, 21, 2000);            // RECONNECT_IVL, RECONNECT_IVL_MAX
+  zmq_option(socket, 42, address.host.find(':') != address.host.npos);  // IPV6
+}
+
+// What becomes readable when something changes for the socket.
+inline int zmq_descriptor(void* socket) {
+  int fd = -1;
+  size_t size = sizeof fd;
+  zmq_getsockopt(socket, 14, &fd, &size);  // FD
+  return fd;
+}
 
 class ZmqBinding;
 
@@ -3010,31 +3115,19 @@ class ZmqWire : public Wire {
 class ZmqBinding : public Binding {
  public:
   ZmqBinding(Server& server, const Address& address, bool listen)
-      : server_(server), address_(address), context_(zmq_ctx_new()), nudge_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      : server_(server), told_(address), listens_(listen), context_(zmq_ctx_new()),
+        nudge_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), address_(address.to_dial()) {
     server_.pool.watch(nudge_, kLine);
-    if (listen) {
-      open(kRouter);
-      std::string host = address.host == "*" ? "0.0.0.0" : address.host;
-      if (zmq_bind(socket_, Address{"tcp", host, address.port == "0" ? "*" : address.port}.url().c_str()) == 0) {
-        char bound[256] = "";
-        size_t size = sizeof bound;
-        zmq_getsockopt(socket_, 32, bound, &size);  // LAST_ENDPOINT
-        if (auto real = Address::parse(bound)) address_.port = real->port;
-        server.log(say("listening for learners at ", address_.url()));
-        return;
-      }
-      std::string why = zmq_strerror(zmq_errno());
-      bool taken = zmq_errno() == EADDRINUSE && address.port != "0";
-      shut();
-      if (!taken) {
+    if (listens_) {
+      int error = answer();
+      if (error == 0) return;
+      if (error != EADDRINUSE || address.port == "0") {
         zmq_ctx_term(context_), ::close(nudge_);
-        throw std::runtime_error(say("cannot listen at ", address.url(), " (", why, ")"));
+        throw std::runtime_error(say("cannot listen at ", address.url(), " (", zmq_strerror(error), ")"));
       }
       server.log(say("somebody listens at ", address.url(), " already: dialling it"));
     }
-    address_ = address.to_dial();
-    open(kDealer);
-    zmq_connect(socket_, address_.url("tcp").c_str());
+    call();
   }
   ~ZmqBinding() override {
     shut();
@@ -3042,7 +3135,10 @@ class ZmqBinding : public Binding {
     ::close(nudge_);
   }
 
-  std::string url() const override { return address_.url(); }
+  std::string url() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return address_.url();
+  }
   void happened(uint64_t, uint32_t) override {
     std::lock_guard<std::mutex> reading(read_mutex_);
     while (read_message() || read_monitor()) {}
@@ -3051,11 +3147,9 @@ class ZmqBinding : public Binding {
   double tick() override {
     happened(0, 0);
     std::lock_guard<std::mutex> lock(mutex_);
+    if (listens_ && dialled_ && wires_.empty() && redial_.left_s() == 0) shut();  // who was there may be gone: look again
     if (!socket_ && redial_.left_s() > 0) return redial_.left_s();
-    if (!socket_) {
-      open(kDealer);
-      zmq_connect(socket_, address_.url("tcp").c_str());
-    }
+    if (!socket_ && (!listens_ || answer() != 0)) call();
     double wait_s = 60;
     for (auto& [identity, wire] : wires_) {
       while (!wire->out.empty() && transmit(*wire, *wire->out.front())) wire->out.pop_front(), wire->stuck_since = 0;
@@ -3080,50 +3174,46 @@ class ZmqBinding : public Binding {
   }
 
  private:
-  static constexpr int kPair = 0, kDealer = 5, kRouter = 6, kDontWait = 1, kMore = 2;
   static constexpr int kConnected = 1, kDisconnected = 0x200;
   static constexpr uint64_t kLine = 2;
 
-  struct Part {
-    Part() { zmq_msg_init(&message); }
-    Part(const Part&) = delete;
-    ~Part() { zmq_msg_close(&message); }
-    std::string_view text() { return {static_cast<char*>(zmq_msg_data(&message)), zmq_msg_size(&message)}; }
-    zmq_msg_t message;
-  };
-
-  static int option(void* socket, int name, int value) { return zmq_setsockopt(socket, name, &value, sizeof value); }
+  // Listens; or says why it cannot.
+  int answer() {
+    open(kRouter);
+    std::string host = told_.host == "*" ? "0.0.0.0" : told_.host;
+    if (zmq_bind(socket_, Address{"tcp", host, told_.port == "0" ? "*" : told_.port}.url().c_str()) != 0) {
+      int error = zmq_errno();
+      shut();
+      return error;
+    }
+    char bound[256] = "";
+    size_t size = sizeof bound;
+    zmq_getsockopt(socket_, 32, bound, &size);  // LAST_ENDPOINT
+    address_ = told_;
+    if (auto real = Address::parse(bound)) address_.port = real->port;
+    server_.log(say("listening for learners at ", address_.url()));
+    return 0;
+  }
+  void call() {
+    open(kDealer);
+    zmq_connect(socket_, address_.url("tcp").c_str());
+    if (listens_) redial_.failed();  // so far
+  }
   void open(int kind) {
     dialled_ = kind == kDealer;
     socket_ = zmq_socket(context_, kind), monitor_ = zmq_socket(context_, kPair);
-    int64_t most = kMostMessage;
-    zmq_setsockopt(socket_, 22, &most, sizeof most);        // MAXMSGSIZE
-    option(socket_, 23, 18), option(socket_, 24, 18);       // SNDHWM, RCVHWM: the usual window and two
-    option(socket_, 17, 500), option(monitor_, 17, 0);      // LINGER
-    option(socket_, 75, 2000), option(socket_, 77, 10000);  // HEARTBEAT_IVL, HEARTBEAT_TIMEOUT
-    option(socket_, 76, 10000);                             // HEARTBEAT_TTL
-    option(socket_, 18, 100), option(socket_, 21, 2000);    // RECONNECT_IVL, RECONNECT_IVL_MAX
-    option(socket_, 42, address_.host.find(':') != address_.host.npos);  // IPV6
-    if (!dialled_) option(socket_, 33, 1);                  // ROUTER_MANDATORY
+    zmq_tune(socket_, dialled_ ? address_ : told_, 500);
+    zmq_option(monitor_, 17, 0);                // LINGER
+    if (!dialled_) zmq_option(socket_, 33, 1);  // ROUTER_MANDATORY
     std::string name = say("inproc://monitor-", ++opened_);
     zmq_socket_monitor(socket_, name.c_str(), kConnected | kDisconnected);
     zmq_connect(monitor_, name.c_str());
-    for (void* one : {socket_, monitor_}) {
-      int fd = -1;
-      size_t size = sizeof fd;
-      zmq_getsockopt(one, 14, &fd, &size);  // FD
-      server_.pool.watch(fd, kLine);
-    }
+    for (void* one : {socket_, monitor_}) server_.pool.watch(zmq_descriptor(one), kLine);
     nudge();  // for what has come before it was watched
   }
   void shut() {
     if (!socket_) return;
-    for (void* one : {socket_, monitor_}) {
-      int fd = -1;
-      size_t size = sizeof fd;
-      zmq_getsockopt(one, 14, &fd, &size);
-      server_.pool.forget(fd);
-    }
+    for (void* one : {socket_, monitor_}) server_.pool.forget(zmq_descriptor(one));
     zmq_socket_monitor(socket_, nullptr, 0);
     zmq_close(socket_), zmq_close(monitor_);
     socket_ = monitor_ = nullptr;
@@ -3157,26 +3247,31 @@ class ZmqBinding : public Binding {
     std::shared_ptr<ZmqWire> fresh;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      Part event, where;
-      if (!monitor_ || zmq_msg_recv(&event.message, monitor_, kDontWait) < 0) return false;
-      zmq_msg_recv(&where.message, monitor_, kDontWait);
-      uint16_t what = 0;
-      int32_t value = 0;
-      if (event.text().size() >= 6) {
-        std::memcpy(&what, event.text().data(), 2);
-        std::memcpy(&value, event.text().data() + 2, 4);
-      }
-      if (what == kDisconnected)
-        for (auto& [identity, wire] : wires_)
-          if (dialled_ || wire->fd == value) wire->gone = true;  // after what it has said before
-      if (what == kConnected && dialled_ && wires_.empty())
+      std::optional<int> event = next_event();
+      if (!event) return false;
+      if (*event == kConnected && dialled_ && wires_.empty())
         fresh = wires_[""] = std::make_shared<ZmqWire>(server_.new_id(), true, address_.url(), *this, "", -1);
     }
     if (fresh) server_.opened(fresh);
     return true;
   }
+  std::optional<int> next_event() {
+    ZmqPart event, where;
+    if (!monitor_ || zmq_msg_recv(&event.message, monitor_, kDontWait) < 0) return std::nullopt;
+    zmq_msg_recv(&where.message, monitor_, kDontWait);
+    uint16_t what = 0;
+    int32_t value = 0;
+    if (event.text().size() >= 6) {
+      std::memcpy(&what, event.text().data(), 2);
+      std::memcpy(&value, event.text().data() + 2, 4);
+    }
+    if (what == kDisconnected)
+      for (auto& [identity, wire] : wires_)
+        if (dialled_ || wire->fd == value) wire->gone = true;  // after what it has said before
+    return what;
+  }
   bool read_message() {
-    std::deque<Part> parts;
+    std::deque<ZmqPart> parts;
     std::shared_ptr<ZmqWire> wire;
     bool fresh = false;
     {
@@ -3192,6 +3287,7 @@ class ZmqBinding : public Binding {
       auto found = wires_.find(identity);
       if (found != wires_.end()) wire = found->second;
       if (!wire && !dialled_ && parts.size() > 1) {
+        while (next_event()) {}  // of who had the same descriptor before
         int fd = zmq_msg_get(&parts.back().message, 2);  // SRCFD
         uint64_t id = server_.new_id();
         wire = std::make_shared<ZmqWire>(id, false, say("learner ", id, " at ", address_.url()), *this, identity, fd);
@@ -3200,18 +3296,13 @@ class ZmqBinding : public Binding {
       if (!dialled_) parts.pop_front();
     }
     if (fresh) server_.opened(wire);
-    if (wire && !wire->closed) deliver(wire, parts);
+    if (!wire || wire->closed) return true;
+    try {
+      server_.took(wire, frames_of(parts, wire->most_bytes));
+    } catch (const BadMessage& error) {
+      server_.refuse(wire, E_PROTOCOL, say("the learner sent ", error.what()));
+    }
     return true;
-  }
-  void deliver(const std::shared_ptr<ZmqWire>& wire, std::deque<Part>& parts) {
-    std::vector<size_t> lengths;
-    size_t total = 0;
-    for (Part& part : parts) lengths.push_back(part.text().size()), total += lengths.back();
-    if (lengths.empty() || lengths.size() > kMostFrames || total > wire->most_bytes)
-      return server_.refuse(wire, E_PROTOCOL, say("the learner sent ", lengths.size(), " frames of ", total, " bytes"));
-    Frames frames(lengths);
-    for (size_t i = 0; i < parts.size(); ++i) std::memcpy(frames.data(i), parts[i].text().data(), lengths[i]);
-    server_.took(wire, std::move(frames));
   }
   // Wires that are closed leave. What a DEALER has not sent would go to whoever answers next, so it gets a new socket.
   void bury() {
@@ -3233,11 +3324,13 @@ class ZmqBinding : public Binding {
   }
 
   Server& server_;
-  Address address_;
-  void* context_;
+  const Address told_;
+  const bool listens_;  // or would, if nobody else did
+  void* const context_;
   const int nudge_;
-  std::mutex read_mutex_;  // who reads; taken before the other
-  std::mutex mutex_;       // for all below
+  std::mutex read_mutex_;     // who reads; taken before the other
+  mutable std::mutex mutex_;  // for all below
+  Address address_;           // where it listens, or whom it dials
   void *socket_ = nullptr, *monitor_ = nullptr;
   bool dialled_ = false;
   int opened_ = 0;
@@ -3471,8 +3564,8 @@ int serve(int argc, char** argv) {
   try {
     Model model = Model::of<Env>();
     Server server(model, read_options(argc, argv, model.spec));
+    Signals signals(server.signal_fd(), false);  // before anybody can be there to be left without a goodbye
     server.start();
-    Signals signals(server.signal_fd(), false);
     while (true)
       if (auto ended = server.wait(60)) {
         code = *ended;
@@ -3571,6 +3664,283 @@ class Client {
   detail::Desk desk_;
   detail::Server server_;
   detail::Signals signals_{server_.signal_fd(), true};
+};
+
+// == state server =======================================================================================================
+
+// A state server refused, or did not answer; what() says which, in a sentence.
+struct StateError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+// The server's budget does not allow another state; nothing was changed, and nothing is ever evicted.
+struct StatesFull : StateError {
+  using StateError::StateError;
+};
+
+namespace detail {
+
+constexpr size_t kMostState = size_t(256) << 20, kMostName = 512;
+
+// A connection to a state server, of one thread that waits for what it asks for. False: it is lost, or `until` has come.
+struct Line {
+  virtual ~Line() = default;
+  virtual bool send(const Packet& packet, Clock::time_point until) = 0;
+  virtual bool receive(Frames& frames, Clock::time_point until) = 0;
+  virtual void allow(size_t most_bytes) = 0;
+};
+
+class TcpLine : public Line {
+ public:
+  explicit TcpLine(int fd) : fd_(fd) { tune(fd); }
+  ~TcpLine() override { ::close(fd_); }
+  TcpLine(const TcpLine&) = delete;
+
+  bool send(const Packet& packet, Clock::time_point until) override {
+    for (size_t sent = 0; sent < packet.size();) {
+      if (Clock::now() >= until) return false;
+      iovec parts[1 + kMostFrames];
+      msghdr message{};
+      message.msg_iov = parts, message.msg_iovlen = parts_after(packet, sent, parts);
+      ssize_t size = ::sendmsg(fd_, &message, MSG_NOSIGNAL);
+      if (size >= 0) sent += static_cast<size_t>(size);
+      else if (!is_patient(POLLOUT, until)) return false;
+    }
+    return true;
+  }
+  bool receive(Frames& frames, Clock::time_point until) override {
+    while (!reader_.next(frames)) {
+      if (Clock::now() >= until) return false;
+      auto [at, room] = reader_.room();
+      ssize_t size = ::recv(fd_, at, room, 0);
+      if (size == 0 || (size < 0 && !is_patient(POLLIN, until))) return false;
+      if (size > 0) reader_.took(static_cast<size_t>(size));
+    }
+    return true;
+  }
+  void allow(size_t most_bytes) override { reader_.most_bytes = most_bytes; }
+
+ private:
+  // Whether what failed just now can be tried again; waits until it is time to.
+  bool is_patient(short event, Clock::time_point until) {
+    if (errno == EINTR) return Clock::now() < until;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) return false;
+    pollfd one{fd_, event, 0};
+    while (Clock::now() < until) {
+      int ready = ::poll(&one, 1, ms_until(until, 60000));
+      if (ready > 0 || (ready < 0 && errno != EINTR)) return ready > 0;
+    }
+    return false;
+  }
+
+  const int fd_;
+  FrameReader reader_;
+};
+
+#ifdef CORRAL_ZMQ
+// libzmq connects again by itself, but to a server that has not been greeted: what was lost once is lost.
+class ZmqLine : public Line {
+ public:
+  explicit ZmqLine(const Address& address)
+      : context_(zmq_ctx_new()), socket_(zmq_socket(context_, kDealer)), monitor_(zmq_socket(context_, kPair)) {
+    zmq_tune(socket_, address, 0);
+    zmq_option(socket_, 39, 1);  // IMMEDIATE: nothing is sent before there is a connection
+    zmq_option(monitor_, 17, 0);  // LINGER
+    zmq_socket_monitor(socket_, "inproc://monitor", 0x200);  // DISCONNECTED
+    zmq_connect(monitor_, "inproc://monitor");
+    zmq_connect(socket_, address.url("tcp").c_str());
+  }
+  ~ZmqLine() override {
+    zmq_socket_monitor(socket_, nullptr, 0);
+    zmq_close(socket_), zmq_close(monitor_), zmq_ctx_term(context_);
+  }
+  ZmqLine(const ZmqLine&) = delete;
+
+  bool send(const Packet& packet, Clock::time_point until) override {
+    for (size_t i = 1; i <= packet.frames; ++i) {
+      int how = kDontWait | (i < packet.frames ? kMore : 0);
+      while (zmq_send(socket_, packet.parts[i].iov_base, packet.parts[i].iov_len, how) < 0)
+        if (zmq_errno() != EAGAIN || !is_patient(until)) return false;
+    }
+    return true;
+  }
+  bool receive(Frames& frames, Clock::time_point until) override {
+    std::deque<ZmqPart> parts;
+    do {
+      parts.emplace_back();
+      while (zmq_msg_recv(&parts.back().message, socket_, kDontWait) < 0)
+        if (zmq_errno() != EAGAIN || !is_patient(until)) return false;
+    } while (zmq_msg_more(&parts.back().message));
+    frames = frames_of(parts, most_bytes_);
+    return true;
+  }
+  void allow(size_t most_bytes) override { most_bytes_ = most_bytes; }
+
+ private:
+  // Waits for something to happen; false when that is the end of the connection, or it is too late.
+  bool is_patient(Clock::time_point until) {
+    ZmqPart event;
+    if (Clock::now() >= until || zmq_msg_recv(&event.message, monitor_, kDontWait) >= 0) return false;
+    pollfd both[2] = {{zmq_descriptor(socket_), POLLIN, 0}, {zmq_descriptor(monitor_), POLLIN, 0}};
+    ::poll(both, 2, ms_until(until, 20));  // these tell of changes, not of what is there: so never for long
+    return true;
+  }
+
+  void *context_, *socket_, *monitor_;
+  size_t most_bytes_ = kGreetingBytes;
+};
+#endif
+
+}  // namespace detail
+
+// States by name in a `corral state-server`, which simulators and planners share. Every call ends within `timeout_s`. A
+// connection that is lost is made again, and what was under way is asked again: asking twice changes nothing. One thread
+// at a time may use it. All it throws is a StateError.
+//   corral::StateClient states("tcp://127.0.0.1:5560");
+//   states.put("cartpole/left", bytes);
+class StateClient {
+ public:
+  // Does not connect yet. `token_file` is that of the server, if it has one.
+  explicit StateClient(const std::string& url, const std::string& token_file = "", double timeout_s = 30)
+      : url_(url), timeout_s_(timeout_s > 0 ? std::min(timeout_s, 1e9) : 0) {
+    try {
+      address_ = detail::address_option("the state server", url);
+      if (!token_file.empty()) token_ = detail::read_token(token_file);
+    } catch (const detail::BadOption& error) {
+      throw StateError(error.what());
+    }
+    if (address_.everywhere() || address_.port == "0")
+      throw StateError(detail::say(url, " cannot be dialled: name the state server's host and port"));
+  }
+
+  // Keeps a state, in the place of one that has the name. StatesFull when it does not fit.
+  void put(std::string_view name, std::string_view state) {
+    if (state.size() > detail::kMostState)
+      throw StateError(detail::say("a state of ", state.size(), " bytes, a state server takes at most ", detail::kMostState));
+    ask(detail::PUT, named(name), &state);
+  }
+  // The state of this name, if there is one.
+  std::optional<std::string> get(std::string_view name) {
+    detail::Message reply = ask(detail::GET, named(name));
+    if (reply.status == detail::E_UNKNOWN_STATE) return std::nullopt;
+    return std::string(reply.payload(0));
+  }
+  // Forgets a state; whether there was one.
+  bool drop(std::string_view name) { return ask(detail::DROP_STATE, named(name)).meta["dropped"].is_true(); }
+  // All names that begin with `prefix`, sorted. They come a page at a time, and the deadline is that of a page.
+  std::vector<std::string> names(std::string_view prefix = "") {
+    std::vector<std::string> all;
+    if (!detail::is_utf8(prefix)) return all;
+    while (true) {
+      detail::Packer meta;
+      meta.map(2).text("prefix").text(prefix).text("after").text(all.empty() ? std::string_view() : all.back());
+      detail::Message page = ask(detail::LIST, meta.bytes());
+      detail::Value names = page.meta["names"];
+      names.each([&](const detail::Value& name) { all.emplace_back(name.string()); });
+      if (!page.meta["more"].is_true() || names.size() == 0) return all;
+    }
+  }
+  // What all states there take.
+  uint64_t nbytes() {
+    return ask(detail::STATS, detail::Packer().map(0).bytes()).meta["snapshot_bytes"].uint().value_or(0);
+  }
+
+ private:
+  // Which characters are printable is the server's to say; what would be no text at all never gets there.
+  static std::string named(std::string_view name) {
+    if (name.empty() || name.size() > detail::kMostName || !detail::is_utf8(name))
+      throw StateError(detail::say("the name of a state is 1 to ", detail::kMostName, " bytes of printable text, got '",
+                                   detail::clean_text(name, 80), "'"));
+    return detail::Packer().map(1).text("name").text(name).bytes();
+  }
+
+  // Asks until there is an answer, over as many connections as it takes.
+  detail::Message ask(uint8_t op, std::string meta, const std::string_view* state = nullptr) {
+    detail::Packet request(op);
+    request.head.seq = ++seq_;
+    request.meta = std::move(meta);
+    if (state) request.payload.emplace_back(*state);
+    request.seal();
+    auto until = detail::Clock::now() + std::chrono::duration_cast<detail::Clock::duration>(detail::Seconds(timeout_s_));
+    do {
+      std::optional<detail::Message> reply;
+      try {
+        reply = exchange(request, until);
+      } catch (const detail::BadMessage& error) {
+        line_ = nullptr;
+        throw StateError(detail::say(url_, " is no state server: it sent ", error.what()));
+      } catch (...) {
+        line_ = nullptr;  // there may be half a message in it
+        throw;
+      }
+      if (reply) return checked(std::move(*reply));
+      if (line_) redial_.succeeded();
+      line_ = nullptr;
+      redial_.failed();
+    } while (detail::Clock::now() < until);
+    throw StateError(detail::say("the state server at ", url_, " did not answer within ", timeout_s_, " s; is it running?"));
+  }
+  // Nothing when the connection was lost, or could not be made.
+  std::optional<detail::Message> exchange(const detail::Packet& request, detail::Clock::time_point until) {
+    if (!line_) line_ = greeted(until);
+    if (!line_ || !line_->send(request, until)) return std::nullopt;
+    detail::Message reply;
+    while (receive(*line_, reply, until)) {
+      if (reply.seq != request.head.seq) continue;
+      if (reply.op != request.head.op || !(reply.flags & detail::REPLY)) throw detail::BadMessage("something else than a reply");
+      if (reply.op == detail::GET && !(reply.flags & detail::FAILED) && reply.payloads() != 1)
+        throw detail::BadMessage(detail::say("a state in ", reply.payloads(), " frames"));
+      return reply;
+    }
+    return std::nullopt;
+  }
+  bool receive(detail::Line& line, detail::Message& message, detail::Clock::time_point until) {
+    detail::Frames frames;
+    if (!line.receive(frames, until)) return false;
+    message = detail::Message::read(std::move(frames));
+    if (message.op == detail::ERROR) throw StateError(detail::say("the state server at ", url_, " refused: ", message.text()));
+    return true;
+  }
+  // A connection whose both sides have proven what they should; dials when it is time to.
+  std::unique_ptr<detail::Line> greeted(detail::Clock::time_point until) {
+    std::this_thread::sleep_for(detail::Seconds(std::min(redial_.left_s(), detail::ms_until(until, 2000) / 1e3)));
+    std::unique_ptr<detail::Line> line = opened(until);
+    std::string ours = detail::random_bytes(16);
+    detail::Packet knock(detail::KNOCK), ready(detail::READY);
+    detail::Packer wish, proof;
+    wish.map(3).text("versions").array(1).array(2).uint(1).uint(0).text("role").text("states").text("nonce").bin(ours);
+    knock.meta = wish.bytes();
+    detail::Message welcome;
+    if (!line || !line->send(knock.seal(), until) || !receive(*line, welcome, until)) return nullptr;
+    std::string_view theirs = welcome.meta["nonce"].string();
+    if (welcome.op != detail::WELCOME || theirs.size() != 16) throw detail::BadMessage("something else than a WELCOME");
+    std::string expected = detail::prove(token_, "corral-states", ours, theirs);
+    if (!token_.empty() && !detail::same_secret(welcome.meta["proof"].string(), expected))
+      throw StateError(detail::say("the server at ", url_, " did not prove that it knows the token; give it the same file"));
+    proof.map(1).text("proof").bin(detail::prove(token_, "corral-client", ours, theirs));
+    ready.meta = proof.bytes();
+    line->allow(detail::kMostState + detail::kGreetingBytes);
+    return line->send(ready.seal(), until) ? std::move(line) : nullptr;
+  }
+  std::unique_ptr<detail::Line> opened(detail::Clock::time_point until) const {
+#ifdef CORRAL_ZMQ
+    if (address_.scheme == "zmq") return std::make_unique<detail::ZmqLine>(address_);
+#endif
+    int fd = detail::dial(address_, -1, until);
+    return fd < 0 ? nullptr : std::make_unique<detail::TcpLine>(fd);
+  }
+  static detail::Message checked(detail::Message reply) {
+    if (!(reply.flags & detail::FAILED)) return reply;
+    if (reply.status == detail::E_SNAPSHOT_FULL) throw StatesFull(reply.text());
+    throw StateError(detail::say("the state server refused: ", reply.text()));
+  }
+
+  const std::string url_;
+  const double timeout_s_;
+  detail::Address address_;
+  std::string token_;
+  std::unique_ptr<detail::Line> line_;
+  detail::Redial redial_;
+  uint64_t seq_ = 0;
 };
 
 }  // namespace corral

@@ -20,6 +20,7 @@ from corral.link.message import Message
 from corral.link.proofs import LEARNER, SIMULATOR, prove
 from corral.link.tcp import pack
 from corral.spaces import Layout
+from corral.states import wire as sw
 
 HERE = Path(__file__).parent
 SIM_NONCE, LEARNER_NONCE, INSTANCE = bytes(range(16)), bytes(range(16, 32)), bytes(range(32, 48))
@@ -222,6 +223,39 @@ def messages() -> dict[str, tuple[str, Message]]:
     }
 
 
+def state_messages() -> dict[str, tuple[str, Message]]:
+    """Between a state server and a client, whose nonces are the learner's and the simulator's of the others."""
+    client, server = SIM_NONCE, LEARNER_NONCE
+    welcome = sw.ServerWelcome((1, 0), server, prove(TOKEN, sw.SERVER, client, server), sw.MOST_BYTES)
+
+    def reply(op: clp.Op, flags: int = 0, status: int = 0, **more: object) -> Message:
+        return Message(op, clp.REPLY | flags, status, 3, **more)  # type: ignore[arg-type]
+
+    return {
+        "states_knock": ("a client of a state server", Message(clp.Op.KNOCK, meta=to_meta(sw.knock(client)))),
+        "states_welcome": ("with the proof of the token", Message(clp.Op.WELCOME, meta=to_meta(welcome))),
+        "states_ready": (
+            "with the proof of the token",
+            Message(clp.Op.READY, meta=to_meta(Ready(prove(TOKEN, sw.CLIENT, client, server)))),
+        ),
+        "put": ("a state of five bytes", Message(clp.Op.PUT, seq=3, meta={"name": "a/é"}, payload=[b"\0bits"])),
+        "put_reply": ("it is kept", reply(clp.Op.PUT)),
+        "put_full": (
+            "it did not fit",
+            reply(clp.Op.PUT, clp.FAILED, clp.Status.E_SNAPSHOT_FULL, meta={"text": "drop some"}),
+        ),
+        "get": ("by its name", Message(clp.Op.GET, seq=3, meta={"name": "a/é"})),
+        "get_reply": ("the state", reply(clp.Op.GET, payload=[b"\0bits"])),
+        "get_unknown": ("there is none", reply(clp.Op.GET, status=clp.Status.E_UNKNOWN_STATE, payload=[b""])),
+        "drop_state": ("by its name", Message(clp.Op.DROP_STATE, seq=3, meta={"name": "a/é"})),
+        "drop_state_reply": ("there was one", reply(clp.Op.DROP_STATE, meta={"dropped": True})),
+        "list": ("the next page", Message(clp.Op.LIST, seq=3, meta={"prefix": "a/", "after": "a/b"})),
+        "list_reply": ("the last page", reply(clp.Op.LIST, meta={"names": ["a/c", "a/é"], "more": False})),
+        "states_stats": ("how much there is", Message(clp.Op.STATS, seq=3, meta={})),
+        "states_stats_reply": ("two states", reply(clp.Op.STATS, meta={"snapshots": 2, "snapshot_bytes": 10})),
+    }
+
+
 def describe(message: Message) -> dict[str, object]:
     """Fields as JSON; bytes as hexadecimal digits."""
     names = ("op", "flags", "status", "seq", "session", "layout", "batch", "aux")
@@ -244,7 +278,7 @@ def main() -> None:
         "token": TOKEN.decode(), "simulator_nonce": SIM_NONCE.hex(), "learner_nonce": LEARNER_NONCE.hex(),
         "layout_cart": layout_hash(*CART), "layout_hybrid": layout_hash(*HYBRID), "messages": {},
     }  # fmt: skip
-    for name, (about, message) in messages().items():
+    for name, (about, message) in (messages() | state_messages()).items():
         (HERE / f"{name}.bin").write_bytes(b"".join(pack(message.frames())))
         index["messages"][name] = {"about": about, **describe(message)}  # type: ignore[index]
     (HERE / "index.json").write_text(json.dumps(index, indent=1) + "\n")

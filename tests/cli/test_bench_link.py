@@ -38,10 +38,10 @@ def test_the_bound_sends_as_many_bytes_as_the_link():
         assert link.message_sizes("f4", n) == tuple(sum(map(len, pack(frames))) for frames in (request, reply))
 
 
-@pytest.mark.parametrize("name", ["single", "images"])
+@pytest.mark.parametrize("name", ["single", "sims", "images"])
 def test_contestants_step_and_their_time_is_accounted_for(name):
     (case,) = link.make_cases([name], PYTHON)
-    wanted = {link.TCP, link.BARE, link.JSON if name == "single" else link.ZMQ}
+    wanted = {link.TCP, link.BARE, link.ZMQ if name == "images" else link.JSON}
     outcome = play([entry for entry in case.entries if entry.name in wanted], rounds=1, seconds=0.05)
     assert not outcome.skipped
     assert set(outcome.rates) == wanted
@@ -51,14 +51,15 @@ def test_contestants_step_and_their_time_is_accounted_for(name):
     assert case.meters[link.TCP].overhead_us > 0
 
 
-def test_the_json_peer_gives_what_the_simulator_counts():
+@pytest.mark.parametrize("sims", [1, 2])
+def test_the_json_peer_gives_what_the_simulator_counts(sims):
     from corral.bench.link_peers import ReqRep
 
-    peer = ReqRep(3, PYTHON.command)
+    peer = ReqRep(4, sims, PYTHON.command)
     try:
         for _ in range(2):
-            peer.step(np.array([0, 1, 1]))
-        np.testing.assert_array_equal(peer.obs[:, 0], [2, 4, 4])
+            peer.step(np.array([0, 1, 1, 0]))
+        np.testing.assert_array_equal(peer.obs[:, 0], [2, 4, 4, 2])
         assert (peer.reward == 1).all()
         assert not peer.terminated.any()
     finally:

@@ -9,64 +9,32 @@ import os
 import random
 import time
 from functools import partial
-from pathlib import Path
 
 import gymnasium
 import numpy as np
 import psutil
 import pytest
+from decoders import DECODERS, VECTORS, Scripted, Strange, frames_in
 
 from corral.link import protocol as clp
-from corral.link.binding import Binding, Event, Wire
-from corral.link.control import Budget, Hello, Ready, Welcome, from_meta, to_meta
+from corral.link.binding import Event
+from corral.link.control import Budget, Welcome, to_meta
 from corral.link.fleet import Fleet
 from corral.link.layout import read_space
 from corral.link.limits import Limits
 from corral.link.message import BadMessage, Message, read_message
-from corral.link.tcp import BadFrames, FrameReader, pack
+from corral.link.tcp import pack
 from corral.simulators.server import Server
 
 COUNT = int(os.environ.get("CORRAL_FUZZ", "5000"))
-VECTORS = [path.read_bytes() for path in sorted((Path(__file__).parents[2] / "sdk" / "vectors").glob("*.bin"))]
 
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
     """What is logged would be kept by pytest, and grow."""
     monkeypatch.setattr(logging.getLogger("corral"), "disabled", True)
-    for name in ("link", "envs", "simulators"):
+    for name in ("link", "envs", "simulators", "states"):
         monkeypatch.setattr(logging.getLogger(f"corral.{name}"), "disabled", True)
-
-
-class Strange(Wire):
-    """A wire whose other side is the test."""
-
-    def __init__(self, dialled=False):
-        self.peer, self.dialled, self.sent, self.closed = "strange", dialled, 0, False
-        self.last = None
-
-    def send(self, frames):
-        self.sent += 1
-        self.last = [bytes(frame) for frame in frames]
-
-    def close(self):
-        self.closed = True
-
-
-class Scripted(Binding):
-    """Brings the events that the test has put there."""
-
-    urls = ["test://"]  # noqa: RUF012
-
-    def __init__(self):
-        self.events = []
-
-    def poll(self, timeout_s):
-        events, self.events = self.events, []
-        return events
-
-    def close(self):
-        pass
 
 
 def mutated(rng, data):
@@ -88,57 +56,36 @@ def mutated(rng, data):
     return bytes(data)
 
 
-def flat():
-    """Call it twice: memory must not have grown in between."""
-    process = psutil.Process()
-    before = None
-    while True:
-        rss = process.memory_info().rss
-        if before is not None:
-            assert rss - before < 30e6, f"{(rss - before) / 1e6:.0f} MB more"
-        before = before or rss
-        yield
-
-
 def in_time(count, each):
-    """Call it `count` times with a generator of its own; no call may take long."""
-    rng, memory = random.Random(count), flat()
+    """Call it `count` times with a generator of its own; no call may take long, and memory must not grow."""
+    rng, process = random.Random(count), psutil.Process()
+    began, before = time.perf_counter(), None
     for k in range(count):
         started = time.perf_counter()
         each(rng)
         assert time.perf_counter() - started < 5.0
         if k == count // 4:
-            next(memory)
-    next(memory)
+            before = process.memory_info().rss
+    grown, took = process.memory_info().rss - before, time.perf_counter() - began
+    test = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2]
+    print(f" {test}: {count} in {took:.0f} s, memory from {before / 1e6:.0f} MB by {grown / 1e6:+.1f} MB")
+    assert grown < 30e6
 
 
-def test_bytes_into_the_frame_reader():
+@pytest.mark.parametrize("name", DECODERS)
+def test_random_and_mutated_bytes(name):
+    make, good = DECODERS[name]
+    decode, inputs = make(), good()
+    for data in inputs:
+        decode(data)
+
     def each(rng):
-        data = mutated(rng, rng.choice(VECTORS)) if rng.random() < 0.9 else rng.randbytes(rng.randrange(200))
-        reader, at = FrameReader(1 << 20), 0
-        try:
-            while at < len(data):
-                room = reader.room()
-                size = min(len(room), len(data) - at, rng.choice((1, 7, 64, 1 << 16)))
-                room[:size] = data[at : at + size]
-                reader.took(size)
-                at += size
-                while (frames := reader.next()) is not None:
-                    read_message(frames)
-        except (BadFrames, BadMessage):
-            pass
+        decode(mutated(rng, rng.choice(inputs)) if rng.random() < 0.9 else rng.randbytes(rng.randrange(200)))
 
     in_time(COUNT, each)
 
 
-def frames_of(data):
-    reader = FrameReader(1 << 20)
-    reader.room()[: len(data)] = data
-    reader.took(len(data))
-    return [bytes(frame) for frame in reader.next()]
-
-
-FRAMES = [frames_of(data) for data in VECTORS]
+FRAMES = [frames for data in VECTORS for frames in frames_in(data)]
 
 
 def mutated_frames(rng):
@@ -155,21 +102,6 @@ def mutated_frames(rng):
     else:
         frames.insert(at, rng.randbytes(rng.randrange(40)))
     return frames
-
-
-def test_meta_into_the_control_messages():
-    def each(rng):
-        try:
-            message = read_message(mutated_frames(rng))
-            for kind in (Hello, Welcome, Ready):
-                hello = from_meta(message.meta, kind)
-                if kind is Hello:
-                    read_space(hello.observation, "observation")
-                    read_space(hello.action, "action")
-        except BadMessage:
-            pass
-
-    in_time(COUNT, each)
 
 
 def test_spaces_that_cannot_be():
@@ -210,7 +142,7 @@ def test_spaces_that_cannot_be():
         with contextlib.suppress(BadMessage):
             read_space(space(rng), "observation")
 
-    in_time(COUNT // 4, each)
+    in_time(COUNT, each)
 
 
 def test_anything_into_a_learner_that_greets():
@@ -332,7 +264,7 @@ def test_anything_from_a_simulator_that_was_taken_on():
             vec.send(batch.env_ids, np.zeros(len(batch), np.int64))
 
     try:
-        in_time(max(100, COUNT // 5), each)
+        in_time(COUNT, each)
     finally:
         vec.close()
 

@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from sims import Sim, free_url
 
 from corral.cli.main import main
+from corral.link import protocol as clp
 from corral.testing import check_env
+from corral.testing.link_checks import check_memory
 
 CHECKS = [
     "connect", "spaces", "observations", "determinism", "episode ends", "bad requests", "save and load", "expand",
@@ -100,6 +103,37 @@ def test_each_fault_is_found_by_its_check_and_named(serve, wrong, check, status,
     found = results(serve(wrong))
     assert found[check].status == status, found
     assert words in found[check].detail
+
+
+class Unhurried:
+    """States of a simulator that drops them when the next request that names states has come, as it may."""
+
+    level = 2
+
+    def __init__(self):
+        self._kept, self._dropped = [], False
+
+    def reset(self, slots, seeds):
+        pass
+
+    def save(self, slots):
+        self._kept.append(len(self._kept) + 1)
+        return np.array(self._kept[-1:]), None
+
+    def next_generation(self):
+        self._dropped = True
+
+    def load(self, slots, ids):
+        self._kept = [] if self._dropped else self._kept
+        return SimpleNamespace(status=[0 if ids[0] in self._kept else clp.Status.E_UNKNOWN_STATE])
+
+    def stats(self):
+        return {"snapshots": len(self._kept), "snapshot_bytes": 8 * len(self._kept)}
+
+
+def test_states_may_be_dropped_after_statistics_that_were_asked_for_later():
+    subject = SimpleNamespace(states=Unhurried(), slots=np.arange, seed=1, facts={})
+    assert check_memory(subject) == ("pass", "a state takes 8 bytes; dropped, they take none")
 
 
 def test_the_command_prints_a_list_writes_a_report_and_exits_by_the_verdict(serve, tmp_path, capfd):

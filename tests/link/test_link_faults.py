@@ -19,6 +19,7 @@ from sims import Sim, free_url, wait_for
 import corral
 from corral.envs import link_vec
 from corral.errors import EnvFailed, UserError
+from corral.link import layout
 from corral.link.message import BadMessage, Message
 from corral.testing import CountingEnv, FaultyEnv, OneStateEnv, SlowEnv
 from corral.testing.play import play
@@ -246,6 +247,71 @@ def test_a_late_joiner_takes_a_share_when_episodes_end(sims):
         assert (b.obs[b.terminated][:, 2] == 0).all()
 
 
+class Shy(CountingEnv):
+    """Fails in the first resets that a learner asks for."""
+
+    seeded = 0
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            Shy.seeded += 1
+            if 1 < Shy.seeded <= 3:  # the very first is a look at what it can do
+                raise RuntimeError("not yet")
+        return super().reset(seed=seed, options=options)
+
+
+def test_an_end_is_delivered_though_the_next_episode_fails_to_start_elsewhere(sims):
+    url = free_url()
+    sims.append(Sim(partial(CountingEnv, 5), url))
+    with corral.make_vec(url, 4) as vec:
+        batches = steps(vec, 3)
+        sims.append(Sim(partial(Shy, 5), url))
+        until = time.monotonic() + 30
+        while not vec.restarts and time.monotonic() < until:
+            batches += steps_on(vec, batches[-1], 1)
+        batches += steps_on(vec, batches[-1], 10)
+    assert "not yet" in vec.faults[0].detail
+    for b in batches:
+        np.testing.assert_array_equal(b.next_obs[:, 2], b.reward)
+        np.testing.assert_array_equal(b.terminated, b.reward == 5)
+        np.testing.assert_array_equal(b.first, b.terminated)
+
+
+def test_environments_stay_in_a_simulator_that_should_go_until_there_is_another(sims):
+    url = free_url()
+    sims.append(Sim(partial(CountingEnv, 5), url))
+    with corral.make_vec(url, 2) as vec:
+        batches = steps(vec, 3)
+        (session,) = vec.fleet.sessions.values()
+        session.retiring = True
+        vec._rebalance()
+        batches += steps_on(vec, batches[-1], 12)
+        assert session.seated == 2
+        sims.append(Sim(partial(CountingEnv, 5), url))
+        until = time.monotonic() + 30
+        while session.seated and time.monotonic() < until:
+            batches += steps_on(vec, batches[-1], 1)
+        assert session.seated == 0
+    for b in batches:
+        assert not b.faulty.any()
+        np.testing.assert_array_equal(b.terminated, b.reward == 5)
+
+
+def test_who_is_closed_gives_its_seats_back_to_those_it_shares_simulators_with(sims):
+    url = free_url()
+    sims.append(Sim(partial(CountingEnv, 5), url, slots=4))
+    with corral.make_vec(url, 2) as vec:
+        batches = steps(vec, 3)
+        (session,) = vec.fleet.sessions.values()
+        for _ in range(3):
+            with corral.make_vec(url, 2) as other:
+                batch = other.recv()
+                assert session.seated == 4
+                other.send(batch.env_ids, np.zeros(2, np.int64))  # under way when it is closed
+            batches += steps_on(vec, batches[-1], 5)
+            assert session.seated == 2
+
+
 def test_32_simulators_at_once(sims):
     url = free_url()
     sims += [Sim(partial(CountingEnv, 5), url, slots=2) for _ in range(32)]
@@ -328,6 +394,25 @@ def test_strangers_that_talk_nonsense_do_not_disturb_the_others(sims, what):
             while stranger.recv(1 << 16):  # an error, then the end
                 pass
             stranger.close()
+
+
+HUGE = {"type": "box", "dtype": "uint8", "shape": [1 << 27], "low": 0, "high": 255}
+SMALL = {"type": "discrete", "n": 2, "start": 0, "dtype": "int64"}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"type": "tuple", "spaces": [HUGE] * 3},
+        {"type": "dict", "spaces": [[str(k), {"type": "tuple", "spaces": [SMALL] * 200}] for k in range(200)]},
+        {"type": "multi_binary", "n": [1 << 20, 1 << 20]},
+    ],
+    ids=["parts that are too large together", "too many leaves together", "too many bits"],
+)
+def test_a_space_that_is_too_large_is_refused_before_it_is_built(space, monkeypatch):
+    monkeypatch.setattr(layout.Layout, "from_json", lambda data: pytest.fail("it was built"))
+    with pytest.raises(BadMessage, match="more than"):
+        layout.read_space(space, "observation")
 
 
 def test_a_flood_is_bounded_and_ends_the_session(sims):

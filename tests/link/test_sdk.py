@@ -1,43 +1,21 @@
 """The C++ SDK: its own tests, its examples under the conformance checks, and C++ simulators that lose connections."""
 
-import shutil
 import signal
 import subprocess
+import threading
 import time
-from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
-import zmq
+from cpp_sdk import NEEDS_ZMQ, SCHEMES, run
 from relay import Relay
 from sims import free_url, wait_for
 
 import corral
 from corral.testing import check_env
 
-SDK = Path(__file__).parents[2] / "sdk" / "cpp"
 EXAMPLES = ("cartpole", "connect4", "hybrid", "owned_loop")
-
-
-def run(*command, timeout=280):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """Where the examples and tests are built, with zmq:// by the libzmq of the pyzmq wheel if there is one."""
-    for tool in ("cmake", "g++"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is missing: the C++ SDK is not tested (apt-get install g++ cmake)")
-    folder = tmp_path_factory.mktemp("sdk")
-    library = next(Path(zmq.__file__).parents[1].glob("pyzmq.libs/libzmq*.so*"), None)
-    with_zmq = [] if library is None else ["-DCORRAL_ZMQ=ON", f"-DCORRAL_ZMQ_LIBRARY={library}"]
-    run("cmake", "-S", SDK, "-B", folder, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", *with_zmq)
-    run("cmake", "--build", folder, "-j2")
-    return folder
 
 
 @pytest.fixture
@@ -59,9 +37,10 @@ def test_its_own_tests_pass(built):
     run("ctest", "--test-dir", built, "--output-on-failure")
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_examples_pass_the_conformance_checks(start, example):
-    url = free_url()
+def test_examples_pass_the_conformance_checks(start, example, scheme):
+    url = free_url(scheme)
     start(example, "--connect", url, "--threads", "2")
     results = check_env(url, steps=300)
     failed = [result for result in results if result.status == "fail"]
@@ -110,9 +89,10 @@ def same(a, b):
             np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("after_bytes", [1, 37, 150, 333])
-def test_a_cut_connection_costs_nothing_and_every_step_happens_once(start, after_bytes):
-    url = free_url()
+def test_a_cut_connection_costs_nothing_and_every_step_happens_once(start, after_bytes, scheme):
+    url = free_url(scheme)
     start("cartpole", "--bind", url)
     wait_for(url)
     expected = transitions(url, 120)
@@ -132,15 +112,31 @@ def test_transitions_do_not_depend_on_threads_or_simulators(start, threads):
     same(transitions(first, 100), transitions(second, 100, workers=2))
 
 
+@NEEDS_ZMQ
 def test_zmq_carries_the_same(start):
     first, second = free_url(), free_url("zmq")
     start("cartpole", "--connect", first)
     process = start("cartpole", "--connect", second)
-    time.sleep(0.5)
-    if process.poll() is not None:
-        pytest.skip("built without zmq")
     same(transitions(first, 100), transitions(second, 100))
     assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_told_to_listen_it_stays_for_the_next_learner_though_it_had_to_dial_the_first(start, scheme):
+    url, started = free_url(scheme), []
+
+    def late():
+        wait_for(url)
+        started.append(start("cartpole", "--bind", url))
+
+    later = threading.Thread(target=late)
+    later.start()
+    transitions(url, 5)
+    later.join()
+    for _ in range(2):
+        wait_for(url)
+        transitions(url, 5)
+    assert started[0].poll() is None
 
 
 def test_it_ends_when_the_run_is_over_and_on_sigterm(start):

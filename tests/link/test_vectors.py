@@ -13,7 +13,7 @@ VECTORS = Path(__file__).parents[2] / "sdk" / "vectors"
 _spec = importlib.util.spec_from_file_location("make_vectors", VECTORS / "make.py")
 make = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(make)
-MESSAGES = make.messages()
+MESSAGES = make.messages() | make.state_messages()
 INDEX = json.loads((VECTORS / "index.json").read_text())
 
 

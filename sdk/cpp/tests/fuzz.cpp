@@ -1,5 +1,8 @@
 // Random and mutated bytes into every decoder: they are refused or understood, and nothing else happens.
-//   test_fuzz [iterations] [seed]        with clang and -DCORRAL_LIBFUZZER -fsanitize=fuzzer: what libFuzzer runs
+//   test_fuzz [iterations] [seed]        or, to write inputs that are good to begin with: test_fuzz --seeds FOLDER
+// With clang and cmake -DCORRAL_LIBFUZZER=ON it is also what libFuzzer runs: libfuzzer FOLDER ... -max_total_time=600
+#include <fstream>
+
 #include "envs.hpp"
 
 using namespace test;
@@ -48,6 +51,18 @@ void refused_or_good(F&& decode) {
   }
 }
 
+// The same for states, which are given to an environment: what its author throws is a refusal as well.
+void state(const Snapshots& snapshots, std::string_view bytes) {
+  refused_or_good([&] {
+    try {
+      snapshots.unpack(bytes);
+    } catch (const std::runtime_error& error) {
+      if (std::string(error.what()) != "not mine") throw;
+    }
+  });
+}
+
+#ifndef CORRAL_LIBFUZZER
 void requests(std::string_view stream) {
   refused_or_good([&] {
     FrameReader reader;
@@ -74,13 +89,107 @@ void requests(std::string_view stream) {
   });
 }
 
+#endif
+
+std::string knock_meta() {
+  return Packer().map(2).text("versions").array(1).array(2).uint(1).uint(0).text("role").text("learner").bytes();
+}
+std::string welcome_meta() {
+  Packer meta;
+  meta.map(8).text("version").array(2).uint(1).uint(0).text("session").uint(77).text("resumed").boolean(false);
+  meta.text("nonce").bin("0123456789abcdef").text("proof").bin("").text("window").uint(16);
+  meta.text("limits").map(5).text("message").uint(1 << 16).text("batch").uint(64).text("slots").uint(16).text("meta").uint(4096);
+  meta.text("info").uint(100).text("snapshots").map(2).text("bytes").uint(1 << 20).text("count").uint(100);
+  return meta.bytes();
+}
+
+#ifdef CORRAL_LIBFUZZER
+// A learner that only takes.
+struct Ear : Wire {
+  explicit Ear(FrameReader& reader) : Wire(20, false, "a fuzzer"), reader(reader) {}
+  void send(PacketPtr) override {}
+  void flush() override {}
+  void close(bool) override { closed = true; }
+  void allow(size_t most) override { reader.most_bytes = std::min<size_t>(most, 1 << 20); }
+  FrameReader& reader;
+  bool closed = false;
+};
+
+Frames frames_of(const Packet& packet) {
+  std::vector<size_t> lengths;
+  for (size_t i = 1; i <= packet.frames; ++i) lengths.push_back(packet.parts[i].iov_len);
+  Frames frames(lengths);
+  for (size_t i = 0; i < lengths.size(); ++i) std::memcpy(frames.data(i), packet.parts[i + 1].iov_base, lengths[i]);
+  return frames;
+}
+
+// Into a whole simulator without sockets or threads, made for this input alone, so that what is found happens again.
+// Bytes that do not begin with a handshake come after one, with an episode in slot 0 and a state 1.
+void simulator(std::string_view stream) {
+  Options options;
+  options.envs = 16;
+  Server server(kit().model, options);
+  FrameReader reader;
+  auto wire = std::make_shared<Ear>(reader);
+  server.opened(wire);
+  auto give = [&](Frames frames) {
+    server.took(wire, std::move(frames));
+    server.pool.work();
+  };
+  auto send = [&](uint8_t op, const std::vector<std::string>& payload, const std::string& meta = "") {
+    Packet packet(op);
+    packet.meta = meta, packet.head.batch = 1, packet.head.seq = op;
+    if (op >= RESET) packet.head.session = 77, packet.head.layout = kit().model.layout;
+    for (const std::string& frame : payload) packet.payload.emplace_back(frame);
+    give(frames_of(packet.seal()));
+  };
+  auto greet = [&] {
+    send(KNOCK, {}, knock_meta()), send(WELCOME, {}, welcome_meta());
+    send(RESET, {slots({0}), u64({1})}), send(SAVE, {slots({0}), u64({1})});
+    CHECK(wire->session && wire->session->engine->store.get(1));  // or all that follows is refused, and nothing is fuzzed
+  };
+  refused_or_good([&] {
+    for (bool first = true; !stream.empty() && !wire->closed;) {
+      auto [at, size] = reader.room();
+      size_t some = std::min(size, stream.size());
+      std::memcpy(at, stream.data(), some);
+      reader.took(some);
+      stream.remove_prefix(some);
+      for (Frames frames; !wire->closed && reader.next(frames); first = false) {
+        if (frames.frame[0].size() == sizeof(Header)) {  // past the checks of session and layout
+          uint8_t op = static_cast<uint8_t>(frames.data(0)[3]);
+          if (first && op >= RESET) greet();
+          if (wire->session) std::memcpy(frames.data(0) + 16, &wire->session->number, 4);
+          if (op >= RESET) std::memcpy(frames.data(0) + 20, &kit().model.layout, 4);
+        }
+        give(std::move(frames));
+      }
+    }
+  });
+  server.lost(wire);
+}
+#endif
+
+// The same bytes with the length and the checksum that a state of them would have.
+std::string as_state(std::string bytes) {
+  constexpr size_t kCrc = 21, kBody = 33;
+  if (bytes.size() < kBody) return bytes;
+  uint64_t size = bytes.size() - kBody;
+  uint32_t crc = crc32(std::string_view(bytes).substr(kBody));
+  std::memcpy(&bytes[kCrc], &crc, 4), std::memcpy(&bytes[kCrc + 4], &size, 8);
+  return bytes;
+}
+
 int run(const uint8_t* data, size_t size) {
   std::string heap(reinterpret_cast<const char*>(data), size);  // exactly as long, so that reading beyond it is seen
   std::string_view bytes(heap);
   refused_or_good([&] { look(Value::read(bytes)); });
+#ifdef CORRAL_LIBFUZZER
+  simulator(bytes);
+#else
   requests(bytes);
-  refused_or_good([&] { kit().snapshots.unpack(bytes); });
-  refused_or_good([&] { kit().others.unpack(bytes); });
+#endif
+  for (const std::string& one : {heap, as_state(heap)}) state(kit().snapshots, one), state(kit().others, one);
   refused_or_good([&] {
     corral::View view(bytes);
     std::vector<double> values;
@@ -93,8 +202,8 @@ int run(const uint8_t* data, size_t size) {
 }
 
 #ifndef CORRAL_LIBFUZZER
-std::string message(uint8_t op, uint32_t batch, const std::vector<std::string>& payload, const std::string& meta = "") {
-  Packet packet(op);
+std::string message(uint8_t op, uint32_t batch, const std::vector<std::string>& payload, const std::string& meta = "", uint16_t flags = 0) {
+  Packet packet(op, flags);
   packet.head.batch = batch, packet.head.seq = 5, packet.meta = meta;
   for (const std::string& frame : payload) packet.payload.emplace_back(frame);
   packet.seal();
@@ -107,8 +216,10 @@ std::vector<std::string> good_inputs() {
   std::vector<std::string> all;
   all.push_back(message(RESET, 1, {slots({0}), u64({1})}));
   all.push_back(message(STEP, 1, {slots({0}), i64({ADD})}));
+  for (int64_t action : {END, THROW, NOT_A_NUMBER, LOSE_LIFE, CUT_OFF}) all.push_back(message(STEP, 1, {slots({0}), i64({action})}, "", AUTORESET));
   all.push_back(message(SAVE, 1, {slots({0}), u64({1})}));
   all.push_back(message(LOAD, 1, {slots({1}), u64({1})}));
+  all.push_back(message(LOAD, 1, {slots({0}), u64({1})}, "", WANT_OBS));
   all.push_back(message(EXPAND, 2, {u64({1, 1}), i64({ADD, END}), u64({2, 0})}));
   all.push_back(message(EXPAND, 1, {u64({1}), i64({ADD}), u64({2}), u64({3})}));
   all.push_back(message(ROLLOUT, 2, {u64({1, 1}), i64({ADD, ADD, ADD, ADD})}, Packer().map(1).text("steps").uint(2).bytes()));
@@ -116,14 +227,13 @@ std::vector<std::string> good_inputs() {
   all.push_back(message(DROP, 0, {}, Packer().map(1).text("generation").uint(0).bytes()));
   all.push_back(message(EXPORT, 1, {u64({1})}));
   all.push_back(message(STATS, 0, {}));
-  requests(all[0]), requests(all[2]);  // so that there is a state
+  requests(message(RESET, 1, {slots({0}), u64({1})})), requests(message(SAVE, 1, {slots({0}), u64({1})}));  // so that there is a state
   std::string state = kit().snapshots.pack(*kit().engine->store.get(1));
   all.push_back(state);
   all.push_back(message(IMPORT, 1, {u64({3}), u64({state.size()}), state}));
-  Packer welcome;
-  welcome.map(3).text("versions").array(1).array(2).uint(1).uint(0).text("session").uint(1u << 31).text("limits").map(1).text("message").real(1e9);
-  all.push_back(welcome.bytes());
-  all.push_back(message(KNOCK, 0, {}, welcome.bytes()));
+  all.push_back(welcome_meta());
+  all.push_back(message(KNOCK, 0, {}, knock_meta()));
+  all.push_back(message(WELCOME, 0, {}, welcome_meta()));
   all.push_back("tcp://[::1]:5555/");
   size_t singles = all.size();
   for (size_t i = 0; i + 1 < singles; ++i) all.push_back(all[i] + all[i + 1]);
@@ -182,6 +292,12 @@ void over_the_wire(int64_t iterations, corral::Rng& rng, const std::vector<std::
   }
 }
 
+int write_seeds(const std::string& folder) {
+  size_t number = 0;
+  for (const std::string& one : good_inputs()) std::ofstream(folder + "/good_" + std::to_string(number++), std::ios::binary) << one;
+  return number ? 0 : 1;
+}
+
 int run_all(int64_t iterations, uint64_t seed) {
   corral::Rng rng(seed);
   std::vector<std::string> all = good_inputs();
@@ -205,6 +321,7 @@ int run_all(int64_t iterations, uint64_t seed) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) { return run(data, size); }
 #else
 int main(int argc, char** argv) {
+  if (argc > 2 && std::string(argv[1]) == "--seeds") return write_seeds(argv[2]);
   int64_t iterations = argc > 1 ? std::atoll(argv[1]) : 20000;
   uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   try {

@@ -178,4 +178,22 @@ TEST(told_to_bind_where_a_learner_listens_it_dials) {
   ::close(door);
 }
 
+TEST(told_to_bind_it_stays_for_the_next_learner_though_it_had_to_dial_the_first) {
+  for (const char* program : {"./cartpole", "./owned_loop"}) {
+    int door = open_door(*Address::parse("tcp://127.0.0.1:0"));
+    std::string url = door_url(door);
+    Process process({"--bind", url}, program);
+    Learner first, second;
+    answer(door, first);
+    CHECK(first.shake({}, false));
+    ::close(door);
+    first.post(CLOSE, 0, NO_REPLY, 0, {}, Packer().map(1).text("over").boolean(true).bytes());
+    process.said(say("listening for learners at ", url, "\n").c_str());
+    second.dial(url);
+    CHECK(second.shake({}));
+    process.kill(SIGTERM);
+    CHECK_EQ(process.code(), 0);
+  }
+}
+
 int main(int argc, char** argv) { return run_tests(argc, argv); }

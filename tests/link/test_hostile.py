@@ -1,0 +1,243 @@
+"""What a peer that means harm, or is merely broken, may say: it is refused in words, and costs nobody else anything."""
+
+import struct
+import zlib
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from decoders import ExportedState, Scripted, StateClient, Strange, Walk
+
+from corral import encoding
+from corral.errors import EnvFailed
+from corral.link import protocol as clp
+from corral.link.binding import Event
+from corral.link.control import Budget, Knock, Welcome, to_meta
+from corral.link.json_values import Mistake, inferred
+from corral.link.layout import read_space
+from corral.link.limits import Limits
+from corral.link.message import BadMessage, Message, read_message
+from corral.link.states import _words
+from corral.simulators.blobs import unpack_state
+from corral.simulators.server import Server
+from corral.spaces import Layout
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def _array(place, dtype, shape):
+    head = msgspec.msgpack.encode(msgspec.msgpack.Ext(1, msgspec.msgpack.encode((place, dtype, shape))))
+    return struct.pack("<Q", len(head)) + head + bytes(256)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _array(2**63, "<f4", (1,)),
+        _array(0, "<f4", (2**64 - 1,)),
+        _array(0, "09f4", (1,)),  # NumPy parses it as Python
+        struct.pack("<Q", 100_000) + b"\x91" * 100_000,
+    ],
+    ids=["place", "shape", "dtype", "depth"],
+)
+def test_a_value_that_cannot_be_is_a_bad_message(data):
+    with pytest.raises(encoding.BadMessage):
+        encoding.decode(data)
+
+
+# -- spaces ------------------------------------------------------------------------------------------------------------
+
+LARGE = {"type": "box", "dtype": "float32", "shape": [1 << 24], "low": 0, "high": 1}
+SMALL = {"type": "discrete", "n": 2, "start": 0, "dtype": "int64"}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"type": "tuple", "spaces": [LARGE] * 16},
+        {"type": "tuple", "spaces": [{"type": "tuple", "spaces": [SMALL] * 200}] * 200},
+        {**LARGE, "shape": [1 << 30], "spaces": [SMALL]},
+    ],
+    ids=["bytes", "leaves", "a box with parts"],
+)
+def test_a_space_that_would_cost_much_is_refused_before_it_is_built(space, monkeypatch):
+    monkeypatch.setattr(Layout, "from_json", lambda data: pytest.fail("it was built"))
+    with pytest.raises(BadMessage, match="more than"):
+        read_space(space, "observation")
+
+
+def test_the_words_about_a_space_are_few():
+    with pytest.raises(BadMessage) as refused:
+        read_space({**LARGE, "shape": [2], "low": "x" * 1_000_000}, "observation")
+    assert len(str(refused.value)) < 1000
+
+
+# -- the JSON loop -----------------------------------------------------------------------------------------------------
+
+
+def test_text_in_an_observation_is_refused_before_it_takes_the_room_of_the_longest_for_each():
+    with pytest.raises(Mistake, match="expected numbers"):
+        inferred([["x" * 1_000_000] + [""] * 200_000])
+
+
+def test_an_observation_of_too_many_parts_is_refused_before_a_space_is_made_for_each():
+    with pytest.raises(Mistake, match="300 parts"):
+        inferred({"a": {str(k): 1 for k in range(300)}})
+
+
+# -- simulators --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server():
+    server = Server(Walk, "Walk", Scripted(), 4)
+    yield server
+    server.close()
+
+
+def _post(server, *events):
+    server._binding.events = list(events)
+    server.poll(0)
+
+
+def _welcome(server, wire, session=5, resumed=False, knock=0, **limits):
+    """A learner's side of the handshake; what the simulator said last."""
+    welcome = Welcome((1, 0), session, resumed, bytes(16), b"", 4, Limits(**limits), Budget())
+    knock = Message(clp.Op.KNOCK, meta=to_meta(Knock(session=knock)))
+    _post(server, Event(wire), *(
+        Event(wire, message.frames()) for message in (knock, Message(clp.Op.WELCOME, meta=to_meta(welcome)))
+    ))  # fmt: skip
+    return read_message(wire.last)
+
+
+def _ask(server, wire, op, *payload, seq=1, session=5):
+    message = Message(op, 0, 0, seq, session, server._layout, 1, 0, None, list(payload))
+    _post(server, Event(wire, message.frames()))
+    return read_message(wire.last)
+
+
+@pytest.mark.parametrize("limits", [{"slots": 0}, {"slots": -1}, {"batch": 0}, {"message": -5}, {"info": -1}])
+def test_a_learner_that_allows_nothing_is_refused(server, limits):
+    refused = _welcome(server, Strange(), **limits)
+    assert (refused.op, refused.status) == (clp.Op.ERROR, clp.Status.E_PROTOCOL)
+    assert next(iter(limits)) in refused.text
+    assert _welcome(server, Strange()).op == clp.Op.READY
+
+
+def test_learners_that_chose_the_same_number_each_have_their_session(server):
+    one, other = Strange(), Strange()
+    for wire in (one, other):
+        assert _welcome(server, wire).op == clp.Op.READY
+        assert _ask(server, wire, clp.Op.RESET, bytes(4), bytes(8)).status == 0
+    _post(server, Event(other, Message(clp.Op.CLOSE, clp.NO_REPLY, meta={"over": True}).frames()))
+    assert [session.wire for session in server._sessions] == [one]
+    assert _ask(server, one, clp.Op.STEP, bytes(4), bytes(8), seq=2).status == 0
+
+
+def test_a_session_that_its_learner_does_not_know_any_more_is_freed(server):
+    one, again = Strange(), Strange()
+    _welcome(server, one)
+    _post(server, Event(one, lost="cut"))
+    assert _welcome(server, again, session=6, knock=5).op == clp.Op.READY
+    assert [session.number for session in server._sessions] == [6]
+
+
+def test_a_session_that_ended_between_hello_and_welcome_is_not_resumed(server):
+    one, again = Strange(), Strange()
+    _welcome(server, one)
+    _post(server, Event(one, lost="cut"))
+    _post(server, Event(again), Event(again, Message(clp.Op.KNOCK, meta=to_meta(Knock(session=5))).frames()))
+    server._end(server._sessions[0])
+    welcome = Welcome((1, 0), 5, True, bytes(16), b"", 4, Limits(), Budget())
+    _post(server, Event(again, Message(clp.Op.WELCOME, meta=to_meta(welcome)).frames()))
+    assert read_message(again.last).status == clp.Status.E_SESSION
+
+
+def test_of_two_connections_that_resume_a_session_the_later_has_it(server):
+    one, two, three = Strange(), Strange(), Strange()
+    _welcome(server, one)
+    _post(server, Event(one, lost="cut"))
+    welcome = Welcome((1, 0), 5, True, bytes(16), b"", 4, Limits(), Budget())
+    for wire in (two, three):
+        _post(server, Event(wire), Event(wire, Message(clp.Op.KNOCK, meta=to_meta(Knock(session=5))).frames()))
+    for wire in (two, three):
+        _post(server, Event(wire, Message(clp.Op.WELCOME, meta=to_meta(welcome)).frames()))
+        assert read_message(wire.last).op == clp.Op.READY
+    assert two.closed
+    assert list(server._by_wire) == [three]
+
+
+def test_a_learner_that_wants_no_words_gets_none(server):
+    wire = Strange()
+    _welcome(server, wire, info=0)
+    _ask(server, wire, clp.Op.RESET, bytes(4), bytes(8))
+    unknown = _ask(server, wire, clp.Op.EXPORT, (9).to_bytes(8, "little"), seq=2)
+    assert unknown.meta["rows"] == {"0": ""}
+
+
+def _import(state, kept, over, obs):
+    """Status and words of importing this into a Walk."""
+    body = b"".join(bytes(part) for part in encoding.encode([kept, over, obs]))
+    head = b"CPY1" + state._layout.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
+    return unpack_state(state._layout, state._states, 2, head + body)
+
+
+@pytest.mark.parametrize(
+    "obs", [[], [np.zeros(3)], [np.zeros(2, np.float32)], [np.zeros(2), np.zeros(2)], ["text"], [[0, 0]]]
+)
+def test_an_exported_state_whose_observation_does_not_fit_is_refused(obs):
+    state = ExportedState()
+    kept = state._states.get(1).kept
+    assert _import(state, kept, False, [np.zeros(2)]) == (0, "")
+    status, words = _import(state, kept, False, obs)
+    assert (status, "observation" in words) == (clp.Status.E_BAD_REQUEST, True)
+
+
+def test_whatever_an_author_raises_at_a_foreign_state_refuses_it():
+    state = ExportedState()
+    own = encoding.decode(state._states.get(1).kept)
+    own["state"]["rng"]["uinteger"] = -1  # an OverflowError of NumPy's
+    kept = b"".join(bytes(part) for part in encoding.encode(own))
+    status, words = _import(state, kept, False, [np.zeros(2)])
+    assert (status, "OverflowError" in words) == (clp.Status.E_BAD_REQUEST, True)
+
+
+# -- what clients are answered -----------------------------------------------------------------------------------------
+
+
+def test_words_about_rows_that_there_are_not_are_ignored():
+    meta = {"rows": {"1" * 5000: "x", "7": "x", "0": "it broke", "1": 5}}
+    assert _words(Message(clp.Op.SAVE, meta=meta), 2) == {0: "it broke"}
+
+
+@pytest.mark.parametrize("meta", [{"names": 5, "more": False}, {"names": [1], "more": False}, {"more": True}, None])
+def test_a_state_server_that_lists_no_names_is_an_error(meta):
+    client = _client(Message(clp.Op.LIST, clp.REPLY, meta=meta))
+    with pytest.raises(EnvFailed, match="names"):
+        client.names()
+
+
+def test_a_state_server_that_lists_the_same_names_for_ever_is_an_error():
+    page = Message(clp.Op.LIST, clp.REPLY, meta={"names": ["a", "b"], "more": True})
+    with pytest.raises(EnvFailed, match="not asked for"):
+        _client(page, page).names()
+
+
+def test_a_state_server_that_gives_no_state_is_an_error():
+    with pytest.raises(EnvFailed, match="0 frames"):
+        _client(Message(clp.Op.GET, clp.REPLY)).get("a")
+
+
+def test_a_state_server_whose_figures_are_none_is_an_error():
+    with pytest.raises(EnvFailed, match="snapshot_bytes"):
+        _ = _client(Message(clp.Op.STATS, clp.REPLY, meta={"snapshots": 1, "snapshot_bytes": "many"})).nbytes
+
+
+def _client(*answers):
+    """A client whose server answers its requests with these."""
+    client = StateClient()._client
+    client._wire, client._ready = Strange(), True
+    for seq, answer in enumerate(answers, 1):
+        client._binding.events.append(Event(client._wire, replace(answer, seq=seq).frames()))
+    return client
