@@ -28,6 +28,7 @@ _TOGETHER = 1 << 14  # smaller messages are joined: one system call with one buf
 _MOST_PARTS = 64
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _DIAL_S = 2.0
+_SHUT_S = 0.25  # nobody is let in when there are no descriptors left
 _WRITABLE = select.EPOLLOUT
 _AWAKE_S = 100e-6  # at most, in one wait
 _MOST_AT_ONCE = 64  # messages of one peer before the others get their turn
@@ -232,6 +233,7 @@ class TcpBinding(Binding):
         self._door: socket.socket | None = None
         self._dialled = {address: _Dialled() for address in dial}
         self._more: deque[TcpWire] = deque()
+        self._shut_until: float | None = None
         if listen is not None:
             self._door = open_door(listen)
             self._door.setblocking(False)
@@ -245,6 +247,8 @@ class TcpBinding(Binding):
         events: list[Event] = []
         if self._dialled:
             timeout_s = min(timeout_s, self._dial_due(events))
+        if self._shut_until is not None:
+            timeout_s = min(timeout_s, self._open_again())
         ready = self._wait(0.0 if events or self._more else timeout_s)
         again: Sequence[TcpWire] = ()
         if self._more:
@@ -327,9 +331,25 @@ class TcpBinding(Binding):
 
     def _accept(self, events: list[Event]) -> None:
         assert self._door is not None
-        with contextlib.suppress(BlockingIOError, OSError):
+        try:
             sock, where = self._door.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # no more descriptors: who waits would wake us again and again
+            self._poller.unregister(self._door)
+            self._shut_until = time.monotonic() + _SHUT_S
+            return
+        with contextlib.suppress(OSError):
             self._add(TcpWire(sock, f"{where[0]}:{where[1]}", dialled=False), events)
+
+    def _open_again(self) -> float:
+        """Let others in again when it is time; seconds to wait at most."""
+        assert self._door is not None
+        assert self._shut_until is not None
+        if time.monotonic() >= self._shut_until:
+            self._shut_until = None
+            self._poller.register(self._door, select.EPOLLIN)
+        return _SHUT_S
 
     def _add(self, wire: TcpWire, events: list[Event]) -> None:
         self._wires[wire.socket.fileno()] = wire
