@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import select
 import socket
@@ -16,6 +15,7 @@ from corral.encoding import Buffer
 from corral.errors import UserError
 from corral.link import binding
 from corral.link.address import Address
+from corral.link.awake import Awake
 from corral.link.binding import Binding, Event, Wire
 from corral.link.protocol import MOST_FRAMES
 
@@ -30,7 +30,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _DIAL_S = 2.0
 _SHUT_S = 0.25  # nobody is let in when there are no descriptors left
 _WRITABLE = select.EPOLLOUT
-_AWAKE_S = 100e-6  # at most, in one wait
 _MOST_AT_ONCE = 64  # messages of one peer before the others get their turn
 
 
@@ -228,7 +227,7 @@ class TcpBinding(Binding):
 
     def __init__(self, *, listen: Address | None = None, dial: Sequence[Address] = ()):
         self._poller = select.epoll()
-        self._quick_s = 0.0
+        self._awake = Awake(self._poller.poll)
         self._wires: dict[int, TcpWire] = {}
         self._door: socket.socket | None = None
         self._dialled = {address: _Dialled() for address in dial}
@@ -249,7 +248,7 @@ class TcpBinding(Binding):
             timeout_s = min(timeout_s, self._dial_due(events))
         if self._shut_until is not None:
             timeout_s = min(timeout_s, self._open_again())
-        ready = self._wait(0.0 if events or self._more else timeout_s)
+        ready: list[tuple[int, int]] = self._awake.wait(0.0 if events or self._more else timeout_s)
         again: Sequence[TcpWire] = ()
         if self._more:
             again, self._more = self._more, deque()
@@ -270,26 +269,6 @@ class TcpBinding(Binding):
                 self._bury(events)
                 break
         return events
-
-    def _wait(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Wait for sockets: awake for a moment while waits have been short, as being woken costs 30 us or more.
-
-        Others that want this core get it meanwhile.
-        """
-        poll = self._poller.poll
-        ready = poll(0.0)
-        if ready or not timeout_s:
-            return ready
-        start = time.perf_counter()
-        if self._quick_s < _AWAKE_S:
-            until = start + min(timeout_s, _AWAKE_S)
-            while not ready and time.perf_counter() < until:
-                os.sched_yield()
-                ready = poll(0.0)
-        if not ready:
-            ready = poll(timeout_s)
-        self._quick_s += 0.2 * (time.perf_counter() - start - self._quick_s)
-        return ready
 
     def close(self) -> None:
         """Close everything."""
