@@ -43,7 +43,7 @@ _RLLIB = "pip install 'corral-rl[rllib]' msgpack-numpy"
 _SINGLE, _SIMS, _MANY, _ROWS, _IMAGES = "single", "sims", "many", "rows", "images"
 CASES: dict[str, tuple[str, int, str, int]] = {
     _SINGLE: ("1 environment of 4 floats", 1, "f4", 1),
-    _SIMS: ("8 simulators of 1 environment of 4 floats", 8, "f4", 8),
+    _SIMS: ("8 simulators of 1 environment", 8, "f4", 8),
     _MANY: ("64 environments of 4 floats", 64, "f4", 1),
     _ROWS: ("256 environments of 84 floats", 256, "f84", 1),
     _IMAGES: ("32 environments of 84 x 84 x 4 bytes", 32, "image", 1),

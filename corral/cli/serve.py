@@ -9,7 +9,7 @@ import tyro
 
 from corral.cli.env_kwargs import EnvKwargs, parse_env_kwargs
 from corral.cli.train import Flag, Number
-from corral.errors import UserError
+from corral.errors import EnvFailed, UserError
 from corral.overrides import read_value
 
 _Url = Annotated[str | None, tyro.conf.arg(metavar="URL", help_behavior_hint="")]
@@ -54,7 +54,16 @@ class Serve:
         address = parse_url(self.bind or self.connect or "")
         while True:
             binding = open_for_simulator(address, token, bind=self.bind is not None, insecure=self.insecure)
-            server = Server(resolved.factory, resolved.name, binding, envs, token)
+            try:
+                server = Server(resolved.factory, resolved.name, binding, envs, token)
+            except Exception as error:
+                binding.close()
+                if isinstance(error, UserError):
+                    raise
+                raise EnvFailed(
+                    f"{self.env} cannot be served, for it raised {error!r} when it was made or first reset; "
+                    f"`corral check-env {self.env}` shows where."
+                ) from error
             try:
                 code = server.run(patience)
             finally:

@@ -97,7 +97,7 @@ class Train:
         if self.sim is not None:
             if self.env is not None and "://" not in self.env:
                 raise UserError(f"--sim starts simulators for a URL, such as --env tcp://127.0.0.1:0, not {self.env}.")
-            kwargs |= {"sim": self.sim, "sims": read_value("--sims", self.sims or "1", int)}
+            kwargs |= {"sim": _from_anywhere(self.sim), "sims": read_value("--sims", self.sims or "1", int)}
         return kwargs
 
     def _overrides(self) -> dict[str, Any]:
@@ -123,3 +123,10 @@ def print_result(result: Result) -> None:
     print(f"Run: {path}, {stopped}{result.steps:,} steps in {result.wall_s:.1f} s")
     print(f"Evaluation: {'none' if math.isnan(result.eval_return) else score}")
     print(f"Next: corral eval {path} | corral plot {path} -o curve.png | {resume}")
+
+
+def _from_anywhere(command: str) -> str:
+    """The command with its program's whole path, if it has one: the run is resumed and evaluated from elsewhere too."""
+    program, space, rest = command.partition(" ")
+    plain = "/" in program and not program.startswith(("'", '"'))
+    return f"{Path(program).absolute()}{space}{rest}" if plain else command

@@ -1,7 +1,8 @@
 """Starts simulators, starts them again when they end or have got too old or too fat, and leaves none behind.
 
-Each runs in a process group of its own. A simulator that should go is not torn out of its episodes: another is started,
-its environments move there as their episodes end, and then it is told that it is done.
+Each runs in a process group of its own; what it starts in other groups is known by the mark in its environment. A
+simulator that should go is not torn out of its episodes: another is started, its environments move there as their
+episodes end, and then it is told that it is done.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from corral.link.session import Session
 
 log = logging.getLogger("corral.link")
 
+_MARK = "CORRAL_INSTANCE"
 _YOUNG_S = 10.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
 _MOST_FAILED_STARTS = 5
 _MEMORY_EVERY_S = 1.0
 _END_S = 2.0  # to go by itself, then to go on SIGTERM
+_FOREGROUND = " (it must not go to the background)"
+_MOST_SWEEPS = 10
 _FAR_TOO_FAT = 2.0  # times the limit: it does not get to finish its episodes
 
 
@@ -47,6 +51,11 @@ class _Process:
     started: float = field(default_factory=time.monotonic)
     session: Session | None = None
     retiring: bool = False
+
+    @property
+    def mark(self) -> str:
+        """What it and all that it starts have in their environment."""
+        return f"{_MARK}={self.instance.hex()}"
 
 
 class Launcher:
@@ -114,14 +123,16 @@ class Launcher:
         try:
             popen = subprocess.Popen(
                 self._argv, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, "CORRAL_INSTANCE": instance.hex()},
+                env={**os.environ, _MARK: instance.hex()},
             )  # fmt: skip
         except OSError as error:
             raise UserError(
                 f"The simulator {self._argv[0]} cannot be started: {error.strerror}; check --sim."
             ) from error
+        process = _Process(instance, popen)
         self._sentry.guard(popen.pid)
-        self._processes.append(_Process(instance, popen))
+        self._sentry.guard_marked(process.mark)
+        self._processes.append(process)
 
     def _joined(self, session: Session) -> None:
         for process in self._processes:
@@ -136,7 +147,11 @@ class Launcher:
         self._bury(process)
         if process.retiring:
             return
-        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        how = (
+            f"exit code {code}{_FOREGROUND if code == 0 else ''}"
+            if code >= 0
+            else f"signal {signal.Signals(-code).name}"
+        )
         log.warning("a simulator (process %d) ended with %s; another is started.", process.popen.pid, how)
         if process.session is None:
             self._failed_starts += 1
@@ -178,7 +193,9 @@ class Launcher:
         """End the process and all that it started."""
         _signal_group(process.popen.pid, signal.SIGKILL)
         process.popen.wait()
+        _kill_marked(process.mark.encode())
         self._sentry.release(process.popen.pid)
+        self._sentry.release_marked(process.mark)
         self._processes.remove(process)
 
 
@@ -198,6 +215,19 @@ def _signal_group(pid: int, how: signal.Signals) -> None:
     # The group outlives its leader until we reap it, so the id cannot have been reused.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, how)
+
+
+def _kill_marked(mark: bytes) -> None:
+    """End all that have this in their environment: who made itself a session or a daemon is in no group of ours."""
+    for _ in range(_MOST_SWEEPS):  # for they may be starting others
+        found = False
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in path.read_bytes().split(b"\0"):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+                    found = True
+        if not found:
+            return
 
 
 def group_memory(pid: int) -> int:

@@ -7,17 +7,27 @@ import os
 import subprocess
 
 # The kernel closes our end of the pipe when we die; then `read` fails and the groups that are left are killed. A
-# shell, because it must not share anything with a Python that hangs, and starts in a millisecond.
+# shell, because it must not share anything with a Python that hangs, and starts in a millisecond. Who has left
+# its group is known by a mark in its environment.
 _SCRIPT = """
 groups=" "
+marks=" "
 while read -r order group; do
   case $order in
     guard) groups="$groups$group ";;
     release) groups="${groups%% "$group" *} ${groups#* "$group" }";;
+    mark) marks="$marks$group ";;
+    unmark) marks="${marks%% "$group" *} ${marks#* "$group" }";;
     stop) exit 0;;
   esac
 done
 for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
+for mark in $marks; do
+  for found in $(grep -lsaF -e "$mark" /proc/[0-9]*/environ); do
+    found=${found#/proc/}
+    kill -s KILL "${found%/environ}" 2>/dev/null
+  done
+done
 """
 
 
@@ -37,6 +47,14 @@ class Sentry:
     def release(self, group: int) -> None:
         """This group has ended; its number may come to belong to somebody else."""
         self._tell(f"release {group}")
+
+    def guard_marked(self, mark: str) -> None:
+        """Kill whoever has this word, without blanks, in its environment when we are gone."""
+        self._tell(f"mark {mark}")
+
+    def release_marked(self, mark: str) -> None:
+        """Nobody has it any more."""
+        self._tell(f"unmark {mark}")
 
     def stop(self) -> None:
         """Stand down."""

@@ -101,6 +101,7 @@ def require_safe(address: Address, token: bytes | None, insecure: bool) -> None:
     """UserError when listening there would let strangers in."""
     if not (address.loopback or token is not None or insecure):
         raise UserError(
-            f"{address.url} can be reached from other machines: pass a token file (`openssl rand -hex 32 > token`, "
-            "token_file=token on both sides), listen on 127.0.0.1, or say insecure=true."
+            f"{address.url} can be reached from other machines: pass a token file on both sides (`openssl rand -hex 32 "
+            "> token`, then --token-file token, or --env-kwargs token_file=token of a learner), listen on 127.0.0.1, "
+            "or say --insecure (a learner: --env-kwargs insecure=true)."
         )

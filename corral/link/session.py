@@ -178,10 +178,12 @@ class Session:
     def attach(self, wire: Wire) -> None:
         """The simulator is back: ask again what it has not answered."""
         self.wire.close()
+        away_s = 0.0 if self.detached_at is None else time.monotonic() - self.detached_at
         self.wire, self.detached_at = wire, None
         self.wire.most_bytes = self.limits.message
         for request in self.waiting.values():
-            self._send(request)
+            request.sent_at += away_s  # only this is forgiven, or who comes and goes would never be late
+            self.wire.send(request.frames)
         while self._queue and len(self.waiting) < self.window:
             self._send(self._queue.popleft())
 

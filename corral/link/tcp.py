@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import select
 import socket
@@ -16,6 +15,7 @@ from corral.encoding import Buffer
 from corral.errors import UserError
 from corral.link import binding
 from corral.link.address import Address
+from corral.link.awake import Awake
 from corral.link.binding import Binding, Event, Wire
 from corral.link.protocol import MOST_FRAMES
 
@@ -28,8 +28,8 @@ _TOGETHER = 1 << 14  # smaller messages are joined: one system call with one buf
 _MOST_PARTS = 64
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _DIAL_S = 2.0
+_SHUT_S = 0.25  # nobody is let in when there are no descriptors left
 _WRITABLE = select.EPOLLOUT
-_AWAKE_S = 100e-6  # at most, in one wait
 _MOST_AT_ONCE = 64  # messages of one peer before the others get their turn
 
 
@@ -227,11 +227,12 @@ class TcpBinding(Binding):
 
     def __init__(self, *, listen: Address | None = None, dial: Sequence[Address] = ()):
         self._poller = select.epoll()
-        self._quick_s = 0.0
+        self._awake = Awake(self._poller.poll)
         self._wires: dict[int, TcpWire] = {}
         self._door: socket.socket | None = None
         self._dialled = {address: _Dialled() for address in dial}
         self._more: deque[TcpWire] = deque()
+        self._shut_until: float | None = None
         if listen is not None:
             self._door = open_door(listen)
             self._door.setblocking(False)
@@ -245,7 +246,9 @@ class TcpBinding(Binding):
         events: list[Event] = []
         if self._dialled:
             timeout_s = min(timeout_s, self._dial_due(events))
-        ready = self._wait(0.0 if events or self._more else timeout_s)
+        if self._shut_until is not None:
+            timeout_s = min(timeout_s, self._open_again())
+        ready: list[tuple[int, int]] = self._awake.wait(0.0 if events or self._more else timeout_s)
         again: Sequence[TcpWire] = ()
         if self._more:
             again, self._more = self._more, deque()
@@ -266,26 +269,6 @@ class TcpBinding(Binding):
                 self._bury(events)
                 break
         return events
-
-    def _wait(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Wait for sockets: awake for a moment while waits have been short, as being woken costs 30 us or more.
-
-        Others that want this core get it meanwhile.
-        """
-        poll = self._poller.poll
-        ready = poll(0.0)
-        if ready or not timeout_s:
-            return ready
-        start = time.perf_counter()
-        if self._quick_s < _AWAKE_S:
-            until = start + min(timeout_s, _AWAKE_S)
-            while not ready and time.perf_counter() < until:
-                os.sched_yield()
-                ready = poll(0.0)
-        if not ready:
-            ready = poll(timeout_s)
-        self._quick_s += 0.2 * (time.perf_counter() - start - self._quick_s)
-        return ready
 
     def close(self) -> None:
         """Close everything."""
@@ -327,9 +310,25 @@ class TcpBinding(Binding):
 
     def _accept(self, events: list[Event]) -> None:
         assert self._door is not None
-        with contextlib.suppress(BlockingIOError, OSError):
+        try:
             sock, where = self._door.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # no more descriptors: who waits would wake us again and again
+            self._poller.unregister(self._door)
+            self._shut_until = time.monotonic() + _SHUT_S
+            return
+        with contextlib.suppress(OSError):
             self._add(TcpWire(sock, f"{where[0]}:{where[1]}", dialled=False), events)
+
+    def _open_again(self) -> float:
+        """Let others in again when it is time; seconds to wait at most."""
+        assert self._door is not None
+        assert self._shut_until is not None
+        if time.monotonic() >= self._shut_until:
+            self._shut_until = None
+            self._poller.register(self._door, select.EPOLLIN)
+        return _SHUT_S
 
     def _add(self, wire: TcpWire, events: list[Event]) -> None:
         self._wires[wire.socket.fileno()] = wire

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
 import struct
+import weakref
 import zlib
 from pathlib import Path
 
@@ -29,6 +31,7 @@ class FileStates(StateKeeper):
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"The folder of states {folder} cannot be made: {error.strerror}.") from error
+        self._end = weakref.finalize(self, os.close, _lock(self._folder))
         self._sizes: dict[str, int] = {}
         for path in sorted(self._folder.glob("*.state")):
             self._find(path)
@@ -75,6 +78,10 @@ class FileStates(StateKeeper):
         """Sorted."""
         return sorted(name for name in self._sizes if name.startswith(prefix))
 
+    def close(self) -> None:
+        """Let another process have the folder."""
+        self._end()
+
     @property
     def nbytes(self) -> int:
         """Sum of the states, without the heads of their files."""
@@ -90,6 +97,21 @@ class FileStates(StateKeeper):
             log.warning("%s is no state that is whole; it is left alone.", path)
             return
         self._sizes[found[0]] = len(found[1])
+
+
+def _lock(folder: Path) -> int:
+    """The folder, opened for this process alone: what it knows of names and sizes would be wrong for two."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise UserError(
+            f"The folder of states {folder} is in use; share it by `corral state-server --dir {folder}` and its URL."
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return fd
 
 
 def _read(path: Path) -> tuple[str, bytes] | None:

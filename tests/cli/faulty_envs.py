@@ -27,6 +27,11 @@ class Good(gymnasium.Env):
         return self.np_random.random(3, dtype=np.float32), float(action), self.t >= self.length, False, {}
 
 
+class NoStart(Good):
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("no licence")
+
+
 class Truncating(Good):
     def step(self, action):
         obs, reward, over, _, info = super().step(action)

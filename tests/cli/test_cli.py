@@ -90,6 +90,15 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(args, words):
     assert_one_sentence(run(*args), *words)
 
 
+def test_an_environment_that_cannot_be_served_is_one_sentence_and_exit_code_1():
+    done = run("serve", "faulty_envs:NoStart", "--bind", "tcp://127.0.0.1:0")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if "listening" not in line]
+    assert "no licence" in said
+    assert "corral check-env faulty_envs:NoStart" in said
+
+
 def test_check_env_of_a_good_environment():
     done = run("check-env", "CartPole-v1", "--steps", "50")
     assert done.returncode == 0

@@ -172,3 +172,17 @@ def test_listing_loads_no_torch():
     code = "import sys\nfrom corral.cli.list_algos import ListAlgos\nListAlgos().run()\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HERE.parents[1])
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_simulators_are_started_and_found_again_from_another_folder(tmp_path):
+    program = tmp_path / "sim"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m corral serve CartPole-v1 --connect "$1"\n')
+    program.chmod(0o755)
+    options = ["--env", "tcp://127.0.0.1:0", "--sim", "./sim {url}", "--sims", "2", "--steps", "32", *SMALL]
+    made = corral("train", "ppo", *options, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    run = tmp_path / "runs" / "ppo-sim-0-1"
+    assert settings_of(run)["env_kwargs"]["sim"] == f"{program} {{url}}"
+    (tmp_path / "elsewhere").mkdir()
+    played = corral("eval", run, "--episodes", "1", cwd=tmp_path / "elsewhere")
+    assert played.returncode == 0, played.stderr

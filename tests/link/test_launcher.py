@@ -128,6 +128,48 @@ time.sleep(60)
     assert alive == []
 
 
+HELPER = """
+import os, subprocess, sys
+note, *command = sys.argv[1:]
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(120)"
+helper = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.DEVNULL)
+with open(note, "a") as file:
+    file.write(f"{helper.pid}\\n")
+os.execv(command[0], command)
+"""
+
+
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_what_a_simulator_started_in_a_session_of_its_own_ends_with_it(tmp_path, end):
+    (tmp_path / "sim.py").write_text(HELPER)
+    note, serve = tmp_path / "helpers", SERVE.format(env="corral.testing:CountingEnv")
+    sim = f"{shlex.quote(sys.executable)} {tmp_path}/sim.py {note} {serve}"
+    code = f"""
+import corral
+with corral.make_vec("tcp://127.0.0.1:0", 2, env_kwargs={{"sim": {sim!r}}}) as vec:
+    vec.recv()
+    print("up", flush=True)
+    input()
+"""
+    learner = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert learner.stdout.readline().strip() == "up"
+    (helper,) = (psutil.Process(int(pid)) for pid in note.read_text().split())
+    try:
+        if end == "killed":
+            learner.kill()
+        learner.communicate("go on\n", 30)
+        assert psutil.wait_procs([helper], 10)[1] == []
+    finally:
+        if helper.is_running():
+            helper.kill()
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -19,7 +20,8 @@ from sims import Sim, free_url, wait_for
 import corral
 from corral.envs import link_vec
 from corral.errors import EnvFailed, UserError
-from corral.link import layout
+from corral.link import layout, session
+from corral.link.limits import Limits
 from corral.link.message import BadMessage, Message
 from corral.testing import CountingEnv, FaultyEnv, OneStateEnv, SlowEnv
 from corral.testing.play import play
@@ -148,6 +150,34 @@ def test_a_cut_connection_resumes_the_session_and_each_step_happens_once(sims, a
         assert vec.restarts == 0
     finally:
         relay.close()
+
+
+class Nowhere:
+    """A wire to nobody."""
+
+    peer, most_bytes = "nobody", 0
+
+    def send(self, frames):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_a_simulator_that_comes_and_goes_without_an_answer_is_late_all_the_same(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(session.time, "monotonic", lambda: now)
+    simulator = SimpleNamespace(row_bytes=100, layout=1)
+    link = session.Session(1, simulator, Nowhere(), Limits(), window=4)
+    request = link.submit(17, 1, [b""], lambda reply: None, deadline_s=2.0)
+    late = []
+    for _ in range(3):  # a second here, four away
+        now += 1.0
+        late.append(link.overdue(now))
+        link.detach()
+        now += 4.0
+        link.attach(Nowhere())
+    assert late == [None, None, request]
 
 
 def test_a_simulator_that_sleeps_for_ever_is_given_up_at_its_deadline(sims):

@@ -108,10 +108,20 @@ def test_files_are_there_for_the_next_process_and_damaged_ones_are_left_out(tmp_
     paths[0].write_bytes(paths[0].read_bytes()[:-1])
     (tmp_path / "x.state").write_bytes(b"nonsense")
     (tmp_path / "half.123.part").write_bytes(b"CST1")
+    first.close()
     again = FileStates(tmp_path, BUDGET)
     assert len(again.names()) == 2
     assert all(again.get(name) == name.encode() * 10 for name in again.names())
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_folder_of_states_is_for_one_at_a_time(tmp_path):
+    with FileStates(tmp_path, BUDGET) as first:
+        first.put("a", b"1")
+        with pytest.raises(UserError, match="is in use; share it by `corral state-server"):
+            FileStates(tmp_path, BUDGET)
+    with FileStates(tmp_path, BUDGET) as second:
+        assert second.get("a") == b"1"
 
 
 def test_many_names_come_page_by_page():

@@ -1,6 +1,8 @@
-"""Peers that ask and never read: what waits for them is bounded, and they are lost."""
+"""Peers that take too much: they ask and never read, or are more than there are descriptors for."""
 
 import contextlib
+import errno
+import socket
 import time
 
 import pytest
@@ -40,3 +42,35 @@ def test_a_peer_that_does_not_read_what_it_is_sent_is_lost(scheme, monkeypatch):
             if lost:
                 break
         assert lost == [binding.UNREAD]
+
+
+class _NoMore:
+    """A door where somebody waits, for whom there is no descriptor until `there_are`."""
+
+    def __init__(self, door):
+        self._door, self.there_are, self.tries = door, False, 0
+
+    def __getattr__(self, name):
+        return getattr(self._door, name)
+
+    def accept(self):
+        self.tries += 1
+        if not self.there_are:
+            raise OSError(errno.EMFILE, "too many open files")
+        return self._door.accept()
+
+
+def test_who_cannot_be_let_in_for_want_of_descriptors_does_not_keep_the_listener_busy():
+    with contextlib.closing(open_binding("tcp", listen=parse_url("tcp://127.0.0.1:0"))) as listener:
+        listener._door = door = _NoMore(listener._door)
+        host, port = listener.urls[0].partition("://")[2].split(":")
+        with socket.create_connection((host, int(port)), 20):
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                listener.poll(1.0)
+            assert 1 <= door.tries < 20
+            door.there_are = True
+            until = time.monotonic() + 20
+            while not (events := listener.poll(0.1)) and time.monotonic() < until:
+                pass
+            assert events[0].frames is None  # it is there
