@@ -20,7 +20,7 @@ class Node:
 
 
 class Tree:
-    """`step(board, action) -> (board, reward, over, to_play)`; `evaluate(board) -> (priors, value)`."""
+    """`step(board, action) -> (board, reward, over)`, the other player moves next; `evaluate(board) -> (priors, value)`."""
 
     def __init__(self, board, to_play, step, evaluate, discount=1.0):
         self.step, self.evaluate, self.discount = step, evaluate, discount
@@ -34,9 +34,9 @@ class Tree:
             action = choose(self, node)
             path.append((node, action))
             if action not in node.children:
-                board, reward, over, to_play = self.step(node.board, action)
+                board, reward, over = self.step(node.board, action)
                 priors, value = ({}, 0.0) if over else self.evaluate(board)
-                node.children[action] = Node(board, to_play, priors, value, over)
+                node.children[action] = Node(board, 1 - node.to_play, priors, value, over)
                 node.rewards[action] = reward
                 node = node.children[action]
                 break

@@ -6,15 +6,13 @@ import literal_search as literal
 import numpy as np
 import pytest
 
-from corral.envs.suites.games import connect4
-from corral.planning.mcts.backup import backup
-from corral.planning.mcts.expansion import expand, plant, reserve
-from corral.planning.mcts.forest import make_forest, make_wave
+from corral.envs.suites.games.connect4 import CONNECT4
+from corral.planning.game_states import GameStates
 from corral.planning.mcts.gumbel import Gumbel, visits_in_order
 from corral.planning.mcts.puct import Puct
-from corral.planning.mcts.selection import select_gumbel, select_puct
+from corral.planning.mcts.search import Search
 
-WIDTH = connect4.COLUMNS
+WIDTH = CONNECT4.actions
 C_INIT, C_BASE, FPU = 1.25, 19652.0, 0.1
 
 
@@ -24,7 +22,7 @@ def positions(count):
     while len(found) < count:
         board, over = (0, 0), False
         for _ in range(rng.integers(21)):
-            (board, _, over, _) = literal_step(board, int(rng.choice(legal(board))))
+            board, _, over = literal_step(board, int(rng.choice(legal(board))))
             if over:
                 break
         if not over:
@@ -33,8 +31,7 @@ def positions(count):
 
 
 def look(board):
-    obs, mask = np.zeros((1, 2, 6, 7), np.float32), np.zeros((1, WIDTH), np.bool_)
-    connect4.observe(np.array([board], np.int64), np.zeros(1, np.int64), obs, mask)
+    obs, mask = CONNECT4.look(np.array([board], np.int64))
     return obs[0], mask[0]
 
 
@@ -43,19 +40,15 @@ def legal(board):
 
 
 def literal_step(board, column):
-    state, reward, over = np.array([board], np.int64), np.zeros(1), np.zeros(1, np.bool_)
-    connect4.play(state, np.zeros(1, np.int64), np.array([column]), reward, over)
-    return tuple(state[0].tolist()), float(reward[0]), bool(over[0]), turn(tuple(state[0].tolist()))
-
-
-def turn(board):
-    return bin(board[1]).count("1") % 2
+    state = np.array([board], np.int64)
+    reward, over = CONNECT4.move(state, [column])
+    return tuple(state[0].tolist()), float(reward[0]), bool(over[0])
 
 
 WEIGHTS = np.random.default_rng(1).normal(size=(84, WIDTH + 1)).astype(np.float32)
 
 
-def evaluate(obs, mask):
+def evaluate(obs, mask, ids):
     """Some network: priors of the legal moves, and a value."""
     out = obs.reshape(len(obs), -1) @ WEIGHTS
     raw = np.where(mask, np.exp(0.3 * out[:, :WIDTH]), 0)
@@ -65,56 +58,26 @@ def evaluate(obs, mask):
 
 def literal_evaluate(board):
     obs, mask = look(board)
-    priors, value = evaluate(obs[None], mask[None])
+    priors, value = evaluate(obs[None], mask[None], None)
     return {int(a): float(priors[0, a]) for a in np.flatnonzero(mask)}, float(value[0])
 
 
-def search(boards, simulations, leaves, select):
-    """The wave loop, written out."""
-    trees, nodes = len(boards), simulations + 1
-    forest, states = make_forest(trees, nodes, WIDTH), np.zeros((trees * nodes, connect4.CONNECT4.words), np.int64)
-    roots = np.arange(trees) * nodes
-    states[roots] = boards
-    obs, mask = np.zeros((trees * leaves, 2, 6, 7), np.float32), np.zeros((trees * leaves, WIDTH), np.bool_)
-    connect4.observe(states, roots, obs[:trees], mask[:trees])
-    plant(forest, np.array([turn(board) for board in boards], np.int8), *evaluate(obs[:trees], mask[:trees]))
-    wanted = np.full(trees, simulations)
-    room = make_wave(trees * leaves)
-    while wanted.any():
-        k = select(forest, wanted, leaves, room)
-        assert k
-        t, node, edge, new = wave = room.first(k)
-        reserve(forest, wave)
-        wanted -= np.bincount(t, minlength=trees)
-        below, live = t * nodes + new, np.flatnonzero(edge >= 0)
-        reward, over = np.zeros(k), np.zeros(k, np.bool_)
-        states[below[live]] = states[(t * nodes + node)[live]]
-        won, ended = np.zeros(len(live)), np.zeros(len(live), np.bool_)
-        connect4.play(states, below[live], edge[live], won, ended)
-        reward[live], over[live] = won, ended
-        connect4.observe(states, below, obs[:k], mask[:k])
-        priors, values = evaluate(obs[:k], mask[:k])
-        turns = (1 - forest.to_play[t, node]).astype(np.int8)
-        expand(forest, wave, reward, over, turns, priors, np.where(over, 0, values).astype(np.float32))
-        backup(forest, wave, 1.0)
+def search(boards, simulations, leaves, rule):
+    found = Search(GameStates(CONNECT4, len(boards) * (simulations + 1)), evaluate, len(boards), simulations, leaves)
+    forest = found.run(np.array(boards, np.int64), rule)
     assert not forest.inflight.any()
     assert not forest.pending.any()
     return forest
 
 
-def puct_rule(forest, wanted, leaves, room):
-    return select_puct(forest, wanted, leaves, Puct(C_INIT, C_BASE, FPU), room)
-
-
-def gumbel_rule(noise, order):
-    return lambda forest, wanted, leaves, room: select_gumbel(forest, wanted, leaves, Gumbel(noise, order), room)
+PUCT = Puct(C_INIT, C_BASE, FPU)
 
 
 def test_with_one_leaf_in_flight_puct_counts_are_those_of_a_plain_search_on_256_positions():
     boards = positions(256)
-    forest = search(boards, 60, 1, puct_rule)
+    forest = search(boards, 60, 1, PUCT)
     for t, board in enumerate(boards):
-        tree = literal.Tree(board, turn(board), literal_step, literal_evaluate)
+        tree = literal.Tree(board, 0, literal_step, literal_evaluate)
         for _ in range(60):
             tree.simulate(literal.puct(C_INIT, C_BASE, FPU))
         np.testing.assert_array_equal(forest.n[t, 0], literal.counts(tree, WIDTH), str(board))
@@ -126,9 +89,9 @@ def test_gumbel_counts_are_those_of_the_published_formulas_on_64_positions():
     boards, simulations = positions(64), 50
     noise = np.random.default_rng(2).gumbel(size=(len(boards), WIDTH))
     orders = np.stack([visits_in_order(min(4, len(legal(board))), simulations) for board in boards])
-    forest = search(boards, simulations, 1, gumbel_rule(noise, orders))
+    forest = search(boards, simulations, 1, Gumbel(noise, orders))
     for t, board in enumerate(boards):
-        tree = literal.Tree(board, turn(board), literal_step, literal_evaluate)
+        tree = literal.Tree(board, 0, literal_step, literal_evaluate)
         for _ in range(simulations):
             tree.simulate(literal.gumbel(noise[t], orders[t]))
         np.testing.assert_array_equal(forest.n[t, 0], literal.counts(tree, WIDTH), str(board))
@@ -150,7 +113,7 @@ def test_sequential_halving_gives_every_round_the_same_share(considered, simulat
 
 def test_several_leaves_in_flight_make_as_many_simulations_and_no_node_twice():
     boards = positions(32)
-    forest = search(boards, 60, 8, puct_rule)
+    forest = search(boards, 60, 8, PUCT)
     np.testing.assert_array_equal(forest.visits[:, 0], 61)
     np.testing.assert_array_equal(forest.n[:, 0].sum(1), 60)
     for t in range(len(boards)):
@@ -161,7 +124,7 @@ def test_several_leaves_in_flight_make_as_many_simulations_and_no_node_twice():
 
 def test_no_move_into_a_full_column_is_ever_followed():
     boards = positions(128)
-    forest = search(boards, 100, 4, puct_rule)
+    forest = search(boards, 100, 4, PUCT)
     for t, board in enumerate(boards):
         mask = look(board)[1]
         assert not forest.n[t, 0][~mask].any()

@@ -79,6 +79,10 @@ class Wave(NamedTuple):
     edge: Array
     new: Array
 
+    def at(self, rows: Array) -> Wave:
+        """Some of them."""
+        return Wave(self.tree[rows], self.node[rows], self.edge[rows], self.new[rows])
+
     def first(self, count: int) -> Wave:
         """The first of them."""
         return Wave(self.tree[:count], self.node[:count], self.edge[:count], self.new[:count])
