@@ -20,7 +20,7 @@ class Node:
 
 
 class Tree:
-    """`step(board, action) -> (board, reward, over)`, the other player moves next; `evaluate(board) -> (priors, value)`."""
+    """`step(board, action) -> (board, reward, over)`; the other moves next. `evaluate(board) -> (priors, value)`."""
 
     def __init__(self, board, to_play, step, evaluate, discount=1.0):
         self.step, self.evaluate, self.discount = step, evaluate, discount

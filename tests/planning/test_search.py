@@ -21,10 +21,10 @@ def after(game, *moves):
     return states
 
 
-def most_visited(game, positions, sims, leaves=1, seed=0, games=1):
+def most_visited(game, positions, sims, leaves=1, seed=0):
     states = GameStates(game, len(positions) * (sims + 1))
-    search = Search(states, RandomGames(game, states.rows, seed, games), len(positions), sims, leaves)
-    return search.run(positions, Puct()).n[: len(positions), 0].argmax(axis=1)
+    search = Search(states, RandomGames(game, states.rows, seed), len(positions), sims, leaves)
+    return search.run(positions, Puct(c_init=4.0)).n[: len(positions), 0].argmax(axis=1)
 
 
 @pytest.mark.parametrize("leaves", [1, 8])
@@ -61,7 +61,7 @@ def test_tictactoe_by_search_alone_never_loses_to_perfect_play():
             states, over, turn = TICTACTOE.start(1), np.array([False]), 0
             while not over[0]:
                 if turn == first:
-                    move = most_visited(TICTACTOE, states, 800, seed=seed)[0]
+                    move = most_visited(TICTACTOE, states, 1600, seed=seed)[0]
                 else:
                     move = rng.choice(best_moves(*states[0].tolist()))
                 reward, over = TICTACTOE.move(states, np.array([move]))

@@ -28,6 +28,7 @@ ALLOWED = {
     "envs": _BASE | {"link"},
     "simulators": _BASE | {"link", "envs"},
     "states": _BASE | {"link"},
+    "planning": _BASE | {"envs", "link"},
     "data": _BASE,
     "acting": _MODELS | {"envs"},
     "algos": _MODELS | {"acting"},

@@ -1,4 +1,4 @@
-"""The search: waves of simulations in many trees, each of which steps all its states at once and evaluates them at once."""
+"""The search: waves of simulations in many trees; a wave steps all its states at once, and evaluates them at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from corral.types import Array
 
 @dataclass
 class Search:
-    """Trees over positions of a game. `leaves` simulations of a tree are on their way at once; 1 is the plain search."""
+    """Trees over positions of a game, with up to `leaves` simulations of each on their way; 1 is the plain search."""
 
     states: GameStates
     evaluate: Evaluate
