@@ -155,9 +155,9 @@ class Fleet:
     def _check(self, now: float) -> None:
         for session in list(self.sessions.values()):
             if session.detached_at is not None:
-                instance_gone = self.gone(session.simulator.hello.instance)
-                if now - session.detached_at > self._reconnect_s or instance_gone:
-                    how = "its process has ended" if instance_gone else f"no word for {self._reconnect_s:g} s"
+                instance_gone, away_s = self.gone(session.simulator.hello.instance), now - session.detached_at
+                if away_s > self._reconnect_s or instance_gone or session.overdue(now) is not None:
+                    how = "its process has ended" if instance_gone else f"no word for {away_s:.1f} s"
                     self._lose(session, "killed", f"the connection to {session.name} is lost, {how}")
             elif (late := session.overdue(now)) is not None:
                 words = f"{session.name} did not answer {clp.Op(late.op).name} within {late.deadline_s:g} s"

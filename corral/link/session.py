@@ -165,10 +165,12 @@ class Session:
         request.done(message)
 
     def overdue(self, now: float) -> Request | None:
-        """A request whose deadline has passed."""
+        """A request whose deadline has passed; without a connection, one that could not even be sent as well."""
         for request in self.waiting.values():
             if now - request.sent_at > request.deadline_s:
                 return request
+        if self.detached_at is not None and self._queue and now - self.detached_at > self._queue[0].deadline_s:
+            return self._queue[0]
         return None
 
     def detach(self) -> None:
@@ -178,11 +180,9 @@ class Session:
     def attach(self, wire: Wire) -> None:
         """The simulator is back: ask again what it has not answered."""
         self.wire.close()
-        away_s = 0.0 if self.detached_at is None else time.monotonic() - self.detached_at
         self.wire, self.detached_at = wire, None
         self.wire.most_bytes = self.limits.message
-        for request in self.waiting.values():
-            request.sent_at += away_s  # only this is forgiven, or who comes and goes would never be late
+        for request in self.waiting.values():  # deadlines go on, or who comes and goes would never be late
             self.wire.send(request.frames)
         while self._queue and len(self.waiting) < self.window:
             self._send(self._queue.popleft())

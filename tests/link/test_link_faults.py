@@ -177,7 +177,19 @@ def test_a_simulator_that_comes_and_goes_without_an_answer_is_late_all_the_same(
         link.detach()
         now += 4.0
         link.attach(Nowhere())
-    assert late == [None, None, request]
+    assert late == [None, request, request]
+
+
+def test_who_was_killed_is_not_waited_for_beyond_the_deadline_of_a_step(sims):
+    url = free_url()
+    sims += [Sim(partial(CountingEnv, 0), url) for _ in range(2)]
+    supervision, options = corral.Supervision(step_timeout_s=1.0), {"reconnect_s": 10_000.0}
+    with corral.make_vec(url, 4, workers=2, supervision=supervision, env_kwargs=options) as vec:
+        before = steps(vec, 5)
+        sims[1].kill()
+        after = steps_on(vec, before[-1], 5)  # or this would take hours
+        assert [fault.kind for fault in vec.faults] == ["killed", "neighbour"]
+    assert sum(lives(before + after, e) == list(range(1, 11)) for e in range(4)) == 2
 
 
 def test_a_simulator_that_sleeps_for_ever_is_given_up_at_its_deadline(sims):
