@@ -13,6 +13,7 @@ from pathlib import Path
 import gymnasium
 import msgspec
 import numpy as np
+from declared_walk import Declared
 
 from corral import encoding
 from corral.envs.build import build_env
@@ -89,31 +90,12 @@ class Finite(Scripted):
         return [self.events.pop(0)]
 
 
-class Walk(gymnasium.Env):
+class Walk(Declared):
     """An environment whose states travel: its author checks nothing."""
 
-    observation_space = gymnasium.spaces.Box(-1e9, 1e9, (2,), np.float64)
-    action_space = gymnasium.spaces.Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._x, self._t = 0.0, 0
-        return self._obs(), {}
-
-    def step(self, action):
-        self._x += float(action) + self.np_random.normal()
-        self._t += 1
-        return self._obs(), self._x, self._t >= 12, False, {}
-
-    def state_dict(self):
-        return {"x": self._x, "t": self._t, "rng": self.np_random.bit_generator.state}
-
-    def load_state_dict(self, state):
+    def _write(self, state):
         self._x, self._t = state["x"] + 0.0, state["t"] + 0
         self.np_random.bit_generator.state = state["rng"]
-
-    def _obs(self):
-        return np.array([self._x, self._t])
 
 
 def packed(*messages):
