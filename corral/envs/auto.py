@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from corral.envs.build import EnvFactory, build_env, seeded_reset, unpack_step
+from corral.envs.legal import legal
 from corral.envs.supervise import IDLE, Watchdog
 
 _PROBE_S = 0.2
@@ -43,19 +44,19 @@ def measure(factory: EnvFactory, name: str, timeout_s: float) -> StepCost | None
     watchdog = Watchdog(mark, timeout_s)
     try:
         mark[0] = 0
-        seeded_reset(env, 0)
+        _, info = seeded_reset(env, 0)
         spec.action_space.seed(0)
         actions = [spec.action_space.sample() for _ in range(64)]
         wall, cpu, steps = time.perf_counter(), time.process_time(), 0
         while steps < _PROBE_STEPS and time.perf_counter() - wall < _PROBE_S:
             try:
-                result = env.step(actions[steps % 64])
+                result = env.step(legal(actions[steps % 64], info))
             except Exception:
                 return None  # a fault, for the backend to handle
-            _, _, terminated, truncated, _ = unpack_step(result, name)
+            _, _, terminated, truncated, info = unpack_step(result, name)
             steps += 1
             if terminated or truncated:
-                env.reset()
+                _, info = env.reset()
         return StepCost((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps)
     finally:
         watchdog.close()

@@ -57,9 +57,9 @@ def require_same_spaces(a: EnvSpec, a_id: int, b: EnvSpec, b_id: int) -> None:
             )
 
 
-def seeded_reset(env: gymnasium.Env[Any, Any], seed: int) -> Any:
-    """First observation of a seeded episode; UserError when reset() is of the old interface."""
+def seeded_reset(env: gymnasium.Env[Any, Any], seed: int) -> tuple[Any, Any]:
+    """First observation and info of a seeded episode; UserError when reset() is of the old interface."""
     result = env.reset(seed=seed)
     if not (isinstance(result, tuple) and len(result) == 2):
         raise UserError(f"{type(env.unwrapped).__name__}.reset() must return (obs, info), got {type(result).__name__}.")
-    return result[0]
+    return result

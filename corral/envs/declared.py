@@ -35,12 +35,13 @@ def read_declared(env: Env, names: tuple[str, str] = WHOLE) -> State:
     return {"state": getattr(owner, names[0])(), "elapsed": limits if owner is not env else []}
 
 
-def write_declared(env: Env, state: State, seed: int, names: tuple[str, str] = WHOLE) -> None:
-    """Give a fresh environment what `read_declared` read."""
+def write_declared(env: Env, state: State, seed: int | None, names: tuple[str, str] = WHOLE) -> None:
+    """Give an environment what `read_declared` read, after a reset with this seed, if there is one."""
     owner = _owner(env, names)
     if owner is None:
         raise NotDeclared
-    env.reset(seed=seed)
+    if seed is not None:
+        env.reset(seed=seed)
     getattr(owner, names[1])(state["state"])
     limits = [layer for layer in layers(env) if isinstance(layer, TimeLimit)]
     for layer, elapsed in zip(limits, state["elapsed"], strict=False):

@@ -15,6 +15,7 @@ from corral.envs.supervise import Supervision
 from corral.errors import UserError
 from corral.link.address import Address, parse_url
 from corral.link.binding import Binding
+from corral.link.control import Budget
 from corral.link.fleet import Fleet
 from corral.link.json_values import described
 from corral.link.opening import open_for_learner
@@ -40,6 +41,8 @@ class LinkOptions:
     """Replace a simulator that was started here after so many episodes; 0: never."""
     recycle_mb: int = 0
     """Replace one that takes more memory than this; 0: never."""
+    snapshot_mb: int = 1024
+    """What the states that a planner keeps in one simulator may take there."""
     action: Layout | None = None
     """Of zmq+json:// simulators, which have no handshake: a space, a description of one, or n for Discrete(n)."""
     observation: Layout | None = None
@@ -80,7 +83,8 @@ class _Opened:
     def __init__(self, addresses: tuple[Address, ...], options: LinkOptions):
         token = read_token(options.token_file)
         binding, self.elastic = _open(addresses, token, options)
-        self.fleet, self.users = Fleet(binding, token, options.reconnect_s), 0
+        budget = Budget(bytes=options.snapshot_mb << 20)
+        self.fleet, self.users = Fleet(binding, token, options.reconnect_s, budget), 0
         self._launcher: Launcher | None = None
         if options.sim is not None:
             url = parse_url(binding.urls[0]).to_dial().url

@@ -31,25 +31,25 @@ def find_generators(env: Env) -> Generators:
 
 def read_generators(found: Generators) -> State:
     """Their states."""
-    return {name: _read(generator) for name, generator in found.items()}
+    return {name: read_generator(generator) for name, generator in found.items()}
 
 
 def write_generators(found: Generators, saved: State) -> None:
     """Set the generators, in place, to what `read_generators` read; those that do not exist yet are left out."""
     for name, generator in found.items():
         if name in saved:
-            _write(generator, saved[name])
+            write_generator(generator, saved[name])
 
 
 def read_global_generators() -> State:
     """States of the generators that this process shares, `random` and `numpy.random`."""
-    return {"random": _read(random), "numpy": _read(np.random)}
+    return {"random": read_generator(random), "numpy": read_generator(np.random)}
 
 
 def write_global_generators(saved: State) -> None:
     """Set them."""
-    _write(random, saved["random"])
-    _write(np.random, saved["numpy"])
+    write_generator(random, saved["random"])
+    write_generator(np.random, saved["numpy"])
 
 
 def same_state(a: Any, b: Any) -> bool:
@@ -65,22 +65,25 @@ def _generators(env: Env) -> Iterator[tuple[str, Any]]:
             if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
                 yield f"{depth}.{name}", value
             elif isinstance(value, spaces.Space):
-                yield from _space_generators(f"{depth}.{name}", value)
+                for path, space in inner_spaces(f"{depth}.{name}", value):
+                    if space._np_random is not None:  # the property would make one
+                        yield path, space._np_random
 
 
-def _space_generators(name: str, space: spaces.Space[Any]) -> Iterator[tuple[str, Any]]:
-    if space._np_random is not None:  # the property would make one
-        yield name, space._np_random
+def inner_spaces(name: str, space: spaces.Space[Any]) -> Iterator[tuple[str, spaces.Space[Any]]]:
+    """A space and those within it, by name."""
+    yield name, space
     parts: dict[Any, Any] = {}
     if isinstance(space, spaces.Dict):
         parts = space.spaces
     elif isinstance(space, spaces.Tuple):
         parts = dict(enumerate(space.spaces))
     for key, part in parts.items():
-        yield from _space_generators(f"{name}.{key}", part)
+        yield from inner_spaces(f"{name}.{key}", part)
 
 
-def _read(generator: Any) -> State:
+def read_generator(generator: Any) -> State:
+    """State of one."""
     if isinstance(generator, np.random.Generator):
         return dict(generator.bit_generator.state)
     if hasattr(generator, "get_state"):  # RandomState, and numpy.random itself
@@ -89,7 +92,8 @@ def _read(generator: Any) -> State:
     return {"version": version, "key": np.array(key, np.uint32), "gauss": gauss}
 
 
-def _write(generator: Any, state: State) -> None:
+def write_generator(generator: Any, state: State) -> None:
+    """Set one, in place."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif hasattr(generator, "set_state"):

@@ -20,7 +20,8 @@ from corral import seeding
 from corral.envs.build import EnvFactory, build_env, require_same_spaces, seeded_reset, unpack_step
 from corral.envs.generators import State
 from corral.envs.id_set import IdSet, IdSets
-from corral.envs.restore import Recorder, restore
+from corral.envs.keeping.contract import Beginning, CannotKeep
+from corral.envs.restore import NotRestored, Recorder, replay, restore, same_observation
 from corral.envs.rows import FAULTY, FIRST, Rows
 from corral.envs.supervise import IDLE, Fault
 from corral.errors import EnvFailed, UserError
@@ -130,8 +131,16 @@ class EnvGroup:
         rows.flags[env_id, FIRST] = True
 
     def environment(self, env_id: int) -> gymnasium.Env[Any, Any]:
-        """The environment itself, to be copied."""
+        """The environment itself, whose state is saved or loaded."""
         return self._envs[env_id]
+
+    def find(self, env_id: int) -> gymnasium.Env[Any, Any] | None:
+        """The environment itself, if it has been built."""
+        return self._envs.get(env_id)
+
+    def factory(self, env_id: int) -> EnvFactory:
+        """What builds it."""
+        return self._factories[env_id]
 
     def replace(self, env_id: int, env: gymnasium.Env[Any, Any], obs: list[Array]) -> None:
         """Go on with another environment, whose last observation this is."""
@@ -140,6 +149,36 @@ class EnvGroup:
         self._envs[env_id], self._steps[env_id] = env, env.step
         for view, value in zip(self._obs_views[self._rows.phase[env_id]][env_id], obs, strict=True):
             view[...] = value
+
+    def shown(self, env_id: int) -> list[Array]:
+        """Leaves of its last observation, views of its row."""
+        views: list[Array] = self._obs_views[self._rows.phase[env_id]][env_id]
+        return views
+
+    def beginning(self, env_id: int) -> Beginning | None:
+        """What leads another environment to where this one is; None where that is not recorded."""
+        if self._recorder is None:
+            return None
+        recorder, state = self._recorder, self._recorder.save(env_id, self._envs[env_id])
+        if state is None or state["kind"] != "replay":
+            return None
+        seed, shown = int(self._rows.seed[env_id]), [view.copy() for view in self.shown(env_id)]
+
+        def repeat(env: gymnasium.Env[Any, Any]) -> Any:
+            try:
+                obs, _ = replay(env, state, seed, recorder.actions(state), lambda: None)
+            except NotRestored:
+                obs = None
+            if obs is None or not same_observation(self._rows.spec.observation, obs, shown):
+                raise CannotKeep("repeating its actions led elsewhere: it is not deterministic")
+            return obs
+
+        return Beginning(repeat, 1000 + int(state["actions"].nbytes))
+
+    def forget(self, env_id: int) -> None:
+        """What was recorded does not lead to where this environment is now."""
+        if self._recorder is not None:
+            self._recorder.forget(env_id)
 
     def step(self, chosen: IdSet, notify: Notify) -> None:
         """Step each environment with its row's action; call `notify` as results become complete."""
@@ -370,7 +409,7 @@ class EnvGroup:
     def _seeded_reset(self, env_id: int, seed: int) -> Any:
         if self._recorder is not None:
             self._recorder.seeded(env_id, self._envs[env_id], seed)
-        return seeded_reset(self._envs[env_id], seed)
+        return seeded_reset(self._envs[env_id], seed)[0]
 
     def _next_episode(self, env_id: int, phase: int, *, life_lost: bool) -> None:
         """Store the first observation of the next episode."""

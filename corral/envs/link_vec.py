@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from corral.envs.patience import Patience
 from corral.envs.rows import FIRST, Rows
 from corral.envs.seating import Seating
 from corral.envs.supervise import Fault, FaultLog, Supervision
-from corral.errors import UserError
+from corral.errors import EnvFailed, UserError
 from corral.link import protocol as clp
 from corral.link.fleet import Fleet, Member
 from corral.link.message import Message
@@ -40,6 +41,17 @@ _SLOW_ROW_S = 500e-6  # slower steps are asked for one by one, so that `recv(min
 
 
 Take = Callable[[Session, IdSet, Answer], None]
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Where environments sit, and what they were last seen to be."""
+
+    sessions: list[Session]
+    which: Array  # [n], of these sessions
+    slots: Array  # [n] uint32, of that session
+    obs: list[Array]  # [n, ...] leaves
+    to_play: Array  # [n] int8
 
 
 class LinkVecEnv(VecEnv):
@@ -107,6 +119,25 @@ class LinkVecEnv(VecEnv):
     def urls(self) -> list[str]:
         """Where simulators dial in, or where they were dialled."""
         return self._fleet.binding.urls
+
+    def seats(self, env_ids: Array) -> Seats:
+        """Where idle environments sit, for who plans from their states; EnvFailed when a simulator was lost."""
+        flight, rows, chosen = self._flight, self._rows, self._flight.sets.of(env_ids)
+        flight.require_open()
+        if not flight.started or (flight.in_flight | flight.ready) & chosen.mask:
+            raise UserError("Only the states of idle environments are known: recv() their results first.")
+        with self._fleet.lock:
+            if lost := self._losses.owing and sorted({*self._losses.unknown()} & {*chosen.numbers}):
+                raise EnvFailed(f"Environments {lost[:16]} have lost their simulator; their episodes are over.")
+            obs = [leaf.copy() for leaf in rows.current(chosen, rows.half(chosen))]
+            return Seats(*self._seating.find(chosen.ids), obs, self._to_play[chosen.ids])
+
+    def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
+        """Somebody has put these idle environments into other states."""
+        rows = self._rows
+        for leaf, value in zip(rows.obs, obs, strict=True):
+            leaf[rows.phase[env_ids], env_ids] = value
+        self._to_play[env_ids] = to_play
 
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere, after the steps still under way are done."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from corral.envs.build import EnvFactory
@@ -12,6 +13,8 @@ from corral.envs.contract import VecEnv
 from corral.envs.flight import Flight
 from corral.envs.group import EnvGroup
 from corral.envs.id_set import IdSet
+from corral.envs.keeping.acting import Acting
+from corral.envs.keeping.row_env import RowEnv
 from corral.envs.rows import Rows
 from corral.envs.supervise import IDLE, Fault, FaultLog, Supervision, Watchdog
 from corral.types import Array, StepBatch, Tree
@@ -45,6 +48,18 @@ class LocalVecEnv(VecEnv):
     def restarts(self) -> int:
         """How many times an environment was restarted."""
         return self._log.restarts
+
+    def environment(self, env_id: int) -> gymnasium.Env[Any, Any]:
+        """The environment itself, for planners, which leave it as it is."""
+        return self._group.environment(env_id)
+
+    def factory(self, env_id: int) -> EnvFactory:
+        """What builds it."""
+        return self._group.factory(env_id)
+
+    def acting(self, env_id: int) -> Acting:
+        """The environment as a keeper of its states knows it."""
+        return RowEnv(self._group, env_id)
 
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere."""

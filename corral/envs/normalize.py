@@ -190,6 +190,21 @@ class NormalizedVecEnv(VecEnv):
         """What rewards that are scaled later are to be multiplied by now."""
         return 1.0 / float(self.statistics.returns.std) if self._reward and self.scale_later else 1.0
 
+    @property
+    def learning_scale(self) -> float:
+        """What the rewards that are learned from are of the game's own, by what is known now."""
+        return 1.0 / float(self.statistics.returns.std) if self._reward else 1.0
+
+    @property
+    def inside(self) -> VecEnv:
+        """The environments without normalisation."""
+        return self._vec
+
+    @property
+    def normalises_obs(self) -> bool:
+        """Whether observations are changed as well."""
+        return self._obs
+
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere; the statistics stay."""
         self._returns[:] = 0.0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +37,8 @@ class _FromSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        return gymnasium.make(self.spec, **self.kwargs)
+        with _kwargs_are_taken(self.spec.id, self.kwargs):
+            return gymnasium.make(self.spec, **self.kwargs)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,22 @@ class _FromCallable:
     kwargs: Mapping[str, Any]
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        return self.build(**self.kwargs)
+        with _kwargs_are_taken(getattr(self.build, "__name__", "The environment"), self.kwargs):
+            return self.build(**self.kwargs)
+
+
+@contextlib.contextmanager
+def _kwargs_are_taken(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """UserError when an environment says that it does not take one of its keyword arguments."""
+    try:
+        yield
+    except TypeError as error:
+        odd = [key for key in kwargs if f"unexpected keyword argument '{key}'" in str(error) and key != "render_mode"]
+        if not odd:
+            raise
+        raise UserError(
+            f"{name} takes no keyword argument {odd[0]!r}: correct it in env_kwargs, or leave it out."
+        ) from error
 
 
 def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
@@ -88,6 +105,8 @@ def find_spec(env_id: str) -> GymSpec:
     """Spec of a registered id, without the wrappers that Corral's own checks make superfluous."""
     if is_atari_id(env_id) and env_id not in gymnasium.registry:
         _import("ale_py", env_id, hint="pip install 'corral-rl[atari]'")
+    if env_id.startswith("corral/"):
+        _import("corral.envs.suites.games", env_id)  # registers its ids
     try:
         spec = copy.deepcopy(gymnasium.spec(env_id))
     except gymnasium.error.Error as error:

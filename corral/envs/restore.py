@@ -129,6 +129,12 @@ class Recorder:
         if self._calls % _BOUND_EVERY == 0:
             self._bound()
 
+    def forget(self, env_id: int) -> None:
+        """What was recorded of the current game is not how this environment came to be where it is."""
+        tape = self._tape(env_id)
+        tape.begin(None, {})
+        tape.known = False
+
     def save(self, env_id: int, env: Env) -> State | None:
         """What restores this environment; None when nothing does."""
         if declares(env):

@@ -70,6 +70,11 @@ class Seating:
             self._cache[chosen.payload] = known
         return known
 
+    def find(self, ids: Array) -> tuple[list[Session], Array, Array]:
+        """Where these sit, who all have seats: the simulators, which of them each one's is, and its slot."""
+        numbers, which = np.unique(self._session_of[ids], return_inverse=True)
+        return [self._sessions[number] for number in numbers.tolist()], which, self._slot_of[ids]
+
     def fill(self, sessions: list[Session]) -> None:
         """Seat who has no seat, where the load is lightest."""
         speed = _speeds(sessions)

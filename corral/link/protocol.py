@@ -9,6 +9,8 @@ MAGIC, MAJOR, MINOR = b"CL", 1, 0
 HEADER = struct.Struct("<2sBBHHQIIII")
 MOST_FRAMES = 8
 GREETING_BYTES = 1 << 20  # a message before READY
+GENERATION_BITS = 40  # of an id, below its generation
+GENERATIONS = 1 << 24
 
 
 class Op(IntEnum):

@@ -68,6 +68,7 @@ class Session:
         self._seq = 0
         self._odd = 0
         self._taken, self._free = 0, list[int]()
+        self._generation = 0
         self.episodes = 0
         """How many have ended here."""
         self.retiring = False
@@ -103,6 +104,11 @@ class Session:
     def free_slot(self, slot: int) -> None:
         """Somebody else may have it."""
         self._free.append(slot)
+
+    def take_generation(self) -> int:
+        """A generation of states' ids that nobody has who began after the last 16 million others."""
+        self._generation = self._generation % (clp.GENERATIONS - 1) + 1
+        return self._generation
 
     def submit(
         self,

@@ -21,8 +21,6 @@ from corral.link.message import BadMessage, Message
 from corral.link.session import Session
 from corral.types import Array, Tree
 
-_GENERATION_BITS = 40
-_MOST_GENERATIONS = 1 << 24
 _MOST_STEPS = 1 << 16
 
 
@@ -53,7 +51,7 @@ class States:
 
     def __init__(self, fleet: Fleet, session: Session, timeout_s: float = 60.0):
         self._fleet, self.session, self._timeout_s = fleet, session, timeout_s
-        self._generation, self._counter = 1, 0
+        self._generation, self._counter = session.take_generation(), 0
 
     @property
     def level(self) -> int:
@@ -62,7 +60,7 @@ class States:
 
     def new_ids(self, count: int) -> Array:
         """Ids that nothing has yet."""
-        first = self._generation << _GENERATION_BITS | self._counter + 1
+        first = self._generation << clp.GENERATION_BITS | self._counter + 1
         self._counter += count
         return np.arange(first, first + count, dtype="<u8")
 
@@ -70,7 +68,7 @@ class States:
         """From now on ids are of another generation; the states of the last are dropped."""
         if drop:
             self.session.tell(clp.Op.DROP, meta={"generation": self._generation})
-        self._generation, self._counter = self._generation % (_MOST_GENERATIONS - 1) + 1, 0
+        self._generation, self._counter = self.session.take_generation(), 0
 
     def drop(self, ids: Array) -> None:
         """Forget these."""

@@ -8,8 +8,8 @@ import zlib
 import numpy as np
 
 from corral.encoding import BadMessage, decode, encode
+from corral.envs.keeping.contract import CannotKeep
 from corral.link import protocol as clp
-from corral.simulators.keeping import CannotKeep
 from corral.simulators.states import State, States
 
 _HEAD = struct.Struct("<4sII")  # magic, layout of the spaces, CRC-32 of the rest

@@ -11,6 +11,7 @@ from corral.encoding import Buffer
 from corral.envs.build import EnvFactory
 from corral.envs.group import EnvGroup
 from corral.envs.id_set import IdSet, IdSets
+from corral.envs.keeping.contract import CannotKeep
 from corral.envs.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, Rows
 from corral.envs.supervise import IDLE, Fault
 from corral.errors import UserError
@@ -64,7 +65,7 @@ class Hosted:
     def close(self) -> None:
         """Close the environments."""
         self._group.close()
-        self.states.clear()
+        self.states.close()
 
     def reset(self, batch: int, payload: Sequence[Buffer]) -> Reply:
         """Start episodes with the seeds given."""
@@ -149,7 +150,12 @@ class Hosted:
             if state is None:
                 table[STATUS][row] = clp.Status.E_UNKNOWN_STATE
                 continue
-            self._group.replace(slot, self.states.revive(state), state.obs)
+            try:
+                env = self.states.put_into(self._group.find(slot), state)
+            except CannotKeep:
+                table[STATUS][row] = clp.Status.E_UNSUPPORTED
+                continue
+            self._group.replace(slot, env, state.obs)
             self._playing[slot] = not state.over
             for leaf, value in zip(leaves, state.obs, strict=True):
                 leaf[row] = value

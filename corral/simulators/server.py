@@ -11,6 +11,7 @@ from typing import Any
 
 from corral.encoding import Buffer
 from corral.envs.build import EnvFactory, build_env
+from corral.envs.keeping.choose import keeping_of
 from corral.errors import RunFailed, UserError
 from corral.link import protocol as clp
 from corral.link.binding import Binding, Event, Wire
@@ -20,7 +21,6 @@ from corral.link.message import BadMessage, Message, read_message
 from corral.link.proofs import LEARNER, SIMULATOR, is_proven, new_nonce, prove
 from corral.link.sparing import SparingLog
 from corral.simulators.hosted import BadRequest, Hosted, Reply, most_slots
-from corral.simulators.keeping import choose_keeping
 from corral.simulators.states import States
 
 log = logging.getLogger("corral.simulators")
@@ -61,7 +61,7 @@ class Server:
         env, self._spec = build_env(factory, name)
         env.close()
         self._slots = most_slots(self._spec, slots)
-        self._keeping = choose_keeping(factory)
+        self._keeping = keeping_of(factory)
         self._layout = layout_hash(self._spec.observation, self._spec.action)
         instance = os.environ.get("CORRAL_INSTANCE", "")
         self._instance = bytes.fromhex(instance) if len(instance) == 32 else new_nonce()
@@ -189,7 +189,7 @@ class Server:
                 self._refuse(wire, clp.Status.E_FULL, f"{_MOST_SESSIONS} learners are here already")
                 return
             slots = min(self._slots, welcome.limits.slots)
-            states = States(self._spec.observation, welcome.snapshots, self._keeping)
+            states = States(self._spec.observation, welcome.snapshots, self._keeping, self._factory)
             hosted = Hosted(self._factory, self._name, self._spec, slots, states)
             session = _Session(welcome.session, hosted, welcome, wire)
             self._sessions.append(session)

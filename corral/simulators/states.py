@@ -8,9 +8,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from corral.envs.build import EnvFactory
+from corral.envs.keeping.choose import make_scratch
+from corral.envs.keeping.contract import CannotKeep, Keeping
 from corral.link import protocol as clp
 from corral.link.control import Budget
-from corral.simulators.keeping import CannotKeep, Keeping
 from corral.spaces import Layout
 from corral.types import Array
 
@@ -65,8 +67,9 @@ def _zeros(layout: Layout) -> list[Array]:
 class States:
     """The states of a session. What does not fit is refused; nothing is evicted."""
 
-    def __init__(self, observation: Layout, budget: Budget, keeping: Keeping | None):
-        self._layout, self._budget, self._keeping = observation, budget, keeping
+    def __init__(self, observation: Layout, budget: Budget, keeping: Keeping | None, factory: EnvFactory):
+        self._layout, self._budget, self._keeping, self._factory = observation, budget, keeping, factory
+        self._scratch: Env | None = None  # steps from states
         self._states: dict[int, State] = {}
         self.nbytes = 0
 
@@ -105,12 +108,14 @@ class States:
             raise CannotKeep("this environment takes no states from elsewhere")
         if [(leaf.dtype, leaf.shape) for leaf in obs] != [(leaf.dtype, leaf.shape) for leaf in self._layout.leaves]:
             raise CannotKeep("its observation does not fit")
-        self._keeping.revive(kept).close()
+        self._enter(kept)
 
-    def revive(self, state: State) -> Env:
-        """An environment in this state, to step."""
+    def put_into(self, env: Env | None, state: State) -> Env:
+        """Bring an environment into this state, another one if there is none; returns it. CannotKeep if it fails."""
         assert self._keeping is not None
-        return self._keeping.revive(state.kept)
+        env = env or make_scratch(self._factory)
+        self._keeping.put(env, state.kept)
+        return env
 
     def get(self, key: int) -> State | None:
         """The state of this id."""
@@ -119,10 +124,10 @@ class States:
     def expand(self, parent: int, action: Any, child: int, seed: int) -> Expanded:
         """Step from a state, and keep what comes out as `child` unless that is 0."""
         env, failed = self._open(parent)
-        if env is None:
+        if env is None or self._keeping is None:
             return failed
         if seed:
-            env.unwrapped.np_random = np.random.default_rng(seed)
+            self._keeping.reseed(env, seed)
         result = step_once(env, action, self._layout)
         if child and not result.flags & clp.FAULTY:
             result.status, result.text = self.save(child, env, result.obs, over=bool(result.flags))
@@ -146,7 +151,17 @@ class States:
             return None, self._nothing(clp.Status.E_UNKNOWN_STATE, f"there is no state {parent}")
         if state.over:
             return None, self._nothing(clp.Status.E_NO_EPISODE, "its episode has ended")
-        return self.revive(state), self._nothing(clp.Status.OK, "")
+        try:
+            return self._enter(state.kept), self._nothing(clp.Status.OK, "")
+        except CannotKeep as error:
+            return None, self._nothing(clp.Status.E_UNSUPPORTED, str(error))
+
+    def _enter(self, kept: Any) -> Env:
+        assert self._keeping is not None
+        if self._scratch is None:
+            self._scratch = make_scratch(self._factory)
+        self._keeping.put(self._scratch, kept)
+        return self._scratch
 
     def _nothing(self, status: int, text: str) -> Expanded:
         return Expanded(_zeros(self._layout), status=status, text=text)
@@ -155,14 +170,17 @@ class States:
         """Forget these."""
         for key in keys:
             state = self._states.pop(key, None)
-            if state is not None:
+            if state is not None and self._keeping is not None:
                 self.nbytes -= state.nbytes
+                self._keeping.drop(state.kept)
 
     def drop_generation(self, generation: int) -> None:
         """Forget all whose ids have this in their upper bits."""
         self.drop([key for key in self._states if key >> GENERATION_BITS == generation])
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._states.clear()
-        self.nbytes = 0
+    def close(self) -> None:
+        """Forget all, and end what steps from it."""
+        self.drop(list(self._states))
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None

@@ -10,6 +10,7 @@ from corral.testing.envs import BigEnv, CountingEnv, FaultyEnv, IdentityEnv, Liv
 if TYPE_CHECKING:
     from corral.testing.checker import CheckResult, check_env, iter_checks
     from corral.testing.contract import VecEnvContract
+    from corral.testing.states_contract import StatesContract
     from corral.testing.store import OnceContract, ReplayContract
     from corral.testing.supervision import IsolationContract, SupervisionContract
 
@@ -25,6 +26,7 @@ __all__ = [
     "OneStateEnv",
     "ReplayContract",
     "SlowEnv",
+    "StatesContract",
     "SupervisionContract",
     "TreeEnv",
     "VecEnvContract",
@@ -40,6 +42,7 @@ _LAZY = {
     "IsolationContract": "supervision",
     "OnceContract": "store",
     "ReplayContract": "store",
+    "StatesContract": "states_contract",
     "check_env": "checker",
     "iter_checks": "checker",
     "CheckResult": "checker",

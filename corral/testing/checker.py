@@ -19,6 +19,7 @@ from corral.envs.resolve import EnvLike
 from corral.errors import UserError
 from corral.testing.env_checks import CHECKS, FOUNDATIONS, Outcome, Status, Subject, describe
 from corral.testing.link_checks import LINK_CHECKS, LinkSubject
+from corral.testing.state_checks import STATE_CHECKS
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -65,7 +66,7 @@ def iter_checks(
     kwargs = dict(env_kwargs or {})
     external = isinstance(env, str) and is_url(env)
     subject: Any = LinkSubject(str(env), kwargs, steps, seed) if external else Subject(env, kwargs, steps, seed)
-    checks: Mapping[str, Callable[[Any], Outcome]] = LINK_CHECKS if external else CHECKS
+    checks: Mapping[str, Callable[[Any], Outcome]] = LINK_CHECKS if external else {**CHECKS, **STATE_CHECKS}
     said: list[str] = []
     try:
         for name, check in checks.items():

@@ -23,6 +23,7 @@ from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike, resolve
 from corral.envs.supervise import Supervision
 from corral.errors import EnvFailed, UserError
+from corral.seeding import env_seed
 from corral.spaces import Layout
 from corral.testing.random_play import Env, RandomPlay, Step, first_difference, play_at_random, rollout
 
@@ -244,11 +245,14 @@ def _make(subject: Subject, backend: str) -> VecEnv:
 
 def _drive(subject: Subject, vec: VecEnv) -> list[bytes]:
     """Play a few steps through a backend; returns all that it returned."""
-    layout = subject.action
+    layout, actions = subject.action, subject.actions(_WORKER_STEPS)
+    if subject.played.masked:  # which are legal is not seen from outside of a backend
+        played = rollout(subject.build(), env_seed(subject.seed, "train", 0), actions)
+        actions = [step.action for step in played if step.action is not None]
     seen: list[bytes] = []
     with vec:
         batch = vec.recv()
-        for action in subject.actions(_WORKER_STEPS):
+        for action in actions:
             vec.send(batch.env_ids, layout.unflatten([np.asarray(x)[None] for x in layout.flatten(action)]))
             batch = vec.recv()
             for fault in vec.faults:

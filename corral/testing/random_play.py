@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from corral.envs.legal import legal
 from corral.spaces import Layout
 
 Env = gymnasium.Env[Any, Any]
@@ -27,6 +28,7 @@ class Step:
     obs: Any
     reward: Any = 0.0
     ends: tuple[bool, bool] = (False, False)
+    action: Any = None  # None: a reset
 
 
 @dataclass
@@ -48,16 +50,18 @@ class RandomPlay:
     odd_reward: str = ""
     odd_flags: str = ""
     overwrites: bool = False
+    masked: bool = False  # it says which actions are legal
 
 
 def play_at_random(play: RandomPlay, env: Env, layout: Layout, steps: int, seed: int) -> None:
     """Take random steps, starting new episodes as they end, and note in `play` what comes back."""
-    obs = env.reset(seed=seed)[0]
+    obs, info = env.reset(seed=seed)
     env.action_space.seed(seed)
+    play.masked = "action_mask" in info
     length, start = 0, time.perf_counter()
     while play.steps < steps and play.seconds < _PLAY_S:
         kept = copy.deepcopy(obs)
-        result: Any = env.step(env.action_space.sample())
+        result: Any = env.step(legal(env.action_space.sample(), info))
         play.steps += 1
         length += 1
         if not (isinstance(result, tuple) and len(result) == 5):
@@ -76,20 +80,26 @@ def play_at_random(play: RandomPlay, env: Env, layout: Layout, steps: int, seed:
         if _note_ends(play, terminated, truncated):
             play.lengths.append(length)
             length = 0
-            obs = env.reset()[0]
+            obs, info = env.reset()
             _note_obs(play, obs, layout)
         play.seconds = time.perf_counter() - start
 
 
 def rollout(env: Env, seed: int, actions: Sequence[Any]) -> list[Step]:
-    """A seeded reset, then these actions; later episodes start without a seed, as Corral starts them."""
-    played = [Step("the first observation", copy.deepcopy(env.reset(seed=seed)[0]))]
+    """A seeded reset, then these actions; later episodes start without a seed, as Corral starts them.
+
+    Where an action is not legal, another one is taken, and noted.
+    """
+    obs, info = env.reset(seed=seed)
+    played = [Step("the first observation", copy.deepcopy(obs))]
     for number, action in enumerate(actions, 1):
-        obs, reward, terminated, truncated, _ = env.step(action)
+        action = legal(action, info)
+        obs, reward, terminated, truncated, info = env.step(action)
         ends = bool(terminated), bool(truncated)
-        played.append(Step(f"step {number}", copy.deepcopy(obs), copy.deepcopy(reward), ends))
+        played.append(Step(f"step {number}", copy.deepcopy(obs), copy.deepcopy(reward), ends, action))
         if terminated or truncated:
-            played.append(Step(f"the reset after step {number}", copy.deepcopy(env.reset()[0])))
+            obs, info = env.reset()
+            played.append(Step(f"the reset after step {number}", copy.deepcopy(obs)))
     return played
 
 

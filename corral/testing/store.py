@@ -23,7 +23,7 @@ from corral.acting.sampler import Sampler
 from corral.data.store import Store, make_store
 from corral.errors import RunFailed
 from corral.testing.envs import CountingEnv, FaultyEnv, TreeEnv
-from corral.types import DataSpec, EnvSpec, Sample, Trajectory, Transitions, tree_map
+from corral.types import DataSpec, EnvSpec, Positions, Sample, Trajectory, Transitions, tree_map
 
 ID, EPISODE, T = range(3)  # of a CountingEnv's observation
 NUM_ENVS = 3
@@ -243,7 +243,7 @@ class ReplayContract(StoreContract):
         self._check_closed_form(batch, None)
         return len(batch.obs)
 
-    def _check_closed_form(self, batch: Trajectory | Transitions, length: int | None) -> None:
+    def _check_closed_form(self, batch: Trajectory | Transitions | Positions, length: int | None) -> None:
         """A CountingEnv's rewards are the steps' numbers, and its episodes end after `length` of them."""
         assert isinstance(batch, Transitions)
         gamma, n = self.data.gamma, self.data.length

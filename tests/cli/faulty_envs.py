@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import gymnasium
@@ -180,3 +181,35 @@ class Homesick(Good):
 
 class NotAnEnv:
     pass
+
+
+class Locked(Good):
+    def __init__(self):
+        super().__init__(length=20)
+        self.lock = threading.Lock()
+
+
+class Forgetful(Good):
+    """Declares a state without its generator."""
+
+    def state_dict(self):
+        return {"t": self.t}
+
+    def load_state_dict(self, state):
+        self.t = state["t"]
+
+
+class Meddling(Good):
+    """Shares its dice with all others."""
+
+    dice = np.random.default_rng(0)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            Meddling.dice = np.random.default_rng(seed)
+        super().reset(seed=seed)
+        return Meddling.dice.random(3, dtype=np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return Meddling.dice.random(3, dtype=np.float32), float(action), self.t >= self.length, False, {}

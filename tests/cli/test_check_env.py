@@ -9,7 +9,7 @@ from corral.testing.checker import check_env
 
 CHECKS = [
     "build", "spaces", "reset", "step", "observations", "rewards", "episode ends", "own buffers",
-    "determinism", "seeds", "worker process", "speed",
+    "determinism", "seeds", "worker process", "speed", "save and load", "wrappers", "planning", "state cost",
 ]  # fmt: skip
 
 
@@ -49,6 +49,11 @@ def test_a_good_environment_passes_every_check(env):
         ("Reseeding", "seeds", "warn", "starts every episode alike"),
         ("Fixed", "seeds", "pass", "same: the seed changes nothing"),
         ("Homesick", "worker process", "warn", "plays differently in a worker process"),
+        ("Good", "save and load", "pass", "level 2, kept in memory; bit-equal"),
+        ("Good", "state cost", "pass", "kB a state, "),
+        ("Locked", "save and load", "pass", "level 1, brought back by repeating"),
+        ("Forgetful", "save and load", "fail", "level 4, bytes, as the environment declares them; but a step"),
+        ("Meddling", "planning", "fail", "planning changes what the environment does"),
     ],
 )
 def test_each_fault_is_found_by_its_check_and_named(env, check, status, words):
@@ -101,7 +106,7 @@ def test_env_kwargs_reach_the_environment():
         ("CartPol-v1", {}, "CartPole-v1"),
         ("no_such_module:Env", {}, "cannot be imported"),
         ("faulty_envs:Goood", {}, "close: Good"),
-        ("faulty_envs:Good", {"env_kwargs": {"speed": 1}}, "unexpected keyword argument 'speed'"),
+        ("faulty_envs:Good", {"env_kwargs": {"speed": 1}}, "takes no keyword argument 'speed'"),
         ("faulty_envs:Good", {"steps": 0}, "at least 1"),
         ("faulty_envs:Good", {"seed": -1}, "not be negative"),
         (Good(), {}, "pass something that builds one"),

@@ -34,3 +34,11 @@ class Declared(gymnasium.Env):
     def _write(self, state):
         self._x, self._t = state["x"], state["t"]
         self.np_random.bit_generator.state = state["rng"]
+
+
+class Undeclared(Declared):
+    """The same walk, which has to be copied."""
+
+    def __init__(self):
+        super().__init__()
+        del self.state_dict, self.load_state_dict

@@ -17,6 +17,7 @@ from declared_walk import Declared
 
 from corral import encoding
 from corral.envs.build import build_env
+from corral.envs.keeping.choose import keeping_of
 from corral.errors import EnvFailed, UserError
 from corral.link import protocol as clp
 from corral.link.address import parse_url
@@ -35,7 +36,6 @@ from corral.link.states import States as LinkStates
 from corral.link.tcp import BadFrames, FrameReader, pack
 from corral.simulators.blobs import pack_state, unpack_state
 from corral.simulators.hosted import Hosted
-from corral.simulators.keeping import choose_keeping
 from corral.simulators.server import Server
 from corral.simulators.states import States
 from corral.spaces import Layout
@@ -199,7 +199,7 @@ class ExportedState:
         env, spec = build_env(factory, "Walk")
         env.close()
         self._layout = layout_hash(spec.observation, spec.action)
-        self._states = States(spec.observation, Budget(MOST, 10), choose_keeping(factory))
+        self._states = States(spec.observation, Budget(MOST, 10), keeping_of(factory), factory)
         self._hosted = Hosted(factory, "Walk", spec, 1, self._states)
         self._hosted.reset(1, [bytes(4), bytes(8)])
         self._hosted.save(1, [bytes(4), (1).to_bytes(8, "little")])

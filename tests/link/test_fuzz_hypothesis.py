@@ -21,6 +21,7 @@ from hypothesis.extra import numpy as hnp
 
 from corral import encoding
 from corral.envs.build import build_env
+from corral.envs.keeping.choose import keeping_of
 from corral.link import protocol as clp
 from corral.link.binding import Event
 from corral.link.control import Budget, Hello, Knock, Ready, Stats, Welcome, from_meta, to_meta
@@ -31,7 +32,6 @@ from corral.link.limits import Limits
 from corral.link.message import Message, read_message, read_meta
 from corral.link.tcp import FrameReader, pack
 from corral.simulators.blobs import pack_state, unpack_state
-from corral.simulators.keeping import choose_keeping
 from corral.simulators.states import States
 from corral.spaces import Layout
 from corral.states import wire as sw
@@ -297,7 +297,7 @@ def test_exported_states_come_back_as_they_were(seed, actions):
     for action in actions:
         obs, _, over, _, _ = env.step(action)
     layout = layout_hash(spec.observation, spec.action)
-    states = States(spec.observation, Budget(), choose_keeping(Walk))
+    states = States(spec.observation, Budget(), keeping_of(Walk), Walk)
     assert states.save(1, env, [obs], over) == (0, "")
     assert unpack_state(layout, states, 2, pack_state(layout, states.get(1))) == (0, "")
     one, two = states.get(1), states.get(2)

@@ -15,7 +15,7 @@ from sims import free_url, wait_for
 import corral
 from corral.testing import check_env
 
-EXAMPLES = ("cartpole", "connect4", "hybrid", "owned_loop")
+EXAMPLES = ("cartpole", "connect4", "hybrid", "owned_loop", "pendulum")
 
 
 @pytest.fixture

@@ -177,13 +177,14 @@ def test_memory_is_bounded_exactly_and_nothing_is_evicted(states):
 
 
 def test_a_budget_that_is_spent_is_an_error_of_the_row(states):
+    from corral.envs.keeping.choose import keeping_of
     from corral.link.control import Budget
-    from corral.simulators.keeping import Copies
     from corral.simulators.states import States as Kept
 
-    spec, env = states.session.simulator.spec, gymnasium.make("CartPole-v1")
+    factory = partial(gymnasium.make, "CartPole-v1")
+    spec, env = states.session.simulator.spec, factory()
     env.reset(seed=0)
-    kept = Kept(spec.observation, Budget(bytes=1 << 30, count=3), Copies())
+    kept = Kept(spec.observation, Budget(bytes=1 << 30, count=3), keeping_of(factory), factory)
     assert [kept.save(key, env, [])[0] for key in (1, 2, 3, 4, 2)] == [0, 0, 0, clp.Status.E_SNAPSHOT_FULL, 0]
     assert [kept.get(key) is not None for key in (1, 2, 3, 4)] == [True, True, True, False]
 

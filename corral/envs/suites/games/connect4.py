@@ -31,17 +31,31 @@ def _won(stones: int) -> bool:
 won: Any = compiled(_won, inline="always")
 
 
+def _move(own: Any, every: Any, column: Any) -> Any:
+    """Both words after a stone of who is to move, for the other; whether it has won, and whether the game is over."""
+    moved = every | (every + (np.int64(1) << (_HEIGHT * column)))
+    win = won(moved ^ (own ^ every))  # all but the other's
+    return own ^ every, moved, win, win or moved & _TOP == _TOP
+
+
+def _options(every: int) -> int:
+    """Which columns have room, a bit each."""
+    columns = 0
+    for column in range(COLUMNS):
+        columns |= (~every >> (_HEIGHT * column + ROWS - 1) & 1) << column
+    return columns
+
+
+move: Any = compiled(_move, inline="always")
+options: Any = compiled(_options, inline="always")
+
+
 def _play(states: Array, rows: Array, columns: Array, reward: Array, over: Array) -> None:
     """Let who is to move in these rows drop a stone; `reward` is the mover's. Moves must be legal."""
     for i in range(len(rows)):
-        row, column = rows[i], columns[i]
-        own, every = states[row, 0], states[row, 1]
-        moved = every | (every + (np.int64(1) << (_HEIGHT * column)))
-        mine = moved ^ (own ^ every)  # all but the other's
-        win = won(mine)
-        states[row, 0], states[row, 1] = own ^ every, moved
+        row = rows[i]
+        states[row, 0], states[row, 1], win, over[i] = move(states[row, 0], states[row, 1], columns[i])
         reward[i] = 1.0 if win else 0.0
-        over[i] = win or moved & _TOP == _TOP
 
 
 def _observe(states: Array, rows: Array, obs: Array, legal: Array) -> None:
@@ -61,5 +75,6 @@ play: Any = compiled(_play, nogil=True)
 observe: Any = compiled(_observe, nogil=True)
 
 CONNECT4 = Game(
-    "Connect4", words=2, actions=COLUMNS, shape=(2, ROWS, COLUMNS), longest=ROWS * COLUMNS, play=play, observe=observe
-)
+    "Connect4", words=2, actions=COLUMNS, shape=(2, ROWS, COLUMNS), longest=ROWS * COLUMNS, play=play, observe=observe,
+    row_0_below=True,
+)  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from gymnasium import spaces
 
 from corral.types import Array
 
@@ -25,6 +26,18 @@ class Game:
     """(states, rows, actions, reward, over): make legal moves in these rows; the reward is the mover's."""
     observe: Callable[[Array, Array, Array, Array], None]
     """(states, rows, obs, legal): what who is to move sees in these rows, and may do."""
+    row_0_below: bool = False
+    """How the planes of an observation are to be drawn."""
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        """Planes of zeros and ones."""
+        return spaces.Box(0.0, 1.0, self.shape, np.float32)
+
+    @property
+    def action_space(self) -> spaces.Discrete:
+        """Numbers of moves."""
+        return spaces.Discrete(self.actions)
 
     def start(self, count: int) -> Array:
         """Positions before the first move."""

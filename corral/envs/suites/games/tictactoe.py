@@ -6,6 +6,7 @@ column c of row r.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,30 @@ _FULL = (1 << SQUARES) - 1
 _LINES = np.array([0o007, 0o070, 0o700, 0o111, 0o222, 0o444, 0o421, 0o124], np.int64)
 
 
+def _move(own: Any, every: Any, square: Any) -> Any:
+    """Both words after a mark of who is to move, for the other; whether it has won, and whether the game is over."""
+    bit = np.int64(1) << square
+    mine, taken = own | bit, every | bit
+    win = False
+    for line in _LINES:
+        win = win or mine & line == line
+    return taken ^ mine, taken, win, win or taken == _FULL
+
+
+def _options(every: int) -> int:
+    """Which squares are free, a bit each."""
+    return ~every & _FULL
+
+
+move: Any = compiled(_move, inline="always")
+options: Any = compiled(_options, inline="always")
+
+
 def _play(states: Array, rows: Array, squares: Array, reward: Array, over: Array) -> None:
     for i in range(len(rows)):
         row = rows[i]
-        own, every = states[row, 0], states[row, 1]
-        bit = np.int64(1) << squares[i]
-        mine, every = own | bit, every | bit
-        won = False
-        for line in _LINES:
-            won = won or mine & line == line
-        states[row, 0], states[row, 1] = every ^ mine, every
-        reward[i] = 1.0 if won else 0.0
-        over[i] = won or every == _FULL
+        states[row, 0], states[row, 1], win, over[i] = move(states[row, 0], states[row, 1], squares[i])
+        reward[i] = 1.0 if win else 0.0
 
 
 def _observe(states: Array, rows: Array, obs: Array, legal: Array) -> None:
@@ -53,27 +66,23 @@ TICTACTOE = Game(
 
 def best_values(states: Array) -> Array:
     """What perfect play is worth to who is to move, 1, 0 or -1, of positions that are not over."""
-    known: dict[tuple[int, int], int] = {}
-    return np.array([_value(int(own), int(every), known) for own, every in states])
+    return np.array([_value(int(own), int(every)) for own, every in states])
 
 
 def best_moves(own: int, every: int) -> list[int]:
     """All squares that keep the value of the position."""
-    known: dict[tuple[int, int], int] = {}
-    values = {square: _after(own, every, square, known) for square in range(SQUARES) if not every >> square & 1}
+    values = {square: _after(own, every, square) for square in range(SQUARES) if not every >> square & 1}
     return [square for square, value in values.items() if value == max(values.values())]
 
 
-def _value(own: int, every: int, known: dict[tuple[int, int], int]) -> int:
-    if (own, every) not in known:
-        free = [square for square in range(SQUARES) if not every >> square & 1]
-        known[own, every] = max(_after(own, every, square, known) for square in free)
-    return known[own, every]
+@cache  # there are 5,478 positions
+def _value(own: int, every: int) -> int:
+    return max(_after(own, every, square) for square in range(SQUARES) if not every >> square & 1)
 
 
-def _after(own: int, every: int, square: int, known: dict[tuple[int, int], int]) -> int:
+def _after(own: int, every: int, square: int) -> int:
     """The value of a move to who makes it."""
     mine, taken = own | 1 << square, every | 1 << square
-    if any(mine & int(line) == int(line) for line in _LINES):
+    if any(mine & line == line for line in _LINES.tolist()):
         return 1
-    return 0 if taken == _FULL else -_value(taken ^ mine, taken, known)
+    return 0 if taken == _FULL else -_value(taken ^ mine, taken)

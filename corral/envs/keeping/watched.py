@@ -1,0 +1,141 @@
+"""A single environment that its user steps: its `step` and `reset` are watched, to know what it showed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from corral.envs.generators import State, find_generators, read_generators, same_state, write_generators
+from corral.envs.keeping.acting import Acting
+from corral.envs.keeping.contract import Beginning, CannotKeep, Env
+from corral.envs.keeping.fields import FieldsKeeping
+from corral.spaces import Layout
+from corral.types import Array
+
+_SINCE_SEED_STEPS, _GAME_STEPS = 10_000, 50_000  # as much as `restore` repeats
+
+
+@dataclass
+class _Game:
+    """An episode: how it began, and what was done. `after` leads to a state that it goes on from instead."""
+
+    seed: int | None = None
+    options: Any = None
+    generators: State = field(default_factory=dict)  # before its reset
+    wrappers: Any = None  # their fields, then
+    actions: list[Any] = field(default_factory=list)
+    after: Beginning | None = None
+
+
+class WatchedEnv(Acting):
+    """Puts functions of its own in the place of the environment's `step` and `reset`, until `release`."""
+
+    def __init__(self, env: Env, layout: Layout):
+        self._env, self._layout = env, layout
+        self._step: Callable[..., Any] = env.step
+        self._reset: Callable[..., Any] = env.reset
+        self._leaves: list[Array] | None = None
+        self._over, self._recording = False, False
+        self._games: list[_Game] = []  # since a seed, while that is not long ago
+        self._wrappers = FieldsKeeping(base=False) if isinstance(env, gymnasium.Wrapper) else None
+        env.step, env.reset = self._watched_step, self._watched_reset  # type: ignore[method-assign]
+
+    @property
+    def env(self) -> Env:
+        """The user's."""
+        return self._env
+
+    @property
+    def over(self) -> bool:
+        """Whether the last step ended its episode."""
+        return self._over
+
+    def record(self) -> None:
+        """Keep every action from the next reset on."""
+        self._recording = True
+
+    def shown(self) -> list[Array] | None:
+        """As the last step or reset returned it; None if that was before anything here knew it."""
+        return None if self._leaves is None else [leaf.copy() for leaf in self._leaves]
+
+    def tell(self, obs: Any) -> None:
+        """What it shows now."""
+        leaves, values = self._layout.leaves, self._layout.flatten(obs)
+        self._leaves = [np.array(value, leaf.dtype) for leaf, value in zip(leaves, values, strict=True)]
+
+    def beginning(self) -> Beginning | None:
+        """Its games since the last seed, or only the current one."""
+        if not self._games or len(self._games[-1].actions) > _GAME_STEPS or self._leaves is None:
+            return None
+        *past, last = self._games
+        games = [*past, replace(last, actions=list(last.actions))]
+        shown, now = [leaf.copy() for leaf in self._leaves], read_generators(find_generators(self._env))
+        nbytes = 1000 + 100 * sum(len(game.actions) for game in games)
+        return Beginning(lambda env: self._repeat(env, games, shown, now), nbytes)
+
+    def loaded(self, obs: list[Array] | None, over: bool, beginning: Beginning | None) -> None:
+        """Go on from there."""
+        self._leaves, self._over = None if obs is None else [leaf.copy() for leaf in obs], over
+        self._games = [] if beginning is None else [_Game(after=beginning)]
+
+    def release(self) -> None:
+        """Give the environment its own functions back."""
+        for name in ("step", "reset"):
+            vars(self._env).pop(name, None)
+
+    def _watched_step(self, action: Any) -> Any:
+        if self._recording and self._games:
+            actions = self._games[-1].actions
+            if len(actions) <= _GAME_STEPS:
+                actions.append(copy.deepcopy(action))
+        self._leaves = None  # if it raises
+        result = self._step(action)
+        self.tell(result[0])
+        self._over = bool(result[2] or result[3])
+        return result
+
+    def _watched_reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if self._recording:
+            generators = read_generators(find_generators(self._env))
+            game = _Game(seed, copy.deepcopy(options), generators, self._keep_wrappers())
+            long = sum(1 + len(game.actions) for game in self._games) > _SINCE_SEED_STEPS
+            self._games = [game] if seed is not None or long or not self._games else [*self._games, game]
+        self._leaves = None
+        result = self._reset(seed=seed, options=options)
+        self.tell(result[0])
+        self._over = False
+        return result
+
+    def _keep_wrappers(self) -> Any:
+        """What wrappers remember from one episode to the next, if it can be copied."""
+        try:
+            return None if self._wrappers is None else self._wrappers.keep(self._env)
+        except CannotKeep:
+            return None
+
+    def _repeat(self, env: Env, games: list[_Game], shown: list[Array], now: State) -> Any:
+        obs = None
+        for k, game in enumerate(games):
+            if game.after is not None:
+                obs = game.after.repeat(env)
+            else:
+                if k == 0:
+                    env.reset(seed=0)  # builds what only a first reset builds
+                    if self._wrappers is not None and game.wrappers is not None:
+                        self._wrappers.put(env, game.wrappers)
+                    write_generators(find_generators(env), game.generators)
+                obs, _ = env.reset(seed=game.seed, options=copy.deepcopy(game.options))
+            for action in game.actions:
+                obs = env.step(copy.deepcopy(action))[0]
+        same = all(
+            np.array(value, leaf.dtype).tobytes() == old.tobytes()
+            for leaf, value, old in zip(self._layout.leaves, self._layout.flatten(obs), shown, strict=True)
+        )
+        if not (same and same_state(read_generators(find_generators(env)), now)):
+            raise CannotKeep("repeating its actions led elsewhere: it is not deterministic")
+        return obs

@@ -1,0 +1,17 @@
+"""Legal actions, where an environment says which are: `info["action_mask"]`, as Gymnasium has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def legal(action: Any, info: Mapping[str, Any]) -> Any:
+    """The action, or, where the environment says that it is not legal now, another one that is."""
+    mask = info.get("action_mask") if isinstance(info, dict) else None
+    if mask is None or mask[action]:
+        return action
+    there = np.flatnonzero(mask)
+    return there[action % len(there)] if len(there) else action

@@ -1,0 +1,123 @@
+"""A game as an environment: one player against itself, or an agent against an opponent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from corral.envs.suites.games.draw import as_picture, as_text, owners
+from corral.envs.suites.games.game import Game
+from corral.envs.suites.games.player import Player, make_player
+from corral.errors import UserError
+from corral.types import Array
+
+
+class BoardEnv(gymnasium.Env[Array, np.int64]):
+    """Plays a game; observations are the view of who is to move.
+
+    Without an opponent, a step is a move of whoever is to move, and its reward the mover's: 1 for a win, else 0. With
+    one, the opponent's moves are part of the steps, who begins changes from episode to episode, and rewards are the
+    agent's: 1 for a win, -1 for a loss, 0 else.
+
+    Which moves are legal is in `action_mask()` and in `info["action_mask"]`. Others raise ValueError: a search never
+    makes them, but algorithms that do not look at masks, such as plain PPO, do.
+
+    Args:
+        game: what is played.
+        opponent: a Player, or one by name: `random`, `mcts:1000`, `perfect`, `module:name`; None: the agent itself.
+        render_mode: `ansi` or `rgb_array`.
+    """
+
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # noqa: RUF012 - as Gymnasium has it
+
+    def __init__(self, game: Game, opponent: str | Player | None = None, render_mode: str | None = None):
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            raise UserError(f"{game.name} cannot be shown with render_mode={render_mode!r}: use ansi or rgb_array.")
+        self.game, self.render_mode = game, render_mode
+        self.observation_space, self.action_space = game.observation_space, game.action_space
+        self.to_play = 0
+        """Who is to move: 0, who began, or 1."""
+        self._opponent = None if opponent is None else make_player(game, opponent)
+        self._agent = 0  # which of both it is
+        self.position = game.start(1)[0]
+
+    @property
+    def position(self) -> Array:
+        """The game's words. A position that is put on the board is one to play on from."""
+        words: Array = self._states[0]
+        return words
+
+    @position.setter
+    def position(self, words: Array) -> None:
+        self._states, self.over = np.array(words, np.int64)[None], False
+
+    @property
+    def answered(self) -> bool:
+        """Whether steps have an opponent's answers in them."""
+        return self._opponent is not None
+
+    def action_mask(self) -> Array:
+        """1 where a move is legal, as `Discrete.sample(mask)` takes it; all 0 when the game is over."""
+        return self._look()[1]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        """Begin a game, the agent or its opponent in turn; a seed draws who is first."""
+        super().reset(seed=seed)
+        self.position, self.to_play = self.game.start(1)[0], 0
+        if self._opponent is not None:
+            self._agent = int(self.np_random.integers(2)) if seed is not None else 1 - self._agent
+            if self._agent == 1:
+                self._reply(self._opponent)
+        obs, mask = self._look()
+        return obs, {"action_mask": mask}
+
+    def step(self, action: np.int64 | int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        """Make a move, and let the opponent answer it."""
+        _, mask = self._look()
+        move = int(action)
+        if not (0 <= move < len(mask) and mask[move]):
+            legal = ", ".join(map(str, np.flatnonzero(mask))) or "none, the game is over: call reset()"
+            raise ValueError(f"{self.game.name}: {move} is not a legal move here; legal: {legal}.")
+        reward = self._move(move)
+        if self._opponent is not None and not self.over:
+            reward = 0.0 - self._reply(self._opponent)
+        obs, mask = self._look()
+        return obs, reward, self.over, False, {"action_mask": mask}
+
+    def render(self) -> Any:
+        """The board, as text or as a picture."""
+        if self.render_mode is None:
+            return None
+        board = owners(self.game, self._look()[0], self.to_play)
+        return as_text(board) if self.render_mode == "ansi" else as_picture(board)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All there is to it."""
+        return {
+            "position": self.position.copy(),
+            "to_play": self.to_play,
+            "over": self.over,
+            "agent": self._agent,
+            "generator": dict(self.np_random.bit_generator.state),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        self.position, self.to_play = state["position"], int(state["to_play"])
+        self.over, self._agent = bool(state["over"]), int(state["agent"])
+        self.np_random.bit_generator.state = state["generator"]
+
+    def _look(self) -> tuple[Array, Array]:
+        obs, legal = self.game.look(self._states)
+        return obs[0], (legal[0] & (not self.over)).astype(np.int8)
+
+    def _move(self, action: int) -> float:
+        """The mover's reward."""
+        reward, over = self.game.move(self._states, np.array([action]))
+        self.to_play, self.over = 1 - self.to_play, bool(over[0])
+        return float(reward[0])
+
+    def _reply(self, opponent: Player) -> float:
+        return self._move(int(opponent(self._states.copy(), self.np_random)[0]))

@@ -1,0 +1,64 @@
+"""Players that make no mistakes, or none that they can know of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from corral.envs.suites.games.connect4 import CONNECT4
+from corral.envs.suites.games.connect4_solver import ILLEGAL, UNKNOWN, Connect4Solver
+from corral.envs.suites.games.game import Game
+from corral.envs.suites.games.player import Player
+from corral.envs.suites.games.rollout_mcts import RolloutMcts
+from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
+from corral.errors import UserError
+from corral.types import Array
+
+_BUDGET, _SIMS = 2_000_000, 10_000
+
+
+def perfect(game: Game) -> Player:
+    """The perfect player of a game."""
+    if game == TICTACTOE:
+        return perfect_tictactoe
+    if game == CONNECT4:
+        return PerfectConnect4()
+    raise UserError(f"Nobody plays {game.name} perfectly: use mcts:1000, or a Player of your own.")
+
+
+def perfect_tictactoe(positions: Array, rng: np.random.Generator) -> Array:
+    """Any of the moves that keep the value."""
+    return np.array([rng.choice(best_moves(own, every)) for own, every in positions.tolist()])
+
+
+class PerfectConnect4:
+    """Wins as soon as it can, and loses as late as it can.
+
+    It is exact where the solver gets by with `budget` positions, which is nearly always from 16 stones on. Before that,
+    it leaves out what is known to be worse than something else, and takes what a search by random games prefers.
+    """
+
+    def __init__(self, budget: int = _BUDGET, sims: int = _SIMS):
+        self._solver, self._search, self._budget = Connect4Solver(), RolloutMcts(CONNECT4, sims), budget
+
+    def __call__(self, positions: Array, rng: np.random.Generator) -> Array:
+        """Solve each position by itself."""
+        return np.array([self._decide(position[None], rng) for position in positions])
+
+    def _decide(self, position: Array, rng: np.random.Generator) -> int:
+        good = promising(self._solver.values(position, self._budget)[0])
+        if len(good) > 1:
+            scores = self._solver.scores(position, self._budget)[0, good]
+            if not (scores == UNKNOWN).any():
+                return int(rng.choice(good[scores == scores.max()]))
+            visits = self._search.visits(position, rng)[0, good]
+            return int(good[visits.argmax()])
+        return int(good[0])
+
+
+def promising(values: Array) -> Array:
+    """Moves that nothing is known to be better than; ones that are known to lose only where all are."""
+    unknown = values == UNKNOWN
+    best = values[~unknown & (values != ILLEGAL)].max(initial=-1)
+    if best == 1 or not unknown.any():
+        return np.flatnonzero(values == best)
+    return np.flatnonzero(unknown | (values == 0))

@@ -1,0 +1,155 @@
+"""The plain search: UCT with random games, for one position at a time, all of it compiled.
+
+It knows nothing but the rules, so it is a yardstick: opponents of a known strength, of any number of simulations. A
+simulation follows the edges with the greatest q + c sqrt(log N / n) (Kocsis and Szepesvári 2006), edges that nobody has
+followed before all others and in the order of their numbers, adds the position that it comes to, plays a random game
+from there, and adds its result to every edge on the way, as who moved there sees it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from corral.compiled import compiled
+from corral.envs.suites.games import connect4, tictactoe
+from corral.envs.suites.games.game import Game
+from corral.errors import UserError
+from corral.types import Array
+
+_EXPLORE = 1.0
+_CONNECT4, _TICTACTOE = 0, 1
+# Named here, since numba keeps on disk only what calls its functions by name.
+_GAMES = {connect4.CONNECT4: _CONNECT4, tictactoe.TICTACTOE: _TICTACTOE}
+
+
+def _move(game: int, own: int, every: int, action: int) -> Any:
+    if game == _CONNECT4:
+        return connect4.move(own, every, action)
+    return tictactoe.move(own, every, action)
+
+
+def _options(game: int, every: int) -> Any:
+    if game == _CONNECT4:
+        return connect4.options(every)
+    return tictactoe.options(every)
+
+
+move: Any = compiled(_move, inline="always")
+options: Any = compiled(_options, inline="always")
+
+
+def _draw(dice: Array) -> Any:
+    """31 random bits, by SplitMix64 (Steele et al. 2014)."""
+    dice[0] += np.uint64(0x9E3779B97F4A7C15)
+    x = dice[0]
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.int64((x ^ (x >> np.uint64(31))) >> np.uint64(33))
+
+
+draw: Any = compiled(_draw, inline="always")
+
+
+def _random_game(game: int, own: int, every: int, dice: Array) -> float:
+    """The result of a random game to who is to move: 1, 0 or -1."""
+    sign = 1.0
+    while True:
+        there, count = options(game, every), 0
+        left = there
+        while left:
+            left &= left - 1
+            count += 1
+        for _ in range((draw(dice) * count) >> 31):
+            there &= there - 1  # pass over one
+        action = 0
+        while not there >> action & 1:
+            action += 1
+        own, every, won, over = move(game, own, every, action)
+        if over:
+            return sign if won else 0.0
+        sign = -sign
+
+
+random_game: Any = compiled(_random_game)
+
+
+def _choose(there: int, child: Array, visits: Array, totals: Array, parent_visits: int, c: float) -> int:
+    """The edge to follow, of those that are there."""
+    best, best_score, action = -1, -np.inf, 0
+    while there >> action:
+        if there >> action & 1:
+            if child[action] == 0:
+                return action
+            node = child[action]
+            score = totals[node] / visits[node] + c * np.sqrt(np.log(parent_visits) / visits[node])
+            if score > best_score:
+                best, best_score = action, score
+        action += 1
+    return best
+
+
+choose: Any = compiled(_choose)
+
+
+def _search(game: int, positions: Array, sims: int, c: float, seeds: Array, counts: Array) -> None:
+    """Visits of every position's moves, into `counts` [n, actions]."""
+    actions = counts.shape[1]
+    words, child = np.zeros((sims + 1, 2), np.int64), np.zeros((sims + 1, actions), np.int32)
+    visits, totals = np.zeros(sims + 1, np.int64), np.zeros(sims + 1)  # of the edge to a node, for who moved there
+    ends = np.zeros(sims + 1, np.int8)  # 0: goes on, 1: who moved there has won, 2: drawn
+    path, dice = np.zeros(43, np.int64), np.zeros(1, np.uint64)
+    for i in range(len(positions)):
+        child[:], visits[:], totals[:] = 0, 0, 0.0
+        words[0], dice[0], size = positions[i], seeds[i], 1
+        for _ in range(sims):
+            node, depth = 0, 0
+            while not (ends[node] or (node and visits[node] == 0)):
+                edge = choose(options(game, words[node, 1]), child[node], visits, totals, visits[node], c)
+                if child[node, edge] == 0:
+                    own, every, won, over = move(game, words[node, 0], words[node, 1], edge)
+                    words[size, 0], words[size, 1] = own, every
+                    ends[size] = 1 if won else 2 if over else 0
+                    child[node, edge] = size
+                    size += 1
+                node = child[node, edge]
+                depth += 1
+                path[depth] = node
+            if ends[node]:
+                result = 1.0 if ends[node] == 1 else 0.0
+            else:
+                result = -random_game(game, words[node, 0], words[node, 1], dice)
+            for at in range(depth, -1, -1):
+                visits[path[at]] += 1
+                totals[path[at]] += result
+                result = -result
+        for edge in range(actions):
+            counts[i, edge] = visits[child[0, edge]] if child[0, edge] else 0
+        ends[:size] = 0
+
+
+search: Any = compiled(_search, nogil=True)
+
+
+class RolloutMcts:
+    """Plays the move that a search has visited most; of equals, the first."""
+
+    def __init__(self, game: Game, sims: int, explore: float = _EXPLORE):
+        if game not in _GAMES:
+            raise UserError(f"mcts:{sims} knows no {game.name}: use opponent=random, or a Player of your own.")
+        if sims < 1:
+            raise UserError(f"A search makes at least 1 simulation, got {sims}.")
+        self._game, self.sims, self._explore = game, sims, explore
+
+    def visits(self, positions: Array, rng: np.random.Generator) -> Array:
+        """How often each move was followed, [n, actions]."""
+        counts = np.zeros((len(positions), self._game.actions), np.int64)
+        seeds = rng.integers(0, 2**63, len(positions), np.uint64)
+        search(_GAMES[self._game], positions, self.sims, self._explore, seeds, counts)
+        return counts
+
+    def __call__(self, positions: Array, rng: np.random.Generator) -> Array:
+        """Search each position by itself."""
+        best: Array = self.visits(positions, rng).argmax(1)
+        return best
