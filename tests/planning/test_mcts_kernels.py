@@ -10,7 +10,7 @@ from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.gumbel import Gumbel, visits_in_order
 from corral.planning.mcts.puct import Puct
-from corral.planning.mcts.search import Search
+from corral.planning.mcts.search import TreeSearch
 
 WIDTH = CONNECT4.actions
 C_INIT, C_BASE, FPU = 1.25, 19652.0, 0.1
@@ -63,8 +63,9 @@ def literal_evaluate(board):
 
 
 def search(boards, simulations, leaves, rule):
-    found = Search(GameStates(CONNECT4, len(boards) * (simulations + 1)), evaluate, len(boards), simulations, leaves)
-    forest = found.run(np.array(boards, np.int64), rule)
+    states = GameStates(CONNECT4)
+    found = TreeSearch(states, evaluate, len(boards), WIDTH, simulations, leaves)
+    forest = found.run(states.put(np.array(boards, np.int64)), rule)
     assert not forest.inflight.any()
     assert not forest.pending.any()
     return forest
@@ -89,7 +90,7 @@ def test_gumbel_counts_are_those_of_the_published_formulas_on_64_positions():
     boards, simulations = positions(64), 50
     noise = np.random.default_rng(2).gumbel(size=(len(boards), WIDTH))
     orders = np.stack([visits_in_order(min(4, len(legal(board))), simulations) for board in boards])
-    forest = search(boards, simulations, 1, Gumbel(noise, orders))
+    forest = search(boards, simulations, 1, Gumbel(noise, orders, np.zeros((len(boards), WIDTH), np.int32)))
     for t, board in enumerate(boards):
         tree = literal.Tree(board, 0, literal_step, literal_evaluate)
         for _ in range(simulations):

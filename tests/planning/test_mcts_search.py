@@ -9,7 +9,7 @@ from corral.errors import UserError
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import RandomGames, know_nothing
 from corral.planning.mcts.puct import Puct
-from corral.planning.mcts.search import Search
+from corral.planning.mcts.search import TreeSearch
 
 
 def after(game, *moves):
@@ -22,9 +22,9 @@ def after(game, *moves):
 
 
 def most_visited(game, positions, sims, leaves=1, seed=0):
-    states = GameStates(game, len(positions) * (sims + 1))
-    search = Search(states, RandomGames(game, states.rows, seed), len(positions), sims, leaves)
-    return search.run(positions, Puct(c_init=4.0)).n[: len(positions), 0].argmax(axis=1)
+    states = GameStates(game)
+    search = TreeSearch(states, RandomGames(states, seed), len(positions), game.actions, sims, leaves)
+    return search.run(states.put(positions), Puct(c_init=4.0)).n[: len(positions), 0].argmax(axis=1)
 
 
 @pytest.mark.parametrize("leaves", [1, 8])
@@ -41,8 +41,9 @@ def test_a_wave_asks_once_for_all_trees_and_leaves():
         asked.append(len(obs))
         return know_nothing(obs, legal, ids)
 
-    search = Search(GameStates(CONNECT4, 16 * 65), evaluate, trees=16, sims=64, leaves=4)
-    search.run(CONNECT4.start(16), Puct())
+    states = GameStates(CONNECT4)
+    search = TreeSearch(states, evaluate, trees=16, width=7, sims=64, leaves=4)
+    search.run(states.put(CONNECT4.start(16)), Puct())
     assert len(asked) == search.waves + 1  # and the roots
     assert sum(asked[1:]) == 16 * 64
     assert search.waves < 64
@@ -51,7 +52,7 @@ def test_a_wave_asks_once_for_all_trees_and_leaves():
 @pytest.mark.parametrize("sims", [0, -3])
 def test_fewer_than_one_simulation_is_refused(sims):
     with pytest.raises(UserError, match="at least 1 simulation"):
-        Search(GameStates(TICTACTOE, 10), know_nothing, trees=1, sims=sims)
+        TreeSearch(GameStates(TICTACTOE), know_nothing, trees=1, width=9, sims=sims)
 
 
 def test_tictactoe_by_search_alone_never_loses_to_perfect_play():
@@ -71,9 +72,9 @@ def test_tictactoe_by_search_alone_never_loses_to_perfect_play():
 
 def test_the_same_seed_finds_the_same_and_another_does_not():
     def counts(seed):
-        states = GameStates(CONNECT4, 101)
-        found = Search(states, RandomGames(CONNECT4, states.rows, seed), trees=1, sims=100)
-        return found.run(CONNECT4.start(1), Puct()).n[0, 0].tolist()
+        states = GameStates(CONNECT4)
+        found = TreeSearch(states, RandomGames(states, seed), trees=1, width=7, sims=100)
+        return found.run(states.put(CONNECT4.start(1)), Puct()).n[0, 0].tolist()
 
     assert counts(1) == counts(1)
     assert counts(1) != counts(2)

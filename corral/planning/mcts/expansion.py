@@ -9,8 +9,11 @@ from corral.planning.mcts.forest import NOT_THERE, NOWHERE, TERMINAL, Forest, Wa
 from corral.types import Array
 
 
-def _make_node(forest: Forest, t: int, node: int, turn: int, over: bool, priors: Array, value: float) -> None:
+def _make_node(
+    forest: Forest, t: int, node: int, state: int, turn: int, over: bool, priors: Array, value: float
+) -> None:
     forest.visits[t, node] = forest.pending[t, node] = 0
+    forest.state[t, node], forest.sibling[t, node], forest.draws[t, node] = state, NOWHERE, 1
     forest.to_play[t, node], forest.value[t, node] = turn, value
     forest.flags[t, node] = TERMINAL if over else 0
     for a in range(len(priors)):
@@ -23,37 +26,53 @@ def _make_node(forest: Forest, t: int, node: int, turn: int, over: bool, priors:
 make_node: Any = compiled(_make_node)
 
 
-def _plant(forest: Forest, turns: Array, priors: Array, values: Array) -> None:
-    """Roots with their evaluation, in place of whatever trees there were."""
-    for t in range(len(values)):
-        make_node(forest, t, 0, turns[t], False, priors[t], values[t])
+def _plant(forest: Forest, trees: Array, states: Array, turns: Array, priors: Array, values: Array) -> None:
+    """Roots with their evaluation, in place of whatever these trees were."""
+    for i in range(len(trees)):
+        t = trees[i]
+        make_node(forest, t, 0, states[i], turns[i], False, priors[i], values[i])
         forest.size[t] = forest.visits[t, 0] = 1
-        forest.low[t] = forest.high[t] = values[t]
+        forest.low[t] = forest.high[t] = values[i]
 
 
-def _reserve(forest: Forest, wave: Wave) -> None:
-    """Number the nodes that simulations make; who came to the end of an episode makes none."""
+def _find_outcome(forest: Forest, t: int, node: int, edge: int, mark: int) -> int:
+    """The outcome of an edge that has this mark, or NOWHERE."""
+    child: int = forest.child[t, node, edge]
+    while child != NOWHERE and forest.mark[t, child] != mark:
+        child = forest.sibling[t, child]
+    return child
+
+
+find_outcome: Any = compiled(_find_outcome)
+
+
+def _expand(  # noqa: PLR0913 - what is known of every new node
+    forest: Forest, wave: Wave, states: Array, rewards: Array, terminated: Array, truncated: Array, turns: Array,
+    priors: Array, values: Array, marks: Array,
+) -> None:  # fmt: skip
+    """Make the nodes; rows are what became of each simulation's step, and what the evaluation says of it.
+
+    What the dice have shown before makes no new node: it is counted, and `follow` will send another simulation there,
+    further down; this one comes to nothing. Without dice there are no marks, and every edge has one outcome.
+    """
     for i in range(len(wave.tree)):
-        t = wave.tree[i]
-        if wave.edge[i] < 0:
-            wave.new[i] = wave.node[i]
-        else:
-            wave.new[i] = forest.size[t]
-            forest.size[t] += 1
-
-
-def _expand(
-    forest: Forest, wave: Wave, rewards: Array, over: Array, turns: Array, priors: Array, values: Array
-) -> None:
-    """Make the nodes; rows are what became of each simulation's step, and what the evaluation says of it."""
-    for i in range(len(wave.tree)):
-        t, node, edge, new = wave.tree[i], wave.node[i], wave.edge[i], wave.new[i]
-        if edge >= 0:
-            make_node(forest, t, new, turns[i], over[i], priors[i], values[i])
-            forest.parent[t, new], forest.in_edge[t, new] = node, edge
-            forest.child[t, node, edge], forest.reward[t, node, edge] = new, rewards[i]
+        t, node, edge = wave.tree[i], wave.node[i], wave.edge[i]
+        if len(marks):
+            known = find_outcome(forest, t, node, edge, marks[i])
+            if known != NOWHERE:
+                forest.draws[t, known] += 1
+                wave.new[i] = known if forest.flags[t, known] & TERMINAL else NOWHERE
+                continue
+        new = forest.size[t]
+        forest.size[t] += 1
+        over, value = terminated[i] or truncated[i], 0.0 if terminated[i] else float(values[i])
+        make_node(forest, t, new, states[i], turns[i], over, priors[i], value)
+        forest.parent[t, new], forest.in_edge[t, new] = node, edge
+        forest.reward[t, new], forest.sibling[t, new] = rewards[i], forest.child[t, node, edge]
+        if len(marks):
+            forest.mark[t, new] = marks[i]
+        forest.child[t, node, edge] = wave.new[i] = new
 
 
 plant: Any = compiled(_plant, nogil=True)
-reserve: Any = compiled(_reserve, nogil=True)
 expand: Any = compiled(_expand, nogil=True)

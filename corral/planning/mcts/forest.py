@@ -1,7 +1,9 @@
 """Many search trees as arrays that are made once: [tree, node] and [tree, node, edge].
 
-Node 0 is a tree's root. A node has as many edges as there are actions to try; one whose prior is not there is none.
-What is said of a node is said from the view of whoever is to move there, of an edge from that of its node.
+Node 0 is a tree's root, and nodes come after their parents. A node has as many edges as there are actions to try; one
+whose prior is not there is none. Where steps throw dice, an edge leads to several nodes, its outcomes: the newest is
+its child, and each names the one before as its sibling. What is said of a node is said from the view of whoever is to
+move there, of an edge and of a reward from that of the node above.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 from corral.errors import UserError
 from corral.types import Array
 
-NOWHERE = -1  # as a child: nobody has been there
+NOWHERE = -1  # as a child or a sibling: there is none
 NOT_THERE = -1.0  # as a prior: no such action
 TERMINAL = 1  # as a flag: nothing comes after this
 
@@ -27,16 +29,19 @@ class Forest(NamedTuple):
     visits: Array  # int32, simulations that made it or went through it
     pending: Array  # int32, simulations that are on their way through it
     value: Array  # float32, what the evaluation said
+    reward: Array  # float32, of the step that led here
     to_play: Array  # int8
     flags: Array  # uint8
     state: Array  # int64, the id of its state for whoever keeps states
+    sibling: Array  # int32, the outcome of the same edge that came before
+    draws: Array  # int32, how often the dice led here
+    mark: Array  # int64, equal where outcomes are
     # edges
     child: Array  # int32
     prior: Array  # float32
     n: Array  # int32, simulations that came back through it
     inflight: Array  # int16, simulations that are on their way through it
     total: Array  # float64, sum of the returns that came back
-    reward: Array  # float32
     # trees
     size: Array  # int32, nodes
     low: Array  # float64
@@ -61,9 +66,10 @@ def make_forest(trees: int, nodes: int, width: int) -> Forest:
 
     return Forest(
         parent=per_node(np.int32), in_edge=per_node(np.int32), visits=per_node(np.int32), pending=per_node(np.int32),
-        value=per_node(np.float32), to_play=per_node(np.int8), flags=per_node(np.uint8), state=per_node(np.int64),
+        value=per_node(np.float32), reward=per_node(np.float32), to_play=per_node(np.int8), flags=per_node(np.uint8),
+        state=per_node(np.int64), sibling=per_node(np.int32), draws=per_node(np.int32), mark=per_node(np.int64),
         child=per_edge(np.int32), prior=per_edge(np.float32), n=per_edge(np.int32), inflight=per_edge(np.int16),
-        total=per_edge(np.float64), reward=per_edge(np.float32),
+        total=per_edge(np.float64),
         size=np.zeros(trees, np.int32), low=np.zeros(trees), high=np.zeros(trees),
     )  # fmt: skip
 
@@ -71,17 +77,14 @@ def make_forest(trees: int, nodes: int, width: int) -> Forest:
 class Wave(NamedTuple):
     """Simulations that are on their way, one row each: expand this edge of this node of this tree.
 
-    An edge of -1 says that the episode ends in the node. `new` is the node that a simulation makes, or that one.
+    `new` is the node that a simulation comes to: one that it made, or one that was there; NOWHERE where it came to
+    nothing.
     """
 
     tree: Array  # int64, as all of them
     node: Array
     edge: Array
     new: Array
-
-    def at(self, rows: Array) -> Wave:
-        """Some of them."""
-        return Wave(self.tree[rows], self.node[rows], self.edge[rows], self.new[rows])
 
     def first(self, count: int) -> Wave:
         """The first of them."""

@@ -5,8 +5,9 @@ sum_visited(prior)) / (1 + sum N). sigma(a) = (c_visit + max N) c_scale complete
 the least and the greatest of the node. The improved policy is softmax(log prior + sigma).
 
 At the root, simulations go to the action with the best gumbel(a) + log prior(a) + sigma(a) among those that have been
-visited exactly as often as sequential halving says; below it, to the action that improved(a) - N(a) / (1 + sum N) is
-greatest for, so that visits follow the improved policy without any noise.
+visited exactly as often as sequential halving says, once the results of those that it chooses among are there; below
+it, to the action that improved(a) - N(a) / (1 + sum N) is greatest for, so that visits follow the improved policy
+without any noise.
 """
 
 from __future__ import annotations
@@ -28,8 +29,13 @@ class Gumbel(NamedTuple):
 
     noise: Array  # [tree, edge] float64
     order: Array  # [tree, simulation] int32, as `visits_in_order` says
+    before: Array  # [tree, edge] int32, visits that roots have from an earlier search
     c_visit: float = 50.0
     c_scale: float = 0.1
+    grain: float = 0.0
+    """Differences of values count in full from this share of their size on,"""
+    least: float = 0.0
+    """and from this on."""
 
 
 def visits_in_order(considered: int, simulations: int) -> Array:
@@ -73,29 +79,42 @@ def _score_edges(forest: Forest, t: int, node: int, rule: Gumbel, out: Array) ->
         k = forest.n[t, node, a]
         out[a] = forest.total[t, node, a] / k if k else mixed
         low, high = min(low, out[a]), max(high, out[a])
-    span, scale = max(high - low, _TINY), (rule.c_visit + most) * rule.c_scale
+    span = max(high - low, rule.grain * max(abs(low), abs(high)), rule.least, _TINY)
+    scale = (rule.c_visit + most) * rule.c_scale
     for a in range(width):
         p = float(forest.prior[t, node, a])
         out[a] = -math.inf if p < 0 else math.log(max(p, _LEAST_PRIOR)) + scale * (out[a] - low) / span
 
 
-score_edges: Any = compiled(_score_edges)
+score_edges: Any = compiled(_score_edges, error_model="numpy")
 
 
 def _gumbel_root_edge(forest: Forest, t: int, rule: Gumbel, scores: Array) -> int:
-    """The next action of sequential halving."""
+    """The next action of sequential halving; -1 while there is one to choose whose result is not known yet."""
     score_edges(forest, t, 0, rule, scores)
     width, started = len(scores), 0
     for a in range(width):
-        started += forest.n[t, 0, a] + forest.inflight[t, 0, a]
-    due = rule.order[t, min(started, rule.order.shape[1] - 1)]
-    best, best_score = -1, -math.inf
+        started += forest.n[t, 0, a] + forest.inflight[t, 0, a] - rule.before[t, a]
+    if started >= rule.order.shape[1]:
+        return -1
+    due, places = rule.order[t, started], 0
+    while started + places < rule.order.shape[1] and rule.order[t, started + places] == due:
+        places += 1
+    most = -1  # as many as are due, or fewer where simulations came to nothing
     for a in range(width):
-        if forest.prior[t, 0, a] >= 0 and forest.n[t, 0, a] + forest.inflight[t, 0, a] == due:
+        n = forest.n[t, 0, a] + forest.inflight[t, 0, a] - rule.before[t, a]
+        if forest.prior[t, 0, a] >= 0 and n <= due:
+            most = max(most, n)
+    best, best_score, candidates, unknown = -1, -math.inf, 0, False
+    for a in range(width):
+        n = forest.n[t, 0, a] + forest.inflight[t, 0, a] - rule.before[t, a]
+        if forest.prior[t, 0, a] >= 0 and n == most:
+            candidates += 1
+            unknown |= forest.inflight[t, 0, a] > 0
             score = rule.noise[t, a] + scores[a]
             if score > best_score:
                 best, best_score = a, score
-    return best
+    return -1 if unknown and candidates > places else best
 
 
 def _gumbel_edge(forest: Forest, t: int, node: int, rule: Gumbel, scores: Array) -> int:
@@ -119,5 +138,5 @@ def _gumbel_edge(forest: Forest, t: int, node: int, rule: Gumbel, scores: Array)
     return best
 
 
-gumbel_root_edge: Any = compiled(_gumbel_root_edge)
-gumbel_edge: Any = compiled(_gumbel_edge)
+gumbel_root_edge: Any = compiled(_gumbel_root_edge, error_model="numpy")
+gumbel_edge: Any = compiled(_gumbel_edge, error_model="numpy")

@@ -2,74 +2,210 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
-from corral.errors import UserError
-from corral.planning.game_states import GameStates
+from corral.errors import RunFailed, UserError
 from corral.planning.mcts.backup import backup
-from corral.planning.mcts.evaluation import Evaluate
-from corral.planning.mcts.expansion import expand, plant, reserve
-from corral.planning.mcts.forest import Forest, make_forest, make_wave
+from corral.planning.mcts.evaluation import Evaluate, Verdict
+from corral.planning.mcts.expansion import expand, plant
+from corral.planning.mcts.forest import NOWHERE, Forest, Wave, make_forest, make_wave
 from corral.planning.mcts.gumbel import Gumbel
 from corral.planning.mcts.puct import Puct
-from corral.planning.mcts.selection import select_gumbel, select_puct
-from corral.types import Array
+from corral.planning.mcts.reuse import reroot
+from corral.planning.mcts.selection import Dice, select_gumbel, select_puct
+from corral.planning.states import Scene, States, Steps
+from corral.types import Array, Tree, tree_map
+
+_NO_DICE, _NO_MARKS = Dice(), np.zeros(0, np.int64)
+_ALL: Any = slice(None)
 
 
-@dataclass
-class Search:
-    """Trees over positions of a game, with up to `leaves` simulations of each on their way; 1 is the plain search."""
+def same(edges: Array) -> Tree:
+    """Edges that are the environment's actions."""
+    return edges
 
-    states: GameStates
-    evaluate: Evaluate
-    trees: int
-    sims: int
-    leaves: int = 1
-    discount: float = 1.0
-    waves: int = field(default=0, init=False)
-    """How many there were, each with one call of `evaluate`."""
 
-    def __post_init__(self) -> None:
-        if self.sims < 1 or self.leaves < 1:
-            raise UserError(
-                f"A search makes at least 1 simulation and has 1 under way, got {self.sims}, {self.leaves}."
-            )
-        self._nodes = self.sims + 1
-        self.forest: Forest = make_forest(self.trees, self._nodes, self.states.game.actions)
-        self._wave = make_wave(self.trees * self.leaves)
+class TreeSearch:
+    """Trees over states, with up to `leaves` simulations of each on their way; 1 is the plain search.
 
-    @property
-    def room(self) -> int:
-        """How many states a search takes."""
-        return self.trees * self._nodes
+    Args:
+        states: keeps the states. Those that the trees are made of are theirs, the roots' included.
+        evaluate: asked once for all roots, and once for all leaves of a wave.
+        trees: how many there are, at most.
+        width: edges of a node.
+        sims: simulations of a search, at most.
+        keep: nodes that a tree may take over from one search to the next.
+        dice: how many outcomes an edge has where steps throw dice.
+        to_env: edges, or the sampled actions that they stand for, as the environment's actions.
+        rng: what seeds of steps are drawn from, so that a search cannot know the dice; None: it knows them.
+    """
 
-    def run(self, positions: Array, rule: Puct | Gumbel) -> Forest:
-        """Search from these positions, one tree each; who is to move there is player 0."""
-        forest, trees = self.forest, len(positions)
-        roots = np.arange(trees) * self._nodes
-        obs, legal = self.states.put(roots, positions)
-        plant(forest, np.zeros(trees, np.int8), *self.evaluate(obs, legal, roots))
-        wanted = np.full(trees, self.sims)
+    def __init__(  # noqa: PLR0913 - the parts of a search
+        self,
+        states: States,
+        evaluate: Evaluate,
+        trees: int,
+        width: int,
+        sims: int,
+        leaves: int = 1,
+        discount: float = 1.0,
+        *,
+        keep: int = 0,
+        dice: Dice = Dice(k=1.0),  # noqa: B008 - a tuple
+        to_env: Callable[[Array], Tree] = same,
+        rng: np.random.Generator | None = None,
+    ):
+        if sims < 1 or leaves < 1:
+            raise UserError(f"A search makes at least 1 simulation and has 1 under way, got {sims}, {leaves}.")
+        self.states, self.evaluate, self.sims, self.leaves, self.discount = states, evaluate, sims, leaves, discount
+        self.forest: Forest = make_forest(trees, sims + 1 + keep, width)
+        self.actions: Array | None = None
+        """[tree, node, edge, ...] what edges stand for, where actions are sampled."""
+        self.waves = self.steps = 0
+        """How many there were: waves, each with one call of `evaluate`, and steps of states."""
+        self.reward_scale = 1.0
+        """What the rewards of steps are multiplied by, where values are of scaled ones."""
+        self._keep, self._dice, self._to_env, self._rng = keep, dice, to_env, rng
+        self._wave = make_wave(trees * leaves)
+        self._every = np.ones((trees * leaves, width), np.bool_)
+        self._moved, self._gone = np.zeros(sims + 1 + keep, np.int32), np.zeros(sims + 1 + keep, np.int64)
+
+    def run(self, roots: Array, rule: Puct | Gumbel) -> Forest:
+        """Search from these states, one tree each."""
+        trees = np.arange(len(roots))
+        self.plant(trees, roots)
+        return self.grow(trees, rule)
+
+    def plant(self, trees: Array, roots: Array) -> None:
+        """Let trees begin at these states; what they were is forgotten."""
+        self.clear(trees)
+        try:
+            scene = self.states.look(roots)
+            verdict = self._judge(scene, roots)
+            if not (verdict.priors >= 0).any(1).all():
+                raise UserError(
+                    "A search begins where something can be done, and in one of these states nothing is legal."
+                )
+        except BaseException:
+            self.states.drop(roots)
+            raise
+        plant(self.forest, trees, roots, scene.to_play, verdict.priors, verdict.values)
+        if verdict.actions is not None:
+            self._lay(trees, np.zeros_like(trees), verdict.actions)
+
+    def reuse(self, trees: Array, taken: Array, roots: Array) -> Array:
+        """Let trees go on below the edges that were taken, where the states that came of it are `roots`.
+
+        Returns which could: those where the search had been in a state that looks like it. The others are as before.
+        """
+        forest, scene = self.forest, self.states.look(roots)
+        nodes = np.array([self._find(t, a, scene, i) for i, (t, a) in enumerate(zip(trees, taken, strict=True))])
+        for t, node, root in zip(trees[nodes >= 0], nodes[nodes >= 0], roots[nodes >= 0], strict=True):
+            size = forest.size[t]
+            lost = reroot(forest, t, node, self._keep + 1, self._moved, self._gone)
+            self.states.drop(self._gone[:lost].copy())
+            forest.state[t, 0] = root
+            if self.actions is not None:
+                old = np.flatnonzero(self._moved[:size] != NOWHERE)
+                self.actions[t, self._moved[old]] = self.actions[t, old]
+        return nodes >= 0
+
+    def grow(self, trees: Array, rule: Puct | Gumbel, sims: int | None = None) -> Forest:
+        """Make simulations in these trees, by default as many as a search has."""
+        sims = self.sims if sims is None else sims
+        if not 1 <= sims <= self.sims:
+            raise UserError(f"This search makes 1 to {self.sims} simulations, got {sims}.")
+        if (self.forest.size[trees] + sims > self.forest.state.shape[1]).any():
+            raise UserError("These trees are as large as they may be: plant them anew, or raise `sims` or `keep`.")
+        wanted = np.zeros(len(self.forest.size), np.int64)
+        wanted[trees] = sims
         while wanted.any():
-            self._run_wave(wanted, rule)
-        return forest
+            if not self._run_wave(wanted, rule):
+                raise RunFailed("A search has nothing to try: its evaluation is not finite, or its rule is used up.")
+        return self.forest
 
-    def _run_wave(self, wanted: Array, rule: Puct | Gumbel) -> None:
-        forest, nodes = self.forest, self._nodes
+    def clear(self, trees: Array) -> None:
+        """Forget these trees, and drop their states."""
+        size = self.forest.size[trees]
+        if size.any():
+            there = np.arange(self.forest.state.shape[1]) < size[:, None]
+            self.states.drop(self.forest.state[trees][there])
+            self.forest.size[trees] = 0
+
+    def _run_wave(self, wanted: Array, rule: Puct | Gumbel) -> bool:
+        """Start simulations, and see them through; returns whether there were any."""
+        forest, dice = self.forest, self._dice if self.states.stochastic else _NO_DICE
         select = select_gumbel if isinstance(rule, Gumbel) else select_puct
-        wave = self._wave.first(select(forest, wanted, self.leaves, rule, self._wave))
-        reserve(forest, wave)
-        wanted -= np.bincount(wave.tree, minlength=len(wanted))
-        live = np.flatnonzero(wave.edge >= 0)
-        if len(live):
-            fresh = wave if len(live) == len(wave.edge) else wave.at(live)
-            children = fresh.tree * nodes + fresh.new
-            steps = self.states.expand(fresh.tree * nodes + fresh.node, fresh.edge, children)
-            priors, values = self.evaluate(steps.obs, steps.legal, children)
-            values[steps.over] = 0.0
-            turns = 1 - forest.to_play[fresh.tree, fresh.node]
-            expand(forest, fresh, steps.reward, steps.over, turns, priors, values)
-        backup(forest, wave, self.discount)
+        wave = self._wave.first(select(forest, wanted, self.leaves, rule, dice, self.discount, self._wave))
+        if not len(wave.tree):
+            return not wanted.any()
+        self._expand(wave)
+        backup(forest, wave, self.discount, wanted)
         self.waves += 1
+        return True
+
+    def _expand(self, wave: Wave) -> None:
+        """Step, evaluate, and make nodes of what came of it."""
+        forest, states = self.forest, self.states
+        seeds = None if self._rng is None else self._rng.integers(1, 2**63, len(wave.tree), np.uint64)
+        edges = wave.edge if self.actions is None else self.actions[wave.tree, wave.node, wave.edge]
+        children = states.new_ids(len(wave.tree))
+        try:
+            steps = states.expand(forest.state[wave.tree, wave.node], self._to_env(edges), children, seeds)
+            over = steps.terminated | steps.truncated
+            verdict = self._judge(steps, np.where(over, 0, children))
+        except BaseException:
+            states.drop(children)
+            raise
+        self.steps += len(wave.tree)
+        marks = _marks(steps) if states.stochastic else _NO_MARKS
+        expand(
+            forest, wave, steps.children, self.reward_scale * steps.reward, steps.terminated, steps.truncated,
+            steps.to_play, verdict.priors, verdict.values, marks,
+        )  # fmt: skip
+        made = _ALL
+        if len(marks):
+            made = (wave.new != NOWHERE) & (forest.state[wave.tree, wave.new] == steps.children)
+            states.drop(steps.children[~made])
+        if verdict.actions is not None:
+            self._lay(wave.tree[made], wave.new[made], verdict.actions[made])
+
+    def _judge(self, scene: Scene | Steps, ids: Array) -> Verdict:
+        legal = self._every[: len(ids)] if scene.legal is None else scene.legal
+        priors, values, *actions = self.evaluate(scene.obs, legal, ids)
+        return Verdict(np.ascontiguousarray(priors, np.float32), np.ascontiguousarray(values, np.float32), *actions)
+
+    def _lay(self, trees: Array, nodes: Array, actions: Array) -> None:
+        if self.actions is None:
+            self.actions = np.zeros((*self.forest.prior.shape[:2], *actions.shape[1:]), actions.dtype)
+        self.actions[trees, nodes] = actions
+
+    def _find(self, t: int, edge: int, scene: Scene, row: int) -> int:
+        """The node below an edge of the root whose state looks like this one, and can be gone on from; or NOWHERE."""
+        forest = self.forest
+        node = int(forest.child[t, 0, edge]) if forest.size[t] and edge >= 0 else NOWHERE
+        while node != NOWHERE:
+            seen = self.states.look(forest.state[t, node : node + 1])
+            if not forest.flags[t, node] and _same(seen.obs, 0, scene.obs, row):
+                return node
+            node = int(forest.sibling[t, node])
+        return NOWHERE
+
+
+def _same(one: Tree, row: int, other: Tree, at: int) -> bool:
+    """Whether two rows of observations are equal, bit by bit."""
+    equal: list[bool] = []
+    tree_map(lambda a, b: equal.append(a[row].tobytes() == b[at].tobytes()), one, other)
+    return all(equal)
+
+
+def _marks(steps: Steps) -> Array:
+    """A number for every row, equal where what came of a step is; the same in every process."""
+    leaves: list[Array] = [np.stack([steps.reward, steps.terminated, steps.truncated, steps.to_play], 1)]
+    tree_map(leaves.append, steps.obs)
+    rows = (b"".join(leaf[i].tobytes() for leaf in leaves) for i in range(len(steps.reward)))
+    return np.array([int.from_bytes(blake2b(row, digest_size=8).digest(), "little", signed=True) for row in rows])

@@ -6,72 +6,108 @@ al. 2020, WU-UCT), so that the next goes elsewhere. With one at a time this is t
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from corral.compiled import compiled
+from corral.planning.mcts.backup import finish, start
 from corral.planning.mcts.forest import NOWHERE, TERMINAL, Forest, Wave
 from corral.planning.mcts.gumbel import Gumbel, gumbel_edge, gumbel_root_edge
 from corral.planning.mcts.puct import Puct, puct_edge
 from corral.types import Array
 
 
-def _start(forest: Forest, t: int, node: int, edge: int) -> None:
-    """Count a simulation that is on its way to this edge."""
-    forest.pending[t, node] += 1
-    if edge >= 0:
-        forest.inflight[t, node, edge] += 1
-    while node:
-        edge, node = forest.in_edge[t, node], forest.parent[t, node]
-        forest.inflight[t, node, edge] += 1
-        forest.pending[t, node] += 1
+class Dice(NamedTuple):
+    """Double progressive widening (Couetoux et al. 2011): an edge with n visits has up to k n^alpha outcomes.
+
+    With k = 0 steps throw no dice, and an edge has one.
+    """
+
+    k: float = 0.0
+    alpha: float = 0.5
 
 
-start: Any = compiled(_start)
+def _follow(forest: Forest, t: int, node: int, edge: int, dice: Dice) -> int:
+    """Where an edge leads, NOWHERE if it has to be stepped: for the first time, or to throw the dice once more.
+
+    Among outcomes, visits are shared out as the dice were seen to fall: one that has fewer than draws comes first.
+    """
+    child: int = forest.child[t, node, edge]
+    if child == NOWHERE or dice.k == 0:
+        return child
+    seen, best, least = 0, child, math.inf
+    while child != NOWHERE:
+        seen += 1
+        visits = (forest.visits[t, child] + forest.pending[t, child]) / forest.draws[t, child]
+        if visits < least:
+            best, least = child, visits
+        child = forest.sibling[t, child]
+    n = forest.n[t, node, edge] + forest.inflight[t, node, edge]
+    return NOWHERE if least >= 1.0 and seen < dice.k * n**dice.alpha else best
 
 
-def _select_puct(forest: Forest, wanted: Array, leaves: int, rule: Puct, wave: Wave) -> int:
+follow: Any = compiled(_follow, error_model="numpy")
+
+
+def _select_puct(
+    forest: Forest, wanted: Array, leaves: int, rule: Puct, dice: Dice, discount: float, wave: Wave
+) -> int:
     """Start up to `leaves` simulations in each tree, at most as many as it wants; returns how many there are.
 
-    A tree starts no more when it comes to an edge that another simulation is about to expand.
+    A tree starts no more when it comes to an edge that another simulation is about to expand. One that comes to the end
+    of an episode, or to where nothing can be done, needs no step: it is over at once.
     """
     found = 0
     for t in range(len(wanted)):
-        for _ in range(min(leaves, wanted[t])):
+        under_way = 0
+        while under_way < min(leaves, wanted[t]):
             node, edge = 0, -1
             while not forest.flags[t, node] & TERMINAL:
                 edge = puct_edge(forest, t, node, rule)
-                if forest.child[t, node, edge] == NOWHERE:
+                below = NOWHERE if edge < 0 else follow(forest, t, node, edge, dice)
+                if below == NOWHERE:
                     break
-                node, edge = forest.child[t, node, edge], -1
-            if edge >= 0 and forest.inflight[t, node, edge]:
+                node, edge = below, -1
+            if edge < 0:
+                finish(forest, t, node, discount)
+                wanted[t] -= 1
+                continue
+            if forest.child[t, node, edge] == NOWHERE and forest.inflight[t, node, edge]:
                 break
-            start(forest, t, node, edge)
+            start(forest, t, node, edge, 1)
             wave.tree[found], wave.node[found], wave.edge[found] = t, node, edge
-            found += 1
+            found, under_way = found + 1, under_way + 1
     return found
 
 
-def _select_gumbel(forest: Forest, wanted: Array, leaves: int, rule: Gumbel, wave: Wave) -> int:
-    """The same by Gumbel's rules; a tree also starts no more while no action is due at its root."""
+def _select_gumbel(
+    forest: Forest, wanted: Array, leaves: int, rule: Gumbel, dice: Dice, discount: float, wave: Wave
+) -> int:
+    """The same by Gumbel's rules; a tree also starts no more while its root waits for results."""
     found, scores = 0, np.zeros(forest.prior.shape[2])
     for t in range(len(wanted)):
-        for _ in range(min(leaves, wanted[t])):
+        under_way = 0
+        while under_way < min(leaves, wanted[t]):
             node, edge = 0, -1
             while not forest.flags[t, node] & TERMINAL:
                 edge = gumbel_edge(forest, t, node, rule, scores) if node else gumbel_root_edge(forest, t, rule, scores)
-                if edge < 0 or forest.child[t, node, edge] == NOWHERE:
+                below = NOWHERE if edge < 0 else follow(forest, t, node, edge, dice)
+                if below == NOWHERE:
                     break
-                node, edge = forest.child[t, node, edge], -1
-            open_end = not forest.flags[t, node] & TERMINAL
-            if open_end and (edge < 0 or forest.inflight[t, node, edge]):
+                node, edge = below, -1
+            if edge < 0 and node:
+                finish(forest, t, node, discount)
+                wanted[t] -= 1
+                continue
+            if edge < 0 or (forest.child[t, node, edge] == NOWHERE and forest.inflight[t, node, edge]):
                 break
-            start(forest, t, node, edge)
+            start(forest, t, node, edge, 1)
             wave.tree[found], wave.node[found], wave.edge[found] = t, node, edge
-            found += 1
+            found, under_way = found + 1, under_way + 1
     return found
 
 
-select_puct: Any = compiled(_select_puct, nogil=True)
-select_gumbel: Any = compiled(_select_gumbel, nogil=True)
+select_puct: Any = compiled(_select_puct, nogil=True, error_model="numpy")
+select_gumbel: Any = compiled(_select_gumbel, nogil=True, error_model="numpy")

@@ -1,0 +1,142 @@
+"""What the edges of a node stand for: every action, where they can be counted, or samples of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from corral.errors import UserError
+from corral.ops.actions import Actions
+from corral.ops.joint import JointChoices
+from corral.planning.mcts.priors import legal_softmax
+from corral.spaces import Layout
+from corral.types import Array, Tree
+
+_MOST_EDGES = 256  # combinations of several choices; one choice may have more
+
+
+class ActionSet(ABC):
+    """The edges of a node. A model's action is a row of numbers, as `Actions` has it."""
+
+    width: int
+
+    @abstractmethod
+    def offer(self, params: Array, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
+        """Priors [B, width] by a policy's parameters, and what edges stand for, None where that is always the same."""
+
+    @abstractmethod
+    def uniform(self, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
+        """The same, by a policy that prefers nothing."""
+
+    @abstractmethod
+    def to_env(self, edges: Array) -> Tree:
+        """Edges, or what they stand for, as the environment's actions."""
+
+    @abstractmethod
+    def to_model(self, edges: Array) -> Array:
+        """Edges, or what they stand for, as a model's actions [n, D]."""
+
+    @abstractmethod
+    def random_env_actions(self, count: int, rng: np.random.Generator) -> Tree:
+        """Actions that prefer nothing, as the environment takes them."""
+
+
+class Choices(ActionSet):
+    """Every action has its edge; with several choices, every combination of them."""
+
+    def __init__(self, layout: Layout):
+        self._joint = JointChoices(layout, "A search")
+        self._actions = Actions(layout)
+        self.width = self._joint.count
+
+    def offer(self, params: Array, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
+        """Products of the choices' probabilities, among what is legal."""
+        logits = self._joint_logits(params) if len(self._actions.sizes) > 1 else params
+        priors = np.empty(legal.shape, np.float32)
+        legal_softmax(logits, legal, priors)
+        return priors, None
+
+    def uniform(self, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
+        """The same for all that is legal."""
+        return self.offer(np.zeros((len(legal), self._actions.num_logits), np.float32), legal, rng)
+
+    def to_env(self, edges: Array) -> Tree:
+        """The environment's actions."""
+        return self._joint.to_env(edges)
+
+    def to_model(self, edges: Array) -> Array:
+        """One number for each choice."""
+        return np.stack(np.unravel_index(edges, self._actions.sizes), -1).astype(np.float32)
+
+    def random_env_actions(self, count: int, rng: np.random.Generator) -> Tree:
+        """Any of them."""
+        return self.to_env(rng.integers(self.width, size=count))
+
+    def _joint_logits(self, params: Array) -> Array:
+        """Of every combination, the last choice varying fastest."""
+        at, joint = 0, np.zeros((len(params), 1), params.dtype)
+        for size in self._actions.sizes:
+            part = params[:, at : at + size]
+            part = part - np.logaddexp.reduce(part, axis=1, keepdims=True)
+            joint = (joint[:, :, None] + part[:, None, :]).reshape(len(params), -1)
+            at += size
+        return joint
+
+
+class Samples(ActionSet):
+    """Edges stand for actions that are drawn for each node, as the policy would act.
+
+    They are all of the same weight (Hubert et al. 2021 with temperature 1). With `likeliest`, the first of them is the
+    policy's likeliest action instead: for play, which nobody learns from, since a policy that did would narrow.
+    """
+
+    def __init__(self, layout: Layout, count: int, *, likeliest: bool):
+        if count < 2:
+            raise UserError(f"A search over samples of actions needs at least 2 of them in each node, got {count}.")
+        self._actions, self.width, self._likeliest = Actions(layout), count, likeliest
+
+    def offer(self, params: Array, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
+        """Equal priors of what is drawn."""
+        drawn, _ = self._actions.sample(np.repeat(params, self.width, axis=0), rng)
+        rows = drawn.reshape(len(params), self.width, -1)
+        if self._likeliest:
+            rows[:, 0] = self._actions.mode(params)
+        return self._equal(len(params)), rows
+
+    def uniform(self, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
+        """Drawn evenly from the space; where it has no bounds, from a normal distribution."""
+        count = len(legal)
+        return self._equal(count), self._even(count * self.width, rng).reshape(count, self.width, -1)
+
+    def to_env(self, edges: Array) -> Tree:
+        """Scaled to the space's bounds."""
+        return self._actions.to_env(edges)
+
+    def to_model(self, edges: Array) -> Array:
+        """As they are."""
+        return edges
+
+    def random_env_actions(self, count: int, rng: np.random.Generator) -> Tree:
+        """Evenly from the space."""
+        return self.to_env(self._even(count, rng))
+
+    def _equal(self, count: int) -> Array:
+        return np.full((count, self.width), 1.0 / self.width, np.float32)
+
+    def _even(self, count: int, rng: np.random.Generator) -> Array:
+        actions = self._actions
+        choices = [rng.integers(size, size=count) for size in actions.sizes]
+        even, normal = (
+            rng.uniform(-1, 1, (count, actions.num_numbers)),
+            rng.standard_normal((count, actions.num_numbers)),
+        )
+        numbers = np.where(actions.bounded, even, normal) if actions.num_numbers else even
+        return np.concatenate([np.stack(choices, 1) if choices else even[:, :0], numbers], 1).astype(np.float32)
+
+
+def choose_action_set(layout: Layout, samples: int, *, likeliest: bool = True) -> ActionSet:
+    """Every action, where they can be counted and are not too many; else `samples` of them."""
+    actions = Actions(layout)
+    countable = actions.discrete and (len(actions.sizes) == 1 or np.prod(actions.sizes) <= _MOST_EDGES)
+    return Choices(layout) if countable else Samples(layout, samples, likeliest=likeliest)

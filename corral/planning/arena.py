@@ -1,0 +1,128 @@
+"""Matches between players of a game: all boards at once, colours swapped, no game twice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from corral.envs.suites.games.game import Game
+from corral.envs.suites.games.player import Player, Random
+from corral.errors import UserError
+from corral.types import Array
+
+_TRIES = 50
+_Z = 1.96  # of an interval that holds the truth in 95 of 100 cases
+
+
+@dataclass(frozen=True)
+class Match:
+    """What came of games between two players, as the one sees it."""
+
+    wins: int
+    draws: int
+    losses: int
+    began: tuple[int, int, int]
+    """Wins, draws and losses of the games that the one began."""
+    different: int
+    """Games of which no other is a repetition."""
+
+    @property
+    def games(self) -> int:
+        """How many there were."""
+        return self.wins + self.draws + self.losses
+
+    @property
+    def score(self) -> float:
+        """Points of a game on average, half of one for a draw."""
+        return (self.wins + 0.5 * self.draws) / self.games
+
+    @property
+    def elo(self) -> float:
+        """How much stronger the one is, in Elo points; infinite if one of them has made all points."""
+        return _elo(self.score)
+
+    @property
+    def elo_interval(self) -> tuple[float, float]:
+        """Where that is with 95 % confidence, by Wilson's interval, which draws only make more cautious."""
+        n, p = self.games, self.score
+        centre, half = p + _Z**2 / (2 * n), _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
+        low, high = ((centre + side * half) / (1 + _Z**2 / n) for side in (-1, 1))
+        return _elo(low), _elo(high)
+
+    def __str__(self) -> str:
+        low, high = (f"{elo:+.0f}" for elo in self.elo_interval)
+        return f"{self.wins} won, {self.draws} drawn, {self.losses} lost; Elo {self.elo:+.0f} ({low} to {high})"
+
+
+def play_match(game: Game, one: Player, other: Player, games: int, rng: np.random.Generator, opening: int = 4) -> Match:
+    """Let two players play; each begins half of the games.
+
+    Players that do not draw lots would play one and the same game again and again. So every pair of games, one for each
+    to begin, starts with an `opening` of so many random moves, and no two pairs start with the same position. With
+    opening=0, players must vary their moves themselves; `Match.different` says whether they did.
+    """
+    if games < 2 or games % 2:
+        raise UserError(f"A match is of an even number of games, so that each begins half of them, got {games}.")
+    positions = np.repeat(openings(game, games // 2, opening, rng), 2, axis=0)
+    one_began = np.arange(games) % 2 == 0
+    result, sequences = np.zeros(games), np.full((games, game.longest), -1, np.int16)
+    alive, ones_turn = np.ones(games, np.bool_), one_began ^ bool(opening % 2)
+    for ply in range(game.longest):
+        for player, is_one in ((one, True), (other, False)):
+            rows = np.flatnonzero(alive & (ones_turn == is_one))
+            if len(rows):
+                boards = positions[rows]
+                moves = _checked(game, player, boards, rng)
+                reward, over = game.move(boards, moves)
+                positions[rows], sequences[rows, ply] = boards, moves
+                result[rows] += reward if is_one else -reward
+                alive[rows[over]] = False
+        ones_turn = ~ones_turn
+        if not alive.any():
+            break
+    starts = np.repeat(np.arange(games // 2) if opening else np.zeros(games // 2, np.int64), 2)
+    named = np.column_stack([starts, one_began, sequences])
+    return Match(*_tally(result), _tally(result[one_began]), len(np.unique(named, axis=0)))
+
+
+def openings(game: Game, count: int, plies: int, rng: np.random.Generator) -> Array:
+    """Different positions after so many random moves, none of them over; equal ones where no moves are made."""
+    if plies == 0:
+        return game.start(count)
+    found: dict[bytes, Array] = {}
+    for _ in range(_TRIES):
+        states, live = game.start(count), np.ones(count, np.bool_)
+        for _ in range(plies):
+            boards = states[live]
+            _, over = game.move(boards, Random(game)(boards, rng))
+            states[live] = boards
+            live[np.flatnonzero(live)[over]] = False
+        found.update((row.tobytes(), row) for row in states[live])
+        if len(found) >= count:
+            return np.array(list(found.values())[:count])
+    raise UserError(
+        f"{game.name} has too few positions after {plies} moves for {count} different openings: "
+        "ask for fewer games or a longer opening."
+    )
+
+
+def _checked(game: Game, player: Player, boards: Array, rng: np.random.Generator) -> Array:
+    moves = np.asarray(player(boards.copy(), rng))
+    _, legal = game.look(boards)
+    if moves.shape != (len(boards),) or not legal[np.arange(len(boards)), moves].all():
+        name = getattr(player, "__name__", type(player).__name__)
+        raise UserError(f"{name} makes moves that {game.name} does not allow: return one legal move for each position.")
+    return moves
+
+
+def _tally(results: Array) -> tuple[int, int, int]:
+    """Wins, draws, losses."""
+    return int(np.sum(results > 0)), int(np.sum(results == 0)), int(np.sum(results < 0))
+
+
+def _elo(score: float) -> float:
+    if score <= 0 or score >= 1:
+        return math.copysign(math.inf, score - 0.5)
+    return 400 * math.log10(score / (1 - score))

@@ -1,0 +1,70 @@
+"""Evaluation by a network: its policy gives the priors, or draws the actions, and its value function the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from corral.acting.model_policy import acting_precision, to_tensors
+from corral.acting.policy import to_numpy
+from corral.errors import RunFailed, UserError
+from corral.nets.actor_critic import ActorCritic
+from corral.planning.action_set import ActionSet, Choices
+from corral.planning.mcts.evaluation import Verdict
+from corral.types import Array, Tree
+
+
+class NetworkEvaluation:
+    """An actor-critic without memory, as it is whenever it is asked."""
+
+    def __init__(self, model: ActorCritic, actions: ActionSet, rng: np.random.Generator):
+        if model.recurrent:
+            raise UserError(
+                "A search evaluates states by themselves, and this policy has a memory: train with core=none."
+            )
+        self._model, self._actions, self._rng = model, actions, rng
+
+    def __call__(self, obs: Tree, legal: Array, ids: Array) -> Verdict:
+        """One pass for all rows."""
+        params, values = self._model.lean_rows(obs) if self._model.lean else self._forward(obs)
+        if not (np.isfinite(params).all() and np.isfinite(values).all()):
+            raise RunFailed("The policy's outputs are not finite any more; train again with a lower lr.")
+        priors, drawn = self._actions.offer(params, legal, self._rng)
+        return Verdict(priors, values, drawn)
+
+    @torch.inference_mode()
+    def _forward(self, obs: Tree) -> tuple[Array, Array]:
+        device = self._model.value_head.weight.device
+        with acting_precision(self._model, device):
+            params, values = self._model(to_tensors(obs, device))
+        return params.float().cpu().numpy(), values.float().cpu().numpy()
+
+
+class FunctionEvaluation:
+    """The user's own function `logits, values = fn(obs)`, for actions that can be counted."""
+
+    def __init__(self, fn: Callable[[Tree], tuple[Tree, Tree]], actions: ActionSet, rng: np.random.Generator):
+        if not isinstance(actions, Choices):
+            raise UserError(
+                "A function that evaluates states gives a logit for every action, and these cannot be counted: pass a "
+                "policy that Corral has trained, or None to act at random."
+            )
+        self._fn, self._actions, self._rng = fn, actions, rng
+
+    def __call__(self, obs: Tree, legal: Array, ids: Array) -> Verdict:
+        """Call it, and see that it returned what it must."""
+        answer = self._fn(obs)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise UserError(f"A function that evaluates states returns (logits, values), got {type(answer).__name__}.")
+        logits, values = (np.asarray(to_numpy(part), np.float32) for part in answer)
+        if logits.shape != (len(ids), self._actions.width) or values.size != len(ids):
+            raise UserError(
+                f"A function that evaluates states returns logits [{len(ids)}, {self._actions.width}] and values "
+                f"[{len(ids)}], got {list(logits.shape)} and {list(values.shape)}."
+            )
+        if not ((logits < np.inf).all() and np.isfinite(values).all()):  # -inf is an action that is never taken
+            raise UserError("A function that evaluates states returned NaN or infinity.")
+        priors, _ = self._actions.offer(logits, legal, self._rng)
+        return Verdict(priors, values.reshape(-1))

@@ -1,0 +1,84 @@
+"""The root: what a search is told before it begins, and what it has found when it is done."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from corral.compiled import compiled
+from corral.planning.mcts.forest import Forest
+from corral.planning.mcts.gumbel import Gumbel, score_edges, visits_in_order
+from corral.types import Array
+
+
+def mix_noise(forest: Forest, trees: Array, alpha: float, fraction: float, rng: np.random.Generator) -> None:
+    """Dirichlet noise in the priors of roots: p <- (1 - fraction) p + fraction Dir(alpha), each root its own."""
+    priors = forest.prior[trees, 0]
+    there = priors >= 0
+    drawn = np.where(there, rng.standard_gamma(alpha, priors.shape), 0.0)
+    total = drawn.sum(1, keepdims=True)
+    noise = np.where(total > 0, drawn / np.where(total > 0, total, 1.0), np.maximum(priors, 0.0))
+    forest.prior[trees, 0] = np.where(there, (1 - fraction) * priors + fraction * noise, priors)
+
+
+def draw_gumbel(
+    forest: Forest, trees: Array, considered: int, sims: int, scale: float, rng: np.random.Generator
+) -> Gumbel:
+    """Gumbel noise for roots, and in what order sequential halving visits the actions that it leaves."""
+    count, width = forest.prior.shape[0], forest.prior.shape[2]
+    noise, order = np.zeros((count, width)), np.zeros((count, sims), np.int32)
+    noise[trees] = scale * rng.gumbel(size=(len(trees), width))
+    there = np.count_nonzero(forest.prior[trees, 0] >= 0, axis=1)
+    for tree, edges in zip(trees.tolist(), there.tolist(), strict=True):
+        order[tree] = _order(min(considered, edges), sims)
+    return Gumbel(noise, order, forest.n[:, 0].copy())
+
+
+_order = lru_cache(maxsize=256)(visits_in_order)
+
+
+def visit_policy(forest: Forest, trees: Array, temperature: float) -> Array:
+    """Shares of visits to the power 1 / temperature, [trees, edges]; with 0 all goes to the most visited."""
+    n = forest.n[trees, 0].astype(np.float64)
+    if temperature == 0:
+        return np.asarray(np.eye(n.shape[1])[n.argmax(1)])
+    powers = (n / n.max(1, keepdims=True)) ** (1.0 / temperature)
+    return np.asarray(powers / powers.sum(1, keepdims=True))
+
+
+def _score_roots(forest: Forest, trees: Array, rule: Gumbel, out: Array) -> None:
+    for i in range(len(trees)):
+        score_edges(forest, trees[i], 0, rule, out[i])
+
+
+score_roots: Any = compiled(_score_roots)
+
+
+def improved_policy(forest: Forest, trees: Array, rule: Gumbel) -> Array:
+    """softmax(log prior + sigma(completed q)), [trees, edges]: better than the priors wherever q is right."""
+    scores = _scores(forest, trees, rule)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    shares: Array = weights / weights.sum(1, keepdims=True)
+    return shares
+
+
+def gumbel_winner(forest: Forest, trees: Array, rule: Gumbel) -> Array:
+    """The action that is left of sequential halving: of the most visited, the one with the best noise + score."""
+    n = forest.n[trees, 0] - rule.before[trees]
+    scores = rule.noise[trees] + _scores(forest, trees, rule)
+    best: Array = np.where(n == n.max(1, keepdims=True), scores, -np.inf).argmax(1)
+    return best
+
+
+def root_values(forest: Forest, trees: Array) -> Array:
+    """Mean of the evaluation and of all returns that came back, to who is to move."""
+    values: Array = (forest.value[trees, 0] + forest.total[trees, 0].sum(1)) / (1 + forest.n[trees, 0].sum(1))
+    return values
+
+
+def _scores(forest: Forest, trees: Array, rule: Gumbel) -> Array:
+    out = np.zeros((len(trees), forest.prior.shape[2]))
+    score_roots(forest, trees, rule, out)
+    return out

@@ -1,0 +1,170 @@
+"""The planner: for environments that are about to act, what a search from their states finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from corral.errors import UserError
+from corral.planning.action_set import ActionSet, Samples
+from corral.planning.mcts.evaluation import Evaluate
+from corral.planning.mcts.gumbel import Gumbel
+from corral.planning.mcts.puct import Puct
+from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_policy, mix_noise, root_values, visit_policy
+from corral.planning.mcts.search import TreeSearch
+from corral.planning.mcts.selection import Dice
+from corral.planning.states import States
+from corral.types import Array
+
+_GRAIN = 0.05  # of the values of one player
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How to search."""
+
+    root: Literal["gumbel", "puct"] = "gumbel"
+    """gumbel: sequential halving, sound from 2 simulations on; puct: visit counts, with Dirichlet noise."""
+    leaves: int = 4
+    """Simulations of a tree that are under way at once; 1 is the sequential search."""
+    samples: int = 16
+    """Actions of a node where they cannot be counted."""
+    widening: bool = False
+    """With puct: let nodes begin with few samples and get more with their visits (progressive widening). Where actions
+    can be counted it changes nothing."""
+    considered: int = 16
+    """With gumbel: actions that a root considers at most."""
+    c_visit: float = 50.0
+    """With gumbel: visits that the weight of values begins with."""
+    c_scale: float = 0.1
+    """With gumbel: how much values weigh beside priors."""
+    grain: float | None = None
+    """With gumbel: differences of values count in full from this share of their size on, of a win's where two play, and
+    are as likely errors of the critic below. 0: whatever they are, as published; none: 0.05, and 1 where two play."""
+    c_init: float = 1.25
+    """With puct: how much priors weigh beside values."""
+    dirichlet_alpha: float = 0.3
+    """With puct: of the noise in a root's priors."""
+    dirichlet_frac: float = 0.25
+    """With puct: share of the noise."""
+    reuse: bool = False
+    """Let a search begin with what the last one found below the action that was taken."""
+    memory_mb: float = 1024.0
+    """Of states that the trees are made of, at most."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        for name, least in (("leaves", 1), ("considered", 1), ("samples", 2)):
+            given = getattr(self, name)
+            if not isinstance(given, (int, np.integer)) or given < least:
+                raise UserError(f"{name} must be a whole number of at least {least}, got {given!r}.")
+        if not self.memory_mb > 0:
+            raise UserError(f"memory_mb must be above 0, got {self.memory_mb}.")
+        if self.root not in ("gumbel", "puct"):
+            raise UserError(f"root={self.root!r} is not one of gumbel, puct.")
+        if self.widening and self.root != "puct":
+            raise UserError("widening goes with root=puct: sequential halving draws its actions at once.")
+        if not 0 <= self.dirichlet_frac <= 1 or self.dirichlet_alpha <= 0:
+            raise UserError("dirichlet_frac must be between 0 and 1, and dirichlet_alpha above 0.")
+
+
+def require_sims(sims: int) -> None:
+    """UserError unless a search may have so many simulations."""
+    if not isinstance(sims, (int, np.integer)) or isinstance(sims, bool):
+        raise UserError(f"A search makes a whole number of simulations, such as 50, got sims={sims!r}.")
+    if sims < 1:
+        raise UserError(f"A search needs at least 1 simulation, got {sims}: raise sims, or play without search.")
+
+
+@dataclass
+class Plan:
+    """What searches found, one row for each environment."""
+
+    policy: Array  # [n, edges] float64, the improved policy
+    visits: Array  # [n, edges] int32
+    values: Array  # [n] float64, of the states
+    best: Array  # [n] edges, what the search would do
+    legal: Array  # [n, edges] bool, which edges there are
+    actions: Array | None  # [n, edges, D] what edges stand for, where they are sampled
+
+    def stand_for(self, edges: Array) -> Array:
+        """Edges, one of each row, as the action set takes them."""
+        return edges if self.actions is None else self.actions[np.arange(len(edges)), edges]
+
+
+class Planner:
+    """One tree for every environment of `states`, searched with up to `sims` simulations."""
+
+    def __init__(
+        self,
+        states: States,
+        actions: ActionSet,
+        evaluate: Evaluate,
+        config: SearchConfig,
+        num_envs: int,
+        sims: int,
+        *,
+        discount: float,
+        rng: np.random.Generator,
+    ):
+        require_sims(sims)
+        self.states, self.actions, self.config, self.sims, self._rng = states, actions, config, sims, rng
+        self.search = TreeSearch(
+            states, evaluate, num_envs, actions.width, sims, config.leaves, discount,
+            keep=sims if config.reuse else 0, dice=Dice(k=1.0), to_env=actions.to_env, rng=rng,
+        )  # fmt: skip
+        self._taken = np.full(num_envs, -1)  # edges
+        self._widen_k = float(
+            config.widening and isinstance(actions, Samples)
+        )  # actions that are counted have an order
+
+    @property
+    def simulator_steps(self) -> int:
+        """Steps that searching has cost so far, those of an evaluation that acts on from leaves included."""
+        return self.search.steps + int(getattr(self.search.evaluate, "steps", 0))
+
+    def plan(
+        self, env_ids: Array, first: Array, sims: int | None = None, noise: float = 0.0, roots: Array | None = None
+    ) -> Plan:
+        """Search from the states that these environments are in; `first` says which begin an episode.
+
+        `noise` scales what is drawn for roots: with 0 a search plays as well as it can, with 1 it explores. `roots` are
+        the states, where they have been saved already; they are the planner's from now on.
+        """
+        config, search, rng = self.config, self.search, self._rng
+        sims = self.sims if sims is None else sims
+        roots = self.states.save(env_ids) if roots is None else roots
+        fresh = np.ones(len(env_ids), np.bool_)
+        if config.reuse:
+            fresh = ~search.reuse(env_ids, np.where(first, -1, self._taken[env_ids]), roots)
+        if fresh.any():
+            search.plant(env_ids[fresh], roots[fresh])
+        forest = search.forest
+        legal = forest.prior[env_ids, 0] >= 0
+        if config.root == "gumbel":
+            gumbel = self._draw(env_ids, sims, noise)
+            search.grow(env_ids, gumbel, sims)
+            policy, best = improved_policy(forest, env_ids, gumbel), gumbel_winner(forest, env_ids, gumbel)
+        else:
+            if noise > 0:
+                mix_noise(forest, env_ids, config.dirichlet_alpha, noise * config.dirichlet_frac, rng)
+            search.grow(env_ids, Puct(config.c_init, widen_k=self._widen_k), sims)
+            policy = visit_policy(forest, env_ids, 1.0)
+            best = policy.argmax(1)
+        self._taken[env_ids] = best
+        drawn = None if search.actions is None else search.actions[env_ids, 0]
+        return Plan(policy, forest.n[env_ids, 0], root_values(forest, env_ids), best, legal, drawn)
+
+    def took(self, env_ids: Array, edges: Array) -> None:
+        """Other actions than the best were taken; -1: one that has no edge."""
+        self._taken[env_ids] = edges
+
+    def _draw(self, env_ids: Array, sims: int, noise: float) -> Gumbel:
+        config = self.config
+        drawn = draw_gumbel(self.search.forest, env_ids, config.considered, sims, noise, self._rng)
+        two = self.states.players > 1
+        grain = config.grain if config.grain is not None else float(two) or _GRAIN
+        share, least = (0.0, grain) if two else (grain, 0.0)
+        return drawn._replace(c_visit=config.c_visit, c_scale=config.c_scale, grain=share, least=least)

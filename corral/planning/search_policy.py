@@ -1,0 +1,199 @@
+"""`Search`: a planner as a Policy. It looks ahead from the states that environments are in, and acts on what it finds.
+
+```python
+vec = corral.make_vec("CartPole-v1", num_envs=8, backend="local")
+with corral.Sampler(vec, corral.Search(vec, corral.load_policy("runs/x"), sims=50)) as sampler:
+    ...
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from corral.envs.contract import VecEnv
+from corral.envs.resolve import EnvLike, resolve
+from corral.errors import UserError
+from corral.planning.action_set import choose_action_set
+from corral.planning.evaluator import make_evaluation
+from corral.planning.of_vec import states_of
+from corral.planning.planner import Planner, SearchConfig, require_sims
+from corral.planning.reward_scale import known_scale
+from corral.planning.snapshot import Snapshots
+from corral.planning.stand_in import stand_in_states
+from corral.planning.states import States
+from corral.types import Array, Tree, tree_map
+
+
+class Search:
+    """Acts by Monte Carlo tree search on the real environment, whose states it saves and restores.
+
+    Args:
+        env: whose states it looks ahead from. A VecEnv, `Snapshots`, or an environment of your own that you step
+            yourself; or an id, `module:Class` or factory, if the search is handed to a `Sampler` or an evaluation,
+            which have the environments. If theirs is another one, `env` stands in for it in the search. None: whatever
+            the search is handed to has the environments.
+        policy: judges leaves: what `corral.load_policy` gives, a function `logits, values = fn(observations)`, a
+            `Policy` to act on with, or None to act on at random.
+        sims: simulations of each decision.
+        discount: of rewards; by default what the policy was trained with, 1 for two players, else 0.99.
+        temperature: 0 takes the action that the search thinks best, 1 draws from its policy.
+        noise: 1 explores at the root, 0 plays as well as it can.
+        rollout_steps: how far leaves are acted on from, without a network.
+        transfer: with a stand-in: what the stand-in takes of the environment that acts, by default what that one's
+            `get_key_state()` or `state_dict()` says.
+        seed: of what it draws.
+        how: further settings, as `SearchConfig` has them.
+    """
+
+    def __init__(  # noqa: PLR0913 - what to search, with what, and how
+        self,
+        env: EnvLike | VecEnv | Snapshots | States | gymnasium.Env[Any, Any] | None,
+        policy: Any = None,
+        sims: int = 50,
+        *,
+        discount: float | None = None,
+        temperature: float = 0.0,
+        noise: float = 0.0,
+        rollout_steps: int = 50,
+        transfer: Callable[[gymnasium.Env[Any, Any]], Any] | None = None,
+        seed: int = 0,
+        **how: Any,
+    ):
+        require_sims(sims)
+        odd = sorted(set(how) - {f.name for f in fields(SearchConfig)})
+        if odd:
+            raise UserError(
+                f"A search has no setting {odd[0]!r}; it has {', '.join(f.name for f in fields(SearchConfig))}."
+            )
+        if temperature < 0 or not 0 <= noise <= 1:
+            raise UserError(f"temperature must be at least 0 and noise between 0 and 1, got {temperature} and {noise}.")
+        if discount is not None and not 0 <= discount <= 1:
+            raise UserError(f"discount must be between 0 and 1, got {discount}.")
+        if rollout_steps < 1:
+            raise UserError(f"rollout_steps must be at least 1, got {rollout_steps}.")
+        self.config, self._sims, self._env, self._policy = SearchConfig(**how), sims, env, policy
+        self._discount, self._temperature, self._noise = discount, temperature, noise
+        self._rollout_steps, self._transfer, self._rng = rollout_steps, transfer, np.random.default_rng(seed)
+        self._planner: Planner | None = None
+        self.progress = 0.0
+        self.reward_scale: float | None = getattr(policy, "reward_scale", 1.0)
+        """What the rewards that the policy has learned from were of the game's own."""
+        if isinstance(env, gymnasium.Env):
+            env = self._env = Snapshots(env, memory_mb=self.config.memory_mb)
+        if isinstance(env, Snapshots):
+            self._look_ahead_in(env.states, env.num_envs)
+        elif isinstance(env, States):
+            self._look_ahead_in(env, 1)
+        elif isinstance(env, VecEnv):
+            self.attach(env)
+
+    @classmethod
+    def of_model(
+        cls,
+        model: Any,
+        sims: int,
+        discount: float,
+        config: SearchConfig,
+        rng: np.random.Generator,
+        *,
+        deterministic: bool = True,
+    ) -> Search:
+        """A search with a network, or a policy that was loaded, by the settings of its training."""
+        how = {f.name: getattr(config, f.name) for f in fields(config)}
+        made = cls(None, model, sims, discount=discount, temperature=float(not deterministic), **how)
+        made._rng = rng
+        return made
+
+    def attach(self, vec: VecEnv) -> None:
+        """From now on it acts for these environments."""
+        ready = self._env
+        if isinstance(ready, (Snapshots, States)) or (isinstance(ready, VecEnv) and ready is not vec):
+            if getattr(ready, "env", None) is not vec:
+                raise UserError("This search looks ahead from other environments: make it with those that it acts for.")
+            return
+        self.close()
+        memory = self.config.memory_mb
+        if ready is None or isinstance(ready, VecEnv):
+            states: States = states_of(vec, memory)
+        else:
+            assert isinstance(ready, str) or callable(ready)
+            same = self._transfer is None and resolve(ready).name == vec.spec.name
+            states = states_of(vec, memory) if same else stand_in_states(ready, vec, self._transfer, memory)
+        self._look_ahead_in(states, vec.num_envs)
+
+    def close(self) -> None:
+        """Forget the environments, and what belongs to the search."""
+        if self._planner is not None:
+            self._planner.states.close()
+            self._planner = None
+
+    def initial_state(self, n: int) -> Tree:
+        """Numbers of the environments."""
+        return np.arange(n)
+
+    def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Search for each of them, and decide."""
+        planner = self.planner
+        planner.search.reward_scale = known_scale(self.reward_scale)
+        plan = planner.plan(state, first, noise=self._noise)
+        edges = plan.best
+        if self._temperature > 0:
+            edges = draw(sharpened(plan.policy, self._temperature), self._rng)
+            planner.took(state, edges)
+        return planner.actions.to_env(plan.stand_for(edges)), state, {"search_value": plan.values}
+
+    def __call__(self, obs: Tree = None) -> Tree:
+        """The action for the one environment that it looks ahead from, as that is now; `obs` is what it shows.
+
+        It may be left out if the environment was reset or stepped since the search was made.
+        """
+        if obs is not None and isinstance(self._env, Snapshots):
+            self._env.tell(obs)
+        action, _, _ = self.act(obs, np.arange(1), np.zeros(1, np.bool_))
+        return tree_map(lambda leaf: leaf[0], action)
+
+    @property
+    def simulator_steps(self) -> int:
+        """Steps of simulators that searching has cost so far."""
+        return 0 if self._planner is None else self._planner.simulator_steps
+
+    @property
+    def planner(self) -> Planner:
+        """What searches; UserError before there are environments."""
+        if self._planner is None:
+            raise UserError(
+                "This search has no environments to look ahead from: hand it to corral.Sampler, or make it with a "
+                "VecEnv, Snapshots or an environment."
+            )
+        return self._planner
+
+    def _look_ahead_in(self, states: States, num_envs: int) -> None:
+        actions = choose_action_set(states.spec.action, self.config.samples)
+        discount = self._discount
+        if discount is None:
+            trained = getattr(getattr(self._policy, "experiment", None), "algorithm", None)
+            discount = getattr(trained, "gamma", 0.99) if states.players == 1 else 1.0
+        evaluate = make_evaluation(self._policy, states, actions, self._rollout_steps, discount, self._rng)
+        self._planner = Planner(
+            states, actions, evaluate, self.config, num_envs, self._sims, discount=discount, rng=self._rng
+        )
+
+
+def sharpened(policy: Array, temperature: float) -> Array:
+    """Rows of probabilities to the power 1 / temperature; towards 0 all goes to the greatest."""
+    with np.errstate(divide="ignore"):
+        logits = np.log(policy) / max(temperature, 1e-6)
+    weights = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(weights / weights.sum(1, keepdims=True))
+
+
+def draw(policy: Array, rng: np.random.Generator) -> Array:
+    """One column of each row, by its probabilities."""
+    bounds = policy.cumsum(1)
+    return np.asarray((rng.random((len(policy), 1)) * bounds[:, -1:] >= bounds).sum(1).clip(max=policy.shape[1] - 1))

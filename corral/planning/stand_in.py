@@ -1,0 +1,103 @@
+"""Planning on another environment than the one that acts: a light stand-in for an expensive simulator.
+
+At every decision the stand-in takes over the state of the environment that acts; the search steps the stand-in alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gymnasium.wrappers import TimeLimit
+
+from corral.envs.build import build_env
+from corral.envs.contract import VecEnv
+from corral.envs.declared import KEY, WHOLE, declares, read_declared, write_declared
+from corral.envs.generators import layers
+from corral.envs.keeping.acting import Acting
+from corral.envs.keeping.choose import make_scratch
+from corral.envs.keeping.contract import Beginning, Env
+from corral.envs.local import LocalVecEnv
+from corral.envs.resolve import EnvLike, resolve
+from corral.errors import UserError
+from corral.planning.env_states import EnvStates
+from corral.types import Array
+
+Transfer = Callable[[Env], Any]
+"""What a stand-in takes of the environment that acts."""
+
+
+def stand_in_states(env: EnvLike, vec: VecEnv, transfer: Transfer | None, memory_mb: float) -> EnvStates:
+    """States of a stand-in for the environments of `vec`.
+
+    The stand-in has `set_key_state(state)` or `load_state_dict(state)`. What it is given is what `transfer` says of the
+    environment that acts, or what that one's `get_key_state()` or `state_dict()` says; time limits go along.
+    """
+    if not isinstance(vec, LocalVecEnv):
+        raise UserError("A stand-in takes over the states of environments in this process: act with backend=local.")
+    resolved = resolve(env)
+    built, spec = build_env(resolved.factory, resolved.name)
+    if (spec.observation.digest, spec.action.digest) != (vec.spec.observation.digest, vec.spec.action.digest):
+        built.close()
+        raise UserError(
+            f"{resolved.name} cannot stand in for {vec.spec.name}: observations and actions must be the same."
+        )
+    names = next((names for names in (KEY, WHOLE) if declares(built, names)), None)
+    if names is None:
+        built.close()
+        raise UserError(
+            f"{resolved.name} cannot stand in for another: it needs set_key_state(state), and get_key_state()."
+        )
+    acting = [_StoodInFor(vec.acting(i), built, names, transfer or _declared) for i in range(vec.num_envs)]
+    make = partial(make_scratch, resolved.factory)
+    return EnvStates(vec.spec, acting, [make] * vec.num_envs, memory_mb)
+
+
+class _StoodInFor(Acting):
+    """The stand-in, in the place of an environment that acts."""
+
+    def __init__(self, real: Acting, stand_in: Env, names: tuple[str, str], transfer: Transfer):
+        self._real, self._stand_in, self._names, self._transfer = real, stand_in, names, transfer
+
+    @property
+    def env(self) -> Env:
+        """The stand-in, as the environment is now."""
+        real = self._real.env
+        elapsed = [layer._elapsed_steps for layer in layers(real) if isinstance(layer, TimeLimit)]
+        write_declared(self._stand_in, {"state": self._transfer(real), "elapsed": elapsed}, 0, self._names)
+        return self._stand_in
+
+    @property
+    def over(self) -> bool:
+        """Whether the real one's episode has ended."""
+        return self._real.over
+
+    def record(self) -> None:
+        """A stand-in takes states over; it does not repeat actions."""
+        raise UserError(
+            "The states of this stand-in cannot be copied: give it state_dict() and load_state_dict(state)."
+        )
+
+    def shown(self) -> list[Array] | None:
+        """What the real one showed."""
+        return self._real.shown()
+
+    def beginning(self) -> Beginning | None:
+        """Nothing leads there but taking over."""
+        return None
+
+    def loaded(self, obs: list[Array] | None, over: bool, beginning: Beginning | None) -> None:
+        """Plans end with their decision."""
+        raise UserError("A state of a stand-in cannot be loaded into the environment that acts.")
+
+
+def _declared(env: Env) -> Any:
+    """What an environment says of itself."""
+    for names in (KEY, WHOLE):
+        if declares(env, names):
+            return read_declared(env, names)["state"]
+    raise UserError(
+        f"{type(env.unwrapped).__name__} does not say what a stand-in should take over: give it get_key_state(), or "
+        "pass transfer=, a function of the environment."
+    )

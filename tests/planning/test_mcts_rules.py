@@ -1,0 +1,306 @@
+"""What a search must keep to, whatever it searches: signs, ends, noise, legal actions, and that it comes to an end."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scripted_states import ScriptedStates
+
+from corral.envs.suites.games.connect4 import CONNECT4
+from corral.errors import RunFailed, UserError
+from corral.planning.game_states import GameStates
+from corral.planning.mcts.evaluation import RandomGames, Verdict, know_nothing
+from corral.planning.mcts.expansion import plant
+from corral.planning.mcts.forest import make_forest
+from corral.planning.mcts.gumbel import visits_in_order
+from corral.planning.mcts.puct import Puct, puct_edge
+from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_policy, mix_noise, root_values, visit_policy
+from corral.planning.mcts.search import TreeSearch
+
+RULES = ("puct", "gumbel")
+
+
+def worth(value):
+    """An evaluation that thinks the same of everything."""
+    return lambda obs, legal, ids: know_nothing(obs, legal, ids)._replace(values=np.full(len(ids), value, np.float32))
+
+
+def grown(states, evaluate, roots, width, sims, leaves=1, rule="puct", discount=1.0, scale=1.0, rng=None):
+    search = TreeSearch(states, evaluate, len(roots), width, sims, leaves, discount, rng=rng)
+    trees = np.arange(len(roots))
+    search.plant(trees, roots)
+    gumbel = draw_gumbel(search.forest, trees, width, sims, scale, np.random.default_rng(0))
+    search.grow(trees, gumbel if rule == "gumbel" else Puct())
+    assert not search.forest.inflight.any()
+    assert not search.forest.pending.any()
+    return search, gumbel
+
+
+def a_bandit(rewards):
+    return ScriptedStates(lambda place, action, rng: (1 + action, rewards[action], True, False), len(rewards))
+
+
+def test_noise_of_roots_is_another_for_every_root_and_every_seed():
+    states = GameStates(CONNECT4)
+
+    def priors(seed):
+        search = TreeSearch(states, know_nothing, trees=3, width=7, sims=1)
+        search.plant(np.arange(3), states.put(CONNECT4.start(3)))
+        mix_noise(search.forest, np.arange(3), 0.3, 0.25, np.random.default_rng(seed))
+        np.testing.assert_allclose(search.forest.prior[:, 0].sum(1), 1, rtol=1e-6)
+        return search.forest.prior[:, 0].tolist()
+
+    noisy = priors(0) + priors(1)
+    assert len({tuple(row) for row in noisy}) == 6
+    assert priors(0) == priors(0)
+
+    forest = make_forest(3, 2, 7)
+    forest.prior[:] = 1 / 7
+    drawn = [draw_gumbel(forest, np.arange(3), 4, 8, 1.0, np.random.default_rng(seed)).noise for seed in (0, 1)]
+    assert len({tuple(row) for row in np.concatenate(drawn).tolist()}) == 6
+
+
+def test_a_lower_temperature_sharpens_the_policy_and_a_higher_one_flattens_it():
+    forest = make_forest(1, 1, 3)
+    forest.n[0, 0] = 10, 20, 70
+    shares = {t: visit_policy(forest, np.array([0]), t)[0] for t in (0, 0.5, 1, 2)}
+    np.testing.assert_allclose(shares[1], [0.1, 0.2, 0.7])
+    np.testing.assert_allclose(shares[0.5], np.array([1, 4, 49]) / 54)
+    np.testing.assert_allclose(shares[2], np.sqrt([1, 2, 7]) / np.sqrt([1, 2, 7]).sum())
+    assert shares[0].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("leaves", [1, 8])
+def test_no_node_of_a_tree_is_left_by_an_illegal_action(rule, leaves):
+    states, rng = GameStates(CONNECT4), np.random.default_rng(1)
+    boards = CONNECT4.start(16)
+    for _ in range(24):  # until columns are full
+        _, mask = CONNECT4.look(boards)
+        after = boards.copy()
+        _, over = CONNECT4.move(after, [rng.choice(np.flatnonzero(row)) for row in mask])
+        boards = np.where(over[:, None], boards, after)
+    search, gumbel = grown(states, RandomGames(states, 0), states.put(boards), 7, 80, leaves, rule)
+    forest, full = search.forest, 0
+    for t in range(16):
+        size = forest.size[t]
+        _, legal = CONNECT4.look(states.rows[forest.state[t, :size]])
+        full += np.count_nonzero(~legal)
+        assert not forest.n[t, :size][~legal].any()
+        assert not visit_policy(forest, np.array([t]), 1.0)[0][~legal[0]].any()
+        assert not improved_policy(forest, np.array([t]), gumbel)[0][~legal[0]].any()
+    assert full > 100
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_cut_short_is_worth_its_value_and_what_has_ended_nothing(rule):
+    states = ScriptedStates(lambda place, action, rng: (1 + action, 1.0, action == 0, action == 1), 2)
+    search, _ = grown(states, worth(10.0), states.put([0]), 2, 20, rule=rule, discount=0.5)
+    n, total = search.forest.n[0, 0], search.forest.total[0, 0]
+    assert (n > 0).all()
+    np.testing.assert_allclose(total / n, [1.0, 1.0 + 0.5 * 10.0])
+
+
+def test_an_evaluation_may_return_arrays_that_cannot_be_written_to():
+    values = np.full(1, 3.0)
+    values.flags.writeable = False
+    states = a_bandit([1.0])
+    search, _ = grown(states, lambda obs, legal, ids: Verdict(np.ones((1, 1)), values), states.put([0]), 1, 4)
+    assert search.forest.total[0, 0, 0] == 4.0
+
+
+def test_rewards_are_discounted_once_for_every_step_and_a_tree_with_one_action_comes_to_its_end():
+    def step(place, action, rng):
+        return place + 1, (1.0, 2.0, 4.0)[place], place == 2, False
+
+    for leaves in (1, 8):
+        states = ScriptedStates(step, 1)
+        search, _ = grown(states, know_nothing, states.put([0]), 1, 10, leaves, discount=0.5)
+        returns = [1.0, 1.0 + 0.5 * 2.0] + 8 * [1.0 + 0.5 * 2.0 + 0.25 * 4.0]
+        assert search.forest.total[0, 0, 0] == sum(returns)
+        assert search.forest.n[0, 0, 0] == 10
+        assert root_values(search.forest, np.array([0])) == sum(returns) / 11
+
+
+@pytest.mark.parametrize("leaves", [1, 4])
+def test_what_is_good_for_the_other_is_bad_for_who_moves_even_if_somebody_moves_twice(leaves):
+    # 0 chooses 1 or 2; in 1 the same player moves again and gets 1, in 2 the other does and gets 1
+    def step(place, action, rng):
+        return (1 + action, 0.0, False, False) if place == 0 else (3, 1.0, True, False)
+
+    states = ScriptedStates(step, 2, players=2, turn=lambda place: int(place in (2, 3)))
+    search, _ = grown(states, know_nothing, states.put([0]), 2, 60, leaves)
+    n, total = search.forest.n[0, 0], search.forest.total[0, 0]
+    assert n[0] > n[1] > 1
+    np.testing.assert_allclose(total, [n[0] - 1, 1 - n[1]])  # but for the first visit, which sees nothing yet
+
+
+def test_scores_are_between_the_least_and_the_greatest_return_so_that_the_scale_of_rewards_does_not_matter():
+    def counts(scale):
+        def step(place, action, rng):
+            return 10 * place + action, scale * ((7 * place + 3 * action) % 5 - 2), place > 1000, False
+
+        states = ScriptedStates(step, 3)
+        return grown(states, worth(scale * 0.5), states.put([1]), 3, 200)[0].forest.n[0, 0].tolist()
+
+    assert counts(1.0) == counts(1024.0) == counts(1 / 1024)
+
+
+def test_a_node_that_widens_counts_the_returns_of_all_its_edges_in_its_mean():
+    forest = make_forest(1, 1, 3)
+    zeros = np.zeros(1, np.int64)
+    plant(forest, zeros, zeros, np.zeros(1, np.int8), np.full((1, 3), 1 / 3, np.float32), np.zeros(1, np.float32))
+    forest.n[0, 0], forest.total[0, 0], forest.visits[0, 0] = (1, 0, 2), (0.5, 0.0, -3.0), 4
+    forest.low[0], forest.high[0] = -1.5, 0.5
+    rule = Puct(c_init=0.01, widen_k=1.0)  # 2 edges for 4 visits: the mean of -2.5 / 4 is no reason to leave the first
+    assert puct_edge(forest, 0, 0, rule) == 0
+
+
+def test_a_widening_node_tries_as_many_actions_as_its_visits_allow():
+    states = ScriptedStates(lambda place, action, rng: (place + 1, rng.random(), False, False), 32)
+    search = TreeSearch(states, know_nothing, 1, 32, 100)
+    forest = search.run(states.put([0]), Puct(widen_k=1.0, widen_alpha=0.5))
+    for node in range(forest.size[0]):
+        tried = np.flatnonzero(forest.n[0, node])
+        assert len(tried) <= np.ceil(np.sqrt(forest.visits[0, node]))
+        assert tried.tolist() == list(range(len(tried)))
+    assert np.count_nonzero(forest.n[0, 0]) == 10
+
+
+@pytest.mark.parametrize("leaves", [1, 3, 8, 64])
+@pytest.mark.parametrize("actions", [1, 2, 5, 8])
+def test_sequential_halving_makes_the_same_visits_with_any_number_of_leaves_in_flight(leaves, actions):
+    """Which half goes on is known once all of it has been seen: the better ones, and never before."""
+    rewards = np.random.default_rng(actions).permutation(actions) / actions
+    states = a_bandit(rewards)
+    search, rule = grown(states, know_nothing, states.put([0]), actions, 40, leaves, "gumbel", scale=0.0)
+    n = search.forest.n[0, 0]
+    order = visits_in_order(actions, 40)
+    expected = np.zeros(actions, int)
+    for due in order:  # the best of those that are due
+        expected[max(np.flatnonzero(expected == due), key=lambda a: rewards[a])] += 1
+    np.testing.assert_array_equal(n, expected)
+    assert gumbel_winner(search.forest, np.array([0]), rule)[0] == rewards.argmax()
+
+
+@pytest.mark.parametrize("leaves", [1, 8])
+def test_sequential_halving_waits_for_the_results_that_it_chooses_by(leaves):
+    """Rewards come with the second step, so with the second visit of an action; then the better half goes on."""
+    rewards = (0.0, 0.2, 0.6, 1.0)
+
+    def step(place, action, rng):
+        return (1 + action, 0.0, False, False) if place == 0 else (5, rewards[place - 1], True, False)
+
+    states = ScriptedStates(step, 4)
+    search, _ = grown(states, know_nothing, states.put([0]), 4, 16, leaves, "gumbel", scale=0.0)
+    assert search.forest.n[0, 0].tolist() == [2, 2, 6, 6]
+
+
+def test_a_search_that_has_nothing_to_try_says_so_instead_of_trying_for_ever():
+    states = a_bandit([0.0, 1.0])
+    for rule in RULES:
+        with pytest.raises(RunFailed, match="not finite"):
+            grown(states, worth(np.nan), states.put([0]), 2, 5, rule="gumbel")
+        search, gumbel = grown(states, know_nothing, states.put([0]), 2, 5, rule=rule)
+        with pytest.raises(UserError, match="as large as they may be"):
+            search.grow(np.array([0]), gumbel)
+    stuck = ScriptedStates(lambda place, action, rng: (1, 0.0, False, False), 2, legal=lambda place: ())
+    with pytest.raises(UserError, match="nothing is legal"):
+        grown(stuck, know_nothing, stuck.put([0]), 2, 5)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_where_nothing_can_be_done_below_the_root_simulations_end(rule):
+    states = ScriptedStates(
+        lambda place, action, rng: (place + 1, 1.0, False, False), 2, legal=lambda place: (0, 1) if place == 0 else ()
+    )
+    search, _ = grown(states, know_nothing, states.put([0]), 2, 12, 4, rule)
+    assert search.forest.n[0, 0].sum() == search.forest.total[0, 0].sum() == 12
+
+
+def subtree(forest, t, node):
+    """Everything that is known of a node and of what is below it."""
+    edges = forest.prior[t, node], forest.n[t, node], forest.total[t, node]
+    below = [None if c < 0 else subtree(forest, t, c) for c in forest.child[t, node]]
+    facts = forest.visits, forest.value, forest.to_play, forest.flags
+    return [[array[t, node].item() for array in facts], [edge.tolist() for edge in edges], below]
+
+
+@pytest.mark.parametrize("leaves", [1, 8])
+def test_a_tree_that_goes_on_below_an_action_knows_what_it_knew_there(leaves):
+    states, trees = GameStates(CONNECT4), np.arange(4)
+    search = TreeSearch(states, RandomGames(states, 0), 4, 7, 100, leaves, keep=100)
+    forest = search.run(states.put(CONNECT4.start(4)), Puct())
+    taken = forest.n[:, 0].argmax(1)
+    known = [subtree(forest, t, forest.child[t, 0, taken[t]]) for t in trees]
+    boards = CONNECT4.start(4)
+    CONNECT4.move(boards, taken)
+    assert search.reuse(trees, taken, states.put(boards, 1)).all()
+    assert [subtree(forest, t, 0) for t in trees] == known
+    before = forest.visits[:, 0].copy()
+    search.grow(trees, draw_gumbel(forest, trees, 7, 50, 1.0, np.random.default_rng(0)), 50)
+    np.testing.assert_array_equal(forest.visits[:, 0], before + 50)
+    assert len(np.unique(np.concatenate([forest.state[t, : forest.size[t]] for t in trees]))) == forest.size.sum()
+
+
+COUNTS = """
+import numpy as np
+from corral.envs.suites.games.connect4 import CONNECT4
+from corral.planning.game_states import GameStates
+from corral.planning.mcts.evaluation import RandomGames
+from corral.planning.mcts.puct import Puct
+from corral.planning.mcts.root import draw_gumbel
+from corral.planning.mcts.search import TreeSearch
+
+states, trees = GameStates(CONNECT4), np.arange(3)
+search = TreeSearch(states, RandomGames(states, 0), 3, 7, 40, 4, keep=40)
+for seed in (0, 1):
+    for rule in ("puct", "gumbel"):
+        forest = search.forest
+        search.plant(trees, states.put(CONNECT4.start(3)))
+        for _ in range(2):
+            gumbel = draw_gumbel(forest, trees, 7, 40, 1.0, np.random.default_rng(seed))
+            search.grow(trees, gumbel if rule == "gumbel" else Puct(widen_k=3.0 * seed))
+            print(forest.n[:, 0].tolist(), forest.total[:, 0].tolist(), forest.size.tolist())
+            taken = forest.n[:, 0].argmax(1)
+            boards = CONNECT4.start(3)
+            CONNECT4.move(boards, taken)
+            search.reuse(trees, taken, states.put(boards, 1))
+"""
+
+
+def test_the_kernels_as_plain_python_find_the_same():
+    def run(environment):
+        done = subprocess.run(
+            [sys.executable, "-c", COUNTS], env=dict(os.environ, **environment), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run({"NUMBA_DISABLE_JIT": "1"}) == run({})
+
+
+def test_edges_that_stand_for_samples_step_by_what_was_drawn_and_keep_it_when_the_tree_goes_on():
+    """Reward is the number that was drawn; the second step ends the episode."""
+    rng = np.random.default_rng(3)
+
+    def evaluate(obs, legal, ids):
+        drawn = rng.uniform(-1, 1, (len(ids), 8, 1))
+        return Verdict(np.full((len(ids), 8), 1 / 8, np.float32), np.zeros(len(ids), np.float32), drawn)
+
+    states = ScriptedStates(lambda place, action, dice: (place + 1 + action[0], action[0], place > 1, False), 8)
+    search = TreeSearch(states, evaluate, 2, 8, 60, 4, keep=60)
+    forest = search.run(states.put([0.0, 0.5]), Puct())
+    for t in range(2):
+        for node in range(1, forest.size[t]):
+            drawn = search.actions[t, forest.parent[t, node], forest.in_edge[t, node], 0]
+            assert forest.reward[t, node] == np.float32(drawn)
+    taken = forest.n[:, 0].argmax(1)
+    moved = search.actions[np.arange(2), 0, taken, 0]
+    assert (moved == search.actions[:, 0, :, 0].max(1)).all()
+    below = [search.actions[t, forest.child[t, 0, taken[t]]].copy() for t in range(2)]
+    roots = states.put([0.0 + 1 + moved[0], 0.5 + 1 + moved[1]])
+    assert search.reuse(np.arange(2), taken, roots).all()
+    np.testing.assert_array_equal(search.actions[:, 0], below)
