@@ -38,6 +38,8 @@ class EvaluationConfig:
     """Environment steps between evaluations; 0: a tenth of the run."""
     episodes: int = 10
     """Episodes of each, once deterministic and once sampled; 0: no evaluation."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment that differ from training, such as the opponent in a game."""
 
     def __post_init__(self) -> None:
         """Refuse negative numbers."""
@@ -171,7 +173,8 @@ class Experiment:
             raise UserError(f"min_actors={self.scale.min_actors} is more than there are actors: {self.num_actors}.")
         elif self.topology == "central_inference" and self.backend in ("local", "native"):
             raise UserError(
-                f"central_inference acts for environments in parts of their own: backend={self.backend} cannot be."
+                f"central_inference acts for environments in parts of their own: backend={self.backend} cannot be; "
+                "set another, or for algorithms that search topology=actor_learner."
             )
         elif self.topology != "central_inference" and self.backend == "grpc" and self.num_actors > 1:
             raise UserError("Several actors cannot listen at one address: set topology=central_inference, or actors=1.")
@@ -355,7 +358,7 @@ def _read_file(base: Experiment, path: Path) -> dict[str, Any]:
 
 
 def _without_misfits(own: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """An algorithm's own settings, without those that make no sense with the exchange or mode that the user chose."""
+    """An algorithm's own settings, without those that make no sense with what the user chose."""
     both = own | dict(said)
     exchange, kept = both.get("sharing.exchange", "all_reduce"), dict(own)
     if "sharing.exchange" in said and exchange == "all_reduce":
@@ -364,6 +367,8 @@ def _without_misfits(own: dict[str, Any], said: Mapping[str, Any]) -> dict[str, 
         kept.pop("sharing.graph", None)
     if (kept | dict(said)).get("sharing.mode") != "lag":
         kept.pop("sharing.lag", None)
+    if "://" in str(said.get("env", "")):  # simulators run where they are
+        kept.pop("backend", None)
     return kept
 
 

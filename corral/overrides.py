@@ -1,13 +1,15 @@
 """Settings by name: full dotted names and short ones, values read by the field's type, and YAML files.
 
 A config is a frozen dataclass whose fields are plain values or further configs. Its settings are named by dotted
-paths, such as `algorithm.net.hidden`; any part but the last may be left out while the name stays unique.
+paths, such as `algorithm.net.hidden`; any part but the last may be left out while the name stays unique. What both the
+algorithm and something else have, is the algorithm's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import numbers
 from collections.abc import Collection, Iterator, Mapping
@@ -49,6 +51,7 @@ _ELSEWHERE = {
 
 _BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 _NOTHING = ("none", "null")
+_ALGORITHM = "algorithm"
 
 
 class _Mismatch(Exception):
@@ -193,8 +196,9 @@ def _find(key: str, names: Collection[str], where: str) -> str:
         return key
     wanted = key.split(".")
     found = [name for name in names if _shortens(wanted, name.split("."))]
-    if len(found) == 1:
-        return found[0]
+    own = [name for name in found if name == f"{_ALGORITHM}.{key}"]  # what the algorithm calls so is meant first
+    if len(found) == 1 or own:
+        return (own or found)[0]
     if found:
         raise UserError(f"{where}{key} is the name of several settings; write {_either(found)}.")
     group = _inside(key, names)
@@ -278,6 +282,11 @@ def _tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _plain_mapping(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):  # as JSON has it: {"opponent": "random"}
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise _Mismatch from None
     plain = _plain(value)
     if not isinstance(plain, dict):
         raise _Mismatch
@@ -346,5 +355,5 @@ def _describe(kind: Any) -> str:
         each = _describe(args[0])
         return f"a list such as {'64,64' if args[0] is int else 'a,b'}, of which each is {each}"
     if origin is dict:
-        return "a mapping of names to numbers, text, true, false, none, or lists of these"
+        return "a mapping of names to numbers, text, true, false, none, or lists of these, as text JSON"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]

@@ -24,6 +24,7 @@ ATARI = "atari"
 """The preset of every Atari game."""
 
 MOVE_OR_SHOOT, STATELESS = "corral.testing.hybrid:MoveOrShoot", "corral.testing.stateless:StatelessCartPole"
+HYBRID_WALK = "corral.testing.hybrid_walk:HybridWalk"
 _ZOO = "from rl-baselines3-zoo"
 
 
@@ -35,11 +36,11 @@ def _verified(bar: str, after: str, after_s: int, end: str, steps: str, whole_s:
     )
 
 
-_DPPO_CARTPOLE = {
-    "steps": 150_000,
-    "num_envs": 16,
+_PPO_CARTPOLE = {
+    "steps": 100_000,
+    "num_envs": 8,
     "length": 32,
-    "minibatches": 2,
+    "minibatches": 2,  # of 128 rows: less luck of the seed than one of 256
     "epochs": 10,
     "gamma": 0.98,
     "lam": 0.8,
@@ -49,23 +50,27 @@ _DPPO_CARTPOLE = {
     "clip": 0.2,
     "anneal_clip": True,
 }
+_DPPO_CARTPOLE = _PPO_CARTPOLE | {"steps": 150_000, "num_envs": 16}
+_PPO_HYBRID_WALK = {
+    "steps": 40_000,
+    "num_envs": 8,
+    "length": 64,
+    "minibatches": 4,
+    "epochs": 10,
+    "gamma": 0.95,
+    "lam": 0.95,
+    "entropy": 0.0,
+    "lr": 1e-3,
+    "anneal_lr": True,
+    "log_std": -0.7,
+    "evaluation.episodes": 100,  # episodes differ by 1
+    "evaluation.every_steps": 2_000,
+}
+_SEARCHING = {"mode": "ppo+distill", "sims": 16, "share": 0.5, "distill": 1.0}
 
 PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "CartPole-v1"): Preset(
-        {
-            "steps": 100_000,
-            "num_envs": 8,
-            "length": 32,
-            "minibatches": 2,  # of 128 rows: less luck of the seed than one of 256
-            "epochs": 10,
-            "gamma": 0.98,
-            "lam": 0.8,
-            "entropy": 0.0,
-            "lr": 1e-3,
-            "anneal_lr": True,
-            "clip": 0.2,
-            "anneal_clip": True,
-        },
+        _PPO_CARTPOLE,
         "verified",
         _verified("475, mean of 100 training episodes", "69,632", 10, "500.0", "100,000", 15, _ZOO),
     ),
@@ -194,6 +199,41 @@ PRESETS: dict[tuple[str, str], Preset] = {
         },
         "untested",
         _ZOO,
+    ),
+    ("ppo", HYBRID_WALK): Preset(_PPO_HYBRID_WALK, "untested", "a first guess"),
+    ("ppo-search", "CartPole-v1"): Preset(_PPO_CARTPOLE | _SEARCHING, "untested", "as ppo"),
+    ("ppo-search", HYBRID_WALK): Preset(_PPO_HYBRID_WALK | _SEARCHING, "untested", "as ppo"),
+    ("alphazero", "corral/TicTacToe-v0"): Preset(
+        {
+            "steps": 100_000,
+            "num_envs": 32,
+            "sims": 32,
+            "learning_starts": 2_000,
+            "batch_size": 256,
+            "replays": 8,
+            "hidden": (128, 128),
+            "temperature_moves": 9,
+            "evaluation.env_kwargs": {"opponent": "perfect"},
+            "evaluation.episodes": 200,
+        },
+        "untested",
+        "a first guess",
+    ),
+    ("alphazero", "corral/Connect4-v0"): Preset(
+        {
+            "steps": 2_400_000,
+            "num_envs": 128,
+            "sims": 64,
+            "root": "puct",
+            "temperature_moves": 12,
+            "replays": 16,
+            "capacity": 300_000,
+            "evaluation.env_kwargs": {"opponent": "mcts:1000"},
+            "evaluation.episodes": 100,
+            "evaluation.every_steps": 400_000,
+        },
+        "untested",
+        "a first guess",
     ),
     ("a2c", "CartPole-v1"): Preset(
         {"steps": 500_000, "num_envs": 8, "length": 5, "lam": 1.0, "entropy": 0.0, "lr": 7e-4},

@@ -215,10 +215,19 @@ class Transitions:
 
 
 @dataclass
+class Positions:
+    """`n` single steps of whole episodes: what was seen, what came of it in the end, and what acting recorded."""
+
+    obs: Tree  # [n, ...]
+    outcome: Array  # [n] float32, the return to the episode's end, for who acted
+    extras: dict[str, Array]  # [n, ...]
+
+
+@dataclass
 class Sample:
     """A batch from a store. `keys` name its transitions to `feedback`; None where nothing is fed back."""
 
-    batch: Trajectory | Transitions
+    batch: Trajectory | Transitions | Positions
     keys: Array | None = None
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from corral.errors import UserError
 from corral.types import Array, Tree, tree_map
+
+if TYPE_CHECKING:
+    from corral.envs.contract import VecEnv
 
 
 @runtime_checkable
@@ -24,6 +27,30 @@ class Policy(Protocol):
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         """Actions, new states, and extras to record; where `first` is true the state belongs to an old episode."""
+
+
+@runtime_checkable
+class PlanningPolicy(Policy, Protocol):
+    """A policy that looks ahead from the states that environments are in, so it has to know the environments.
+
+    Its state names them: `initial_state(n)` are the numbers 0 to n - 1, with whatever else it remembers.
+    """
+
+    reward_scale: float | None
+    """What the rewards that its values were learned from are of the game's own; None where that is not known."""
+
+    @property
+    def simulator_steps(self) -> int:
+        """Steps of simulators that planning has cost so far."""
+
+    def attach(self, vec: VecEnv) -> None:
+        """From now on it acts for these environments."""
+
+
+def introduce(policy: Policy, vec: VecEnv) -> None:
+    """Tell a policy that plans which environments it is going to act for."""
+    if isinstance(policy, PlanningPolicy):
+        policy.attach(vec)
 
 
 class FunctionPolicy:

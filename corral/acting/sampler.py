@@ -11,7 +11,7 @@ import numpy as np
 
 from corral.acting.assemble import Columns, Envs, Time
 from corral.acting.episodes import EpisodeStats
-from corral.acting.policy import Policy, as_policy, to_numpy
+from corral.acting.policy import Policy, as_policy, introduce, to_numpy
 from corral.envs.contract import VecEnv
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
@@ -45,6 +45,7 @@ class Sampler:
         self.vec = (
             env if isinstance(env, VecEnv) else make_vec(env, num_envs, backend, workers, seed, env_kwargs=env_kwargs)
         )
+        introduce(self._policy, self.vec)
         self.episodes = EpisodeStats(self.vec.num_envs)
         self.version = 0
         """Stamped on trajectories, as it was at their first step; raise it when the policy's weights change."""

@@ -39,6 +39,10 @@ class Algorithm(ABC):
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
         """How to act with the network; `index` tells actors that explore differently apart."""
 
+    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> ModelPolicy:
+        """How to act in evaluations, by the best actions or by sampling; by default as in training."""
+        return self.make_policy(model, explore=not deterministic, rng=rng)
+
     @abstractmethod
     def loss(self, model: nn.Module, target: nn.Module | None, batch: Batch, progress: float) -> LossOutput:
         """Loss of one minibatch, with its graph."""

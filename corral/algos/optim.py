@@ -44,6 +44,11 @@ def adam(params: Iterable[Tensor], lr: float, eps: float = 1e-8) -> Optimizer:
     return torch.optim.Adam(weights, lr, eps=eps, fused=True)
 
 
+def adamw(params: Iterable[Tensor], lr: float, weight_decay: float) -> Optimizer:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+    return torch.optim.AdamW(list(params), lr, weight_decay=weight_decay, fused=True)
+
+
 def rmsprop(params: Iterable[Tensor], lr: float, decay: float, eps: float) -> Optimizer:
     """RMSProp without momentum for these weights: torch's own, or for one small tensor the lean one."""
     weights = list(params)

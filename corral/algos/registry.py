@@ -41,6 +41,14 @@ ALGORITHMS = {
     ),
     "a2c": AlgorithmEntry("corral.algos.a2c", "A2c", "advantage actor-critic, one update per short batch", _ALL),
     "ppo": AlgorithmEntry("corral.algos.ppo", "Ppo", "clipped policy updates, several epochs per batch", _ALL),
+    "ppo-search": AlgorithmEntry(
+        "corral.algos.ppo_search", "PpoSearch", "ppo that also learns from tree search on saved states", _ALL,
+        {"backend": "local"},
+    ),
+    "alphazero": AlgorithmEntry(
+        "corral.algos.alphazero", "AlphaZero", "a search that plays against itself, and learns from it", "discrete",
+        {"backend": "local", "num_envs": 64},
+    ),
     "impala": AlgorithmEntry(
         "corral.algos.impala", "Impala", "actor-critic on stale data, corrected by V-trace", _ALL,
         _APART,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +37,9 @@ class Rows:
         return len(self.value) if self.state is None else self.value.shape[1]
 
 
+R = TypeVar("R", bound=Rows)
+
+
 @torch.no_grad()
 def values_of(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
     """Values of every observation acted on, and of every true successor, both `[T, B]`."""
@@ -63,8 +67,16 @@ def values_of(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
     return value[:-1], after
 
 
-def rows_of(model: ActorCritic, traj: Trajectory, value: Array, advantage: Array, target: Array) -> Rows:
-    """The trajectory's steps, on the network's device, with what was computed for them."""
+def rows_of(
+    model: ActorCritic,
+    traj: Trajectory,
+    value: Array,
+    advantage: Array,
+    target: Array,
+    kind: type[R] = Rows,  # type: ignore[assignment]
+    more: Mapping[str, Array] | None = None,
+) -> R:
+    """The trajectory's steps, on the network's device, with what was computed for them; `more` are further columns."""
     device = model.value_head.weight.device
     obs = tree_map(lambda leaf: leaf[:-1], traj.obs)
     arrays = {
@@ -74,21 +86,22 @@ def rows_of(model: ActorCritic, traj: Trajectory, value: Array, advantage: Array
         "value": value,
         "advantage": advantage.astype(np.float32),
         "target": target.astype(np.float32),
+        **(more or {}),
     }
     if model.recurrent:
         tensors = {name: to_tensors(tree, device) for name, tree in arrays.items()}
         state = to_tensors(traj.extras["state"][0], device)
-        return Rows(
+        return kind(
             **tensors, first=to_tensors(traj.first[:-1], device), state=state, valid=to_tensors(traj.valid, device)
         )
     flat = {name: tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree) for name, tree in arrays.items()}
     if traj.faulty.any():
         valid = traj.valid.reshape(-1)
         flat = {name: tree_map(lambda leaf: leaf[valid], tree) for name, tree in flat.items()}
-    return Rows(**{name: to_tensors(tree, device) for name, tree in flat.items()})
+    return kind(**{name: to_tensors(tree, device) for name, tree in flat.items()})
 
 
-def shuffled(rows: Rows, parts: int, rng: torch.Generator) -> Iterator[Rows]:
+def shuffled(rows: R, parts: int, rng: torch.Generator) -> Iterator[R]:
     """All rows, or with a memory all sequences, in random order and in `parts` of about the same size."""
     order = torch.randperm(len(rows), generator=rng).to(rows.value.device)
     axis = 0 if rows.state is None else 1
@@ -100,7 +113,7 @@ def shuffled(rows: Rows, parts: int, rng: torch.Generator) -> Iterator[Rows]:
 
     for index in order.tensor_split(parts) if parts > 1 else (order,):
         if len(index):
-            yield Rows(**{f.name: taken(f.name, index) for f in fields(Rows)})
+            yield type(rows)(**{f.name: taken(f.name, index) for f in fields(rows)})
 
 
 def evaluate(model: ActorCritic, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from corral.types import EnvSpec, Trajectory, Transitions
+from corral.types import EnvSpec, Positions, Trajectory, Transitions
 
 _OBSERVATIONS, _ACTIONS = ("obs", "next_obs", "final_obs"), ("action",)
 
 
-def pack(batch: Trajectory | Transitions, spec: EnvSpec) -> dict[str, Any]:
+def pack(batch: Trajectory | Transitions | Positions, spec: EnvSpec) -> dict[str, Any]:
     """A batch as a dict of arrays and dicts of arrays."""
     packed: dict[str, Any] = {f.name: getattr(batch, f.name) for f in fields(batch)}
     for name, layout in _trees(packed, spec):
@@ -23,9 +23,10 @@ def unpack(packed: dict[str, Any], spec: EnvSpec) -> Trajectory:
     return Trajectory(**_unpacked(packed, spec))
 
 
-def unpack_transitions(packed: dict[str, Any], spec: EnvSpec) -> Transitions:
-    """The transitions that `pack` was given."""
-    return Transitions(**_unpacked(packed, spec))
+def unpack_batch(packed: dict[str, Any], spec: EnvSpec) -> Trajectory | Transitions | Positions:
+    """Whatever `pack` was given; each kind has fields of its own."""
+    kind = Transitions if "discount" in packed else Positions if "outcome" in packed else Trajectory
+    return kind(**_unpacked(packed, spec))
 
 
 def _unpacked(packed: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def make_store(spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0) -> S
     from corral.data.episodes import EpisodeStore
     from corral.data.mixed import MixedStore
     from corral.data.once import OnceStore
+    from corral.data.outcomes import OutcomeStore
     from corral.data.replay import ReplayStore
 
     if (data.unit, data.reuse) == ("transition", "replay"):
@@ -78,7 +79,9 @@ def make_store(spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0) -> S
         return MixedStore(spec, data, num_envs, seed) if data.replayed else OnceStore(spec, data, num_envs)
     if (data.unit, data.reuse) == ("episode", "once"):
         return EpisodeStore(spec, data, num_envs)
+    if (data.unit, data.reuse) == ("episode", "replay"):
+        return OutcomeStore(spec, data, num_envs, seed)
     raise UserError(
-        f"There is no store for unit '{data.unit}' with reuse '{data.reuse}': transitions are replayed, sequences and "
-        "episodes are used once."
+        f"There is no store for unit '{data.unit}' with reuse '{data.reuse}': transitions and episodes are "
+        "replayed, sequences and episodes are used once."
     )

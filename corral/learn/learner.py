@@ -17,7 +17,7 @@ from corral.learn.exchange.contract import Exchange, Verdict
 from corral.learn.exchange.local import Local
 from corral.learn.flat import FlatParams
 from corral.learn.precision import Precision
-from corral.types import LossOutput, Sample, Trajectory, Transitions, tree_map
+from corral.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
 
 _MOST_BAD_IN_A_ROW = 10
 
@@ -139,7 +139,7 @@ class Learner:
             self.flat.grad.mul_(self.algo.max_grad_norm / (norm + 1e-6))
         return norm
 
-    def _observe(self, batch: Trajectory | Transitions) -> None:
+    def _observe(self, batch: Trajectory | Transitions | Positions) -> None:
         """Let the network's normalisation see what it has learned from, after the fact: ratios stay exact."""
         encoder = getattr(self.model, "encoder", None)
         if encoder is None or encoder.norm is None:
@@ -196,7 +196,7 @@ def _with_last(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
         item = upcoming
 
 
-def _not_finite(batch: Trajectory | Transitions) -> str | None:
+def _not_finite(batch: Trajectory | Transitions | Positions) -> str | None:
     """What of a batch is not finite."""
     found: list[str] = []
 
@@ -204,5 +204,5 @@ def _not_finite(batch: Trajectory | Transitions) -> str | None:
         return lambda leaf: found.append(name) if leaf.dtype.kind == "f" and not np.isfinite(leaf).all() else None
 
     tree_map(look("observation"), batch.obs)
-    tree_map(look("reward"), batch.reward)
+    tree_map(look("reward"), batch.outcome if isinstance(batch, Positions) else batch.reward)
     return found[0] if found else None

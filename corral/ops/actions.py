@@ -54,7 +54,7 @@ class Actions:
             bounded = np.isfinite(low) & np.isfinite(high)
             self._center = np.where(bounded, (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, 0.0)
             self._half = np.where(bounded, (np.where(bounded, high, 2) - np.where(bounded, low, 0)) / 2, 1.0)
-            self._bounded, self._low, self._high = bounded, low, high
+            self.bounded, self._low, self._high = bounded, low, high
 
     @property
     def discrete(self) -> bool:
@@ -179,7 +179,7 @@ class Actions:
         return self.layout.unflatten(leaves)
 
     def _bound(self, raw: Array, part: slice) -> Array:
-        bounded, low, high = self._bounded[part], self._low[part], self._high[part]
+        bounded, low, high = self.bounded[part], self._low[part], self._high[part]
         scaled = self._center[part] + self._half[part] * np.clip(raw, -1.0, 1.0)
         bound: Array = np.clip(np.where(bounded, scaled, raw), low, high)
         return bound

@@ -11,7 +11,7 @@ import torch
 
 from corral import seeding
 from corral.acting.episodes import EpisodeStats
-from corral.acting.policy import Policy, to_numpy
+from corral.acting.policy import PlanningPolicy, Policy, to_numpy
 from corral.data.store import Store, make_store
 from corral.experiment import Experiment
 from corral.learn.exchange.contract import Exchange
@@ -81,9 +81,16 @@ class Topology(ABC):
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         """The policy as it is now, for evaluation; its randomness is its own."""
-        policy = self.algo.make_policy(self.model, explore=not deterministic, rng=np.random.default_rng(seed))
+        policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
         policy.progress = self.progress
+        if isinstance(policy, PlanningPolicy):
+            policy.reward_scale = self.reward_scale
         return policy
+
+    @property
+    def reward_scale(self) -> float | None:
+        """What the rewards that are learned from are of the game's own; None where only the actors know."""
+        return None if self.experiment.normalize_reward else 1.0
 
     def metrics(self) -> dict[str, float]:
         """Counters of the parts."""

@@ -12,7 +12,7 @@ import torch
 
 from corral import seeding
 from corral.acting.policy import to_numpy
-from corral.data.pack import pack, unpack, unpack_transitions
+from corral.data.pack import pack, unpack_batch
 from corral.encoding import Value
 from corral.errors import RunFailed
 from corral.experiment import Experiment
@@ -26,12 +26,13 @@ from corral.runtimes.contract import Mailbox, MakeRole, Runtime
 from corral.topologies.build import build_model, make_algorithm
 from corral.topologies.contract import Note
 from corral.topologies.crew import Member, collect
-from corral.types import EnvSpec, LossOutput, Sample, Trajectory, Transitions, slice_envs, tree_map
+from corral.types import EnvSpec, LossOutput, Positions, Sample, Trajectory, Transitions, slice_envs, tree_map
 
 _TOGETHER_S = 600.0  # for everybody to come to an update; who is killed is noticed at once
 _BUILD_S = 300.0
 _ANSWER_S = 60.0  # after an update that everybody has made, or that has failed for everybody
 _TRIES = 5
+Batch = Trajectory | Transitions | Positions
 
 
 class Peer:
@@ -69,9 +70,8 @@ class Peer:
 
     def learn(self, batch: Value, progress: float) -> Value:
         """Make the updates of a batch with the others: whether all were made, and priorities of its transitions."""
-        unpacked = unpack_transitions if "discount" in batch else unpack
         try:
-            outputs = self._learner.step(Sample(unpacked(batch, self._spec)), progress)
+            outputs = self._learner.step(Sample(unpack_batch(batch, self._spec)), progress)
         except PeerLost:
             return {"whole": False, "priorities": None}
         priorities = outputs[0].priorities if outputs else None
@@ -194,15 +194,15 @@ def _make_peer(experiment: Experiment, spec: Value, precision: Precision, index:
     return lambda mailbox: Peer(experiment, spec, precision, index, start, mailbox)
 
 
-def _split(batch: Trajectory | Transitions, parts: int) -> list[Trajectory] | list[Transitions]:
+def _split(batch: Batch, parts: int) -> list[Any]:
     """Shares of the same size; what is left over is left out."""
     if isinstance(batch, Trajectory):
         size = batch.shape[1] // parts
         return [slice_envs(batch, np.arange(k * size, (k + 1) * size)) for k in range(parts)]
-    size = len(batch.reward) // parts
+    size = len(batch.outcome if isinstance(batch, Positions) else batch.reward) // parts
     return [_rows(batch, slice(k * size, (k + 1) * size)) for k in range(parts)]
 
 
-def _rows(batch: Transitions, rows: slice) -> Transitions:
+def _rows(batch: Transitions | Positions, rows: slice) -> Transitions | Positions:
     values = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    return Transitions(**{name: tree_map(lambda leaf: leaf[rows], value) for name, value in values.items()})
+    return type(batch)(**{name: tree_map(lambda leaf: leaf[rows], value) for name, value in values.items()})

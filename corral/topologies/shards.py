@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from corral import seeding
-from corral.data.pack import pack, unpack, unpack_transitions
-from corral.data.replay import ReplayStore
-from corral.data.store import Store
+from corral.data.pack import pack, unpack, unpack_batch
+from corral.data.store import Store, make_store
 from corral.encoding import Value
 from corral.errors import RunFailed
 from corral.runtimes.contract import Mailbox, MakeRole, RoleLost, Runtime
@@ -32,7 +31,7 @@ class Shard:
 
     def __init__(self, spec: dict[str, Any], data: dict[str, Any], num_envs: int, seed: int, mailbox: Mailbox):
         self._spec = EnvSpec.from_json(spec)
-        self._store = ReplayStore(self._spec, DataSpec(**data), num_envs, seed)
+        self._store: Any = make_store(self._spec, DataSpec(**data), num_envs, seed)  # one that has a limiter
 
     def put(self, traj: Value, priorities: Value, progress: float, reward_scale: float) -> Value:
         """Take in a fragment; says how it stands."""
@@ -129,7 +128,7 @@ class ShardedStore(Store):
         shard, start, answer = self._ready.popleft()
         self._keys.append((shard, start))
         self._pump(0.0)
-        return Sample(unpack_transitions(answer["batch"], self._spec), answer["keys"])
+        return Sample(unpack_batch(answer["batch"], self._spec), answer["keys"])
 
     def feedback(self, keys: Array | None, priorities: Array) -> None:
         """Tell the shard that the last batch came from."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from corral import seeding
+from corral.acting.policy import PlanningPolicy
 from corral.acting.sampler import Sampler
 from corral.envs.normalize import NormalizedVecEnv
 from corral.experiment import Experiment
@@ -63,6 +64,11 @@ class Sync(Topology):
         base, crew = self._crew
         return min(1.0, (base + crew * self._rows) / self.experiment.steps)
 
+    @property
+    def reward_scale(self) -> float | None:
+        """What the rewards that are learned from are of the game's own."""
+        return self.vec.learning_scale if isinstance(self.vec, NormalizedVecEnv) else 1.0
+
     def advance(self) -> dict[str, list[float]]:
         """Act for a fragment, then learn while the store gives batches; returns what the losses said."""
         steps, envs = self.algo.fragment_steps(self.experiment.num_envs), self.experiment.num_envs
@@ -90,7 +96,10 @@ class Sync(Topology):
 
     def metrics(self) -> dict[str, float]:
         """Counters of the parts."""
-        return {**super().metrics(), "env/restarts": float(self.vec.restarts)}
+        found = {**super().metrics(), "env/restarts": float(self.vec.restarts)}
+        if isinstance(self.policy, PlanningPolicy):
+            found["search/simulator_steps"] = float(self.policy.simulator_steps)
+        return found
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
         """Everything; without `replay`, the store is left out and starts empty on resume."""

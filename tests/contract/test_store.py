@@ -63,7 +63,7 @@ class TestPrioritisedNStepThatForgets(ReplayContract):
     fragment_length = 1
 
 
-@pytest.mark.parametrize(("unit", "reuse"), [("transition", "once"), ("sequence", "replay"), ("episode", "replay")])
+@pytest.mark.parametrize(("unit", "reuse"), [("transition", "once"), ("sequence", "replay")])
 def test_what_no_store_does_is_refused_in_words(unit, reuse):
     with pytest.raises(UserError, match="no store"):
         make_store(counting_spec(), DataSpec(unit, 1, 4, reuse, capacity=10), 2)

@@ -28,10 +28,10 @@ ALLOWED = {
     "envs": _BASE | {"link"},
     "simulators": _BASE | {"link", "envs"},
     "states": _BASE | {"link"},
-    "planning": _BASE | {"envs", "link"},
-    "data": _BASE,
+    "planning": _MODELS | {"acting", "envs", "link"},
+    "data": _BASE | {"ops"},
     "acting": _MODELS | {"envs"},
-    "algos": _MODELS | {"acting"},
+    "algos": _MODELS | {"acting", "envs", "planning"},
     "learn": _MODELS | {"algos", "sharing"},
     "overrides": {"errors"},
     "presets": {"errors", "envs"},
@@ -40,10 +40,11 @@ ALLOWED = {
     "runtimes": _BASE | {"envs"},
     "topologies": _MODELS | {"acting", "algos", "data", "envs", "experiment", "learn", "runtimes", "sharing"},
     "runs": _MODELS
-    | {"acting", "algos", "data", "envs", "experiment", "learn", "overrides", "presets", "runtimes", "topologies"},
+    | {"acting", "algos", "data", "envs", "experiment", "learn", "overrides", "planning", "presets", "runtimes",
+       "topologies"},
     "training": {"errors", "envs", "experiment", "runs"},
-    "testing": _BASE | {"link", "envs", "acting", "algos", "data"},
-    "bench": _MODELS | {"acting", "algos", "data", "envs", "experiment", "learn", "link", "presets", "runs",
+    "testing": _MODELS | {"link", "envs", "acting", "algos", "data", "planning"},
+    "bench": _MODELS | {"acting", "algos", "data", "envs", "experiment", "learn", "link", "planning", "presets", "runs",
                         "sharing", "simulators", "testing", "topologies", "training"},
     "cli": _BASE | {"acting", "algos", "bench", "envs", "experiment", "link", "overrides", "presets", "runs",
                     "simulators", "states", "testing", "training"},
@@ -57,8 +58,10 @@ HEAVY = {
     "stable_baselines3",
     "matplotlib",
     "pybullet",
+    "mujoco",
     "grpc",
     "pygame",
+    "pettingzoo",
 }
 
 
@@ -88,7 +91,16 @@ def test_parts_import_only_what_they_may(path):
 
 
 # Parts that are torch through and through; nobody comes to them by `import corral`.
-MORE_TORCH = {"exchange_peer", "model_policy", "training", "training_peers", "time_to_score", "counting"}
+MORE_TORCH = {
+    "network",
+    "values",
+    "exchange_peer",
+    "model_policy",
+    "training",
+    "training_peers",
+    "time_to_score",
+    "counting",
+}
 TORCH = {"ops", "nets", "algos", "learn", "topologies", "runs"}
 
 
@@ -116,8 +128,8 @@ def test_public_names_are_these():
     import corral
 
     assert sorted(corral.__all__) == [
-        "EnvFailed", "EnvSpec", "Experiment", "Policy", "RunFailed", "Sampler", "StepBatch", "Supervision",
-        "Trajectory", "UserError", "__version__", "envs", "load_policy", "make_vec", "resume", "spaces", "testing",
-        "train",
+        "EnvFailed", "EnvSpec", "Experiment", "Policy", "RunFailed", "Sampler", "Search", "Snapshots", "StepBatch",
+        "Supervision", "Trajectory", "UserError", "__version__", "envs", "load_policy", "make_vec", "resume",
+        "spaces", "testing", "train",
     ]  # fmt: skip
     assert all(getattr(corral, name) is not None for name in corral.__all__)
