@@ -21,6 +21,7 @@ _PUBLIC = {
     "RunFailed": "corral.errors",
     "make_vec": "corral.envs.make",
     "Sampler": "corral.acting.sampler",
+    "Search": "corral.planning.search_policy",
     "Policy": "corral.acting.policy",
     "Supervision": "corral.envs.supervise",
     "StepBatch": "corral.types",
@@ -28,14 +29,15 @@ _PUBLIC = {
     "EnvSpec": "corral.types",
     "UserError": "corral.errors",
     "EnvFailed": "corral.errors",
+    "Snapshots": "corral.planning.snapshot",
     "envs": "corral.envs",
     "spaces": "corral.spaces",
     "testing": "corral.testing",
 }
 
-__all__ = ["EnvFailed", "EnvSpec", "Experiment", "Policy", "RunFailed", "Sampler", "StepBatch", "Supervision",
-           "Trajectory", "UserError", "__version__", "envs", "load_policy", "make_vec", "resume", "spaces",
-           "testing", "train"]  # fmt: skip
+__all__ = ["EnvFailed", "EnvSpec", "Experiment", "Policy", "RunFailed", "Sampler", "Search", "Snapshots",
+           "StepBatch", "Supervision", "Trajectory", "UserError", "__version__", "envs", "load_policy", "make_vec",
+           "resume", "spaces", "testing", "train"]  # fmt: skip
 
 if TYPE_CHECKING:
     from corral import envs, spaces, testing
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from corral.envs.supervise import Supervision
     from corral.errors import EnvFailed, RunFailed, UserError
     from corral.experiment import Experiment
+    from corral.planning.search_policy import Search
+    from corral.planning.snapshot import Snapshots
     from corral.runs.load import load_policy
     from corral.training import resume, train
     from corral.types import EnvSpec, StepBatch, Trajectory

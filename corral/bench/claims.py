@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from corral import presets
 
 _LOOKS = 200  # rows of metrics in a run, so that the step that reached the bar is known to half a percent
 
-Table = Literal["learning", "sharing", "simulators"]
+Table = Literal["learning", "sharing", "simulators", "planning"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class Claim:
     """Which table of BENCHMARKS.md it belongs to."""
     simulator: str = ""
     """Example of the C++ SDK that simulates `env`, in processes of its own."""
+    within_s: float = math.inf
+    """Seconds that it may take."""
+    game: bool = False
+    """Episodes are games: the table says how many of them are won."""
+    rival: str = ""
+    """Label of the claim on the same task that it should need fewer environment steps than."""
 
     @property
     def name(self) -> str:
@@ -59,6 +66,7 @@ class Claim:
 
 
 _DIAL_IN, _SIMULATORS = "zmq://127.0.0.1:0", 8
+_EXPERT = {"mode": "expert"}
 _RAY = ("--runtime", "ray", "--actors", "1")
 
 
@@ -76,6 +84,12 @@ def _simulated(algo: str, env: str, simulator: str, measure: Literal["train100",
     """A claim on a simulator in C++, within the steps of its preset."""
     steps = int(presets.PRESETS[algo, env].settings["steps"])
     return Claim(algo, env, measure, bar, steps, table="simulators", simulator=simulator)
+
+
+def _planned(algo: str, env: str, measure: Literal["train100", "eval"], bar: float, **more: Any) -> Claim:
+    """A claim of learning with search, or of what it is compared with, within the steps of its preset."""
+    steps = int(presets.PRESETS[algo, env].settings["steps"])
+    return Claim(algo, env, measure, bar, steps, table="planning", **more)
 
 
 CLAIMS = (
@@ -104,5 +118,12 @@ CLAIMS = (
     _simulated("dppo", "CartPole-v1", "cartpole", "train100", 450),
     _simulated("impala", "CartPole-v1", "cartpole", "train100", 450),
     _simulated("ppo", presets.MOVE_OR_SHOOT, "hybrid", "eval", 0.85),
+    _planned("ppo", "CartPole-v1", "train100", 475),
+    _planned("ppo-search", "CartPole-v1", "train100", 475, label="ppo-search, ppo+distill", rival="ppo"),
+    _planned("ppo-search", "CartPole-v1", "train100", 475, label="ppo-search, expert", rival="ppo", overrides=_EXPERT),
+    _planned("ppo", presets.HYBRID_WALK, "eval", -1.1),
+    _planned("ppo-search", presets.HYBRID_WALK, "eval", -1.1, label="ppo-search, ppo+distill", rival="ppo"),
+    _planned("alphazero", "corral/TicTacToe-v0", "eval", 0.0, game=True),
+    _planned("alphazero", "corral/Connect4-v0", "eval", 0.6, once=True, within_s=3600, game=True),
 )
 """The tables of BENCHMARKS.md."""

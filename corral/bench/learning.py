@@ -19,8 +19,9 @@ from corral.bench.claims import Claim
 from corral.bench.cpp import SDK, CannotCompile, compile_simulator
 from corral.errors import RunFailed, UserError
 
-_PATIENCE_S = 3600.0
+_PATIENCE_S = 2 * 3600.0
 _EPISODES = 100
+_SEARCHED = "search/simulator_steps"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Trial:
     total_s: float
     bytes_per_update: float | None = None
     """Of one learner, where several share."""
+    simulator_steps: int | None = None
+    """Steps of simulators that searches had cost when the bar was reached."""
+    won: float | None = None
+    """Share of the last evaluation's episodes that were won, of games."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,8 @@ def read_trial(claim: Claim, seed: int, run_dir: Path) -> Trial:
     values = rows["train/return" if claim.measure == "train100" else "eval/return"].copy()
     if claim.measure == "train100":
         values[rows["train/episodes"] < _EPISODES] = math.nan
-    reached = np.flatnonzero((values >= claim.bar) & (rows["env_steps"] <= claim.steps))
+    in_time = (rows["env_steps"] <= claim.steps) & (rows["wall_s"] <= claim.within_s)
+    reached = np.flatnonzero((values >= claim.bar) & in_time)
     known = values[~np.isnan(values)]
     return Trial(
         seed,
@@ -96,7 +102,17 @@ def read_trial(claim: Claim, seed: int, run_dir: Path) -> Trial:
         float(known[-1]) if len(known) else math.nan,
         float(rows["wall_s"][-1]),
         float(rows["exchange/bytes_per_update"][-1]) if "exchange/bytes_per_update" in rows else None,
+        int(rows[_SEARCHED][reached[0]]) if _SEARCHED in rows and len(reached) else None,
+        _share_won(run_dir) if claim.game else None,
     )
+
+
+def _share_won(run_dir: Path) -> float:
+    from corral.runs import checkpoint
+    from corral.runs.folder import RunFolder
+
+    _, meta = checkpoint.load(RunFolder.open(run_dir), "latest", only=checkpoint.POLICY)
+    return float(np.mean([outcome > 0 for outcome in meta["evaluation"]["returns"]]))
 
 
 @dataclass

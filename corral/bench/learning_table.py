@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from corral.bench.learning import Finding
+from corral.bench.markdown import table as aligned
 from corral.bench.rounds import Spread
 from corral.errors import UserError
 
@@ -20,20 +22,38 @@ MARKS = {
         "<!-- simulators table: written by `corral bench learning --table simulators` -->",
         "<!-- end of the simulators table -->",
     ),
+    "planning": (
+        "<!-- planning claims: written by `corral bench learning --table planning` -->",
+        "<!-- end of the planning claims -->",
+    ),
 }
 """Table -> lines before and after it in BENCHMARKS.md."""
 _MEASURES = {"train100": "mean of 100 training episodes", "eval": "evaluation"}
 _HEAD = ("task", "algorithm", "bar", "within", "seeds", "reached after, steps", "seconds", "at the end", "run, s",
-         "bytes per update")  # fmt: skip
+         "simulator steps", "games won", "bytes per update")  # fmt: skip
+_ALWAYS = 9  # columns; the others are there where a claim has something to say in them
 
 
 def table(findings: Sequence[Finding]) -> list[str]:
     """Lines of Markdown, one row per claim: medians and ranges over the seeds that reached the bar."""
     rows = [_row(finding) for finding in findings]
-    head = _HEAD if any(row[-1] != "-" for row in rows) else _HEAD[:-1]
-    widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
-    lines = [_line(head, widths), _line(["-" * width for width in widths], widths)]
-    return lines + [_line(row[: len(head)], widths) for row in rows]
+    shown = [k for k in range(len(_HEAD)) if k < _ALWAYS or any(row[k] != "-" for row in rows)]
+    return aligned([_HEAD[k] for k in shown], [[row[k] for k in shown] for row in rows])
+
+
+def rivalries(findings: Sequence[Finding]) -> list[str]:
+    """A line for each claim with a rival: whose environment steps to the bar are how many times the other's."""
+    lines = []
+    for finding in findings:
+        claim = finding.claim
+        rivals = [f for f in findings if (f.claim.label or f.claim.algo, f.claim.env) == (claim.rival, claim.env)]
+        if not rivals:
+            continue
+        theirs = {trial.seed: trial.steps for trial in rivals[0].trials}
+        ratios = [t.steps / base for t in finding.trials if t.steps and (base := theirs.get(t.seed))]
+        figure = f"{_spread(ratios, '.2f')} times" if ratios else "no known number of"
+        lines.append(f"- {claim.name}: {figure} the environment steps of {claim.rival} to the bar, seed by seed.")
+    return lines
 
 
 def section(findings: Sequence[Finding], facts: dict[str, Any], command: str, jobs: int) -> list[str]:
@@ -45,6 +65,7 @@ def section(findings: Sequence[Finding], facts: dict[str, Any], command: str, jo
         f"{versions}; {beside}. Medians, and ranges over the seeds in brackets.",
         "",
         *table(findings),
+        *(["", *compared] if (compared := rivalries(findings)) else []),
     ]
 
 
@@ -66,12 +87,14 @@ def _row(finding: Finding) -> tuple[str, ...]:
         claim.env.rpartition(":")[2],
         claim.label or claim.algo,
         f"{claim.bar:g}, {_MEASURES[claim.measure]}",
-        f"{claim.steps:,}",
+        f"{claim.steps:,}" + ("" if claim.within_s == math.inf else f", {claim.within_s / 60:g} min"),
         f"{len(done)} of {len(trials)}",
         _spread([trial.steps for trial in done if trial.steps is not None], ",.0f"),
         _spread([trial.seconds for trial in done if trial.seconds is not None], ".1f"),
         _spread([trial.final for trial in trials], ".2f" if abs(claim.bar) < 10 else ".1f"),
         _spread([trial.total_s for trial in trials], ".1f"),
+        _spread([trial.simulator_steps for trial in done if trial.simulator_steps is not None], ",.0f"),
+        _spread([trial.won for trial in trials if trial.won is not None], ".1%"),
         _bytes([trial.bytes_per_update for trial in trials if trial.bytes_per_update is not None]),
     )
 
@@ -85,7 +108,3 @@ def _spread(values: Sequence[float], form: str) -> str:
         return "-"
     spread = Spread.of(values)
     return f"{spread.median:{form}} ({spread.low:{form}} to {spread.high:{form}})"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"

@@ -9,8 +9,8 @@ from typing import Any
 
 from corral.bench.link import BARE, JSON, RLLINK, TCP, ZMQ, LinkCase
 from corral.bench.link_sims import Noop
+from corral.bench.markdown import table, write_between
 from corral.bench.report import CaseReport
-from corral.errors import UserError
 
 MARKS = ("<!-- link table: written by `corral bench link` -->", "<!-- end of the link table -->")
 _HEAD = ("contestant", "rows/s", "range", "us per row", "overhead, us", f"x {JSON}", "range")
@@ -23,7 +23,7 @@ def tables(reports: Sequence[CaseReport]) -> list[str]:
         case = report.case
         assert isinstance(case, LinkCase)
         rows = [_row(report, case, name) for name, _ in report.ranking()]
-        lines += ["", f"{case.title}:", "", *_table(_HEAD, rows)]
+        lines += ["", f"{case.title}:", "", *table(_HEAD, rows)]
         lines += [f"Left out: {name}, {why}." for name, why in report.outcome.skipped.items()]
         if report.layers:
             columns = ("microseconds of a row", *report.scale.columns, "total")
@@ -31,7 +31,7 @@ def tables(reports: Sequence[CaseReport]) -> list[str]:
                 (row.name, *(f"{row.layers[c].median:.2f}" for c in report.scale.columns), f"{row.total.median:.2f}")
                 for row in report.layers
             ]
-            lines += ["", *_table(columns, parts)]
+            lines += ["", *table(columns, parts)]
     return lines[1:]
 
 
@@ -73,12 +73,7 @@ def section(
 
 def write_section(path: Path, lines: Sequence[str]) -> None:
     """Put lines between the markers of a file, in place of what was there."""
-    before, after = MARKS
-    head, start, rest = path.read_text().partition(before) if path.exists() else ("", "", "")
-    _, end, tail = rest.partition(after)
-    if not start or not end:
-        raise UserError(f"{path} has no place for the table: it needs the lines {before} and {after}.")
-    path.write_text("\n".join([f"{head}{before}", *lines, f"{after}{tail}"]))
+    write_between(path, MARKS, lines)
 
 
 def picture_place(path: Path) -> Path:
@@ -100,16 +95,3 @@ def _row(report: CaseReport, case: LinkCase, name: str) -> tuple[str, ...]:
         name, f"{rate.median:,.0f}", f"{rate.low:,.0f} - {rate.high:,.0f}", f"{1e6 / rate.median:.2f}", overhead,
         f"{ratio.median:.2f}" if known else "-", f"{ratio.low:.2f} - {ratio.high:.2f}" if known else "-",
     )  # fmt: skip
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
-    return [
-        _line(head, widths),
-        _line(["-" * width for width in widths], widths),
-        *(_line(row, widths) for row in rows),
-    ]
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"

@@ -22,6 +22,8 @@ EXTRAS = {
     "video": ("imageio_ffmpeg", "pygame"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "bullet": ("pybullet",),
+    "games": ("pettingzoo", "chess", "pygame"),
+    "mujoco": ("mujoco",),
     "ray": ("ray",),
     "rllib": ("ray", "tree", "pyarrow"),
     "grpc": ("grpc",),

@@ -40,6 +40,8 @@ class Eval:
     """best, latest, or the name of one."""
     render: Flag = False
     """Show the games on the screen; the best actions, unless --sampled."""
+    search_sims: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """Look ahead with so many simulations before every action, by saving and restoring the environment."""
     json: Flag = False
     """Print JSON, with every episode."""
 
@@ -48,6 +50,8 @@ class Eval:
         for name, value, least in (("episodes", self.episodes, 1), ("seed", self.seed, 0)):
             if value is not None and value < least:
                 raise UserError(f"--{name} must be at least {least}, got {value}.")
+        if self.search_sims is not None and self.search_sims < 1:
+            raise UserError(f"--search-sims must be at least 1, got {self.search_sims}: leave it out to play without.")
         from corral.runs.load import load_policy
 
         loaded = load_policy(self.run_dir, self.checkpoint, device="run")
@@ -70,11 +74,16 @@ class Eval:
         seed = experiment.seed if self.seed is None else self.seed
         both = self.deterministic == self.sampled and not self.render
         kinds = [True, False] if both else [self.deterministic or not self.sampled]
-        with make_screen(experiment) if self.render else make_eval_vec(experiment, episodes, seed) as vec:
+        here = self.search_sims is not None
+        with make_screen(experiment) if self.render else make_eval_vec(experiment, episodes, seed, here=here) as vec:
             require_same_env(vec.spec, loaded.spec)
             results = {}
             for greedy in kinds:
-                policy = loaded.as_policy(deterministic=greedy, seed=acting_seed(seed, deterministic=greedy))
+                drawn = acting_seed(seed, deterministic=greedy)
+                if self.search_sims is None:
+                    policy = loaded.as_policy(deterministic=greedy, seed=drawn)
+                else:
+                    policy = loaded.search_policy(self.search_sims, deterministic=greedy, seed=drawn)
                 results["deterministic" if greedy else "sampled"] = evaluate(vec, policy, episodes, seed)
         return results
 

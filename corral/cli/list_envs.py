@@ -35,6 +35,7 @@ _GROUPS = {
     "gymnasium.envs.mujoco": Group("MuJoCo", "mujoco", "pip install 'gymnasium[mujoco]'"),
     "gymnasium.envs.phys2d": Group("Classic control in JAX", "jax", "pip install 'gymnasium[jax]'"),
     "gymnasium.envs.tabular": Group("Toy text in JAX", "jax", "pip install 'gymnasium[jax]'"),
+    "corral.envs.suites.games": Group("Board games"),
     "ale_py": _ATARI,
 }
 
@@ -63,6 +64,7 @@ def registered(text: str = "") -> dict[Group, list[str]]:
 
     if _ATARI.ready:
         importlib.import_module("ale_py")  # registers its ids
+    importlib.import_module("corral.envs.suites.games")  # so does this
     groups: dict[Group, list[str]] = {}
     for env_id, spec in gymnasium.registry.items():
         # A callable entry point of Gymnasium's own only says that the environment has moved away.

@@ -30,6 +30,10 @@ COMMANDS = {
         "corral.cli.bench_link:BenchLink",
         "measure rows per second of external simulators, beside other ways to reach them",
     ),
+    "bench planning": (
+        "corral.cli.bench_planning:BenchPlanning",
+        "measure what looking ahead adds to a half-trained policy, and to none",
+    ),
     "bench replay": (
         "corral.cli.bench_replay:BenchReplay",
         "measure prioritised replay, beside other libraries",
@@ -37,6 +41,10 @@ COMMANDS = {
     "bench sampling": (
         "corral.cli.bench:BenchSampling",
         "measure environment steps per second, beside other libraries",
+    ),
+    "bench search": (
+        "corral.cli.bench_search:BenchSearch",
+        "measure simulations per second of tree search, beside other libraries",
     ),
     "bench training": (
         "corral.cli.bench_training:BenchTraining",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from corral.algos.registry import find_algorithm
 from corral.cli.env_kwargs import EnvKwargs, parse_env_kwargs
 from corral.errors import UserError
 from corral.overrides import read_value, split_items
@@ -104,6 +105,7 @@ class Train:
         """Settings that were given, from --set and from the options of their own."""
         given: dict[str, Any] = dict(split_items([item for items in self.set for item in items]))
         options = {option.name for option in fields(self)}
+        options -= {f.name for f in fields(find_algorithm(self.algo).config())}  # a search's sims are not simulators
         for key in given:
             if key.replace("-", "_") in options:
                 raise UserError(f"{key} has an option of its own: --{key.replace('_', '-')}, instead of --set.")

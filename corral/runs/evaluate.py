@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from corral import seeding
-from corral.acting.policy import Policy, to_numpy
+from corral.acting.policy import Policy, introduce, to_numpy
 from corral.envs.contract import VecEnv
+from corral.envs.external import is_url
 from corral.envs.make import make_vec
 from corral.types import Tree, tree_map
 
@@ -66,13 +67,21 @@ def num_eval_envs(episodes: int) -> int:
     return min(episodes, _MOST_ENVS)
 
 
-def make_eval_vec(experiment: Experiment, episodes: int, seed: int) -> VecEnv:
-    """A run's environments for an evaluation of so many episodes; their seeds are never those of training."""
+def make_eval_vec(experiment: Experiment, episodes: int, seed: int, *, here: bool = False) -> VecEnv:
+    """A run's environments for an evaluation of so many episodes; their seeds are never those of training.
+
+    `here`: in this process, for policies that plan.
+    """
     env, kwargs = experiment.environment()
+    kwargs = kwargs | experiment.evaluation.env_kwargs
     count = num_eval_envs(episodes)
     # Workers that dial in are the training's; an evaluation runs beside the learner.
     elsewhere = experiment.backend == "grpc"
     backend, workers = ("auto", None) if elsewhere else (experiment.backend, experiment.workers)
+    if is_url(env):  # simulators run where they are
+        backend, workers = "auto", experiment.workers
+    elif here:
+        backend, workers = "local", None
     with _quiet_choice():
         return make_vec(env, count, backend, workers, seed, env_kwargs=kwargs, role="eval")
 
@@ -88,6 +97,7 @@ def evaluate(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Evaluatio
     Every environment plays its share of them, and no more: whoever took the first to finish would prefer short
     games. A game cut short by a fault is played again; one that goes on for 100,000 steps counts as it stands.
     """
+    introduce(policy, vec)
     n = vec.num_envs
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)
     vec.reset(seed)

@@ -71,7 +71,7 @@ class PolicyModule(nn.Module):
         self.outputs = tuple(_port("action", leaf, _out_dtype(leaf)) for leaf in loaded.spec.action.leaves)
         self.scales = [_scale(leaf) for leaf in loaded.spec.action.leaves] + [np.ones(())] * self._recurrent
         if self._recurrent:
-            size = loaded.as_policy().initial_state(1).shape[1]
+            size = loaded.alone().initial_state(1).shape[1]
             self.inputs += Port("state", "float32", (size,)), Port("first", "bool", ())
             self.outputs += (Port("next_state", "float32", (size,)),)
 
@@ -121,7 +121,7 @@ def export(loaded: LoadedPolicy, path: str | Path) -> Exported:
 
 def _compare(module: PolicyModule, loaded: LoadedPolicy, run: Run) -> tuple[float, int]:
     """Largest difference between a file and the policy, on random observations; and how many those were."""
-    rng, policy = np.random.default_rng(1), loaded.as_policy()
+    rng, policy = np.random.default_rng(1), loaded.alone()
     layout, count = loaded.spec.observation, len(loaded.spec.observation.leaves)
     worst, seen = 0.0, 0
     for n in _SIZES:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces as gs
 
+from corral.acting.policy import PlanningPolicy, Policy
 from corral.errors import UserError
 from corral.experiment import Experiment
 from corral.runs import checkpoint
@@ -18,7 +19,6 @@ from corral.types import Array, EnvSpec, Tree, tree_map
 if TYPE_CHECKING:
     import torch
 
-    from corral.acting.policy import Policy
     from corral.algos.contract import Algorithm
 
 
@@ -57,13 +57,15 @@ class LoadedPolicy:
         """Environment steps of the run when the checkpoint was written."""
         self.evaluation: dict[str, Any] | None = meta["evaluation"]
         """What the run's last evaluation before that gave."""
+        self.reward_scale: float | None = meta.get("reward_scale", None if experiment.normalize_reward else 1.0)
+        """What the rewards that it has learned from were of the game's own; None where that was not saved."""
         self.algo = make_algorithm(experiment, self.spec)
         self.model = _build_model(self.algo, weights, find_device(experiment.device if device == "run" else device))
         self.model.eval().requires_grad_(False)
         self.model.autocast = meta["precision"] == "bf16"
         if meta["precision"] == "fp32":  # as the learner does, so that decisions are the same to the last bit
             getattr(self.model, "go_lean", bool)()
-        self._actors = {greedy: self.as_policy(deterministic=greedy, seed=seed) for greedy in (True, False)}
+        self._actors = {greedy: self.alone(deterministic=greedy, seed=seed) for greedy in (True, False)}
         self._state: Tree = None
         self._rows = 0
 
@@ -90,9 +92,31 @@ class LoadedPolicy:
 
     def as_policy(self, *, deterministic: bool = True, seed: int = 0) -> Policy:
         """The same decisions as a `Policy`, whose memory is the caller's, such as for a `Sampler`."""
-        policy = self.algo.make_policy(self.model, explore=not deterministic, rng=np.random.default_rng(seed))
+        policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
         policy.progress = min(1.0, self.step / self.experiment.steps)
+        if isinstance(policy, PlanningPolicy):
+            policy.reward_scale = self.reward_scale
         return policy
+
+    def search_policy(self, sims: int, *, deterministic: bool = True, seed: int = 0) -> Policy:
+        """A search that judges states by this policy, whatever it was trained for."""
+        from corral.planning.planner import SearchConfig
+        from corral.planning.search_policy import Search
+
+        settings = self.experiment.algorithm
+        config, rng = getattr(settings, "search", SearchConfig()), np.random.default_rng(seed)
+        return Search.of_model(self, sims, getattr(settings, "gamma", 0.99), config, rng, deterministic=deterministic)
+
+    def alone(self, *, deterministic: bool = True, seed: int = 0) -> Policy:
+        """What decides by observations alone: the network, where the policy would search."""
+        policy = self.as_policy(deterministic=deterministic, seed=seed)
+        if not isinstance(policy, PlanningPolicy):
+            return policy
+        from corral.acting.model_policy import ActorCriticPolicy
+        from corral.nets.actor_critic import ActorCritic
+
+        assert isinstance(self.model, ActorCritic)
+        return ActorCriticPolicy(self.model, not deterministic, np.random.default_rng(seed))
 
     def use_training_threads(self) -> None:
         """Let torch compute with as many threads as in training, so that results are the same to the last bit."""

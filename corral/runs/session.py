@@ -106,6 +106,8 @@ class Session:
             self._progress = Progress(self._experiment.steps, start=start, quiet=self._quiet)
             stack.callback(self._progress.close)
             stack.enter_context(self._signals())
+            if self._experiment.evaluation.episodes and self._experiment.evaluation.env_kwargs:
+                self._open_eval()  # what the environment does not take is said now, not hours later
             self._announce()
             self._start_s, self._start_steps, self.began = time.monotonic(), start, True
             try:
@@ -155,16 +157,22 @@ class Session:
             )
         self._events.add("stopped" if self._stop else "finished", "", env_steps=trainer.env_steps)
 
+    def _open_eval(self) -> VecEnv:
+        if self._eval_vec is None:
+            self._eval_vec = make_eval_vec(
+                self._experiment, self._experiment.evaluation.episodes, self._experiment.seed
+            )
+        return self._eval_vec
+
     def _evaluate(self) -> bool:
         """Evaluate deterministically and by sampling; returns whether it is the best so far."""
         experiment, trainer = self._experiment, self._trainer
-        if self._eval_vec is None:
-            self._eval_vec = make_eval_vec(experiment, experiment.evaluation.episodes, experiment.seed)
+        vec = self._open_eval()
         results = {}
         for name, deterministic in (("eval/return", True), ("eval/return_sampled", False)):
             seed = acting_seed(experiment.seed, deterministic=deterministic)
             policy = trainer.eval_policy(deterministic=deterministic, seed=seed)
-            results[name] = evaluate(self._eval_vec, policy, experiment.evaluation.episodes, experiment.seed)
+            results[name] = evaluate(vec, policy, experiment.evaluation.episodes, experiment.seed)
         self._last, self._last_step = results["eval/return"], trainer.env_steps
         self._said_once = {name: result.mean for name, result in results.items()}
         self._said_once["eval/return_std"] = self._last.std
@@ -225,6 +233,7 @@ class Session:
             "precision": trainer.precision.name,
             "evaluation": None if self._last is None else self._last.to_json() | {"step": self._last_step},
             "version": trainer.learner.version,
+            "reward_scale": trainer.reward_scale,
         }
         keep = self._experiment.checkpoints.keep
         checkpoint.save(self._folder, state, trainer.env_steps, meta, keep=keep, best=best)

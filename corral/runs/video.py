@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from corral.acting.policy import Policy
+from corral.acting.policy import Policy, introduce
 from corral.envs.contract import VecEnv
 from corral.envs.make import make_vec
+from corral.envs.onlooker import Onlooker
 from corral.envs.resolve import resolve
 from corral.envs.suites.atari import AtariSuite
 from corral.envs.suites.pixels import PixelSuite
@@ -66,6 +68,9 @@ def record(
     with make_vec(film, 1, "local", role="eval") as vec:
         if spec is not None:
             require_same_env(vec.spec, spec)
+        film.rolling = False  # an environment that a planner builds for itself is not the one to film
+        introduce(policy, vec)
+        film.rolling = True
         vec.reset(seed)
         batch = vec.recv()
         rate = fps or film.fps
@@ -93,6 +98,9 @@ def make_screen(experiment: Experiment) -> VecEnv:
     return make_vec(_Screen(experiment), 1, "local", role="eval")
 
 
+_FILMS: weakref.WeakKeyDictionary[gymnasium.Env[Any, Any], _Film] = weakref.WeakKeyDictionary()
+
+
 class _Screen:
     """Builds environments that show themselves."""
 
@@ -104,12 +112,14 @@ class _Screen:
 
 
 class _Film:
-    """Builds environments that put a frame of every step into `frames`."""
+    """Builds environments that put a frame of every step into `frames`, if they are built while it is `rolling`."""
 
     def __init__(self, experiment: Experiment):
         self._experiment, self.name = experiment, experiment.env
         self.frames: list[Array] = []
-        self.fps = _FPS
+        self.first: list[Array] = []
+        """Of an episode that nobody has stepped yet."""
+        self.fps, self.rolling = _FPS, True
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         env = _build(self._experiment, "rgb_array")
@@ -118,27 +128,30 @@ class _Film:
             self.fps = _CONSOLE_FPS / suite.frame_skip
         else:
             self.fps = float(env.metadata.get("render_fps") or _FPS)
-        return _Camera(env, self.frames)
+        camera = _Camera(env)
+        if self.rolling:
+            _FILMS[camera] = self
+        return camera
 
 
-class _Camera(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Puts a frame of every step into a list; the first one of an episode when it is known to be played."""
+class _Camera(Onlooker):
+    """Films every step, and the first frame of an episode when it is known to be played.
 
-    def __init__(self, env: gymnasium.Env[Any, Any], frames: list[Array]):
-        super().__init__(env)
-        self._frames = frames
-        self._first: list[Array] = []
+    What is filmed is kept elsewhere: a planner that copies the environment copies no frames.
+    """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         result = self.env.reset(seed=seed, options=options)
-        self._first = [self._look()]
+        film = _FILMS.get(self)
+        if film is not None:
+            film.first = [self._look()]
         return result
 
     def step(self, action: Any) -> Any:
-        self._frames += self._first
-        self._first = []
-        result = self.env.step(action)
-        self._frames.append(self._look())
+        result, film = self.env.step(action), _FILMS.get(self)
+        if film is not None:
+            film.frames += [*film.first, self._look()]
+            film.first = []
         return result
 
     def _look(self) -> Array:

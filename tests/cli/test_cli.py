@@ -104,7 +104,7 @@ def test_check_env_of_a_good_environment():
     assert done.returncode == 0
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert lines[-1] == "CartPole-v1 passes all 12 checks."
+    assert lines[-1] == "CartPole-v1 passes all 16 checks."
     assert all(line.startswith("pass  ") for line in lines[:-2])
     assert not any(line.endswith(" ") for line in lines)
 
@@ -129,7 +129,7 @@ def test_check_env_of_a_bad_environment_is_exit_code_1():
     assert done.returncode == 1
     assert "fail  observations    at step 4" in done.stdout
     assert done.stderr == ""
-    assert "fails 2 of 12 checks." in done.stdout
+    assert "fails 4 of 16 checks." in done.stdout
 
 
 def test_check_env_stops_where_going_on_makes_no_sense():

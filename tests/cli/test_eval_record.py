@@ -241,3 +241,48 @@ def test_export_says_what_goes_in_and_out(runs, tmp_path):
     assert inputs == "Inputs: obs float32 [n, 4]"
     assert outputs == "Outputs: action int64 [n]"
     assert re.fullmatch(r"Largest difference to the agent, over 216 random observations: \d\.\de[+-]\d\d", parity)
+
+
+@pytest.fixture(scope="module")
+def game(tmp_path_factory):
+    """A run of alphazero, too short to have learned anything."""
+    folder = tmp_path_factory.mktemp("runs") / "game"
+    settings = {"sims": 4, "learning_starts": 50, "batch_size": 32, "hidden": (16,), "episodes": 0, "num_envs": 8}
+    corral.train("alphazero", env="corral/TicTacToe-v0", steps=200, run_dir=folder, quiet=True, **settings)
+    return folder
+
+
+def test_a_game_that_a_search_plays_is_filmed_and_its_network_is_exported(game, tmp_path, capsys):
+    run(Record, game, "-o", tmp_path / "game.mp4")
+    moves = int(re.search(r"(\d+) frames", capsys.readouterr().out)[1]) - 1
+    assert 5 <= moves <= 9
+    run(Export, game, "-o", tmp_path / "policy.onnx")
+    assert (tmp_path / "policy.onnx").exists()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_what_a_search_tries_out_is_not_in_the_video(env, tmp_path):
+    corral.train("ppo-search", env=env, mode="eval", sims=3, steps=1, episodes=0, run_dir=tmp_path / "x", quiet=True)
+    loaded = load_policy(tmp_path / "x")
+    made = record(loaded.experiment, loaded.as_policy(), tmp_path / "x.mp4", seconds=1 if env == "Pendulum-v1" else 60)
+    if made.returns:
+        assert made.frames == made.returns[0] + 1
+    else:
+        assert made.frames == made.fps
+
+
+def test_a_policy_without_probabilities_is_not_searched_with(tmp_path):
+    corral.train("dqn", env="CartPole-v1", steps=64, episodes=0, run_dir=tmp_path / "x", quiet=True)
+    with pytest.raises(UserError, match="QNetwork has none"):
+        run(Eval, tmp_path / "x", "--search-sims", "4", "--episodes", "1")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "sentence"),
+    [({"opponnt": "random"}, "takes no keyword argument 'opponnt'"), ({"opponent": "x"}, "player")],
+)
+def test_what_the_environment_of_evaluations_does_not_take_is_said_before_training(kwargs, sentence, tmp_path):
+    settings = {"run_dir": tmp_path / "x", "evaluation.env_kwargs": kwargs, "evaluation.every_steps": 10**9}
+    with pytest.raises(UserError, match=sentence):
+        corral.train("alphazero", env="corral/TicTacToe-v0", steps=10**9, quiet=True, **settings)
+    assert not (tmp_path / "x").exists()
