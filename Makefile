@@ -5,8 +5,8 @@ COMMA := ,
 # Quiet unless it fails: what pip and setuptools say is of no use to anybody otherwise.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
-.PHONY: demo test check format bench bench-training bench-replay bench-exchange bench-link learning learning-sharing learning-simulators \
-	faults fuzz fuzz-atheris fuzz-cpp soak clean
+.PHONY: demo test check format bench bench-training bench-replay bench-exchange bench-link bench-search bench-planning learning learning-sharing learning-simulators learning-planning \
+	states faults fuzz fuzz-atheris fuzz-cpp soak clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -42,6 +42,14 @@ bench-exchange: .venv/test
 bench-link: .venv/test
 	$(BIN)/corral bench link --table BENCHMARKS.md
 
+# Tree search beside mctx, OpenSpiel and LightZero, where they are installed: five minutes.
+bench-search: .venv/test
+	$(BIN)/corral bench search --table BENCHMARKS.md
+
+# What looking ahead adds to a half-trained policy, and planners that learned nothing: half an hour.
+bench-planning: .venv/test
+	$(BIN)/corral bench planning --table BENCHMARKS.md
+
 # Trains every claim of BENCHMARKS.md over three seeds, half an hour, and writes its table.
 learning: .venv/test
 	$(BIN)/corral bench learning
@@ -53,6 +61,14 @@ learning-sharing: .venv/test
 # The same on simulators in C++, compiled on the spot: ten minutes.
 learning-simulators: .venv/test
 	$(BIN)/corral bench learning --table simulators
+
+# The same for learning with search, board games among it: an hour and a half.
+learning-planning: .venv/test
+	$(BIN)/corral bench learning --table planning
+
+# Saves, loads and expands states of every kind of simulator for 10,000 steps, and 100,000 saves and drops: half an hour.
+states: .venv/test
+	CORRAL_LONG_STATES=1 $(BIN)/python -m pytest tests/planning/test_env_states.py --timeout 3600
 
 # Kills actors, learners, inference servers, replay shards and Ray nodes in the middle of runs.
 faults: .venv/test

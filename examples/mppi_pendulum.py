@@ -1,0 +1,17 @@
+"""Swing a pendulum up without training anything: MPPI tries plans out from the state that the environment is in."""
+
+import corral
+from corral.planning.mppi import Mppi
+
+with corral.make_vec("Pendulum-v1", num_envs=1, backend="local") as vec:
+    policy = Mppi(horizon=15, samples=16)  # 16 plans of 15 steps for every action
+    policy.attach(vec)
+    batch, state, total = vec.recv(), policy.initial_state(1), 0.0
+    while True:
+        action, state, _ = policy.act(batch.obs, state, batch.first)
+        vec.send(batch.env_ids, action)
+        batch = vec.recv()
+        total += float(batch.reward[0])
+        if batch.truncated[0]:
+            break
+    print(f"return {total:.0f}; at random it is about -1200")
