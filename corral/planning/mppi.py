@@ -128,6 +128,8 @@ class Mppi:
         returns: Array = found.reward @ self._discount ** np.arange(self.horizon)
         if self._value is not None:
             returns += np.where(found.terminated, 0.0, self._discount**found.length * self._worth(found.obs))
+        if found.faulty is not None:  # what would have come of them nobody knows, so they weigh nothing
+            returns[found.faulty] = -np.inf
         return returns.reshape(n, self.samples)
 
     def _imagine(self, obs: Tree, tried: Array) -> Array:
@@ -158,8 +160,12 @@ class Mppi:
 
 
 def average(noise: Array, returns: Array, temperature: float) -> Array:
-    """Noise [n, samples, ...] weighed by softmax(returns / temperature) of each row, summed over samples."""
-    weights = np.exp((returns - returns.max(1, keepdims=True)) / temperature)
+    """Noise [n, samples, ...] weighed by softmax(returns / temperature) of each row, summed over samples.
+
+    A return of -inf weighs nothing, and where all are, all weigh the same.
+    """
+    best = returns.max(1, keepdims=True)
+    weights = np.exp(np.where(best > -np.inf, returns - np.maximum(best, np.finfo(float).min), 0.0) / temperature)
     weights /= weights.sum(1, keepdims=True)
     summed: Array = np.einsum("nk,nk...->n...", weights, noise)
     return summed
