@@ -21,6 +21,7 @@ from corral.planning.mcts.evaluation import know_nothing
 from corral.planning.mcts.puct import Puct
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.of_vec import states_of
+from corral.planning.shooting import Shooting
 from corral.planning.states import Level
 
 FEW = {"step_timeout_s": 20.0, "start_timeout_s": 30.0}
@@ -310,6 +311,26 @@ def test_a_simulator_that_dies_or_hangs_costs_its_own_searches_and_planning_goes
             np.testing.assert_array_equal(vec.recv().faulty, steps.faulty)
             assert search.run(states.save(np.arange(4)), Puct()).visits[:4, 0].tolist() == [51] * 4
             assert states.expand(states.save(np.arange(4)), np.zeros(4, np.int64), states.new_ids(4)).faulty is None
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("policy", [lambda: corral.Search(None, sims=12, rollout_steps=3), lambda: Shooting(8, 4)])
+def test_who_acts_by_planning_goes_on_when_a_simulator_is_killed(built, policy):
+    url = free_url()
+    running = [subprocess.Popen([built / "cartpole", "--connect", url]) for _ in range(2)]
+    try:
+        with (
+            corral.make_vec(url, 4, workers=2, supervision=Supervision(**FEW)) as vec,
+            corral.Sampler(vec, policy()) as sampler,
+        ):
+            rollouts = sampler.rollouts(steps=5)
+            assert not next(rollouts).faulty.any()
+            running[0].kill()
+            assert next(rollouts).faulty.sum() == 2
+            assert not next(rollouts).faulty.any()
     finally:
         for process in running:
             process.kill()
