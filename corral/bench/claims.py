@@ -68,6 +68,7 @@ class Claim:
 
 _DIAL_IN, _SIMULATORS = "zmq://127.0.0.1:0", 8
 _OFTEN = {"evaluation.every_steps": "2000", "evaluation.episodes": "20"}
+_EXPERT = _OFTEN | {"mode": "expert", "epsilon": "0.2"}  # by itself an expert does not explore, and stays near 115
 _BOTH: tuple[Measure, ...] = ("train100", "eval")
 _RAY = ("--runtime", "ray", "--actors", "1")
 
@@ -127,6 +128,7 @@ CLAIMS = (
         )
         for measure in _BOTH
     ),
+    _planned("ppo-search", "CartPole-v1", "eval", 475, label="ppo-search, expert", rival="ppo", overrides=_EXPERT),
     _planned("ppo", presets.HYBRID_WALK, "eval", -1.1),
     _planned("ppo-search", presets.HYBRID_WALK, "eval", -1.1, label="ppo-search, ppo+distill", rival="ppo"),
     _planned("alphazero", "corral/TicTacToe-v0", "eval", 0.0, game=True),
