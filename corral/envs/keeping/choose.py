@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +16,12 @@ from corral.envs.generators import layers
 from corral.envs.keeping.ale import ale_native
 from corral.envs.keeping.bullet import bullet_native
 from corral.envs.keeping.contract import CannotKeep, Env, Keeping
+from corral.envs.keeping.copier import Copier
 from corral.envs.keeping.declared import declared_keeping
 from corral.envs.keeping.fields import FieldsKeeping, type_name
 from corral.envs.keeping.mujoco import mujoco_native
 from corral.envs.keeping.replay import ReplayKeeping
+from corral.envs.keeping.watched import unwatch
 from corral.errors import UserError
 from corral.spaces import Layout
 
@@ -110,8 +113,14 @@ def scratch_like(env: Env) -> Env:
 
 def _copy(env: Env) -> Env:
     made = copy.deepcopy(env)
-    for name in ("step", "reset"):  # where it is watched
-        vars(made).pop(name, None)
+    unwatch(made)
+    pairs = list(zip(layers(env), layers(made), strict=True))
+    for theirs, own in pairs:  # `deepcopy` leaves functions as they are, with the old environment in their closures
+        for name in [name for name, value in vars(theirs).items() if isinstance(value, types.FunctionType)]:
+            marks = [object() for _ in pairs]
+            kept = Copier({id(old): mark for (old, _), mark in zip(pairs, marks, strict=True)}).copy(vars(theirs)[name])
+            back = Copier({id(mark): new for (_, new), mark in zip(pairs, marks, strict=True)})
+            vars(own)[name] = back.copy(kept)
     return made
 
 

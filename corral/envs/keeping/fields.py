@@ -102,6 +102,7 @@ class _Anatomy:
             self.own.append(frozenset(own))
         self.fixed.update(self.spaces)
         self.dice: list[Any] = []  # generators that the last state put into it brought to life
+        self.held: list[Any] = []  # what that state refers to weakly
 
     def generators(self) -> list[tuple[str, Any]]:
         """Those of its spaces."""
@@ -145,7 +146,7 @@ class FieldsKeeping(Keeping):
         copier = Copier(memo)
         for depth, layer in enumerate((env, *anatomy.inner)):
             self._put_layer(copier, vars(layer), self._first[depth], anatomy.own[depth], kept.layers[depth])
-        anatomy.dice = copier.dice
+        anatomy.dice, anatomy.held = copier.dice, copier.held
         if kept.space_dice:
             for name, space in anatomy.spaces:
                 if name in kept.space_dice:

@@ -40,7 +40,8 @@ class WatchedEnv(Acting):
         self._step: Callable[..., Any] = env.step
         self._reset: Callable[..., Any] = env.reset
         self._leaves: list[Array] | None = None
-        self._over, self._recording = False, False
+        self._over, self._recording, self._watching = False, False, True
+        self._before: dict[str, Any] = {name: vars(env)[name] for name in ("step", "reset") if name in vars(env)}
         self._games: list[_Game] = []  # since a seed, while that is not long ago
         self._wrappers = FieldsKeeping(base=False) if isinstance(env, gymnasium.Wrapper) else None
         env.step, env.reset = self._watched_step, self._watched_reset  # type: ignore[method-assign]
@@ -84,11 +85,23 @@ class WatchedEnv(Acting):
         self._games = [] if beginning is None else [_Game(after=beginning)]
 
     def release(self) -> None:
-        """Give the environment its own functions back."""
+        """Give the environment its own functions back; whoever watches it since goes on watching it."""
+        self._watching = False
+        if getattr(vars(self._env).get("step"), "__self__", None) is self:
+            self._put_back(self._env)
+
+    def _put_back(self, env: Env) -> None:
+        """Undo what this one, and those before it that look no more, did to its functions."""
         for name in ("step", "reset"):
-            vars(self._env).pop(name, None)
+            vars(env).pop(name, None)
+        vars(env).update(self._before)
+        below = getattr(self._before.get("step"), "__self__", None)
+        if isinstance(below, WatchedEnv) and not below._watching:
+            below._put_back(env)
 
     def _watched_step(self, action: Any) -> Any:
+        if not self._watching:
+            return self._step(action)
         if self._recording and self._games:
             actions = self._games[-1].actions
             if len(actions) <= _GAME_STEPS:
@@ -100,6 +113,8 @@ class WatchedEnv(Acting):
         return result
 
     def _watched_reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if not self._watching:
+            return self._reset(seed=seed, options=options)
         if self._recording:
             generators = read_generators(find_generators(self._env))
             game = _Game(seed, copy.deepcopy(options), generators, self._keep_wrappers())
@@ -139,3 +154,10 @@ class WatchedEnv(Acting):
         if not (same and same_state(read_generators(find_generators(env)), now)):
             raise CannotKeep("repeating its actions led elsewhere: it is not deterministic")
         return obs
+
+
+def unwatch(copied: Env) -> None:
+    """Give a copy of an environment its own functions, if the original was watched, by however many."""
+    while isinstance(watch := getattr(vars(copied).get("step"), "__self__", None), WatchedEnv):
+        watch._watching = False
+        watch._put_back(copied)
