@@ -84,12 +84,13 @@ class _Anatomy:
 
     def __init__(self, env: Env, native: Native | None, base: bool):
         outer, *inner = layers(env)
-        parts = [] if native is None else native.parts(env)
+        self.parts = parts = [] if native is None else native.parts(env)
         self.fixed = {str(k): part for k, part in enumerate([*inner, *parts], 1)}
         """Parts that are not copied, by names that they have in every such environment."""
         self.inner = inner if base else inner[:-1]
         self.spaces: list[tuple[str, Any]] = []
         self.own: list[frozenset[str]] = []  # fields of each layer that are never written
+        self._found: list[tuple[int, str, Any]] = []  # what was in them, but the environment itself
         inside = {id(part) for part in (outer, *self.fixed.values())}
         for depth, layer in enumerate((outer, *self.inner)):
             own = set(_NO_STATE)
@@ -99,10 +100,20 @@ class _Anatomy:
                 elif id(value) not in inside:
                     continue
                 own.add(name)
+                if value is not outer:
+                    self._found.append((depth, name, value))
             self.own.append(frozenset(own))
         self.fixed.update(self.spaces)
         self.dice: list[Any] = []  # generators that the last state put into it brought to life
         self.held: list[Any] = []  # what that state refers to weakly
+
+    def is_still_of(self, env: Env, native: Native | None) -> bool:
+        """Whether nothing has been replaced: a reset may build another environment inside, or other spaces."""
+        fields = [vars(env), *map(vars, self.inner)]
+        parts = [] if native is None else native.parts(env)
+        return all(fields[depth].get(name) is value for depth, name, value in self._found) and all(
+            here is there for here, there in zip(parts, self.parts, strict=False)
+        )
 
     def generators(self) -> list[tuple[str, Any]]:
         """Those of its spaces."""
@@ -156,7 +167,7 @@ class FieldsKeeping(Keeping):
 
     def reseed(self, env: Env, seed: int) -> None:
         """Other numbers for every generator that the state has, wherever it is."""
-        anatomy = self._anatomy(env)
+        anatomy = self._anatomies[env]
         for place, generator in enumerate([*anatomy.dice, *(one for _, one in anatomy.generators())]):
             throw_anew(generator, seed, place)
         if self._native is not None:
@@ -164,7 +175,7 @@ class FieldsKeeping(Keeping):
 
     def dice(self, env: Env) -> list[Die]:
         """Of the state's generators, and of the spaces'."""
-        anatomy = self._anatomy(env)
+        anatomy = self._anatomies[env]
         return [Die(generator) for generator in [*anatomy.dice, *(one for _, one in anatomy.generators())]]
 
     def nbytes(self, kept: _Kept) -> int:
@@ -178,7 +189,7 @@ class FieldsKeeping(Keeping):
 
     def _anatomy(self, env: Env) -> _Anatomy:
         found = self._anatomies.get(env)
-        if found is None:
+        if found is None or not found.is_still_of(env, self._native):
             found = _Anatomy(env, self._native, self._base)
             self._compare(env, found)
             self._anatomies[env] = found
