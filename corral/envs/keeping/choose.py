@@ -19,6 +19,7 @@ from corral.envs.keeping.contract import CannotKeep, Env, Keeping
 from corral.envs.keeping.copier import Copier
 from corral.envs.keeping.declared import declared_keeping
 from corral.envs.keeping.fields import FieldsKeeping, type_name
+from corral.envs.keeping.hidden_dice import unshare
 from corral.envs.keeping.mujoco import mujoco_native
 from corral.envs.keeping.replay import ReplayKeeping
 from corral.envs.keeping.watched import unwatch
@@ -112,15 +113,16 @@ def scratch_like(env: Env) -> Env:
 
 
 def _copy(env: Env) -> Env:
-    made = copy.deepcopy(env)
+    new: dict[int, Any] = {}
+    made = copy.deepcopy(env, new)
     unwatch(made)
-    pairs = list(zip(layers(env), layers(made), strict=True))
-    for theirs, own in pairs:  # `deepcopy` leaves functions as they are, with the old environment in their closures
-        for name in [name for name, value in vars(theirs).items() if isinstance(value, types.FunctionType)]:
-            marks = [object() for _ in pairs]
-            kept = Copier({id(old): mark for (old, _), mark in zip(pairs, marks, strict=True)}).copy(vars(theirs)[name])
-            back = Copier({id(mark): new for (_, new), mark in zip(pairs, marks, strict=True)})
-            vars(own)[name] = back.copy(kept)
+    new.pop(id(new), None)  # what `deepcopy` holds on to
+    marks = {old: object() for old in new}
+    back = {id(mark): new[old] for old, mark in marks.items()}
+    for theirs, own in zip(layers(env), layers(made), strict=True):
+        for name, value in vars(theirs).items():
+            if isinstance(value, types.FunctionType):  # `deepcopy` leaves its closure, with the old environment in it
+                vars(own)[name] = Copier(back).copy(Copier(dict(marks)).copy(value))
     return made
 
 
@@ -133,4 +135,5 @@ def _ready(env: Env) -> Env:
     if getattr(base, "render_mode", None) == "human":
         base.render_mode = None
     env.reset(seed=0)
+    unshare(env)
     return env

@@ -19,8 +19,10 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymSpec
 from gymnasium.utils import EzPickle
 
+from corral.envs.generators import is_generator
 from corral.envs.keeping.bindings import BINDINGS, Way
-from corral.envs.keeping.dice import GENERATORS, Die
+from corral.envs.keeping.dice import Die
+from corral.envs.keeping.hidden_dice import find_dice
 from corral.types import Array
 
 ATOMS: set[type] = {
@@ -171,8 +173,10 @@ def _plain(copier: Copier, value: Any) -> Any:
 
 
 def _own_way(copier: Copier, value: Any) -> Any:
-    copier.nbytes += _OBJECT_BYTES
-    return copy.deepcopy(value, copier.memo)
+    made = copy.deepcopy(value, copier.memo)
+    copier.nbytes += _OBJECT_BYTES + int(getattr(made, "nbytes", 0))
+    copier.dice += [one for one in find_dice(made) if not any(one is other for other in copier.dice)]
+    return made
 
 
 def _reduced(copier: Copier, value: Any) -> Any:
@@ -211,7 +215,7 @@ def _find_way(kind: type) -> Way:
     if issubclass(kind, _SHARED):
         ATOMS.add(kind)
         return _same
-    if issubclass(kind, GENERATORS):
+    if is_generator(kind):
         return _generator
     if is_rendering(kind):
         return _same
