@@ -22,6 +22,7 @@ from corral.envs.keeping.fields import FieldsKeeping, type_name
 from corral.envs.keeping.hidden_dice import unshare
 from corral.envs.keeping.mujoco import mujoco_native
 from corral.envs.keeping.replay import ReplayKeeping
+from corral.envs.keeping.unseen import hide
 from corral.envs.keeping.watched import unwatch
 from corral.errors import UserError
 from corral.spaces import Layout
@@ -131,9 +132,7 @@ def _from_spec(env: Env) -> Env | None:
 
 
 def _ready(env: Env) -> Env:
-    base = env.unwrapped
-    if getattr(base, "render_mode", None) == "human":
-        base.render_mode = None
+    hide(env)
     env.reset(seed=0)
     unshare(env)
     return env

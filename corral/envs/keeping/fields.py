@@ -16,6 +16,7 @@ from corral.envs.generators import inner_spaces, layers
 from corral.envs.keeping.contract import CannotKeep, Env, Keeping, Tape
 from corral.envs.keeping.copier import ATOMS, Copier, has_slots, is_rendering
 from corral.envs.keeping.dice import Die, throw_anew
+from corral.envs.keeping.unseen import is_looking
 
 Fields = dict[str, Any]
 # What an environment is, how it was built and how it is shown; `step` and `reset` where it is watched.
@@ -102,7 +103,7 @@ class _Anatomy:
                 own.add(name)
                 if value is not outer:
                     self._found.append((depth, name, value))
-            self.own.append(frozenset(own))
+            self.own.append(frozenset(own | vars(layer).keys() if is_looking(layer) else own))
         self.fixed.update(self.spaces)
         self.dice: list[Any] = []  # generators that the last state put into it brought to life
         self.held: list[Any] = []  # what that state refers to weakly
