@@ -10,6 +10,7 @@ import numpy as np
 
 from corral.envs.keeping.acting import Acting
 from corral.envs.keeping.choose import choose_keeping
+from corral.envs.keeping.common_dice import CommonDice, put_back
 from corral.envs.keeping.contract import Beginning, CannotKeep, Env, Keeping
 from corral.errors import EnvFailed, UserError
 from corral.planning.states import Level, Rollouts, Scene, States, Steps, turns
@@ -70,10 +71,12 @@ class EnvStates(States):
     ):
         self.spec, self._acting = spec, acting
         made: dict[MakeScratch, _Maker] = {}
+        self._common = CommonDice(spec.name)
         try:
-            for make in makers:
-                if make not in made:
-                    made[make] = _Maker(make, spec.name)
+            with put_back():  # a reset may draw from them
+                for make in makers:
+                    if make not in made:
+                        made[make] = _Maker(make, spec.name)
         except BaseException:
             for maker in made.values():
                 maker.scratch.close()
@@ -148,13 +151,14 @@ class EnvStates(States):
         if not ((children > 0) & (children < self._next)).all():
             raise UserError(f"Not all of {children.tolist()} were given out: take what save and expand have given.")
         layout, out = self.spec.observation, _Out(self.spec, batch)
-        for i, (parent, child, action) in enumerate(
-            zip(parents.tolist(), children.tolist(), self._actions(actions, batch), strict=True)
-        ):
-            state = self._going_on(parent)
-            env = state.maker.enter(state, None if seeds is None else int(seeds[i]))
-            over = self._step(state.maker, env, action, out, i)
-            self._add(child, state.maker.keep(), state.maker, [leaf[i].copy() for leaf in out.leaves], over)
+        states = [self._going_on(parent) for parent in parents.tolist()]  # a child may take the place of a parent
+        with self._common.spared():
+            for i, (state, child, action) in enumerate(
+                zip(states, children.tolist(), self._actions(actions, batch), strict=True)
+            ):
+                env = state.maker.enter(state, None if seeds is None else int(seeds[i]))
+                over = self._step(state.maker, env, action, out, i)
+                self._add(child, state.maker.keep(), state.maker, [leaf[i].copy() for leaf in out.leaves], over)
         self._require_finite(out.leaves, out.reward)
         return Steps(
             children, layout.unflatten(out.leaves), out.reward, out.terminated, out.truncated, None, turns(batch)
@@ -165,16 +169,17 @@ class EnvStates(States):
         batch, steps = len(parents), len(self.spec.action.flatten(actions)[0][0]) if len(parents) else 0
         rewards, length, out = np.zeros((batch, steps)), np.zeros(batch, np.int64), _Out(self.spec, batch)
         rows = self._actions(_joined(self.spec, actions), batch * steps)
-        for i, parent in enumerate(parents.tolist()):
-            state = self._going_on(parent)
-            for leaf, value in zip(out.leaves, state.obs or (), strict=state.obs is not None):
-                leaf[i] = value
-            env = state.maker.enter(state, None if seeds is None else int(seeds[i]))
-            for t in range(steps):
-                over = self._step(state.maker, env, rows[i * steps + t], out, i)
-                rewards[i, t], length[i] = out.reward[i], t + 1
-                if over:
-                    break
+        with self._common.spared():
+            for i, parent in enumerate(parents.tolist()):
+                state = self._going_on(parent)
+                for leaf, value in zip(out.leaves, state.obs or (), strict=state.obs is not None):
+                    leaf[i] = value
+                env = state.maker.enter(state, None if seeds is None else int(seeds[i]))
+                for t in range(steps):
+                    over = self._step(state.maker, env, rows[i * steps + t], out, i)
+                    rewards[i, t], length[i] = out.reward[i], t + 1
+                    if over:
+                        break
         self._require_finite(out.leaves, rewards)
         return Rollouts(rewards, length, self.spec.observation.unflatten(out.leaves), out.terminated, out.truncated)
 
