@@ -89,7 +89,7 @@ class EnvStates(States):
             for one in acting:
                 one.record()
         self._states: dict[int, _State] = {}
-        self._next = 1
+        self._next, self._closed = 1, False
         self._most, self._memory_mb, self.nbytes = int(memory_mb * 1e6), memory_mb, 0
 
     def __len__(self) -> int:
@@ -102,6 +102,7 @@ class EnvStates(States):
 
     def save(self, env_ids: Array) -> Array:
         """Keep what these environments are in."""
+        self._require_open()
         ids = self.new_ids(len(env_ids))
         for key, env_id in zip(ids.tolist(), env_ids.tolist(), strict=True):
             acting, maker = self._acting[env_id], self._makers[env_id]
@@ -185,6 +186,9 @@ class EnvStates(States):
 
     def close(self) -> None:
         """Forget everything, and close the scratch environments."""
+        if self._closed:
+            return
+        self._closed = True
         self.drop(np.array(list(self._states), np.int64))
         for maker in dict.fromkeys(self._makers):
             maker.scratch.close()
@@ -194,8 +198,13 @@ class EnvStates(States):
     def _get(self, key: int) -> _State:
         state = self._states.get(key)
         if state is None:
+            self._require_open()
             raise UserError(f"There is no state {key}: it was dropped, or never saved.")
         return state
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UserError(f"The states of {self.spec.name} have been closed: make new Snapshots, or another Search.")
 
     def _going_on(self, key: int) -> _State:
         state = self._get(key)
