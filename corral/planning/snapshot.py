@@ -108,6 +108,18 @@ class Snapshots:
             )
         self._watched.tell(obs)
 
+    def mark(self) -> None:
+        """From here on `took_only` says what was done with an environment of your own."""
+        if self._watched is not None:
+            self._watched.mark()
+
+    def took_only(self, action: Tree) -> bool:
+        """Whether nothing else than this was done since `mark`, as far as that is seen here."""
+        if self._watched is None:
+            return True
+        done, flatten = self._watched.took(1), self._states.spec.action.flatten
+        return done is not None and all(map(np.array_equal, flatten(done[0]), flatten(action)))
+
     def save(self, env_ids: Array | None = None) -> Any:
         """Keep the state that the environment is in; its number. Of several environments: numbers, [n]."""
         ids = self._states.save(self._places(env_ids))

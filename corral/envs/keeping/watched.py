@@ -42,6 +42,7 @@ class WatchedEnv(Acting):
         self._leaves: list[Array] | None = None
         self._over, self._recording, self._watching = False, False, True
         self._before: dict[str, Any] = {name: vars(env)[name] for name in ("step", "reset") if name in vars(env)}
+        self._since: list[Any] | None = None  # actions since `mark`, one too many at most; None when it was moved
         self._games: list[_Game] = []  # since a seed, while that is not long ago
         self._wrappers = FieldsKeeping(base=False) if isinstance(env, gymnasium.Wrapper) else None
         env.step, env.reset = self._watched_step, self._watched_reset  # type: ignore[method-assign]
@@ -69,6 +70,14 @@ class WatchedEnv(Acting):
         leaves, values = self._layout.leaves, self._layout.flatten(obs)
         self._leaves = [np.array(value, leaf.dtype) for leaf, value in zip(leaves, values, strict=True)]
 
+    def mark(self) -> None:
+        """From now on it counts what is done."""
+        self._since = []
+
+    def took(self, count: int) -> list[Any] | None:
+        """The actions since `mark`, if they are so many and nothing else was done to it."""
+        return self._since if self._since is not None and len(self._since) == count else None
+
     def beginning(self) -> Beginning | None:
         """Its games since the last seed, or only the current one."""
         if not self._games or len(self._games[-1].actions) > _GAME_STEPS or self._leaves is None:
@@ -82,7 +91,7 @@ class WatchedEnv(Acting):
     def loaded(self, obs: list[Array] | None, over: bool, beginning: Beginning | None) -> None:
         """Go on from there."""
         self._leaves, self._over = None if obs is None else [leaf.copy() for leaf in obs], over
-        self._games = [] if beginning is None else [_Game(after=beginning)]
+        self._games, self._since = [] if beginning is None else [_Game(after=beginning)], None
 
     def release(self) -> None:
         """Give the environment its own functions back; whoever watches it since goes on watching it."""
@@ -102,6 +111,8 @@ class WatchedEnv(Acting):
     def _watched_step(self, action: Any) -> Any:
         if not self._watching:
             return self._step(action)
+        if self._since is not None and len(self._since) < 2:
+            self._since.append(copy.deepcopy(action))
         if self._recording and self._games:
             actions = self._games[-1].actions
             if len(actions) <= _GAME_STEPS:
@@ -120,7 +131,7 @@ class WatchedEnv(Acting):
             game = _Game(seed, copy.deepcopy(options), generators, self._keep_wrappers())
             long = sum(1 + len(game.actions) for game in self._games) > _SINCE_SEED_STEPS
             self._games = [game] if seed is not None or long or not self._games else [*self._games, game]
-        self._leaves = None
+        self._leaves = self._since = None
         result = self._reset(seed=seed, options=options)
         self.tell(result[0])
         self._over = False
