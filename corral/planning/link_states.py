@@ -157,9 +157,7 @@ class LinkStates(States):
         remote = ids | self._bases[homes]
         return [(part, [slots[part.rows].tobytes(), _u8(remote[part.rows])]) for part in parts]
 
-    def _expand(
-        self, parents: Array, homes: Array, leaves: list[Array], children: Array, seeds: Array | None
-    ) -> Table:
+    def _expand(self, parents: Array, homes: Array, leaves: list[Array], children: Array, seeds: Array | None) -> Table:
         """Children of 0 are not kept."""
         parts = split(homes, self._homes, _most_rows)
         bases = self._bases[homes]

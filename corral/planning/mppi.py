@@ -56,9 +56,14 @@ class Mppi:
         model: Model | None = None,
         seed: int = 0,
     ):
-        if horizon < 1 or samples < 2:
-            raise UserError(f"MPPI needs a horizon of at least 1 and 2 samples, got {horizon} and {samples}.")
-        if temperature <= 0 or not 0 <= smoothness < 1:
+        whole = isinstance(horizon, (int, np.integer)) and isinstance(samples, (int, np.integer))
+        if not whole or horizon < 1 or samples < 2:
+            raise UserError(
+                f"MPPI needs a horizon of at least 1 and 2 samples, in whole numbers, got {horizon} and {samples}."
+            )
+        if not 0 <= discount <= 1:
+            raise UserError(f"discount must be between 0 and 1, got {discount}.")
+        if not temperature > 0 or not 0 <= smoothness < 1:
             raise UserError(
                 f"MPPI needs a temperature above 0 and a smoothness from 0 to below 1, got {temperature}, {smoothness}."
             )
@@ -99,6 +104,8 @@ class Mppi:
             returns = self._imagine(obs, tried)
         else:
             returns = self._try_out(state["env"], tried, self._states)
+        if not np.isfinite(returns).all():
+            raise UserError("MPPI weighs plans by their returns, and some are not finite: see to `model` and `value`.")
         plan = plan + average(tried - plan[:, None], returns, self.temperature)
         plan = box.clip(plan)  # where rounding may have led out
         after = np.concatenate([plan[:, 1:], plan[:, -1:]], axis=1)
@@ -127,7 +134,9 @@ class Mppi:
         self.simulator_steps += int(found.length.sum())
         returns: Array = found.reward @ self._discount ** np.arange(self.horizon)
         if self._value is not None:
-            returns += np.where(found.terminated, 0.0, self._discount**found.length * self._worth(found.obs))
+            returns += np.where(
+                found.terminated, 0.0, self._discount**found.length * self._worth(found.obs, len(parents))
+            )
         return returns.reshape(n, self.samples)
 
     def _imagine(self, obs: Tree, tried: Array) -> Array:
@@ -142,13 +151,15 @@ class Mppi:
             returns += self._discount**t * going * to_numpy(reward)
             going *= ~np.asarray(to_numpy(over), np.bool_)
         if self._value is not None:
-            returns += self._discount**self.horizon * going * self._worth(obs)
+            returns += self._discount**self.horizon * going * self._worth(obs, len(tried))
         return returns.reshape(n, self.samples)
 
-    def _worth(self, obs: Tree) -> Array:
-        """Values of observations, in the unit of the game's own rewards."""
+    def _worth(self, obs: Tree, count: int) -> Array:
+        """Values of so many observations, in the unit of the game's own rewards."""
         assert self._value is not None
         worth: Array = self._value(obs) / known_scale(self.reward_scale)
+        if len(worth) != count:
+            raise UserError(f"`value` gave {len(worth)} numbers for {count} observations: let it give one for each.")
         return worth
 
     def _attached(self) -> _Box:
@@ -212,7 +223,7 @@ class _Box:
                 "or a covariance."
             )
         if given.ndim < 2:
-            if (given <= 0).any():
+            if not (given > 0).all():
                 raise UserError(f"Standard deviations of noise must be above 0, got {noise}.")
             return np.diag(np.broadcast_to(given, (size,)))
         try:

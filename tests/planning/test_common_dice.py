@@ -32,7 +32,7 @@ class Common(gymnasium.Env):
 
 
 def numpy_die():
-    return np.random.normal()  # noqa: NPY002 - what this is about
+    return np.random.normal()
 
 
 def python_die():
@@ -60,7 +60,7 @@ def test_an_environment_whose_steps_draw_from_them_is_refused_and_they_stay_wher
 
 def test_planning_on_one_whose_resets_draw_leaves_its_episodes_alone():
     def run(plan):
-        np.random.seed(3)  # noqa: NPY002
+        np.random.seed(3)
         env = Common(numpy_die, 1000)
         snapshots, seen = corral.Snapshots(env) if plan else None, []
         for _ in range(3):

@@ -211,8 +211,8 @@ def _reduced(copier: Copier, value: Any) -> Any:
 
 
 _HOW: dict[type, Way] = {
-    bytes: _bytes, np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set, deque: _deque,
-    Die: _die, functools.partial: _reduced, **BINDINGS,
+    bytes: _bytes, np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set,
+    deque: _deque, Die: _die, functools.partial: _reduced, **BINDINGS,
 }  # fmt: skip
 
 
