@@ -14,6 +14,7 @@ from corral import presets
 
 _LOOKS = 200  # rows of metrics in a run, so that the step that reached the bar is known to half a percent
 
+Measure = Literal["train100", "eval"]
 Table = Literal["learning", "sharing", "simulators", "planning"]
 
 
@@ -27,7 +28,7 @@ class Claim:
 
     algo: str
     env: str
-    measure: Literal["train100", "eval"]
+    measure: Measure
     bar: float
     steps: int
     overrides: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +67,8 @@ class Claim:
 
 
 _DIAL_IN, _SIMULATORS = "zmq://127.0.0.1:0", 8
-_EXPERT = {"mode": "expert"}
+_OFTEN = {"evaluation.every_steps": "2000", "evaluation.episodes": "20"}
+_BOTH: tuple[Measure, ...] = ("train100", "eval")
 _RAY = ("--runtime", "ray", "--actors", "1")
 
 
@@ -80,13 +82,13 @@ def _sharing(algo: str, workers: int, label: str = "", times: int = 1, **overrid
     return Claim(algo, "CartPole-v1", "train100", 450, steps, overrides, name, words, table="sharing")
 
 
-def _simulated(algo: str, env: str, simulator: str, measure: Literal["train100", "eval"], bar: float) -> Claim:
+def _simulated(algo: str, env: str, simulator: str, measure: Measure, bar: float) -> Claim:
     """A claim on a simulator in C++, within the steps of its preset."""
     steps = int(presets.PRESETS[algo, env].settings["steps"])
     return Claim(algo, env, measure, bar, steps, table="simulators", simulator=simulator)
 
 
-def _planned(algo: str, env: str, measure: Literal["train100", "eval"], bar: float, **more: Any) -> Claim:
+def _planned(algo: str, env: str, measure: Measure, bar: float, **more: Any) -> Claim:
     """A claim of learning with search, or of what it is compared with, within the steps of its preset."""
     steps = int(presets.PRESETS[algo, env].settings["steps"])
     return Claim(algo, env, measure, bar, steps, table="planning", **more)
@@ -118,9 +120,13 @@ CLAIMS = (
     _simulated("dppo", "CartPole-v1", "cartpole", "train100", 450),
     _simulated("impala", "CartPole-v1", "cartpole", "train100", 450),
     _simulated("ppo", presets.MOVE_OR_SHOOT, "hybrid", "eval", 0.85),
-    _planned("ppo", "CartPole-v1", "train100", 475),
-    _planned("ppo-search", "CartPole-v1", "train100", 475, label="ppo-search, ppo+distill", rival="ppo"),
-    _planned("ppo-search", "CartPole-v1", "train100", 475, label="ppo-search, expert", rival="ppo", overrides=_EXPERT),
+    *(_planned("ppo", "CartPole-v1", measure, 475, overrides=_OFTEN) for measure in _BOTH),
+    *(
+        _planned(
+            "ppo-search", "CartPole-v1", measure, 475, label="ppo-search, ppo+distill", rival="ppo", overrides=_OFTEN
+        )
+        for measure in _BOTH
+    ),
     _planned("ppo", presets.HYBRID_WALK, "eval", -1.1),
     _planned("ppo-search", presets.HYBRID_WALK, "eval", -1.1, label="ppo-search, ppo+distill", rival="ppo"),
     _planned("alphazero", "corral/TicTacToe-v0", "eval", 0.0, game=True),

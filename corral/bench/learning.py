@@ -58,19 +58,27 @@ class Finding:
 def examine(
     claims: Iterable[Claim], seeds: Sequence[int], folder: Path, jobs: int, say: Callable[[str], None]
 ) -> list[Finding]:
-    """Train every claim with every seed, `jobs` runs side by side, into `folder`."""
+    """Train every claim with every seed, `jobs` runs side by side, into `folder`.
+
+    Claims of which one run tells, by different measures, share it.
+    """
     claims = list(claims)
     for name in sorted({claim.simulator for claim in claims} - {""}):
         say(f"compiling {name}")
         _compile(name, folder)
-    chosen = [seeds[:1] if claim.once else seeds for claim in claims]
-    paths = {(k, seed): folder / f"{k}-{seed}" for k in range(len(claims)) for seed in chosen[k]}
-    commands = [(f"{claims[k].name}, seed {seed}", claims[k].command(seed, path)) for (k, seed), path in paths.items()]
+    runs: dict[tuple[str, ...], Path] = {}  # what is trained -> where
+    commands, findings = [], []
+    for claim in claims:
+        trials = []
+        for seed in seeds[:1] if claim.once else seeds:
+            what = tuple(claim.command(seed, folder / "run"))
+            if what not in runs:
+                runs[what] = folder / str(len(runs))
+                commands.append((f"{claim.name}, seed {seed}", claim.command(seed, runs[what])))
+            trials.append((claim, seed, runs[what]))
+        findings.append(trials)
     _run_all(commands, jobs, say)
-    return [
-        Finding(claim, tuple(read_trial(claim, seed, paths[k, seed]) for seed in chosen[k]))
-        for k, claim in enumerate(claims)
-    ]
+    return [Finding(trials[0][0], tuple(read_trial(*trial) for trial in trials)) for trials in findings]
 
 
 def _compile(example: str, folder: Path) -> None:

@@ -46,13 +46,15 @@ def rivalries(findings: Sequence[Finding]) -> list[str]:
     lines = []
     for finding in findings:
         claim = finding.claim
-        rivals = [f for f in findings if (f.claim.label or f.claim.algo, f.claim.env) == (claim.rival, claim.env)]
+        wanted = claim.rival, claim.env, claim.measure
+        rivals = [f for f in findings if (f.claim.label or f.claim.algo, f.claim.env, f.claim.measure) == wanted]
         if not rivals:
             continue
         theirs = {trial.seed: trial.steps for trial in rivals[0].trials}
         ratios = [t.steps / base for t in finding.trials if t.steps and (base := theirs.get(t.seed))]
         figure = f"{_spread(ratios, '.2f')} times" if ratios else "no known number of"
-        lines.append(f"- {claim.name}: {figure} the environment steps of {claim.rival} to the bar, seed by seed.")
+        bar = f"{claim.bar:g}, {_MEASURES[claim.measure]}"
+        lines.append(f"- {claim.name}: {figure} the environment steps of {claim.rival} to {bar}, seed by seed.")
     return lines
 
 

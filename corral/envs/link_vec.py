@@ -26,7 +26,7 @@ from corral.envs.patience import Patience
 from corral.envs.rows import FIRST, Rows
 from corral.envs.seating import Seating
 from corral.envs.supervise import Fault, FaultLog, Supervision
-from corral.errors import EnvFailed, UserError
+from corral.errors import UserError
 from corral.link import protocol as clp
 from corral.link.fleet import Fleet, Member
 from corral.link.message import Message
@@ -52,6 +52,7 @@ class Seats:
     slots: Array  # [n] uint32, of that session
     obs: list[Array]  # [n, ...] leaves
     to_play: Array  # [n] int8
+    lost: Array  # [n] bool, whose simulator is gone, and with it whatever they were in
 
 
 class LinkVecEnv(VecEnv):
@@ -121,16 +122,20 @@ class LinkVecEnv(VecEnv):
         return self._fleet.binding.urls
 
     def seats(self, env_ids: Array) -> Seats:
-        """Where idle environments sit, for who plans from their states; EnvFailed when a simulator was lost."""
+        """Where idle environments sit, for who plans from their states; those that are lost sit anywhere."""
         flight, rows, chosen = self._flight, self._rows, self._flight.sets.of(env_ids)
         flight.require_open()
         if not flight.started or (flight.in_flight | flight.ready) & chosen.mask:
             raise UserError("Only the states of idle environments are known: recv() their results first.")
         with self._fleet.lock:
-            if lost := self._losses.owing and sorted({*self._losses.unknown()} & {*chosen.numbers}):
-                raise EnvFailed(f"Environments {lost[:16]} have lost their simulator; their episodes are over.")
+            lost = ~self._seating.seated(chosen.ids)
+            if self._losses.owing:  # some have a new seat already, in which nothing has begun
+                lost |= np.isin(chosen.ids, self._losses.unknown())
+            where = self._seating.find(chosen.ids[~lost])
+            which, slots = np.zeros(len(lost), np.int64), np.zeros(len(lost), np.uint32)
+            which[~lost], slots[~lost] = where[1:]
             obs = [leaf.copy() for leaf in rows.current(chosen, rows.half(chosen))]
-            return Seats(*self._seating.find(chosen.ids), obs, self._to_play[chosen.ids])
+            return Seats(where[0], which, slots, obs, self._to_play[chosen.ids], lost)
 
     def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
         """Somebody has put these idle environments into other states."""

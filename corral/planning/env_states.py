@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from corral.envs.keeping.choose import choose_keeping
 from corral.envs.keeping.common_dice import CommonDice, put_back
 from corral.envs.keeping.contract import Beginning, CannotKeep, Env, Keeping
 from corral.errors import EnvFailed, UserError
+from corral.planning.mishaps import Mishaps
 from corral.planning.states import Level, Rollouts, Scene, States, Steps, turns
 from corral.types import Array, EnvSpec, Tree
 
@@ -91,6 +93,7 @@ class EnvStates(States):
         self._states: dict[int, _State] = {}
         self._next, self._closed = 1, False
         self._most, self._memory_mb, self.nbytes = int(memory_mb * 1e6), memory_mb, 0
+        self._mishaps = Mishaps(spec.name)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -151,38 +154,42 @@ class EnvStates(States):
         batch = len(parents)
         if not ((children > 0) & (children < self._next)).all():
             raise UserError(f"Not all of {children.tolist()} were given out: take what save and expand have given.")
-        layout, out = self.spec.observation, _Out(self.spec, batch)
-        states = [self._going_on(parent) for parent in parents.tolist()]  # a child may take the place of a parent
+        layout, out, origins = (
+            self.spec.observation,
+            _Out(self.spec, batch),
+            [self._going_on(k) for k in parents.tolist()],
+        )
         with self._common.spared():
             for i, (state, child, action) in enumerate(
-                zip(states, children.tolist(), self._actions(actions, batch), strict=True)
+                zip(origins, children.tolist(), self._actions(actions, batch), strict=True)
             ):
                 env = state.maker.enter(state, None if seeds is None else int(seeds[i]))
-                over = self._step(state.maker, env, action, out, i)
-                self._add(child, state.maker.keep(), state.maker, [leaf[i].copy() for leaf in out.leaves], over)
-        self._require_finite(out.leaves, out.reward)
-        return Steps(
-            children, layout.unflatten(out.leaves), out.reward, out.terminated, out.truncated, None, turns(batch)
-        )
+                over = self._step(state, env, action, out, i)
+                if out.failed[i]:
+                    state.maker.enter(state, None)  # the step has left it nobody knows where
+                self._add(child, state.maker.keep(), state.maker, out.row(i), over)
+        faulty, obs = self._mishaps.note(out.failed, out.words), layout.unflatten(out.leaves)
+        return Steps(children, obs, out.reward, out.terminated, out.truncated, None, turns(batch), faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
         """Step on from each parent."""
         batch, steps = len(parents), len(self.spec.action.flatten(actions)[0][0]) if len(parents) else 0
         rewards, length, out = np.zeros((batch, steps)), np.zeros(batch, np.int64), _Out(self.spec, batch)
-        rows = self._actions(_joined(self.spec, actions), batch * steps)
+        rows, origins = (
+            self._actions(_joined(self.spec, actions), batch * steps),
+            [self._going_on(k) for k in parents.tolist()],
+        )
         with self._common.spared():
-            for i, parent in enumerate(parents.tolist()):
-                state = self._going_on(parent)
-                for leaf, value in zip(out.leaves, state.obs or (), strict=state.obs is not None):
-                    leaf[i] = value
+            for i, state in enumerate(origins):
+                out.show(i, state.obs)
                 env = state.maker.enter(state, None if seeds is None else int(seeds[i]))
                 for t in range(steps):
-                    over = self._step(state.maker, env, rows[i * steps + t], out, i)
-                    rewards[i, t], length[i] = out.reward[i], t + 1
+                    over = self._step(state, env, rows[i * steps + t], out, i)
+                    rewards[i, t], length[i] = out.reward[i], t + (not out.failed[i])
                     if over:
                         break
-        self._require_finite(out.leaves, rewards)
-        return Rollouts(rewards, length, self.spec.observation.unflatten(out.leaves), out.terminated, out.truncated)
+        faulty, obs = self._mishaps.note(out.failed, out.words), self.spec.observation.unflatten(out.leaves)
+        return Rollouts(rewards, length, obs, out.terminated, out.truncated, faulty)
 
     def close(self) -> None:
         """Forget everything, and close the scratch environments."""
@@ -240,17 +247,16 @@ class EnvStates(States):
         leaves = [list(leaf.copy()) for leaf in layout.batch(actions, count)]
         return leaves[0] if layout.single else [layout.unflatten(list(row)) for row in zip(*leaves, strict=True)]
 
-    def _step(self, maker: _Maker, env: Env, action: Any, out: _Out, i: int) -> bool:
-        """Step, and write row i; returns whether that ended the episode."""
-        keeping = maker.keeping
+    def _step(self, state: _State, env: Env, action: Any, out: _Out, i: int) -> bool:
+        """Step from a state, and write row i; returns whether that ended the episode."""
+        keeping = state.maker.keeping
         before = None if self.stochastic else keeping.dice(env)
         try:
             obs, reward, terminated, truncated, _ = keeping.step(env, action)
             out.write(i, obs, reward, terminated, truncated)
         except Exception as error:
-            raise EnvFailed(
-                f"A planner's {self.spec.name} failed at action {action!r}, and so would the environment: {error!r}."
-            ) from error
+            out.fail(i, state.obs, f"at action {action!r}: {error!r}")
+            return True
         if before is not None:
             self.stochastic = keeping.dice(env) != before
         return bool(terminated or truncated)
@@ -266,27 +272,41 @@ class EnvStates(States):
 
         return Beginning(repeat, state.nbytes)
 
-    def _require_finite(self, leaves: list[Array], reward: Array) -> None:
-        for values in (*leaves, reward):
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                raise EnvFailed(f"A planner's {self.spec.name} gave an observation or a reward that is not finite.")
-
 
 class _Out:
-    """Rows of what steps gave."""
+    """Rows of what steps gave, which of them failed, and what was said of the last that did."""
 
     def __init__(self, spec: EnvSpec, batch: int):
         self._layout = spec.observation
         self.leaves = self._layout.empty(batch)
-        self.reward = np.zeros(batch)
-        self.terminated, self.truncated = np.zeros(batch, np.bool_), np.zeros(batch, np.bool_)
+        self.reward, self.words = np.zeros(batch), ""
+        self.terminated, self.truncated, self.failed = (np.zeros(batch, np.bool_) for _ in range(3))
 
     def write(self, i: int, obs: Any, reward: Any, terminated: Any, truncated: Any) -> None:
-        """Row i."""
+        """Row i; ValueError where it has something that is not finite."""
         for leaf, value in zip(self.leaves, self._layout.flatten(obs), strict=True):
             leaf[i] = value
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf[i]).all():
+                raise ValueError("it showed what is not finite")
         self.reward[i] = reward if type(reward) is float else float(np.asarray(reward).reshape(()))
+        if not math.isfinite(self.reward[i]):
+            raise ValueError(f"its reward is {self.reward[i]}")
         self.terminated[i], self.truncated[i] = bool(terminated), bool(truncated)
+
+    def show(self, i: int, obs: list[Array] | None) -> None:
+        """Let row i show what was seen elsewhere, or nothing where nobody knows it."""
+        for k, leaf in enumerate(self.leaves):
+            leaf[i] = 0 if obs is None else obs[k]
+
+    def fail(self, i: int, obs: list[Array] | None, words: str) -> None:
+        """Let row i be a step that failed where this was seen."""
+        self.show(i, obs)
+        self.reward[i], self.terminated[i], self.truncated[i], self.failed[i] = 0.0, False, True, True
+        self.words = words
+
+    def row(self, i: int) -> list[Array]:
+        """What row i shows."""
+        return [leaf[i].copy() for leaf in self.leaves]
 
 
 def _joined(spec: EnvSpec, actions: Tree) -> Tree:

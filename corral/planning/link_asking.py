@@ -38,16 +38,23 @@ class Table:
         self.reward = np.zeros((count, simulator.hello.players))
         self.flags, self.to_play = np.zeros(count, np.uint8), np.zeros(count, np.int8)
         self.obs = [np.zeros((count, *leaf.shape), leaf.dtype) for leaf in leaves]
+        self.failed, self.lost, self.words = np.zeros(count, np.bool_), np.zeros(count, np.bool_), ""
+        """Rows whose step failed, rows whose simulator is gone, and what was said of the last of either."""
+
+    def miss(self, rows: Rows, words: str) -> None:
+        """Rows of a simulator that is gone."""
+        self.lost[rows], self.words = True, words
 
     def take(self, part: Part, reply: Message, at: int = 0) -> None:
-        """The rows of a part, which begin with this frame; what a row failed of is raised."""
+        """The rows of a part, which begin with this frame; those whose step failed are marked."""
         simulator, rows, payload = part.session.simulator, part.rows, reply.payload[at:]
         players = simulator.hello.players
         if reply.batch != part.count or len(payload) != 1 + bool(self.obs):
             raise BadMessage(f"{reply.batch} rows in {len(payload)} frames in answer to {part.count} rows")
         reward, *_, flags, status = (table := simulator.rows.read(payload[0], part.count))[: len(table) - (players > 1)]
         if status.any():
-            _raise_failed(part, int(status.nonzero()[0][0]), status, reply)
+            self.failed[rows] = _which_failed(part, status, reply)
+            self.words = _words(part, int(status.nonzero()[0][-1]), status, reply)
         leaves = simulator.observation.read(payload[1], part.count) if self.obs else []
         for leaf in (reward, *leaves):
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
@@ -59,23 +66,21 @@ class Table:
             place[rows] = leaf
 
 
-def split(homes: Array, sessions: Sequence[Session], most: Callable[[Session], int]) -> list[Part]:
-    """Rows by the simulator where they belong, in parts of at most so many; EnvFailed where that is gone."""
-    parts = []
+def split(homes: Array, sessions: Sequence[Session], most: Callable[[Session], int]) -> tuple[list[Part], list[Array]]:
+    """Rows by the simulator where they belong, in parts of at most so many; and rows of simulators that are gone."""
+    parts, gone = [], []
     first = homes[0]
     alone = bool((homes == first).all())
     for home in [int(first)] if alone else np.unique(homes).tolist():
-        if home < 0:
-            raise EnvFailed("States went with their simulator.")
-        session = sessions[home]
-        if session.lost is not None:
-            raise EnvFailed(f"States went with their simulator: {session.lost}.")
         rows = np.arange(len(homes)) if alone else np.flatnonzero(homes == home)
-        each = most(session)
+        if home < 0 or sessions[home].lost is not None:
+            gone.append(rows)
+            continue
+        each = most(sessions[home])
         for k in range(0, len(rows), each):
             some = rows[k : k + each]
-            parts.append(Part(session, slice(k, k + len(some)) if alone else some, len(some)))
-    return parts
+            parts.append(Part(sessions[home], slice(k, k + len(some)) if alone else some, len(some)))
+    return parts, gone
 
 
 def ask(
@@ -85,16 +90,19 @@ def ask(
     take: Callable[[Part, Message], None],
     timeout_s: float,
     *,
+    miss: Callable[[Rows, str], None] | None = None,
     flags: int = 0,
     meta: dict[str, Any] | None = None,
 ) -> None:
-    """Ask for all parts at once, and `take` every answer; EnvFailed when a simulator is lost or refuses."""
-    wrong: list[Exception] = []
-    left = len(parts)
+    """Ask for all parts at once, and `take` every answer; EnvFailed when a simulator refuses.
 
-    def done(part: Part, reply: Message) -> None:
-        nonlocal left
-        left -= 1
+    Parts of simulators that are lost meanwhile are `miss`ed, where somebody can do without them; else EnvFailed.
+    """
+    wrong: list[Exception] = []
+    waiting = dict(enumerate(part for part, _ in parts))
+
+    def done(k: int, reply: Message) -> None:
+        part = waiting[k]
         try:
             if reply.flags & clp.FAILED:
                 status = clp.status_name(reply.status)
@@ -102,31 +110,43 @@ def ask(
             take(part, reply)
         except (EnvFailed, UserError) as error:
             wrong.append(error)
-        except BadMessage as error:  # the fleet gives it up for that
-            wrong.append(EnvFailed(f"{part.session.name} sent {error}."))
-            raise
+        del waiting[k]  # not where it was a BadMessage: the fleet gives the simulator up for that, and so it is lost
 
     with fleet.lock:
-        for part, payload in parts:
-            part.session.submit(
-                op, part.count, payload, partial(done, part), deadline_s=timeout_s, flags=flags, meta=meta
-            )
-    while left:  # deadlines of requests end it: a session that does not keep them is lost
-        for part, _ in parts:
+        for k, (part, payload) in enumerate(parts):
+            part.session.submit(op, part.count, payload, partial(done, k), deadline_s=timeout_s, flags=flags, meta=meta)
+    while waiting:  # deadlines of requests end it: a session that does not keep them is lost
+        for k, part in list(waiting.items()):
             if part.session.lost is not None:
-                raise EnvFailed(f"{clp.Op(op).name}: {part.session.lost}.")
-        fleet.poll(_POLL_S)
+                if miss is None:
+                    raise EnvFailed(f"{clp.Op(op).name}: {part.session.lost}.")
+                miss(part.rows, f"{clp.Op(op).name}: {part.session.lost}")
+                del waiting[k]
+        if waiting:
+            fleet.poll(_POLL_S)
     if wrong:
         raise wrong[0]
 
 
-def _raise_failed(part: Part, row: int, statuses: Array, reply: Message) -> None:
-    status, name = int(statuses[row]), part.session.name
-    said = (reply.meta or {}).get("rows", {})
-    words = said.get(str(row), "") if isinstance(said, dict) else ""
-    if status == clp.Status.E_SNAPSHOT_FULL:
+def _which_failed(part: Part, status: Array, reply: Message) -> Array:
+    """Rows whose environment failed; what is wrong with a request or its simulator is raised."""
+    failed: Array = (status == clp.Status.E_ENV) | (status == clp.Status.E_NOT_FINITE)
+    other = np.flatnonzero((status != 0) & ~failed)
+    if not len(other):
+        return failed
+    row = int(other[0])
+    if status[row] == clp.Status.E_SNAPSHOT_FULL:
         raise UserError(
-            f"{name} keeps as many states as it may ({words}): search with fewer simulations or trees, run more "
-            "simulators, or let each keep more with env_kwargs snapshot_mb."
+            f"{part.session.name} keeps as many states as it may ({_said(row, reply)}): search with fewer simulations "
+            "or trees, run more simulators, or let each keep more with env_kwargs snapshot_mb."
         )
-    raise EnvFailed(f"{name}: {clp.status_name(status)} {words}".rstrip() + ".")
+    raise EnvFailed(_words(part, row, status, reply) + ".")
+
+
+def _words(part: Part, row: int, status: Array, reply: Message) -> str:
+    return f"{part.session.name}: {clp.status_name(int(status[row]))} {_said(row, reply)}".rstrip()
+
+
+def _said(row: int, reply: Message) -> str:
+    said = (reply.meta or {}).get("rows", {})
+    return str(said.get(str(row), "")) if isinstance(said, dict) else ""

@@ -1,27 +1,35 @@
 """States inside external simulators: saved where the environments sit, and stepped from by one message to each.
 
 Nothing but ids and actions travels there, and observations and rewards back. The slots in which environments sit are
-read by `save` and written by `load` alone.
+read by `save` and written by `load` alone. States go with their simulator: what was seen there is still known here, and
+every step from them is one that fails. Whoever plans goes on, and the environments end their episodes as soon as they
+act.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Discrete
 
 from corral.encoding import Buffer
-from corral.envs.link_vec import LinkVecEnv
+from corral.envs.link_vec import LinkVecEnv, Seats
 from corral.errors import EnvFailed, UserError
 from corral.link import protocol as clp
 from corral.link.limits import rows_per_message
 from corral.link.message import BadMessage, Message
 from corral.link.session import Session
 from corral.planning.link_asking import Part, Table, ask, split
+from corral.planning.mishaps import Mishaps
 from corral.planning.shelf import LOST, Shelf
 from corral.planning.states import Level, Rollouts, Scene, States, Steps
 from corral.types import Array, Tree, tree_map
 
 _MASK = "action_mask"
+_GONE = "states went with their simulator"
+Miss = Callable[[Any, str], None]
 _FIRST_CALLS, _EVERY_CALLS, _SOME = 4, 64, 16  # when to look for dice, and at how many steps
 
 
@@ -46,7 +54,7 @@ class LinkStates(States):
         self._homes: list[Session] = []
         self._bases = np.zeros(0, np.int64)  # what makes an id the remote one, for each of them
         self._shelf = Shelf(self.spec.observation.leaves, memory_mb, self.spec.name)
-        self._mask = self._find_mask()
+        self._mask, self._mishaps = self._find_mask(), Mishaps(self.spec.name)
         self._calls, self._probes = 0, np.random.default_rng(0)
         self.level = Level.PORTABLE
         for session in sessions:
@@ -60,34 +68,40 @@ class LinkStates(States):
     def save(self, env_ids: Array) -> Array:
         """Keep the states that these environments are in, in their simulators."""
         seats = self._vec.seats(env_ids)
-        homes = np.array([self._home_of(session) for session in seats.sessions], np.int16)[seats.which]
+        homes = self._homes_at(seats)
         ids = self.new_ids(len(env_ids))
         self._shelf.home[ids] = homes  # before they are there: where this raises, some may be
         try:
             table = Table(self._simulator, len(ids), obs=False)
-            ask(self._fleet, clp.Op.SAVE, self._placed(homes, seats.slots, ids), table.take, self._timeout_s)
+            self._place(clp.Op.SAVE, homes, seats.slots, ids, table, table.miss)
+            if table.failed.any():
+                raise EnvFailed(f"A state was not saved: {table.words}.")
         except BaseException:
             self.drop(ids)
             raise
+        self._shelf.home[ids[table.lost]] = LOST
         self._shelf.put(ids, seats.to_play, seats.obs)
         return ids
 
     def load(self, ids: Array, env_ids: Array) -> Scene:
         """Put these environments into these states, which must be in the simulators where they sit."""
         seats = self._vec.seats(env_ids)
-        homes = np.array([self._home_of(session) for session in seats.sessions], np.int16)[seats.which]
+        homes = self._homes_at(seats)
+        if (homes == LOST).any():
+            raise EnvFailed("Some of these environments have lost their simulator; their episodes are over.")
         if (homes != self._shelf.homes_of(ids)).any():
             raise UserError("A state can be loaded only in the simulator that keeps it: load it where it was saved.")
-        table, payloads = Table(self._simulator, len(ids)), self._placed(homes, seats.slots, ids)
-        ask(self._fleet, clp.Op.LOAD, payloads, table.take, self._timeout_s, flags=clp.WANT_OBS)
+        table = Table(self._simulator, len(ids))
+        self._place(clp.Op.LOAD, homes, seats.slots, ids, table, None, flags=clp.WANT_OBS)
+        if table.failed.any():
+            raise EnvFailed(f"A state was not loaded: {table.words}.")
         self._vec.note_moved(env_ids, table.obs, table.to_play)
         return self.look(ids)
 
     def look(self, ids: Array) -> Scene:
         """What is seen in states, from what was kept here."""
         shelf = self._shelf
-        if (shelf.homes_of(ids) == LOST).any():
-            raise EnvFailed("States went with their simulator.")
+        shelf.homes_of(ids)
         obs = [leaf[ids] for leaf in shelf.obs]
         return Scene(self.spec.observation.unflatten(obs), self._legal(obs), shelf.turn[ids])
 
@@ -111,6 +125,7 @@ class LinkStates(States):
             self._look_for_dice(parents, leaves)
             shelf.home[children] = homes  # a child may take the place of a parent
             table = self._expand(parents, homes, leaves, children, seeds)
+            faulty = self._failed(table, parents)
         except BaseException:
             self.drop(children)
             raise
@@ -120,7 +135,7 @@ class LinkStates(States):
             reward = table.reward[np.arange(len(parents)), turn]
         obs = self.spec.observation.unflatten(table.obs)
         ended = (table.flags & clp.TERMINATED) != 0, (table.flags & clp.TRUNCATED) != 0
-        return Steps(children, obs, reward, *ended, self._legal(table.obs), table.to_play)
+        return Steps(children, obs, reward, *ended, self._legal(table.obs), table.to_play, faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
         """ROLLOUT to each simulator. With two players, or where dice are to be others, step by step at first."""
@@ -151,18 +166,44 @@ class LinkStates(States):
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def _placed(self, homes: Array, slots: Array, ids: Array) -> list[tuple[Part, list[Buffer]]]:
-        """Requests about states of slots."""
-        parts = split(homes, self._homes, _most_rows)
-        remote = ids | self._bases[homes]
-        return [(part, [slots[part.rows].tobytes(), _u8(remote[part.rows])]) for part in parts]
+    def _homes_at(self, seats: Seats) -> Array:
+        """Which simulators environments sit in, by their numbers here."""
+        numbers = np.array([self._home_of(session) for session in seats.sessions] or [LOST], np.int16)
+        return np.where(seats.lost, np.int16(LOST), numbers[seats.which])
+
+    def _place(
+        self, op: int, homes: Array, slots: Array, ids: Array, table: Table, miss: Miss | None, flags: int = 0
+    ) -> None:
+        """Ask for states of slots."""
+        parts, gone = split(homes, self._homes, _most_rows)
+        for rows in gone:
+            table.miss(rows, _GONE)
+        remote = ids | self._bases[homes] if len(self._bases) else ids
+        payloads: list[tuple[Part, list[Buffer]]] = [
+            (part, [slots[part.rows].tobytes(), _u8(remote[part.rows])]) for part in parts
+        ]
+        ask(self._fleet, op, payloads, table.take, self._timeout_s, miss=miss, flags=flags)
+
+    def _failed(self, table: Table, parents: Array) -> Array | None:
+        """Rows that failed, which are now as steps that did are; None where none did."""
+        faulty = self._mishaps.note(table.failed, table.words)
+        if table.lost.any():  # of which the environments' own supervision keeps count
+            faulty = table.failed | table.lost
+        if faulty is not None:
+            table.reward[faulty], table.flags[faulty] = 0.0, clp.TRUNCATED
+            table.to_play[faulty] = self._shelf.turn[parents[faulty]]
+            for leaf, seen in zip(table.obs, self._shelf.obs, strict=True):
+                leaf[faulty] = seen[parents[faulty]]
+        return faulty
 
     def _expand(self, parents: Array, homes: Array, leaves: list[Array], children: Array, seeds: Array | None) -> Table:
         """Children of 0 are not kept."""
-        parts = split(homes, self._homes, _most_rows)
+        parts, gone = split(homes, self._homes, _most_rows)
         bases = self._bases[homes]
         remote, kept = parents | bases, np.where(children > 0, children | bases, 0)
         table = Table(self._simulator, len(parents))
+        for missing in gone:
+            table.miss(missing, _GONE)
         payloads = []
         for part in parts:
             simulator, rows = part.session.simulator, part.rows
@@ -171,7 +212,7 @@ class LinkStates(States):
             if seeds is not None and "reseed" in simulator.hello.capabilities:
                 payload.append(_u8(seeds[rows]))
             payloads.append((part, payload))
-        ask(self._fleet, clp.Op.EXPAND, payloads, table.take, self._timeout_s)
+        ask(self._fleet, clp.Op.EXPAND, payloads, table.take, self._timeout_s, miss=table.miss)
         return table
 
     def _roll(self, found: Rollouts, rows: Array, ids: Array, leaves: list[Array]) -> None:
@@ -179,13 +220,15 @@ class LinkStates(States):
         steps = leaves[0].shape[1]
         before = found.reward.shape[1] - steps
         homes = self._shelf.homes_of(ids)
-        parts = split(homes, self._homes, lambda session: _most_rows(session, steps))
+        parts, gone = split(homes, self._homes, lambda session: _most_rows(session, steps))
         remote = ids | self._bases[homes]
         table, rewards, lengths = (
             Table(self._simulator, len(ids)),
             np.zeros((len(ids), steps)),
             np.zeros(len(ids), np.int64),
         )
+        for missing in gone:
+            table.miss(missing, _GONE)
         payloads = []
         for part in parts:
             group, cut = part.session.simulator.action, [leaf[rows[part.rows]] for leaf in leaves]
@@ -201,7 +244,11 @@ class LinkStates(States):
                 raise BadMessage("an answer to a rollout whose frames do not fit")
             rewards[part.rows], lengths[part.rows] = reward.reshape(shape), np.minimum(length, steps)
 
-        ask(self._fleet, clp.Op.ROLLOUT, payloads, take, self._timeout_s, meta={"steps": steps})
+        ask(self._fleet, clp.Op.ROLLOUT, payloads, take, self._timeout_s, miss=table.miss, meta={"steps": steps})
+        faulty = self._failed(table, ids)
+        if faulty is not None:
+            found.faulty = np.zeros(len(found.length), np.bool_) if found.faulty is None else found.faulty
+            found.faulty[rows] |= faulty
         found.reward[rows, before:], found.length[rows] = rewards, before + lengths
         found.terminated[rows], found.truncated[rows] = (
             (table.flags & flag) != 0 for flag in (clp.TERMINATED, clp.TRUNCATED)
@@ -228,6 +275,9 @@ class LinkStates(States):
             found.reward[rows, t] = made.reward
             found.length[rows] += 1
             found.terminated[rows], found.truncated[rows] = made.terminated, made.truncated
+            if made.faulty is not None:
+                found.faulty = np.zeros(count, np.bool_) if found.faulty is None else found.faulty
+                found.faulty[rows], found.length[rows[made.faulty]] = made.faulty, t
             for place, leaf in zip(scene, self.spec.observation.flatten(made.obs), strict=True):
                 place[rows] = leaf
             rows = rows[~(made.terminated | made.truncated)]

@@ -104,8 +104,6 @@ class Mppi:
             returns = self._imagine(obs, tried)
         else:
             returns = self._try_out(state["env"], tried, self._states)
-        if not np.isfinite(returns).all():
-            raise UserError("MPPI weighs plans by their returns, and some are not finite: see to `model` and `value`.")
         plan = plan + average(tried - plan[:, None], returns, self.temperature)
         plan = box.clip(plan)  # where rounding may have led out
         after = np.concatenate([plan[:, 1:], plan[:, -1:]], axis=1)
@@ -137,6 +135,8 @@ class Mppi:
             returns += np.where(
                 found.terminated, 0.0, self._discount**found.length * self._worth(found.obs, len(parents))
             )
+        if found.faulty is not None:  # what would have come of them nobody knows, so they weigh nothing
+            returns[found.faulty] = -np.inf
         return returns.reshape(n, self.samples)
 
     def _imagine(self, obs: Tree, tried: Array) -> Array:
@@ -148,6 +148,7 @@ class Mppi:
         returns, going = np.zeros(len(tried)), np.ones(len(tried))
         for t in range(self.horizon):
             obs, reward, over = self._model(obs, box.to_env(tried[:, t]))
+            _require_finite(to_numpy(reward), "`model`")
             returns += self._discount**t * going * to_numpy(reward)
             going *= ~np.asarray(to_numpy(over), np.bool_)
         if self._value is not None:
@@ -160,6 +161,7 @@ class Mppi:
         worth: Array = self._value(obs) / known_scale(self.reward_scale)
         if len(worth) != count:
             raise UserError(f"`value` gave {len(worth)} numbers for {count} observations: let it give one for each.")
+        _require_finite(worth, "`value`")
         return worth
 
     def _attached(self) -> _Box:
@@ -169,11 +171,21 @@ class Mppi:
 
 
 def average(noise: Array, returns: Array, temperature: float) -> Array:
-    """Noise [n, samples, ...] weighed by softmax(returns / temperature) of each row, summed over samples."""
-    weights = np.exp((returns - returns.max(1, keepdims=True)) / temperature)
+    """Noise [n, samples, ...] weighed by softmax(returns / temperature) of each row, summed over samples.
+
+    A return of -inf weighs nothing, and where all are, all weigh the same.
+    """
+    best = returns.max(1, keepdims=True)
+    weights = np.exp(np.where(best > -np.inf, returns - np.maximum(best, np.finfo(float).min), 0.0) / temperature)
     weights /= weights.sum(1, keepdims=True)
     summed: Array = np.einsum("nk,nk...->n...", weights, noise)
     return summed
+
+
+def _require_finite(numbers: Array, who: str) -> None:
+    """UserError unless plans can be weighed by these."""
+    if not np.isfinite(numbers).all():
+        raise UserError(f"MPPI weighs plans by their returns, and {who} gave a number that is not finite.")
 
 
 class _Box:

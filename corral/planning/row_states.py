@@ -25,12 +25,14 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from corral.envs.generators import layers
 from corral.envs.onlooker import Onlooker
-from corral.errors import EnvFailed, UserError
+from corral.errors import UserError
+from corral.planning.mishaps import Mishaps
 from corral.planning.shelf import Shelf
 from corral.planning.states import Level, Rollouts, Scene, States, Steps, turns
 from corral.types import Array, EnvSpec, Tree, tree_map
 
 Env = gymnasium.Env[Any, Any]
+_NOT_FINITE = "it gave an observation or a reward that is not finite"
 _TRANSPARENT = (TimeLimit, OrderEnforcing, PassiveEnvChecker, Onlooker)
 
 
@@ -70,6 +72,7 @@ class RowStates(States):
         seen = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in spec.observation.leaves)
         self._shelf = Shelf(spec.observation.leaves, memory_mb * seen / (seen + bytes_of_row), spec.name)
         self.rows, self._over = np.zeros((0, self._model.width + 1)), np.zeros(0, np.bool_)
+        self._mishaps = Mishaps(spec.name)
 
     def new_ids(self, count: int) -> Array:
         """Rows that nothing is in."""
@@ -117,11 +120,18 @@ class RowStates(States):
         """Copy the parents' rows, and step there."""
         self._require_going_on(parents)
         self._shelf.require_given(children)
-        rows = self.rows[parents]
+        before = self.rows[parents]
+        rows = before.copy()
         reward, terminated, truncated = self._step(rows, actions, seeds)
-        self.rows[children], self._over[children] = rows, terminated | truncated
+        self.rows[children] = rows
         obs = self._see(children)
-        return Steps(children, obs, reward, terminated, truncated, None, turns(len(parents)))
+        faulty = self._mishaps.note(not_finite(reward, obs), _NOT_FINITE)
+        if faulty is not None:
+            self.rows[children] = np.where(faulty[:, None], before, rows)
+            obs, reward = self._see(children), np.where(faulty, 0.0, reward)
+            terminated, truncated = terminated & ~faulty, truncated | faulty
+        self._over[children] = terminated | truncated
+        return Steps(children, obs, reward, terminated, truncated, None, turns(len(parents)), faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
         """Step on from each row, until its episode ends or the actions do."""
@@ -140,7 +150,13 @@ class RowStates(States):
             live = live[~(terminated | truncated)[live]]
             if not len(live):
                 break
-        return Rollouts(reward, length, self._model.look(rows[:, :-1]), terminated, truncated)
+        obs = self._model.look(rows[:, :-1])
+        faulty = self._mishaps.note(not_finite(reward, obs), _NOT_FINITE)
+        if faulty is not None:
+            reward = np.where(np.isfinite(reward), reward, 0.0)
+            obs = self._model.look(np.where(faulty[:, None], self.rows[parents], rows)[:, :-1])
+            terminated, truncated = terminated & ~faulty, truncated | faulty
+        return Rollouts(reward, length, obs, terminated, truncated, faulty)
 
     def close(self) -> None:
         """Forget everything."""
@@ -156,11 +172,8 @@ class RowStates(States):
         reward, terminated, truncated = self._model.step(state, actions, seeds)
         rows[:, :-1] = state
         rows[:, -1] += 1
-        reward = np.asarray(reward, np.float64)
-        if not np.isfinite(reward).all():
-            raise EnvFailed(f"A planner's {self.spec.name} gave a reward that is not finite.")
         return (
-            reward,
+            np.asarray(reward, np.float64),
             np.asarray(terminated, np.bool_),
             truncated | (rows[:, -1] >= self._limit),
         )
@@ -173,6 +186,14 @@ class RowStates(States):
         ]
         self._shelf.put(ids, np.zeros(len(ids), np.int8), leaves)
         return self.spec.observation.unflatten(leaves)
+
+
+def not_finite(*trees: Tree) -> Array:
+    """Which rows have a number that is not finite, [n]."""
+    good: list[Array] = []
+    tree_map(lambda leaf: good.append(np.isfinite(leaf).reshape(len(leaf), -1).all(1)), trees)
+    bad: Array = ~np.logical_and.reduce(good)
+    return bad
 
 
 def _elapsed(env: Env) -> int:

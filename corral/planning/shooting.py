@@ -68,5 +68,7 @@ class Shooting:
             states.drop(roots)
         self.simulator_steps += int(found.length.sum())
         returns = found.reward @ self._discount ** np.arange(horizon)
+        if found.faulty is not None:  # what would have come of them nobody knows
+            returns[found.faulty] = -np.inf
         best = returns.reshape(n, sims).argmax(1) + sims * np.arange(n)
         return tree_map(lambda leaf: leaf[best, 0], shaped), state, {}

@@ -39,7 +39,8 @@ class Steps:
     """What came of stepping from states: row i led to the state `children[i]`.
 
     A child whose episode has ended is seen but cannot be stepped from. A terminated one is worth nothing to come, a
-    truncated one what a value function says of its observation.
+    truncated one what a value function says of its observation. A step that failed is no step: truncated, with the
+    parent's observation and without reward, and nobody knows what would have come of it.
     """
 
     children: Array  # [B] int64
@@ -49,17 +50,22 @@ class Steps:
     truncated: Array  # [B] bool
     legal: Array | None  # [B, actions] bool; None: every action is
     to_play: Array  # [B] int8
+    faulty: Array | None = None  # [B] bool, steps that failed; None: no step did
 
 
 @dataclass(slots=True)
 class Rollouts:
-    """What came of several steps from each state, without keeping any; an episode that ends, ends its row."""
+    """What came of several steps from each state, without keeping any; an episode that ends, ends its row.
+
+    A step that fails ends its row, truncated, at the last good observation or an earlier one.
+    """
 
     reward: Array  # [B, T] float64, 0 after the end
     length: Array  # [B] int64, steps that were made
     obs: Tree  # [B, ...], the last
     terminated: Array  # [B] bool
     truncated: Array  # [B] bool
+    faulty: Array | None = None  # [B] bool, rows that a failed step has ended; None: no step failed
 
 
 class States(ABC):

@@ -226,6 +226,18 @@ def test_a_claim_is_trained_as_a_user_would_with_each_seed(tmp_path):
     assert said == ["1 of 2: ppo CartPole-v1, seed 1", "2 of 2: ppo CartPole-v1, seed 2"]
 
 
+def test_claims_that_one_run_tells_about_share_it(tmp_path):
+    settings = 2_048, {"evaluation.episodes": "2"}
+    by_training = Claim("ppo", "CartPole-v1", "train100", 0, *settings)
+    by_evaluation = Claim("ppo", "CartPole-v1", "eval", 0, *settings, rival="ppo")
+    said = []
+    findings = examine([by_training, by_evaluation], [1], tmp_path, 1, said.append)
+    assert said == ["1 of 1: ppo CartPole-v1, seed 1"]
+    assert [finding.claim for finding in findings] == [by_training, by_evaluation]
+    assert findings[0].trials[0].final != findings[1].trials[0].final
+    assert "times the environment steps of ppo to 0, evaluation" in rivalries(findings)[0]
+
+
 def test_a_run_that_fails_says_why(tmp_path):
     claim = Claim("dqn", "Pendulum-v1", "eval", 0, 100)
     with pytest.raises(RunFailed, match=r"dqn Pendulum-v1, seed 1 failed: corral: .*discrete actions"):

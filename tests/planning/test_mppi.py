@@ -236,5 +236,5 @@ def test_returns_that_are_no_numbers_are_said_with_who_gave_them(vec):
     vec.recv()
     for settings in ({"model": nowhere}, {"value": lambda obs: np.full(len(obs), np.inf)}, {"value": wrong_count}):
         policy = attached(vec, **settings)
-        with pytest.raises(UserError, match=r"not finite: see to|3 numbers for"):
+        with pytest.raises(UserError, match=r"not finite|3 numbers for"):
             policy.act(np.zeros((3, 2)), policy.initial_state(3), np.ones(3, np.bool_))

@@ -4,11 +4,11 @@ import gymnasium
 import numpy as np
 import pytest
 from kept_envs import Walk
-from row_cartpole import CartPoleRows, RowCartPole
+from row_cartpole import RowCartPole
 from row_cartpole import make as make_row_cartpole
 
 import corral
-from corral.errors import EnvFailed, UserError
+from corral.errors import UserError
 
 
 def test_what_was_closed_keeps_nothing_more():
@@ -88,16 +88,3 @@ def test_a_row_whose_episode_has_ended_is_not_stepped_from():
             steps = snapshots.expand(steps.children, [0])
         with pytest.raises(UserError, match="the end of an episode"):
             snapshots.expand(steps.children, [0])
-
-
-def test_rows_whose_rewards_are_not_finite_are_an_error():
-    class Broken(CartPoleRows):
-        def step(self, rows, actions, seeds):
-            reward, *ends = super().step(rows, actions, seeds)
-            return reward * np.nan, *ends
-
-    class Env(RowCartPole):
-        rows = Broken()
-
-    with corral.Snapshots(Env) as snapshots, pytest.raises(EnvFailed, match="not finite"):
-        snapshots.expand(snapshots.save(), 0)

@@ -158,6 +158,9 @@ class TreeSearch:
             steps = states.expand(forest.state[wave.tree, wave.node], self._to_env(edges), children, seeds)
             over = steps.terminated | steps.truncated
             verdict = self._judge(steps, np.where(over, 0, children))
+            if steps.faulty is not None:  # what is known of where a step failed is what was known of it before
+                values = np.where(steps.faulty, forest.value[wave.tree, wave.node], verdict.values)
+                verdict = verdict._replace(values=values)
         except BaseException:
             states.drop(children)
             raise
