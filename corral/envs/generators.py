@@ -13,6 +13,7 @@ from gymnasium import spaces
 Env = gymnasium.Env[Any, Any]
 State = dict[str, Any]
 Generators = dict[str, Any]
+_KINDS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 def layers(env: Env) -> Iterator[Any]:
@@ -62,12 +63,22 @@ def same_state(a: Any, b: Any) -> bool:
 def _generators(env: Env) -> Iterator[tuple[str, Any]]:
     for depth, layer in enumerate(layers(env)):
         for name, value in vars(layer).items():
-            if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
+            if is_generator(type(value)):
                 yield f"{depth}.{name}", value
             elif isinstance(value, spaces.Space):
                 for path, space in inner_spaces(f"{depth}.{name}", value):
                     if space._np_random is not None:  # the property would make one
                         yield path, space._np_random
+
+
+def is_generator(kind: type) -> bool:
+    """Whether values of a type are random generators: Python's, NumPy's and torch's are known."""
+    return issubclass(kind, _KINDS) or is_torch_generator(kind)
+
+
+def is_torch_generator(kind: type) -> bool:
+    """Whether it is torch's, which is not imported to find out."""
+    return kind.__name__ == "Generator" and kind.__module__ == "torch._C"
 
 
 def inner_spaces(name: str, space: spaces.Space[Any]) -> Iterator[tuple[str, spaces.Space[Any]]]:
@@ -86,6 +97,8 @@ def read_generator(generator: Any) -> State:
     """State of one."""
     if isinstance(generator, np.random.Generator):
         return dict(generator.bit_generator.state)
+    if is_torch_generator(type(generator)):
+        return {"torch": generator.get_state().numpy()}
     if hasattr(generator, "get_state"):  # RandomState, and numpy.random itself
         return dict(generator.get_state(legacy=False))
     version, key, gauss = generator.getstate()
@@ -96,6 +109,10 @@ def write_generator(generator: Any, state: State) -> None:
     """Set one, in place."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
+    elif is_torch_generator(type(generator)):
+        import torch
+
+        generator.set_state(torch.from_numpy(state["torch"].copy()))
     elif hasattr(generator, "set_state"):
         generator.set_state(state)
     else:

@@ -80,8 +80,9 @@ class AecStates(States):
         if not ((children > 0) & (children < self._next)).all():
             raise UserError(f"Not all of {children.tolist()} were given out: take what save and expand have given.")
         rewards, ends = np.zeros(len(parents)), np.zeros((len(parents), 2), np.bool_)
-        for i, (parent, action, child) in enumerate(zip(parents.tolist(), actions, children.tolist(), strict=True)):
-            self._go_on_from(parent)
+        games = [self._going_on(parent) for parent in parents.tolist()]  # a child may take the place of a parent
+        for i, (game, action, child) in enumerate(zip(games, actions, children.tolist(), strict=True)):
+            self._eye.aec = copy_aec(game)
             rewards[i], ends[i] = self._eye.move(int(action)), self._eye.ends()
             self._keep(child, self._eye.aec)
         scene = self.look(children)
@@ -93,7 +94,7 @@ class AecStates(States):
         rewards, length = np.zeros((len(parents), count)), np.zeros(len(parents), np.int64)
         ends, views = np.zeros((len(parents), 2), np.bool_), []
         for i, parent in enumerate(parents.tolist()):
-            self._go_on_from(parent)
+            self._eye.aec = copy_aec(self._going_on(parent))
             while length[i] < count and not ends[i].any():
                 rewards[i, length[i]] = self._eye.move(int(actions[i, length[i]]))
                 ends[i] = self._eye.ends()
@@ -110,15 +111,15 @@ class AecStates(States):
             raise UserError(f"There is no state {key}: it was dropped, or never saved.")
         return self._kept[key]
 
-    def _go_on_from(self, key: int) -> None:
-        """Let the eye be in a copy of a game that is not over."""
-        self._eye.aec = self._get(key)
+    def _going_on(self, key: int) -> Any:
+        """A game that is not over."""
+        game = self._eye.aec = self._get(key)
         if any(self._eye.ends()):
             raise UserError(f"State {key} is the end of a game, from which there is no move.")
-        self._eye.aec = copy_aec(self._eye.aec)
+        return game
 
     def _keep(self, key: int, aec: Any) -> None:
-        if self._most is not None and len(self._kept) >= self._most:
+        if self._most is not None and len(self._kept) >= self._most and key not in self._kept:
             raise UserError(
                 f"A search of {self.spec.name} keeps {self._most:,} games and has room for no more: use fewer "
                 "simulations or trees, or give it more memory_mb."

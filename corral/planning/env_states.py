@@ -11,6 +11,7 @@ import numpy as np
 
 from corral.envs.keeping.acting import Acting
 from corral.envs.keeping.choose import choose_keeping
+from corral.envs.keeping.common_dice import CommonDice, put_back
 from corral.envs.keeping.contract import Beginning, CannotKeep, Env, Keeping
 from corral.errors import EnvFailed, UserError
 from corral.planning.mishaps import Mishaps
@@ -72,10 +73,12 @@ class EnvStates(States):
     ):
         self.spec, self._acting = spec, acting
         made: dict[MakeScratch, _Maker] = {}
+        self._common = CommonDice(spec.name)
         try:
-            for make in makers:
-                if make not in made:
-                    made[make] = _Maker(make, spec.name)
+            with put_back():  # a reset may draw from them
+                for make in makers:
+                    if make not in made:
+                        made[make] = _Maker(make, spec.name)
         except BaseException:
             for maker in made.values():
                 maker.scratch.close()
@@ -88,7 +91,7 @@ class EnvStates(States):
             for one in acting:
                 one.record()
         self._states: dict[int, _State] = {}
-        self._next = 1
+        self._next, self._closed = 1, False
         self._most, self._memory_mb, self.nbytes = int(memory_mb * 1e6), memory_mb, 0
         self._mishaps = Mishaps(spec.name)
 
@@ -102,6 +105,7 @@ class EnvStates(States):
 
     def save(self, env_ids: Array) -> Array:
         """Keep what these environments are in."""
+        self._require_open()
         ids = self.new_ids(len(env_ids))
         for key, env_id in zip(ids.tolist(), env_ids.tolist(), strict=True):
             acting, maker = self._acting[env_id], self._makers[env_id]
@@ -155,14 +159,15 @@ class EnvStates(States):
             _Out(self.spec, batch),
             [self._going_on(k) for k in parents.tolist()],
         )
-        for i, (state, child, action) in enumerate(
-            zip(origins, children.tolist(), self._actions(actions, batch), strict=True)
-        ):
-            env = state.maker.enter(state, None if seeds is None else int(seeds[i]))
-            over = self._step(state, env, action, out, i)
-            if out.failed[i]:
-                state.maker.enter(state, None)  # the step has left it nobody knows where
-            self._add(child, state.maker.keep(), state.maker, out.row(i), over)
+        with self._common.spared():
+            for i, (state, child, action) in enumerate(
+                zip(origins, children.tolist(), self._actions(actions, batch), strict=True)
+            ):
+                env = state.maker.enter(state, None if seeds is None else int(seeds[i]))
+                over = self._step(state, env, action, out, i)
+                if out.failed[i]:
+                    state.maker.enter(state, None)  # the step has left it nobody knows where
+                self._add(child, state.maker.keep(), state.maker, out.row(i), over)
         faulty, obs = self._mishaps.note(out.failed, out.words), layout.unflatten(out.leaves)
         return Steps(children, obs, out.reward, out.terminated, out.truncated, None, turns(batch), faulty)
 
@@ -174,19 +179,23 @@ class EnvStates(States):
             self._actions(_joined(self.spec, actions), batch * steps),
             [self._going_on(k) for k in parents.tolist()],
         )
-        for i, state in enumerate(origins):
-            out.show(i, state.obs)
-            env = state.maker.enter(state, None if seeds is None else int(seeds[i]))
-            for t in range(steps):
-                over = self._step(state, env, rows[i * steps + t], out, i)
-                rewards[i, t], length[i] = out.reward[i], t + (not out.failed[i])
-                if over:
-                    break
+        with self._common.spared():
+            for i, state in enumerate(origins):
+                out.show(i, state.obs)
+                env = state.maker.enter(state, None if seeds is None else int(seeds[i]))
+                for t in range(steps):
+                    over = self._step(state, env, rows[i * steps + t], out, i)
+                    rewards[i, t], length[i] = out.reward[i], t + (not out.failed[i])
+                    if over:
+                        break
         faulty, obs = self._mishaps.note(out.failed, out.words), self.spec.observation.unflatten(out.leaves)
         return Rollouts(rewards, length, obs, out.terminated, out.truncated, faulty)
 
     def close(self) -> None:
         """Forget everything, and close the scratch environments."""
+        if self._closed:
+            return
+        self._closed = True
         self.drop(np.array(list(self._states), np.int64))
         for maker in dict.fromkeys(self._makers):
             maker.scratch.close()
@@ -196,8 +205,13 @@ class EnvStates(States):
     def _get(self, key: int) -> _State:
         state = self._states.get(key)
         if state is None:
+            self._require_open()
             raise UserError(f"There is no state {key}: it was dropped, or never saved.")
         return state
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UserError(f"The states of {self.spec.name} have been closed: make new Snapshots, or another Search.")
 
     def _going_on(self, key: int) -> _State:
         state = self._get(key)

@@ -121,9 +121,10 @@ class LinkStates(States):
         try:
             leaves = self.spec.action.batch(actions, len(parents))
             shelf.require_given(children)
-            shelf.home[children] = shelf.homes_of(parents)
+            homes, turn = shelf.homes_of(parents), shelf.turn[parents]
             self._look_for_dice(parents, leaves)
-            table = self._expand(parents, leaves, children, seeds)
+            shelf.home[children] = homes  # a child may take the place of a parent
+            table = self._expand(parents, homes, leaves, children, seeds)
             faulty = self._failed(table, parents)
         except BaseException:
             self.drop(children)
@@ -131,7 +132,7 @@ class LinkStates(States):
         shelf.put(children, table.to_play, table.obs)
         reward = table.reward[:, 0]
         if self.players > 1:
-            reward = table.reward[np.arange(len(parents)), shelf.turn[parents]]
+            reward = table.reward[np.arange(len(parents)), turn]
         obs = self.spec.observation.unflatten(table.obs)
         ended = (table.flags & clp.TERMINATED) != 0, (table.flags & clp.TRUNCATED) != 0
         return Steps(children, obs, reward, *ended, self._legal(table.obs), table.to_play, faulty)
@@ -195,9 +196,8 @@ class LinkStates(States):
                 leaf[faulty] = seen[parents[faulty]]
         return faulty
 
-    def _expand(self, parents: Array, leaves: list[Array], children: Array, seeds: Array | None) -> Table:
+    def _expand(self, parents: Array, homes: Array, leaves: list[Array], children: Array, seeds: Array | None) -> Table:
         """Children of 0 are not kept."""
-        homes = self._shelf.homes_of(parents)
         parts, gone = split(homes, self._homes, _most_rows)
         bases = self._bases[homes]
         remote, kept = parents | bases, np.where(children > 0, children | bases, 0)
@@ -296,7 +296,8 @@ class LinkStates(States):
         some = np.arange(min(_SOME, len(parents)))
         twice = np.concatenate([some, some])
         seeds = self._probes.integers(1, 2**63, len(twice), np.uint64)
-        table = self._expand(parents[twice], [leaf[twice] for leaf in leaves], np.zeros(len(twice), np.int64), seeds)
+        homes, nowhere = self._shelf.homes_of(parents[twice]), np.zeros(len(twice), np.int64)
+        table = self._expand(parents[twice], homes, [leaf[twice] for leaf in leaves], nowhere, seeds)
         outcome: list[Array] = [table.reward, table.flags, table.to_play, *table.obs]
         for seen in outcome:
             self.stochastic |= seen[: len(some)].tobytes() != seen[len(some) :].tobytes()

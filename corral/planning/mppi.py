@@ -56,9 +56,14 @@ class Mppi:
         model: Model | None = None,
         seed: int = 0,
     ):
-        if horizon < 1 or samples < 2:
-            raise UserError(f"MPPI needs a horizon of at least 1 and 2 samples, got {horizon} and {samples}.")
-        if temperature <= 0 or not 0 <= smoothness < 1:
+        whole = isinstance(horizon, (int, np.integer)) and isinstance(samples, (int, np.integer))
+        if not whole or horizon < 1 or samples < 2:
+            raise UserError(
+                f"MPPI needs a horizon of at least 1 and 2 samples, in whole numbers, got {horizon} and {samples}."
+            )
+        if not 0 <= discount <= 1:
+            raise UserError(f"discount must be between 0 and 1, got {discount}.")
+        if not temperature > 0 or not 0 <= smoothness < 1:
             raise UserError(
                 f"MPPI needs a temperature above 0 and a smoothness from 0 to below 1, got {temperature}, {smoothness}."
             )
@@ -127,7 +132,9 @@ class Mppi:
         self.simulator_steps += int(found.length.sum())
         returns: Array = found.reward @ self._discount ** np.arange(self.horizon)
         if self._value is not None:
-            returns += np.where(found.terminated, 0.0, self._discount**found.length * self._worth(found.obs))
+            returns += np.where(
+                found.terminated, 0.0, self._discount**found.length * self._worth(found.obs, len(parents))
+            )
         if found.faulty is not None:  # what would have come of them nobody knows, so they weigh nothing
             returns[found.faulty] = -np.inf
         return returns.reshape(n, self.samples)
@@ -141,16 +148,20 @@ class Mppi:
         returns, going = np.zeros(len(tried)), np.ones(len(tried))
         for t in range(self.horizon):
             obs, reward, over = self._model(obs, box.to_env(tried[:, t]))
+            _require_finite(to_numpy(reward), "`model`")
             returns += self._discount**t * going * to_numpy(reward)
             going *= ~np.asarray(to_numpy(over), np.bool_)
         if self._value is not None:
-            returns += self._discount**self.horizon * going * self._worth(obs)
+            returns += self._discount**self.horizon * going * self._worth(obs, len(tried))
         return returns.reshape(n, self.samples)
 
-    def _worth(self, obs: Tree) -> Array:
-        """Values of observations, in the unit of the game's own rewards."""
+    def _worth(self, obs: Tree, count: int) -> Array:
+        """Values of so many observations, in the unit of the game's own rewards."""
         assert self._value is not None
         worth: Array = self._value(obs) / known_scale(self.reward_scale)
+        if len(worth) != count:
+            raise UserError(f"`value` gave {len(worth)} numbers for {count} observations: let it give one for each.")
+        _require_finite(worth, "`value`")
         return worth
 
     def _attached(self) -> _Box:
@@ -169,6 +180,12 @@ def average(noise: Array, returns: Array, temperature: float) -> Array:
     weights /= weights.sum(1, keepdims=True)
     summed: Array = np.einsum("nk,nk...->n...", weights, noise)
     return summed
+
+
+def _require_finite(numbers: Array, who: str) -> None:
+    """UserError unless plans can be weighed by these."""
+    if not np.isfinite(numbers).all():
+        raise UserError(f"MPPI weighs plans by their returns, and {who} gave a number that is not finite.")
 
 
 class _Box:
@@ -218,7 +235,7 @@ class _Box:
                 "or a covariance."
             )
         if given.ndim < 2:
-            if (given <= 0).any():
+            if not (given > 0).all():
                 raise UserError(f"Standard deviations of noise must be above 0, got {noise}.")
             return np.diag(np.broadcast_to(given, (size,)))
         try:

@@ -25,6 +25,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from corral.envs.generators import layers
 from corral.envs.onlooker import Onlooker
+from corral.errors import UserError
 from corral.planning.mishaps import Mishaps
 from corral.planning.shelf import Shelf
 from corral.planning.states import Level, Rollouts, Scene, States, Steps, turns
@@ -70,7 +71,7 @@ class RowStates(States):
         bytes_of_row = 8 * (self._model.width + 1)
         seen = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in spec.observation.leaves)
         self._shelf = Shelf(spec.observation.leaves, memory_mb * seen / (seen + bytes_of_row), spec.name)
-        self.rows = np.zeros((0, self._model.width + 1))
+        self.rows, self._over = np.zeros((0, self._model.width + 1)), np.zeros(0, np.bool_)
         self._mishaps = Mishaps(spec.name)
 
     def new_ids(self, count: int) -> Array:
@@ -79,7 +80,9 @@ class RowStates(States):
         if len(self.rows) < len(self._shelf.home):
             grown = np.zeros((len(self._shelf.home), self.rows.shape[1]))
             grown[: len(self.rows)] = self.rows
-            self.rows = grown
+            over = np.zeros(len(grown), np.bool_)
+            over[: len(self._over)] = self._over
+            self.rows, self._over = grown, over
         return ids
 
     def save(self, env_ids: Array) -> Array:
@@ -88,6 +91,7 @@ class RowStates(States):
         for row, env_id in zip(ids.tolist(), env_ids.tolist(), strict=True):
             env = self._environment(env_id)
             self.rows[row] = [*env.unwrapped.row, _elapsed(env)]  # type: ignore[attr-defined]
+        self._over[ids] = self.rows[ids, -1] >= self._limit
         self._see(ids)
         return ids
 
@@ -114,7 +118,7 @@ class RowStates(States):
 
     def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Steps:
         """Copy the parents' rows, and step there."""
-        self._shelf.require_given(parents)
+        self._require_going_on(parents)
         self._shelf.require_given(children)
         before = self.rows[parents]
         rows = before.copy()
@@ -126,11 +130,12 @@ class RowStates(States):
             self.rows[children] = np.where(faulty[:, None], before, rows)
             obs, reward = self._see(children), np.where(faulty, 0.0, reward)
             terminated, truncated = terminated & ~faulty, truncated | faulty
+        self._over[children] = terminated | truncated
         return Steps(children, obs, reward, terminated, truncated, None, turns(len(parents)), faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
         """Step on from each row, until its episode ends or the actions do."""
-        self._shelf.require_given(parents)
+        self._require_going_on(parents)
         rows, count = self.rows[parents], self.spec.action.flatten(actions)[0].shape[1]
         reward, length = np.zeros((len(parents), count)), np.zeros(len(parents), np.int64)
         terminated, truncated = np.zeros(len(parents), np.bool_), np.zeros(len(parents), np.bool_)
@@ -156,6 +161,11 @@ class RowStates(States):
     def close(self) -> None:
         """Forget everything."""
         self.drop(np.arange(len(self.rows)))
+
+    def _require_going_on(self, ids: Array) -> None:
+        self._shelf.require_given(ids)
+        if self._over[ids].any():
+            raise UserError(f"State {ids[self._over[ids]][0]} is the end of an episode, from which there is no step.")
 
     def _step(self, rows: Array, actions: Tree, seeds: Array | None) -> tuple[Array, Array, Array]:
         state = np.ascontiguousarray(rows[:, :-1])

@@ -81,6 +81,7 @@ class Search:
         self._discount, self._temperature, self._noise = discount, temperature, noise
         self._rollout_steps, self._transfer, self._rng = rollout_steps, transfer, np.random.default_rng(seed)
         self._planner: Planner | None = None
+        self._last: Tree = None  # the action that it was called for last
         self.progress = 0.0
         self.reward_scale: float | None = getattr(policy, "reward_scale", 1.0)
         """What the rewards that the policy has learned from were of the game's own."""
@@ -153,10 +154,17 @@ class Search:
 
         It may be left out if the environment was reset or stepped since the search was made.
         """
-        if obs is not None and isinstance(self._env, Snapshots):
-            self._env.tell(obs)
-        action, _, _ = self.act(obs, np.arange(1), np.zeros(1, np.bool_))
-        return tree_map(lambda leaf: leaf[0], action)
+        own = self._env if isinstance(self._env, Snapshots) else None
+        if obs is not None and own is not None:
+            own.tell(obs)
+        # Where something else was done, what was found below the last decision is of other states, alike as they look.
+        other = own is not None and (self._last is None or not own.took_only(self._last))
+        actions, _, _ = self.act(obs, np.arange(1), np.full(1, other))
+        action: Tree = tree_map(lambda leaf: leaf[0], actions)
+        if own is not None:
+            self._last = action
+            own.mark()
+        return action
 
     @property
     def simulator_steps(self) -> int:

@@ -52,7 +52,7 @@ class Snapshots:
     ):
         if rng not in ("planning", "replay"):
             raise UserError(f"rng={rng!r} is not one of planning, replay.")
-        if memory_mb <= 0:
+        if not memory_mb > 0:
             raise UserError(f"memory_mb must be above 0, got {memory_mb}.")
         self._rng = np.random.default_rng(seed) if rng == "planning" else None
         self._watched: WatchedEnv | None = None
@@ -93,8 +93,32 @@ class Snapshots:
 
     def tell(self, obs: Tree) -> None:
         """What an environment of your own shows, if it was stepped before it was handed in."""
+        if self._watched is None:
+            return
+        layout = self._states.spec.observation
+        try:
+            shapes = [np.shape(value) for value in layout.flatten(obs)]
+        except (KeyError, TypeError, ValueError, IndexError, UserError) as error:
+            raise UserError(f"This is no observation of {self._states.spec.name}: {error!r}.") from error
+        if shapes != [leaf.shape for leaf in layout.leaves]:
+            wanted = ", ".join(str(leaf.shape) for leaf in layout.leaves)
+            raise UserError(
+                f"{self._states.spec.name} shows observations of shape {wanted}, got {', '.join(map(str, shapes))}: "
+                "pass what its reset or step returned."
+            )
+        self._watched.tell(obs)
+
+    def mark(self) -> None:
+        """From here on `took_only` says what was done with an environment of your own."""
         if self._watched is not None:
-            self._watched.tell(obs)
+            self._watched.mark()
+
+    def took_only(self, action: Tree) -> bool:
+        """Whether nothing else than this was done since `mark`, as far as that is seen here."""
+        if self._watched is None:
+            return True
+        done, flatten = self._watched.took(1), self._states.spec.action.flatten
+        return done is not None and all(map(np.array_equal, flatten(done[0]), flatten(action)))
 
     def save(self, env_ids: Array | None = None) -> Any:
         """Keep the state that the environment is in; its number. Of several environments: numbers, [n]."""

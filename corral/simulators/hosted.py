@@ -171,9 +171,10 @@ class Hosted:
         frame, table = self._table.make(batch)
         out, leaves = self._obs.make(batch)
         words = {}
-        for row in range(batch):
+        states = [self.states.get(key) for key in parents.tolist()]  # a child may take the place of a parent
+        for row, state in enumerate(states):
             action = self.spec.action.unflatten([leaf[row] for leaf in actions])
-            step = self.states.expand(int(parents[row]), action, int(children[row]), int(seeds[row]))
+            step = self.states.expand(state, action, int(children[row]), int(seeds[row]))
             _put(table, leaves, row, step)
             if step.text:
                 words[str(row)] = step.text
@@ -191,7 +192,7 @@ class Hosted:
         words = {}
         for row in range(batch):
             mine = [self.spec.action.unflatten([leaf[row * steps + k] for leaf in actions]) for k in range(steps)]
-            last, got = self.states.rollout(int(parents[row]), mine)
+            last, got = self.states.rollout(self.states.get(int(parents[row])), mine)
             rewards[row, : len(got)], lengths[row] = got, len(got)
             _put(table, leaves, row, last)
             table[REWARD][row] = table[RAW][row] = sum(got)

@@ -121,7 +121,7 @@ class States:
         """The state of this id."""
         return self._states.get(key)
 
-    def expand(self, parent: int, action: Any, child: int, seed: int) -> Expanded:
+    def expand(self, parent: State | None, action: Any, child: int, seed: int) -> Expanded:
         """Step from a state, and keep what comes out as `child` unless that is 0."""
         env, failed = self._open(parent)
         if env is None or self._keeping is None:
@@ -133,7 +133,7 @@ class States:
             result.status, result.text = self.save(child, env, result.obs, over=bool(result.flags))
         return result
 
-    def rollout(self, parent: int, actions: list[Any]) -> tuple[Expanded, list[float]]:
+    def rollout(self, parent: State | None, actions: list[Any]) -> tuple[Expanded, list[float]]:
         """Step from a state until its episode ends or the actions do; the last step, and all rewards."""
         env, result = self._open(parent)
         rewards: list[float] = []
@@ -145,10 +145,9 @@ class States:
                 break
         return result, rewards
 
-    def _open(self, parent: int) -> tuple[Env | None, Expanded]:
-        state = self._states.get(parent)
+    def _open(self, state: State | None) -> tuple[Env | None, Expanded]:
         if state is None:
-            return None, self._nothing(clp.Status.E_UNKNOWN_STATE, f"there is no state {parent}")
+            return None, self._nothing(clp.Status.E_UNKNOWN_STATE, "there is no such state")
         if state.over:
             return None, self._nothing(clp.Status.E_NO_EPISODE, "its episode has ended")
         try:

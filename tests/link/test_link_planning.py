@@ -6,7 +6,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from declared_walk import Undeclared
+from declared_walk import Declared, Undeclared
 from sims import Sim, free_url
 
 import corral
@@ -44,11 +44,11 @@ def make(built):
         vec.close()
 
 
-@pytest.fixture
-def walk():
+@pytest.fixture(params=[Undeclared, Declared])
+def walk(request):
     """A VecEnv over a Python simulator of a walk that throws dice."""
     url = free_url()
-    sim = Sim(Undeclared, url)
+    sim = Sim(request.param, url)
     with corral.make_vec(url, 3, seed=1) as vec:
         vec.recv()
         yield vec

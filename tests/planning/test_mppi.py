@@ -216,3 +216,25 @@ def test_pendulum_swings_up_with_the_true_simulator():
         result = evaluate(vec, Mppi(horizon=15, samples=16), episodes=4, seed=0)
     assert result.mean > -250
     assert result.lengths == (200,) * 4
+
+
+@pytest.mark.parametrize(
+    "settings", [{"discount": 1.1}, {"temperature": float("nan")}, {"horizon": 2.5}, {"samples": 8.0}]
+)
+def test_settings_that_cannot_be_are_refused_at_once(settings):
+    with pytest.raises(UserError):
+        Mppi(**settings)
+
+
+def test_returns_that_are_no_numbers_are_said_with_who_gave_them(vec):
+    def nowhere(obs, actions):
+        return obs, np.full(len(obs), np.nan), np.zeros(len(obs), np.bool_)
+
+    def wrong_count(obs):
+        return np.zeros(3)
+
+    vec.recv()
+    for settings in ({"model": nowhere}, {"value": lambda obs: np.full(len(obs), np.inf)}, {"value": wrong_count}):
+        policy = attached(vec, **settings)
+        with pytest.raises(UserError, match=r"not finite|3 numbers for"):
+            policy.act(np.zeros((3, 2)), policy.initial_state(3), np.ones(3, np.bool_))

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from row_cartpole import make
 
 import corral
@@ -262,6 +263,25 @@ def test_steps_that_judge_leaves_are_counted_as_steps_of_the_simulator(env):
         counted.append(search.simulator_steps)
     assert counted[1] == 6
     assert counted[0] > 6 * 3
+
+
+def test_shooting_refuses_what_cannot_be_and_closes_what_it_made():
+    for settings in ({"sims": 0}, {"sims": 4.5}, {"horizon": 0}, {"discount": 1.5}, {"discount": float("nan")}):
+        with pytest.raises(UserError):
+            Shooting(**settings)
+    shooting = Shooting(sims=2, horizon=2)
+    with pytest.raises(UserError, match=r"hand it to corral\.Sampler"):
+        shooting.act(None, np.arange(1), np.zeros(1, np.bool_))
+    closed = []
+
+    class Closing(CartPoleEnv):
+        def close(self):
+            closed.append(self)
+
+    with corral.make_vec(Closing, 1, "local") as vec:
+        shooting.attach(vec)
+        shooting.close()
+        assert len(closed) == 1
 
 
 def test_a_search_without_environments_says_so():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +16,14 @@ from corral.envs.generators import layers
 from corral.envs.keeping.ale import ale_native
 from corral.envs.keeping.bullet import bullet_native
 from corral.envs.keeping.contract import CannotKeep, Env, Keeping
+from corral.envs.keeping.copier import Copier
 from corral.envs.keeping.declared import declared_keeping
 from corral.envs.keeping.fields import FieldsKeeping, type_name
+from corral.envs.keeping.hidden_dice import unshare
 from corral.envs.keeping.mujoco import mujoco_native
 from corral.envs.keeping.replay import ReplayKeeping
+from corral.envs.keeping.unseen import hide
+from corral.envs.keeping.watched import unwatch
 from corral.errors import UserError
 from corral.spaces import Layout
 
@@ -109,9 +114,16 @@ def scratch_like(env: Env) -> Env:
 
 
 def _copy(env: Env) -> Env:
-    made = copy.deepcopy(env)
-    for name in ("step", "reset"):  # where it is watched
-        vars(made).pop(name, None)
+    new: dict[int, Any] = {}
+    made = copy.deepcopy(env, new)
+    unwatch(made)
+    new.pop(id(new), None)  # what `deepcopy` holds on to
+    marks = {old: object() for old in new}
+    back = {id(mark): new[old] for old, mark in marks.items()}
+    for theirs, own in zip(layers(env), layers(made), strict=True):
+        for name, value in vars(theirs).items():
+            if isinstance(value, types.FunctionType):  # `deepcopy` leaves its closure, with the old environment in it
+                vars(own)[name] = Copier(back).copy(Copier(dict(marks)).copy(value))
     return made
 
 
@@ -120,8 +132,7 @@ def _from_spec(env: Env) -> Env | None:
 
 
 def _ready(env: Env) -> Env:
-    base = env.unwrapped
-    if getattr(base, "render_mode", None) == "human":
-        base.render_mode = None
+    hide(env)
     env.reset(seed=0)
+    unshare(env)
     return env

@@ -11,9 +11,7 @@ import copy
 import functools
 import logging
 import types
-import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -21,12 +19,15 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymSpec
 from gymnasium.utils import EzPickle
 
-from corral.envs.keeping.dice import GENERATORS, Die
+from corral.envs.generators import is_generator
+from corral.envs.keeping.bindings import BINDINGS, Way
+from corral.envs.keeping.dice import Die
+from corral.envs.keeping.hidden_dice import find_dice
 from corral.types import Array
 
 ATOMS: set[type] = {
-    type(None), bool, int, float, complex, str, bytes, range, type, types.FunctionType, types.BuiltinFunctionType,
-    types.ModuleType, types.EllipsisType, weakref.ref, property, np.float64, np.float32, np.int64, np.int32, np.bool_,
+    type(None), bool, int, float, complex, str, range, type, types.ModuleType, types.EllipsisType, property,
+    np.float64, np.float32, np.int64, np.int32, np.bool_,
 }  # fmt: skip
 """Types whose values never change, so that they are not copied; it grows with what is met."""
 _SHARED = (type, np.generic, np.dtype, np.ufunc, GymSpec, logging.Logger)
@@ -55,12 +56,14 @@ _IS_RENDERING: dict[type, bool] = {}
 class Copier:
     """One copy, of however many values: what is the same object in two of them is so in the copies."""
 
-    __slots__ = ("dice", "memo", "nbytes")
+    __slots__ = ("dice", "held", "memo", "nbytes")
 
     def __init__(self, memo: dict[int, Any]):
         self.memo, self.nbytes = memo, 0
         self.dice: list[Any] = []
         """Each generator that was met, as it is in the copies."""
+        self.held: list[Any] = []
+        """What the copies may have no other than weak references to."""
 
     def copy(self, value: Any) -> Any:
         """A copy of a value; whatever the value's own methods raise when it has none."""
@@ -79,10 +82,12 @@ class Copier:
         return made
 
 
-Way = Callable[[Copier, Any], Any]
-
-
 def _same(copier: Copier, value: Any) -> Any:
+    return value
+
+
+def _bytes(copier: Copier, value: bytes) -> bytes:
+    copier.nbytes += len(value)  # another at every step, perhaps: a picture
     return value
 
 
@@ -149,10 +154,6 @@ def _deque(copier: Copier, value: deque[Any]) -> deque[Any]:
     return made
 
 
-def _method(copier: Copier, value: types.MethodType) -> types.MethodType:
-    return types.MethodType(value.__func__, copier.copy(value.__self__))
-
-
 def _generator(copier: Copier, value: Any) -> Die:
     die = Die(value)
     copier.dice.append(die)
@@ -177,8 +178,10 @@ def _plain(copier: Copier, value: Any) -> Any:
 
 
 def _own_way(copier: Copier, value: Any) -> Any:
-    copier.nbytes += _OBJECT_BYTES
-    return copy.deepcopy(value, copier.memo)
+    made = copy.deepcopy(value, copier.memo)
+    copier.nbytes += _OBJECT_BYTES + int(getattr(made, "nbytes", 0))
+    copier.dice += [one for one in find_dice(made) if not any(one is other for other in copier.dice)]
+    return made
 
 
 def _reduced(copier: Copier, value: Any) -> Any:
@@ -208,8 +211,8 @@ def _reduced(copier: Copier, value: Any) -> Any:
 
 
 _HOW: dict[type, Way] = {
-    np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set, deque: _deque,
-    types.MethodType: _method, Die: _die, functools.partial: _reduced,
+    bytes: _bytes, np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set,
+    deque: _deque, Die: _die, functools.partial: _reduced, **BINDINGS,
 }  # fmt: skip
 
 
@@ -217,7 +220,7 @@ def _find_way(kind: type) -> Way:
     if issubclass(kind, _SHARED):
         ATOMS.add(kind)
         return _same
-    if issubclass(kind, GENERATORS):
+    if is_generator(kind):
         return _generator
     if is_rendering(kind):
         return _same

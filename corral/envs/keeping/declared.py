@@ -9,7 +9,8 @@ import numpy as np
 from corral.encoding import decode, encode
 from corral.envs.declared import KEY, WHOLE, declares, read_declared, write_declared
 from corral.envs.keeping.contract import CannotKeep, Env, Keeping, Tape
-from corral.envs.keeping.dice import Die, read_dice, throw_all_anew
+from corral.envs.keeping.dice import Die
+from corral.envs.keeping.hidden_dice import HiddenDice
 
 
 class DeclaredKeeping(Keeping):
@@ -22,7 +23,8 @@ class DeclaredKeeping(Keeping):
 
     def __init__(self, names: tuple[str, str]):
         self._names, self.exact = names, names == WHOLE
-        self.capabilities = ("export",) if self.exact else ("export", "key_state")
+        self.capabilities = ("reseed", "export") if self.exact else ("reseed", "export", "key_state")
+        self._dice = HiddenDice()
 
     def keep(self, env: Env, tape: Tape | None = None) -> bytes:
         """Ask it."""
@@ -40,11 +42,11 @@ class DeclaredKeeping(Keeping):
 
     def reseed(self, env: Env, seed: int) -> None:
         """Other numbers for the generators that can be found."""
-        throw_all_anew(env, seed)
+        self._dice.throw_anew(env, seed)
 
     def dice(self, env: Env) -> list[Die]:
         """The generators that can be found."""
-        return read_dice(env)
+        return self._dice.read(env)
 
     def nbytes(self, kept: bytes) -> int:
         """Their number."""

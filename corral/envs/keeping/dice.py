@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
 
-from corral.envs.generators import Env, State, find_generators, read_generator, same_state, write_generator
+from corral.envs.generators import (
+    State,
+    is_generator,
+    is_torch_generator,
+    read_generator,
+    same_state,
+    write_generator,
+)
 
-GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _WORD = (1 << 64) - 1
 
 
@@ -32,7 +37,7 @@ class Die:
 
     def fits(self, generator: Any) -> bool:
         """Whether a generator can take this state."""
-        return isinstance(generator, GENERATORS) and _kind(generator) == self.kind
+        return is_generator(type(generator)) and _kind(generator) == self.kind
 
     def write(self, generator: Any) -> None:
         """Let a generator go on from here."""
@@ -41,7 +46,10 @@ class Die:
     def alive(self) -> Any:
         """A generator that goes on from here."""
         outer, inner = self.kind
-        made = outer() if inner is None else outer(inner(0))
+        if inner is None:
+            made = outer()
+        else:
+            made = outer(inner) if is_torch_generator(outer) else outer(inner(0))
         self.write(made)
         return made
 
@@ -49,17 +57,6 @@ class Die:
     def nbytes(self) -> int:
         """What it takes to keep."""
         return 400 + sum(value.nbytes for value in self.state.values() if isinstance(value, np.ndarray))
-
-
-def read_dice(env: Env) -> list[Die]:
-    """Of the generators that can be found."""
-    return [Die(generator) for generator in find_generators(env).values()]
-
-
-def throw_all_anew(env: Env, seed: int) -> None:
-    """Let the generators that can be found go on with numbers that `seed` says."""
-    for place, generator in enumerate(find_generators(env).values()):
-        throw_anew(generator, seed, place)
 
 
 def throw_anew(generator: Any, seed: int, place: int) -> None:
@@ -72,6 +69,8 @@ def throw_anew(generator: Any, seed: int, place: int) -> None:
             bits.state = {"bit_generator": "PCG64", "state": numbers, "has_uint32": 0, "uinteger": 0}
         else:
             bits.state = type(bits)(a).state
+    elif is_torch_generator(type(generator)):
+        generator.manual_seed(a >> 1)
     else:
         generator.seed(a & 0xFFFFFFFF)
 
@@ -84,7 +83,10 @@ def _mix(x: int) -> int:
     return x ^ x >> 31
 
 
-def _kind(generator: Any) -> tuple[type, type | None]:
+def _kind(generator: Any) -> tuple[type, Any]:
+    """What it takes to make another: its type, and that of its bits, or the device that it is for."""
     if isinstance(generator, np.random.Generator):
         return type(generator), type(generator.bit_generator)
+    if is_torch_generator(type(generator)):
+        return type(generator), generator.device
     return type(generator), None

@@ -16,6 +16,7 @@ from corral.envs.generators import inner_spaces, layers
 from corral.envs.keeping.contract import CannotKeep, Env, Keeping, Tape
 from corral.envs.keeping.copier import ATOMS, Copier, has_slots, is_rendering
 from corral.envs.keeping.dice import Die, throw_anew
+from corral.envs.keeping.unseen import is_looking
 
 Fields = dict[str, Any]
 # What an environment is, how it was built and how it is shown; `step` and `reset` where it is watched.
@@ -84,12 +85,13 @@ class _Anatomy:
 
     def __init__(self, env: Env, native: Native | None, base: bool):
         outer, *inner = layers(env)
-        parts = [] if native is None else native.parts(env)
+        self.parts = parts = [] if native is None else native.parts(env)
         self.fixed = {str(k): part for k, part in enumerate([*inner, *parts], 1)}
         """Parts that are not copied, by names that they have in every such environment."""
         self.inner = inner if base else inner[:-1]
         self.spaces: list[tuple[str, Any]] = []
         self.own: list[frozenset[str]] = []  # fields of each layer that are never written
+        self._found: list[tuple[int, str, Any]] = []  # what was in them, but the environment itself
         inside = {id(part) for part in (outer, *self.fixed.values())}
         for depth, layer in enumerate((outer, *self.inner)):
             own = set(_NO_STATE)
@@ -99,9 +101,20 @@ class _Anatomy:
                 elif id(value) not in inside:
                     continue
                 own.add(name)
-            self.own.append(frozenset(own))
+                if value is not outer:
+                    self._found.append((depth, name, value))
+            self.own.append(frozenset(own | vars(layer).keys() if is_looking(layer) else own))
         self.fixed.update(self.spaces)
         self.dice: list[Any] = []  # generators that the last state put into it brought to life
+        self.held: list[Any] = []  # what that state refers to weakly
+
+    def is_still_of(self, env: Env, native: Native | None) -> bool:
+        """Whether nothing has been replaced: a reset may build another environment inside, or other spaces."""
+        fields = [vars(env), *map(vars, self.inner)]
+        parts = [] if native is None else native.parts(env)
+        return all(fields[depth].get(name) is value for depth, name, value in self._found) and all(
+            here is there for here, there in zip(parts, self.parts, strict=False)
+        )
 
     def generators(self) -> list[tuple[str, Any]]:
         """Those of its spaces."""
@@ -145,7 +158,7 @@ class FieldsKeeping(Keeping):
         copier = Copier(memo)
         for depth, layer in enumerate((env, *anatomy.inner)):
             self._put_layer(copier, vars(layer), self._first[depth], anatomy.own[depth], kept.layers[depth])
-        anatomy.dice = copier.dice
+        anatomy.dice, anatomy.held = copier.dice, copier.held
         if kept.space_dice:
             for name, space in anatomy.spaces:
                 if name in kept.space_dice:
@@ -155,7 +168,7 @@ class FieldsKeeping(Keeping):
 
     def reseed(self, env: Env, seed: int) -> None:
         """Other numbers for every generator that the state has, wherever it is."""
-        anatomy = self._anatomy(env)
+        anatomy = self._anatomies[env]
         for place, generator in enumerate([*anatomy.dice, *(one for _, one in anatomy.generators())]):
             throw_anew(generator, seed, place)
         if self._native is not None:
@@ -163,7 +176,7 @@ class FieldsKeeping(Keeping):
 
     def dice(self, env: Env) -> list[Die]:
         """Of the state's generators, and of the spaces'."""
-        anatomy = self._anatomy(env)
+        anatomy = self._anatomies[env]
         return [Die(generator) for generator in [*anatomy.dice, *(one for _, one in anatomy.generators())]]
 
     def nbytes(self, kept: _Kept) -> int:
@@ -177,7 +190,7 @@ class FieldsKeeping(Keeping):
 
     def _anatomy(self, env: Env) -> _Anatomy:
         found = self._anatomies.get(env)
-        if found is None:
+        if found is None or not found.is_still_of(env, self._native):
             found = _Anatomy(env, self._native, self._base)
             self._compare(env, found)
             self._anatomies[env] = found

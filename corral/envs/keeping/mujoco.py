@@ -1,4 +1,4 @@
-"""States of MuJoCo: what it integrates, and what it derived from that in its last step.
+"""States of MuJoCo: what it integrates, what it derived from that in its last step, and what the model is then.
 
 Environments read derived numbers before they step (Ant rewards the way from where its body last was), so a state that
 MuJoCo could go on from is not enough to give the same rewards. Contacts, which every step finds anew, are not kept.
@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from corral.envs.keeping.contract import CannotKeep, Env
 from corral.envs.keeping.fields import Native
+from corral.envs.keeping.mujoco_model import ModelMemory, Physics, memory_of
 from corral.types import Array
+
+_DERIVED = ("qpos", "qvel", "qacc_warmstart", "xpos", "xquat", "subtree_com", "cinert", "cvel", "cfrc_ext")
+
+
+class _Kept(NamedTuple):
+    """A state. `own_bytes` is what its physics take, which states share while they stay the same."""
+
+    state: Array
+    arrays: Array
+    physics: Physics
+    own_bytes: int
 
 
 class MujocoNative(Native):
@@ -25,38 +37,48 @@ class MujocoNative(Native):
 
         self._mujoco: Any = mujoco
         self._which = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-        self._memory: weakref.WeakKeyDictionary[Env, tuple[Any, Array]] = weakref.WeakKeyDictionary()
-        if _base(env).model.nplugin:
+        self._memory: weakref.WeakKeyDictionary[Env, tuple[Any, Array, ModelMemory]] = weakref.WeakKeyDictionary()
+        base = _base(env)
+        if base.model.nplugin:
             raise CannotKeep("its model has plugins, whose states are not MuJoCo's to copy")
-        self._size = mujoco.mj_stateSize(_base(env).model, self._which)
-        _fixed_memory(_base(env).data)
+        self._size = mujoco.mj_stateSize(base.model, self._which)
+        self._physics = self._memory_of(env)[1].read()  # as the last state had them
 
     def parts(self, env: Env) -> list[Any]:
-        """The model, which stays as it is, and the data."""
+        """The model and the data."""
         return [_base(env).model, _base(env).data]
 
-    def keep(self, env: Env) -> tuple[Array, Array]:
-        """Both."""
+    def keep(self, env: Env) -> _Kept:
+        """All of it."""
         base, state = _base(env), np.empty(self._size)
+        arrays, model = self._memory_of(env)
         self._mujoco.mj_getState(base.model, base.data, state, self._which)
-        return state, self._arrays(env).copy()
+        physics, own_bytes = model.read(), 0
+        if physics.is_like(self._physics):
+            physics = self._physics
+        else:
+            self._physics, own_bytes = physics, physics.nbytes
+        return _Kept(state, arrays.copy(), physics, own_bytes)
 
-    def put(self, env: Env, kept: tuple[Array, Array]) -> None:
-        """Both."""
-        base, (state, arrays) = _base(env), kept
-        self._mujoco.mj_setState(base.model, base.data, state, self._which)
-        self._arrays(env)[:] = arrays
+    def put(self, env: Env, kept: _Kept) -> None:
+        """All of it."""
+        base = _base(env)
+        arrays, model = self._memory_of(env)
+        model.write(kept.physics)
+        self._mujoco.mj_setState(base.model, base.data, kept.state, self._which)
+        arrays[:] = kept.arrays
 
-    def nbytes(self, kept: tuple[Array, Array]) -> int:
+    def nbytes(self, kept: _Kept) -> int:
         """Their sizes."""
-        return kept[0].nbytes + kept[1].nbytes + 300
+        return kept.state.nbytes + kept.arrays.nbytes + kept.own_bytes + 300
 
-    def _arrays(self, env: Env) -> Array:
-        data = _base(env).data
-        found = self._memory.get(env)
-        if found is None or found[0] is not data:
-            found = self._memory[env] = data, _fixed_memory(data)
-        return found[1]
+    def _memory_of(self, env: Env) -> tuple[Array, ModelMemory]:
+        base, found = _base(env), self._memory.get(env)
+        if found is None or found[0] is not base.data or found[2].model is not base.model:
+            data = base.data
+            derived = memory_of(data.qpos, int(data.nbuffer), {name: getattr(data, name) for name in _DERIVED})
+            found = self._memory[env] = data, derived, ModelMemory(base.model)
+        return found[1], found[2]
 
 
 def mujoco_native(env: Env) -> MujocoNative | None:
@@ -69,13 +91,3 @@ def mujoco_native(env: Env) -> MujocoNative | None:
 
 def _base(env: Env) -> Any:
     return env.unwrapped
-
-
-def _fixed_memory(data: Any) -> Array:
-    """The memory of all arrays whose size does not change, qpos first; CannotKeep when it is laid out otherwise."""
-    size, begin = int(data.nbuffer), data.qpos.ctypes.data
-    for name in ("qpos", "qvel", "qacc_warmstart", "xpos", "xquat", "subtree_com", "cinert", "cvel", "cfrc_ext"):
-        array = getattr(data, name)
-        if not 0 <= array.ctypes.data - begin <= size - array.nbytes:
-            raise CannotKeep(f"this version of MuJoCo has {name} elsewhere")
-    return np.lib.stride_tricks.as_strided(data.qpos.view(np.uint8), (size,), (1,), writeable=True)

@@ -10,7 +10,8 @@ import weakref
 from typing import Any
 
 from corral.envs.keeping.contract import Beginning, CannotKeep, Env, Keeping, Tape
-from corral.envs.keeping.dice import Die, read_dice, throw_all_anew
+from corral.envs.keeping.dice import Die
+from corral.envs.keeping.hidden_dice import HiddenDice
 
 _MOST_STEPS = 50_000  # after the beginning
 _POINT_BYTES = 600
@@ -41,6 +42,7 @@ class ReplayKeeping(Keeping):
 
     def __init__(self) -> None:
         self._where: weakref.WeakKeyDictionary[Env, _Where] = weakref.WeakKeyDictionary()
+        self._dice = HiddenDice()
 
     def keep(self, env: Env, tape: Tape | None = None) -> Point:
         """Note the way."""
@@ -69,7 +71,7 @@ class ReplayKeeping(Keeping):
             where.point = None  # where that led, in the middle of what follows
         for step in reversed(way):
             if step.seed is not None:
-                throw_all_anew(env, step.seed)
+                self._dice.throw_anew(env, step.seed)
             env.step(step.action)
         where.point, where.seed = kept, None
 
@@ -79,12 +81,12 @@ class ReplayKeeping(Keeping):
 
     def reseed(self, env: Env, seed: int) -> None:
         """Other numbers for the generators that can be found."""
-        throw_all_anew(env, seed)
+        self._dice.throw_anew(env, seed)
         self._where[env].seed = seed
 
     def dice(self, env: Env) -> list[Die]:
         """The generators that can be found."""
-        return read_dice(env)
+        return self._dice.read(env)
 
     def step(self, env: Env, action: Any) -> Any:
         """Step, and note it."""

@@ -40,7 +40,9 @@ class WatchedEnv(Acting):
         self._step: Callable[..., Any] = env.step
         self._reset: Callable[..., Any] = env.reset
         self._leaves: list[Array] | None = None
-        self._over, self._recording = False, False
+        self._over, self._recording, self._watching = False, False, True
+        self._before: dict[str, Any] = {name: vars(env)[name] for name in ("step", "reset") if name in vars(env)}
+        self._since: list[Any] | None = None  # actions since `mark`, one too many at most; None when it was moved
         self._games: list[_Game] = []  # since a seed, while that is not long ago
         self._wrappers = FieldsKeeping(base=False) if isinstance(env, gymnasium.Wrapper) else None
         env.step, env.reset = self._watched_step, self._watched_reset  # type: ignore[method-assign]
@@ -68,6 +70,14 @@ class WatchedEnv(Acting):
         leaves, values = self._layout.leaves, self._layout.flatten(obs)
         self._leaves = [np.array(value, leaf.dtype) for leaf, value in zip(leaves, values, strict=True)]
 
+    def mark(self) -> None:
+        """From now on it counts what is done."""
+        self._since = []
+
+    def took(self, count: int) -> list[Any] | None:
+        """The actions since `mark`, if they are so many and nothing else was done to it."""
+        return self._since if self._since is not None and len(self._since) == count else None
+
     def beginning(self) -> Beginning | None:
         """Its games since the last seed, or only the current one."""
         if not self._games or len(self._games[-1].actions) > _GAME_STEPS or self._leaves is None:
@@ -81,14 +91,28 @@ class WatchedEnv(Acting):
     def loaded(self, obs: list[Array] | None, over: bool, beginning: Beginning | None) -> None:
         """Go on from there."""
         self._leaves, self._over = None if obs is None else [leaf.copy() for leaf in obs], over
-        self._games = [] if beginning is None else [_Game(after=beginning)]
+        self._games, self._since = [] if beginning is None else [_Game(after=beginning)], None
 
     def release(self) -> None:
-        """Give the environment its own functions back."""
+        """Give the environment its own functions back; whoever watches it since goes on watching it."""
+        self._watching = False
+        if getattr(vars(self._env).get("step"), "__self__", None) is self:
+            self._put_back(self._env)
+
+    def _put_back(self, env: Env) -> None:
+        """Undo what this one, and those before it that look no more, did to its functions."""
         for name in ("step", "reset"):
-            vars(self._env).pop(name, None)
+            vars(env).pop(name, None)
+        vars(env).update(self._before)
+        below = getattr(self._before.get("step"), "__self__", None)
+        if isinstance(below, WatchedEnv) and not below._watching:
+            below._put_back(env)
 
     def _watched_step(self, action: Any) -> Any:
+        if not self._watching:
+            return self._step(action)
+        if self._since is not None and len(self._since) < 2:
+            self._since.append(copy.deepcopy(action))
         if self._recording and self._games:
             actions = self._games[-1].actions
             if len(actions) <= _GAME_STEPS:
@@ -100,12 +124,14 @@ class WatchedEnv(Acting):
         return result
 
     def _watched_reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if not self._watching:
+            return self._reset(seed=seed, options=options)
         if self._recording:
             generators = read_generators(find_generators(self._env))
             game = _Game(seed, copy.deepcopy(options), generators, self._keep_wrappers())
             long = sum(1 + len(game.actions) for game in self._games) > _SINCE_SEED_STEPS
             self._games = [game] if seed is not None or long or not self._games else [*self._games, game]
-        self._leaves = None
+        self._leaves = self._since = None
         result = self._reset(seed=seed, options=options)
         self.tell(result[0])
         self._over = False
@@ -139,3 +165,10 @@ class WatchedEnv(Acting):
         if not (same and same_state(read_generators(find_generators(env)), now)):
             raise CannotKeep("repeating its actions led elsewhere: it is not deterministic")
         return obs
+
+
+def unwatch(copied: Env) -> None:
+    """Give a copy of an environment its own functions, if the original was watched, by however many."""
+    while isinstance(watch := getattr(vars(copied).get("step"), "__self__", None), WatchedEnv):
+        watch._watching = False
+        watch._put_back(copied)
