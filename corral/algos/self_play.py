@@ -99,6 +99,7 @@ class SelfPlay:
             rows = np.flatnonzero(theirs & (state["opponent"] == kind))
             moves[rows] = self._opponent_moves(kind, env[rows], first[rows], roots[rows])
         mine = np.flatnonzero(~theirs)
+        self._pass_over(env[theirs], env[mine])
         full = np.ones(len(mine), np.bool_)
         if self._config.fast_sims:
             full = self._rng.random(len(mine)) < self._config.full_share
@@ -132,6 +133,12 @@ class SelfPlay:
     def _plan(self, env_ids: Array, first: Array, sims: int, noise: float, roots: Array) -> Plan:
         assert self._planner is not None, "attach() comes first"
         return self._planner.plan(env_ids, first, sims, noise, roots)
+
+    def _pass_over(self, theirs: Array, mine: Array) -> None:
+        """A search that is not asked on its turn has no tree of what comes next."""
+        for planner, boards in ((self._planner, theirs), (self._past_planner, mine)):
+            if planner is not None:
+                planner.took(boards, np.full(len(boards), -1))
 
     def _decide(self, plan: Plan, state: dict[str, Array], rows: Array) -> Array:
         """Draw the first moves of a game, and take the best afterwards."""
