@@ -334,6 +334,25 @@ def test_settings_that_cannot_be_are_refused(changes, sentence):
         Config(**changes)
 
 
+@pytest.mark.parametrize("topology", ["actor_learner", "data_parallel"])
+def test_what_searching_costs_is_counted_whoever_acts(tmp_path, topology):
+    corral.train(
+        "ppo-search", env="CartPole-v1", steps=200, num_envs=4, topology=topology, actors=2, runtime="inline",
+        length=16, sims=4, share=1.0, episodes=0, run_dir=tmp_path,
+    )  # fmt: skip
+    with (tmp_path / "metrics.csv").open() as file:
+        row = list(csv.DictReader(file))[-1]
+    assert float(row["search/simulator_steps"]) > 3 * float(row["env_steps"]) * 0.8
+
+
+def test_actors_say_in_which_unit_values_are_so_that_evaluations_can_search(tmp_path):
+    corral.train(
+        "ppo-search", env="Pendulum-v1", mode="eval", steps=400, num_envs=2, topology="actor_learner", actors=2,
+        runtime="inline", length=50, sims=2, episodes=1, normalize_reward=True, run_dir=tmp_path,
+    )  # fmt: skip
+    assert 0 < corral.load_policy(tmp_path).reward_scale < 0.5  # costs add up to many times 1
+
+
 def test_environments_in_other_processes_are_refused_with_the_remedy(tmp_path):
     with pytest.raises(UserError, match="backend=local"):
         corral.train(
