@@ -11,6 +11,7 @@ import numpy as np
 
 from corral.algos.schedule import Schedule
 from corral.envs.contract import VecEnv
+from corral.envs.normalize import NormalizedVecEnv
 from corral.envs.suites.games.player import Player, make_player
 from corral.errors import UserError
 from corral.nets.actor_critic import ActorCritic
@@ -52,6 +53,8 @@ class SelfPlay:
 
     def attach(self, vec: VecEnv) -> None:
         """From now on it plays on these boards."""
+        if isinstance(vec, NormalizedVecEnv):
+            raise UserError("alphazero learns who won, in the game's own reward: leave out normalize_reward.")
         states, config = states_of(vec, self._config.search.memory_mb), self._config
         if states.players != 2:
             raise UserError(

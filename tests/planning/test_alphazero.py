@@ -193,12 +193,25 @@ def test_two_actors_feed_one_learner(tmp_path):
     [
         ({"sims": 0}, "sims must be at least 1"),
         ({"past_share": 0.7, "scripted_share": 0.6}, "together at most 1"),
+        ({"past_share": "0->0.9@0.5", "scripted_share": "0.5->0"}, "together at most 1"),
+        ({"scripted": (), "scripted_share": 0.5}, "somebody to play against"),
         ({"full_share": 0.0}, "full_share"),
+        ({"value_coef": -1.0}, "value_coef"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, sentence):
     with pytest.raises(UserError, match=sentence):
         Config(**changes)
+
+
+def test_past_selves_may_take_over_from_scripted_players():
+    Config(past_share="0->0.8", scripted_share="0.8->0")
+
+
+def test_outcomes_are_not_scaled(tmp_path):
+    """Values of scaled rewards would meet rewards that are not in a search."""
+    with pytest.raises(UserError, match="leave out normalize_reward"):
+        corral.train("alphazero", env=ENV, steps=100, normalize_reward=True, run_dir=tmp_path / "x")
 
 
 def test_an_environment_for_one_is_left_to_ppo(tmp_path):
