@@ -204,6 +204,25 @@ def test_settings_that_cannot_be_are_refused(changes, sentence):
         Config(**changes)
 
 
+@pytest.mark.parametrize(
+    ("env", "kwargs", "best"),
+    [
+        (ENV, {"evaluation.env_kwargs": {"opponent": "random"}}, True),
+        (ENV, {"evaluation.env_kwargs": {}}, False),
+        ("corral.envs.suites.games:PettingZoo", {"env_kwargs": {"game": "tictactoe_v3"}}, False),
+    ],
+)
+def test_games_against_itself_choose_no_best_checkpoint(tmp_path, env, kwargs, best):
+    result = corral.train(
+        "alphazero", env=env, steps=200, num_envs=4, sims=2, learning_starts=50, batch_size=16, hidden=(16,),
+        backend="local", run_dir=tmp_path, **({"episodes": 2} | kwargs),
+    )  # fmt: skip
+    assert (tmp_path / "checkpoints" / "best").exists() == best
+    assert ("no_opponent" in (tmp_path / "events.jsonl").read_text()) == (not best)
+    assert np.isnan(result.best_return) == (not best)
+    assert corral.load_policy(tmp_path).step == result.steps or best
+
+
 def test_past_selves_may_take_over_from_scripted_players():
     Config(past_share="0->0.8", scripted_share="0.8->0")
 

@@ -15,6 +15,7 @@ from corral.algos.ppo import Config as PpoConfig
 from corral.algos.ppo_search import Config, PpoSearch, bootstrap, explained_variance
 from corral.algos.rollout import values_of
 from corral.algos.search_behaviour import SearchBehaviour
+from corral.cli.main import main
 from corral.errors import UserError
 from corral.planning.action_set import choose_action_set
 from corral.planning.planner import SearchConfig
@@ -358,6 +359,15 @@ def test_environments_in_other_processes_are_refused_with_the_remedy(tmp_path):
         corral.train(
             "ppo-search", env="CartPole-v1", steps=1_000, run_dir=tmp_path / "x", backend="process", num_envs=4
         )
+
+
+def test_evaluations_by_search_are_in_this_process_wherever_training_is(tmp_path, capsys):
+    corral.train(
+        "ppo-search", env="CartPole-v1", mode="eval", steps=64, num_envs=2, length=16, sims=2, episodes=1,
+        backend="process", workers=1, run_dir=tmp_path,
+    )  # fmt: skip
+    assert main(["eval", str(tmp_path), "--episodes", "1", "--deterministic"]) == 0
+    assert "deterministic" in capsys.readouterr().out
 
 
 def test_a_game_of_two_is_left_to_alphazero(tmp_path):
