@@ -50,7 +50,8 @@ class SearchConfig:
     dirichlet_frac: float = 0.25
     """With puct: share of the noise."""
     reuse: bool = False
-    """Let a search begin with what the last one found below the action that was taken."""
+    """Let a search begin with what the last one found below the action that was taken, in a Sampler or a run, where
+    that is known."""
     memory_mb: float = 1024.0
     """Of states that the trees are made of, at most."""
 

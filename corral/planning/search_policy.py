@@ -151,11 +151,12 @@ class Search:
     def __call__(self, obs: Tree = None) -> Tree:
         """The action for the one environment that it looks ahead from, as that is now; `obs` is what it shows.
 
-        It may be left out if the environment was reset or stepped since the search was made.
+        It may be left out if the environment was reset or stepped since the search was made. What was done with it
+        since the last call is not known here, so every call begins a tree of its own.
         """
         if obs is not None and isinstance(self._env, Snapshots):
             self._env.tell(obs)
-        action, _, _ = self.act(obs, np.arange(1), np.zeros(1, np.bool_))
+        action, _, _ = self.act(obs, np.arange(1), np.ones(1, np.bool_))
         return tree_map(lambda leaf: leaf[0], action)
 
     @property

@@ -226,6 +226,32 @@ def test_what_an_environment_showed_before_anybody_knew_it_has_to_be_said():
     assert search(obs) in (0, 1)
 
 
+class Clock(gymnasium.Env):
+    """Pays the number of the step, and looks the same at all times."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(1, np.float32), float(self.t), False, False, {}
+
+
+def test_a_search_that_is_called_knows_nothing_of_what_was_done_since_the_last_time():
+    env = Clock()
+    env.reset(seed=0)
+    search = corral.Search(env, sims=8, reuse=True, discount=0.0, rollout_steps=1)
+    for do in (env.reset, lambda: env.step(0), lambda: env.step(0), env.reset):
+        do()
+        search()
+        forest = search.planner.search.forest
+        np.testing.assert_allclose(forest.total[0, 0] / forest.n[0, 0], env.t + 1)
+
+
 def test_a_game_that_is_over_is_not_searched():
     env = gymnasium.make("corral/TicTacToe-v0")
     env.reset(seed=0)
