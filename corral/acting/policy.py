@@ -53,6 +53,11 @@ def introduce(policy: Policy, vec: VecEnv) -> None:
         policy.attach(vec)
 
 
+def simulator_steps(policy: Policy) -> int | None:
+    """Steps of simulators that planning has cost so far; None of policies that do not plan."""
+    return policy.simulator_steps if isinstance(policy, PlanningPolicy) else None
+
+
 class FunctionPolicy:
     """A plain function `actions = fn(observations)` as a Policy."""
 

@@ -90,12 +90,15 @@ class Config:
         require("replays", self.replays, above=0)
         for name in ("batch_size", "capacity", "learning_starts", "steps_per_turn", "past_kept"):
             require(name, getattr(self, name), least=1)
-        for name in ("fast_sims", "temperature_moves", "weight_decay"):
+        require("max_grad_norm", self.max_grad_norm, above=0)
+        for name in ("fast_sims", "temperature_moves", "weight_decay", "value_coef"):
             require(name, getattr(self, name), least=0)
         require("past_every", self.past_every, above=0, most=1)
-        shares = self.schedules()
-        if shares["past_share"].most + shares["scripted_share"].most > 1:
+        past, scripted = (self.schedules()[name] for name in ("past_share", "scripted_share"))
+        if any(past(at) + scripted(at) > 1 for at in (0.0, past.until, scripted.until)):  # straight in between
             raise UserError("past_share and scripted_share are shares of all games: together at most 1.")
+        if scripted.most > 0 and not self.scripted:
+            raise UserError("scripted_share needs somebody to play against: name them by scripted, such as mcts:100.")
         if self.net.core != "none":
             raise UserError("A search evaluates positions by themselves, so alphazero has no memory: use core=none.")
 

@@ -130,7 +130,7 @@ class Ppo(Algorithm):
                 model, batch, lambda logp, advantage: _clipped(logp, batch.logp.numpy(), advantage, clip),
                 normalize=config.normalize_advantage, value_coef=config.value_coef, entropy_coef=config.entropy,
             )  # fmt: skip
-            output.stop = self._too_far(output.metrics["loss/kl"])
+            output.stop = self.too_far(output.metrics["loss/kl"])
             return output
         advantage = normalized(batch.advantage, batch) if config.normalize_advantage else batch.advantage
         logp, entropy, value = evaluate(model, batch)
@@ -153,9 +153,10 @@ class Ppo(Algorithm):
             "loss/kl": kl,
             "loss/clip_fraction": beyond,
         }
-        return LossOutput(loss, metrics, stop=self._too_far(kl), rows=count(batch))
+        return LossOutput(loss, metrics, stop=self.too_far(kl), rows=count(batch))
 
-    def _too_far(self, kl: float | Tensor) -> bool:
+    def too_far(self, kl: float | Tensor) -> bool:
+        """Whether the policy has moved so far that the epochs end."""
         return self.config.target_kl is not None and float(kl) > 1.5 * self.config.target_kl
 
 

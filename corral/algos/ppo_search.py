@@ -4,9 +4,9 @@
 
 mu is what really acted: (1 - epsilon) ((1 - beta) pi_old + beta pi_search) + epsilon uniform, known exactly, so PPO's
 ratio stays that of two policies (Hilton et al. 2022 on decoupling them). CE counts where there was a search. Continuous
-actions that a search chose have no density: they train by CE and value alone. R and A are by GAE, whose bootstrap is
-(1 - kappa) V + kappa v_search. While the critic explains less than `gate` of the returns' variance, a search would only
-spread its errors: distill and kappa are then 0.
+actions that a search chose have no density: they train by CE and value alone. R is the lambda return whose bootstrap is
+(1 - kappa) V + kappa v_search, and A = R - V, which without kappa is GAE. While the critic explains less than `gate` of
+the returns' variance, a search would only spread its errors: distill and kappa are then 0.
 
 Modes: `ppo` never searches; `ppo+distill` searches a share of the steps and the policy acts; `expert` lets the search
 act and learns by CE and value alone; `eval` trains as `ppo` and searches in evaluations.
@@ -33,6 +33,7 @@ from corral.algos.settings import require
 from corral.errors import UserError
 from corral.nets.actor_critic import ActorCritic
 from corral.ops.gae import gae
+from corral.ops.lambda_return import lambda_return
 from corral.planning.action_set import Choices, choose_action_set
 from corral.planning.planner import SearchConfig
 from corral.planning.search_policy import Search
@@ -165,7 +166,8 @@ class PpoSearch(Algorithm):
         trusted = explained_variance(value, advantage + value, batch.valid) > config.gate
         if trusted and extras["kappa"].any():
             after = bootstrap(after, batch.done, extras["search_value"], extras["kappa"])
-            advantage = gae(batch.reward, value, after, *ends, config.ppo.gamma, config.ppo.lam)
+            # Not GAE: its sum of deltas takes V out again where it goes on, and would leave v_search - V in every step.
+            advantage = lambda_return(batch.reward, after, *ends, config.ppo.gamma, config.ppo.lam) - value
         columns = {
             "trust": np.exp(np.minimum(extras["logp"] - extras["behaviour"], np.log(config.rho_bar))),
             "distill": extras["distill"] * np.float32(trusted or config.mode == "expert"),
@@ -196,16 +198,17 @@ class PpoSearch(Algorithm):
         loss = of_policy + config.value_coef * value_loss - config.entropy * spread
         with torch.no_grad():
             searched = batch.distill > 0
+            kl = (batch.trust * (ratio - 1 - ratio.log())).mean()  # by trust, as if pi_old had acted
             metrics = {
                 "loss/policy": policy_loss,
                 "loss/value": value_loss,
                 "loss/entropy": spread,
-                "loss/kl": (ratio - 1 - ratio.log()).mean(),
+                "loss/kl": kl,
                 "loss/clip_fraction": ((ratio - 1).abs() > clip).float().mean(),
                 "search/cross_entropy": apart[searched].mean() if searched.any() else torch.zeros(()),
                 "search/learned_share": searched.float().mean(),
             }
-        return LossOutput(loss, metrics, rows=count(batch))
+        return LossOutput(loss, metrics, stop=self._ppo.too_far(kl), rows=count(batch))
 
     def _cross_entropy(self, model: ActorCritic, params: Tensor, batch: SearchedRows) -> Tensor:
         """-sum over edges of pi_search log pi, of every row."""

@@ -79,7 +79,9 @@ class SearchBehaviour:
             extras["distill"][rows], extras["kappa"][rows] = now["distill"], now["kappa"]
         decide = self._among_choices if isinstance(self._actions, Choices) else self._among_samples
         params = self._model.lean_params(obs) if self._model.lean else self._params(obs)
-        action = decide(params, rows, plan, now, extras)
+        action, edges = decide(params, rows, plan, now, extras)
+        if self._planner is not None:  # trees of steps that were not searched are of states that are gone
+            self._planner.took(state, np.where(np.isin(np.arange(n), rows), edges, -1))
         return self._model.actions.to_env(action), state, extras | {"action": action}
 
     @property
@@ -96,7 +98,7 @@ class SearchBehaviour:
 
     def _among_choices(
         self, params: Array, rows: Array, plan: Plan | None, now: dict[str, float], extras: dict[str, Any]
-    ) -> Array:
+    ) -> tuple[Array, Array]:
         """Every action has a probability by the policy, by the search, and by chance: so has their mixture."""
         n, width = len(params), self._actions.width
         offered, _ = self._actions.offer(params, np.ones((n, width), np.bool_), self._rng)
@@ -109,30 +111,31 @@ class SearchBehaviour:
         with np.errstate(divide="ignore"):  # what pi never does, a search may
             extras["logp"] = np.log(pi[every, edges]).astype(np.float32).clip(min=-1e4)
         extras["behaviour"] = np.log(mu[every, edges]).astype(np.float32)
-        return self._actions.to_model(edges)
+        return self._actions.to_model(edges), edges
 
     def _among_samples(
         self, params: Array, rows: Array, plan: Plan | None, now: dict[str, float], extras: dict[str, Any]
-    ) -> Array:
+    ) -> tuple[Array, Array]:
         """What the search or chance chooses among sampled actions has no density, which is put down."""
         rng, n = self._rng, len(params)
         action, logp = self._model.actions.sample(params, rng)
         edges = np.zeros((n, self._actions.width, action.shape[1]), np.float32)
-        dense = np.ones(n, np.bool_)
+        taken, dense = np.full(n, -1), np.ones(n, np.bool_)
         if plan is not None:
             assert plan.actions is not None
             edges[rows] = plan.actions
             by_search = rng.random(len(rows)) < now["beta"]
-            chosen = plan.stand_for(draw(sharpened(plan.policy, now["temperature"]), rng))
-            action[rows[by_search]], dense[rows[by_search]] = chosen[by_search], False
+            drawn = draw(sharpened(plan.policy, now["temperature"]), rng)
+            acting = rows[by_search]
+            action[acting], taken[acting], dense[acting] = plan.stand_for(drawn)[by_search], drawn[by_search], False
         by_chance = np.flatnonzero(rng.random(n) < now["epsilon"])
         if len(by_chance):
             _, even = self._actions.uniform(np.ones((len(by_chance), self._actions.width), np.bool_), rng)
             assert even is not None
-            action[by_chance], dense[by_chance] = even[:, 0], False
+            action[by_chance], taken[by_chance], dense[by_chance] = even[:, 0], -1, False
         extras["logp"], extras["edges"] = logp, edges
         extras["behaviour"] = np.where(dense, logp, np.float32(np.inf))
-        return action
+        return action, taken
 
     def _params(self, obs: Tree) -> Array:
         import torch

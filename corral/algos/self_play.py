@@ -11,6 +11,7 @@ import numpy as np
 
 from corral.algos.schedule import Schedule
 from corral.envs.contract import VecEnv
+from corral.envs.normalize import NormalizedVecEnv
 from corral.envs.suites.games.player import Player, make_player
 from corral.errors import UserError
 from corral.nets.actor_critic import ActorCritic
@@ -52,6 +53,8 @@ class SelfPlay:
 
     def attach(self, vec: VecEnv) -> None:
         """From now on it plays on these boards."""
+        if isinstance(vec, NormalizedVecEnv):
+            raise UserError("alphazero learns who won, in the game's own reward: leave out normalize_reward.")
         states, config = states_of(vec, self._config.search.memory_mb), self._config
         if states.players != 2:
             raise UserError(
@@ -99,6 +102,7 @@ class SelfPlay:
             rows = np.flatnonzero(theirs & (state["opponent"] == kind))
             moves[rows] = self._opponent_moves(kind, env[rows], first[rows], roots[rows])
         mine = np.flatnonzero(~theirs)
+        self._pass_over(env[theirs], env[mine])
         full = np.ones(len(mine), np.bool_)
         if self._config.fast_sims:
             full = self._rng.random(len(mine)) < self._config.full_share
@@ -132,6 +136,12 @@ class SelfPlay:
     def _plan(self, env_ids: Array, first: Array, sims: int, noise: float, roots: Array) -> Plan:
         assert self._planner is not None, "attach() comes first"
         return self._planner.plan(env_ids, first, sims, noise, roots)
+
+    def _pass_over(self, theirs: Array, mine: Array) -> None:
+        """A search that is not asked on its turn has no tree of what comes next."""
+        for planner, boards in ((self._planner, theirs), (self._past_planner, mine)):
+            if planner is not None:
+                planner.took(boards, np.full(len(boards), -1))
 
     def _decide(self, plan: Plan, state: dict[str, Array], rows: Array) -> Array:
         """Draw the first moves of a game, and take the best afterwards."""

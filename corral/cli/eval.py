@@ -65,6 +65,7 @@ class Eval:
         return 0
 
     def _play(self, loaded: LoadedPolicy) -> dict[str, Evaluation]:
+        from corral.acting.policy import PlanningPolicy
         from corral.runs.evaluate import acting_seed, evaluate, make_eval_vec
         from corral.runs.same_env import require_same_env
         from corral.runs.video import make_screen
@@ -74,7 +75,7 @@ class Eval:
         seed = experiment.seed if self.seed is None else self.seed
         both = self.deterministic == self.sampled and not self.render
         kinds = [True, False] if both else [self.deterministic or not self.sampled]
-        here = self.search_sims is not None
+        here = self.search_sims is not None or isinstance(loaded.as_policy(), PlanningPolicy)
         with make_screen(experiment) if self.render else make_eval_vec(experiment, episodes, seed, here=here) as vec:
             require_same_env(vec.spec, loaded.spec)
             results = {}

@@ -50,7 +50,7 @@ class SearchConfig:
     dirichlet_frac: float = 0.25
     """With puct: share of the noise."""
     reuse: bool = False
-    """Let a search begin with what the last one found below the action that was taken."""
+    """Let a search begin with what the last one found below the action that was taken, where that is known."""
     memory_mb: float = 1024.0
     """Of states that the trees are made of, at most."""
 
@@ -66,8 +66,12 @@ class SearchConfig:
             raise UserError(f"root={self.root!r} is not one of gumbel, puct.")
         if self.widening and self.root != "puct":
             raise UserError("widening goes with root=puct: sequential halving draws its actions at once.")
-        if not 0 <= self.dirichlet_frac <= 1 or self.dirichlet_alpha <= 0:
+        if not 0 <= self.dirichlet_frac <= 1 or not 0 < self.dirichlet_alpha < np.inf:
             raise UserError("dirichlet_frac must be between 0 and 1, and dirichlet_alpha above 0.")
+        for name in ("c_visit", "c_scale", "c_init", "grain"):  # below 0 a search would prefer what is worse
+            given = getattr(self, name)
+            if given is not None and not 0 <= given < np.inf:
+                raise UserError(f"{name} must be a number of at least 0, got {given}.")
 
 
 def require_sims(sims: int) -> None:

@@ -71,7 +71,7 @@ class Search:
             raise UserError(
                 f"A search has no setting {odd[0]!r}; it has {', '.join(f.name for f in fields(SearchConfig))}."
             )
-        if temperature < 0 or not 0 <= noise <= 1:
+        if not temperature >= 0 or not 0 <= noise <= 1:
             raise UserError(f"temperature must be at least 0 and noise between 0 and 1, got {temperature} and {noise}.")
         if discount is not None and not 0 <= discount <= 1:
             raise UserError(f"discount must be between 0 and 1, got {discount}.")

@@ -114,9 +114,9 @@ class Snapshots:
             self._watched.mark()
 
     def took_only(self, action: Tree) -> bool:
-        """Whether nothing else than this was done since `mark`, as far as that is seen here."""
+        """Whether nothing else than this was done since `mark`; not where that is not seen."""
         if self._watched is None:
-            return True
+            return False
         done, flatten = self._watched.took(1), self._states.spec.action.flatten
         return done is not None and all(map(np.array_equal, flatten(done[0]), flatten(action)))
 

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from corral import presets
+from corral.acting.policy import PlanningPolicy
 from corral.envs.contract import VecEnv
+from corral.envs.suites.games.sides import has_both_sides
 from corral.experiment import Experiment
 from corral.runs import checkpoint
 from corral.runs.evaluate import Evaluation, acting_seed, evaluate, make_eval_vec
@@ -79,6 +81,7 @@ class Session:
         """Whether there was anything to train; if not, the folder is not worth keeping."""
         self._stop = False
         self._eval_vec: VecEnv | None = None
+        self._against_itself = False  # evaluations, which then compare nothing
         self._last: Evaluation | None = None
         self._last_step = 0
         self._best = -math.inf
@@ -106,7 +109,8 @@ class Session:
             self._progress = Progress(self._experiment.steps, start=start, quiet=self._quiet)
             stack.callback(self._progress.close)
             stack.enter_context(self._signals())
-            if self._experiment.evaluation.episodes and self._experiment.evaluation.env_kwargs:
+            evaluation = self._experiment.evaluation
+            if evaluation.episodes and (evaluation.env_kwargs or self._looks_ahead()):
                 self._open_eval()  # what the environment does not take is said now, not hours later
             self._announce()
             self._start_s, self._start_steps, self.began = time.monotonic(), start, True
@@ -149,7 +153,7 @@ class Session:
             self._evaluate()
         if self._row_step != trainer.env_steps:
             self._write_row()
-        evaluated = self._last is not None and self._last_step == trainer.env_steps
+        evaluated = self._last is not None and self._last_step == trainer.env_steps and not self._against_itself
         self._save(saves, best=evaluated and self._last is not None and self._last.mean >= self._best)
         if not self._stop and not trainer.learner.version:
             self._note(
@@ -157,11 +161,25 @@ class Session:
             )
         self._events.add("stopped" if self._stop else "finished", "", env_steps=trainer.env_steps)
 
+    def _looks_ahead(self) -> bool:
+        """Whether evaluations are by search, which saves and restores environments."""
+        trainer = self._trainer
+        policy = trainer.algo.eval_policy(trainer.model, deterministic=True, rng=np.random.default_rng(0))
+        return isinstance(policy, PlanningPolicy)
+
     def _open_eval(self) -> VecEnv:
         if self._eval_vec is None:
+            experiment = self._experiment
             self._eval_vec = make_eval_vec(
-                self._experiment, self._experiment.evaluation.episodes, self._experiment.seed
+                experiment, experiment.evaluation.episodes, experiment.seed, here=self._looks_ahead()
             )
+            self._against_itself = has_both_sides(self._eval_vec)
+            if self._against_itself:
+                self._note(
+                    "no_opponent",
+                    "evaluations are of games against itself, which say nothing of how good it is: the best checkpoint "
+                    'is the latest; set evaluation.env_kwargs={"opponent": "mcts:1000"} where the game takes it',
+                )
         return self._eval_vec
 
     def _evaluate(self) -> bool:
@@ -177,6 +195,8 @@ class Session:
         self._said_once = {name: result.mean for name, result in results.items()}
         self._said_once["eval/return_std"] = self._last.std
         self._said_once["eval/length"] = float(np.mean(self._last.lengths))
+        if self._against_itself:
+            return False
         better = self._last.mean > self._best
         self._best = max(self._best, self._last.mean)
         return better

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from corral import seeding
+from corral.acting.policy import simulator_steps
 from corral.acting.sampler import Sampler
 from corral.data.pack import pack
 from corral.encoding import Value
@@ -99,6 +100,8 @@ class Actor:
             "traj": pack(traj, self._vec.spec),
             "priorities": self._algo.priorities(self._model, replace(traj, reward=traj.reward * np.float32(scale))),
             "reward_scale": scale,
+            "learning_scale": float(getattr(self._vec, "learning_scale", 1.0)),
+            "simulator_steps": simulator_steps(self._policy),
             "games": self._finished_games(),
             "faulty_games": self._sampler.episodes.faulty,
             "restarts": self._vec.restarts,

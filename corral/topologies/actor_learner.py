@@ -21,7 +21,7 @@ from corral.experiment import Experiment
 from corral.learn.exchange.all_reduce import AllReduce
 from corral.runtimes.contract import MakeRole, RoleLost, make_runtime, require_room
 from corral.topologies.actor import Actor
-from corral.topologies.contract import Note, Topology
+from corral.topologies.contract import Note, Topology, planning_metrics
 from corral.topologies.crew import Member, collect
 from corral.topologies.learners import Team
 from corral.topologies.shards import ShardedStore
@@ -83,6 +83,8 @@ class ActorLearner(Topology):
         self._ahead = 1 if self._mode == "sync" else 2
         self._env_restarts: dict[str, int] = {}
         self._scales: dict[str, float] = {}  # of rewards, where they are normalised; each actor has its own
+        self._learning_scales: dict[str, float] = {}
+        self._simulator_steps: dict[str, int | None] = {}
         self._lag_max = self._stale = 0
         self._fragment_bytes = 0
         self._heard = time.monotonic()
@@ -218,6 +220,8 @@ class ActorLearner(Topology):
             return None
         self._heard = time.monotonic()
         self._env_restarts[actor.name], self._scales[actor.name] = answer["restarts"], answer["reward_scale"]
+        self._learning_scales[actor.name] = answer["learning_scale"]
+        self._simulator_steps[actor.name] = answer["simulator_steps"]
         for env_id, total, length in answer["games"]:
             self.episodes.finished += 1
             self.episodes.recent.append(Episode(env_id, total, length))
@@ -245,12 +249,19 @@ class ActorLearner(Topology):
 
     # -- what others see ---------------------------------------------------------------------------------------
 
+    @property
+    def reward_scale(self) -> float | None:
+        """What the rewards that are learned from are of the game's own, in the mean of the actors."""
+        scales = list(self._learning_scales.values())
+        return float(np.mean(scales)) if scales else super().reward_scale
+
     def metrics(self) -> dict[str, float]:
         """Counters of the parts."""
         under_way = sum(len(actor.calls) for actor in self._actors)
         return {
             **super().metrics(),
             "env/restarts": float(sum(self._env_restarts.values())),
+            **planning_metrics(self._simulator_steps.values()),
             "actors/alive": float(sum(actor.alive for actor in self._actors)),
             "actors/restarts": float(sum(actor.restarts for actor in self._actors)),
             "actors/in_flight_mb": under_way * self._fragment_bytes / 1e6,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,12 @@ class Topology(ABC):
     @abstractmethod
     def close(self) -> None:
         """End everything that belongs to it."""
+
+
+def planning_metrics(steps: Iterable[int | None]) -> dict[str, float]:
+    """What planning has cost all who act, in steps of simulators; nothing where nobody plans."""
+    counted = [count for count in steps if count is not None]
+    return {"search/simulator_steps": float(sum(counted))} if counted else {}
 
 
 def make_topology(experiment: Experiment, note: Note) -> Topology:

@@ -19,7 +19,7 @@ from corral.experiment import Experiment
 from corral.learn.exchange.dial import new_secret
 from corral.learn.state import to_arrays, to_tensors
 from corral.runtimes.contract import MakeRole, RoleLost, make_runtime, require_room
-from corral.topologies.contract import Note, Topology
+from corral.topologies.contract import Note, Topology, planning_metrics
 from corral.topologies.crew import Member, collect
 from corral.topologies.hubs import ANSWER_S, AllReduceHub, GossipHub, Hub
 from corral.topologies.servers import ServerHub
@@ -271,6 +271,7 @@ class DataParallel(Topology):
             "learn/skipped": float(_all(answer["skipped"] for answer in latest)),
             "learn/lr": self.algo.learning_rate(self.progress),
             "env/restarts": float(sum(answer["restarts"] for answer in latest)),
+            **planning_metrics(answer["simulator_steps"] for answer in latest),
             "workers/alive": float(sum(worker.alive for worker in self._workers)),
             "workers/restarts": float(sum(worker.restarts for worker in self._workers)),
             **{name: float(np.mean(values)) for name, values in exchange.items()},

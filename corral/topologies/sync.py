@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from corral import seeding
-from corral.acting.policy import PlanningPolicy
+from corral.acting.policy import simulator_steps
 from corral.acting.sampler import Sampler
 from corral.envs.normalize import NormalizedVecEnv
 from corral.experiment import Experiment
 from corral.topologies.build import make_train_vec
-from corral.topologies.contract import MakeExchange, Note, Topology
+from corral.topologies.contract import MakeExchange, Note, Topology, planning_metrics
 
 
 class Sync(Topology):
@@ -97,9 +97,7 @@ class Sync(Topology):
     def metrics(self) -> dict[str, float]:
         """Counters of the parts."""
         found = {**super().metrics(), "env/restarts": float(self.vec.restarts)}
-        if isinstance(self.policy, PlanningPolicy):
-            found["search/simulator_steps"] = float(self.policy.simulator_steps)
-        return found
+        return found | planning_metrics([simulator_steps(self.policy)])
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
         """Everything; without `replay`, the store is left out and starts empty on resume."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from corral import seeding
+from corral.acting.policy import simulator_steps
 from corral.encoding import Value
 from corral.envs.normalize import NormalizedVecEnv, RunningMoments
 from corral.experiment import Experiment, ScaleConfig
@@ -103,6 +104,7 @@ class Worker:
             "version": sync.learner.version,
             "skipped": sync.learner.skipped,
             "restarts": sync.vec.restarts,
+            "simulator_steps": simulator_steps(sync.policy),
             "exchange": self._exchange.metrics(),
             "notes": notes,
         }

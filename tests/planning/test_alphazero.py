@@ -193,12 +193,44 @@ def test_two_actors_feed_one_learner(tmp_path):
     [
         ({"sims": 0}, "sims must be at least 1"),
         ({"past_share": 0.7, "scripted_share": 0.6}, "together at most 1"),
+        ({"past_share": "0->0.9@0.5", "scripted_share": "0.5->0"}, "together at most 1"),
+        ({"scripted": (), "scripted_share": 0.5}, "somebody to play against"),
         ({"full_share": 0.0}, "full_share"),
+        ({"value_coef": -1.0}, "value_coef"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, sentence):
     with pytest.raises(UserError, match=sentence):
         Config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "best"),
+    [
+        (ENV, {"evaluation.env_kwargs": {"opponent": "random"}}, True),
+        (ENV, {"evaluation.env_kwargs": {}}, False),
+        ("corral.envs.suites.games:PettingZoo", {"env_kwargs": {"game": "tictactoe_v3"}}, False),
+    ],
+)
+def test_games_against_itself_choose_no_best_checkpoint(tmp_path, env, kwargs, best):
+    result = corral.train(
+        "alphazero", env=env, steps=200, num_envs=4, sims=2, learning_starts=50, batch_size=16, hidden=(16,),
+        backend="local", run_dir=tmp_path, **({"episodes": 2} | kwargs),
+    )  # fmt: skip
+    assert (tmp_path / "checkpoints" / "best").exists() == best
+    assert ("no_opponent" in (tmp_path / "events.jsonl").read_text()) == (not best)
+    assert np.isnan(result.best_return) == (not best)
+    assert corral.load_policy(tmp_path).step == result.steps or best
+
+
+def test_past_selves_may_take_over_from_scripted_players():
+    Config(past_share="0->0.8", scripted_share="0.8->0")
+
+
+def test_outcomes_are_not_scaled(tmp_path):
+    """Values of scaled rewards would meet rewards that are not in a search."""
+    with pytest.raises(UserError, match="leave out normalize_reward"):
+        corral.train("alphazero", env=ENV, steps=100, normalize_reward=True, run_dir=tmp_path / "x")
 
 
 def test_an_environment_for_one_is_left_to_ppo(tmp_path):

@@ -46,6 +46,27 @@ def test_a_slot_machine_is_worth_its_true_mean(leaves, rule):
         assert abs(paid / visits - pays) < 4 * np.sqrt(pays * (1 - pays) / visits)
 
 
+@pytest.mark.parametrize("leaves", [1, 4])
+@pytest.mark.parametrize("sides", [2, 6, 20])
+@pytest.mark.parametrize("sims", [8, 32])
+def test_what_is_rare_counts_as_often_as_it_happens_however_few_visits_there_are(leaves, sides, sims):
+    """One throw in ten pays 10, and both show half of the sides: worth 1 in the mean of many trees."""
+    trees = 1000
+
+    def throw(place, arm, rng):
+        lucky = rng.random() < 0.1
+        side = int(rng.integers(sides // 2))
+        return 1 + side + sides * lucky, 10.0 * lucky, True, False
+
+    states = ScriptedStates(throw, 2, stochastic=True)
+    search = TreeSearch(states, know_nothing, trees, 2, sims, leaves, rng=np.random.default_rng(3))
+    every = np.arange(trees)
+    search.plant(every, states.put([0] * trees))
+    search.grow(every, Puct(c_init=1e6))  # as often the one as the other, whatever they pay
+    mean = search.forest.total[:, 0] / search.forest.n[:, 0]
+    assert abs(mean.mean() - 1) < 4 * mean.std() / np.sqrt(mean.size)
+
+
 def test_a_search_that_may_know_the_dice_sees_one_outcome():
     forest = search_of(ScriptedStates(pull, 3), 3, 50, 4, rng=False)
     means = forest.total[:, 0] / forest.n[:, 0]

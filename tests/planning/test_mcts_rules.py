@@ -10,12 +10,14 @@ from scripted_states import ScriptedStates
 
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.errors import RunFailed, UserError
+from corral.planning.action_set import choose_action_set
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import RandomGames, Verdict, know_nothing
 from corral.planning.mcts.expansion import plant
 from corral.planning.mcts.forest import make_forest
 from corral.planning.mcts.gumbel import visits_in_order
 from corral.planning.mcts.puct import Puct, puct_edge
+from corral.planning.mcts.rollouts import RolloutEvaluation
 from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_policy, mix_noise, root_values, visit_policy
 from corral.planning.mcts.search import TreeSearch
 
@@ -148,6 +150,27 @@ def test_scores_are_between_the_least_and_the_greatest_return_so_that_the_scale_
     assert counts(1.0) == counts(1024.0) == counts(1 / 1024)
 
 
+@pytest.mark.parametrize("discount", [1.0, 0.5])
+def test_rollouts_take_only_what_is_legal_where_they_come_to_and_end_where_nothing_is(discount):
+    """All is legal at first, then only action 2, then nothing although the episode goes on: 1 + 2 gamma."""
+    taken = []
+
+    def step(place, action, rng):
+        taken.append((place, action))
+        return place + 1, float(place + 1), False, False
+
+    legal = {0: (0, 1, 2), 1: (2,), 2: ()}
+    states = ScriptedStates(step, 3, legal=legal.__getitem__)
+    actions = choose_action_set(states.spec.action, 16)
+    evaluate = RolloutEvaluation(states, actions, 10, discount, np.random.default_rng(0))
+    ids = states.put([0] * 20 + [2])
+    scene = states.look(ids)
+    verdict = evaluate(scene.obs, scene.legal, ids)
+    np.testing.assert_allclose(verdict.values, [1 + 2 * discount] * 20 + [0.0])
+    assert all(action in legal[place] for place, action in taken)
+    assert {action for place, action in taken if place == 0} == {0, 1, 2}
+
+
 def test_a_node_that_widens_counts_the_returns_of_all_its_edges_in_its_mean():
     forest = make_forest(1, 1, 3)
     zeros = np.zeros(1, np.int64)
@@ -248,9 +271,11 @@ def test_a_tree_that_goes_on_below_an_action_knows_what_it_knew_there(leaves):
 COUNTS = """
 import numpy as np
 from corral.envs.suites.games.connect4 import CONNECT4
+from corral.planning.action_set import choose_action_set
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import RandomGames
 from corral.planning.mcts.puct import Puct
+from corral.planning.mcts.rollouts import RolloutEvaluation
 from corral.planning.mcts.root import draw_gumbel
 from corral.planning.mcts.search import TreeSearch
 

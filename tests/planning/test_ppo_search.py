@@ -13,9 +13,12 @@ import corral
 from corral.acting.sampler import Sampler
 from corral.algos.ppo import Config as PpoConfig
 from corral.algos.ppo_search import Config, PpoSearch, bootstrap, explained_variance
+from corral.algos.rollout import values_of
 from corral.algos.search_behaviour import SearchBehaviour
+from corral.cli.main import main
 from corral.errors import UserError
 from corral.planning.action_set import choose_action_set
+from corral.planning.planner import SearchConfig
 from corral.testing.hybrid_walk import HybridWalk
 from corral.types import EnvSpec
 
@@ -116,6 +119,42 @@ def test_planning_leaves_what_acts_as_it_is():
             np.testing.assert_array_equal(batch.terminated, traj.terminated[t])
 
 
+class Ledger(gymnasium.Env):
+    """Adds up what it is given, pays what it has, and shows nothing of it."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.has = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.has += int(action)
+        return np.zeros(1, np.float32), float(self.has), False, False, {}
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_search_goes_on_below_the_action_that_was_taken_and_from_no_older_tree(share):
+    """States look alike here, so only the action says where a tree goes on: q(a) must be what the state pays for a."""
+    settings = config(share=share, epsilon=0.3, search=SearchConfig(reuse=True), ppo=PpoConfig(gamma=0.0))
+    with corral.make_vec(Ledger, 4, "local") as vec:
+        algo = PpoSearch(settings, vec.spec, 4)
+        policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))
+        policy.attach(vec)
+        batch, reused = vec.recv(), 0
+        for _ in range(12):
+            has = np.array([vec.environment(i).unwrapped.has for i in range(4)])
+            action, _, extras = policy.act(batch.obs, np.arange(4), batch.first)
+            rows, forest = np.flatnonzero(extras["distill"]), policy._planner.search.forest
+            q = forest.total[rows, 0] / forest.n[rows, 0]
+            np.testing.assert_allclose(q, has[rows, None] + [0, 1])
+            reused += int((forest.n[rows, 0].sum(1) > 8).sum())
+            vec.send(batch.env_ids, action)
+            batch = vec.recv()
+        assert reused
+
+
 # -- learning ------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +191,25 @@ def test_the_loss_is_the_stated_one(mode):
     assert loss == pytest.approx(literal_loss(algo, model, rows, 0.2), rel=1e-4)
 
 
+def test_a_policy_that_moved_too_far_stops_the_epochs_however_often_searches_acted():
+    """KL(pi_old, pi) by samples of mu is the mean of pi_old / mu (r - 1 - log r)."""
+    settings = config(beta=0.5, epsilon=0.2, rho_bar=1e9, ppo=PpoConfig(target_kl=0.002))
+    algo, model, traj, _ = trajectory(settings)
+    rows = algo.prepare(model, traj)
+    assert not algo.loss(model, None, rows, 0.0).stop
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    output = algo.loss(model, None, rows, 0.0)
+    chosen = rows.action[:, 0].long().numpy()
+    log_ratio = log_pi(model, rows.obs.numpy())[np.arange(len(rows)), chosen] - rows.logp.numpy()
+    trust = np.exp(traj.extras["logp"] - traj.extras["behaviour"]).reshape(-1)
+    expected = np.mean(trust * (np.exp(log_ratio) - 1 - log_ratio))
+    assert float(output.metrics["loss/kl"]) == pytest.approx(expected, rel=1e-3)
+    assert expected > 1.5 * 0.002
+    assert output.stop
+
+
 def test_trust_is_how_much_more_the_policy_likes_an_action_than_what_acted_up_to_a_bound():
     algo, model, traj, _ = trajectory(config(beta=1.0, share=1.0, rho_bar=1.5))
     trust = algo.prepare(model, traj).trust.numpy()
@@ -182,6 +240,31 @@ def test_bootstraps_take_the_search_s_value_where_the_successor_was_searched():
     search = np.array([[0.0, 0.0], [10.0, 10.0], [20.0, 20.0]])
     kappa = np.array([[0.0, 0.0], [0.5, 0.5], [0.0, 0.25]])
     np.testing.assert_allclose(bootstrap(after, done, search, kappa), [[5.5, 1.0], [2.0, 6.5], [3.0, 3.0]])
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
+def test_returns_take_the_search_s_value_once_where_they_end_and_not_in_every_step(lam):
+    """R[t] = r + gamma ((1 - lam) v[t + 1] + lam R[t + 1]), v = (1 - kappa) V + kappa v_search; with lam=1 no v counts
+    but the last.
+    """
+    gamma = 0.9
+    algo, model, traj, _ = trajectory(config(share=1.0, kappa=0.5, ppo=PpoConfig(gamma=gamma, lam=lam)), steps=40)
+    traj.extras["search_value"] += 100.0  # a search that hopes for much
+    value, after = values_of(model, traj)
+    steps, envs = traj.reward.shape
+    expected = np.zeros((steps, envs))
+    for b in range(envs):
+        for t in reversed(range(steps)):
+            bootstrap = float(after[t, b])
+            goes_on = t + 1 < steps and not traj.done[t, b]
+            if goes_on:
+                bootstrap = 0.5 * bootstrap + 0.5 * float(traj.extras["search_value"][t + 1, b])
+            later = (1 - lam) * bootstrap + lam * expected[t + 1, b] if goes_on else bootstrap
+            expected[t, b] = traj.reward[t, b] + gamma * later * (not traj.terminated[t, b])
+    assert traj.done.any()
+    rows = algo.prepare(model, traj)
+    np.testing.assert_allclose(rows.target.numpy(), expected.reshape(-1), rtol=1e-4)
+    np.testing.assert_allclose(rows.advantage.numpy(), (expected - value).reshape(-1), rtol=1e-4)
 
 
 def test_without_search_it_is_ppo_bit_for_bit(tmp_path):
@@ -252,11 +335,39 @@ def test_settings_that_cannot_be_are_refused(changes, sentence):
         Config(**changes)
 
 
+@pytest.mark.parametrize("topology", ["actor_learner", "data_parallel"])
+def test_what_searching_costs_is_counted_whoever_acts(tmp_path, topology):
+    corral.train(
+        "ppo-search", env="CartPole-v1", steps=200, num_envs=4, topology=topology, actors=2, runtime="inline",
+        length=16, sims=4, share=1.0, episodes=0, run_dir=tmp_path,
+    )  # fmt: skip
+    with (tmp_path / "metrics.csv").open() as file:
+        row = list(csv.DictReader(file))[-1]
+    assert float(row["search/simulator_steps"]) > 3 * float(row["env_steps"]) * 0.8
+
+
+def test_actors_say_in_which_unit_values_are_so_that_evaluations_can_search(tmp_path):
+    corral.train(
+        "ppo-search", env="Pendulum-v1", mode="eval", steps=400, num_envs=2, topology="actor_learner", actors=2,
+        runtime="inline", length=50, sims=2, episodes=1, normalize_reward=True, run_dir=tmp_path,
+    )  # fmt: skip
+    assert 0 < corral.load_policy(tmp_path).reward_scale < 0.5  # costs add up to many times 1
+
+
 def test_environments_in_other_processes_are_refused_with_the_remedy(tmp_path):
     with pytest.raises(UserError, match="backend=local"):
         corral.train(
             "ppo-search", env="CartPole-v1", steps=1_000, run_dir=tmp_path / "x", backend="process", num_envs=4
         )
+
+
+def test_evaluations_by_search_are_in_this_process_wherever_training_is(tmp_path, capsys):
+    corral.train(
+        "ppo-search", env="CartPole-v1", mode="eval", steps=64, num_envs=2, length=16, sims=2, episodes=1,
+        backend="process", workers=1, run_dir=tmp_path,
+    )  # fmt: skip
+    assert main(["eval", str(tmp_path), "--episodes", "1", "--deterministic"]) == 0
+    assert "deterministic" in capsys.readouterr().out
 
 
 def test_a_game_of_two_is_left_to_alphazero(tmp_path):

@@ -190,7 +190,13 @@ def test_a_game_of_the_user_s_own_is_searched_for_two_players():
         ({"discount": 1.5}, "discount"),
         ({"rollout_steps": 0}, "rollout_steps"),
         ({"temperature": -1.0}, "temperature"),
+        ({"temperature": np.nan}, "temperature"),
         ({"noise": 2.0}, "noise"),
+        ({"c_scale": -0.1}, "c_scale must be a number of at least 0"),
+        ({"c_visit": np.inf}, "c_visit"),
+        ({"root": "puct", "c_init": np.nan}, "c_init"),
+        ({"grain": -1.0}, "grain"),
+        ({"root": "puct", "dirichlet_alpha": np.nan}, "dirichlet_alpha"),
         ({"simz": 3}, "no setting 'simz'"),
         ({"leaves": 0}, "leaves"),
         ({"root": "best"}, "gumbel, puct"),
@@ -221,6 +227,32 @@ def test_what_an_environment_showed_before_anybody_knew_it_has_to_be_said():
     assert search(obs) in (0, 1)
 
 
+class Clock(gymnasium.Env):
+    """Pays the number of the step, and looks the same at all times."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(1, np.float32), float(self.t), False, False, {}
+
+
+def test_a_search_that_is_called_knows_nothing_of_what_was_done_since_the_last_time():
+    env = Clock()
+    env.reset(seed=0)
+    search = corral.Search(env, sims=8, reuse=True, discount=0.0, rollout_steps=1)
+    for do in (env.reset, lambda: env.step(0), lambda: env.step(0), env.reset):
+        do()
+        search()
+        forest = search.planner.search.forest
+        np.testing.assert_allclose(forest.total[0, 0] / forest.n[0, 0], env.t + 1)
+
+
 def test_a_game_that_is_over_is_not_searched():
     env = gymnasium.make("corral/TicTacToe-v0")
     env.reset(seed=0)
@@ -228,7 +260,7 @@ def test_a_game_that_is_over_is_not_searched():
     while not over:
         _, _, over, _, _ = env.step(search())
     for _ in range(3):
-        with pytest.raises(UserError, match="the end of a game"):
+        with pytest.raises(UserError, match="nothing is legal"):
             search()
 
 

@@ -38,17 +38,17 @@ def know_nothing(obs: Tree, legal: Array, ids: Array) -> Verdict:
 
 
 class RandomGames:
-    """Uniform priors, and the mean result of games in which both sides move at random."""
+    """Uniform priors, and the result of a game in which both sides move at random.
 
-    def __init__(self, states: GameStates, seed: int, games: int = 1):
-        self._states, self._games = states, games
-        self._rng = np.random.default_rng(seed)
+    What `RolloutEvaluation` finds with a horizon as long as the game, three times as fast: positions need no ids here.
+    """
+
+    def __init__(self, states: GameStates, seed: int):
+        self._states, self._rng = states, np.random.default_rng(seed)
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> Verdict:
         """Play on from each position."""
-        boards = np.repeat(self._states.rows[ids], self._games, axis=0)
-        results = self._play_on(boards, np.repeat(ids > 0, self._games))
-        return Verdict(uniform(legal), results.reshape(len(legal), self._games).mean(axis=1).astype(np.float32))
+        return Verdict(uniform(legal), self._play_on(self._states.rows[ids], ids > 0).astype(np.float32))
 
     def _play_on(self, boards: Array, playing: Array) -> Array:
         """Results to who is to move in each of these positions at first; 0 where nobody plays."""

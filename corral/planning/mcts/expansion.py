@@ -33,6 +33,7 @@ def _plant(forest: Forest, trees: Array, states: Array, turns: Array, priors: Ar
         make_node(forest, t, 0, states[i], turns[i], False, priors[i], values[i])
         forest.size[t] = forest.visits[t, 0] = 1
         forest.low[t] = forest.high[t] = values[i]
+        forest.throws[t] = forest.repeats[t] = 0
 
 
 def _find_outcome(forest: Forest, t: int, node: int, edge: int, mark: int) -> int:
@@ -59,8 +60,10 @@ def _expand(  # noqa: PLR0913 - what is known of every new node
         t, node, edge = wave.tree[i], wave.node[i], wave.edge[i]
         if len(marks):
             known = find_outcome(forest, t, node, edge, marks[i])
+            forest.throws[t] += forest.child[t, node, edge] != NOWHERE
             if known != NOWHERE:
                 forest.draws[t, known] += 1
+                forest.repeats[t] += 1
                 wave.new[i] = known if forest.flags[t, known] & TERMINAL else NOWHERE
                 continue
         new = forest.size[t]

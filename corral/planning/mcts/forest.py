@@ -46,6 +46,8 @@ class Forest(NamedTuple):
     size: Array  # int32, nodes
     low: Array  # float64
     high: Array  # float64, least and greatest return that came back
+    throws: Array  # int32, of dice below edges that have an outcome already
+    repeats: Array  # int32, those that showed what was known
 
     @property
     def nbytes(self) -> int:
@@ -71,6 +73,7 @@ def make_forest(trees: int, nodes: int, width: int) -> Forest:
         child=per_edge(np.int32), prior=per_edge(np.float32), n=per_edge(np.int32), inflight=per_edge(np.int16),
         total=per_edge(np.float64),
         size=np.zeros(trees, np.int32), low=np.zeros(trees), high=np.zeros(trees),
+        throws=np.zeros(trees, np.int32), repeats=np.zeros(trees, np.int32),
     )  # fmt: skip
 
 

@@ -28,15 +28,16 @@ class RolloutEvaluation:
     ):
         self._states, self._actions, self._horizon, self._discount, self._rng = states, actions, horizon, discount, rng
         self._policy = policy
+        self._masked: bool | None = None  # known when there are states
         self.steps = 0
         """Steps that were made."""
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> Verdict:
         """Act on from every state that has not ended."""
         values = np.zeros(len(ids), np.float32)
-        live = np.flatnonzero(ids)
+        live = np.flatnonzero((ids > 0) & legal.any(1))
         if len(live):
-            free = self._policy is None and self._states.players == 1 and bool(legal[live].all())
+            free = self._policy is None and self._states.players == 1 and self._always_legal(ids[live])
             seen = tree_map(lambda leaf: leaf[live], obs)
             values[live] = self._at_once(ids[live]) if free else self._step_by_step(ids[live], seen, legal[live])
         priors, drawn = self._actions.uniform(legal, self._rng)
@@ -66,11 +67,12 @@ class RolloutEvaluation:
                 steps = states.expand(ids, action, kept[-1], self._seeds(len(rows)))
                 self.steps += len(rows)
                 returns[rows] += weight * np.where(turn == mover[rows], 1.0, -1.0) * steps.reward
-                on = ~(steps.terminated | steps.truncated)
+                legal = self._legal(steps)
+                on = ~(steps.terminated | steps.truncated) & legal.any(1)
                 rows, ids, turn, weight = rows[on], steps.children[on], steps.to_play[on], weight * self._discount
                 if not len(rows):
                     break
-                obs, legal = tree_map(lambda leaf: leaf[on], steps.obs), self._legal(steps, on)  # noqa: B023
+                obs, legal = tree_map(lambda leaf: leaf[on], steps.obs), legal[on]  # noqa: B023
                 memory = None if memory is None else tree_map(lambda leaf: leaf[on], memory)  # noqa: B023
         finally:
             states.drop(np.concatenate([ids[:0], *kept]))
@@ -88,11 +90,14 @@ class RolloutEvaluation:
         action, memory, _ = self._policy.act(obs, memory, first)
         return to_numpy(action), None if memory is None else to_numpy(memory)
 
-    def _legal(self, steps: Steps, on: Array) -> Array:
-        if steps.legal is None:
-            return np.ones((np.count_nonzero(on), self._actions.width), np.bool_)
-        legal: Array = steps.legal[on]
-        return legal
+    def _always_legal(self, ids: Array) -> bool:
+        """Whether every action is legal in every state, not only in those that are looked at."""
+        if self._masked is None:
+            self._masked = self._states.look(ids[:1]).legal is not None
+        return not self._masked
+
+    def _legal(self, steps: Steps) -> Array:
+        return np.ones((len(steps.reward), self._actions.width), np.bool_) if steps.legal is None else steps.legal
 
     def _seeds(self, count: int) -> Array:
         return self._rng.integers(1, 2**63, count, np.uint64)

@@ -39,7 +39,7 @@ class TreeSearch:
         width: edges of a node.
         sims: simulations of a search, at most.
         keep: nodes that a tree may take over from one search to the next.
-        dice: how many outcomes an edge has where steps throw dice.
+        dice: how often dice are thrown for the visits of an edge.
         to_env: edges, or the sampled actions that they stand for, as the environment's actions.
         rng: what seeds of steps are drawn from, so that a search cannot know the dice; None: it knows them.
     """

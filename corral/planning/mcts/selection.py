@@ -18,11 +18,16 @@ from corral.planning.mcts.gumbel import Gumbel, gumbel_edge, gumbel_root_edge
 from corral.planning.mcts.puct import Puct, puct_edge
 from corral.types import Array
 
+_FEW = 4  # one throw in so many that shows what is known: dice with few sides
+
 
 class Dice(NamedTuple):
-    """Double progressive widening (Couetoux et al. 2011): an edge with n visits has up to k n^alpha outcomes.
+    """Double progressive widening (Couetoux et al. 2011): for n visits of an edge the dice are thrown k n^alpha times.
 
-    With k = 0 steps throw no dice, and an edge has one.
+    Throws are counted and not what they show: to stop when enough different things were seen is to stop at what is
+    rare, which would count for too much. Where dice have few sides, they are thrown for every visit; that they have is
+    said by the throws below all other edges of the tree, so that it has nothing to do with what was seen below this.
+    With k = 0 steps throw no dice, and an edge has one outcome.
     """
 
     k: float = 0.0
@@ -32,20 +37,26 @@ class Dice(NamedTuple):
 def _follow(forest: Forest, t: int, node: int, edge: int, dice: Dice) -> int:
     """Where an edge leads, NOWHERE if it has to be stepped: for the first time, or to throw the dice once more.
 
-    Among outcomes, visits are shared out as the dice were seen to fall: one that has fewer than draws comes first.
+    Among outcomes, visits are shared out as the dice were seen to fall, rounded as seats are to votes (Webster); one
+    that has fewer visits than draws comes first.
     """
     child: int = forest.child[t, node, edge]
     if child == NOWHERE or dice.k == 0:
         return child
-    seen, best, least = 0, child, math.inf
+    seen, drawn, best, least = 0, 0, child, math.inf
     while child != NOWHERE:
-        seen += 1
-        visits = (forest.visits[t, child] + forest.pending[t, child]) / forest.draws[t, child]
+        draws = forest.draws[t, child]
+        seen, drawn = seen + 1, drawn + draws
+        visits = (forest.visits[t, child] + forest.pending[t, child] + 0.5) / draws
         if visits < least:
             best, least = child, visits
         child = forest.sibling[t, child]
+    if least < 1.0:
+        return best
+    throws, repeats = forest.throws[t] - (drawn - 1), forest.repeats[t] - (drawn - seen)
+    few_sides = throws > 0 and _FEW * repeats >= throws
     n = forest.n[t, node, edge] + forest.inflight[t, node, edge]
-    return NOWHERE if least >= 1.0 and seen < dice.k * n**dice.alpha else best
+    return NOWHERE if few_sides or drawn < dice.k * n**dice.alpha else best
 
 
 follow: Any = compiled(_follow, error_model="numpy")

@@ -43,6 +43,9 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
     `action_mask()` and `info["action_mask"]`.
     """
 
+    answered = False
+    """Nobody but the agent moves."""
+
     def __init__(self, aec: Any):
         self.aec = aec
         self.name = str(aec.metadata.get("name", aec))
