@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from corral.types import Array
+
 
 def legal(action: Any, info: Mapping[str, Any]) -> Any:
     """The action, or, where the environment says that it is not legal now, another one that is."""
@@ -15,3 +17,14 @@ def legal(action: Any, info: Mapping[str, Any]) -> Any:
         return action
     there = np.flatnonzero(mask)
     return there[action % len(there)] if len(there) else action
+
+
+def require_legal(name: str, move: int, mask: Array) -> None:
+    """ValueError unless a game's move may be made."""
+    if 0 <= move < len(mask) and mask[move]:
+        return
+    there = ", ".join(map(str, np.flatnonzero(mask))) or "none, the game is over: call reset()"
+    raise ValueError(
+        f"{name}: {move} is not a legal move here; legal: {there}. Train it with alphazero: other algorithms do not "
+        "look at masks."
+    )

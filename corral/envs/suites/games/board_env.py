@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from corral.envs.legal import require_legal
 from corral.envs.suites.games.draw import as_picture, as_text, owners
 from corral.envs.suites.games.game import Game
 from corral.envs.suites.games.player import Player, make_player
@@ -77,9 +78,7 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         """Make a move, and let the opponent answer it."""
         _, mask = self._look()
         move = int(action)
-        if not (0 <= move < len(mask) and mask[move]):
-            legal = ", ".join(map(str, np.flatnonzero(mask))) or "none, the game is over: call reset()"
-            raise ValueError(f"{self.game.name}: {move} is not a legal move here; legal: {legal}.")
+        require_legal(self.game.name, move, mask)
         reward = self._move(move)
         if self._opponent is not None and not self.over:
             reward = 0.0 - self._reply(self._opponent)

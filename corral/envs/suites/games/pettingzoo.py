@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from corral.envs.legal import require_legal
 from corral.errors import UserError
 from corral.types import Array
 
@@ -107,9 +108,7 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
         """Make a move."""
         _, mask = self.view()
         move = int(action)
-        if not (0 <= move < len(mask) and mask[move]):
-            legal = ", ".join(map(str, np.flatnonzero(mask))) or "none, the game is over: call reset()"
-            raise ValueError(f"{self.name}: {move} is not a legal move here; legal: {legal}.")
+        require_legal(self.name, move, mask)
         reward = self.move(move)
         obs, mask = self.view()
         return obs, reward, *self.ends(), {"action_mask": mask}
