@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from corral.runs.load import LoadedPolicy
 
 _EPISODES = 10
+SOLVED = "solved"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class Eval:
     """Show the games on the screen; the best actions, unless --sampled."""
     search_sims: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """Look ahead with so many simulations before every action, by saving and restoring the environment."""
+    opponent: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Of Corral's games, who plays against the agent: random, mcts:1000, perfect, module:name; or solved, which counts
+    right moves in positions of Connect Four whose best moves are known."""
     json: Flag = False
     """Print JSON, with every episode."""
 
@@ -56,13 +60,25 @@ class Eval:
 
         loaded = load_policy(self.run_dir, self.checkpoint, device="run")
         loaded.use_training_threads()
+        if self.opponent == SOLVED:
+            self._solve(loaded)
+            return 0
         results = self._play(loaded)
         if self.json:
             found = {name: result.to_json() for name, result in results.items()}
             print(json.dumps({"run": str(self.run_dir), "step": loaded.step, **found}))
         else:
-            _print(loaded, results)
+            _print(loaded, results, self.opponent)
         return 0
+
+    def _solve(self, loaded: LoadedPolicy) -> None:
+        from corral.runs.solved import share_solved
+
+        share, count = share_solved(loaded, self.search_sims)
+        if self.json:
+            print(json.dumps({"run": str(self.run_dir), "step": loaded.step, "right": share, "positions": count}))
+        else:
+            print(f"Right moves: {share:.1%} of {count:,} solved positions")
 
     def _play(self, loaded: LoadedPolicy) -> dict[str, Evaluation]:
         from corral.acting.policy import PlanningPolicy
@@ -71,6 +87,9 @@ class Eval:
         from corral.runs.video import make_screen
 
         experiment = loaded.experiment
+        if self.opponent is not None:
+            changed = dict(experiment.evaluation.env_kwargs) | {"opponent": self.opponent}
+            experiment = replace(experiment, evaluation=replace(experiment.evaluation, env_kwargs=changed))
         episodes = self.episodes or experiment.evaluation.episodes or _EPISODES
         seed = experiment.seed if self.seed is None else self.seed
         both = self.deterministic == self.sampled and not self.render
@@ -89,7 +108,7 @@ class Eval:
         return results
 
 
-def _print(loaded: LoadedPolicy, results: dict[str, Evaluation]) -> None:
+def _print(loaded: LoadedPolicy, results: dict[str, Evaluation], opponent: str | None) -> None:
     from rich.table import Table
 
     from corral.cli.console import make_console
@@ -111,7 +130,12 @@ def _print(loaded: LoadedPolicy, results: dict[str, Evaluation]) -> None:
             f"{max(result.returns):.1f}", f"{sum(lengths) / count:.0f} ({min(lengths)} to {max(lengths)})",
         )  # fmt: skip
     console.print(table)
-    if loaded.evaluation is not None:
+    against = opponent or experiment.evaluation.env_kwargs.get("opponent")
+    if against is not None:
+        for name, result in results.items():
+            won, lost = sum(r > 0 for r in result.returns), sum(r < 0 for r in result.returns)
+            console.print(f"Against {against}, {name}: {won} won, {count - won - lost} drawn, {lost} lost")
+    if loaded.evaluation is not None and opponent is None:
         console.print(
             f"Recorded by the run: mean return {loaded.evaluation['mean']:.1f} "
             f"over {len(loaded.evaluation['returns'])} episodes, deterministic"

@@ -77,7 +77,7 @@ class Search:
             raise UserError(f"discount must be between 0 and 1, got {discount}.")
         if rollout_steps < 1:
             raise UserError(f"rollout_steps must be at least 1, got {rollout_steps}.")
-        self.config, self._sims, self._env, self._policy = SearchConfig(**how), sims, env, policy
+        self.config, self.sims, self._env, self._policy = SearchConfig(**how), sims, env, policy
         self._discount, self._temperature, self._noise = discount, temperature, noise
         self._rollout_steps, self._transfer, self._rng = rollout_steps, transfer, np.random.default_rng(seed)
         self._planner: Planner | None = None
@@ -189,7 +189,7 @@ class Search:
             discount = getattr(trained, "gamma", 0.99) if states.players == 1 else 1.0
         evaluate = make_evaluation(self._policy, states, actions, self._rollout_steps, discount, self._rng)
         self._planner = Planner(
-            states, actions, evaluate, self.config, num_envs, self._sims, discount=discount, rng=self._rng
+            states, actions, evaluate, self.config, num_envs, self.sims, discount=discount, rng=self._rng
         )
 
 

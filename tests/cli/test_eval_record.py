@@ -260,6 +260,36 @@ def test_a_game_that_a_search_plays_is_filmed_and_its_network_is_exported(game, 
     assert (tmp_path / "policy.onnx").exists()
 
 
+def test_a_game_is_evaluated_against_whoever_is_named_and_on_solved_positions(tmp_path, capsys):
+    few = {"sims": 2, "learning_starts": 32, "batch_size": 16, "num_envs": 4, "evaluation.episodes": 4, "quiet": True}
+    for game in ("Connect4", "TicTacToe"):
+        easy = {"evaluation.env_kwargs": {"opponent": "random"}}
+        corral.train("alphazero", f"corral/{game}-v0", 64, 1, tmp_path / game, preset="none", **few, **easy)
+    capsys.readouterr()
+    for opponent in ("random", "perfect"):
+        run(Eval, tmp_path / "TicTacToe", "--opponent", opponent, "--episodes", "4", "--deterministic")
+        said = capsys.readouterr().out
+        won, drawn, lost = map(
+            int, re.search(rf"{opponent}, deterministic: (\d) won, (\d) drawn, (\d) lost", said).groups()
+        )
+        assert won + drawn + lost == 4
+        assert opponent == "random" or won == 0
+    shares = []
+    for sims in ("1", "200"):
+        run(Eval, tmp_path / "Connect4", "--opponent", "solved", "--search-sims", sims, "--json")
+        shares.append(json.loads(capsys.readouterr().out)["right"])
+    assert 0 < shares[0] < shares[1] < 1
+    run(Eval, tmp_path / "Connect4", "--opponent", "solved")
+    assert re.fullmatch(r"Right moves: \d\d\.\d% of 1,000 solved positions\n", capsys.readouterr().out)
+    with pytest.raises(UserError, match="Solved positions are of corral/Connect4-v0"):
+        run(Eval, tmp_path / "TicTacToe", "--opponent", "solved")
+
+
+def test_an_environment_without_opponents_says_so(runs):
+    with pytest.raises(UserError, match="takes no keyword argument 'opponent'"):
+        run(Eval, runs / "cartpole", "--opponent", "random", "--episodes", "1")
+
+
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_what_a_search_tries_out_is_not_in_the_video(env, tmp_path):
     corral.train("ppo-search", env=env, mode="eval", sims=3, steps=1, episodes=0, run_dir=tmp_path / "x", quiet=True)
