@@ -23,6 +23,7 @@ from corral.planning.mcts.search import TreeSearch
 from corral.planning.of_vec import states_of
 from corral.planning.shooting import Shooting
 from corral.planning.states import Level
+from corral.runs.metrics import read_metrics
 
 FEW = {"step_timeout_s": 20.0, "start_timeout_s": 30.0}
 
@@ -335,6 +336,17 @@ def test_who_acts_by_planning_goes_on_when_a_simulator_is_killed(built, policy):
         for process in running:
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("topology", ["sync", "central_inference"])
+def test_training_with_search_in_simulators_is_one_part_that_judges_all_leaves(built, tmp_path, topology):
+    result = corral.train(
+        "ppo-search", "tcp://127.0.0.1:0", 512, 1, tmp_path / "x", preset="CartPole-v1", topology=topology, quiet=True,
+        env_kwargs={"sim": f"{built / 'cartpole'} --connect {{url}}", "sims": 2}, num_envs=4,
+        **{"ppo.length": 32, "sims": 8, "share": 1.0, "evaluation.episodes": 0, "log.every_steps": 1},
+    )  # fmt: skip
+    metrics = read_metrics(result.run_dir)
+    assert metrics["search/simulator_steps"][-1] > 7 * metrics["env_steps"][-1] > 7 * 500
 
 
 def test_environments_that_are_under_way_have_no_known_state(make):
