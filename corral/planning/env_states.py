@@ -13,7 +13,7 @@ from corral.envs.keeping.acting import Acting
 from corral.envs.keeping.choose import choose_keeping
 from corral.envs.keeping.common_dice import CommonDice, put_back
 from corral.envs.keeping.contract import Beginning, CannotKeep, Env, Keeping
-from corral.errors import EnvFailed, UserError
+from corral.errors import UserError
 from corral.planning.mishaps import Mishaps
 from corral.planning.states import Level, Rollouts, Scene, States, Steps, turns
 from corral.types import Array, EnvSpec, Tree
@@ -53,7 +53,10 @@ class _Maker:
             try:
                 self.keeping.put(self.scratch, state.kept)
             except CannotKeep as error:
-                raise EnvFailed(f"{self._name} cannot be brought back into a state of it: {error}.") from error
+                raise UserError(
+                    f"A search saves and restores environments, and {self._name} cannot be saved: {error}. Let it "
+                    "draw from self.np_random alone, or give it state_dict() and load_state_dict(state)."
+                ) from error
         self._at = None
         if seed is not None:
             self.keeping.reseed(self.scratch, seed)

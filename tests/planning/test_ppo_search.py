@@ -1,6 +1,7 @@
 """PPO with search: what acts is on record, and the loss is the one that is stated."""
 
 import csv
+import os
 
 import gymnasium
 import numpy as np
@@ -352,6 +353,27 @@ def test_actors_say_in_which_unit_values_are_so_that_evaluations_can_search(tmp_
         runtime="inline", length=50, sims=2, episodes=1, normalize_reward=True, run_dir=tmp_path,
     )  # fmt: skip
     assert 0 < corral.load_policy(tmp_path).reward_scale < 0.5  # costs add up to many times 1
+
+
+class Live(gymnasium.Env):
+    """Shows what nobody can bring back."""
+
+    observation_space, action_space = spaces.Box(0, 1e10, (1,), np.float64), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._obs(), {}
+
+    def step(self, action):
+        return self._obs(), 0.0, False, False, {}
+
+    def _obs(self):
+        return np.frombuffer(os.urandom(4), np.uint32).astype(np.float64)
+
+
+def test_an_environment_that_cannot_be_saved_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(UserError, match=r"Live cannot be saved: .*give it state_dict\(\) and load_state_dict\(state\)"):
+        corral.train("ppo-search", Live, 64, 1, tmp_path / "x", quiet=True, **{"ppo.length": 16, "share": 1.0})
 
 
 def test_environments_in_other_processes_are_refused_with_the_remedy(tmp_path):

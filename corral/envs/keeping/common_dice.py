@@ -28,11 +28,11 @@ class CommonDice:
         if self._calls > _FIRST and self._calls % _EVERY:
             yield
             return
-        failed: EnvFailed | None = None
+        failed: Exception | None = None
         with put_back() as taken:
             try:
                 yield
-            except EnvFailed as error:  # perhaps for that reason
+            except (EnvFailed, UserError) as error:  # perhaps for that reason
                 failed = error
         if taken:
             raise UserError(
