@@ -56,7 +56,7 @@ class CheckEnv:
         console = make_console()
         results = iter_checks(self.env, env_kwargs=parse_env_kwargs(self.env_kwargs), steps=self.steps, seed=self.seed)
         seen = []
-        with _only_errors("corral.envs"):  # faults are shown as results
+        with _only_errors("corral.envs"), _only_errors("corral.planning"):  # faults are shown as results
             while True:
                 with _deadline(self.timeout_s):
                     result = next(results, None)

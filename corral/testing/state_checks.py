@@ -68,6 +68,8 @@ def _first_difference(snapshots: Snapshots, run: Run) -> str | None:
         for k in range(at, min(at + _ALONG, count)):
             steps = snapshots.expand(parent, run.actions[k])
             obs = tree_map(lambda leaf: leaf[0], steps.obs)
+            if steps.faulty is not None:
+                return f"a step from a state fails: {k - at + 1} after step {at}"
             same = obs_bytes(snapshots.states.spec.observation, obs) == run.seen[k].obs
             if not same or steps.reward[0] != run.seen[k].reward:
                 return f"a step from a state is another than the environment's: {k - at + 1} after step {at}"

@@ -51,6 +51,7 @@ def test_a_good_environment_passes_every_check(env):
         ("Homesick", "worker process", "warn", "plays differently in a worker process"),
         ("Good", "save and load", "pass", "level 2, kept in memory; bit-equal"),
         ("Good", "state cost", "pass", "kB a state, "),
+        ("NotFinite", "save and load", "fail", "a step from a state fails"),
         ("Locked", "save and load", "pass", "level 1, brought back by repeating"),
         ("Forgetful", "save and load", "fail", "level 4, bytes, as the environment declares them; but a step"),
         ("Meddling", "planning", "fail", "planning changes what the environment does"),
