@@ -129,7 +129,7 @@ def test_check_env_of_a_bad_environment_is_exit_code_1():
     assert done.returncode == 1
     assert "fail  observations    at step 4" in done.stdout
     assert done.stderr == ""
-    assert "fails 4 of 16 checks." in done.stdout
+    assert "fails 3 of 16 checks." in done.stdout
 
 
 def test_check_env_stops_where_going_on_makes_no_sense():
