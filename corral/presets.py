@@ -200,9 +200,21 @@ PRESETS: dict[tuple[str, str], Preset] = {
         "untested",
         _ZOO,
     ),
-    ("ppo", HYBRID_WALK): Preset(_PPO_HYBRID_WALK, "untested", "a first guess"),
-    ("ppo-search", "CartPole-v1"): Preset(_PPO_CARTPOLE | _SEARCHING, "untested", "as ppo"),
-    ("ppo-search", HYBRID_WALK): Preset(_PPO_HYBRID_WALK | _SEARCHING, "untested", "as ppo"),
+    ("ppo", HYBRID_WALK): Preset(
+        _PPO_HYBRID_WALK,
+        "verified",
+        _verified("-1.1, evaluation", "14,336", 2, "-1.00", "40,000", 5, "a first guess"),
+    ),
+    ("ppo-search", "CartPole-v1"): Preset(
+        _PPO_CARTPOLE | _SEARCHING,
+        "verified",
+        _verified("475, mean of 100 training episodes", "60,160", 94, "500.0", "100,000", 182, "as ppo"),
+    ),
+    ("ppo-search", HYBRID_WALK): Preset(
+        _PPO_HYBRID_WALK | _SEARCHING,
+        "verified",
+        _verified("-1.1, evaluation", "12,288", 10, "-0.93", "40,000", 36, "as ppo"),
+    ),
     ("alphazero", "corral/TicTacToe-v0"): Preset(
         {
             "steps": 100_000,
@@ -216,8 +228,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
             "evaluation.env_kwargs": {"opponent": "perfect"},
             "evaluation.episodes": 200,
         },
-        "untested",
-        "a first guess",
+        "verified",
+        _verified("0 against perfect play, no game of 200 lost", "30,208", 10, "0.00", "100,000", 31, "a first guess"),
     ),
     ("alphazero", "corral/Connect4-v0"): Preset(
         {
