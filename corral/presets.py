@@ -236,7 +236,6 @@ PRESETS: dict[tuple[str, str], Preset] = {
             "steps": 2_400_000,
             "num_envs": 128,
             "sims": 64,
-            "eval_sims": 200,
             "root": "puct",
             "temperature_moves": 12,
             "replays": 16,

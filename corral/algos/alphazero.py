@@ -41,8 +41,6 @@ class Config:
     """Simulations of a full search; schedule."""
     fast_sims: int = 0
     """Simulations of a quick search; 0: every move gets a full one."""
-    eval_sims: int = 0
-    """Simulations of a move in evaluations; 0: as of a full search."""
     full_share: float = 0.25
     """Share of the moves that get a full search, with fast_sims."""
     noise: float | str = 1.0
@@ -93,7 +91,7 @@ class Config:
         for name in ("batch_size", "capacity", "learning_starts", "steps_per_turn", "past_kept"):
             require(name, getattr(self, name), least=1)
         require("max_grad_norm", self.max_grad_norm, above=0)
-        for name in ("fast_sims", "eval_sims", "temperature_moves", "weight_decay", "value_coef"):
+        for name in ("fast_sims", "temperature_moves", "weight_decay", "value_coef"):
             require(name, getattr(self, name), least=0)
         require("past_every", self.past_every, above=0, most=1)
         past, scripted = (self.schedules()[name] for name in ("past_share", "scripted_share"))
@@ -151,9 +149,8 @@ class AlphaZero(Algorithm):
 
     def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> ModelPolicy:
         """A search that plays as well as it can, or draws from what it finds."""
-        config = self.config
-        sims = config.eval_sims or round(self._schedules["sims"].most)
-        return Search.of_model(model, sims, config.gamma, config.search, rng, deterministic=deterministic)
+        sims = round(self._schedules["sims"].most)
+        return Search.of_model(model, sims, self.config.gamma, self.config.search, rng, deterministic=deterministic)
 
     def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         """Adam with decoupled weight decay."""

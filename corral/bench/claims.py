@@ -70,7 +70,6 @@ _DIAL_IN, _SIMULATORS = "zmq://127.0.0.1:0", 8
 _OFTEN = {"evaluation.every_steps": "2000", "evaluation.episodes": "20"}
 _EXPERT = _OFTEN | {"mode": "expert", "epsilon": "0.2"}  # by itself an expert does not explore, and stays near 115
 _BOTH: tuple[Measure, ...] = ("train100", "eval")
-_TWO_ACTORS = ("--topology", "actor_learner", "--actors", "2")
 _RAY = ("--runtime", "ray", "--actors", "1")
 
 
@@ -133,6 +132,6 @@ CLAIMS = (
     _planned("ppo", presets.HYBRID_WALK, "eval", -1.1),
     _planned("ppo-search", presets.HYBRID_WALK, "eval", -1.1, label="ppo-search, ppo+distill", rival="ppo"),
     _planned("alphazero", "corral/TicTacToe-v0", "eval", 0.0, game=True),
-    _planned("alphazero", "corral/Connect4-v0", "eval", 0.6, once=True, within_s=3600, game=True, options=_TWO_ACTORS),
+    _planned("alphazero", "corral/Connect4-v0", "eval", 0.6, once=True, within_s=3600, game=True),
 )
 """The tables of BENCHMARKS.md."""

@@ -53,14 +53,6 @@ def test_what_a_search_found_is_a_policy_over_legal_moves():
     assert not better[~legal].any()
 
 
-def test_evaluations_search_as_they_are_told_or_as_in_training():
-    _, _, algo, model = played(steps=1, sims="4->12")
-    rng = np.random.default_rng(0)
-    assert algo.eval_policy(model, deterministic=True, rng=rng).sims == 12
-    _, _, algo, model = played(steps=1, eval_sims=40)
-    assert algo.eval_policy(model, deterministic=True, rng=rng).sims == 40
-
-
 def test_outcomes_in_the_store_are_those_of_the_games():
     """A position that somebody has won in the next move is worth 1 to who moves, and its successor -1 to the other."""
     traj, _, algo, _ = played(steps=60, num_envs=4)
