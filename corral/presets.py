@@ -244,8 +244,9 @@ PRESETS: dict[tuple[str, str], Preset] = {
             "evaluation.episodes": 100,
             "evaluation.every_steps": 400_000,
         },
-        "untested",
-        "a first guess",
+        "verified",
+        "1 of 1 seeds reaches 0.6, evaluation of 100 games against a 1,000-simulation rollout MCTS, after 2,004,992 "
+        "steps and 1,697 s; 83 % won at the end, after 2,400,000 steps and 2,048 s; a first guess",
     ),
     ("a2c", "CartPole-v1"): Preset(
         {"steps": 500_000, "num_envs": 8, "length": 5, "lam": 1.0, "entropy": 0.0, "lr": 7e-4},
