@@ -6,7 +6,7 @@ COMMA := ,
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
 .PHONY: demo test check format bench bench-training bench-replay bench-exchange bench-link bench-search bench-planning learning learning-sharing learning-simulators learning-planning \
-	states faults fuzz fuzz-atheris fuzz-cpp soak clean
+	frozen states faults fuzz fuzz-atheris fuzz-cpp soak clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -65,6 +65,10 @@ learning-simulators: .venv/test
 # The same for learning with search, board games among it: an hour and a half.
 learning-planning: .venv/test
 	$(BIN)/corral bench learning --table planning
+
+# Trains and resumes beside the code of an earlier commit, on this machine, and compares the weights bit for bit.
+frozen: .venv/test
+	$(BIN)/python tests/golden/frozen.py
 
 # Saves, loads and expands states of every kind of simulator for 10,000 steps, and 100,000 saves and drops: half an hour.
 states: .venv/test
