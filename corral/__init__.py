@@ -9,29 +9,29 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from corral import messages as _messages
+from corral.core import log as _messages
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "train": "corral.training",
-    "resume": "corral.training",
+    "train": "corral.runs.train",
+    "resume": "corral.runs.train",
     "load_policy": "corral.runs.load",
-    "Experiment": "corral.experiment",
-    "RunFailed": "corral.errors",
+    "Experiment": "corral.config.experiment",
+    "RunFailed": "corral.core.errors",
     "make_vec": "corral.envs.make",
     "Sampler": "corral.acting.sampler",
     "Search": "corral.planning.search_policy",
     "Policy": "corral.acting.policy",
-    "Supervision": "corral.envs.supervise",
-    "StepBatch": "corral.types",
-    "Trajectory": "corral.types",
-    "EnvSpec": "corral.types",
-    "UserError": "corral.errors",
-    "EnvFailed": "corral.errors",
-    "Snapshots": "corral.planning.snapshot",
+    "Supervision": "corral.envs.supervision",
+    "StepBatch": "corral.core.types",
+    "Trajectory": "corral.core.types",
+    "EnvSpec": "corral.core.types",
+    "UserError": "corral.core.errors",
+    "EnvFailed": "corral.core.errors",
+    "Snapshots": "corral.planning.snapshots",
     "envs": "corral.envs",
-    "spaces": "corral.spaces",
+    "spaces": "corral.core.spaces",
     "testing": "corral.testing",
 }
 
@@ -40,18 +40,19 @@ __all__ = ["EnvFailed", "EnvSpec", "Experiment", "Policy", "RunFailed", "Sampler
            "resume", "spaces", "testing", "train"]  # fmt: skip
 
 if TYPE_CHECKING:
-    from corral import envs, spaces, testing
+    from corral import envs, testing
     from corral.acting.policy import Policy
     from corral.acting.sampler import Sampler
+    from corral.config.experiment import Experiment
+    from corral.core import spaces
+    from corral.core.errors import EnvFailed, RunFailed, UserError
+    from corral.core.types import EnvSpec, StepBatch, Trajectory
     from corral.envs.make import make_vec
-    from corral.envs.supervise import Supervision
-    from corral.errors import EnvFailed, RunFailed, UserError
-    from corral.experiment import Experiment
+    from corral.envs.supervision import Supervision
     from corral.planning.search_policy import Search
-    from corral.planning.snapshot import Snapshots
+    from corral.planning.snapshots import Snapshots
     from corral.runs.load import load_policy
-    from corral.training import resume, train
-    from corral.types import EnvSpec, StepBatch, Trajectory
+    from corral.runs.train import resume, train
 
 
 _messages.show_by_default()
@@ -61,7 +62,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'corral' has no attribute {name!r}")
     module = importlib.import_module(_PUBLIC[name])
-    value = module if _PUBLIC[name] == f"corral.{name}" else getattr(module, name)
+    value = module if _PUBLIC[name].rpartition(".")[2] == name else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -9,8 +9,8 @@ if importlib.util.find_spec("ray") is None or importlib.util.find_spec("tree") i
 
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from corral.envs import ray_cluster
 from corral.envs.rllib import register
+from corral.runtimes import ray_cluster
 
 
 def main() -> None:

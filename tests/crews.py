@@ -4,14 +4,14 @@ import threading
 
 import torch
 
-from corral.algos.optim import adam
-from corral.learn.compress.choose import find_compression
-from corral.learn.compress.codecs import Qsgd, Whole
 from corral.learn.exchange.all_reduce import AllReduce, open_store
-from corral.learn.exchange.dial import new_secret
+from corral.learn.exchange.codecs import Qsgd, Whole
+from corral.learn.exchange.compress import find_compression
 from corral.learn.exchange.gossip import Gossip
 from corral.learn.exchange.param_server import ParamServer
+from corral.learn.exchange.peers import new_secret
 from corral.learn.exchange.server import Rules, Server, slices
+from corral.ops.optim import adam
 
 HOST = "127.0.0.1"
 

@@ -14,7 +14,7 @@ _FOR_EVER = """
 import os, time
 from corral.envs.grpc_wire import connect
 from corral.envs.grpc_worker import work
-from corral.errors import RunFailed, UserError
+from corral.core.errors import RunFailed, UserError
 channel, tests = connect({address!r}), os.getppid()
 while os.getppid() == tests:
     try:

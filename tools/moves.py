@@ -204,7 +204,9 @@ def not_moved() -> list[str]:
     """Old modules that are still there, and new ones that are missing."""
     news = {line.split(" <- ")[0] for line in TABLE.split("\n") if line}
     left = [f"corral/{old}.py is still there" for old in places() if old not in news and _path(old).exists()]
-    beside = [f"corral/{new}.py is not merged yet" for new in places().values() if new not in news and _path(new).exists()]
+    beside = [
+        f"corral/{new}.py is not merged yet" for new in places().values() if new not in news and _path(new).exists()
+    ]
     return left + beside + [f"corral/{new}.py is missing" for new in sorted(news) if not _path(new).exists()]
 
 
@@ -217,7 +219,11 @@ def rewrite() -> None:
             _git("mv", f"corral/{old}.py", f"corral/{new}.py")
     for folder in {_path(new).parent for new in moved.values()}:
         for package in (folder, *folder.parents):
-            if package != ROOT / "corral" and package.is_relative_to(ROOT / "corral") and not (package / "__init__.py").exists():
+            if (
+                package != ROOT / "corral"
+                and package.is_relative_to(ROOT / "corral")
+                and not (package / "__init__.py").exists()
+            ):
                 (package / "__init__.py").write_text('"""."""\n')
                 _git("add", str(package / "__init__.py"))
     dotted = {_dotted(old): _dotted(new) for old, new in moved.items()}
@@ -226,7 +232,11 @@ def rewrite() -> None:
     by_path = re.compile("|".join(re.escape(name) for name in sorted(slashed, key=len, reverse=True)))
     for name in _git("ls-files").splitlines():
         path = ROOT / name
-        if name.startswith(LEFT_ALONE) or path.suffix not in {".py", ".md", ".toml", ".yaml", ".cpp", ".hpp", ""} or path.is_symlink():
+        if (
+            name.startswith(LEFT_ALONE)
+            or path.suffix not in {".py", ".md", ".toml", ".yaml", ".cpp", ".hpp", ""}
+            or path.is_symlink()
+        ):
             continue
         before = path.read_text()
         text = _from_imports(before, dotted) if path.suffix == ".py" else before
@@ -274,6 +284,7 @@ def _git(*words: str) -> str:
 
 
 def main() -> int:
+    """List, or rewrite."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rewrite", action="store_true", help="move the modules of an older branch")
     if parser.parse_args().rewrite:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corral.errors import RunFailed
-from corral.types import Array, Tree, tree_map
+from corral.core.errors import RunFailed
+from corral.core.types import Array, Tree, tree_map
 
 if TYPE_CHECKING:
     from corral.nets.actor_critic import ActorCritic

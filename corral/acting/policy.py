@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from corral.errors import UserError
-from corral.types import Array, Tree, tree_map
+from corral.core.errors import UserError
+from corral.core.types import Array, Tree, tree_map
 
 if TYPE_CHECKING:
-    from corral.envs.contract import VecEnv
+    from corral.envs.vec_env import VecEnv
 
 
 @runtime_checkable

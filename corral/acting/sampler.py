@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from corral.acting.assemble import Columns, Envs, Time
-from corral.acting.episodes import EpisodeStats
+from corral.acting.episode_stats import EpisodeStats
 from corral.acting.policy import Policy, as_policy, introduce, to_numpy
-from corral.envs.contract import VecEnv
+from corral.acting.rollout_buffer import Columns, Envs, Time
+from corral.core.errors import UserError
+from corral.core.types import Array, StepBatch, Trajectory, Tree, tree_map
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
-from corral.errors import UserError
-from corral.types import Array, StepBatch, Trajectory, Tree, tree_map
+from corral.envs.vec_env import VecEnv
 
 
 class Sampler:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from corral.acting.model_policy import to_tensors
+from corral.core.types import Array, Trajectory, tree_map
 from corral.nets.actor_critic import ActorCritic
 from corral.ops.vtrace import vtrace
-from corral.types import Array, Trajectory, tree_map
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from corral.acting.model_policy import EpsilonGreedyPolicy, LadderPolicy, acting_precision, to_tensors
-from corral.algos.contract import Algorithm, ModelPolicy
-from corral.algos.optim import Optimizer, adam
+from corral.algos.base import Algorithm, ModelPolicy
 from corral.algos.settings import require
-from corral.errors import UserError
+from corral.core.errors import UserError
+from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Transitions, Tree, tree_map
 from corral.nets.config import NetConfig
 from corral.nets.q_network import QNetwork
 from corral.ops.joint import JointChoices
 from corral.ops.nstep import nstep_return
-from corral.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Transitions, Tree, tree_map
+from corral.ops.optim import Optimizer, adam
 
 
 @dataclass(frozen=True)

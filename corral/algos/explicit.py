@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 
 from corral.algos.corrected import Correction, successors
-from corral.algos.rollout import Rows
+from corral.algos.trajectories import Rows
+from corral.core.types import Array, LossOutput, Trajectory, tree_map
 from corral.nets.actor_critic import ActorCritic
-from corral.types import Array, LossOutput, Trajectory, tree_map
 
 PolicyTerm = Callable[[Array, Array], tuple[float, Array, dict[str, float]]]
 """Log-probabilities and advantages to the policy's loss, its gradient by the log-probabilities, and metrics."""

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy
-from corral.algos.contract import Algorithm, ModelPolicy
+from corral.algos.base import Algorithm, ModelPolicy
 from corral.algos.explicit import explicit_loss
-from corral.algos.optim import Optimizer, adam
-from corral.algos.rollout import Rows, count, evaluate, mean, normalized, rows_of, shuffled, values_of
 from corral.algos.settings import require
+from corral.algos.trajectories import Rows, count, evaluate, mean, normalized, rows_of, shuffled, values_of
+from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.gae import gae
+from corral.ops.optim import Optimizer, adam
+from corral.ops.returns import gae
 from corral.ops.surrogate import clipped_surrogate
-from corral.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ ALGORITHMS = {
     "a2c": AlgorithmEntry("corral.algos.a2c", "A2c", "advantage actor-critic, one update per short batch", _ALL),
     "ppo": AlgorithmEntry("corral.algos.ppo", "Ppo", "clipped policy updates, several epochs per batch", _ALL),
     "ppo-search": AlgorithmEntry(
-        "corral.algos.ppo_search", "PpoSearch", "ppo that also learns from tree search on saved states", _ALL,
+        "corral.algos.search.ppo_search", "PpoSearch", "ppo that also learns from tree search on saved states", _ALL,
         {"backend": "local"},
     ),
     "alphazero": AlgorithmEntry(
-        "corral.algos.alphazero", "AlphaZero", "a search that plays against itself, and learns from it", "discrete",
-        {"backend": "local", "num_envs": 64},
+        "corral.algos.search.alphazero", "AlphaZero", "a search that plays against itself, and learns from it",
+        "discrete", {"backend": "local", "num_envs": 64},
     ),
     "impala": AlgorithmEntry(
         "corral.algos.impala", "Impala", "actor-critic on stale data, corrected by V-trace", _ALL,

@@ -17,16 +17,16 @@ import numpy as np
 from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy
-from corral.algos.contract import Algorithm, ModelPolicy
+from corral.algos.base import Algorithm, ModelPolicy
 from corral.algos.explicit import explicit_loss, policy_gradient
-from corral.algos.optim import Optimizer, adam
-from corral.algos.rollout import Rows, count, evaluate, mean, normalized, rows_of, values_of
 from corral.algos.settings import require
-from corral.errors import UserError
+from corral.algos.trajectories import Rows, count, evaluate, mean, normalized, rows_of, values_of
+from corral.core.errors import UserError
+from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.ops.nstep import discounted_return
-from corral.types import DataSpec, EnvSpec, LossOutput, Trajectory
+from corral.ops.optim import Optimizer, adam
 
 _FRAGMENT = 32
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from corral.algos.settings import require
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 _NUMBER = r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*"
 _RAMP = re.compile(rf"{_NUMBER}->{_NUMBER}(?:@{_NUMBER})?")

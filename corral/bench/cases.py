@@ -17,12 +17,12 @@ from corral.bench import peers
 from corral.bench.contestants import Lockstep, Pipelined, Rollouts, draw_actions, first_ready, in_halves
 from corral.bench.loops import Loops
 from corral.bench.rounds import Contestant, Entry
-from corral.cores import cores
-from corral.envs.contract import VecEnv
+from corral.core.machine import cores
+from corral.core.types import Array
 from corral.envs.make import make_vec
 from corral.envs.suites.atari import atari
+from corral.envs.vec_env import VecEnv
 from corral.testing.envs import SlowEnv
-from corral.types import Array
 
 CaseName = Literal["cartpole", "pong", "slow"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from corral import presets
+from corral.config import presets
 
 _LOOKS = 200  # rows of metrics in a run, so that the step that reached the bar is known to half a percent
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from corral.acting.sampler import Sampler
 from corral.bench.rounds import Slice
-from corral.envs.contract import VecEnv
-from corral.types import Array, Trajectory
+from corral.core.types import Array, Trajectory
+from corral.envs.vec_env import VecEnv
 
 _DRAWN = 1024
 _ROLLOUT_STEPS = 128

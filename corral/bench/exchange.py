@@ -15,8 +15,8 @@ from typing import Any
 
 from corral.bench.rounds import Spread
 from corral.bench.slow_link import ADDRESSES, SlowLink
-from corral.errors import RunFailed
-from corral.learn.exchange.dial import new_secret
+from corral.core.errors import RunFailed
+from corral.learn.exchange.peers import new_secret
 
 _PATIENCE_S = 600.0
 _SERVER = {"exchange": "param_server"}

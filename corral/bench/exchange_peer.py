@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from corral.learn.exchange.all_reduce import open_store
-from corral.learn.exchange.contract import Joint
+from corral.learn.exchange.base import Joint
+from corral.learn.exchange.config import SharingConfig
 from corral.learn.exchange.make import broadcast_codec, gradient_codec, make_exchange
 from corral.learn.exchange.server import Rules, Server
-from corral.learn.flat import FlatParams
-from corral.sharing import SharingConfig
+from corral.learn.weights import FlatParams
 
 _PATIENCE_S = 300.0
 NETWORKS: dict[str, Callable[[], nn.Module]] = {

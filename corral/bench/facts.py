@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from corral.cores import cores
+from corral.core.machine import cores
 
 _PACKAGES = (
     "corral-rl", "torch", "numpy", "gymnasium", "stable-baselines3", "envpool", "ale-py", "ray", "sample-factory",

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from corral.bench.deadline import TookTooLong
 from corral.bench.rounds import Slice
-from corral.envs.sentry import Sentry
+from corral.runtimes.orphan_reaper import Sentry
 
 BUILD_S = 300.0
 """Longest until its first report; on two busy cores RLlib takes minutes until its first samples arrive."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from corral.bench.claims import Claim
 from corral.bench.cpp import SDK, CannotCompile, compile_simulator
-from corral.errors import RunFailed, UserError
+from corral.core.errors import RunFailed, UserError
 
 _PATIENCE_S = 2 * 3600.0
 _EPISODES = 100
@@ -94,7 +94,7 @@ def _compile(example: str, folder: Path) -> None:
 
 def read_trial(claim: Claim, seed: int, run_dir: Path) -> Trial:
     """What a finished run came to."""
-    from corral.runs.metrics import read_metrics
+    from corral.runs.sinks.base import read_metrics
 
     rows = read_metrics(run_dir)
     values = rows["train/return" if claim.measure == "train100" else "eval/return"].copy()

@@ -10,7 +10,7 @@ from typing import Any
 from corral.bench.learning import Finding
 from corral.bench.markdown import table as aligned
 from corral.bench.rounds import Spread
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 MARKS = {
     "learning": ("<!-- learning table: written by `corral bench learning` -->", "<!-- end of the learning table -->"),

@@ -26,8 +26,8 @@ from corral.bench.link_sims import SHAPES, Noop, Process, free_port, python_comm
 from corral.bench.report import Scale
 from corral.bench.rounds import Contestant, Entry, Outcome, Slice, Spread
 from corral.bench.targets import Verdict
-from corral.errors import RunFailed
-from corral.types import Array
+from corral.core.errors import RunFailed
+from corral.core.types import Array
 
 TCP, ZMQ, GRPC = "corral tcp", "corral zmq", "corral grpc, Python simulator"
 BARE = "bare TCP, the same bytes"

@@ -19,8 +19,8 @@ import gymnasium
 import numpy as np
 
 from corral.bench.link_sims import SHAPES, Noop, Process, free_port, python_command
-from corral.errors import UserError
-from corral.types import Array
+from corral.core.errors import UserError
+from corral.core.types import Array
 
 _PATIENCE_S = 120.0
 _ALONE_S = 600.0  # after which a simulator that nobody talks to ends
@@ -201,9 +201,9 @@ class NoopEnv(gymnasium.Env[Any, Any]):
 
 def serve_link(url: str) -> None:
     """A simulator over the link; it dials."""
+    from corral.envs.serve.server import Server
     from corral.link.address import parse_url
-    from corral.link.opening import open_for_simulator
-    from corral.simulators.server import Server
+    from corral.link.transports.open import open_for_simulator
 
     logging.getLogger("corral").setLevel(logging.WARNING)
     Server(NoopEnv, "noop", open_for_simulator(parse_url(url), None, bind=False), 1024).run(_ALONE_S)

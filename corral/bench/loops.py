@@ -17,12 +17,12 @@ import numpy as np
 
 from corral.bench.contestants import draw_actions, timed
 from corral.bench.rounds import Slice
-from corral.envs.group import EnvGroup
-from corral.envs.id_set import IdSets
+from corral.core.types import Array
 from corral.envs.resolve import resolve
-from corral.envs.rows import Rows
-from corral.envs.supervise import IDLE
-from corral.types import Array
+from corral.envs.stepping.group import EnvGroup
+from corral.envs.stepping.id_set import IdSets
+from corral.envs.stepping.rows import Rows
+from corral.envs.supervision import IDLE
 
 Layer = Literal["bare", "group"]
 

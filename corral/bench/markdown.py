@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium
 
 from corral.bench.contestants import Lockstep, Pipelined, draw_actions, envpool_async
-from corral.cores import cores
+from corral.core.errors import UserError
+from corral.core.machine import cores
 from corral.envs.suites.atari import import_ale
-from corral.errors import UserError
 
 EnvFactory = Callable[[], "gymnasium.Env[Any, Any]"]
 

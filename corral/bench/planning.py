@@ -19,15 +19,15 @@ from corral.acting.policy import FunctionPolicy, PlanningPolicy, Policy, introdu
 from corral.bench.cpp import SDK, CannotCompile, compile_simulator
 from corral.bench.rounds import Spread
 from corral.bench.targets import Verdict
-from corral.envs.contract import VecEnv
+from corral.config.experiment import Experiment
+from corral.core.errors import UserError
+from corral.core.types import Array, Tree
 from corral.envs.make import make_vec
-from corral.errors import UserError
-from corral.experiment import Experiment
+from corral.envs.vec_env import VecEnv
 from corral.planning.action_set import choose_action_set
 from corral.planning.mppi import Mppi
 from corral.planning.search_policy import Search
 from corral.planning.shooting import Shooting
-from corral.types import Array, Tree
 
 POLICY, MPPI, MPPI_LINK = "the policy alone", "MPPI", "MPPI, C++ simulator over tcp"
 AHEAD = 20
@@ -98,7 +98,7 @@ def half_trained(
     """Train PPO with each seed for a part of what it needs, and let it act alone and with a search."""
     from corral.runs.evaluate import acting_seed, make_eval_vec
     from corral.runs.load import load_policy
-    from corral.training import train
+    from corral.runs.train import train
 
     plays: dict[int | None, list[Play]] = {count: [] for count in (None, *sims)}
     for seed in seeds:

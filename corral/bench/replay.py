@@ -19,8 +19,8 @@ from corral.bench.contestants import draw_actions, timed
 from corral.bench.report import Scale
 from corral.bench.rounds import Entry, Outcome, Slice
 from corral.bench.targets import Verdict
+from corral.core.types import Array, DataSpec, EnvSpec, Trajectory
 from corral.data.replay import ReplayStore
-from corral.types import Array, DataSpec, EnvSpec, Trajectory
 
 Work = Literal["sample and update", "add"]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from corral.bench.deadline import TookTooLong, deadline
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 Kind = Literal["corral", "peer", "bound", "layer"]
 """Ours; another library; what nobody can exceed; a part of ours that only the layer table shows."""

@@ -12,8 +12,8 @@ from typing import Any
 from corral.bench.contestants import timed
 from corral.bench.loops import Loops
 from corral.bench.rounds import Slice
-from corral.experiment import Experiment
-from corral.topologies.contract import Topology, make_topology
+from corral.config.experiment import Experiment
+from corral.topologies.base import Topology, make_topology
 
 
 @dataclass

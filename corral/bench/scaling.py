@@ -21,7 +21,7 @@ from corral.bench.report import Scale
 from corral.bench.rounds import Entry, Outcome, Spread
 from corral.bench.scaled import MeteredLoops, Scaled, Usage
 from corral.bench.targets import Verdict
-from corral.cores import cores
+from corral.core.machine import cores
 from corral.envs.make import make_vec
 from corral.testing.envs import SlowEnv
 
@@ -33,7 +33,7 @@ BARE = f"bare loop, {cores()} processes"
 LOCAL, CENTRAL = "corral, local policies", "corral, central inference"
 SYNC, WAITING, FIRST = "corral, sync", "corral, 4 actors x 16", "corral's environments, no learner"
 _ENV = "CartPole-v1"
-_COUNTING, _SLOW = "corral.testing.counting:Counting", "corral.testing.envs:SlowEnv"
+_COUNTING, _SLOW = "corral.testing.counting_agent:Counting", "corral.testing.envs:SlowEnv"
 _STEPS = 1024
 _SLOW_S = (0.010, 0.050)
 _MOST_ADDED = 0.15

@@ -13,15 +13,15 @@ from corral import __version__
 from corral.bench.search_board import boards_of, count_games
 from corral.bench.search_engine import Work, measure
 from corral.bench.search_task import C_BASE, C_INIT, Array, Problem, Task
+from corral.core.types import Tree
 from corral.envs.suites.games.connect4 import CONNECT4
-from corral.nets.lean import LeanMlp
+from corral.nets.numpy_mlp import LeanMlp
 from corral.planning.action_set import Choices
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import Evaluate, RandomGames, know_nothing
 from corral.planning.mcts.network import FunctionEvaluation
 from corral.planning.mcts.puct import Puct
 from corral.planning.mcts.search import TreeSearch
-from corral.types import Tree
 
 
 class Corral:

@@ -18,8 +18,8 @@ import numpy as np
 from corral.bench.search_board import boards_of, count_games
 from corral.bench.search_engine import Work
 from corral.bench.search_task import C_BASE, C_INIT, COLUMNS, Array, Problem, Task
+from corral.core.errors import UserError
 from corral.envs.suites.games.connect4 import CONNECT4
-from corral.errors import UserError
 
 _NEVER = -1e9  # as a logit
 _MIN_MAX_DELTA = 0.01  # its default

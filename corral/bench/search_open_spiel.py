@@ -11,7 +11,7 @@ from open_spiel.python.algorithms import mcts
 
 from corral.bench.search_engine import Work
 from corral.bench.search_task import C_INIT, COLUMNS, Array, Problem, Task
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 _MEMORY_MB = 1000
 

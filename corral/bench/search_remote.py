@@ -17,16 +17,16 @@ import numpy as np
 from corral.bench.cpp import SDK, CannotCompile, compile_simulator
 from corral.bench.link_sims import free_port
 from corral.bench.rounds import Entry, Slice, Spread, play
-from corral.envs.link_vec import LinkVecEnv
+from corral.core.errors import UserError
+from corral.core.types import Array, Tree
+from corral.envs.backends.simulators.states import LinkStates
+from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.make import make_vec
-from corral.errors import UserError
-from corral.link.states import States as SlotStates
-from corral.planning.link_states import LinkStates
+from corral.link.client.states import States as SlotStates
 from corral.planning.mcts.evaluation import know_nothing
 from corral.planning.mcts.puct import Puct
 from corral.planning.mcts.search import TreeSearch
-from corral.planning.states import Steps
-from corral.types import Array, Tree
+from corral.snapshot.states import Steps
 
 TREES, LEAVES, SIMS = 64, 4, 100
 BATCHED, EACH, APART = "one EXPAND for a wave", "one EXPAND for a step", "LOAD, STEP, SAVE for a step"

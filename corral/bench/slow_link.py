@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 ADDRESSES = ("198.51.100.1", "198.51.100.2")  # TEST-NET-2: they are nobody's
 

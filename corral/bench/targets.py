@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from corral.bench import cases
 from corral.bench.cases import Case
 from corral.bench.rounds import Outcome, Spread
-from corral.cores import cores
+from corral.core.machine import cores
 
 _CARTPOLE_ENVS, _SLOW_ENVS = 64, 16
 

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from corral.bench.rounds import Spread
 from corral.bench.training_peers import ENV
+from corral.config.experiment import Experiment
 from corral.envs.make import make_vec
-from corral.experiment import Experiment
 from corral.runs.evaluate import evaluate
 from corral.topologies.sync import Sync
 

@@ -21,10 +21,10 @@ from corral.bench.report import Scale
 from corral.bench.rounds import Entry, Outcome, Slice, Spread
 from corral.bench.targets import Verdict
 from corral.bench.training_peers import ENV, CleanRl, Sb3
-from corral.cores import cores
-from corral.experiment import Experiment
+from corral.config.experiment import Experiment
+from corral.core.machine import cores
+from corral.core.types import Trajectory
 from corral.topologies.sync import Sync
-from corral.types import Trajectory
 
 CaseName = Literal["ppo", "a2c", "dqn"]
 CASES: tuple[CaseName, ...] = ("ppo", "a2c", "dqn")

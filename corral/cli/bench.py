@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 if TYPE_CHECKING:
     from corral.bench.report import CaseReport, Report

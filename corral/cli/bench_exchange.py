@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from corral.cli import bench_parts as parts
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 @dataclass(frozen=True)

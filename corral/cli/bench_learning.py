@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from corral.cli.bench_parts import progress, require_at_least_one
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 if TYPE_CHECKING:
     from corral.bench.report import Report

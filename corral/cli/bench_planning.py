@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from corral.cli import bench_parts as parts
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 if TYPE_CHECKING:
     from corral.bench.planning import Figure

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from corral.cli import bench_parts as parts
-from corral.errors import RunFailed, UserError
+from corral.core.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     from corral.bench.report import Report

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from corral.cli.env_kwargs import EnvKwargs, parse_env_kwargs
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 if TYPE_CHECKING:
-    from corral.testing.checker import CheckResult
+    from corral.testing.checks.checker import CheckResult
 
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 _LAST_FRAMES = 5
@@ -47,8 +47,8 @@ class CheckEnv:
     def run(self) -> int:
         """Print one line per check and a verdict."""
         from corral.cli.console import make_console, print_row
-        from corral.testing.checker import iter_checks
-        from corral.testing.env_checks import FOUNDATIONS
+        from corral.testing.checks.checker import iter_checks
+        from corral.testing.checks.env import FOUNDATIONS
 
         if self.timeout_s <= 0:
             raise UserError(f"--timeout-s must be positive, got {self.timeout_s:g}.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 EnvKwargs = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
 """Type of an `--env-kwargs` option, which takes several items and may be repeated."""

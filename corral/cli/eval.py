@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from corral.cli.train import Flag
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 if TYPE_CHECKING:
     from corral.runs.evaluate import Evaluation
@@ -84,7 +84,7 @@ class Eval:
         from corral.acting.policy import PlanningPolicy
         from corral.runs.evaluate import acting_seed, evaluate, make_eval_vec
         from corral.runs.same_env import require_same_env
-        from corral.runs.video import make_screen
+        from corral.runs.views.video import make_screen
 
         experiment = loaded.experiment
         if self.opponent is not None:

@@ -25,7 +25,7 @@ class Export:
 
     def run(self) -> int:
         """Write, compare, and say what goes in and out."""
-        from corral.runs.export import export
+        from corral.runs.export.file import export
         from corral.runs.load import load_policy
 
         written = export(load_policy(self.run_dir, self.checkpoint), self.out)

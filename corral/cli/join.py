@@ -8,8 +8,8 @@ from typing import Annotated
 import tyro
 
 from corral.cli.train import Number
-from corral.errors import UserError
-from corral.overrides import read_value
+from corral.config.overrides import read_value
+from corral.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ class ListPresets:
     def run(self) -> int:
         """Print the list."""
         from corral.cli.table import print_table
-        from corral.presets import PRESETS
+        from corral.config.presets import PRESETS
 
         print_table(
             ("algorithm", "environment", "status", "note"),

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from corral.cores import cores
+from corral.core.machine import cores
 
 _ECHO = """
 import os, socket, sys

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from corral.errors import EnvFailed, RunFailed, UserError
+from corral.core.errors import EnvFailed, RunFailed, UserError
 
 COMMANDS = {
     "bench exchange": (
@@ -62,7 +62,7 @@ COMMANDS = {
     "export": ("corral.cli.export:Export", "write a run's agent as ONNX or TorchScript"),
     "join": ("corral.cli.join:Join", "step environments for a learner on another machine"),
     "list algos": (
-        "corral.cli.list_algos:ListAlgos",
+        "corral.cli.list:ListAlgos",
         "list the algorithms, their action spaces, and where they are verified",
     ),
     "list envs": (
@@ -138,7 +138,7 @@ def _dispatch(argv: list[str]) -> int:
     words, options = _split(argv)
     module_name, _, class_name = COMMANDS[words][0].partition(":")
     sys.path.insert(0, os.getcwd())  # so that module:Class finds the user's own files, as with `python -m`
-    from corral.cli.parse import parse
+    from corral.cli.options import parse
 
     command = parse(getattr(importlib.import_module(module_name), class_name), options, f"corral {words}")
     code: int = command.run()

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Plot:
     def run(self) -> int:
         """Read, draw and write."""
         self._check()
-        from corral.runs.plot import curves, save_csv, save_png
+        from corral.runs.views.plot import curves, save_csv, save_png
 
         found = curves(self.runs, self.metric, self.x, self.smooth)
         table = self.out.with_suffix(".csv")

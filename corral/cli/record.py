@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from corral.cli.train import Flag
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Record:
         self._check()
         from corral.runs.evaluate import acting_seed
         from corral.runs.load import load_policy
-        from corral.runs.video import record
+        from corral.runs.views.video import record
 
         loaded = load_policy(self.run_dir, self.checkpoint, device="run")
         seed = loaded.experiment.seed if self.seed is None else self.seed

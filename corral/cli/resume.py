@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from corral.cli.train import Flag, Number, print_result
-from corral.overrides import read_value
+from corral.config.overrides import read_value
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Resume:
         steps = None if self.steps is None else read_value("--steps", self.steps, int)
         if self.quiet:
             logging.getLogger("corral").setLevel(logging.WARNING)
-        from corral.training import resume
+        from corral.runs.train import resume
 
         print_result(resume(self.run_dir, steps=steps, quiet=self.quiet))
         return 0

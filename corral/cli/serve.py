@@ -9,8 +9,8 @@ import tyro
 
 from corral.cli.env_kwargs import EnvKwargs, parse_env_kwargs
 from corral.cli.train import Flag, Number
-from corral.errors import EnvFailed, UserError
-from corral.overrides import read_value
+from corral.config.overrides import read_value
+from corral.core.errors import EnvFailed, UserError
 
 _Url = Annotated[str | None, tyro.conf.arg(metavar="URL", help_behavior_hint="")]
 
@@ -45,10 +45,10 @@ class Serve:
             if not value >= least:
                 raise UserError(f"{name} must be at least {least}, got {value}.")
         from corral.envs.resolve import resolve
+        from corral.envs.serve.server import Server
         from corral.link.address import parse_url
-        from corral.link.opening import open_for_simulator
-        from corral.link.proofs import read_token
-        from corral.simulators.server import Server
+        from corral.link.auth import read_token
+        from corral.link.transports.open import open_for_simulator
 
         resolved, token = resolve(self.env, parse_env_kwargs(self.env_kwargs)), read_token(self.token_file)
         address = parse_url(self.bind or self.connect or "")

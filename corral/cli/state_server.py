@@ -9,8 +9,8 @@ from typing import Annotated
 import tyro
 
 from corral.cli.train import Flag, Number
-from corral.errors import UserError
-from corral.overrides import read_value
+from corral.config.overrides import read_value
+from corral.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class StateServerCommand:
             if value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}.")
         from corral.link.address import parse_url, require_safe
-        from corral.link.opening import open_binding
-        from corral.link.proofs import read_token
-        from corral.states.budget import StateBudget
-        from corral.states.files import FileStates
-        from corral.states.memory import MemoryStates
-        from corral.states.server import StateServer
+        from corral.link.auth import read_token
+        from corral.link.transports.open import open_binding
+        from corral.snapshot.store.budget import StateBudget
+        from corral.snapshot.store.files import FileStates
+        from corral.snapshot.store.memory import MemoryStates
+        from corral.snapshot.store.server import StateServer
 
         address, token = parse_url(self.bind), read_token(self.token_file)
         require_safe(address, token, self.insecure)

@@ -15,7 +15,7 @@ from corral.cli.train import Flag
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from corral.runs.top import View
+    from corral.runs.views.top import View
 
 _REFRESH_S = 1.0
 _NAME_WIDTH = 10
@@ -35,7 +35,7 @@ class Top:
         """Show the table."""
         from corral.cli.console import make_console, print_row
         from corral.runs.folder import RunFolder
-        from corral.runs.top import look
+        from corral.runs.views.top import look
 
         folder = RunFolder.open(self.run_dir)
         if not self.once and sys.stdout.isatty():
@@ -51,7 +51,7 @@ def _watch(run_dir: Path) -> int:
 
     from corral.cli.console import make_console
     from corral.runs.folder import RunFolder
-    from corral.runs.top import look
+    from corral.runs.views.top import look
 
     try:
         with Live(console=make_console(), auto_refresh=False) as live:

@@ -13,8 +13,8 @@ import tyro
 
 from corral.algos.registry import find_algorithm
 from corral.cli.env_kwargs import EnvKwargs, parse_env_kwargs
-from corral.errors import UserError
-from corral.overrides import read_value, split_items
+from corral.config.overrides import read_value, split_items
+from corral.core.errors import UserError
 
 if TYPE_CHECKING:
     from corral.runs.session import Result
@@ -74,7 +74,7 @@ class Train:
         overrides = self._overrides()
         if self.quiet:
             logging.getLogger("corral").setLevel(logging.WARNING)
-        from corral.training import train
+        from corral.runs.train import train
 
         result = train(
             self.algo,

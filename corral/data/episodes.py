@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from corral.core.errors import RunFailed
+from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Tree, tree_map
 from corral.data.pack import pack, unpack
 from corral.data.store import Store
-from corral.errors import RunFailed
-from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Tree, tree_map
 
 _log = logging.getLogger("corral")
 _LONGEST = 10_000

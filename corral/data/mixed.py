@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from corral.data.memory import available_bytes
-from corral.data.once import OnceStore
+from corral.core.errors import UserError
+from corral.core.memory import available_bytes
+from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Tree, cat, tree_map
+from corral.data.fifo import OnceStore
 from corral.data.pack import pack, unpack
 from corral.data.store import Store
-from corral.errors import UserError
-from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Tree, cat, tree_map
 
 
 class MixedStore(Store):

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from corral.compiled import compiled
-from corral.spaces import Layout
-from corral.types import Array
+from corral.core.jit import compiled
+from corral.core.spaces import Layout
+from corral.core.types import Array
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from corral.types import EnvSpec, Positions, Trajectory, Transitions
+from corral.core.types import EnvSpec, Positions, Trajectory, Transitions
 
 _OBSERVATIONS, _ACTIONS = ("obs", "next_obs", "final_obs"), ("action",)
 

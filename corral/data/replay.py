@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from corral.data.frames import Observations
+from corral.core.errors import RunFailed, UserError
+from corral.core.memory import require_memory
+from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, tree_map
+from corral.data.frame_ring import Observations
 from corral.data.limiter import RateLimiter
-from corral.data.memory import require_memory
 from corral.data.nstep import NStep, Steps, Windows
-from corral.data.rows import Rows
 from corral.data.store import Store
 from corral.data.sumtree import SumTree
-from corral.errors import RunFailed, UserError
-from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, tree_map
+from corral.data.transition_ring import Rows
 
 _log = logging.getLogger("corral")
 _AHEAD = 100  # transitions that acting may be ahead of learning, where they go on side by side

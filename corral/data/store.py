@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from corral.errors import UserError
-from corral.types import Array, DataSpec, EnvSpec, Sample, Trajectory
+from corral.core.errors import UserError
+from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory
 
 
 class Store(ABC):
@@ -68,9 +68,9 @@ class Store(ABC):
 def make_store(spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0) -> Store:
     """The store that an algorithm's `DataSpec` asks for."""
     from corral.data.episodes import EpisodeStore
+    from corral.data.fifo import OnceStore
+    from corral.data.game_replay import OutcomeStore
     from corral.data.mixed import MixedStore
-    from corral.data.once import OnceStore
-    from corral.data.outcomes import OutcomeStore
     from corral.data.replay import ReplayStore
 
     if (data.unit, data.reuse) == ("transition", "replay"):

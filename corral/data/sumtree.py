@@ -7,8 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from corral.compiled import compiled
-from corral.types import Array
+from corral.core.jit import compiled
+from corral.core.types import Array
 
 _FAN = 8  # eight float64 are one cache line, so a step down or up touches one line
 

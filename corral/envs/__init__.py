@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from corral.envs import suites
-from corral.envs.contract import VecEnv
+from corral.envs.vec_env import VecEnv
 
 __all__ = ["VecEnv", "suites"]

@@ -9,12 +9,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from corral.core.errors import UserError
+from corral.core.types import Array, StepBatch, Tree
 from corral.envs.reset_seeds import ResetSeeds
-from corral.errors import UserError
-from corral.types import Array, StepBatch, Tree
 
 if TYPE_CHECKING:
-    from corral.envs.contract import VecEnv
+    from corral.envs.vec_env import VecEnv
 
 
 class AsGymnasium(gymnasium.vector.VectorEnv[Any, Any, Any]):

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces as gs
 
+from corral.core.errors import UserError
+from corral.core.types import Array, StepBatch, Tree
 from corral.envs.reset_seeds import ResetSeeds
-from corral.errors import UserError
-from corral.types import Array, StepBatch, Tree
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
-    from corral.envs.contract import VecEnv
+    from corral.envs.vec_env import VecEnv
 else:
     Sb3VecEnv = object  # the real base is put in by `_with_base`, so that this imports without SB3
 

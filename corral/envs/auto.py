@@ -6,9 +6,9 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from corral.envs.build import EnvFactory, build_env, seeded_reset, unpack_step
-from corral.envs.legal import legal
-from corral.envs.supervise import IDLE, Watchdog
+from corral.core.gym_env import EnvFactory, build_env, seeded_reset, unpack_step
+from corral.core.legal import legal
+from corral.envs.supervision import IDLE, Watchdog
 
 _PROBE_S = 0.2
 _PROBE_STEPS = 2000

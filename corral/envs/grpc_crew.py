@@ -12,11 +12,11 @@ import time
 from multiprocessing import spawn
 from typing import Any
 
-from corral import rpc
+from corral.envs.backends.process.handle import THREAD_VARIABLES
 from corral.envs.grpc_session import GIVEN_UP
 from corral.envs.grpc_wire import check_address
-from corral.envs.sentry import Sentry
-from corral.envs.worker_handle import THREAD_VARIABLES
+from corral.link.transports import rpc
+from corral.runtimes.orphan_reaper import Sentry
 
 log = logging.getLogger("corral.envs")
 

@@ -13,10 +13,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from corral import __version__, rpc
-from corral.encoding import BadMessage
+from corral import __version__
+from corral.core.encoding import BadMessage
+from corral.core.errors import UserError
 from corral.envs import grpc_wire as wire
-from corral.errors import UserError
+from corral.link.transports import rpc
 
 log = logging.getLogger("corral.envs")
 

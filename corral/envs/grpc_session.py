@@ -17,19 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from corral import __version__, rpc
-from corral.encoding import BadMessage
-from corral.envs import channel as ch
+from corral import __version__
+from corral.core.encoding import BadMessage
+from corral.core.errors import EnvFailed, UserError
+from corral.core.types import Array, EnvSpec
 from corral.envs import grpc_wire as wire
-from corral.envs.env_worker import EnvWorker
-from corral.envs.group import EnvGroup
+from corral.envs.backends.process import channel as ch
+from corral.envs.backends.remote.worker import EnvWorker
 from corral.envs.grpc_text import EnvText
-from corral.envs.id_set import IdSet
-from corral.envs.row_parcel import pack, unpack
-from corral.envs.rows import Rows
-from corral.envs.supervise import IDLE
-from corral.errors import EnvFailed, UserError
-from corral.types import Array, EnvSpec
+from corral.envs.stepping.group import EnvGroup
+from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.row_parcel import pack, unpack
+from corral.envs.stepping.rows import Rows
+from corral.envs.supervision import IDLE
+from corral.link.transports import rpc
 
 GIVEN_UP = 3  # exit code of a process whose environment hangs; another takes its place
 _FINISH_S = 5.0  # for an environment to end its step when the run is over

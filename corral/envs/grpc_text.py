@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from corral.core.errors import UserError
 from corral.envs.resolve import Resolved, resolve
-from corral.errors import UserError
 
 
 @dataclass(frozen=True)

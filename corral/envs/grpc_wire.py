@@ -1,7 +1,7 @@
 """What a gRPC VecEnv and its workers agree on: one call, a stream of messages each way, and how it ends.
 
 A worker dials in, and its metadata say who it is. The first message that it gets is BUILD; then it answers those of
-`channel`, as any worker does. A message is a list of a number and a value in the form of `corral.encoding`.
+`channel`, as any worker does. A message is a list of a number and a value in the form of `corral.core.encoding`.
 The status that the call ends with says why: OK, the run is over; FAILED_PRECONDITION, this worker does not fit;
 RESOURCE_EXHAUSTED, no place is free; ABORTED, the learner gave this worker up; anything else, the connection is lost.
 """
@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from corral import encoding, rpc
-from corral.envs import channel as ch
-from corral.envs.row_parcel import RowParcel
-from corral.errors import UserError
-from corral.types import Array, EnvSpec
+from corral.core import encoding
+from corral.core.errors import UserError
+from corral.core.types import Array, EnvSpec
+from corral.envs.backends.process import channel as ch
+from corral.envs.stepping.row_parcel import RowParcel
+from corral.link.transports import rpc
 
 METHOD = "Serve"
 SERVICE = "corral.Environments"

@@ -8,9 +8,9 @@ import sys
 import time
 from typing import Any
 
+from corral.core.errors import EnvFailed, RunFailed, UserError
 from corral.envs import grpc_wire as wire
 from corral.envs.grpc_session import GIVEN_UP, Session
-from corral.errors import EnvFailed, RunFailed, UserError
 
 log = logging.getLogger("corral.envs")
 

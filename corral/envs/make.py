@@ -9,21 +9,21 @@ from typing import Any
 
 import gymnasium
 
-from corral.cores import cores as available
+from corral.core.errors import UserError
+from corral.core.machine import cores as available
+from corral.core.seeding import ROLES
 from corral.envs import auto
-from corral.envs.contract import VecEnv
-from corral.envs.external import external_vec_env, is_url
+from corral.envs.backends.local import LocalVecEnv
+from corral.envs.backends.native.choose import native_vec_env
+from corral.envs.backends.process.vec_env import ProcessVecEnv
+from corral.envs.backends.ray.vec_env import RayVecEnv
+from corral.envs.backends.simulators.options import external_vec_env, is_url
+from corral.envs.backends.vector import VectorVecEnv
 from corral.envs.grpc_text import as_text
 from corral.envs.grpc_vec import GrpcVecEnv
-from corral.envs.local import LocalVecEnv
-from corral.envs.native import native_vec_env
-from corral.envs.process import ProcessVecEnv
-from corral.envs.ray_vec import RayVecEnv
 from corral.envs.resolve import EnvLike, Resolved, resolve
-from corral.envs.supervise import Supervision
-from corral.envs.vector import VectorVecEnv
-from corral.errors import UserError
-from corral.seeding import ROLES
+from corral.envs.supervision import Supervision
+from corral.envs.vec_env import VecEnv
 
 log = logging.getLogger("corral.envs")
 

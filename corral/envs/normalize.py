@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from corral.envs.contract import VecEnv
-from corral.envs.supervise import Fault
-from corral.errors import UserError
-from corral.spaces import Layout, Space
-from corral.types import Array, EnvSpec, StepBatch, Tree
+from corral.core.errors import UserError
+from corral.core.spaces import Layout, Space
+from corral.core.types import Array, EnvSpec, StepBatch, Tree
+from corral.envs.supervision import Fault
+from corral.envs.vec_env import VecEnv
 
 _EPSILON = 1e-8
 

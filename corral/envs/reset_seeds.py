@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 class ResetSeeds:

@@ -14,9 +14,9 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
-from corral.envs.build import EnvFactory
+from corral.core.errors import UserError
+from corral.core.gym_env import EnvFactory
 from corral.envs.suites.atari import is_atari_id
-from corral.errors import UserError
 
 EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
 

@@ -20,12 +20,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from corral.envs.contract import VecEnv
+from corral.core.errors import UserError
+from corral.core.types import Array, Tree
 from corral.envs.make import make_vec
 from corral.envs.reset_seeds import ResetSeeds
 from corral.envs.resolve import EnvLike
-from corral.errors import UserError
-from corral.types import Array, Tree
+from corral.envs.vec_env import VecEnv
 
 _INFOS = ("raw_reward", "game_over", "faulty")
 

@@ -16,8 +16,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from corral.errors import UserError
-from corral.types import Array, tree_map
+from corral.core.errors import UserError
+from corral.core.types import Array, tree_map
 
 Env = gymnasium.Env[Any, Any]
 Wrapper = gymnasium.Wrapper[Any, Any, Any, Any]

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from corral.algos.contract import Algorithm
-from corral.errors import RunFailed, UserError
-from corral.learn.exchange.contract import Exchange, Verdict
+from corral.algos.base import Algorithm
+from corral.core.errors import RunFailed, UserError
+from corral.core.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
+from corral.learn.device import Precision
+from corral.learn.exchange.base import Exchange, Verdict
 from corral.learn.exchange.local import Local
-from corral.learn.flat import FlatParams
-from corral.learn.precision import Precision
-from corral.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
+from corral.learn.weights import FlatParams
 
 _MOST_BAD_IN_A_ROW = 10
 

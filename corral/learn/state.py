@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from corral.encoding import Value
+from corral.core.encoding import Value
 
 
 def to_arrays(state: Any) -> Value:

@@ -6,7 +6,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from corral.cores import cores
+from corral.core.machine import cores
 
 
 def set_threads(wanted: int | None, model: nn.Module, others: int = 0) -> int:

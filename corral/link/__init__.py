@@ -1,1 +1,1 @@
-"""The link to external simulators: the protocol CLP/1 (docs/link.md), its bindings, and the learner's sessions."""
+"""The protocol CLP/1 of external simulators (docs/link.md), and the learner's end of it."""

@@ -7,7 +7,7 @@ import re
 import socket
 from dataclasses import dataclass, replace
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 SCHEMES = ("tcp", "zmq", "grpc", "zmq+json")
 _FORM = re.compile(r"([a-z+]+)://(?:(\[[0-9a-fA-F:.%]+\]|\*|[\w.-]*):(\d+))?/?")

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from corral.encoding import Buffer
-from corral.errors import UserError
+from corral.core.encoding import Buffer
+from corral.core.errors import UserError
+from corral.core.spaces import Layout
+from corral.core.types import Array
 from corral.link.message import BadMessage
-from corral.spaces import Layout
-from corral.types import Array
 
 _ALIGN = 64
 _MOST_LEAVES, _MOST_DEPTH = 256, 8

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from corral.encoding import Buffer
+from corral.core.encoding import Buffer
 from corral.link import protocol as clp
 
 _encode_meta = msgspec.msgpack.Encoder().encode

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from corral.core.types import Array, EnvSpec, Tree, tree_map
 from corral.nets.config import NetConfig
 from corral.nets.encoder import Encoder
-from corral.nets.lean import LeanMlp
+from corral.nets.numpy_mlp import LeanMlp
 from corral.nets.recurrent import Core
 from corral.nets.torsos import linear, linears, mlp
-from corral.ops.actions import Actions
-from corral.types import Array, EnvSpec, Tree, tree_map
+from corral.ops.distributions import Actions
 
 
 class ActorCritic(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import torch
 from gymnasium import spaces as gs
 from torch import Tensor, nn
 
-from corral.errors import UserError
+from corral.core.errors import UserError
+from corral.core.spaces import Layout, Leaf
+from corral.core.types import Array, Tree, tree_map
 from corral.nets.config import NetConfig
 from corral.nets.obs_norm import ObsNorm
 from corral.nets.torsos import ImpalaCnn, NatureCnn
-from corral.spaces import Layout, Leaf
-from corral.types import Array, Tree, tree_map
 
 _MOST_CHANNELS = 16
 

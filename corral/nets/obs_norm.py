@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from corral.types import Array
+from corral.core.types import Array
 
 _EPSILON = 1e-8
 

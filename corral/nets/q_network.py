@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from corral.core.types import Array, EnvSpec, Tree
 from corral.nets.config import NetConfig
 from corral.nets.encoder import Encoder
-from corral.nets.lean import LeanMlp
+from corral.nets.numpy_mlp import LeanMlp
 from corral.nets.torsos import linear, linears, mlp
-from corral.types import Array, EnvSpec, Tree
 
 
 class QNetwork(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 ACTIVATIONS: dict[str, Any] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 SQRT2 = math.sqrt(2.0)

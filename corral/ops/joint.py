@@ -7,9 +7,9 @@ import math
 import numpy as np
 from gymnasium import spaces as gs
 
-from corral.errors import UserError
-from corral.spaces import Layout
-from corral.types import Array, Tree
+from corral.core.errors import UserError
+from corral.core.spaces import Layout
+from corral.core.types import Array, Tree
 
 _MOST = 4096
 

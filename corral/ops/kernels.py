@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from corral.compiled import compiled
-from corral.types import Array
+from corral.core.jit import compiled
+from corral.core.types import Array
 
 # Sums may be reordered, so that they are done eight at a time; NaN and infinity stay what they are.
 _compiled: Any = partial(compiled, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from corral.core.types import Array
 from corral.ops.lambda_return import lambda_return
 from corral.ops.scan import cut_after
-from corral.types import Array
 
 
 def nstep_return(

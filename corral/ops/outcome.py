@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from corral.types import Array
+from corral.core.types import Array
 
 
 def outcomes(reward: Array, to_play: Array, gamma: float) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from corral.types import Array
+from corral.core.types import Array
 
 
 def reverse_scan(term: Array, decay: Array) -> Array:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from corral.types import Array
+from corral.core.types import Array
 
 
 class Surrogate(NamedTuple):

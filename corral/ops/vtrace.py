@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from corral.core.types import Array
 from corral.ops.scan import cut_after, reverse_scan
-from corral.types import Array
 
 
 def vtrace(  # noqa: PLR0913 - the formula has as many symbols

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from corral.errors import UserError
-from corral.ops.actions import Actions
+from corral.core.errors import UserError
+from corral.core.spaces import Layout
+from corral.core.types import Array, Tree
+from corral.ops.distributions import Actions
 from corral.ops.joint import JointChoices
-from corral.planning.mcts.priors import legal_softmax
-from corral.spaces import Layout
-from corral.types import Array, Tree
+from corral.planning.priors import legal_softmax
 
 _MOST_EDGES = 256  # combinations of several choices; one choice may have more
 

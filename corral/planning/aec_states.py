@@ -15,10 +15,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from corral.core.errors import UserError
+from corral.core.types import Array, EnvSpec, Tree
 from corral.envs.suites.games.pettingzoo import AecEnv
-from corral.errors import UserError
-from corral.planning.states import Level, Rollouts, Scene, States, Steps
-from corral.types import Array, EnvSpec, Tree
+from corral.snapshot.states import Level, Rollouts, Scene, States, Steps
 
 _PROOF_MOVES = 4
 _HIDDEN = ("pettingzoo.classic.rlcard_envs", "pettingzoo.classic.hanabi")

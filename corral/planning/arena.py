@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from corral.core.errors import UserError
+from corral.core.types import Array
 from corral.envs.suites.games.game import Game
-from corral.envs.suites.games.player import Player, Random
-from corral.errors import UserError
-from corral.types import Array
+from corral.envs.suites.games.players import Player, Random
 
 _TRIES = 50
 _Z = 1.96  # of an interval that holds the truth in 95 of 100 cases

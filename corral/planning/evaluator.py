@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from corral.acting.policy import Policy
-from corral.errors import UserError
+from corral.core.errors import UserError
 from corral.planning.action_set import ActionSet
 from corral.planning.mcts.evaluation import Evaluate
 from corral.planning.mcts.rollouts import RolloutEvaluation
-from corral.planning.states import States
+from corral.snapshot.states import States
 
 
 def make_evaluation(

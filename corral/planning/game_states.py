@@ -7,11 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
+from corral.core.errors import UserError
+from corral.core.types import Array, EnvSpec, Tree
 from corral.envs.suites.games.game import Game
-from corral.errors import UserError
-from corral.planning.shelf import Shelf
-from corral.planning.states import Level, Rollouts, Scene, States, Steps
-from corral.types import Array, EnvSpec, Tree
+from corral.snapshot.shelf import Shelf
+from corral.snapshot.states import Level, Rollouts, Scene, States, Steps
 
 
 class Board(Protocol):

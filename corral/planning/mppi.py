@@ -14,14 +14,14 @@ import numpy as np
 from gymnasium import spaces as gs
 
 from corral.acting.policy import to_numpy
-from corral.envs.contract import VecEnv
-from corral.errors import UserError
+from corral.core.errors import UserError
+from corral.core.spaces import Layout
+from corral.core.types import Array, Tree, tree_map
+from corral.envs.vec_env import VecEnv
 from corral.planning.of_vec import states_of
 from corral.planning.reward_scale import known_scale
-from corral.planning.states import States
 from corral.planning.values import Values, values_by
-from corral.spaces import Layout
-from corral.types import Array, Tree, tree_map
+from corral.snapshot.states import States
 
 Model = Callable[[Tree, Tree], tuple[Tree, Array, Array]]
 """Observations [B, ...] and actions [B, ...] -> the next observations, rewards [B], and whether it is over [B]."""

@@ -9,23 +9,23 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
-from corral.envs.contract import VecEnv
-from corral.envs.generators import layers
-from corral.envs.keeping.choose import make_scratch
-from corral.envs.link_vec import LinkVecEnv
-from corral.envs.local import LocalVecEnv
+from corral.core.errors import UserError
+from corral.core.onlooker import Onlooker
+from corral.core.types import EnvSpec
+from corral.envs.backends.local import LocalVecEnv
+from corral.envs.backends.simulators.states import LinkStates
+from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.normalize import NormalizedVecEnv
-from corral.envs.onlooker import Onlooker
 from corral.envs.suites.games.game import Game
 from corral.envs.suites.games.pettingzoo import AecEnv
-from corral.errors import UserError
+from corral.envs.vec_env import VecEnv
 from corral.planning.aec_states import AecStates
-from corral.planning.env_states import EnvStates
 from corral.planning.game_states import GameStates
-from corral.planning.link_states import LinkStates
-from corral.planning.row_states import RowStates, has_rows
-from corral.planning.states import States
-from corral.types import EnvSpec
+from corral.snapshot.array_states import RowStates, has_rows
+from corral.snapshot.env_states import EnvStates
+from corral.snapshot.keepers.choose import make_scratch
+from corral.snapshot.rng import layers
+from corral.snapshot.states import States
 
 
 def states_of(vec: VecEnv, memory_mb: float = 1024.0) -> States:

@@ -7,7 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from corral.errors import UserError
+from corral.core.errors import UserError
+from corral.core.types import Array
 from corral.planning.action_set import ActionSet, Samples
 from corral.planning.mcts.evaluation import Evaluate
 from corral.planning.mcts.gumbel import Gumbel
@@ -15,8 +16,7 @@ from corral.planning.mcts.puct import Puct
 from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_policy, mix_noise, root_values, visit_policy
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Dice
-from corral.planning.states import States
-from corral.types import Array
+from corral.snapshot.states import States
 
 _GRAIN = 0.05  # of the values of one player
 

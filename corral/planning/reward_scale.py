@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 def known_scale(scale: float | None) -> float:

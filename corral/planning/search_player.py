@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from corral.core.types import Array
 from corral.envs.suites.games.game import Game
 from corral.planning.action_set import ActionSet, Choices
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import Evaluate
 from corral.planning.planner import Planner, SearchConfig
-from corral.planning.states import States
-from corral.types import Array
+from corral.snapshot.states import States
 
 MakeEvaluation = Callable[[States, ActionSet], Evaluate]
 

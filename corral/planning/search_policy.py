@@ -16,18 +16,18 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from corral.envs.contract import VecEnv
+from corral.core.errors import UserError
+from corral.core.types import Array, Tree, tree_map
 from corral.envs.resolve import EnvLike, resolve
-from corral.errors import UserError
+from corral.envs.vec_env import VecEnv
 from corral.planning.action_set import choose_action_set
 from corral.planning.evaluator import make_evaluation
 from corral.planning.of_vec import states_of
 from corral.planning.planner import Planner, SearchConfig, require_sims
 from corral.planning.reward_scale import known_scale
-from corral.planning.snapshot import Snapshots
+from corral.planning.snapshots import Snapshots
 from corral.planning.stand_in import stand_in_states
-from corral.planning.states import States
-from corral.types import Array, Tree, tree_map
+from corral.snapshot.states import States
 
 
 class Search:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from corral.envs.contract import VecEnv
-from corral.errors import UserError
+from corral.core.errors import UserError
+from corral.core.types import Array, Tree, tree_map
+from corral.envs.vec_env import VecEnv
 from corral.planning.action_set import ActionSet, choose_action_set
 from corral.planning.of_vec import states_of
-from corral.planning.states import States
-from corral.types import Array, Tree, tree_map
+from corral.snapshot.states import States
 
 
 class Shooting:

@@ -11,18 +11,18 @@ from typing import Any
 
 from gymnasium.wrappers import TimeLimit
 
-from corral.envs.build import build_env
-from corral.envs.contract import VecEnv
-from corral.envs.declared import KEY, WHOLE, declares, read_declared, write_declared
-from corral.envs.generators import layers
-from corral.envs.keeping.acting import Acting
-from corral.envs.keeping.choose import make_scratch
-from corral.envs.keeping.contract import Beginning, Env
-from corral.envs.local import LocalVecEnv
+from corral.core.errors import UserError
+from corral.core.gym_env import build_env
+from corral.core.types import Array
+from corral.envs.backends.local import LocalVecEnv
 from corral.envs.resolve import EnvLike, resolve
-from corral.errors import UserError
-from corral.planning.env_states import EnvStates
-from corral.types import Array
+from corral.envs.vec_env import VecEnv
+from corral.snapshot.env_states import EnvStates
+from corral.snapshot.keeper import Beginning, Env
+from corral.snapshot.keepers.choose import make_scratch
+from corral.snapshot.keepers.declared_env import KEY, WHOLE, declares, read_declared, write_declared
+from corral.snapshot.live_env import Acting
+from corral.snapshot.rng import layers
 
 Transfer = Callable[[Env], Any]
 """What a stand-in takes of the environment that acts."""

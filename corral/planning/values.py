@@ -8,9 +8,9 @@ import numpy as np
 
 from corral.acting.model_policy import acting_precision, to_tensors
 from corral.acting.policy import to_numpy
-from corral.errors import UserError
+from corral.core.errors import UserError
+from corral.core.types import Array, Tree
 from corral.nets.actor_critic import ActorCritic
-from corral.types import Array, Tree
 
 Values = Callable[[Tree], Array]
 

@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from corral.errors import RunFailed, UserError
+from corral.core.errors import RunFailed, UserError
 from corral.runs.folder import RunFolder
 from corral.runs.state_files import (
     branch_of,

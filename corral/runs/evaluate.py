@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral import seeding
 from corral.acting.policy import Policy, introduce, to_numpy
-from corral.envs.contract import VecEnv
-from corral.envs.external import is_url
+from corral.core import seeding
+from corral.core.types import Tree, tree_map
+from corral.envs.backends.simulators.options import is_url
 from corral.envs.make import make_vec
-from corral.types import Tree, tree_map
+from corral.envs.vec_env import VecEnv
 
 if TYPE_CHECKING:
-    from corral.experiment import Experiment
+    from corral.config.experiment import Experiment
 
 _MOST_ENVS = 16
 _LONGEST = 100_000
@@ -28,7 +28,7 @@ _LONGEST = 100_000
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
       2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
 
-_log = logging.getLogger("corral.run")
+_log = logging.getLogger("corral.runs")
 
 
 @dataclass(frozen=True)

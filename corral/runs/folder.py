@@ -17,8 +17,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from corral.errors import UserError
-from corral.overrides import read_yaml
+from corral.config.overrides import read_yaml
+from corral.core.errors import UserError
 
 FORMAT = 1
 _CONFIG, _INFO, _LOCK = "config.yaml", "run.json", ".lock"

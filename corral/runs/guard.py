@@ -14,14 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from corral.errors import RunFailed
-from corral.experiment import Experiment
+from corral.config.experiment import Experiment
+from corral.core.errors import RunFailed
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
 from corral.runs.session import Result, Session
-from corral.runtimes.contract import MakeRole, RoleLost
+from corral.runtimes.base import MakeRole, RoleLost
 from corral.runtimes.process import ProcessRuntime
-from corral.topologies.crew import Member
+from corral.runtimes.supervised_role import Member
 
 _LOOK_S = 1.0
 

@@ -9,17 +9,17 @@ import numpy as np
 from gymnasium import spaces as gs
 
 from corral.acting.policy import PlanningPolicy, Policy
-from corral.errors import UserError
-from corral.experiment import Experiment
+from corral.config.experiment import Experiment
+from corral.core.errors import UserError
+from corral.core.spaces import Leaf
+from corral.core.types import Array, EnvSpec, Tree, tree_map
 from corral.runs import checkpoint
 from corral.runs.folder import RunFolder
-from corral.spaces import Leaf
-from corral.types import Array, EnvSpec, Tree, tree_map
 
 if TYPE_CHECKING:
     import torch
 
-    from corral.algos.contract import Algorithm
+    from corral.algos.base import Algorithm
 
 
 def load_policy(run_dir: str | Path, which: str = "best", *, seed: int = 0, device: str = "cpu") -> LoadedPolicy:
@@ -47,7 +47,7 @@ class LoadedPolicy:
     def __init__(
         self, experiment: Experiment, weights: dict[str, Any], meta: dict[str, Any], *, seed: int, device: str
     ):
-        from corral.learn.precision import find_device
+        from corral.learn.device import find_device
         from corral.topologies.build import make_algorithm
 
         self.experiment = experiment
@@ -162,7 +162,7 @@ def _build_model(algo: Algorithm, weights: dict[str, Any], device: torch.device)
     """The network with these weights. It is made without any, since drawing them takes seconds for images."""
     import torch
 
-    from corral.learn.precision import lay_out
+    from corral.learn.device import lay_out
 
     with torch.device("meta"):
         model = algo.build_model()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corral.errors import UserError
-from corral.types import EnvSpec
+from corral.core.errors import UserError
+from corral.core.types import EnvSpec
 
 
 def require_same_env(found: EnvSpec, trained: EnvSpec) -> None:

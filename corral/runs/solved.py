@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 from corral.runs.load import LoadedPolicy
 
 _GAME = "corral/Connect4-v0"

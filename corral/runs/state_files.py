@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from corral.errors import UserError
-from corral.types import Array
+from corral.core.errors import UserError
+from corral.core.types import Array
 
 _MAIN = "state"
 _PIECE = 1 << 24  # bytes that are copied at once

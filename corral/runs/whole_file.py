@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 @contextlib.contextmanager

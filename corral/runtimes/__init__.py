@@ -1,1 +1,1 @@
-"""Where the parts of a run live: threads of this process, processes of this machine, or Ray actors of a cluster."""
+"""Where a role lives: a thread, a child process or a Ray actor, started, watched and ended."""

@@ -8,8 +8,8 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from corral.encoding import Value
-from corral.runtimes.contract import Call, Handle, Mailbox, MakeRole, Role, RoleLost, Runtime, kind_of, raised
+from corral.core.encoding import Value
+from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, Role, RoleLost, Runtime, kind_of, raised
 
 
 class _Call(Call):

@@ -17,12 +17,12 @@ from typing import Any
 
 import cloudpickle
 
-from corral.connection import Closed, Connection
-from corral.encoding import BadMessage, Buffer, Value, decode, encode
-from corral.envs.sentry import Sentry
-from corral.envs.worker_handle import THREAD_VARIABLES, plug_stdio, shared_memory
+from corral.core.encoding import BadMessage, Buffer, Value, decode, encode
+from corral.envs.backends.process.handle import THREAD_VARIABLES, plug_stdio, shared_memory
 from corral.runtimes import frames
-from corral.runtimes.contract import Call, Handle, MakeRole, RoleLost, Runtime, raised
+from corral.runtimes.base import Call, Handle, MakeRole, RoleLost, Runtime, raised
+from corral.runtimes.connection import Closed, Connection
+from corral.runtimes.orphan_reaper import Sentry
 
 _BOOT = "import sys; sys.path[:] = {path!r}; from corral.runtimes.process_child import main; main({args})"
 _SEND_S = 30.0  # a role reads all the time; only one that is frozen could make us wait

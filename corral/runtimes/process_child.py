@@ -20,11 +20,11 @@ from typing import Any
 
 import cloudpickle
 
-from corral.connection import Closed, Connection
-from corral.encoding import Buffer, decode, encode
-from corral.envs.worker import end_with_parent, leave
+from corral.core.encoding import Buffer, decode, encode
+from corral.envs.backends.process.child import end_with_parent, leave
 from corral.runtimes import frames
-from corral.runtimes.contract import Mailbox, Role, kind_of
+from corral.runtimes.base import Mailbox, Role, kind_of
+from corral.runtimes.connection import Closed, Connection
 
 _ALIVE_S = 1.0
 

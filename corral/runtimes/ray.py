@@ -13,9 +13,9 @@ from typing import Any
 
 import cloudpickle
 
-from corral.encoding import Value
-from corral.envs.ray_cluster import connect, import_ray, joins_nobody, require_cpus, reserve_cpus
-from corral.runtimes.contract import Call, Handle, Mailbox, MakeRole, Role, RoleLost, Runtime, kind_of, raised
+from corral.core.encoding import Value
+from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, Role, RoleLost, Runtime, kind_of, raised
+from corral.runtimes.ray_cluster import connect, import_ray, joins_nobody, require_cpus, reserve_cpus
 
 _GET_S = 60.0  # to fetch a value that is ready, maybe from another node
 _WORDS = 300  # characters of Ray's own report

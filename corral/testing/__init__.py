@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from corral.testing.envs import BigEnv, CountingEnv, FaultyEnv, IdentityEnv, LivesEnv, OneStateEnv, SlowEnv, TreeEnv
 
 if TYPE_CHECKING:
-    from corral.testing.checker import CheckResult, check_env, iter_checks
-    from corral.testing.contract import VecEnvContract
-    from corral.testing.states_contract import StatesContract
-    from corral.testing.store import OnceContract, ReplayContract
-    from corral.testing.supervision import IsolationContract, SupervisionContract
+    from corral.testing.checks.checker import CheckResult, check_env, iter_checks
+    from corral.testing.contracts.states import StatesContract
+    from corral.testing.contracts.store import OnceContract, ReplayContract
+    from corral.testing.contracts.supervision import IsolationContract, SupervisionContract
+    from corral.testing.contracts.vec_env import VecEnvContract
 
 __all__ = [
     "BigEnv",
@@ -37,15 +37,15 @@ __all__ = [
 
 # Loaded when used: the suites need pytest, which users of the environments alone may not have.
 _LAZY = {
-    "VecEnvContract": "contract",
-    "SupervisionContract": "supervision",
-    "IsolationContract": "supervision",
-    "OnceContract": "store",
-    "ReplayContract": "store",
-    "StatesContract": "states_contract",
-    "check_env": "checker",
-    "iter_checks": "checker",
-    "CheckResult": "checker",
+    "VecEnvContract": "contracts.vec_env",
+    "SupervisionContract": "contracts.supervision",
+    "IsolationContract": "contracts.supervision",
+    "OnceContract": "contracts.store",
+    "ReplayContract": "contracts.store",
+    "StatesContract": "contracts.states",
+    "check_env": "checks.checker",
+    "iter_checks": "checks.checker",
+    "CheckResult": "checks.checker",
 }
 
 

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from corral.types import Array
+from corral.core.types import Array
 
 Env = gymnasium.Env[Array, Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from corral.envs.contract import VecEnv
-from corral.types import Array, StepBatch, Tree, tree_map
+from corral.core.types import Array, StepBatch, Tree, tree_map
+from corral.envs.vec_env import VecEnv
 
 
 @dataclass

@@ -12,8 +12,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from corral.envs.legal import legal
-from corral.spaces import Layout
+from corral.core.legal import legal
+from corral.core.spaces import Layout
 
 Env = gymnasium.Env[Any, Any]
 

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from corral.types import Array
+from corral.core.types import Array
 
 
 class StatelessCartPole(gymnasium.ObservationWrapper[Array, Any, Array]):

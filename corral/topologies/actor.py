@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from corral import seeding
 from corral.acting.policy import simulator_steps
 from corral.acting.sampler import Sampler
+from corral.config.experiment import Experiment
+from corral.core import seeding
+from corral.core.encoding import Value
+from corral.core.types import Trajectory
 from corral.data.pack import pack
-from corral.encoding import Value
 from corral.envs.normalize import NormalizedVecEnv
-from corral.experiment import Experiment
-from corral.learn.flat import FlatParams
 from corral.learn.threads import set_threads
-from corral.runtimes.contract import Mailbox
+from corral.learn.weights import FlatParams
+from corral.runtimes.base import Mailbox
 from corral.topologies.build import build_model, make_algorithm, make_train_vec
-from corral.topologies.weights import weights_mode
-from corral.types import Trajectory
+from corral.topologies.weight_channel import weights_mode
 
 _WEIGHTS_S = 300.0  # to wait for weights that were promised: a learner may be busy with a large batch
 _LINGER_S = 0.002  # to wait for half of all environments before deciding for those that are ready

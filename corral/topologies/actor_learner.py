@@ -11,22 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from corral.acting.episodes import Episode, EpisodeStats
-from corral.cores import cores
+from corral.acting.episode_stats import Episode, EpisodeStats
+from corral.config.experiment import Experiment
+from corral.core.encoding import Value, arrays_bytes
+from corral.core.errors import RunFailed, UserError
+from corral.core.machine import cores
+from corral.core.types import EnvSpec, LossOutput, Sample, Trajectory
 from corral.data.pack import unpack
 from corral.data.store import Store
-from corral.encoding import Value, arrays_bytes
-from corral.errors import RunFailed, UserError
-from corral.experiment import Experiment
 from corral.learn.exchange.all_reduce import AllReduce
-from corral.runtimes.contract import MakeRole, RoleLost, make_runtime, require_room
+from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
+from corral.runtimes.supervised_role import Member, collect
 from corral.topologies.actor import Actor
-from corral.topologies.contract import Note, Topology, planning_metrics
-from corral.topologies.crew import Member, collect
-from corral.topologies.learners import Team
-from corral.topologies.shards import ShardedStore
-from corral.topologies.weights import WeightChannel, weights_mode
-from corral.types import EnvSpec, LossOutput, Sample, Trajectory
+from corral.topologies.base import Note, Topology, planning_metrics
+from corral.topologies.learner_group import Team
+from corral.topologies.replay_shards import ShardedStore
+from corral.topologies.weight_channel import WeightChannel, weights_mode
 
 _START_S = 300.0  # to build environments and networks everywhere
 _PAUSE_S = 0.001  # after a turn in which nothing happened

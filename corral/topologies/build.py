@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from corral import seeding
-from corral.algos.contract import Algorithm
+from corral.algos.base import Algorithm
 from corral.algos.registry import find_algorithm
-from corral.envs.contract import VecEnv
-from corral.envs.external import is_url, share_simulators
+from corral.config.experiment import Experiment
+from corral.core import seeding
+from corral.core.types import EnvSpec
+from corral.envs.backends.simulators.options import is_url, share_simulators
 from corral.envs.make import make_vec
 from corral.envs.normalize import NormalizedVecEnv
-from corral.experiment import Experiment
-from corral.learn.precision import lay_out
-from corral.types import EnvSpec
+from corral.envs.vec_env import VecEnv
+from corral.learn.device import lay_out
 
 
 def make_algorithm(experiment: Experiment, spec: EnvSpec) -> Algorithm:

@@ -9,22 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from corral.acting.episodes import Episode, EpisodeStats
+from corral.acting.episode_stats import Episode, EpisodeStats
 from corral.acting.policy import Policy
-from corral.cores import cores
-from corral.encoding import Value
+from corral.config.experiment import Experiment
+from corral.core.encoding import Value
+from corral.core.errors import RunFailed
+from corral.core.machine import cores
+from corral.core.types import EnvSpec
 from corral.envs.normalize import RunningMoments
-from corral.errors import RunFailed
-from corral.experiment import Experiment
-from corral.learn.exchange.dial import new_secret
+from corral.learn.exchange.peers import new_secret
 from corral.learn.state import to_arrays, to_tensors
-from corral.runtimes.contract import MakeRole, RoleLost, make_runtime, require_room
-from corral.topologies.contract import Note, Topology, planning_metrics
-from corral.topologies.crew import Member, collect
-from corral.topologies.hubs import ANSWER_S, AllReduceHub, GossipHub, Hub
+from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
+from corral.runtimes.supervised_role import Member, collect
+from corral.topologies.base import Note, Topology, planning_metrics
+from corral.topologies.rendezvous import ANSWER_S, AllReduceHub, GossipHub, Hub
 from corral.topologies.servers import ServerHub
 from corral.topologies.worker import Worker
-from corral.types import EnvSpec
 
 _BUILD_S = 300.0  # to build environments and networks everywhere
 _TURN_STEPS = 1024  # of all workers together in a turn, or as many as one round has

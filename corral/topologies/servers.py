@@ -7,20 +7,20 @@ from functools import partial
 import numpy as np
 import torch
 
-from corral.encoding import Value
-from corral.experiment import Experiment
-from corral.learn.exchange.dial import own_address
+from corral.config.experiment import Experiment
+from corral.core.encoding import Value
+from corral.core.types import EnvSpec
 from corral.learn.exchange.make import broadcast_codec, gradient_codec
+from corral.learn.exchange.peers import own_address
 from corral.learn.exchange.server import Rules, Server, slices
-from corral.learn.flat import FlatParams
 from corral.learn.learner import Learner
 from corral.learn.state import to_arrays, to_tensors
-from corral.runtimes.contract import Mailbox, MakeRole, Runtime
+from corral.learn.weights import FlatParams
+from corral.runtimes.base import Mailbox, MakeRole, Runtime
+from corral.runtimes.supervised_role import Member
+from corral.topologies.base import Note
 from corral.topologies.build import build_model, make_algorithm
-from corral.topologies.contract import Note
-from corral.topologies.crew import Member
-from corral.topologies.hubs import ANSWER_S, MEET_S, TOGETHER_S, Ask
-from corral.types import EnvSpec
+from corral.topologies.rendezvous import ANSWER_S, MEET_S, TOGETHER_S, Ask
 
 
 class ServerHub:

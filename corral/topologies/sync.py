@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from corral import seeding
 from corral.acting.policy import simulator_steps
 from corral.acting.sampler import Sampler
+from corral.config.experiment import Experiment
+from corral.core import seeding
 from corral.envs.normalize import NormalizedVecEnv
-from corral.experiment import Experiment
+from corral.topologies.base import MakeExchange, Note, Topology, planning_metrics
 from corral.topologies.build import make_train_vec
-from corral.topologies.contract import MakeExchange, Note, Topology, planning_metrics
 
 
 class Sync(Topology):

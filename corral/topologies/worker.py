@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from corral import seeding
 from corral.acting.policy import simulator_steps
-from corral.encoding import Value
+from corral.config.experiment import Experiment, ScaleConfig
+from corral.core import seeding
+from corral.core.encoding import Value
 from corral.envs.normalize import NormalizedVecEnv, RunningMoments
-from corral.experiment import Experiment, ScaleConfig
-from corral.learn.exchange.contract import Joint, PeerLost
-from corral.learn.exchange.dial import own_address
+from corral.learn.exchange.base import Joint, PeerLost
+from corral.learn.exchange.config import SharingConfig
 from corral.learn.exchange.make import make_exchange
+from corral.learn.exchange.peers import own_address
 from corral.learn.state import to_arrays, to_tensors
-from corral.runtimes.contract import Mailbox
-from corral.sharing import SharingConfig
+from corral.runtimes.base import Mailbox
 from corral.topologies.sync import Sync
 
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import gymnasium.spaces as gs
 import numpy as np
+from corral.link.proofs import LEARNER, SIMULATOR, prove
+from corral.link.tcp import pack
+from corral.spaces import Layout
+from corral.states import wire as sw
 
 from corral.link import protocol as clp
 from corral.link.control import Budget, Hello, Knock, Ready, Welcome, to_meta
 from corral.link.layout import RowsLayout, layout_hash, space_group
 from corral.link.limits import Limits
 from corral.link.message import Message
-from corral.link.proofs import LEARNER, SIMULATOR, prove
-from corral.link.tcp import pack
-from corral.spaces import Layout
-from corral.states import wire as sw
 
 HERE = Path(__file__).parent
 SIM_NONCE, LEARNER_NONCE, INSTANCE = bytes(range(16)), bytes(range(16, 32)), bytes(range(32, 48))

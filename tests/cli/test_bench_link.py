@@ -15,7 +15,7 @@ from corral.bench.link_report import MARKS, notes, section, tables, write_sectio
 from corral.bench.link_sims import Noop, compile_noop
 from corral.bench.report import CaseReport
 from corral.bench.rounds import Outcome, play
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 PYTHON = Noop(None, why="no compiler here")
 
@@ -29,7 +29,7 @@ def report(case, rates, skipped=()):
 def test_the_bound_sends_as_many_bytes_as_the_link():
     from corral.link.layout import Group, RowsLayout
     from corral.link.message import Message
-    from corral.link.tcp import pack
+    from corral.link.transports.tcp import pack
 
     for n in (1, 64):
         request = Message(17, payload=[bytes(4 * n), np.zeros(n, np.int64).tobytes()]).frames()

@@ -25,7 +25,7 @@ from corral.bench.planning import (
     verdicts,
 )
 from corral.bench.planning_report import MARKS, save_curves, section, tables
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 FACTS = {
     "date": "2026-11-17T00:00",

@@ -15,14 +15,14 @@ from corral.bench.learning import Finding, Trial, examine, read_trial
 from corral.bench.learning_table import MARKS, rivalries, section, table, write_section
 from corral.bench.rounds import Outcome, Spread, play
 from corral.bench.time_to_score import Arrival, Race
-from corral.errors import RunFailed, UserError
-from corral.experiment import Experiment
-from corral.presets import PRESETS
+from corral.config.experiment import Experiment
+from corral.config.presets import PRESETS
+from corral.core.errors import RunFailed, UserError
 from corral.runs.folder import RunFolder
-from corral.runs.metrics import MetricsLog
-from corral.testing.hybrid import MoveOrShoot
+from corral.runs.sinks.base import MetricsLog
 from corral.testing.hybrid_walk import HybridWalk
 from corral.testing.stateless import StatelessCartPole
+from corral.testing.tasks import MoveOrShoot
 
 COMMAND = [sys.executable, "-m", "corral.cli.main", "bench"]
 START, END = MARKS["learning"]

@@ -4,8 +4,8 @@ import gymnasium
 import pytest
 from faulty_envs import Good
 
-from corral.errors import UserError
-from corral.testing.checker import check_env
+from corral.core.errors import UserError
+from corral.testing.checks.checker import check_env
 
 CHECKS = [
     "build", "spaces", "reset", "step", "observations", "rewards", "episode ends", "own buffers",

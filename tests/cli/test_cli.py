@@ -14,7 +14,7 @@ from corral.cli.doctor import EXTRAS, advice
 from corral.cli.env_kwargs import parse_env_kwargs
 from corral.cli.machine import Machine, measure_speedup, measure_wake_up
 from corral.cli.main import COMMANDS
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 HERE = Path(__file__).parent
 COMMAND = [sys.executable, "-m", "corral.cli.main"]

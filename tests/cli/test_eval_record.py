@@ -14,12 +14,12 @@ import pytest
 import corral
 from corral.cli.eval import Eval
 from corral.cli.export import Export
-from corral.cli.parse import parse
+from corral.cli.options import parse
 from corral.cli.record import Record
+from corral.core.errors import UserError
 from corral.envs.suites import pixels
-from corral.errors import UserError
 from corral.runs.load import load_policy
-from corral.runs.video import record
+from corral.runs.views.video import record
 
 HERE = Path(__file__).parent
 PPO = {

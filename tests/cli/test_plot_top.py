@@ -13,15 +13,15 @@ import time
 import numpy as np
 import pytest
 
-from corral.cli.parse import parse
+from corral.cli.options import parse
 from corral.cli.plot import Plot
 from corral.cli.top import Top
-from corral.errors import UserError
+from corral.core.errors import UserError
 from corral.runs.checkpoint import save
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
-from corral.runs.metrics import MetricsLog
-from corral.runs.plot import curves
+from corral.runs.sinks.base import MetricsLog
+from corral.runs.views.plot import curves
 
 CONFIG = {"algo": "ppo", "env": "CartPole-v1", "steps": 1000, "algorithm": {"lr": 0.001, "net": {"hidden": [64]}}}
 

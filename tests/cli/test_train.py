@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from corral.algos.registry import ALGORITHMS
-from corral.cli.list_algos import ListAlgos
+from corral.cli.list import ListAlgos
 from corral.cli.list_presets import ListPresets
-from corral.cli.parse import parse
+from corral.cli.options import parse
 from corral.cli.resume import Resume
 from corral.cli.table import print_table
 from corral.cli.train import Train, print_result
-from corral.errors import UserError
-from corral.presets import PRESETS
+from corral.config.presets import PRESETS
+from corral.core.errors import UserError
 from corral.runs.session import Result
 
 HERE = Path(__file__).parent
@@ -169,7 +169,7 @@ def test_lists_are_tables_on_a_terminal(capsys, monkeypatch):
 
 
 def test_listing_loads_no_torch():
-    code = "import sys\nfrom corral.cli.list_algos import ListAlgos\nListAlgos().run()\nprint('torch' in sys.modules)"
+    code = "import sys\nfrom corral.cli.list import ListAlgos\nListAlgos().run()\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HERE.parents[1])
     assert done.stdout.splitlines()[-1] == "False"
 

@@ -10,9 +10,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from ray_session import ray_session  # noqa: F401
 
 import corral
-from corral.envs.local import LocalVecEnv
-from corral.envs.process import ProcessVecEnv
-from corral.envs.ray_vec import RayVecEnv
+from corral.envs.backends.local import LocalVecEnv
+from corral.envs.backends.process.vec_env import ProcessVecEnv
+from corral.envs.backends.ray.vec_env import RayVecEnv
 from corral.testing import IsolationContract, SupervisionContract, VecEnvContract
 from corral.testing.play import play
 

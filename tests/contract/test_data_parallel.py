@@ -8,9 +8,9 @@ import pytest
 import torch
 from ray_session import ray_session  # noqa: F401
 
-from corral.errors import UserError
-from corral.experiment import Experiment
-from corral.topologies.contract import make_topology
+from corral.config.experiment import Experiment
+from corral.core.errors import UserError
+from corral.topologies.base import make_topology
 
 EXCHANGES = {
     "all_reduce": {},

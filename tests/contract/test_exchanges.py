@@ -7,13 +7,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from corral.core.types import EnvSpec, LossOutput, Sample, Transitions
+from corral.learn.device import Precision
 from corral.learn.exchange.all_reduce import AllReduce, open_store
-from corral.learn.exchange.contract import PeerLost
+from corral.learn.exchange.base import PeerLost
 from corral.learn.exchange.local import Local
 from corral.learn.learner import Learner
-from corral.learn.precision import Precision
-from corral.testing.counting import Config, Counting
-from corral.types import EnvSpec, LossOutput, Sample, Transitions
+from corral.testing.counting_agent import Config, Counting
 
 
 @pytest.mark.parametrize("make", [Local, AllReduce])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from ray_session import ray_session  # noqa: F401
 
-from corral.encoding import BadMessage, decode, encode
-from corral.errors import RunFailed, UserError
-from corral.runtimes.contract import RoleLost, make_runtime
+from corral.core.encoding import BadMessage, decode, encode
+from corral.core.errors import RunFailed, UserError
+from corral.runtimes.base import RoleLost, make_runtime
 
 
 class Echo:

@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from corral.errors import UserError
-from corral.experiment import Experiment
-from corral.topologies.contract import make_topology
+from corral.config.experiment import Experiment
+from corral.core.errors import UserError
+from corral.topologies.base import make_topology
 
 SETTINGS = {
     "steps": 20_000, "num_envs": 8, "seed": 3, "backend": "local", "device": "cpu", "topology": "actor_learner",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from crews import HOST, Crew, Model
 
-from corral.learn.exchange.contract import PeerLost
+from corral.learn.exchange.base import PeerLost
 from corral.learn.exchange.graph import receivers, senders
 from corral.learn.exchange.local import Local
 from corral.nets.obs_norm import ObsNorm

@@ -15,15 +15,15 @@ import torch
 from crews import HOST, Crew, Model
 from torch import nn
 
-from corral.errors import UserError
-from corral.learn.compress.choose import find_compression
-from corral.learn.compress.codecs import Brain, Half, Qsgd, Sign, TopK, Whole
+from corral.core.errors import UserError
 from corral.learn.exchange import param_server, server
 from corral.learn.exchange.all_reduce import _HEAD, AllReduce, _plain, open_store
-from corral.learn.exchange.contract import PeerLost
+from corral.learn.exchange.base import PeerLost
+from corral.learn.exchange.codecs import Brain, Half, Qsgd, Sign, TopK, Whole
+from corral.learn.exchange.compress import find_compression
+from corral.learn.exchange.config import SharingConfig
 from corral.learn.exchange.make import make_exchange
-from corral.learn.flat import FlatParams
-from corral.sharing import SharingConfig
+from corral.learn.weights import FlatParams
 
 START = torch.from_numpy(np.random.default_rng(0).normal(size=1000).astype(np.float32))
 ROWS = [5, 1, 10]

@@ -2,10 +2,10 @@
 
 import pytest
 
+from corral.core.errors import UserError
+from corral.core.types import DataSpec
 from corral.data.store import make_store
-from corral.errors import UserError
-from corral.testing.store import OnceContract, ReplayContract, counting_spec
-from corral.types import DataSpec
+from corral.testing.contracts.store import OnceContract, ReplayContract, counting_spec
 
 
 class TestSequences(OnceContract):

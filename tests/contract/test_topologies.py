@@ -12,14 +12,14 @@ import torch
 from ray_session import ray_session  # noqa: F401
 
 from corral.acting.sampler import Sampler
+from corral.config.experiment import Experiment
+from corral.core.errors import UserError
 from corral.envs.make import make_vec
-from corral.errors import UserError
-from corral.experiment import Experiment
-from corral.testing.counting import gaps
+from corral.testing.counting_agent import gaps
 from corral.testing.envs import CountingEnv, SlowEnv
-from corral.topologies.contract import make_topology
+from corral.topologies.base import make_topology
 
-COUNTING, ENV = "corral.testing.counting:Counting", "corral.testing.envs:CountingEnv"
+COUNTING, ENV = "corral.testing.counting_agent:Counting", "corral.testing.envs:CountingEnv"
 
 
 def make(algo=COUNTING, env=ENV, notes=None, **settings):

@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from corral.experiment import Experiment
+from corral.config.experiment import Experiment
 from corral.testing.envs import CountingEnv
 from corral.topologies import data_parallel
-from corral.topologies.contract import make_topology
+from corral.topologies.base import make_topology
 from corral.topologies.worker import Worker
 
 

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from corral.envs import ray_cluster
-from corral.errors import UserError
-from corral.experiment import Experiment
+from corral.config.experiment import Experiment
+from corral.core.errors import UserError
 from corral.runs.events import count_events
-from corral.testing.counting import gaps
-from corral.topologies.contract import make_topology
+from corral.runtimes import ray_cluster
+from corral.testing.counting_agent import gaps
+from corral.topologies.base import make_topology
 
 QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 
@@ -41,7 +41,10 @@ def make(notes, **settings):
         "topology": "actor_learner", "runtime": "ray", "actors": 2, "env_kwargs": {"length": 7, "end": "mixed"},
     }  # fmt: skip
     experiment = Experiment.make(
-        "corral.testing.counting:Counting", "corral.testing.envs:CountingEnv", preset="none", overrides=given | settings
+        "corral.testing.counting_agent:Counting",
+        "corral.testing.envs:CountingEnv",
+        preset="none",
+        overrides=given | settings,
     )
     return make_topology(experiment, lambda kind, text: notes.append((kind, text)))
 

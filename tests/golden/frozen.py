@@ -46,7 +46,6 @@ class Case(NamedTuple):
     """Relative difference of the weights that is allowed; 0: none, not a bit."""
 
 
-_TESTING = "corral.testing.envs"
 TRAINED = {
     "ppo": Case("ppo", "CartPole-v1", {"length": 16, "normalize_obs": True}),
     "ppo-schedules": Case("ppo", "CartPole-v1", {"length": 16, "anneal_lr": True, "anneal_clip": True,
@@ -54,7 +53,8 @@ TRAINED = {
     "ppo-lstm": Case("ppo", "CartPole-v1", {"length": 16, "core": "lstm", "core_size": 8}),
     "ppo-box": Case("ppo", "Pendulum-v1", {"length": 16}),
     "ppo-hybrid": Case("ppo", "corral.testing.hybrid:MoveOrShoot", {"length": 16}),
-    "ppo-multi-discrete": Case("ppo", f"{_TESTING}:IdentityEnv", {"length": 16, "env_kwargs": {"kind": "multi_discrete"}}),
+    "ppo-multi-discrete": Case("ppo", "corral.testing.envs:IdentityEnv",
+                               {"length": 16, "env_kwargs": {"kind": "multi_discrete"}}),
     "ppo-process": Case("ppo", "CartPole-v1", {"length": 16, "backend": "process", "workers": 2}),
     "ppo-pixels": Case("ppo", "corral.envs.suites:pixels", {
         "env_kwargs": {"env": "CartPole-v1", "size": 36, "stack": 2}, "length": 8, "num_envs": 4, "precision": "fp32"},

@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from algo_batches import SPECS, experience, randomize
 
 from corral.algos.registry import find_algorithm
+from corral.core.types import Sample, Transitions
+from corral.learn.device import Precision
 from corral.learn.learner import Learner
-from corral.learn.precision import Precision
 from corral.nets.config import NetConfig
-from corral.types import Sample, Transitions
 
 GOLDEN = Path(__file__).with_name("weights.json")
 UPDATES = 6

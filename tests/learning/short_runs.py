@@ -1,7 +1,7 @@
 """Runs of seconds, without a run directory."""
 
+from corral.config.experiment import Experiment
 from corral.envs.make import make_vec
-from corral.experiment import Experiment
 from corral.runs.evaluate import evaluate
 from corral.topologies.sync import Sync
 

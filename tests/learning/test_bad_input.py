@@ -5,7 +5,7 @@ import json
 import pytest
 
 from corral.cli.main import main
-from corral.training import train
+from corral.runs.train import train
 
 CART = ["--env", "CartPole-v1"]
 MISTAKES = {

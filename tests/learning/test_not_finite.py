@@ -9,7 +9,7 @@ from short_runs import learn
 
 from corral.cli.main import main
 from corral.envs.make import make_vec
-from corral.training import train
+from corral.runs.train import train
 
 SMALL = {
     "ppo": {"length": 8, "minibatches": 1, "epochs": 1},

@@ -11,8 +11,8 @@ from corral.runs.checkpoint import load
 from corral.runs.evaluate import acting_seed, evaluate, make_eval_vec
 from corral.runs.folder import RunFolder
 from corral.runs.load import load_policy
-from corral.runs.metrics import read_metrics
-from corral.training import resume, train
+from corral.runs.sinks.base import read_metrics
+from corral.runs.train import resume, train
 
 SPOT = "pixel_envs:FollowTheSpot"
 SETTINGS = {

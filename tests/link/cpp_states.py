@@ -4,8 +4,8 @@ import contextlib
 import struct
 import subprocess
 
-from corral.errors import UserError
-from corral.states.contract import StateKeeper, StatesFull
+from corral.core.errors import UserError
+from corral.snapshot.store.base import StateKeeper, StatesFull
 
 
 class CppStates(StateKeeper):

@@ -10,7 +10,7 @@ import time
 import cloudpickle
 
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["corral.simulators.server", "corral.testing", "corral.link.zmq"])
+_context.set_forkserver_preload(["corral.envs.serve.server", "corral.testing", "corral.link.transports.zmq"])
 
 
 def free_url(scheme="tcp"):
@@ -57,10 +57,10 @@ class Sim:
 
 
 def _run(job, tests):
+    from corral.envs.serve.server import Server
     from corral.link.address import parse_url
-    from corral.link.opening import open_for_simulator
-    from corral.link.proofs import read_token
-    from corral.simulators.server import Server
+    from corral.link.auth import read_token
+    from corral.link.transports.open import open_for_simulator
 
     factory, url, bind, slots, token_file, patience = cloudpickle.loads(job)
     token = read_token(token_file)

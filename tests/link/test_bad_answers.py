@@ -8,7 +8,7 @@ from raw_sim import RawSim
 from sims import free_url, wait_for
 
 import corral
-from corral.errors import EnvFailed
+from corral.core.errors import EnvFailed
 from corral.link.protocol import FAULTY, Op, Status
 
 

@@ -16,15 +16,15 @@ import psutil
 import pytest
 from decoders import DECODERS, VECTORS, Scripted, Strange, frames_in
 
+from corral.envs.serve.server import Server
 from corral.link import protocol as clp
-from corral.link.binding import Event
+from corral.link.client.fleet import Fleet
 from corral.link.control import Budget, Welcome, to_meta
-from corral.link.fleet import Fleet
 from corral.link.layout import read_space
 from corral.link.limits import Limits
 from corral.link.message import BadMessage, Message, read_message
-from corral.link.tcp import pack
-from corral.simulators.server import Server
+from corral.link.transports.base import Event
+from corral.link.transports.tcp import pack
 
 COUNT = int(os.environ.get("CORRAL_FUZZ", "5000"))
 
@@ -213,14 +213,14 @@ def test_anything_into_a_simulator(served):
 
 
 def test_anything_from_a_simulator_that_was_taken_on():
+    from corral.core.spaces import Layout
     from corral.link.layout import RowsLayout, space_group
-    from corral.spaces import Layout
 
     binding = Scripted()
     fleet = Fleet(binding)
     hello = next(read_message(frames) for frames in FRAMES if frames[0][3] == clp.Op.HELLO)
-    from corral.envs.link_vec import LinkVecEnv
-    from corral.envs.supervise import Supervision
+    from corral.envs.backends.simulators.vec_env import LinkVecEnv
+    from corral.envs.supervision import Supervision
 
     supervision = Supervision(restarts_in_a_row=10**9, restarts_total=10**9)
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from corral.link import binding
 from corral.link.address import parse_url
-from corral.link.opening import open_binding
+from corral.link.transports import base as binding
+from corral.link.transports.open import open_binding
 
 
 def first_wire(listener):

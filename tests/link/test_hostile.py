@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from decoders import ExportedState, Scripted, StateClient, Strange, Walk
 
-from corral import encoding
-from corral.errors import EnvFailed
+from corral.core import encoding
+from corral.core.errors import EnvFailed
+from corral.core.spaces import Layout
+from corral.envs.serve.blobs import unpack_state
+from corral.envs.serve.server import Server
 from corral.link import protocol as clp
-from corral.link.binding import Event
+from corral.link.client.states import _words
 from corral.link.control import Budget, Knock, Welcome, to_meta
-from corral.link.json_values import Mistake, inferred
 from corral.link.layout import read_space
 from corral.link.limits import Limits
 from corral.link.message import BadMessage, Message, read_message
-from corral.link.states import _words
-from corral.simulators.blobs import unpack_state
-from corral.simulators.server import Server
-from corral.spaces import Layout
+from corral.link.transports.base import Event
+from corral.link.transports.json_values import Mistake, inferred
 
 # -- values ------------------------------------------------------------------------------------------------------------
 

@@ -21,18 +21,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import corral
-from corral.envs.link_vec import LinkVecEnv
-from corral.envs.supervise import Supervision
-from corral.errors import UserError
-from corral.link import json_loop
+from corral.core.errors import UserError
+from corral.core.spaces import Layout
+from corral.envs.backends.simulators.vec_env import LinkVecEnv
+from corral.envs.supervision import Supervision
 from corral.link.address import parse_url
-from corral.link.fleet import Fleet
-from corral.link.json_loop import JsonBinding
-from corral.link.json_values import Mistake, described, inferred, read_obs, read_said, spaces_of
-from corral.link.opening import open_for_learner
-from corral.spaces import Layout
+from corral.link.client.fleet import Fleet
+from corral.link.transports import json_router as json_loop
+from corral.link.transports.json_router import JsonBinding
+from corral.link.transports.json_values import Mistake, described, inferred, read_obs, read_said, spaces_of
+from corral.link.transports.open import open_for_learner
 from corral.testing import CountingEnv, VecEnvContract
-from corral.testing.contract import ID, LIFE, T
+from corral.testing.contracts.vec_env import ID, LIFE, T
 from corral.testing.play import play
 
 CLIENTS = Path(__file__).parents[2] / "sdk" / "json"

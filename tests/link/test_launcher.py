@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import corral
-from corral.errors import EnvFailed, UserError
+from corral.core.errors import EnvFailed, UserError
 
 SERVE = f"{shlex.quote(sys.executable)} -m corral.cli.main serve {{env}} --connect {{{{url}}}}"
 HERE = os.path.dirname(__file__)

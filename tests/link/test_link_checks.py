@@ -12,7 +12,7 @@ from sims import Sim, free_url
 from corral.cli.main import main
 from corral.link import protocol as clp
 from corral.testing import check_env
-from corral.testing.link_checks import check_memory
+from corral.testing.checks.link import check_memory
 
 CHECKS = [
     "connect", "spaces", "observations", "determinism", "episode ends", "bad requests", "save and load", "expand",

@@ -18,9 +18,10 @@ from relay import Relay
 from sims import Sim, free_url, wait_for
 
 import corral
-from corral.envs import link_vec
-from corral.errors import EnvFailed, UserError
-from corral.link import layout, session
+from corral.core.errors import EnvFailed, UserError
+from corral.envs.backends.simulators import vec_env as link_vec
+from corral.link import layout
+from corral.link.client import session
 from corral.link.limits import Limits
 from corral.link.message import BadMessage, Message
 from corral.testing import CountingEnv, FaultyEnv, OneStateEnv, SlowEnv

@@ -11,19 +11,19 @@ from sims import Sim, free_url
 
 import corral
 from corral.bench.search_remote import Apart, OneByOne, Searching
+from corral.core.errors import EnvFailed, UserError
+from corral.envs.backends.simulators.states import LinkStates
 from corral.envs.suites.games.connect4 import CONNECT4
-from corral.envs.supervise import Supervision
-from corral.errors import EnvFailed, UserError
+from corral.envs.supervision import Supervision
 from corral.link import protocol as clp
 from corral.planning.game_states import GameStates
-from corral.planning.link_states import LinkStates
 from corral.planning.mcts.evaluation import know_nothing
 from corral.planning.mcts.puct import Puct
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.of_vec import states_of
 from corral.planning.shooting import Shooting
-from corral.planning.states import Level
-from corral.runs.metrics import read_metrics
+from corral.runs.sinks.base import read_metrics
+from corral.snapshot.states import Level
 
 FEW = {"step_timeout_s": 20.0, "start_timeout_s": 30.0}
 
@@ -58,7 +58,7 @@ def walk(request):
 
 def stats(vec):
     """How many states the simulators keep."""
-    from corral.link.states import States
+    from corral.link.client.states import States
 
     return sum(States(vec.fleet, session).stats()["snapshots"] for session in vec.fleet.sessions.values())
 

@@ -9,9 +9,9 @@ from cpp_sdk import SCHEMES
 from cpp_states import CppStates
 from relay import Relay
 
-from corral.errors import UserError
-from corral.states.client import RemoteStates
-from corral.states.contract import StatesFull
+from corral.core.errors import UserError
+from corral.snapshot.store.base import StatesFull
+from corral.snapshot.store.client import RemoteStates
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 

@@ -8,16 +8,16 @@ import threading
 
 import pytest
 
-from corral.errors import EnvFailed, UserError
+from corral.core.errors import EnvFailed, UserError
 from corral.link.address import parse_url
-from corral.link.opening import open_binding
-from corral.states.budget import StateBudget
-from corral.states.client import RemoteStates
-from corral.states.contract import StatesFull
-from corral.states.files import FileStates
-from corral.states.memory import MemoryStates
-from corral.states.opening import open_states
-from corral.states.server import StateServer
+from corral.link.transports.open import open_binding
+from corral.snapshot.store.base import StatesFull
+from corral.snapshot.store.budget import StateBudget
+from corral.snapshot.store.client import RemoteStates
+from corral.snapshot.store.files import FileStates
+from corral.snapshot.store.memory import MemoryStates
+from corral.snapshot.store.opening import open_states
+from corral.snapshot.store.server import StateServer
 
 BUDGET = StateBudget(bytes=1000, count=5)
 

@@ -10,9 +10,9 @@ from declared_walk import Declared
 from sims import Sim, free_url
 
 import corral
-from corral.errors import EnvFailed
+from corral.core.errors import EnvFailed
 from corral.link import protocol as clp
-from corral.link.states import States
+from corral.link.client.states import States
 
 KINDS = {"copies": "CartPole-v1", "whole": partial(Declared, True), "key": partial(Declared, False)}
 
@@ -177,9 +177,9 @@ def test_memory_is_bounded_exactly_and_nothing_is_evicted(states):
 
 
 def test_a_budget_that_is_spent_is_an_error_of_the_row(states):
-    from corral.envs.keeping.choose import keeping_of
+    from corral.envs.serve.states import States as Kept
     from corral.link.control import Budget
-    from corral.simulators.states import States as Kept
+    from corral.snapshot.keepers.choose import keeping_of
 
     factory = partial(gymnasium.make, "CartPole-v1")
     spec, env = states.session.simulator.spec, factory()

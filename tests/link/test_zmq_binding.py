@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from corral.link.address import parse_url
-from corral.link.zmq import ZmqBinding
+from corral.link.transports.zmq import ZmqBinding
 
 DEALER = """
 import sys, zmq

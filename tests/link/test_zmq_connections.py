@@ -8,7 +8,7 @@ import zmq
 from sims import free_url
 
 from corral.link.address import parse_url
-from corral.link.zmq import ZmqBinding
+from corral.link.transports.zmq import ZmqBinding
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import numpy as np
 from gymnasium import spaces
 
-from corral.planning.states import Level, Rollouts, Scene, States, Steps
-from corral.types import EnvSpec
+from corral.core.types import EnvSpec
+from corral.snapshot.states import Level, Rollouts, Scene, States, Steps
 
 
 class ScriptedStates(States):

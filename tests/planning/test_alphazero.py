@@ -8,14 +8,14 @@ from pettingzoo import AECEnv
 
 import corral
 from corral.acting.sampler import Sampler
-from corral.algos.alphazero import AlphaZero, Config
+from corral.algos.search.alphazero import AlphaZero, Config
+from corral.core.errors import UserError
+from corral.core.types import Positions
 from corral.data.store import make_store
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.pettingzoo import AecEnv
 from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
-from corral.errors import UserError
 from corral.nets.config import NetConfig
-from corral.types import Positions
 
 SMALL = NetConfig(hidden=(32, 32), activation="relu")
 ENV = "corral/TicTacToe-v0"

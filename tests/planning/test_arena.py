@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from corral.core.errors import UserError
 from corral.envs.suites.games.connect4 import CONNECT4
-from corral.envs.suites.games.player import Random, make_player
+from corral.envs.suites.games.players import Random, make_player
 from corral.envs.suites.games.rollout_mcts import RolloutMcts
 from corral.envs.suites.games.tictactoe import TICTACTOE
-from corral.errors import UserError
 from corral.planning.arena import Match, openings, play_match
 from corral.planning.mcts.evaluation import RandomGames
 from corral.planning.planner import SearchConfig

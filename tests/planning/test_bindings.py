@@ -137,7 +137,7 @@ def test_planning_reaches_only_its_own_environment(kind, given):
     alone, _ = follow(kind())
     env = kind()
     with corral.Snapshots(env if given == "instance" else kind, rng="replay") as snapshots:
-        assert snapshots.level == corral.planning.states.Level.MEMORY
+        assert snapshots.level == corral.snapshot.states.Level.MEMORY
         real, planned = follow(snapshots.env, snapshots)
     assert real == planned == alone
 

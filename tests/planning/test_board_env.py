@@ -8,14 +8,14 @@ import pytest
 
 import corral
 from corral.acting.policy import as_policy
-from corral.envs.legal import legal
+from corral.config.experiment import Experiment
+from corral.core.errors import UserError
+from corral.core.legal import legal
 from corral.envs.suites.games import Connect4, TicTacToe
 from corral.envs.suites.games.connect4 import CONNECT4
-from corral.errors import UserError
-from corral.experiment import Experiment
 from corral.planning.of_vec import states_of
 from corral.runs.state_files import read_state, write_state
-from corral.runs.video import record
+from corral.runs.views.video import record
 from corral.testing import check_env
 
 FACTORIES = {"corral/Connect4-v0": Connect4, "corral/TicTacToe-v0": TicTacToe}
@@ -126,7 +126,7 @@ def test_an_opponent_of_ones_own_is_a_function_of_positions_or_named():
     first.reset(seed=0)
     first.step(int(np.flatnonzero(first.action_mask())[-1]))
     assert int(first.position[1]) & 1  # square 0 is taken
-    named = TicTacToe(opponent="corral.envs.suites.games.player:Random")
+    named = TicTacToe(opponent="corral.envs.suites.games.players:Random")
     named.reset(seed=0)
     play_on(named, np.random.default_rng(0))
 

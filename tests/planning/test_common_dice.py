@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import corral
-from corral.envs.generators import read_global_generators, same_state
-from corral.errors import UserError
+from corral.core.errors import UserError
+from corral.snapshot.rng import read_global_generators, same_state
 
 
 class Common(gymnasium.Env):

@@ -8,7 +8,7 @@ import pytest
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.connect4_positions import accuracy, generate, known_positions
 from corral.envs.suites.games.connect4_solver import ILLEGAL, UNKNOWN, Connect4Solver
-from corral.envs.suites.games.player import Random
+from corral.envs.suites.games.players import Random
 from corral.envs.suites.games.rollout_mcts import RolloutMcts
 
 

@@ -8,9 +8,9 @@ import types
 import numpy as np
 import pytest
 
-from corral.envs.keeping.copier import Copier
-from corral.envs.keeping.dice import Die, throw_anew
-from corral.envs.keeping.mt19937 import Words
+from corral.snapshot.dice import Die, throw_anew
+from corral.snapshot.keepers.deepcopy import Copier
+from corral.snapshot.keepers.mt19937 import Words
 
 
 class Colour(enum.Enum):

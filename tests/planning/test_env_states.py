@@ -10,7 +10,7 @@ import pytest
 from kept_envs import DeclaredWalk, Entangled, LockedWalk, Pole, Walk
 
 import corral
-from corral.planning.states import Level
+from corral.snapshot.states import Level
 from corral.testing import StatesContract
 
 LONG = "CORRAL_LONG_STATES" in os.environ

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import corral
-from corral.envs.keeping.hidden_dice import HiddenDice, find_dice
+from corral.snapshot.find_rng import HiddenDice, find_dice
 
 SHARED = np.random.default_rng(0)
 SHARED_SPACE = gymnasium.spaces.Discrete(1000)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from corral.core.errors import UserError
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
-from corral.errors import UserError
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import RandomGames, know_nothing
 from corral.planning.mcts.puct import Puct

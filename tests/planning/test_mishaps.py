@@ -9,11 +9,11 @@ from gymnasium import spaces
 from row_cartpole import make as make_rows
 
 import corral
-from corral.errors import EnvFailed
-from corral.planning.mishaps import Mishaps
+from corral.core.errors import EnvFailed
 from corral.planning.mppi import Mppi, average
-from corral.planning.row_states import RowStates
 from corral.planning.shooting import Shooting
+from corral.snapshot.array_states import RowStates
+from corral.snapshot.mishaps import Mishaps
 
 
 class Ledge(gymnasium.Env):

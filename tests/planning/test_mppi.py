@@ -7,12 +7,12 @@ from gymnasium import spaces as gs
 
 import corral
 from corral.acting.policy import PlanningPolicy
-from corral.errors import UserError
+from corral.core.errors import UserError
+from corral.core.types import EnvSpec
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.planning.mppi import Mppi
 from corral.runs.evaluate import evaluate
-from corral.types import EnvSpec
 
 
 class Point(gymnasium.Env):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import corral
+from corral.core.errors import UserError
 from corral.envs.suites.games import Connect4, PettingZoo, TicTacToe
-from corral.errors import UserError
 from corral.planning.action_set import choose_action_set
 from corral.planning.aec_states import AecStates, copy_aec
 from corral.planning.mcts.rollouts import RolloutEvaluation

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from planning.literal_uct import uct
 
+from corral.core.errors import UserError
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.connect4_solver import ILLEGAL, UNKNOWN, Connect4Solver
 from corral.envs.suites.games.game import Game
 from corral.envs.suites.games.perfect import PerfectConnect4, perfect, promising
-from corral.envs.suites.games.player import Random, make_player
+from corral.envs.suites.games.players import Random, make_player
 from corral.envs.suites.games.rollout_mcts import RolloutMcts
 from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
-from corral.errors import UserError
 
 GAMES = {"connect4": CONNECT4, "tictactoe": TICTACTOE}
 

@@ -13,15 +13,15 @@ from row_cartpole import make
 import corral
 from corral.acting.sampler import Sampler
 from corral.algos.ppo import Config as PpoConfig
-from corral.algos.ppo_search import Config, PpoSearch, bootstrap, explained_variance
-from corral.algos.rollout import values_of
-from corral.algos.search_behaviour import SearchBehaviour
+from corral.algos.search.ppo_search import Config, PpoSearch, bootstrap, explained_variance
+from corral.algos.search.search_acting import SearchBehaviour
+from corral.algos.trajectories import values_of
 from corral.cli.main import main
-from corral.errors import UserError
+from corral.core.errors import UserError
+from corral.core.types import EnvSpec
 from corral.planning.action_set import choose_action_set
 from corral.planning.planner import SearchConfig
 from corral.testing.hybrid_walk import HybridWalk
-from corral.types import EnvSpec
 
 SPEC = EnvSpec(spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(2), "CartPole")
 

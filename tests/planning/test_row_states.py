@@ -6,9 +6,9 @@ import pytest
 from row_cartpole import make
 
 import corral
-from corral.errors import UserError
+from corral.core.errors import UserError
 from corral.planning.of_vec import states_of
-from corral.planning.row_states import RowStates, has_rows
+from corral.snapshot.array_states import RowStates, has_rows
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from row_cartpole import make
 import corral
 from corral.acting.policy import introduce
 from corral.acting.sampler import Sampler
+from corral.core.errors import UserError
 from corral.envs.suites.games import TicTacToe
-from corral.errors import UserError
 from corral.planning.search_policy import draw, sharpened
 from corral.planning.shooting import Shooting
 from corral.runs.evaluate import evaluate

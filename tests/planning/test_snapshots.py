@@ -10,9 +10,9 @@ from kept_envs import DeclaredWalk, Entangled, LockedWalk, Racecar, SlotMachine,
 from row_cartpole import make as make_row_cartpole
 
 import corral
+from corral.core.errors import UserError
 from corral.envs.suites.games import PettingZoo
-from corral.errors import UserError
-from corral.planning.states import Level
+from corral.snapshot.states import Level
 from corral.testing import FaultyEnv, TreeEnv
 
 DRAWS, CHANCE = 2000, 0.375

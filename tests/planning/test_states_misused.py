@@ -8,7 +8,7 @@ from row_cartpole import RowCartPole
 from row_cartpole import make as make_row_cartpole
 
 import corral
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 def test_what_was_closed_keeps_nothing_more():

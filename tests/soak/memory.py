@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 import corral
-from corral.overrides import split_items
+from corral.config.overrides import split_items
 
 BOUND_MB_PER_MIN = 1.0
 

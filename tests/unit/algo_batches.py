@@ -6,7 +6,7 @@ import torch
 from data_fragments import Stream, fragment
 from gymnasium import spaces
 
-from corral.types import EnvSpec, tree_map
+from corral.core.types import EnvSpec, tree_map
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
 

@@ -3,7 +3,7 @@
 import numpy as np
 from gymnasium import spaces
 
-from corral.types import EnvSpec, Trajectory
+from corral.core.types import EnvSpec, Trajectory
 
 VECTOR = EnvSpec(spaces.Box(-1e9, 1e9, (3,), np.float32), spaces.Discrete(5))
 PIXELS = EnvSpec(spaces.Box(0, 255, (4, 16, 17), np.uint8), spaces.Discrete(5))

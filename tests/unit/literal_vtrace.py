@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from algo_batches import batch_for, randomize
 
-from corral.types import tree_map
+from corral.core.types import tree_map
 
 
 def stale(algo, model, seed=0, **kwargs):

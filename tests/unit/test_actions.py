@@ -7,10 +7,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from corral.errors import UserError
-from corral.ops.actions import Actions
+from corral.core.errors import UserError
+from corral.core.spaces import Layout
+from corral.ops.distributions import Actions
 from corral.ops.joint import JointChoices
-from corral.spaces import Layout
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
 HYBRID = spaces.Dict(

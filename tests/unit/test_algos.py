@@ -10,14 +10,14 @@ from algo_batches import SPECS, act_on, batch_for, experience, gradients, learne
 from gymnasium import spaces
 
 from corral.algos import a2c, dqn, ppo, reinforce
-from corral.algos.rollout import evaluate, values_of
+from corral.algos.trajectories import evaluate, values_of
+from corral.core.errors import UserError
+from corral.core.types import EnvSpec, Sample, Transitions, slice_envs, tree_map
 from corral.data.episodes import EpisodeStore
 from corral.data.replay import ReplayStore
-from corral.errors import UserError
+from corral.learn.device import Precision
 from corral.learn.learner import Learner
-from corral.learn.precision import Precision
 from corral.nets.config import NetConfig
-from corral.types import EnvSpec, Sample, Transitions, slice_envs, tree_map
 
 ON_POLICY = {
     "ppo": (ppo.Ppo, ppo.Config),

@@ -6,7 +6,7 @@ import torch
 from corral.acting.sampler import Sampler
 from corral.algos.dqn import Config, Dqn, epsilon_ladder
 from corral.envs.make import make_vec
-from corral.learn.flat import FlatParams
+from corral.learn.weights import FlatParams
 from corral.nets.config import NetConfig
 
 

@@ -11,12 +11,12 @@ from literal_vtrace import literal_vtrace, rows_one_by_one, stale
 
 from corral.algos import appo
 from corral.algos.corrected import look
-from corral.errors import UserError
+from corral.core.errors import UserError
+from corral.core.types import Sample
+from corral.learn.device import Precision
 from corral.learn.learner import Learner
-from corral.learn.precision import Precision
 from corral.nets.config import NetConfig
 from corral.ops.nstep import nstep_return
-from corral.types import Sample
 
 PATHS = ["torch", "numpy"]
 CORES = {

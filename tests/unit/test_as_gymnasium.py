@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 
 import corral
-from corral.seeding import env_seeds
+from corral.core.seeding import env_seeds
 from corral.testing import CountingEnv, FaultyEnv, TreeEnv
 
 OURS = {"raw_reward", "_raw_reward", "game_over", "_game_over", "faulty", "_faulty"}

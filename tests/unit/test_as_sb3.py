@@ -10,8 +10,8 @@ import pytest
 from gymnasium import spaces
 
 import corral
+from corral.core.seeding import env_seeds
 from corral.envs.wrappers import ClipReward, EpisodicLife
-from corral.seeding import env_seeds
 from corral.testing import CountingEnv, FaultyEnv, LivesEnv
 
 sb3 = pytest.importorskip("stable_baselines3")

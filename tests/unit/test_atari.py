@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import corral
-from corral.envs.native_ale import AleVecEnv
+from corral.core.errors import UserError
+from corral.envs.backends.native.ale import AleVecEnv
 from corral.envs.suites import atari
-from corral.errors import UserError
 
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")

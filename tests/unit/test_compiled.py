@@ -3,7 +3,7 @@
 import numba
 import pytest
 
-from corral.compiled import compiled
+from corral.core.jit import compiled
 
 
 def double(x):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from corral.errors import UserError
-from corral.learn.compress.choose import find_compression
-from corral.learn.compress.codecs import Brain, Half, Qsgd, Sign, TopK, Whole
-from corral.learn.compress.feedback import Compression
+from corral.core.errors import UserError
+from corral.learn.exchange.codecs import Brain, Half, Qsgd, Sign, TopK, Whole
+from corral.learn.exchange.compress import find_compression
+from corral.learn.exchange.feedback import Compression
 
 CODECS = {
     "whole": Whole(),

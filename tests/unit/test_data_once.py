@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from data_fragments import MIXED, VECTOR, Stream, fragment
 
+from corral.core.errors import UserError
+from corral.core.types import DataSpec, tree_map
 from corral.data.episodes import EpisodeStore
-from corral.data.once import OnceStore
-from corral.errors import UserError
-from corral.testing.store import drain, saved_and_read
-from corral.types import DataSpec, tree_map
+from corral.data.fifo import OnceStore
+from corral.testing.contracts.store import drain, saved_and_read
 
 
 def with_extras(traj, version):

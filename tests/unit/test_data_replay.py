@@ -8,11 +8,11 @@ from data_fragments import MIXED, PIXELS, RGB, VECTOR, NaiveReplay, Stream, asse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.data import memory
+from corral.core import memory
+from corral.core.errors import UserError
+from corral.core.types import DataSpec
 from corral.data.replay import ReplayStore
-from corral.errors import UserError
-from corral.testing.store import drain
-from corral.types import DataSpec
+from corral.testing.contracts.store import drain
 
 
 def make(spec, num_envs=2, seed=0, **changes):
@@ -320,7 +320,7 @@ def test_a_capacity_beyond_the_machines_memory_is_refused_with_one_that_fits():
 def _atari():
     from gymnasium import spaces
 
-    from corral.types import EnvSpec
+    from corral.core.types import EnvSpec
 
     return EnvSpec(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6))
 
@@ -332,7 +332,7 @@ class _Screens:
         self.frame, self.t = frame, 0
 
     def fragment(self, spec, length):
-        from corral.types import Trajectory
+        from corral.core.types import Trajectory
 
         frames = np.repeat(self.frame[None], length + 4, 0)
         frames[:, 0, :4] = np.arange(self.t, self.t + length + 4, dtype=np.int32).view(np.uint8).reshape(-1, 4)

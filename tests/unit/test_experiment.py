@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from corral.algos.registry import ALGORITHMS, AlgorithmEntry
+from corral.config.experiment import Experiment
+from corral.config.overrides import apply, leaves, read, read_yaml, split_items, to_plain
+from corral.core.errors import UserError
 from corral.envs.make import BACKENDS
 from corral.envs.suites import atari, pixels
-from corral.errors import UserError
-from corral.experiment import Experiment
-from corral.overrides import apply, leaves, read, read_yaml, split_items, to_plain
 
 
 @dataclass(frozen=True)

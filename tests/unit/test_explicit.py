@@ -8,10 +8,10 @@ import torch
 from gymnasium import spaces
 
 from corral.algos import a2c, dqn, ppo, reinforce
-from corral.algos.rollout import Rows
-from corral.learn.flat import FlatParams
+from corral.algos.trajectories import Rows
+from corral.core.types import EnvSpec, Transitions
+from corral.learn.weights import FlatParams
 from corral.nets.config import NetConfig
-from corral.types import EnvSpec, Transitions
 
 ACTIONS = {
     "discrete": spaces.Discrete(3, start=2),
@@ -146,7 +146,7 @@ def test_large_inputs_saturate_without_a_warning():
 
 
 def test_small_adam_equals_torchs_and_goes_on_from_its_state():
-    from corral.algos.optim import SmallAdam, adam
+    from corral.ops.optim import SmallAdam, adam
 
     torch.manual_seed(3)
     start = torch.randn(50)

@@ -8,15 +8,15 @@ import torch
 from gymnasium import spaces
 
 from corral.algos import dqn, ppo
-from corral.errors import RunFailed, UserError
-from corral.experiment import Experiment
+from corral.config.experiment import Experiment
+from corral.core.errors import RunFailed, UserError
+from corral.core.types import EnvSpec
 from corral.nets.config import NetConfig
-from corral.runs import export as exporting
-from corral.runs.export import PolicyModule, export
+from corral.runs.export import file as exporting
+from corral.runs.export.file import PolicyModule, export
 from corral.runs.load import LoadedPolicy
 from corral.testing.envs import TreeEnv
 from corral.topologies.build import build_model, make_algorithm
-from corral.types import EnvSpec
 
 FORMATS = ["onnx", "pt"]
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)

@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 import corral
 from corral.testing import CountingEnv
-from corral.testing.contract import T
+from corral.testing.contracts.vec_env import T
 from corral.testing.play import play
 
 

@@ -20,16 +20,16 @@ from grpc_workers import patient_workers  # noqa: F401
 
 import corral
 from corral import Supervision
-from corral.envs import channel as ch
+from corral.core.errors import EnvFailed, RunFailed, UserError
 from corral.envs import grpc_wire as wire
+from corral.envs.backends.process import channel as ch
 from corral.envs.grpc_door import JOINED, LOST, Door
 from corral.envs.grpc_session import Session
 from corral.envs.grpc_text import as_text
 from corral.envs.grpc_worker import work
-from corral.envs.row_parcel import pack
+from corral.envs.stepping.row_parcel import pack
 from corral.envs.suites import atari, pixels
-from corral.errors import EnvFailed, RunFailed, UserError
-from corral.testing.contract import LIFE, T
+from corral.testing.contracts.vec_env import LIFE, T
 from corral.testing.envs import BigEnv, CountingEnv
 from corral.testing.play import play
 

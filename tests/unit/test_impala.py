@@ -12,15 +12,15 @@ from literal_vtrace import literal_vtrace, rows_one_by_one, stale
 
 from corral.algos import impala
 from corral.algos.corrected import look
-from corral.algos.optim import SmallRmsprop, rmsprop
-from corral.errors import UserError
-from corral.experiment import Experiment
+from corral.config.experiment import Experiment
+from corral.core.errors import UserError
+from corral.core.types import EnvSpec, Sample, cat
+from corral.learn.device import Precision
 from corral.learn.learner import Learner
-from corral.learn.precision import Precision
 from corral.nets.config import NetConfig
 from corral.ops.nstep import nstep_return
+from corral.ops.optim import SmallRmsprop, rmsprop
 from corral.topologies.sync import Sync
-from corral.types import EnvSpec, Sample, cat
 
 PATHS = ["torch", "numpy"]
 CORES = {

@@ -9,14 +9,14 @@ from gymnasium import spaces
 from torch import nn
 
 from corral.algos import a2c, dqn, ppo
-from corral.errors import RunFailed
-from corral.learn.flat import FlatParams
+from corral.core.errors import RunFailed
+from corral.core.types import EnvSpec, Sample, Transitions
+from corral.learn.device import Precision, lay_out
 from corral.learn.learner import Learner
-from corral.learn.precision import Precision, lay_out
+from corral.learn.weights import FlatParams
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.topologies.build import build_model
-from corral.types import EnvSpec, Sample, Transitions
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
 

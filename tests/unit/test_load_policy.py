@@ -13,7 +13,7 @@ import torch
 import yaml
 
 import corral
-from corral.errors import UserError
+from corral.core.errors import UserError
 from corral.runs.evaluate import Evaluation, acting_seed, evaluate, make_eval_vec
 from corral.runs.load import load_policy
 
@@ -117,7 +117,7 @@ print(json.dumps([found, loaded.evaluation]))
 
 def test_the_loaded_policy_decides_as_the_one_in_training(runs, tmp_path):
     """Row by row, also where it samples: against the very network that was trained."""
-    from corral.experiment import Experiment
+    from corral.config.experiment import Experiment
     from corral.runs import checkpoint
     from corral.runs.folder import RunFolder
     from corral.topologies.sync import Sync

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 import corral
-from corral.envs.supervise import Supervision
+from corral.envs.supervision import Supervision
 from corral.testing import CountingEnv, SlowEnv
 
 

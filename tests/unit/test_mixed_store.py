@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from data_fragments import MIXED, VECTOR, Stream, fragment
 
+from corral.core.errors import RunFailed, UserError
+from corral.core.types import DataSpec, Trajectory, slice_envs
+from corral.data.fifo import OnceStore
 from corral.data.mixed import MixedStore, SequenceRing
-from corral.data.once import OnceStore
 from corral.data.store import make_store
-from corral.errors import RunFailed, UserError
-from corral.testing.envs import CountingEnv
-from corral.testing.store import (
+from corral.testing.contracts.store import (
     NUM_ENVS,
     OnceContract,
     Step,
@@ -22,7 +22,7 @@ from corral.testing.store import (
     saved_and_read,
     steps_of,
 )
-from corral.types import DataSpec, Trajectory, slice_envs
+from corral.testing.envs import CountingEnv
 
 
 class MixedContract(OnceContract):

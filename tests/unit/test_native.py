@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 import corral
-from corral.envs.native import native_vec_env
-from corral.envs.native_ale import AleVecEnv
-from corral.errors import UserError
+from corral.core.errors import UserError
+from corral.envs.backends.native.ale import AleVecEnv
+from corral.envs.backends.native.choose import native_vec_env
 from corral.testing import CountingEnv
 from corral.testing.play import play
 

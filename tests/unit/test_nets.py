@@ -9,17 +9,17 @@ from gymnasium import spaces
 from torch import nn
 
 from corral.acting.model_policy import to_tensors
-from corral.errors import UserError
+from corral.core.errors import UserError
+from corral.core.spaces import Layout
+from corral.core.types import EnvSpec, tree_map
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.nets.encoder import Encoder
-from corral.nets.lean import LeanMlp
+from corral.nets.numpy_mlp import LeanMlp
 from corral.nets.obs_norm import ObsNorm
 from corral.nets.q_network import QNetwork
 from corral.nets.recurrent import Core
 from corral.nets.torsos import linears, mlp
-from corral.spaces import Layout
-from corral.types import EnvSpec, tree_map
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)

@@ -5,12 +5,12 @@ import pytest
 from gymnasium import spaces
 
 import corral
-from corral.envs.contract import VecEnv
+from corral.core.errors import UserError
+from corral.core.types import EnvSpec, StepBatch
 from corral.envs.normalize import NormalizedVecEnv, RunningMoments
-from corral.errors import UserError
+from corral.envs.vec_env import VecEnv
 from corral.testing import TreeEnv
 from corral.testing.play import play, random_actions
-from corral.types import EnvSpec, StepBatch
 
 
 def test_moments_equal_numpy_on_all_rows_together():

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.ops.gae import gae
 from corral.ops.lambda_return import lambda_return
 from corral.ops.nstep import discounted_return, nstep_return
+from corral.ops.returns import gae
 from corral.ops.vtrace import vtrace
 
 GAMMA = 0.9

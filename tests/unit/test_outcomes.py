@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from corral.acting.sampler import Sampler
-from corral.data.outcomes import OutcomeStore
+from corral.core.errors import RunFailed, UserError
+from corral.core.types import DataSpec
+from corral.data.game_replay import OutcomeStore
 from corral.data.store import make_store
-from corral.errors import RunFailed, UserError
 from corral.ops.outcome import outcomes
+from corral.testing.contracts.store import fragments
 from corral.testing.envs import CountingEnv
-from corral.testing.store import fragments
-from corral.types import DataSpec
 
 
 def literal(reward, to_play, gamma):

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from corral.algos.registry import ALGORITHMS
-from corral.errors import UserError
-from corral.experiment import Experiment
-from corral.overrides import leaves, read
-from corral.presets import ATARI, PRESETS, describe, find, verified
+from corral.config.experiment import Experiment
+from corral.config.overrides import leaves, read
+from corral.config.presets import ATARI, PRESETS, describe, find, verified
+from corral.core.errors import UserError
 
 
 @pytest.mark.parametrize(("algo", "name"), PRESETS)

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 import corral
-from corral.envs.supervise import Supervision
+from corral.envs.supervision import Supervision
 from corral.testing import CountingEnv, FaultyEnv, SlowEnv
-from corral.testing.contract import EPISODE, LIFE, T
+from corral.testing.contracts.vec_env import EPISODE, LIFE, T
 from corral.testing.play import play, random_actions
 
 

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 import corral
-from corral.envs import ray_cluster
-from corral.errors import UserError
-from corral.testing.contract import T
+from corral.core.errors import UserError
+from corral.runtimes import ray_cluster
+from corral.testing.contracts.vec_env import T
 from corral.testing.envs import CountingEnv
 
 pytest.importorskip("ray")

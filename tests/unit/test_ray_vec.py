@@ -12,8 +12,8 @@ import pytest
 from ray_session import ray_session  # noqa: F401
 
 import corral
-from corral.errors import UserError
-from corral.testing.contract import LIFE, T
+from corral.core.errors import UserError
+from corral.testing.contracts.vec_env import LIFE, T
 from corral.testing.envs import BigEnv, CountingEnv
 from corral.testing.play import play
 

@@ -17,8 +17,8 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 
 import corral
-from corral.envs import restore
 from corral.envs.normalize import NormalizedVecEnv
+from corral.envs.stepping import recorder as restore
 from corral.envs.wrappers import ClipReward, EpisodicLife, NoopReset
 from corral.testing import CountingEnv, FaultyEnv, LivesEnv, TreeEnv
 

@@ -16,14 +16,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from corral.config.experiment import Experiment
+from corral.core.errors import UserError
 from corral.envs import auto
-from corral.errors import UserError
-from corral.experiment import Experiment
 from corral.runs.checkpoint import load
 from corral.runs.folder import RunFolder
+from corral.runs.train import resume, train
 from corral.testing.envs import IdentityEnv
 from corral.topologies.sync import Sync
-from corral.training import resume, train
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
 
@@ -51,7 +51,7 @@ def settings_of(case, **changes):
 def context():
     """Children that start at once, because what they need is loaded already."""
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["corral.training", "corral.runs.session", "corral.algos.ppo", "corral.algos.dqn"])
+    found.set_forkserver_preload(["corral.runs.train", "corral.runs.session", "corral.algos.ppo", "corral.algos.dqn"])
     return found
 
 

@@ -9,9 +9,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from ray_session import ray_session  # noqa: F401
 
 import corral
+from corral.core.errors import UserError
 from corral.envs.rllib import NextStepVector, SingleEnv, register
 from corral.envs.wrappers import ClipReward
-from corral.errors import UserError
 from corral.testing.envs import CountingEnv, TreeEnv
 
 pytest.importorskip("ray.rllib")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 from corral.runs import checkpoint
 from corral.runs.checkpoint import POLICY, BrokenCheckpoint, load, load_checkpoint, save
 from corral.runs.folder import RunFolder
@@ -424,7 +424,7 @@ def test_what_a_killed_save_has_left_is_swept(run):
 
 _FULL_DISK = """
 import resource, sys, numpy as np
-from corral.errors import RunFailed
+from corral.core.errors import RunFailed
 from corral.runs.checkpoint import save
 from corral.runs.folder import RunFolder
 run = RunFolder.open(sys.argv[1])

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 from corral.runs.folder import RunFolder
 
 CONFIG = {

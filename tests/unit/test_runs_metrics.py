@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from corral.errors import UserError
+from corral.core.errors import UserError
 from corral.runs.folder import RunFolder
-from corral.runs.metrics import MetricsLog, read_metrics
+from corral.runs.sinks.base import MetricsLog, read_metrics
 
 
 @pytest.fixture
@@ -125,7 +125,8 @@ def test_the_end_of_a_long_file_can_be_read_alone(run):
 
 def test_tensorboard_is_written_without_tensorflow_and_without_a_thread(run):
     code = (
-        "import sys, threading; from corral.runs.folder import RunFolder; from corral.runs.metrics import MetricsLog\n"
+        "import sys, threading\n"
+        "from corral.runs.folder import RunFolder; from corral.runs.sinks.base import MetricsLog\n"
         "log = MetricsLog(RunFolder.open(sys.argv[1])); log.write(1, 1, {'x': 1})\n"
         "print(threading.active_count(), 'tensorflow' in sys.modules, 'torch' in sys.modules)"
     )
@@ -136,7 +137,7 @@ def test_tensorboard_is_written_without_tensorflow_and_without_a_thread(run):
 _WRITER = """
 import sys
 from corral.runs.folder import RunFolder
-from corral.runs.metrics import MetricsLog
+from corral.runs.sinks.base import MetricsLog
 log = MetricsLog(RunFolder.open(sys.argv[1]))
 for step in range(1, 10**9):
     log.write(step, step, {"x": step, f"late/{step // 50}": 1} if step % 50 == 0 else {"x": step})

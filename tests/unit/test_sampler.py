@@ -11,9 +11,9 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import corral
+from corral.core.types import cat, slice_envs
 from corral.testing import CountingEnv, FaultyEnv, OneStateEnv, SlowEnv, TreeEnv
-from corral.testing.contract import EPISODE, ID, LIFE, T
-from corral.types import cat, slice_envs
+from corral.testing.contracts.vec_env import EPISODE, ID, LIFE, T
 
 
 def zeros(obs):

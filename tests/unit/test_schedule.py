@@ -3,7 +3,7 @@
 import pytest
 
 from corral.algos.schedule import read_schedule
-from corral.errors import UserError
+from corral.core.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """The tree of seeds."""
 
 import corral
-from corral import seeding
+from corral.core import seeding
 from corral.testing import CountingEnv
-from corral.testing.contract import ID
+from corral.testing.contracts.vec_env import ID
 
 
 def test_no_two_environments_and_no_two_runs_share_a_seed():

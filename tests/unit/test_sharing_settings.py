@@ -2,7 +2,7 @@
 
 import pytest
 
-from corral.experiment import Experiment
+from corral.config.experiment import Experiment
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from gymnasium import spaces as gs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.errors import UserError
-from corral.spaces import Layout
-from corral.types import EnvSpec, tree_map
+from corral.core.errors import UserError
+from corral.core.spaces import Layout
+from corral.core.types import EnvSpec, tree_map
 
 SPACES = [
     gs.Box(-1, 1, (2, 3), np.float32),

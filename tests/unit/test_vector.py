@@ -7,8 +7,8 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import corral
-from corral.envs.vector import VectorVecEnv
-from corral.errors import EnvFailed, UserError
+from corral.core.errors import EnvFailed, UserError
+from corral.envs.backends.vector import VectorVecEnv
 from corral.testing import CountingEnv, TreeEnv
 from corral.testing.play import play
 

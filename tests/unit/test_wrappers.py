@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from corral.core.errors import UserError
 from corral.envs import wrappers
 from corral.envs.suites.pixels import ReferenceLine, pixels
-from corral.errors import UserError
 
 
 class Script(gymnasium.Env):

@@ -14,8 +14,8 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import ResizeObservation, TimeLimit
 
+from corral.core.errors import UserError
 from corral.envs import wrappers
-from corral.errors import UserError
 
 _NAME = re.compile(r"(?:ALE/)?(?P<game>\w+?)(?:NoFrameskip|Deterministic)?(?:-v\d+)?")
 _NEEDS_TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}

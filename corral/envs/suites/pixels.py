@@ -11,9 +11,9 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import AddRenderObservation, GrayscaleObservation, ResizeObservation
 
+from corral.core.errors import UserError
+from corral.core.types import Array
 from corral.envs import wrappers
-from corral.errors import UserError
-from corral.types import Array
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 
-from corral.learn.compress.choose import Compress
-from corral.learn.compress.feedback import Compression
-from corral.learn.exchange.contract import PeerLost, Verdict
-from corral.learn.exchange.dial import own_address
+from corral.learn.exchange.base import PeerLost, Verdict
+from corral.learn.exchange.compress import Compress
+from corral.learn.exchange.feedback import Compression
 from corral.learn.exchange.hooks import HookedReduction
+from corral.learn.exchange.peers import own_address
 
 _dist: Any = distributed  # its stubs leave out half of it
 _HEAD = 4  # numbers that go along with a gradient: rows, stop, last, not finite

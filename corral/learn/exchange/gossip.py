@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corral.connection import Closed, Connection
-from corral.encoding import BadMessage, decode, encode, size_of
-from corral.learn.compress.codecs import Codec
-from corral.learn.exchange.contract import PeerLost, Verdict
-from corral.learn.exchange.dial import Listener, dial
+from corral.core.encoding import BadMessage, decode, encode, size_of
+from corral.core.types import Array
+from corral.learn.exchange.base import PeerLost, Verdict
+from corral.learn.exchange.codecs import Codec
 from corral.learn.exchange.graph import Graph, receivers, senders
+from corral.learn.exchange.peers import Listener, dial
 from corral.nets.obs_norm import merged
-from corral.types import Array
+from corral.runtimes.connection import Closed, Connection
 
 _BEGIN, _SHARE, _REST, _MOMENTS = range(4)
 _PATIENCE_S = 600.0  # with somebody who neither sends nor rests nor goes: a slow simulator, or an update as long

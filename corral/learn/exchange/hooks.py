@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from corral.learn.compress.choose import Hook
+from corral.learn.exchange.compress import Hook
 
 _WHOLE_FIRST = 10  # updates before PowerSGD begins, as its authors do: the first gradients are like no others
 

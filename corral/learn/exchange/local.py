@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from corral.learn.exchange.contract import Verdict
+from corral.learn.exchange.base import Verdict
 
 
 class Local:

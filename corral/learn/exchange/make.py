@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from corral.learn.compress.choose import find_compression
-from corral.learn.compress.codecs import Codec, Qsgd, Whole
 from corral.learn.exchange.all_reduce import AllReduce
-from corral.learn.exchange.contract import Joint
+from corral.learn.exchange.base import Joint
+from corral.learn.exchange.codecs import Codec, Qsgd, Whole
+from corral.learn.exchange.compress import find_compression
+from corral.learn.exchange.config import SharingConfig
 from corral.learn.exchange.gossip import Gossip
 from corral.learn.exchange.param_server import ParamServer
-from corral.sharing import SharingConfig
 
 
 def make_exchange(sharing: SharingConfig, model: nn.Module, host: str, secret: bytes, seed: int) -> Joint:

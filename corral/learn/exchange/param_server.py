@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corral.connection import Closed, Connection
-from corral.encoding import BadMessage, decode, encode, size_of
-from corral.learn.compress.codecs import Codec
-from corral.learn.compress.feedback import Compression
-from corral.learn.exchange.contract import PeerLost, Verdict
-from corral.learn.exchange.dial import dial
+from corral.core.encoding import BadMessage, decode, encode, size_of
+from corral.learn.exchange.base import PeerLost, Verdict
+from corral.learn.exchange.codecs import Codec
+from corral.learn.exchange.feedback import Compression
+from corral.learn.exchange.peers import dial
 from corral.learn.exchange.server import ENTER, PUSH, REST, SHARE, slices
+from corral.runtimes.connection import Closed, Connection
 
 _PATIENCE_S = 1200.0  # twice of what a server waits for others
 

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corral.algos.optim import Optimizer
-from corral.connection import Closed, Connection
-from corral.encoding import BadMessage, Value, decode, encode
-from corral.learn.compress.codecs import Codec
-from corral.learn.exchange.dial import Listener
+from corral.core.encoding import BadMessage, Value, decode, encode
+from corral.core.types import Array
+from corral.learn.exchange.codecs import Codec
+from corral.learn.exchange.peers import Listener
 from corral.nets.obs_norm import merged
-from corral.types import Array
+from corral.ops.optim import Optimizer
+from corral.runtimes.connection import Closed, Connection
 
 Mode = Literal["sync", "async", "lag"]
 ENTER, PUSH, SHARE, REST = range(4)

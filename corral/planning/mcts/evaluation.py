@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from corral.core.types import Array, Tree
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.forest import NOT_THERE
-from corral.types import Array, Tree
 
 
 class Verdict(NamedTuple):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from corral.errors import UserError
-from corral.types import Array
+from corral.core.errors import UserError
+from corral.core.types import Array
 
 NOWHERE = -1  # as a child or a sibling: there is none
 NOT_THERE = -1.0  # as a prior: no such action

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from corral.compiled import compiled
+from corral.core.jit import compiled
+from corral.core.types import Array
 from corral.planning.mcts.forest import Forest
-from corral.types import Array
 
 _TINY, _LEAST_PRIOR = 1e-8, 1e-38
 

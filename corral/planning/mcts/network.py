@@ -9,11 +9,11 @@ import torch
 
 from corral.acting.model_policy import acting_precision, to_tensors
 from corral.acting.policy import to_numpy
-from corral.errors import RunFailed, UserError
+from corral.core.errors import RunFailed, UserError
+from corral.core.types import Array, Tree
 from corral.nets.actor_critic import ActorCritic
 from corral.planning.action_set import ActionSet, Choices
 from corral.planning.mcts.evaluation import Verdict
-from corral.types import Array, Tree
 
 
 class NetworkEvaluation:

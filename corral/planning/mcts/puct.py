@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from corral.compiled import compiled
+from corral.core.jit import compiled
 from corral.planning.mcts.forest import Forest
 
 _TINY = 1e-9

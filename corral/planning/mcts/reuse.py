@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from corral.compiled import compiled
+from corral.core.jit import compiled
+from corral.core.types import Array
 from corral.planning.mcts.forest import NOWHERE, Forest
-from corral.types import Array
 
 
 def _reroot(forest: Forest, t: int, node: int, most: int, moved: Array, gone: Array) -> int:

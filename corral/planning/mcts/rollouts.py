@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from corral.acting.policy import Policy, to_numpy
+from corral.core.types import Array, Tree, tree_map
 from corral.planning.action_set import ActionSet
 from corral.planning.mcts.evaluation import Verdict
-from corral.planning.states import States, Steps
-from corral.types import Array, Tree, tree_map
+from corral.snapshot.states import States, Steps
 
 
 class RolloutEvaluation:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from corral.compiled import compiled
+from corral.core.jit import compiled
+from corral.core.types import Array
 from corral.planning.mcts.forest import Forest
 from corral.planning.mcts.gumbel import Gumbel, score_edges, visits_in_order
-from corral.types import Array
 
 
 def mix_noise(forest: Forest, trees: Array, alpha: float, fraction: float, rng: np.random.Generator) -> None:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from corral.compiled import compiled
+from corral.core.jit import compiled
+from corral.core.types import Array
 from corral.planning.mcts.backup import finish, start
 from corral.planning.mcts.forest import NOWHERE, TERMINAL, Forest, Wave
 from corral.planning.mcts.gumbel import Gumbel, gumbel_edge, gumbel_root_edge
 from corral.planning.mcts.puct import Puct, puct_edge
-from corral.types import Array
 
 _FEW = 4  # one throw in so many that shows what is known: dice with few sides
 

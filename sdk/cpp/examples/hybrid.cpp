@@ -1,4 +1,4 @@
-// A choice and a number, of which both have to be right: the task of corral/testing/hybrid.py.
+// A choice and a number, of which both have to be right: the task of corral/testing/tasks.py.
 #include "corral.hpp"
 
 // Hit a target on a line: move until it is within range, then aim and shoot. A move goes `by` times 0.25 and costs 0.05;

@@ -9,7 +9,7 @@ import gymnasium
 if TYPE_CHECKING:
     from corral.envs.suites.games.board_env import BoardEnv
     from corral.envs.suites.games.pettingzoo import AecEnv
-    from corral.envs.suites.games.player import Player
+    from corral.envs.suites.games.players import Player
 
 __all__ = ["Connect4", "PettingZoo", "TicTacToe"]
 

@@ -7,12 +7,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from corral.envs.legal import require_legal
+from corral.core.errors import UserError
+from corral.core.legal import require_legal
+from corral.core.types import Array
 from corral.envs.suites.games.draw import as_picture, as_text, owners
 from corral.envs.suites.games.game import Game
-from corral.envs.suites.games.player import Player, make_player
-from corral.errors import UserError
-from corral.types import Array
+from corral.envs.suites.games.players import Player, make_player
 
 
 class BoardEnv(gymnasium.Env[Array, np.int64]):

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from corral.core.types import Array
 from corral.envs.suites.games.connect4 import COLUMNS, CONNECT4, ROWS
 from corral.envs.suites.games.connect4_solver import ILLEGAL, UNKNOWN, Connect4Solver
-from corral.envs.suites.games.player import Player, Random
+from corral.envs.suites.games.players import Player, Random
 from corral.envs.suites.games.rollout_mcts import RolloutMcts
-from corral.types import Array
 
 _FILE = "connect4_positions.npz"
 _COUNT, _PLIES, _SEED = 1000, range(10, 31), 2024

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from corral.compiled import compiled
+from corral.core.jit import compiled
+from corral.core.types import Array
 from corral.envs.suites.games.connect4 import COLUMNS, ROWS
-from corral.types import Array
 
 _H = ROWS + 1
 _SQUARES = ROWS * COLUMNS

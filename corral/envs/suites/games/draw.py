@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from corral.core.types import Array
 from corral.envs.suites.games.game import Game
-from corral.types import Array
 
 _CELL, _RADIUS = 48, 19
 _BACK = np.array((32, 78, 156), np.uint8)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from gymnasium import spaces
 
-from corral.types import Array
+from corral.core.types import Array
 
 
 @dataclass(frozen=True)

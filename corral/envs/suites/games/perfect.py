@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from corral.core.errors import UserError
+from corral.core.types import Array
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.connect4_solver import ILLEGAL, UNKNOWN, Connect4Solver
 from corral.envs.suites.games.game import Game
-from corral.envs.suites.games.player import Player
+from corral.envs.suites.games.players import Player
 from corral.envs.suites.games.rollout_mcts import RolloutMcts
 from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
-from corral.errors import UserError
-from corral.types import Array
 
 _BUDGET, _SIMS = 2_000_000, 10_000
 

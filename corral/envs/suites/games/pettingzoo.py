@@ -11,9 +11,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from corral.envs.legal import require_legal
-from corral.errors import UserError
-from corral.types import Array
+from corral.core.errors import UserError
+from corral.core.legal import require_legal
+from corral.core.types import Array
 
 _INSTALL = "pip install 'corral-rl[games]'"
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from corral.compiled import compiled
+from corral.core.errors import UserError
+from corral.core.jit import compiled
+from corral.core.types import Array
 from corral.envs.suites.games import connect4, tictactoe
 from corral.envs.suites.games.game import Game
-from corral.errors import UserError
-from corral.types import Array
 
 _EXPLORE = 1.0
 _CONNECT4, _TICTACTOE = 0, 1

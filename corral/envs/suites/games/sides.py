@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corral.envs.contract import VecEnv
-from corral.envs.local import LocalVecEnv
+from corral.envs.backends.local import LocalVecEnv
+from corral.envs.vec_env import VecEnv
 
 
 def has_both_sides(vec: VecEnv) -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from corral.compiled import compiled
+from corral.core.jit import compiled
+from corral.core.types import Array
 from corral.envs.suites.games.game import Game
-from corral.types import Array
 
 SIDE, SQUARES = 3, 9
 _FULL = (1 << SQUARES) - 1

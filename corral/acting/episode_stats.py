@@ -1,0 +1,86 @@
+"""Returns and lengths of finished games, from the steps as they come by."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from corral.core.types import Array, StepBatch
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished game: its environment, the sum of its raw rewards, and its steps."""
+
+    env_id: int
+    episode_return: float
+    length: int
+
+
+class EpisodeStats:
+    """Sums raw rewards over whole games.
+
+    Lives lost do not end a game, and a game cut short by a fault is dropped: it says nothing of the policy.
+    """
+
+    def __init__(self, num_envs: int, keep: int = 1000):
+        self.finished = 0
+        self.faulty = 0
+        self.recent: deque[Episode] = deque(maxlen=keep)
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, np.int64)
+
+    def add(self, batch: StepBatch, envs: slice | Array) -> None:
+        """Take in one batch of steps; `envs` are its environments, as a slice where they are consecutive."""
+        self._returns[envs] += batch.raw_reward
+        self._lengths[envs] += 1
+        if batch.final_obs is None:  # no episode ended
+            return
+        for row in (batch.game_over | batch.faulty).nonzero()[0].tolist():
+            env_id = int(batch.env_ids[row])
+            if batch.faulty[row]:
+                self.faulty += 1
+            else:
+                self.finished += 1
+                self.recent.append(Episode(env_id, float(self._returns[env_id]), int(self._lengths[env_id])))
+            self._returns[env_id] = self._lengths[env_id] = 0
+
+    def mean_return(self, last: int = 100) -> float:
+        """Mean return of the last games; NaN before the first has finished."""
+        returns = [episode.episode_return for episode in list(self.recent)[-last:]]
+        return float(np.mean(returns)) if returns else float("nan")
+
+    def mean_length(self, last: int = 100) -> float:
+        """Mean number of steps of the last games; NaN before the first has finished."""
+        lengths = [episode.length for episode in list(self.recent)[-last:]]
+        return float(np.mean(lengths)) if lengths else float("nan")
+
+    def drop(self, ids: list[int]) -> None:
+        """Forget the games under way in these environments: they are cut off, and not counted."""
+        self._returns[ids] = 0.0
+        self._lengths[ids] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything."""
+        return {
+            "finished": self.finished,
+            "faulty": self.faulty,
+            "recent": {
+                "env_id": np.array([episode.env_id for episode in self.recent], np.int64),
+                "episode_return": np.array([episode.episode_return for episode in self.recent], np.float64),
+                "length": np.array([episode.length for episode in self.recent], np.int64),
+            },
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.finished, self.faulty = state["finished"], state["faulty"]
+        columns = [state["recent"][key].tolist() for key in ("env_id", "episode_return", "length")]
+        self.recent.clear()
+        self.recent.extend(Episode(*row) for row in zip(*columns, strict=True))
+        self._returns[:], self._lengths[:] = state["returns"], state["lengths"]

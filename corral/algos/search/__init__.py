@@ -1,0 +1,1 @@
+"""Algorithms that learn from tree search."""

@@ -1,0 +1,234 @@
+"""PPO with search: the policy proposes, a search on the real environment improves, and both are learned from.
+
+    L = L_clip(pi / pi_old, A min(rho_bar, pi_old(a) / mu(a))) + c_v (V - R)^2 / 2 - c_e H + distill CE(pi_search, pi)
+
+mu is what really acted: (1 - epsilon) ((1 - beta) pi_old + beta pi_search) + epsilon uniform, known exactly, so PPO's
+ratio stays that of two policies (Hilton et al. 2022 on decoupling them). CE counts where there was a search. Continuous
+actions that a search chose have no density: they train by CE and value alone. R is the lambda return whose bootstrap is
+(1 - kappa) V + kappa v_search, and A = R - V, which without kappa is GAE. While the critic explains less than `gate` of
+the returns' variance, a search would only spread its errors: distill and kappa are then 0.
+
+Modes: `ppo` never searches; `ppo+distill` searches a share of the steps and the policy acts; `expert` lets the search
+act and learns by CE and value alone; `eval` trains as `ppo` and searches in evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from corral.algos.base import Algorithm, ModelPolicy
+from corral.algos.ppo import Config as PpoConfig
+from corral.algos.ppo import Ppo
+from corral.algos.schedule import Schedule, read_schedule
+from corral.algos.search.search_acting import SearchBehaviour
+from corral.algos.settings import require
+from corral.algos.trajectories import Rows, count, normalized, rows_of, values_of
+from corral.core.errors import UserError
+from corral.core.types import Array, EnvSpec, LossOutput, Trajectory
+from corral.nets.actor_critic import ActorCritic
+from corral.ops.lambda_return import lambda_return
+from corral.ops.optim import Optimizer
+from corral.ops.returns import gae
+from corral.planning.action_set import Choices, choose_action_set
+from corral.planning.planner import SearchConfig
+from corral.planning.search_policy import Search
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of PPO with search. Those that say so may be schedules: 0.5, 8->64, 1->0.1@0.3."""
+
+    mode: Literal["ppo", "ppo+distill", "expert", "eval"] = "ppo+distill"
+    """What search is used for."""
+    ppo: PpoConfig = field(default_factory=PpoConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    sims: float | str = 16
+    """Simulations of a search; schedule."""
+    share: float | str = 0.25
+    """Share of the steps that are searched, with ppo+distill; schedule."""
+    beta: float | str = 0.0
+    """Share of the searched steps in which the search acts, with ppo+distill; schedule."""
+    epsilon: float | str = 0.0
+    """Share of the steps that are random; schedule."""
+    noise: float | str = 0.0
+    """How much roots explore, 0 to 1; schedule."""
+    temperature: float | str = 1.0
+    """Of the search's policy when it acts; schedule."""
+    distill: float | str = 0.5
+    """Weight of the cross-entropy to the search's policy; schedule."""
+    kappa: float | str = 0.0
+    """Share of the search's values in bootstraps; schedule."""
+    gate: float = 0.3
+    """Explained variance of the critic below which nothing is taken from searches."""
+    rho_bar: float = 1.0
+    """The most that an advantage is weighted by where the policy likes an action better than what acted did."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.ppo.net.core != "none":
+            raise UserError(
+                "A search evaluates states by themselves, so ppo-search has no memory: use core=none, or ppo."
+            )
+        if self.ppo.clip_value is not None:
+            raise UserError("ppo-search does not clip values: leave out clip_value, or use ppo.")
+        require("rho_bar", self.rho_bar, least=1)
+        require("gate", self.gate, most=1)
+        self.schedules()
+
+    def schedules(self) -> dict[str, Schedule]:
+        """The settings that change over a run, by name."""
+        bounds = {"sims": (1, 1e6), "temperature": (0, 100), "distill": (0, 1e6)}
+        names = ("sims", "share", "beta", "epsilon", "noise", "temperature", "distill", "kappa")
+        return {name: read_schedule(name, getattr(self, name), *bounds.get(name, (0, 1))) for name in names}
+
+    @property
+    def searches(self) -> bool:
+        """Whether there are searches in training."""
+        return self.mode in ("ppo+distill", "expert")
+
+    @property
+    def gamma(self) -> float:
+        """Discount."""
+        return self.ppo.gamma
+
+
+@dataclass
+class SearchedRows(Rows):
+    """Rows to learn from, with what searches found; where nothing was searched it counts nothing."""
+
+    trust: Tensor | None = None  # [n] min(rho_bar, pi_old / mu), 0 where the action has no density
+    distill: Tensor | None = None  # [n] weight of the cross-entropy, before the schedule's
+    better: Tensor | None = None  # [n, edges] the search's policy
+    edges: Tensor | None = None  # [n, edges, D] what its edges stand for, where they are sampled
+
+
+class PpoSearch(Algorithm):
+    """PPO with search for one kind of environment. What was not searched at all is left to PPO itself."""
+
+    def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
+        self.config, self.spec, self._ppo = config, spec, Ppo(config.ppo, spec, num_envs)
+        self.max_grad_norm, self.data = self._ppo.max_grad_norm, self._ppo.data
+        self._schedules = config.schedules()
+        self._actions = choose_action_set(spec.action, config.search.samples, likeliest=False)
+        self._every_edge: Tensor | None = None
+        if isinstance(self._actions, Choices):
+            self._every_edge = torch.from_numpy(self._actions.to_model(np.arange(self._actions.width)))
+
+    def build_model(self) -> ActorCritic:
+        """PPO's."""
+        return self._ppo.build_model()
+
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+        """Policy and search together, where there are searches in training."""
+        assert isinstance(model, ActorCritic)
+        config = self.config
+        if not (explore and config.searches):
+            return self._ppo.make_policy(model, explore=explore, rng=rng, index=index)
+        return SearchBehaviour(
+            model, self._actions, config.search, self._schedules, config.gamma, config.mode == "expert", rng
+        )
+
+    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> ModelPolicy:
+        """The network alone, or with mode=eval a search."""
+        config = self.config
+        if config.mode != "eval":
+            return self._ppo.make_policy(model, explore=not deterministic, rng=rng)
+        sims = round(self._schedules["sims"].most)
+        return Search.of_model(model, sims, config.gamma, config.search, rng, deterministic=deterministic)
+
+    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+        """PPO's."""
+        return self._ppo.optimizer(params)
+
+    def learning_rate(self, progress: float) -> float:
+        """PPO's."""
+        return self._ppo.learning_rate(progress)
+
+    def minibatches(self, batch: Rows, rng: torch.Generator) -> Iterator[Rows]:
+        """PPO's."""
+        return self._ppo.minibatches(batch, rng)
+
+    def prepare(self, model: nn.Module, batch: Trajectory) -> Rows:
+        """Advantages, the values' targets, and how far to trust what acted and what was searched."""
+        if not self.config.searches:
+            return self._ppo.prepare(model, batch)
+        assert isinstance(model, ActorCritic)
+        config, extras = self.config, batch.extras
+        value, after = values_of(model, batch)
+        ends = batch.terminated, batch.truncated, batch.faulty
+        advantage = gae(batch.reward, value, after, *ends, config.ppo.gamma, config.ppo.lam)
+        trusted = explained_variance(value, advantage + value, batch.valid) > config.gate
+        if trusted and extras["kappa"].any():
+            after = bootstrap(after, batch.done, extras["search_value"], extras["kappa"])
+            # Not GAE: its sum of deltas takes V out again where it goes on, and would leave v_search - V in every step.
+            advantage = lambda_return(batch.reward, after, *ends, config.ppo.gamma, config.ppo.lam) - value
+        columns = {
+            "trust": np.exp(np.minimum(extras["logp"] - extras["behaviour"], np.log(config.rho_bar))),
+            "distill": extras["distill"] * np.float32(trusted or config.mode == "expert"),
+            "better": extras["better"],
+            **({"edges": extras["edges"]} if "edges" in extras else {}),
+        }
+        return rows_of(model, batch, value, advantage, advantage + value, SearchedRows, columns)
+
+    def loss(self, model: nn.Module, target: nn.Module | None, batch: Rows, progress: float) -> LossOutput:
+        """Clipped surrogate by trust, value error, entropy, and cross-entropy to what searches found."""
+        if not isinstance(batch, SearchedRows):
+            return self._ppo.loss(model, target, batch, progress)
+        assert isinstance(model, ActorCritic)
+        assert batch.trust is not None
+        assert batch.distill is not None
+        config = self.config.ppo
+        clip = config.clip * (1 - progress if config.anneal_clip else 1.0)
+        params, value = model(batch.obs)
+        logp, entropy = model.actions.evaluate(params.float(), batch.action)
+        ratio = (logp - batch.logp).clamp(max=20.0).exp()
+        advantage = normalized(batch.advantage, batch) if config.normalize_advantage else batch.advantage
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+        policy_loss = -(batch.trust * surrogate).mean()
+        value_loss, spread = 0.5 * (value.float() - batch.target).square().mean(), entropy.mean()
+        apart = self._cross_entropy(model, params.float(), batch)
+        distilled = (batch.distill * apart).mean()
+        of_policy = distilled if self.config.mode == "expert" else policy_loss + distilled
+        loss = of_policy + config.value_coef * value_loss - config.entropy * spread
+        with torch.no_grad():
+            searched = batch.distill > 0
+            kl = (batch.trust * (ratio - 1 - ratio.log())).mean()  # by trust, as if pi_old had acted
+            metrics = {
+                "loss/policy": policy_loss,
+                "loss/value": value_loss,
+                "loss/entropy": spread,
+                "loss/kl": kl,
+                "loss/clip_fraction": ((ratio - 1).abs() > clip).float().mean(),
+                "search/cross_entropy": apart[searched].mean() if searched.any() else torch.zeros(()),
+                "search/learned_share": searched.float().mean(),
+            }
+        return LossOutput(loss, metrics, stop=self._ppo.too_far(kl), rows=count(batch))
+
+    def _cross_entropy(self, model: ActorCritic, params: Tensor, batch: SearchedRows) -> Tensor:
+        """-sum over edges of pi_search log pi, of every row."""
+        assert batch.better is not None
+        edges = self._every_edge if batch.edges is None else batch.edges
+        assert edges is not None
+        edges = edges.to(params.device).expand(len(params), -1, -1)
+        log_pi, _ = model.actions.evaluate(params.unsqueeze(1).expand(-1, edges.shape[1], -1), edges)
+        return -(batch.better * log_pi).sum(1)
+
+
+def explained_variance(value: Array, target: Array, valid: Array) -> float:
+    """1 - var(target - value) / var(target): 1 of a perfect critic, 0 of one that says the same everywhere."""
+    spread = float(target[valid].var()) if valid.any() else 0.0
+    return 1.0 - float((target - value)[valid].var()) / spread if spread > 0 else 0.0
+
+
+def bootstrap(after: Array, done: Array, search_value: Array, kappa: Array) -> Array:
+    """(1 - kappa) V + kappa v_search of every successor that was searched, [T, B]."""
+    weight = np.where(done[:-1], 0.0, kappa[1:])
+    mixed = after.copy()
+    mixed[:-1] += weight * (search_value[1:] - after[:-1])
+    return mixed

@@ -1,0 +1,146 @@
+"""Acting in training while searching: the policy and the search together, with what really acted on record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from corral.acting.model_policy import acting_precision, to_tensors
+from corral.algos.schedule import Schedule
+from corral.core.errors import UserError
+from corral.core.types import Array, Tree
+from corral.envs.normalize import NormalizedVecEnv
+from corral.envs.vec_env import VecEnv
+from corral.nets.actor_critic import ActorCritic
+from corral.planning.action_set import ActionSet, Choices
+from corral.planning.mcts.network import NetworkEvaluation
+from corral.planning.of_vec import states_of
+from corral.planning.planner import Plan, Planner, SearchConfig
+from corral.planning.reward_scale import known_scale
+from corral.planning.search_policy import draw, sharpened
+
+
+class SearchBehaviour:
+    """Acts by mu = (1 - epsilon) ((1 - beta) pi + beta pi_search) + epsilon uniform, searching a share of the steps.
+
+    Records `action` as the network means it, its `logp` by pi, and of what acted `behaviour`, the log of mu; where the
+    action is continuous and not of pi, it has no density, and `behaviour` is infinite. Of searches: `better`, their
+    policies, over `edges` where actions are sampled, and `search_value`; `distill` and `kappa` say how much to learn
+    from either, 0 where nothing was searched.
+    """
+
+    def __init__(
+        self,
+        model: ActorCritic,
+        actions: ActionSet,
+        config: SearchConfig,
+        schedules: Mapping[str, Schedule],
+        gamma: float,
+        expert: bool,
+        rng: np.random.Generator,
+    ):
+        self._model, self._actions, self._config, self._schedules = model, actions, config, schedules
+        self._gamma, self._expert, self._rng = gamma, expert, rng
+        self._vec: VecEnv | None = None
+        self._planner: Planner | None = None
+        self.progress = 0.0
+        self.reward_scale: float | None = 1.0
+
+    def attach(self, vec: VecEnv) -> None:
+        """From now on it acts for these environments."""
+        states = states_of(vec, self._config.memory_mb)
+        if states.players > 1:
+            raise UserError(f"{vec.spec.name} is a game of two players: train it with alphazero.")
+        evaluate = NetworkEvaluation(self._model, self._actions, self._rng)
+        self._vec = vec
+        self._planner = Planner(
+            states, self._actions, evaluate, self._config, vec.num_envs, round(self._schedules["sims"].most),
+            discount=self._gamma, rng=self._rng,
+        )  # fmt: skip
+
+    def initial_state(self, n: int) -> Tree:
+        """Numbers of the environments."""
+        return np.arange(n)
+
+    def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Decide for `n` environments."""
+        now = {name: schedule(self.progress) for name, schedule in self._schedules.items()}
+        if self._expert:
+            now |= {"share": 1.0, "beta": 1.0}
+        n, width = len(state), self._actions.width
+        rows = np.flatnonzero(self._rng.random(n) < now["share"])
+        extras: dict[str, Any] = {name: np.zeros(n, np.float32) for name in ("search_value", "distill", "kappa")}
+        extras["better"], plan = np.zeros((n, width), np.float32), None
+        if len(rows):
+            plan = self._plan(state[rows], first[rows], now)
+            extras["better"][rows], extras["search_value"][rows] = plan.policy, plan.values
+            extras["distill"][rows], extras["kappa"][rows] = now["distill"], now["kappa"]
+        decide = self._among_choices if isinstance(self._actions, Choices) else self._among_samples
+        params = self._model.lean_params(obs) if self._model.lean else self._params(obs)
+        action, edges = decide(params, rows, plan, now, extras)
+        if self._planner is not None:  # trees of steps that were not searched are of states that are gone
+            self._planner.took(state, np.where(np.isin(np.arange(n), rows), edges, -1))
+        return self._model.actions.to_env(action), state, extras | {"action": action}
+
+    @property
+    def simulator_steps(self) -> int:
+        """Steps of simulators that searching has cost so far."""
+        return 0 if self._planner is None else self._planner.simulator_steps
+
+    def _plan(self, env_ids: Array, first: Array, now: dict[str, float]) -> Plan:
+        assert self._planner is not None, "attach() comes first"
+        if isinstance(self._vec, NormalizedVecEnv):
+            self.reward_scale = self._vec.learning_scale
+        self._planner.search.reward_scale = known_scale(self.reward_scale)
+        return self._planner.plan(env_ids, first, round(now["sims"]), now["noise"])
+
+    def _among_choices(
+        self, params: Array, rows: Array, plan: Plan | None, now: dict[str, float], extras: dict[str, Any]
+    ) -> tuple[Array, Array]:
+        """Every action has a probability by the policy, by the search, and by chance: so has their mixture."""
+        n, width = len(params), self._actions.width
+        offered, _ = self._actions.offer(params, np.ones((n, width), np.bool_), self._rng)
+        pi = offered.astype(np.float64)
+        mu = pi.copy()
+        if plan is not None:
+            mu[rows] += now["beta"] * (sharpened(plan.policy, now["temperature"]) - mu[rows])
+        mu += now["epsilon"] * (1.0 / width - mu)
+        edges, every = draw(mu, self._rng), np.arange(n)
+        with np.errstate(divide="ignore"):  # what pi never does, a search may
+            extras["logp"] = np.log(pi[every, edges]).astype(np.float32).clip(min=-1e4)
+        extras["behaviour"] = np.log(mu[every, edges]).astype(np.float32)
+        return self._actions.to_model(edges), edges
+
+    def _among_samples(
+        self, params: Array, rows: Array, plan: Plan | None, now: dict[str, float], extras: dict[str, Any]
+    ) -> tuple[Array, Array]:
+        """What the search or chance chooses among sampled actions has no density, which is put down."""
+        rng, n = self._rng, len(params)
+        action, logp = self._model.actions.sample(params, rng)
+        edges = np.zeros((n, self._actions.width, action.shape[1]), np.float32)
+        taken, dense = np.full(n, -1), np.ones(n, np.bool_)
+        if plan is not None:
+            assert plan.actions is not None
+            edges[rows] = plan.actions
+            by_search = rng.random(len(rows)) < now["beta"]
+            drawn = draw(sharpened(plan.policy, now["temperature"]), rng)
+            acting = rows[by_search]
+            action[acting], taken[acting], dense[acting] = plan.stand_for(drawn)[by_search], drawn[by_search], False
+        by_chance = np.flatnonzero(rng.random(n) < now["epsilon"])
+        if len(by_chance):
+            _, even = self._actions.uniform(np.ones((len(by_chance), self._actions.width), np.bool_), rng)
+            assert even is not None
+            action[by_chance], taken[by_chance], dense[by_chance] = even[:, 0], -1, False
+        extras["logp"], extras["edges"] = logp, edges
+        extras["behaviour"] = np.where(dense, logp, np.float32(np.inf))
+        return action, taken
+
+    def _params(self, obs: Tree) -> Array:
+        import torch
+
+        device = self._model.value_head.weight.device
+        with torch.inference_mode(), acting_precision(self._model, device):
+            params: Array = self._model.act(to_tensors(obs, device), None, None)[0].float().cpu().numpy()
+        return params

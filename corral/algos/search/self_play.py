@@ -1,0 +1,182 @@
+"""Games of a search against itself, its past selves, and scripted players: how AlphaZero acts in training."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from corral.algos.schedule import Schedule
+from corral.core.errors import UserError
+from corral.core.types import Array, Tree
+from corral.envs.normalize import NormalizedVecEnv
+from corral.envs.suites.games.players import Player, make_player
+from corral.envs.vec_env import VecEnv
+from corral.nets.actor_critic import ActorCritic
+from corral.planning.action_set import Choices
+from corral.planning.game_states import GameStates
+from corral.planning.mcts.network import NetworkEvaluation
+from corral.planning.of_vec import states_of
+from corral.planning.planner import Plan, Planner
+from corral.planning.search_policy import draw, sharpened
+
+if TYPE_CHECKING:
+    from corral.algos.search.alphazero import Config
+
+_SELF, _PAST = 0, 1  # opponents; scripted ones come after
+
+
+class SelfPlay:
+    """Decides for both sides. Of every game it remembers who plays, and how many moves were made.
+
+    Records `to_play`, who moved; `legal` moves; `better`, the policy that a full search found, where there was one:
+    `searched`.
+    """
+
+    def __init__(
+        self,
+        model: ActorCritic,
+        actions: Choices,
+        config: Config,
+        schedules: Mapping[str, Schedule],
+        rng: np.random.Generator,
+    ):
+        self._model, self._actions, self._config, self._schedules, self._rng = model, actions, config, schedules, rng
+        self.progress, self.reward_scale = 0.0, 1.0
+        self._past: deque[dict[str, Any]] = deque(maxlen=config.past_kept)  # weights
+        self._next_past = 0.0
+        self._planner: Planner | None = None
+        self._past_planner: Planner | None = None
+
+    def attach(self, vec: VecEnv) -> None:
+        """From now on it plays on these boards."""
+        if isinstance(vec, NormalizedVecEnv):
+            raise UserError("alphazero learns who won, in the game's own reward: leave out normalize_reward.")
+        states, config = states_of(vec, self._config.search.memory_mb), self._config
+        if states.players != 2:
+            raise UserError(
+                f"alphazero plays games of two players against itself, and {vec.spec.name} has one: use ppo-search."
+            )
+        self._scripted = self._players(states) if self._schedules["scripted_share"].most > 0 else []
+        self._past_model = copy.deepcopy(self._model)
+        getattr(self._past_model, "go_lean", bool)()
+        most = max(round(self._schedules["sims"].most), config.fast_sims)
+
+        def planner(model: ActorCritic) -> Planner:
+            evaluate = NetworkEvaluation(model, self._actions, self._rng)
+            search = config.search
+            return Planner(states, self._actions, evaluate, search, vec.num_envs, most, discount=1.0, rng=self._rng)
+
+        self._planner, self._states = planner(self._model), states
+        self._past_planner = planner(self._past_model) if self._schedules["past_share"].most > 0 else None
+
+    @property
+    def simulator_steps(self) -> int:
+        """Moves that searching has tried so far."""
+        return sum(planner.simulator_steps for planner in (self._planner, self._past_planner) if planner is not None)
+
+    def initial_state(self, n: int) -> Tree:
+        """Numbers of the boards, moves made there, who plays against the network, and on which side."""
+        zeros = np.zeros(n, np.int64)
+        return {"env": np.arange(n), "moves": zeros, "opponent": zeros.copy(), "side": zeros.copy()}
+
+    def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Move on `n` boards."""
+        self._keep_self()
+        state = self._begin(state, first)
+        env, n = state["env"], len(first)
+        roots = self._states.save(env)
+        turn = self._states.look(roots).to_play
+        extras: dict[str, Any] = {
+            "to_play": turn,
+            "searched": np.zeros(n, np.bool_),
+            "better": np.zeros((n, self._actions.width), np.float32),
+            "legal": np.ones((n, self._actions.width), np.bool_),
+        }
+        moves = np.full(n, -1)
+        theirs = (state["opponent"] != _SELF) & (turn == state["side"])
+        for kind in np.unique(state["opponent"][theirs]).tolist():
+            rows = np.flatnonzero(theirs & (state["opponent"] == kind))
+            moves[rows] = self._opponent_moves(kind, env[rows], first[rows], roots[rows])
+        mine = np.flatnonzero(~theirs)
+        self._pass_over(env[theirs], env[mine])
+        full = np.ones(len(mine), np.bool_)
+        if self._config.fast_sims:
+            full = self._rng.random(len(mine)) < self._config.full_share
+            fast = mine[~full]
+            if len(fast):
+                plan = self._plan(env[fast], first[fast], self._config.fast_sims, 0.0, roots[fast])
+                moves[fast] = self._decide(plan, state, fast)
+        rows = mine[full]
+        if len(rows):
+            plan = self._plan(env[rows], first[rows], round(self._now("sims")), self._now("noise"), roots[rows])
+            moves[rows] = self._decide(plan, state, rows)
+            extras["better"][rows], extras["legal"][rows], extras["searched"][rows] = plan.policy, plan.legal, True
+        return self._actions.to_env(moves), state | {"moves": state["moves"] + 1}, extras
+
+    def _begin(self, state: Tree, first: Array) -> dict[str, Array]:
+        """Say for games that begin who plays."""
+        rng, n = self._rng, len(first)
+        past, scripted = self._now("past_share") if self._past else 0.0, self._now("scripted_share")
+        drawn, side = rng.random(n), rng.integers(2, size=n)
+        opponent = np.where(drawn < past, _PAST, _SELF)
+        if self._scripted:
+            named = _PAST + 1 + rng.integers(len(self._scripted), size=n)
+            opponent = np.where((drawn >= past) & (drawn < past + scripted), named, opponent)
+        return {
+            "env": state["env"],
+            "moves": np.where(first, 0, state["moves"]),
+            "opponent": np.where(first, opponent, state["opponent"]),
+            "side": np.where(first, side, state["side"]),
+        }
+
+    def _plan(self, env_ids: Array, first: Array, sims: int, noise: float, roots: Array) -> Plan:
+        assert self._planner is not None, "attach() comes first"
+        return self._planner.plan(env_ids, first, sims, noise, roots)
+
+    def _pass_over(self, theirs: Array, mine: Array) -> None:
+        """A search that is not asked on its turn has no tree of what comes next."""
+        for planner, boards in ((self._planner, theirs), (self._past_planner, mine)):
+            if planner is not None:
+                planner.took(boards, np.full(len(boards), -1))
+
+    def _decide(self, plan: Plan, state: dict[str, Array], rows: Array) -> Array:
+        """Draw the first moves of a game, and take the best afterwards."""
+        early = state["moves"][rows] < self._config.temperature_moves
+        drawn = draw(sharpened(plan.policy, max(self._now("temperature"), 1e-3)), self._rng)
+        edges = np.where(early, drawn, plan.best)
+        assert self._planner is not None
+        self._planner.took(state["env"][rows], edges)
+        return edges
+
+    def _opponent_moves(self, kind: int, env_ids: Array, first: Array, roots: Array) -> Array:
+        if kind == _PAST:
+            assert self._past_planner is not None
+            plan = self._past_planner.plan(env_ids, first, round(self._now("sims")), roots=roots)
+            edges = draw(plan.policy, self._rng)
+            self._past_planner.took(env_ids, edges)
+            return edges
+        assert isinstance(self._states, GameStates)
+        positions = self._states.rows[roots].copy()
+        self._states.drop(roots)
+        moves: Array = self._scripted[kind - _PAST - 1](positions, self._rng)
+        return moves
+
+    def _keep_self(self) -> None:
+        """Now and then keep the network as it is, and draw who plays as the past self from now on."""
+        if self._past_planner is None or self.progress < self._next_past:
+            return
+        self._next_past = self.progress + self._config.past_every  # a run that goes on begins with none
+        self._past.append({name: value.clone() for name, value in self._model.state_dict().items()})
+        self._past_model.load_state_dict(self._past[self._rng.integers(len(self._past))])
+
+    def _players(self, states: Any) -> list[Player]:
+        if not isinstance(states, GameStates):
+            raise UserError("Scripted players are for Corral's own games: set scripted_share=0, or past_share instead.")
+        return [make_player(states.game, name) for name in self._config.scripted]
+
+    def _now(self, name: str) -> float:
+        return self._schedules[name](self.progress)

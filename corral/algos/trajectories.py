@@ -1,0 +1,147 @@
+"""What the on-policy algorithms have in common: values of a trajectory, and its steps as rows to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corral.acting.model_policy import to_tensors
+from corral.core.types import Array, Trajectory, Tree, tree_map
+from corral.nets.actor_critic import ActorCritic
+
+
+@dataclass
+class Rows:
+    """Steps to learn from: `[n]` of them without memory, `[T, B]` with one.
+
+    With a memory, `state` is what it held before the sequences began, `first` says where it was cleared, and
+    `valid` which rows count; without one, rows that do not count are left out.
+    """
+
+    obs: Tree
+    action: Tensor
+    logp: Tensor  # of the action, by the policy that acted
+    value: Tensor  # of the observation, by the policy that acted
+    advantage: Tensor
+    target: Tensor  # of the value
+    first: Tensor | None = None
+    state: Tensor | None = None
+    valid: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.value) if self.state is None else self.value.shape[1]
+
+
+R = TypeVar("R", bound=Rows)
+
+
+@torch.no_grad()
+def values_of(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
+    """Values of every observation acted on, and of every true successor, both `[T, B]`."""
+    device = model.value_head.weight.device
+    if model.core is None:
+        joined = tree_map(
+            lambda obs, final: np.concatenate([obs.reshape(-1, *obs.shape[2:]), final]), traj.obs, traj.final_obs
+        )
+        value = model.value(to_tensors(joined, device)).float().cpu().numpy()
+        count = traj.first.size
+        value, final = value[:count].reshape(traj.first.shape), value[count:]
+    else:
+        state = to_tensors(traj.extras["state"][0], device)
+        obs, first = to_tensors(traj.obs, device), to_tensors(traj.first, device)
+        _, values, states = model.unroll(obs, state, first)
+        value = values.float().cpu().numpy()
+        t, b = traj.final_at[:, 0], traj.final_at[:, 1]
+        final = value[:0, 0]
+        if len(t):  # the memory goes on into an episode's last observation
+            last = tree_map(lambda leaf: leaf.unsqueeze(0), to_tensors(traj.final_obs, device))
+            going_on = torch.zeros(1, len(t), dtype=torch.bool, device=device)
+            final = model.unroll(last, states[t, b], going_on)[1][0].float().cpu().numpy()
+    after = value[1:].copy()
+    after[traj.final_at[:, 0], traj.final_at[:, 1]] = final
+    return value[:-1], after
+
+
+def rows_of(
+    model: ActorCritic,
+    traj: Trajectory,
+    value: Array,
+    advantage: Array,
+    target: Array,
+    kind: type[R] = Rows,  # type: ignore[assignment]
+    more: Mapping[str, Array] | None = None,
+) -> R:
+    """The trajectory's steps, on the network's device, with what was computed for them; `more` are further columns."""
+    device = model.value_head.weight.device
+    obs = tree_map(lambda leaf: leaf[:-1], traj.obs)
+    arrays = {
+        "obs": obs,
+        "action": traj.extras["action"],
+        "logp": traj.extras["logp"],
+        "value": value,
+        "advantage": advantage.astype(np.float32),
+        "target": target.astype(np.float32),
+        **(more or {}),
+    }
+    if model.recurrent:
+        tensors = {name: to_tensors(tree, device) for name, tree in arrays.items()}
+        state = to_tensors(traj.extras["state"][0], device)
+        return kind(
+            **tensors, first=to_tensors(traj.first[:-1], device), state=state, valid=to_tensors(traj.valid, device)
+        )
+    flat = {name: tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree) for name, tree in arrays.items()}
+    if traj.faulty.any():
+        valid = traj.valid.reshape(-1)
+        flat = {name: tree_map(lambda leaf: leaf[valid], tree) for name, tree in flat.items()}
+    return kind(**{name: to_tensors(tree, device) for name, tree in flat.items()})
+
+
+def shuffled(rows: R, parts: int, rng: torch.Generator) -> Iterator[R]:
+    """All rows, or with a memory all sequences, in random order and in `parts` of about the same size."""
+    order = torch.randperm(len(rows), generator=rng).to(rows.value.device)
+    axis = 0 if rows.state is None else 1
+
+    def taken(name: str, index: Tensor) -> Tree:
+        value = getattr(rows, name)
+        along = 0 if name == "state" else axis
+        return None if value is None else tree_map(lambda leaf: leaf.index_select(along, index), value)
+
+    for index in order.tensor_split(parts) if parts > 1 else (order,):
+        if len(index):
+            yield type(rows)(**{f.name: taken(f.name, index) for f in fields(rows)})
+
+
+def evaluate(model: ActorCritic, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of the rows' actions, entropies, and values, by the network as it is now."""
+    if rows.state is None:
+        params, value = model(rows.obs)
+    else:
+        assert rows.first is not None
+        params, value, _ = model.unroll(rows.obs, rows.state, rows.first)
+    logp, entropy = model.actions.evaluate(params.float(), rows.action)
+    return logp, entropy, value.float()
+
+
+def count(rows: Rows) -> int:
+    """How many rows count."""
+    return len(rows) if rows.valid is None else int(rows.valid.sum())
+
+
+def mean(values: Tensor, rows: Rows) -> Tensor:
+    """Mean over the rows that count."""
+    if rows.valid is None:
+        return values.mean()
+    return (values * rows.valid).sum() / rows.valid.sum().clamp(min=1)
+
+
+def normalized(advantage: Tensor, rows: Rows) -> Tensor:
+    """Advantages with mean 0 and deviation 1 over the rows that count; a single one stays as it is."""
+    if rows.valid is not None:
+        used = advantage[rows.valid]
+        return (advantage - used.mean()) / (used.std(correction=0) + 1e-8) if len(used) > 1 else advantage
+    return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8) if len(advantage) > 1 else advantage

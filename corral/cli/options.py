@@ -1,0 +1,62 @@
+"""Options of a command, from the dataclass that declares them; a mistake is one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import tyro
+
+from corral.core.errors import UserError
+
+T = TypeVar("T")
+
+_FRAME = "│╭╮╰╯┃╷╵ "
+
+
+def parse(command: type[T], args: Sequence[str], prog: str) -> T:
+    """An instance of `command` with these options; UserError when they are wrong."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            parsed, unknown = tyro.cli(command, args=list(args), prog=prog, return_unknown_args=True)
+    except SystemExit as stop:
+        if not stop.code:
+            raise  # --help has been printed
+        raise UserError(f"{_sentence(complaint.getvalue())}; see `{prog} --help`.") from None
+    if unknown:
+        raise UserError(_unknown(command, unknown, prog))
+    return parsed
+
+
+def _sentence(box: str) -> str:
+    """What tyro's framed message says in its first part, without frame, colour and title."""
+    lines: list[str] = []
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines():
+        text = line.strip(_FRAME)
+        if line.lstrip().startswith("╭"):
+            continue
+        if set(text) <= {"─"}:
+            if lines:
+                break
+            continue
+        lines.append(text)
+    if lines and lines[0].startswith("Missing"):  # the names follow, each with its help text
+        lines[2:] = [f"({' '.join(lines[2:]).removesuffix('(required)').strip().removesuffix('.')})"]
+    return " ".join(lines).removesuffix(".")
+
+
+def _unknown(command: type[Any], unknown: Sequence[str], prog: str) -> str:
+    option = next((token for token in unknown if token.startswith("-")), None)
+    if option is None:
+        return f"`{prog}` takes no further argument, got {unknown[0]!r}; see `{prog} --help`."
+    option = option.partition("=")[0]
+    options = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(command)]
+    close = difflib.get_close_matches(option, options, 1)
+    hint = f"did you mean {close[0]}?" if close else f"see `{prog} --help`."
+    return f"`{prog}` has no option {option}; {hint}"

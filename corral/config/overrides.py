@@ -1,0 +1,359 @@
+"""Settings by name: full dotted names and short ones, values read by the field's type, and YAML files.
+
+A config is a frozen dataclass whose fields are plain values or further configs. Its settings are named by dotted
+paths, such as `algorithm.net.hidden`; any part but the last may be left out while the name stays unique. What both the
+algorithm and something else have, is the algorithm's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import numbers
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from corral.core.errors import UserError
+
+T = TypeVar("T")
+
+_ELSEWHERE = {
+    "learning_rate": "lr",
+    "n_envs": "num_envs",
+    "n_steps": "length",
+    "num_steps": "length",
+    "n_epochs": "epochs",
+    "update_epochs": "epochs",
+    "num_minibatches": "minibatches",
+    "gae_lambda": "lam",
+    "ent_coef": "entropy",
+    "vf_coef": "value_coef",
+    "clip_range": "clip",
+    "clip_coef": "clip",
+    "total_timesteps": "steps",
+    "buffer_size": "capacity",
+    "train_freq": "train_every",
+    "train_frequency": "train_every",
+    "gradient_steps": "updates",
+    "target_update_interval": "target_every",
+    "exploration_fraction": "epsilon_fraction",
+    "exploration_initial_eps": "epsilon_start",
+    "exploration_final_eps": "epsilon_end",
+    "net_arch": "hidden",
+    "activation_fn": "activation",
+}
+"""What Stable-Baselines3 and CleanRL call a setting -> its name here, for the hint only."""
+
+_BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+_NOTHING = ("none", "null")
+_ALGORITHM = "algorithm"
+
+
+class _Mismatch(Exception):
+    """A value that does not fit its type; the caller knows the setting's name."""
+
+
+def leaves(config: Any) -> dict[str, Any]:
+    """Full name -> type of every setting, in the order of the fields.
+
+    A field with `live` in its metadata holds an object of this process: it is no setting, and never stored.
+    """
+    found: dict[str, Any] = {}
+    kinds = get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        if "live" in field.metadata:
+            continue
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found |= {f"{field.name}.{name}": kind for name, kind in leaves(value).items()}
+        else:
+            found[field.name] = kinds[field.name]
+    return found
+
+
+def read(config: Any, given: Mapping[str, Any], source: str = "") -> dict[str, Any]:
+    """Full name -> value of the right type, from names and values as a user writes them; nested groups are fine.
+
+    A name that is unknown or ambiguous, or a value of the wrong type, is a UserError that starts with `source`.
+    """
+    kinds = leaves(config)
+    values: dict[str, Any] = {}
+    where = f"{source}: " if source else ""
+    for key, value in _flat(given, kinds):
+        name = _find(key, kinds, where)
+        if name in values:
+            raise UserError(f"{where}{name} is set twice.")
+        values[name] = read_value(name, value, kinds[name], where)
+    return values
+
+
+def read_value(name: str, value: Any, kind: Any, where: str = "") -> Any:
+    """One value as its type; text is parsed, and anything else must be of that type already."""
+    try:
+        return _convert(value, kind)
+    except _Mismatch:
+        raise UserError(f"{where}{name} must be {_describe(kind)}, got {value!r}.") from None
+
+
+def apply(config: T, values: Mapping[str, Any]) -> T:
+    """The config with these settings, by full name; every part is built once, so it checks the final values."""
+    changes: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        head, dot, rest = name.partition(".")
+        if dot:
+            groups.setdefault(head, {})[rest] = value
+        else:
+            changes[head] = value
+    changes |= {head: apply(getattr(config, head), inner) for head, inner in groups.items()}
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """The settings as nested dicts, lists and plain values, fit for YAML and JSON."""
+    plain: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            plain[field.name] = to_plain(value)
+        elif "live" not in field.metadata:
+            plain[field.name] = list(value) if isinstance(value, tuple) else value
+    return plain
+
+
+def split_items(items: Collection[str]) -> dict[str, str]:
+    """Items of `--set`, written key=value."""
+    given: dict[str, str] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set takes key=value, got {item!r}.")
+        if key.strip() in given:
+            raise UserError(f"--set names {key.strip()!r} twice.")
+        given[key.strip()] = text.strip()
+    return given
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; UserError when there is none."""
+    import yaml
+
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), _strict_loader())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"Cannot read {path}: {reason}.") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" in line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise UserError(f"{path} is not valid YAML{line}: {problem}.") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise UserError(f"{path} must hold settings as `name: value` lines.")
+    return data
+
+
+@cache
+def _strict_loader() -> Any:
+    """YAML's safe loader that refuses a key named twice, of which the plain one silently takes the last."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if key.tag == "tag:yaml.org,2002:str":
+                    if key.value in seen:
+                        raise yaml.constructor.ConstructorError(None, None, f"{key.value} is set twice", key.start_mark)
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+def _flat(given: Mapping[Any, Any], kinds: Collection[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in given.items():
+        name = f"{prefix}{key}".replace("-", "_")
+        if value is None or (isinstance(value, Mapping) and not value):
+            if not _inside(name, kinds):  # a group without settings, all of them commented out
+                yield name, value
+        elif isinstance(value, Mapping) and name not in kinds:
+            yield from _flat(value, kinds, f"{name}.")
+        else:
+            yield name, value
+
+
+def _find(key: str, names: Collection[str], where: str) -> str:
+    """The full name that a key stands for."""
+    if key in names:
+        return key
+    wanted = key.split(".")
+    found = [name for name in names if _shortens(wanted, name.split("."))]
+    own = [name for name in found if name == f"{_ALGORITHM}.{key}"]  # what the algorithm calls so is meant first
+    if len(found) == 1 or own:
+        return (own or found)[0]
+    if found:
+        raise UserError(f"{where}{key} is the name of several settings; write {_either(found)}.")
+    group = _inside(key, names)
+    if group:
+        raise UserError(f"{where}{key} is a group of settings; set {_either(group)}.")
+    raise UserError(f"{where}No setting {key!r}; {_hint(key, names)}")
+
+
+def _inside(group: str, names: Collection[str]) -> list[str]:
+    return [name for name in names if f".{group}." in f".{name}"]
+
+
+def _shortens(wanted: list[str], parts: list[str]) -> bool:
+    """Whether `wanted` is `parts` with some of them, but not the last, left out."""
+    rest = iter(parts)
+    return wanted[-1] == parts[-1] and all(part in rest for part in wanted)
+
+
+def _hint(key: str, names: Collection[str]) -> str:
+    last = {name.rpartition(".")[2]: name for name in names}
+    same = _ELSEWHERE.get(key.rpartition(".")[2])
+    if same in last:
+        return f"it is called {same} here."
+    typed = key.rpartition(".")[2]
+    close = difflib.get_close_matches(typed, last, 3, 0.6) + difflib.get_close_matches(key, names, 2, 0.75)
+    inside = [short for short in last if len(typed) > 3 and (typed in short or short in typed.split("_"))]
+    found = list(dict.fromkeys(close + inside))
+    if found:
+        return f"did you mean {_either(found)}?"
+    return f"the settings are {', '.join(last)}."
+
+
+def _either(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    """The value as this type, text parsed; _Mismatch when it is not one."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _one_of(value, args)
+    if origin is Literal:
+        return _choice(value, args)
+    if origin is tuple:
+        return _tuple(value, args)
+    if origin is dict:
+        return _plain_mapping(value)
+    convert = {int: _int, float: _float, bool: _bool, str: _text}[kind]
+    return convert(value)
+
+
+def _one_of(value: Any, kinds: tuple[Any, ...]) -> Any:
+    if NoneType in kinds and (value is None or (isinstance(value, str) and value.lower() in _NOTHING)):
+        return None
+    for kind in kinds:
+        if kind is not NoneType:
+            try:
+                return _convert(value, kind)
+            except _Mismatch:
+                continue
+    raise _Mismatch
+
+
+def _choice(value: Any, choices: tuple[Any, ...]) -> Any:
+    for choice in choices:
+        if str(value).lower() == str(choice).lower() and isinstance(value, (str, type(choice))):
+            return choice
+    raise _Mismatch
+
+
+def _tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        text = value.strip().removeprefix("[").removesuffix("]").removeprefix("(").removesuffix(")").strip(" ,")
+        value = text.split(",") if text else []
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    if kinds[-1] is Ellipsis:
+        kinds = kinds[:1] * len(items)
+    if len(kinds) != len(items):
+        raise _Mismatch
+    return tuple(_convert(item, kind) for item, kind in zip(items, kinds, strict=True))
+
+
+def _plain_mapping(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):  # as JSON has it: {"opponent": "random"}
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise _Mismatch from None
+    plain = _plain(value)
+    if not isinstance(plain, dict):
+        raise _Mismatch
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """A value that YAML gives back as it was; tuples become lists here, so that they are lists from the start."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    raise _Mismatch
+
+
+def _int(value: Any) -> int:
+    if not isinstance(value, bool) and isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    whole = _float(value)
+    if whole != int(whole):
+        raise _Mismatch
+    return int(whole)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | numbers.Real):
+        raise _Mismatch
+    try:
+        number = float(value)
+    except ValueError:
+        raise _Mismatch from None
+    if not math.isfinite(number):
+        raise _Mismatch
+    return number
+
+
+def _bool(value: Any) -> bool:
+    if isinstance(value, str) and value.lower() in _BOOLEANS:
+        return _BOOLEANS[value.lower()]
+    if not isinstance(value, bool):
+        raise _Mismatch
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Mismatch
+    return value
+
+
+def _describe(kind: Any) -> str:
+    """The type in words."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join("none" if part is NoneType else _describe(part) for part in args)
+    if origin is Literal:
+        return _either([str(choice) for choice in args])
+    if origin is tuple:
+        each = _describe(args[0])
+        return f"a list such as {'64,64' if args[0] is int else 'a,b'}, of which each is {each}"
+    if origin is dict:
+        return "a mapping of names to numbers, text, true, false, none, or lists of these, as text JSON"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]

@@ -1,0 +1,276 @@
+"""The data that every part of Corral exchanges: what an environment is, one step of many, a trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.core.spaces import Layout, Space
+
+Array = NDArray[Any]
+Tree = Any
+"""An array, or nested dicts and tuples of arrays with the structure of a space."""
+
+
+def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """Apply `fn` to every leaf; further trees must have the first one's structure."""
+    if isinstance(tree, dict):
+        return {key: tree_map(fn, value, *(r[key] for r in rest)) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(tree_map(fn, value, *(r[i] for r in rest)) for i, value in enumerate(tree))
+    return fn(tree, *rest)
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an environment looks like from outside: one environment's spaces, and where it came from."""
+
+    observation_space: Space
+    action_space: Space
+    name: str = "environment"
+    max_episode_steps: int | None = None
+
+    @cached_property
+    def observation(self) -> Layout:
+        """Leaf table of the observations."""
+        return Layout(self.observation_space)
+
+    @cached_property
+    def action(self) -> Layout:
+        """Leaf table of the actions."""
+        return Layout(self.action_space)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready description."""
+        return {
+            "observation": self.observation.to_json(),
+            "action": self.action.to_json(),
+            "name": self.name,
+            "max_episode_steps": self.max_episode_steps,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> EnvSpec:
+        """Spec that `to_json` described."""
+        return cls(
+            Layout.from_json(data["observation"]).space,
+            Layout.from_json(data["action"]).space,
+            data["name"],
+            data["max_episode_steps"],
+        )
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """Results of one step of `n` environments, with same-step autoreset. All arrays are the receiver's own.
+
+    Where an episode ended, `obs` is already the next episode's first observation and `first` is true, while
+    `final_obs` holds the last observation of the episode that ended. `final_obs` is None when no episode
+    ended; otherwise its other rows equal `obs`, so `next_obs` is the true successor in every row.
+
+    A `faulty` row stands for a step that never happened because the environment failed: its episode is
+    truncated, its reward is 0 and its `final_obs` is the last good observation. Keep it out of losses and
+    statistics. `game_over` says that the game itself ended: a life lost under `EpisodicLife` terminates the
+    row without it.
+    """
+
+    env_ids: Array  # [n] int64
+    obs: Tree  # [n, ...]
+    reward: Array  # [n] float64, what learning uses
+    raw_reward: Array  # [n] float64, the game's own, before clipping or scaling
+    terminated: Array  # [n] bool
+    truncated: Array  # [n] bool
+    final_obs: Tree | None  # [n, ...]
+    first: Array  # [n] bool, obs starts an episode
+    faulty: Array  # [n] bool
+    game_over: Array  # [n] bool
+
+    @property
+    def next_obs(self) -> Tree:
+        """Observation that followed each row's action, the last one of an episode included."""
+        return self.obs if self.final_obs is None else self.final_obs
+
+    def take(self, rows: Array) -> StepBatch:
+        """Some of the rows, by position."""
+        ended = (self.terminated | self.truncated)[rows]
+        final = None if self.final_obs is None or not ended.any() else self.final_obs
+        return StepBatch(
+            self.env_ids[rows],
+            tree_map(lambda leaf: leaf[rows], self.obs),
+            self.reward[rows],
+            self.raw_reward[rows],
+            self.terminated[rows],
+            self.truncated[rows],
+            None if final is None else tree_map(lambda leaf: leaf[rows], final),
+            self.first[rows],
+            self.faulty[rows],
+            self.game_over[rows],
+        )
+
+    def __len__(self) -> int:
+        return len(self.env_ids)
+
+
+@dataclass
+class Trajectory:
+    """`T` steps of `B` environments, time-major. Row `t` of `action` was chosen on row `t` of `obs`.
+
+    `obs[t + 1]` is what the policy sees next: after the end of an episode that is the next episode's first
+    observation. `next_obs()` gives the true successors instead. The last observations of ended episodes are
+    kept once each in `final_obs`, at the places named by `final_at`.
+    """
+
+    obs: Tree  # [T + 1, B, ...]
+    action: Tree  # [T, B, ...]
+    reward: Array  # [T, B] float32
+    raw_reward: Array  # [T, B] float64
+    terminated: Array  # [T, B] bool
+    truncated: Array  # [T, B] bool
+    faulty: Array  # [T, B] bool
+    first: Array  # [T + 1, B] bool
+    env_id: Array  # [B] int64
+    final_at: Array  # [K, 2] int64, the (t, b) of each ended episode
+    final_obs: Tree  # [K, ...]
+    version: Array = field(default_factory=lambda: np.zeros((), np.int64))  # policy version that acted
+    extras: dict[str, Array] = field(default_factory=dict)  # [T, B, ...] what the policy recorded
+
+    def next_obs(self) -> Tree:
+        """True successor of every row, [T, B, ...]."""
+        t, b = self.final_at[:, 0], self.final_at[:, 1]
+
+        def successors(obs: Array, final: Array) -> Array:
+            result = obs[1:].copy()
+            result[t, b] = final
+            return result
+
+        return tree_map(successors, self.obs, self.final_obs)
+
+    @property
+    def done(self) -> Array:
+        """Where an episode ended, for whatever reason, [T, B]."""
+        return self.terminated | self.truncated
+
+    @property
+    def valid(self) -> Array:
+        """Rows that really happened; the others are faults and carry no information, [T, B]."""
+        return ~self.faulty
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(T, B)."""
+        return self.reward.shape[0], self.reward.shape[1]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What data an algorithm needs: its only statement about sampling, storing and lag."""
+
+    unit: Literal["transition", "sequence", "episode"]
+    length: int  # of a sequence in steps, or n of an n-step transition; sequences carry one observation more
+    batch_size: int  # transitions, sequences or episodes in a batch
+    reuse: Literal["once", "replay"]
+    extras: tuple[str, ...] = ()  # what acting must record
+    max_lag: int | None = None  # versions: 0 is on-policy, None is corrected or off-policy
+    samples_per_insert: float = 1.0  # with replay: how often a transition is drawn on average
+    prioritised: bool = False
+    capacity: int = 0  # with replay: transitions kept; with `replayed`: sequences
+    min_size: int = 1  # with replay: transitions before the first batch
+    gamma: float = 1.0  # with transitions: discount of the n-step sum
+    replayed: float = 0.0  # with sequences used once: share of a batch that is drawn again from earlier ones
+
+
+@dataclass
+class LossOutput:
+    """What a loss says of one minibatch. `loss` is a scalar tensor, or a number whose gradient `backward` adds to the
+    weights' own; `priorities` are [n], for replay.
+    """
+
+    loss: Any
+    metrics: dict[str, Any]  # names -> scalar tensors or numbers
+    priorities: Any = None
+    stop: bool = False  # leave out this minibatch and those that follow (target KL)
+    rows: int = 1  # the loss is a mean over this many, which is its weight beside other learners; 0: it is a sum
+    backward: Callable[[], None] | None = None
+
+
+@dataclass
+class Transitions:
+    """`n` transitions of one or more steps each: `reward` is their discounted sum.
+
+    The target of a value is `reward + discount * V(next_obs)`; `discount` is `gamma ** steps`, or 0 where the
+    episode terminated. A truncated episode goes on in `next_obs`, its true last observation.
+    """
+
+    obs: Tree  # [n, ...]
+    action: Tree  # [n, ...]
+    reward: Array  # [n] float32
+    discount: Array  # [n] float32
+    next_obs: Tree  # [n, ...]
+    weight: Array  # [n] float32, importance weights, 1 where sampling is uniform
+
+
+@dataclass
+class Positions:
+    """`n` single steps of whole episodes: what was seen, what came of it in the end, and what acting recorded."""
+
+    obs: Tree  # [n, ...]
+    outcome: Array  # [n] float32, the return to the episode's end, for who acted
+    extras: dict[str, Array]  # [n, ...]
+
+
+@dataclass
+class Sample:
+    """A batch from a store. `keys` name its transitions to `feedback`; None where nothing is fed back."""
+
+    batch: Trajectory | Transitions | Positions
+    keys: Array | None = None
+
+
+def cat(parts: Sequence[Trajectory]) -> Trajectory:
+    """Trajectories of the same length side by side, along the environment axis."""
+    if len({p.shape[0] for p in parts}) != 1:
+        raise ValueError(f"cat needs trajectories of one length, got {[p.shape[0] for p in parts]}")
+    offsets = np.cumsum([0] + [p.shape[1] for p in parts[:-1]])
+    joined: dict[str, Any] = {}
+    for f in fields(Trajectory):
+        values = [getattr(p, f.name) for p in parts]
+        if f.name == "final_at":
+            moved = [v + np.array([0, o]) for v, o in zip(values, offsets, strict=True)]
+            joined[f.name] = np.concatenate(moved)
+        elif f.name == "version":
+            joined[f.name] = np.concatenate(
+                [np.broadcast_to(v, p.shape[1]) for v, p in zip(values, parts, strict=True)]
+            )
+        else:
+            axis = 0 if f.name in ("env_id", "final_obs") else 1
+            joined[f.name] = tree_map(lambda *xs, a=axis: np.concatenate(xs, a), *values)
+    return Trajectory(**joined)
+
+
+def slice_envs(traj: Trajectory, columns: Array) -> Trajectory:
+    """Some environments of a trajectory, in the order given."""
+    columns = np.asarray(columns)
+    place = np.full(traj.shape[1], -1)
+    place[columns] = np.arange(len(columns))
+    kept = place[traj.final_at[:, 1]] >= 0
+    final_at = traj.final_at[kept].copy()
+    final_at[:, 1] = place[final_at[:, 1]]
+    changes: dict[str, Any] = {
+        f.name: tree_map(lambda x: x[:, columns], getattr(traj, f.name))
+        for f in fields(Trajectory)
+        if f.name not in ("env_id", "final_at", "final_obs", "version")
+    }
+    version = traj.version if traj.version.ndim == 0 else traj.version[..., columns]
+    return replace(
+        traj,
+        **changes,
+        env_id=traj.env_id[columns],
+        final_at=final_at,
+        final_obs=tree_map(lambda x: x[kept], traj.final_obs),
+        version=version,
+    )

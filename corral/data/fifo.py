@@ -1,0 +1,103 @@
+"""Sequences that are used once, in the order in which they came."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from corral.core.errors import RunFailed, UserError
+from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, cat, slice_envs
+from corral.data.pack import pack, unpack
+from corral.data.store import Store
+
+
+class OnceStore(Store):
+    """A queue of sequences, one per column of a fragment: nothing is lost and nothing comes out twice.
+
+    It holds two batches and a fragment of all environments. `room` is false when there is no place for another
+    fragment, and `put` then refuses.
+    """
+
+    def __init__(self, spec: EnvSpec, data: DataSpec, num_envs: int):
+        self._spec, self._data = spec, data
+        self._num_envs, self._capacity = num_envs, 2 * data.batch_size + num_envs
+        self._queue: deque[Trajectory] = deque()
+        self._used = 0  # columns of the first trajectory that were given out
+        self._waiting = self._inserted = self._sampled = 0
+
+    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
+        """Queue the columns of a fragment."""
+        length, width = traj.shape
+        if length != self._data.length:
+            raise UserError(f"The algorithm asked for sequences of {self._data.length} steps and got {length}.")
+        if self._waiting + width > self._capacity:
+            raise RunFailed(
+                f"The store is full: {self._waiting} sequences wait, it holds {self._capacity}, and {width} more came; "
+                "ask room() before put(), or let learning take batches more often."
+            )
+        self._queue.append(traj)
+        self._waiting += width
+        self._inserted += width
+
+    def room(self) -> bool:
+        """Whether learning has left room for a fragment of all environments."""
+        return self._waiting + self._num_envs <= self._capacity
+
+    def ready(self) -> bool:
+        """Whether there are enough sequences for a batch."""
+        return self._waiting >= self._data.batch_size
+
+    def get(self) -> Sample:
+        """The oldest `batch_size` sequences, side by side."""
+        wanted = self._data.batch_size
+        if not self.ready():
+            raise RunFailed(f"Only {self._waiting} of {wanted} sequences are there: ask ready() before get().")
+        parts: list[Trajectory] = []
+        while wanted:
+            head, start = self._queue[0], self._used
+            width = head.shape[1]
+            self._used = min(width, start + wanted)
+            whole = start == 0 and self._used == width
+            parts.append(head if whole else slice_envs(head, np.arange(start, self._used)))
+            wanted -= self._used - start
+            if self._used == width:
+                self._queue.popleft()
+                self._used = 0
+        self._waiting -= self._data.batch_size
+        self._sampled += self._data.batch_size
+        return Sample(parts[0] if len(parts) == 1 else cat(parts))
+
+    def drop_older(self, version: int) -> int:
+        """Drop sequences from the front of the queue that an older policy acted in."""
+        dropped = 0
+        while self._queue and int(np.max(self._queue[0].version)) < version:
+            dropped += self._queue.popleft().shape[1] - self._used
+            self._used = 0
+        self._waiting -= dropped
+        return dropped
+
+    def metrics(self) -> dict[str, float]:
+        """Sizes and counts, in sequences."""
+        return {
+            "store/size": float(self._waiting),
+            "store/inserted": float(self._inserted),
+            "store/sampled": float(self._sampled),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What waits, and the counts."""
+        return {
+            "inserted": self._inserted,
+            "sampled": self._sampled,
+            "used": self._used,
+            "queue": {str(i): pack(traj, self._spec) for i, traj in enumerate(self._queue)},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from this state."""
+        self._inserted, self._sampled = state["inserted"], state["sampled"]
+        self._queue = deque(unpack(state["queue"][str(i)], self._spec) for i in range(len(state["queue"])))
+        self._used = state["used"]
+        self._waiting = sum(traj.shape[1] for traj in self._queue) - self._used

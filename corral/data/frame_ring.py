@@ -1,0 +1,240 @@
+"""Observations, each stored once, and of stacked pixels each frame once.
+
+Everything lives in rings whose places are named by counters that only grow: counter `c` sits in slot
+`c % size` and is alive until `c + size` is written. So a counter says by itself whether what it names is
+still there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from corral.core.spaces import Leaf
+from corral.core.types import Array, EnvSpec, Trajectory, Tree
+
+_SMALL = 256  # bytes
+
+
+def ring_size(capacity: int, item_bytes: int, margin: int) -> int:
+    """Slots for the observations of `capacity` transitions.
+
+    Every episode has one observation more than it has transitions, so the shortest episodes need twice as many.
+    Small items get that; only faulty rows, which have observations and are no transitions, can then make it too few.
+    Large ones get 3 % more: where the mean episode is shorter than 32 steps, fewer than
+    `capacity` transitions are kept.
+    """
+    return (2 * capacity if item_bytes <= _SMALL else capacity + capacity // 32) + margin
+
+
+def lay(ring: Array, counter: int, rows: Array) -> None:
+    """Write rows to the slots of a counter and those after it, round the end; at most as many as there are slots."""
+    start = counter % len(ring)
+    fits = min(len(rows), len(ring) - start)
+    ring[start : start + fits] = rows[:fits]
+    if fits < len(rows):
+        ring[: len(rows) - fits] = rows[fits:]
+
+
+def is_stack(leaf: Leaf) -> bool:
+    """Whether a leaf looks like the last `k` frames of a screen, newest last."""
+    shape = leaf.shape
+    return leaf.dtype == np.uint8 and len(shape) == 3 and 2 <= shape[0] <= 8 and min(shape[1:]) >= 16
+
+
+class FrameRing:
+    """Single frames, and stacks as `k` counters of frames in ascending order."""
+
+    def __init__(self, leaf: Leaf, size: int):
+        self.depth = leaf.shape[0]
+        self.size, self.high = size, 0
+        self.frames = np.zeros((size, *leaf.shape[1:]), leaf.dtype)  # zeros take no memory before they are written
+
+    def push(self, stacks: Array, before: Array | None, before_at: Array) -> Array:
+        """Store stacks [m, k, H, W] and return their counters [m, k].
+
+        `before` are the stacks that came just before in the same environments, and `before_at` their counters.
+        Where a stack only moved on by one frame that frame alone is new; otherwise (a reset, or no stack at
+        all) it is stored whole, equal neighbours once.
+        """
+        moved_on = np.zeros(len(stacks), np.bool_)
+        if before is not None:
+            moved_on = (stacks[:, :-1] == before[:, 1:]).all((1, 2, 3))
+        fresh = np.zeros((len(stacks), self.depth), np.bool_)
+        fresh[moved_on, -1] = True
+        if not moved_on.all():
+            whole = stacks[~moved_on]
+            fresh[~moved_on, 0] = True
+            fresh[~moved_on, 1:] = (whole[:, 1:] != whole[:, :-1]).any((2, 3))
+        counters = self.high - 1 + np.cumsum(fresh).reshape(fresh.shape)
+        counters[moved_on, :-1] = before_at[moved_on, 1:]
+        new = stacks[fresh]
+        lay(self.frames, self.high, new)
+        self.high += len(new)
+        return counters
+
+    def take(self, counters: Array) -> Array:
+        """Stacks [m, k, H, W]."""
+        return self.frames.take(counters % self.size, axis=0)
+
+
+class Observations:
+    """The observations of many environments. A number names each, and `take` gives them back.
+
+    `clocks` has the highest counters of all rings, and an observation is there while `needs` of it are not older
+    than `alive_from`.
+    """
+
+    def __init__(self, spec: EnvSpec, capacity: int, num_envs: int, margin: int):
+        self._layout, self._last = spec.observation, np.full(num_envs, -1, np.int64)
+        leaves = self._layout.leaves
+        stacks = {i: leaf for i, leaf in enumerate(leaves) if is_stack(leaf)}
+        plain = {i: leaf for i, leaf in enumerate(leaves) if i not in stacks}
+        largest = max((int(np.prod(x.shape, dtype=np.int64)) * x.dtype.itemsize for x in plain.values()), default=0)
+        self.size, self.high = ring_size(capacity, largest, margin), 0
+        self._plain = {i: np.zeros((self.size, *leaf.shape), leaf.dtype) for i, leaf in plain.items()}
+        self._frames = {
+            i: FrameRing(leaf, ring_size(capacity, int(np.prod(leaf.shape[1:])), margin * leaf.shape[0]))
+            for i, leaf in stacks.items()
+        }
+        self._stacks = {i: np.zeros((self.size, leaf.shape[0]), np.int64) for i, leaf in stacks.items()}
+        self.sizes = np.array([self.size, *(ring.size for ring in self._frames.values())])
+        """Sizes of all rings, the observations' first."""
+
+    @property
+    def clocks(self) -> Array:
+        """How much went into each ring so far."""
+        return np.array([self.high, *(ring.high for ring in self._frames.values())])
+
+    @property
+    def alive_from(self) -> Array:
+        """Lowest counter of each ring that is still there."""
+        alive: Array = self.clocks - self.sizes
+        return alive
+
+    @property
+    def nbytes(self) -> int:
+        """Memory when full."""
+        arrays = [*self._plain.values(), *self._stacks.values(), *(ring.frames for ring in self._frames.values())]
+        return sum(array.nbytes for array in arrays) + self._last.nbytes
+
+    def needs(self, numbers: Array) -> Array:
+        """Oldest counter of each ring that these observations refer to, [m, rings]."""
+        oldest = np.empty((len(numbers), len(self.sizes)), np.int64)
+        oldest[:, 0] = numbers
+        for column, table in enumerate(self._stacks.values(), 1):
+            oldest[:, column] = table[numbers % self.size, 0]
+        return oldest
+
+    def young(self, needs: Array) -> Array:
+        """Which of these needs [m, rings] will be there for a while yet: at least half a ring's length."""
+        if not self._frames:
+            alone: Array = needs[:, 0] > self.high - self.size // 2
+            return alone
+        young: Array = (needs > self.clocks - self.sizes // 2).all(1)
+        return young
+
+    def take(self, numbers: Array) -> Tree:
+        """Observations by number, [m, ...]."""
+        return self._layout.unflatten(self._leaves(numbers))
+
+    def _leaves(self, numbers: Array) -> list[Array]:
+        slots = numbers % self.size
+        leaves = []
+        for i in range(len(self._layout.leaves)):
+            ring = self._frames.get(i)
+            rows = (self._plain if ring is None else self._stacks)[i].take(slots, axis=0)
+            leaves.append(rows if ring is None else ring.take(rows))
+        return leaves
+
+    def add(self, traj: Trajectory) -> tuple[Array, Array, Array]:
+        """Store a fragment.
+
+        Returns the numbers of its observations [T + 1, B], of the true successors of its rows [T, B], and which
+        environments [B] go on from where their last fragment left off. Last observations of faulty rows are not
+        stored, since nothing follows from them.
+        """
+        length, width = traj.shape
+        obs, final = self._layout.flatten(traj.obs), self._layout.flatten(traj.final_obs)
+        final_at = traj.final_at
+        if traj.faulty.any():
+            kept = ~traj.faulty[final_at[:, 0], final_at[:, 1]]
+            final_at, final = final_at[kept], [leaf[kept] for leaf in final]
+        goes_on = self._goes_on(traj.env_id, [leaf[0] for leaf in obs])
+
+        numbers = np.empty((length + 1, width), np.int64)
+        numbers[0] = self._last[traj.env_id]
+        new = (~goes_on).nonzero()[0]
+        numbers[0, new] = self._count(len(new))
+        start = self.high
+        numbers[1:] = self._count(length * width).reshape(length, width)
+        final_numbers = self._count(len(final_at))
+        for i, leaf in enumerate(obs):
+            if i in self._frames:
+                self._add_stacks(i, leaf, numbers, new, (final_at, final[i], final_numbers))
+            else:
+                ring = self._plain[i]
+                if len(new):
+                    lay(ring, start - len(new), leaf[0, new])
+                lay(ring, start, leaf[1:].reshape(-1, *leaf.shape[2:]))
+                lay(ring, start + length * width, final[i])
+        self._last[traj.env_id] = numbers[-1]
+        successors = numbers[1:].copy()
+        successors[final_at[:, 0], final_at[:, 1]] = final_numbers
+        return numbers, successors, goes_on
+
+    def _add_stacks(self, i: int, obs: Array, numbers: Array, new: Array, finals: tuple[Array, Array, Array]) -> None:
+        """Store the stacks of one leaf in the order in which they were seen, last observations included."""
+        ring, table = self._frames[i], self._stacks[i]
+        final_at, final, final_numbers = finals
+        none = np.zeros((len(new), ring.depth), np.int64)
+        table[numbers[0, new] % self.size] = ring.push(obs[0, new], None, none)
+        counters = table[numbers[0] % self.size]
+        for t in range(len(obs) - 1):
+            before = obs[t]
+            ended = np.flatnonzero(final_at[:, 0] == t)
+            if len(ended):
+                columns = final_at[ended, 1]
+                at = ring.push(final[ended], before[columns], counters[columns])
+                table[final_numbers[ended] % self.size] = at
+                before = before.copy()
+                before[columns], counters[columns] = final[ended], at
+            counters = ring.push(obs[t + 1], before, counters)
+            table[numbers[t + 1] % self.size] = counters
+
+    def _goes_on(self, env_ids: Array, obs: list[Array]) -> Array:
+        """Where an environment's observation is the one stored last for it, and still young."""
+        last = self._last[env_ids]
+        goes_on: Array = (last >= 0) & self.young(self.needs(last))
+        for leaf, stored in zip(obs, self._leaves(last), strict=True):
+            goes_on &= (leaf == stored).reshape(len(last), -1).all(1)
+        return goes_on
+
+    def _count(self, count: int) -> Array:
+        numbers = np.arange(self.high, self.high + count)
+        self.high += count
+        return numbers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Views of what is filled, and the counters."""
+        filled = min(self.high, self.size)
+        return {
+            "high": self.high,
+            "last": self._last,
+            "plain": {str(i): array[:filled] for i, array in self._plain.items()},
+            "stacks": {str(i): array[:filled] for i, array in self._stacks.items()},
+            "frames": {str(i): ring.frames[: min(ring.high, ring.size)] for i, ring in self._frames.items()},
+            "frames_high": {str(i): ring.high for i, ring in self._frames.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from this state, of a store with the same settings."""
+        self.high = state["high"]
+        self._last[:] = state["last"]
+        for name, arrays in (("plain", self._plain), ("stacks", self._stacks)):
+            for i, array in arrays.items():
+                array[: len(state[name][str(i)])] = state[name][str(i)]
+        for i, ring in self._frames.items():
+            ring.high = state["frames_high"][str(i)]
+            ring.frames[: len(state["frames"][str(i)])] = state["frames"][str(i)]

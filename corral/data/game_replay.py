@@ -1,0 +1,125 @@
+"""Replay of single steps of whole episodes, each with what came of it in the end: what AlphaZero learns from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from corral.core.errors import RunFailed, UserError
+from corral.core.memory import require_memory
+from corral.core.types import Array, DataSpec, EnvSpec, Positions, Sample, Trajectory, slice_envs
+from corral.data.episodes import EpisodeStore
+from corral.data.limiter import RateLimiter
+from corral.data.store import Store
+from corral.ops.outcome import outcomes
+
+TURN = "to_play"
+"""The extra that says who acted; without it one player acts."""
+
+
+class OutcomeStore(Store):
+    """Keeps the last `data.capacity` steps of episodes that have ended, and draws batches from them, with replacement.
+
+    Kept of a step are its observation, what `data.extras` names, and the episode's outcome for who acted there
+    (`corral.ops.outcome`). An episode that was cut short counts as it stands.
+    """
+
+    def __init__(self, spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0):
+        if data.prioritised:
+            raise UserError("Steps of whole episodes are drawn evenly; priorities are for transitions.")
+        if not 1 <= data.min_size <= data.capacity:
+            raise UserError(f"min_size must be between 1 and the capacity, got {data.min_size} and {data.capacity}.")
+        self._spec, self._data = spec, data
+        self._episodes = EpisodeStore(spec, replace(data, batch_size=1, reuse="once"), num_envs)
+        self._rng = np.random.default_rng(np.random.SeedSequence(seed))
+        self._columns: dict[str, Array] = {}  # of `capacity` rows, laid out when the first episode comes
+        self._size = self._next = 0
+        ahead = max(2 * data.batch_size, data.samples_per_insert * data.capacity / 10)
+        self.limiter = RateLimiter(data.samples_per_insert, data.min_size, ahead)
+
+    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
+        """Take in a fragment, and keep the episodes that it completes."""
+        for column in range(traj.shape[1]):  # the episodes of one are taken out before the next has any
+            self._episodes.put(slice_envs(traj, np.array([column])))
+            while self._episodes.ready():
+                episode = self._episodes.get().batch
+                assert isinstance(episode, Trajectory)
+                self._keep(episode)
+
+    def room(self) -> bool:
+        """Whether learning has kept up."""
+        return self.limiter.may_insert()
+
+    def ready(self) -> bool:
+        """Whether a batch is owed."""
+        return self._size > 0 and self.limiter.may_sample(self._data.batch_size)
+
+    def get(self) -> Sample:
+        """Draw a batch."""
+        if not self.ready():
+            raise RunFailed("Replay owes no batch yet: ask ready() before get().")
+        count = self._data.batch_size
+        rows = self._rng.integers(self._size, size=count)
+        self.limiter.sampled += count
+        taken = {name: column[rows] for name, column in self._columns.items()}
+        layout = self._spec.observation
+        leaves = [taken.pop(f"obs.{k}") for k in range(len(layout.leaves))]
+        return Sample(Positions(layout.unflatten(leaves), taken.pop("outcome"), taken))
+
+    def _keep(self, episode: Trajectory) -> None:
+        length = episode.shape[0]
+        turn = episode.extras.get(TURN, np.zeros(episode.shape, np.int8))
+        rows = {
+            **{f"obs.{k}": leaf[:-1, 0] for k, leaf in enumerate(self._spec.observation.flatten(episode.obs))},
+            **{name: episode.extras[name][:, 0] for name in self._data.extras},
+            "outcome": outcomes(episode.reward[:, 0], turn[:, 0], self._data.gamma).astype(np.float32),
+        }
+        if not self._columns:
+            self._allocate(rows)
+        places = (self._next + np.arange(length)) % self._data.capacity
+        for name, column in rows.items():
+            self._columns[name][places] = column
+        self._next = (self._next + length) % self._data.capacity
+        self._size = min(self._size + length, self._data.capacity)
+        self.limiter.inserted += length
+
+    def _allocate(self, rows: dict[str, Array]) -> None:
+        capacity = self._data.capacity
+        require_memory(sum(row[0].nbytes for row in rows.values()) * capacity, capacity, "Replay")
+        self._columns = {name: np.zeros((capacity, *row.shape[1:]), row.dtype) for name, row in rows.items()}
+
+    def metrics(self) -> dict[str, float]:
+        """Sizes and counts, in steps; `dropped` are episodes."""
+        return {
+            "store/size": float(self._size),
+            "store/inserted": float(self.limiter.inserted),
+            "store/sampled": float(self.limiter.sampled),
+            "store/dropped": self._episodes.metrics()["store/dropped"],
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept, what is under way, and the generator."""
+        return {
+            "episodes": self._episodes.state_dict(),
+            "columns": {name: column[: self._size] for name, column in self._columns.items()},
+            "size": self._size,
+            "next": self._next,
+            "limiter": self.limiter.state_dict(),
+            "rng": dict(self._rng.bit_generator.state),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from this state, of a store with the same capacity."""
+        if state["size"] > self._data.capacity or (state["next"] > state["size"]):
+            raise UserError("The saved replay had another capacity: resume with the same settings.")
+        self._episodes.load_state_dict(state["episodes"])
+        self._columns = {}
+        if state["size"]:
+            self._allocate(state["columns"])
+            for name, rows in state["columns"].items():
+                self._columns[name][: state["size"]] = rows
+        self._size, self._next = state["size"], state["next"]
+        self.limiter.load_state_dict(state["limiter"])
+        self._rng.bit_generator.state = state["rng"]

@@ -1,0 +1,166 @@
+"""Environments in this process, stepped one after the other: the fastest choice for cheap environments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from corral.core.gym_env import EnvFactory
+from corral.core.types import Array, StepBatch, Tree
+from corral.envs.stepping.group import EnvGroup
+from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.in_flight import Flight
+from corral.envs.stepping.live_row import RowEnv
+from corral.envs.stepping.rows import Rows
+from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision, Watchdog
+from corral.envs.vec_env import VecEnv
+from corral.snapshot.live_env import Acting
+
+
+class LocalVecEnv(VecEnv):
+    """VecEnv without processes. Environments step inside `recv`, in the order they were sent to."""
+
+    def __init__(self, factories: Sequence[EnvFactory], name: str, supervision: Supervision, role: str = "train"):
+        self.num_envs, self._role = len(factories), role
+        self._log = FaultLog(supervision)
+        self._mark = [IDLE]
+        self._group = EnvGroup(dict(enumerate(factories)), name, self._log.record, self._mark)
+        try:
+            self.spec = self._group.build()
+        except BaseException:
+            self._group.close()
+            raise
+        self._rows = Rows(self.spec, self.num_envs)
+        self._flight = Flight(self.num_envs, self.spec)
+        self._group.attach(self._rows, self._flight.sets)
+        self._queue: list[IdSet] = []  # sent to and not yet stepped, in order
+        self._watchdog = Watchdog(self._mark, supervision.step_timeout_s)
+
+    @property
+    def faults(self) -> Iterable[Fault]:
+        """The most recent failures of environments."""
+        return tuple(self._log.recent)
+
+    @property
+    def restarts(self) -> int:
+        """How many times an environment was restarted."""
+        return self._log.restarts
+
+    def environment(self, env_id: int) -> gymnasium.Env[Any, Any]:
+        """The environment itself, for planners, which leave it as it is."""
+        return self._group.environment(env_id)
+
+    def factory(self, env_id: int) -> EnvFactory:
+        """What builds it."""
+        return self._group.factory(env_id)
+
+    def acting(self, env_id: int) -> Acting:
+        """The environment as a keeper of its states knows it."""
+        return RowEnv(self._group, env_id)
+
+    def reset(self, seed: int = 0) -> None:
+        """Start new seeded episodes everywhere."""
+        flight = self._flight
+        lenient = flight.started  # the very first reset that fails is the user's mistake, a later one a fault
+        flight.start()
+        self._queue.clear()
+        self._rows.flip(flight.everyone)
+        self._rows.episode[:] = 0
+        self._watchdog.touch()
+        try:
+            self._group.reset(flight.everyone.ids, seed, self._role, lenient=lenient)
+        except BaseException:
+            self.close()
+            raise
+        flight.arrive(flight.everyone.mask)
+
+    def send(self, env_ids: Array, actions: Tree) -> None:
+        """Queue one action for each of these idle environments."""
+        chosen, leaves = self._flight.take_off(env_ids, actions)
+        for row, leaf in zip(self._rows.action, leaves, strict=True):
+            row[chosen.index] = leaf
+        self._rows.flip(chosen)
+        self._queue.append(chosen)
+
+    def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
+        """Step as many queued environments as the caller waits for, and return them."""
+        flight = self._flight
+        if not flight.started:
+            self.reset(self.seed)
+        wanted, count = flight.wanted(min_ready, env_ids)
+        due = self._due(count - flight.num_ready(None)) if wanted is None else self._named(wanted)
+        if due is not None:
+            self._watchdog.touch()
+            try:
+                self._group.step(due, self._announce)
+            except BaseException:
+                self.close()
+                raise
+        return self._rows.collect(flight.land(wanted))
+
+    def record_episodes(self) -> None:
+        """Note what restores the environments."""
+        self._group.record()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the environments are, and what leads there."""
+        self._flight.require_idle()
+        return {
+            "identity": self._identity(),
+            "seed": self._group.run_seed,
+            "rows": self._rows.state_dict(self._flight.everyone),
+            "envs": self._group.save(),
+            "faults": self._log.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Repeat what led to the saved state, in fresh environments; returns those where that failed."""
+        flight = self._flight
+        flight.require_new()
+        self._require_identity(state)
+        flight.start()
+        self._rows.load_state_dict(state["rows"], flight.everyone)
+        self._log.load_state_dict(state["faults"])
+        self._watchdog.touch()
+        try:
+            restarted = self._group.load(state["envs"], state["seed"], self._role, self._watchdog.touch)
+        except BaseException:
+            self.close()
+            raise
+        flight.arrive(sum(1 << env_id for env_id in restarted))
+        flight.in_flight = 0
+        return restarted
+
+    def close(self) -> None:
+        """Close every environment."""
+        if not self._flight.closed:
+            self._flight.closed = True
+            self._watchdog.close()
+            self._group.close()
+
+    def _announce(self, done: IdSet) -> None:
+        self._flight.arrive(done.mask)
+
+    def _due(self, count: int) -> IdSet | None:
+        """Take the first `count` environments from the queue."""
+        if count <= 0:
+            return None
+        if len(self._queue) == 1 and len(self._queue[0]) == count:  # the usual case
+            return self._queue.pop()
+        queued = np.concatenate([chosen.ids for chosen in self._queue])
+        self._queue = [self._flight.sets.of(queued[count:])] if count < len(queued) else []
+        return self._flight.sets.of(queued[:count])
+
+    def _named(self, wanted: IdSet) -> IdSet | None:
+        """Take these environments from the queue, unless they have been stepped already."""
+        if len(self._queue) == 1 and self._queue[0] is wanted:  # the usual case
+            return self._queue.pop()
+        if not self._queue:
+            return None
+        queued = np.concatenate([chosen.ids for chosen in self._queue])
+        named = np.isin(queued, wanted.ids)
+        self._queue = [] if named.all() else [self._flight.sets.of(queued[~named])]
+        return self._flight.sets.of(queued[named]) if named.any() else None

@@ -1,0 +1,1 @@
+"""Environments that step many at once in C++: ALE's vector environment and EnvPool."""

@@ -1,0 +1,145 @@
+"""EnvPool as a VecEnv: many Gymnasium environments again, in C++ and stepped by threads.
+
+EnvPool resets one step late, and calls an episode that ends by itself in its last allowed step truncated. So
+here every ended environment is reset at once, and the time limit is counted here, with EnvPool's own moved
+out of the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from corral.core import seeding
+from corral.core.errors import EnvFailed, UserError
+from corral.core.types import Array, EnvSpec, StepBatch, Tree
+from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.in_flight import Flight
+from corral.envs.stepping.rows import FIRST, GAME_OVER, TERMINATED, TRUNCATED, Rows
+from corral.envs.vec_env import VecEnv
+
+_NO_LIMIT = 2**31 - 1
+
+
+class EnvPoolVecEnv(VecEnv):
+    """VecEnv of one of EnvPool's tasks. Environments step inside `recv`, all that were sent to at once."""
+
+    def __init__(self, task: str, kwargs: Mapping[str, Any], num_envs: int, threads: int, role: str = "train"):
+        self.num_envs, self._role, self._task = num_envs, role, task
+        self._kwargs = {**kwargs, "num_envs": num_envs, "num_threads": threads}
+        made = self._envpool("make_spec")
+        limit = int(made.config.max_episode_steps)
+        self._limit = limit if limit > 0 else _NO_LIMIT
+        if self._limit < _NO_LIMIT:
+            self._kwargs["max_episode_steps"] = self._limit + 1
+        if made.config.max_num_players != 1:
+            raise UserError(f"{task} has several players; Corral's environments have one.")
+        with _quietly():
+            observation, action = made.gymnasium_observation_space, made.gymnasium_action_space
+        self.spec = EnvSpec(observation, action, task, self._limit if self._limit < _NO_LIMIT else None)
+        self._rows = Rows(self.spec, num_envs)
+        self._flight = Flight(num_envs, self.spec)
+        self._float_leaves = [k for k, leaf in enumerate(self.spec.observation.leaves) if leaf.dtype.kind == "f"]
+        self._pool: Any = None
+
+    def reset(self, seed: int = 0) -> None:
+        """Start new seeded episodes everywhere, in a new pool because EnvPool's seeds are fixed."""
+        self._flight.require_open()
+        seeds = seeding.env_seeds(seed, self._role, self.num_envs)
+        self._pool = self._envpool("make", env_type="gymnasium", env_seed=seeds)
+        self._flight.start()
+        rows = self._rows
+        rows.reward[:] = rows.raw_reward[:] = 0.0
+        rows.step[:] = 0
+        rows.flags[:] = False
+        rows.flags[:, FIRST] = True
+        with _quietly():
+            obs, _ = self._pool.reset()
+        self._write(self._flight.everyone.ids, obs)
+        self._flight.arrive(self._flight.everyone.mask)
+
+    def send(self, env_ids: Array, actions: Tree) -> None:
+        """Hand one action to each of these idle environments."""
+        chosen, leaves = self._flight.take_off(env_ids, actions)
+        for row, leaf in zip(self._rows.action, leaves, strict=True):
+            row[chosen.index] = leaf
+
+    def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
+        """Step everybody who was sent to; the results asked for."""
+        flight = self._flight
+        if not flight.started:
+            self.reset(self.seed)
+        wanted, count = flight.wanted(min_ready, env_ids)
+        if flight.num_ready(wanted) < count:
+            self._step(flight.sets.of_mask(flight.in_flight))
+        return self._rows.collect(flight.land(wanted))
+
+    def close(self) -> None:
+        """Let go of the pool, which ends its threads."""
+        self._flight.closed = True
+        self._pool = None
+
+    def _step(self, chosen: IdSet) -> None:
+        rows, ids = self._rows, chosen.ids
+        actions = self.spec.action.unflatten([leaf[ids] for leaf in rows.action])
+        obs, reward, terminated, truncated, _ = self._pool.step(actions, ids.astype(np.int32))
+        rows.step[ids] += 1
+        truncated = truncated | (rows.step[ids] >= self._limit)
+        ended = terminated | truncated
+        rows.reward[ids] = rows.raw_reward[ids] = reward
+        flags = np.zeros((len(ids), rows.flags.shape[1]), np.bool_)
+        flags[:, TERMINATED], flags[:, TRUNCATED] = terminated, truncated
+        flags[:, FIRST] = flags[:, GAME_OVER] = ended
+        rows.flags[ids] = flags
+        self._write(ids, obs)
+        if ended.any():
+            self._next_episodes(ids[ended])
+        if not np.isfinite(rows.reward[ids]).all():
+            raise self._not_finite(ids[~np.isfinite(rows.reward[ids])])
+        self._flight.arrive(chosen.mask)
+
+    def _next_episodes(self, ids: Array) -> None:
+        rows = self._rows
+        for final, obs in zip(rows.final, rows.obs, strict=True):
+            final[ids] = obs[0, ids]
+        rows.step[ids] = 0
+        self._write(ids, self._pool.reset(ids.astype(np.int32))[0])
+
+    def _write(self, ids: Array, obs: Tree) -> None:
+        """Store observations, which EnvPool gives in the order of `ids`."""
+        values = self.spec.observation.flatten(obs)
+        for place, value in zip(self._rows.obs, values, strict=True):
+            place[0, ids] = value  # the rows' other half is for environments that fail in the middle of a step
+        for k in self._float_leaves:
+            finite = np.isfinite(values[k].reshape(len(ids), -1)).all(axis=1)
+            if not finite.all():
+                raise self._not_finite(ids[~finite])
+
+    def _not_finite(self, ids: Array) -> EnvFailed:
+        self.close()
+        return EnvFailed(
+            f"Environments {ids.tolist()} of EnvPool's {self._task} returned a value that is not finite; "
+            "backend='process' would replace them."
+        )
+
+    def _envpool(self, function: str, **more: Any) -> Any:
+        """Call a function of the envpool module with the task; UserError says what it does not like."""
+        import envpool
+
+        try:
+            with _quietly():
+                return getattr(envpool, function)(self._task, **more, **self._kwargs)
+        except (TypeError, ValueError, AssertionError, KeyError) as error:
+            raise UserError(f"EnvPool cannot make {self._task} with {self._kwargs}: {error}") from error
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without a warning about float64 bounds of float32 spaces at every start."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,1 @@
+"""Environments in worker processes, several in each; observations and actions in shared memory."""

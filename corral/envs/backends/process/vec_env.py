@@ -1,0 +1,131 @@
+"""Environments in worker processes, several in each, with observations and actions in shared memory.
+
+A step costs the parent one small message to each worker and one from it; both sides sleep in between. While
+the caller decides for some environments, the workers step the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+
+from corral.core.gym_env import EnvFactory
+from corral.envs.backends.process import channel as ch
+from corral.envs.backends.process.handle import WorkerHandle, plug_stdio, shared_memory, stop_workers
+from corral.envs.backends.remote.handle import pickle_factories
+from corral.envs.backends.remote.vec_env import RemoteVecEnv
+from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.rows import Rows
+from corral.envs.supervision import Supervision
+from corral.runtimes.orphan_reaper import Sentry
+
+
+class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
+    """VecEnv over worker processes."""
+
+    def __init__(
+        self,
+        factories: Sequence[EnvFactory],
+        name: str,
+        supervision: Supervision,
+        workers: int,
+        role: str = "train",
+    ):
+        super().__init__(len(factories), name, supervision, workers, role)
+        handles = [(index, np.flatnonzero(self._worker_of == index)) for index in range(workers)]
+        jobs = [pickle_factories({i: factories[i] for i in ids.tolist()}, name) for _, ids in handles]
+        plug_stdio()
+        self._memory_fd = shared_memory("corral-rows")
+        self._sentry = Sentry()
+        self._poll = select.poll()
+        self._by_fd: dict[int, WorkerHandle] = {}
+        # Lives without self, so that an unclosed VecEnv takes its workers along when collected or at exit.
+        self._stop = weakref.finalize(self, stop_workers, self._workers, self._sentry, self._memory_fd, os.getpid())
+        self._start_all(
+            [
+                WorkerHandle(*handle, self._memory_fd, job, self._sentry)
+                for handle, job in zip(handles, jobs, strict=True)
+            ]
+        )
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers; environment `i` lives in worker `i % len(worker_pids)`."""
+        return [worker.process.pid for worker in self._workers]
+
+    def _start(self, worker: WorkerHandle) -> None:
+        worker.spawn()
+        self._by_fd[worker.channel.fileno()] = worker
+        self._poll.register(worker.channel.fileno(), select.POLLIN)
+
+    def _end(self, worker: WorkerHandle) -> None:
+        fd = worker.channel.fileno()
+        self._poll.unregister(fd)
+        del self._by_fd[fd]
+        worker.kill()
+
+    def _make_rows(self) -> Rows:
+        size = Rows.nbytes(self.spec, self.num_envs)
+        os.ftruncate(self._memory_fd, size)
+        return Rows(self.spec, self.num_envs, mmap.mmap(self._memory_fd, size))
+
+    def _dispatch(self, chosen: IdSet) -> None:
+        for worker, frame, count in chosen.route or self._route(chosen):
+            if worker.pending == 0:
+                worker.touch()
+            worker.pending += count
+            with contextlib.suppress(ch.Closed):  # found dead, and replaced, by the next recv
+                worker.channel.send_frame(frame)
+            self._last_sent = worker
+
+    def _route(self, chosen: IdSet) -> list[tuple[WorkerHandle, bytes, int]]:
+        """Frames that carry these ids to their workers."""
+        owner = self._worker_of[chosen.ids]
+        route = []
+        for worker in self._workers:
+            part = chosen.ids[owner == worker.index]
+            if len(part):
+                route.append((worker, ch.frame(ch.STEP, self._flight.sets.of(part).payload), len(part)))
+        chosen.route = route
+        return route
+
+    def _receive(self, last: WorkerHandle | None, wait_s: float) -> None:
+        """A caller that needs everybody's results is woken once instead of once per worker, which saves a lot."""
+        wait_ms = 1000 * wait_s
+        if last is not None and last.pending:
+            last.poll.poll(wait_ms)
+            wait_ms = 0
+        for fd, _ in self._poll.poll(wait_ms):
+            worker = self._by_fd[fd]
+            try:
+                for op, payload in worker.channel.read():
+                    if op == ch.READY:
+                        self._ready(worker, self._flight.sets.of_payload(payload))
+                    else:
+                        self._handle(worker, op, ch.parse(payload) if payload else None)
+            except ch.Closed:
+                self._replace(worker, "killed")
+
+    def _check_alive(self, worker: WorkerHandle, now: float) -> None:
+        if worker.process.poll() is not None:  # its socket may be held open by what it forked
+            self._replace(worker, "killed")
+            return
+        if worker.running:
+            if worker.pending == 0:
+                return
+            mark = int(self._rows.mark[worker.index])
+            if mark != worker.last_mark:
+                worker.last_mark = mark
+                worker.touch()
+            limit = self._supervision.step_timeout_s
+        else:
+            limit = self._supervision.start_timeout_s
+        if now - worker.busy_since > limit:
+            worker.dump_stacks()
+            self._replace(worker, "hung", f"no result for {limit:g} s, so ")

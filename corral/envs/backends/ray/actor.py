@@ -1,0 +1,137 @@
+"""What runs in a Ray worker process: an actor with some environments, and a task that looks at an actor that hangs."""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from corral.core.errors import EnvFailed, UserError
+from corral.core.types import Array, EnvSpec
+from corral.envs.backends.process import channel as ch
+from corral.envs.backends.remote.worker import EnvWorker
+from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.row_parcel import RowParcel, pack, unpack
+from corral.envs.stepping.rows import Rows
+from corral.envs.supervision import IDLE
+
+# From here on a call of its own for each environment costs little beside its step.
+_SLOW_STEP_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an actor is, and how another process on its node can look at it."""
+
+    node_id: str
+    pid: int
+    stacks_fd: int
+    mark_fd: int
+
+
+@dataclass(slots=True)
+class Reply:
+    """What an actor says in answer to one call, in order; READY and ROWS carry a RowParcel."""
+
+    messages: list[tuple[int, Any]] = field(default_factory=list)
+    slow: bool | None = None  # whether steps take long; None where there was none
+
+
+class EnvActor(EnvWorker):
+    """Some environments as a Ray actor: one call at a time, on its main thread."""
+
+    def __init__(self) -> None:
+        self._reply = Reply()
+        self._stacks = os.fdopen(os.memfd_create("corral-stacks"), "w")
+        self._mark_fd = os.memfd_create("corral-mark")
+        os.ftruncate(self._mark_fd, 8)
+        self._mark = memoryview(mmap.mmap(self._mark_fd, 8)).cast("q")
+        self._mark[0] = IDLE
+        faulthandler.register(signal.SIGUSR1, self._stacks, all_threads=True)
+
+    def place(self) -> Place:
+        """The first thing asked: where am I?"""
+        import ray
+
+        node_id = ray.get_runtime_context().get_node_id()
+        return Place(node_id, os.getpid(), self._stacks.fileno(), self._mark_fd)
+
+    def build(self, job: bytes, path: list[str]) -> Reply:
+        """Build the environments; what the parent can import is looked for here in the same places."""
+        sys.path += [entry for entry in path if entry not in sys.path]
+        return self._answer(self.start, job)
+
+    def ask(self, op: int, data: Any, rows: RowParcel | None = None) -> Reply:
+        """Do what a message asks for; `rows` are to be put in place before."""
+        return self._answer(self._ask, op, data, rows)
+
+    def take(self, env_ids: bytes, actions: list[Array]) -> Reply:
+        """Step these environments."""
+        return self._answer(self._take, env_ids, actions)
+
+    def _answer(self, do: Any, *args: Any) -> Reply:
+        self._reply = reply = Reply()
+        try:
+            do(*args)
+        except UserError as error:
+            self.post(ch.FAILED, {"kind": "user", "text": str(error)})
+        except EnvFailed as error:
+            self.post(ch.FAILED, {"kind": "failed", "text": str(error)})
+        except BaseException as error:
+            self.post(ch.FAILED, {"kind": "failed", "text": "".join(traceback.format_exception(error))})
+        return reply
+
+    def _ask(self, op: int, data: Any, rows: RowParcel | None) -> None:
+        if rows is not None:
+            unpack(self._rows, self._sets.of_payload(rows.env_ids), rows)
+        self.handle(op, data)
+        if rows is not None:
+            self.post(ch.ROWS, pack(self._rows, self._sets.of_payload(rows.env_ids)))
+
+    def _take(self, env_ids: bytes, actions: list[Array]) -> None:
+        chosen = self._sets.of_payload(env_ids)
+        for row, leaf in zip(self._rows.action, actions, strict=True):
+            row[chosen.index] = leaf
+        self._rows.flip(chosen)
+        start = time.perf_counter()
+        self.step(chosen)
+        self._reply.slow = time.perf_counter() - start > _SLOW_STEP_S * len(chosen)
+
+    def post(self, op: int, data: Any) -> None:
+        """Answer."""
+        self._reply.messages.append((op, data))
+
+    def announce(self, done: IdSet) -> None:
+        """Send the rows along."""
+        self.post(ch.READY, pack(self._rows, done))
+
+    def make_rows(self, spec: EnvSpec, num_envs: int) -> Rows:
+        """Rows of its own."""
+        return Rows(spec, num_envs)
+
+    def visible_mark(self, rows: Rows) -> Any:
+        """Memory that `look_at` can read."""
+        return self._mark
+
+
+def look_at(place: Place) -> tuple[int, str]:
+    """On an actor's node: which environment it is stepping, and its stacks, even if C code holds the interpreter."""
+    with open(f"/proc/{place.pid}/fd/{place.mark_fd}", "rb") as file:
+        mark: int = struct.unpack("q", file.read(8))[0]
+    stacks = f"/proc/{place.pid}/fd/{place.stacks_fd}"
+    before = os.stat(stacks).st_size
+    os.kill(place.pid, signal.SIGUSR1)
+    until = time.monotonic() + 1.0
+    while os.stat(stacks).st_size == before and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.05)  # the handler writes in several pieces
+    with open(stacks, "rb") as file:
+        file.seek(before)  # there may have been a look before
+        return mark, file.read(1 << 16).decode(errors="replace")

@@ -1,0 +1,123 @@
+"""The parent's side of one Ray actor: start it, call it, read its last words, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+from corral.core.types import Array
+from corral.envs.backends.process import channel as ch
+from corral.envs.backends.ray.actor import EnvActor, Place, look_at
+from corral.envs.backends.remote.handle import RemoteWorker
+from corral.envs.stepping.row_parcel import RowParcel
+from corral.envs.supervision import IDLE as NO_ENV
+from corral.runtimes.ray_cluster import import_ray
+
+_LOOK_S = 5.0
+_WORDS = 1000  # characters of Ray's own report
+
+
+class RayWorker(RemoteWorker):
+    """One actor and the environments it owns."""
+
+    def __init__(self, index: int, ids: Array, job: bytes, group: Any):
+        """`group` has a CPU for each worker (see `ray_cluster.reserve_cpus`); None: this one reserves none."""
+        super().__init__(index, ids)
+        self._job, self._group = job, group
+        self._actor: Any = None
+
+    def spawn(self) -> None:
+        """Ask Ray for an actor, and tell it which environments to build."""
+        ray = import_ray()
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        where: Any = "SPREAD"
+        if self._group is not None:
+            where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self.index)
+        cpus = 0 if self._group is None else 1
+        options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": where}
+        self._actor = ray.remote(EnvActor).options(**options).remote()
+        self.place: Place | None = None
+        self.missed = False  # Ray has not started it for a while, and this was said
+        self.slow = True  # until a step shows otherwise: a call for each environment
+        self.words = ""
+        self.calls: dict[Any, list[int]] = {}  # refs of answers to come, in order, and the environments concerned
+        self.born()
+        self.calls[self._actor.place.remote()] = []
+        self.calls[self._actor.build.remote(self._job, [entry for entry in sys.path if isinstance(entry, str)])] = []
+
+    def post(self, op: int, data: Any = None) -> None:
+        """Call the actor with a message."""
+        self.calls[self._actor.ask.remote(op, data)] = data["ids"] if op == ch.RESET else []
+
+    def load(self, data: Any, rows: RowParcel) -> None:
+        """Have saved states restored; the actor needs the rows to compare."""
+        self.calls[self._actor.ask.remote(ch.LOAD, data, rows)] = self.ids.tolist()
+
+    def step(self, env_ids: bytes, ids: list[int], actions: list[Array]) -> None:
+        """Have these environments step."""
+        self.calls[self._actor.take.remote(env_ids, actions)] = ids
+
+    @property
+    def suspects(self) -> list[int]:
+        """Environments that may be the one under way: those of the oldest call."""
+        return next((ids for ids in self.calls.values() if ids), [])
+
+    def look(self) -> int:
+        """Keep the stacks of an actor that hangs as its last words; returns the environment that it is stepping."""
+        ray = import_ray()
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if self.place is None:
+            return NO_ENV
+        there = NodeAffinitySchedulingStrategy(self.place.node_id, soft=False)
+        task = ray.remote(look_at).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        try:
+            mark, stacks = ray.get(task.remote(self.place), timeout=_LOOK_S)
+        except (ray.exceptions.RayError, OSError) as error:
+            self.words = f"its stack could not be read: {error}"
+            return NO_ENV
+        self.words = f"its Ray actor was killed; its stack:\n{stacks}"
+        return int(mark)
+
+    def died(self, error: Exception) -> None:
+        """Keep what Ray says about its end."""
+        text = str(error)
+        start = max(0, text.find("The actor is dead"))
+        self.words = f"its Ray actor is gone: {text[start : start + _WORDS]}"
+
+    def last_words(self) -> str:
+        """How the actor ended."""
+        return self.words
+
+    def ask_to_close(self) -> Any:
+        """Let it close its environments, after what it is doing; a ref to wait for."""
+        return self._actor.close.remote()
+
+    def kill(self) -> None:
+        """End the actor, and forget its answers."""
+        ray = import_ray()
+        self.calls.clear()
+        with contextlib.suppress(Exception):  # it is gone already, or Ray is
+            ray.kill(self._actor, no_restart=True)
+
+
+def stop_actors(workers: list[RayWorker], group: Any, owner_pid: int, patience_s: float = 5.0) -> None:
+    """Let every actor close its environments, end it, and give the CPUs back.
+
+    A fork of the owner inherits this as a finalizer; the actors are not its to end. At exit Ray may be gone, and has
+    taken the actors along.
+    """
+    ray = import_ray()
+    if os.getpid() == owner_pid and ray.is_initialized():
+        with contextlib.suppress(Exception):
+            refs = [worker.ask_to_close() for worker in workers]
+            ray.wait(refs, num_returns=len(refs), timeout=patience_s)
+        for worker in workers:
+            worker.kill()
+        if group is not None:
+            with contextlib.suppress(Exception):
+                ray.util.remove_placement_group(group)
+    workers.clear()

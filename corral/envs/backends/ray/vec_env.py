@@ -1,0 +1,171 @@
+"""Environments in Ray actors, several in each, on one machine or spread over a cluster.
+
+A step costs a remote call to each actor and its reply, which brings the rows as arrays: small ones with the message,
+large ones through Ray's object store. Environments whose steps take long get a call each, so that results arrive
+one by one. An actor that dies, or whose node is lost, is replaced, on another node if need be.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from corral.core.errors import EnvFailed
+from corral.core.gym_env import EnvFactory
+from corral.core.types import Array
+from corral.envs.backends.process import channel as ch
+from corral.envs.backends.ray.actor import Place, Reply
+from corral.envs.backends.ray.handle import RayWorker, stop_actors
+from corral.envs.backends.ray.parcelled import ParcelledVecEnv
+from corral.envs.backends.remote.handle import pickle_factories
+from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.row_parcel import pack, unpack
+from corral.envs.supervision import IDLE as NO_ENV
+from corral.envs.supervision import Supervision
+from corral.runtimes.ray_cluster import connect, free_cpus_in_words, import_ray, reserve_cpus, usable_cpus
+
+log = logging.getLogger("corral.envs")
+
+_PLACE_S = 10.0  # usually it takes Ray a second
+_GET_S = 10.0
+
+
+class RayVecEnv(ParcelledVecEnv[RayWorker]):
+    """VecEnv over Ray actors. Each reserves one CPU; those of an evaluation, which run now and then, reserve none."""
+
+    def __init__(
+        self,
+        factories: Sequence[EnvFactory],
+        name: str,
+        supervision: Supervision,
+        workers: int | None = None,
+        role: str = "train",
+    ):
+        connect()
+        self._ray = import_ray()
+        workers = workers or usable_cpus(len(factories))
+        super().__init__(len(factories), name, supervision, workers, role)
+        jobs = []
+        for index in range(workers):
+            ids = np.flatnonzero(self._worker_of == index)
+            jobs.append((index, ids, pickle_factories({i: factories[i] for i in ids.tolist()}, name)))
+        group = reserve_cpus(workers, f"{name} with workers={workers}") if role == "train" else None
+        # Lives without self, so that an unclosed VecEnv takes its actors along when collected or at exit.
+        self._stop = weakref.finalize(self, stop_actors, self._workers, group, os.getpid())
+        self._start_all([RayWorker(*job, group) for job in jobs])
+
+    @property
+    def places(self) -> list[Place | None]:
+        """Node and process of each actor; environment `i` lives in actor `i % len(places)`."""
+        return [worker.place for worker in self._workers]
+
+    def _start(self, worker: RayWorker) -> None:
+        worker.spawn()
+
+    def _end(self, worker: RayWorker) -> None:
+        worker.kill()
+
+    # -- calls ---------------------------------------------------------------------------------------------
+
+    def _dispatch(self, chosen: IdSet) -> None:
+        for worker, mine in self._shares(chosen):
+            for part in _parts(mine, one_by_one=worker.slow):
+                ids = self._flight.sets.of(part)
+                worker.step(ids.payload, list(ids.numbers), [leaf[part] for leaf in self._rows.action])
+            self._last_sent = worker
+
+    def _send_reset(self, worker: RayWorker, ids: Array, *, lenient: bool, whole: bool = False) -> None:
+        """One call for each environment: resets may take long."""
+        for k, part in enumerate(_parts(ids, one_by_one=True)):
+            super()._send_reset(worker, part, lenient=lenient, whole=whole and k == 0)
+
+    def _post_load(self, worker: RayWorker, job: Any) -> None:
+        worker.load(job, pack(self._rows, self._flight.sets.of(worker.ids)))
+
+    def _receive(self, last: RayWorker | None, wait_s: float) -> None:
+        refs = [ref for worker in self._workers for ref in worker.calls]
+        if not refs:
+            time.sleep(wait_s)
+            return
+        if last is None:  # whoever is first
+            self._ray.wait(refs, num_returns=1, timeout=wait_s)
+            wait_s = 0
+        done = set(self._ray.wait(refs, num_returns=len(refs), timeout=wait_s)[0])
+        del refs
+        for worker in self._workers:
+            for ref in [ref for ref in worker.calls if ref in done]:
+                if not self._take_answer(worker, ref):
+                    break
+
+    def _take_answer(self, worker: RayWorker, ref: Any) -> bool:
+        """Act on an answer and drop it; whether the actor is still the same."""
+        try:
+            answer = self._ray.get(ref, timeout=_GET_S)
+        except self._ray.exceptions.RayError as error:
+            worker.died(error)
+            if self._allocated:
+                self._rows.mark[worker.index] = next(iter(worker.suspects), NO_ENV)
+            self._replace(worker, "killed")
+            return False
+        del worker.calls[ref]
+        if isinstance(answer, Place):
+            worker.place = answer
+            worker.touch()
+            return True
+        assert isinstance(answer, Reply)
+        if answer.slow is not None:
+            worker.slow = answer.slow
+        starts = worker.starts
+        for op, data in answer.messages:
+            if op in (ch.READY, ch.ROWS):
+                chosen = self._flight.sets.of_payload(data.env_ids)
+                unpack(self._rows, chosen, data)
+                if op == ch.READY:
+                    self._ready(worker, chosen)
+            else:
+                self._handle(worker, op, data)
+        return worker.starts == starts
+
+    # -- supervision ---------------------------------------------------------------------------------------
+
+    def _check_alive(self, worker: RayWorker, now: float) -> None:
+        waited, limit = now - worker.busy_since, self._supervision.start_timeout_s
+        if worker.place is None:
+            self._check_placed(worker, waited)
+            return
+        if worker.running:
+            if worker.pending == 0:
+                return
+            restoring = worker.index in self._asked
+            limit = limit * len(worker.ids) if restoring else self._supervision.step_timeout_s
+        if waited <= limit:
+            return
+        mark = worker.look()
+        if len(worker.suspects) > 1 and mark != worker.last_mark:  # it is getting on, or this was the first look
+            worker.last_mark = mark
+            worker.touch()
+            return
+        if self._allocated:
+            self._rows.mark[worker.index] = next(iter(worker.suspects), NO_ENV) if mark == NO_ENV else mark
+        self._replace(worker, "hung", f"no result for {limit:g} s, so ")
+
+    def _check_placed(self, worker: RayWorker, waited: float) -> None:
+        """Its CPU is reserved, but when a node is lost, another has to have one free: say so, and wait for a while."""
+        if waited <= _PLACE_S:
+            return
+        names = f"the actor of environments {worker.ids.tolist()[:16]} of {self._name}"
+        if waited > self._supervision.start_timeout_s:
+            raise EnvFailed(f"Ray did not start {names} in {waited:.0f} s: {free_cpus_in_words()}.")
+        if not worker.missed:
+            worker.missed = True
+            log.warning("Ray has not started %s for %.0f s: %s.", names, waited, free_cpus_in_words())
+
+
+def _parts(ids: Array, *, one_by_one: bool) -> list[Array]:
+    return [ids[k : k + 1] for k in range(len(ids))] if one_by_one else [ids]

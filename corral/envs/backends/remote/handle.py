@@ -1,0 +1,55 @@
+"""A worker of a remote VecEnv as its parent sees it: what does not depend on how it is reached."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+import cloudpickle
+
+from corral.core.errors import UserError
+from corral.core.gym_env import EnvFactory
+from corral.core.types import Array
+from corral.envs.supervision import IDLE as NO_ENV
+
+
+class RemoteWorker(ABC):
+    """One worker and the environments it owns."""
+
+    def __init__(self, index: int, ids: Array):
+        self.index, self.ids = index, ids
+        self.starts = -1
+
+    def born(self) -> None:
+        """Another process takes the place of the last."""
+        self.starts += 1
+        self.seeded = False  # its global generators
+        self.running = False  # it has built its environments and has its rows
+        self.pending = 0  # results that it owes
+        self.last_mark = NO_ENV
+        self.touch()
+
+    def touch(self) -> None:
+        """Note a sign of life."""
+        self.busy_since = time.monotonic()
+
+    @abstractmethod
+    def post(self, op: int, data: Any = None) -> None:
+        """Send a message; that nobody will read it is found out by whoever waits for the answer."""
+
+    @abstractmethod
+    def last_words(self) -> str:
+        """How a worker that has ended did so."""
+
+
+def pickle_factories(factories: dict[int, EnvFactory], name: str) -> bytes:
+    """Factories as a worker takes them; UserError when they cannot travel."""
+    try:
+        data: bytes = cloudpickle.dumps((factories, name))
+    except Exception as error:
+        raise UserError(
+            f"The environment factory of {name} cannot be sent to a worker process ({error}); make it a "
+            "module-level function or class, or use backend='local'."
+        ) from error
+    return data

@@ -1,0 +1,394 @@
+"""Environments in workers elsewhere: what every backend does whose workers answer messages.
+
+How a worker is started, reached, waited for and ended is the backend's; what is asked of it, what becomes of its
+answers, and what happens when it is lost is here. The messages are those of `channel`.
+
+When a worker is lost, each of its environments ends its episode with one faulty row (see `losses`).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from corral.core.errors import EnvFailed, UserError
+from corral.core.gym_env import require_same_spaces
+from corral.core.types import Array, EnvSpec, StepBatch, Tree
+from corral.envs.backends.process import channel as ch
+from corral.envs.backends.remote.handle import RemoteWorker
+from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.in_flight import Flight
+from corral.envs.stepping.pending_faults import Losses
+from corral.envs.stepping.rows import Rows
+from corral.envs.supervision import IDLE as NO_ENV
+from corral.envs.supervision import Fault, FaultLog, Supervision
+from corral.envs.vec_env import VecEnv
+
+CHECK_EVERY_S = 0.25
+
+
+W = TypeVar("W", bound=RemoteWorker)
+
+
+class RemoteVecEnv(VecEnv, Generic[W]):
+    """VecEnv over workers."""
+
+    pipelined = True
+    _rows: Rows
+    _flight: Flight
+    _losses: Losses
+    _stop: Callable[[], Any]  # ends all workers; safe to call twice
+
+    def __init__(self, num_envs: int, name: str, supervision: Supervision, workers: int, role: str):
+        self.num_envs, self._name, self._role, self._seed = num_envs, name, role, 0
+        self._supervision, self._log = supervision, FaultLog(supervision)
+        self._workers: list[W] = []
+        self._last_check = time.monotonic()
+        # Round robin: each half of the environments is then spread over all workers.
+        self._worker_of = np.arange(num_envs) % workers
+        self._specs: dict[int, EnvSpec] = {}
+        self._allocated = False
+        self._recording = False
+        self._asked: set[int] = set()  # indices of workers that owe an answer
+        self._answers: dict[int, Any] = {}
+        self._last_sent: W | None = None
+
+    # -- what a backend brings -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def _start(self, worker: W) -> None:
+        """Start, or start again, the worker; it answers with SPEC."""
+
+    @abstractmethod
+    def _end(self, worker: W) -> None:
+        """End the worker, however it is, and forget what it may still say."""
+
+    @abstractmethod
+    def _make_rows(self) -> Rows:
+        """Memory for the results."""
+
+    @abstractmethod
+    def _dispatch(self, chosen: IdSet) -> None:
+        """Let these environments step with the actions in their rows."""
+
+    @abstractmethod
+    def _receive(self, last: W | None, wait_s: float) -> None:
+        """Wait for a bounded time, and act on what arrives by `_ready`, `_handle` and `_replace`.
+
+        A caller that needs everybody's results names the worker that it sent to last.
+        """
+
+    @abstractmethod
+    def _check_alive(self, worker: W, now: float) -> None:
+        """Replace a worker that is gone or hangs."""
+
+    # -- the contract --------------------------------------------------------------------------------------
+
+    @property
+    def faults(self) -> Iterable[Fault]:
+        """The most recent failures of environments."""
+        return tuple(self._log.recent)
+
+    @property
+    def restarts(self) -> int:
+        """How many times an environment was restarted."""
+        return self._log.restarts
+
+    def reset(self, seed: int = 0) -> None:
+        """Start new seeded episodes everywhere, after the steps still under way are done."""
+        flight = self._flight
+        flight.require_open()
+        while any(worker.running and worker.pending for worker in self._workers):
+            self._guarded_pump()
+        lenient = flight.started  # the very first reset that fails is the user's mistake, a later one a fault
+        self._seed = seed
+        flight.start()
+        self._losses.clear()
+        self._rows.flip(flight.everyone)
+        self._rows.episode[:] = 0
+        for worker in self._workers:
+            if worker.running:
+                self._send_reset(worker, worker.ids, lenient=lenient, whole=True)
+            else:
+                self._losses.owe_reset(worker.ids)
+
+    def send(self, env_ids: Array, actions: Tree) -> None:
+        """Hand one action to each of these idle environments."""
+        flight, rows = self._flight, self._rows
+        chosen, leaves = flight.take_off(env_ids, actions)
+        try:
+            for row, leaf in zip(rows.action, leaves, strict=True):
+                row[chosen.index] = leaf
+            if self._losses.owing:
+                alive = self._losses.settle(chosen.ids)
+                if not len(alive):
+                    return
+                chosen = flight.sets.of(alive)
+            rows.flip(chosen)
+            self._dispatch(chosen)
+        except BaseException:  # Ctrl-C in the middle would leave rows that nobody works on
+            self.close()
+            raise
+
+    def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
+        """Wait for results; environments that fail meanwhile are replaced."""
+        flight = self._flight
+        if not flight.started:
+            self.reset(self.seed)
+        wanted, count = flight.wanted(min_ready, env_ids)
+        everybody = min_ready is None and env_ids is None
+        while flight.num_ready(wanted) < count:
+            self._guarded_pump(self._last_sent if everybody else None)
+        batch = self._rows.collect(flight.land(wanted))
+        if self._losses.owing:
+            self._send_resets()
+        return batch
+
+    def linger(self, enough: int, most_s: float) -> None:
+        """Take in results until `enough` are there."""
+        flight, until = self._flight, time.monotonic() + most_s
+        while flight.num_ready(None) < enough and (left := until - time.monotonic()) > 0:
+            self._guarded_pump(most_s=left)
+
+    def record_episodes(self) -> None:
+        """Note what restores the environments, in the workers."""
+        self._recording = True
+        for worker in self._workers:
+            if worker.running:  # another is told when it gets its rows
+                worker.post(ch.RECORD)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the environments are, and what leads there; a worker that dies meanwhile leaves its own out."""
+        self._flight.require_idle()
+        answers = self._ask(ch.SAVE, {worker.index: None for worker in self._workers if worker.running})
+        envs = {env_id: state for answer in answers.values() for env_id, state in answer["envs"].items()}
+        for env_id in self._losses.unknown():
+            envs.pop(str(env_id), None)
+        return {
+            "identity": self._identity(),
+            "seed": self._seed,
+            "rows": self._rows.state_dict(self._flight.everyone),
+            "envs": envs,
+            "workers": {str(index): answer["generators"] for index, answer in answers.items()},
+            "faults": self._log.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Repeat what led to the saved state, in the workers; returns the environments where that failed.
+
+        The workers' global generators go on as well, if there are as many workers as there were.
+        """
+        flight = self._flight
+        flight.require_new()
+        self._require_identity(state)
+        flight.start()
+        # All are waiting for a first observation, so those of a worker that dies get one.
+        self._losses.clear()
+        self._seed, self._recording = state["seed"], True
+        self._rows.load_state_dict(state["rows"], flight.everyone)
+        self._log.load_state_dict(state["faults"])
+        known = state.get("workers", {})
+        known = known if len(known) == len(self._workers) else {}
+        jobs = {}
+        for worker in self._workers:
+            worker.seeded = True
+            jobs[worker.index] = {
+                "envs": {str(i): state["envs"][str(i)] for i in worker.ids.tolist() if str(i) in state["envs"]},
+                "seed": self._seed,
+                "role": self._role,
+                "start": worker.starts,
+                "generators": known.get(str(worker.index)),
+            }
+        self._ask(ch.LOAD, jobs)
+        while flight.in_flight:  # of workers that died
+            self._guarded_pump()
+        return [i for i in range(self.num_envs) if flight.ready >> i & 1]
+
+    def close(self) -> None:
+        """End the workers and everything they started."""
+        self._flight.closed = True
+        self._stop()
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def _guarded_pump(self, last: W | None = None, most_s: float = CHECK_EVERY_S) -> None:
+        try:
+            self._pump(last, most_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def _pump(self, last: W | None = None, most_s: float = CHECK_EVERY_S) -> None:
+        """Act on messages, then now and then look for workers that hang."""
+        self._receive(last, min(most_s, self._supervision.step_timeout_s / 4))
+        now = time.monotonic()
+        if now - self._last_check > CHECK_EVERY_S:
+            self._last_check = now
+            for worker in self._workers:
+                self._check_alive(worker, now)
+            self._require_work()
+
+    def _ask(self, op: int, jobs: dict[int, Any]) -> dict[int, Any]:
+        """Ask workers, by index, something that takes time; the answers of those that live to give one."""
+        self._answers.clear()
+        self._asked = set(jobs)
+        for index, job in jobs.items():
+            worker = self._workers[index]
+            worker.pending += 1
+            worker.touch()
+            if op == ch.LOAD:
+                self._post_load(worker, job)
+            else:
+                worker.post(op, job)
+        while self._asked:
+            self._guarded_pump()
+        return self._answers.copy()
+
+    def _post_load(self, worker: W, job: Any) -> None:
+        """Send saved states; the worker's rows hold the observations to compare with."""
+        worker.post(ch.LOAD, job)
+
+    def _ready(self, worker: W, results: IdSet) -> None:
+        """Results of these environments are in their rows."""
+        done: IdSet | None = results
+        worker.pending -= len(results)
+        worker.touch()
+        if self._losses.owing:
+            done = self._losses.without(results)
+        if done is not None:
+            self._flight.arrive(done.mask)
+            self._losses.fresh &= ~done.mask
+
+    def _handle(self, worker: W, op: int, data: Any) -> None:
+        if op in (ch.SAVED, ch.LOADED):
+            worker.pending -= 1
+            self._asked.discard(worker.index)
+            self._answers[worker.index] = data
+            if op == ch.LOADED:
+                self._note_loaded(worker, data)
+        elif op == ch.ALIVE:
+            worker.touch()
+        elif op == ch.FAULT:
+            self._log.record(Fault(**data))
+        elif op == ch.SPEC:
+            self._specs[worker.index] = EnvSpec.from_json(data)
+            if self._allocated:
+                self._revive(worker)
+        elif op == ch.FAILED:
+            if self._allocated and not worker.running:  # a replacement could not be built; the budget says how often
+                self._replace(worker, "raised", data["text"])
+                return
+            raise UserError(data["text"]) if data["kind"] == "user" else EnvFailed(data["text"])
+
+    def _note_loaded(self, worker: W, restarted: list[int]) -> None:
+        """A worker's environments are where they were, idle, or have a first observation to deliver."""
+        mask = self._flight.sets.of(worker.ids).mask
+        self._flight.arrive(sum(1 << env_id for env_id in restarted))
+        self._flight.in_flight &= ~mask
+        self._losses.fresh &= ~mask
+
+    def _send_reset(self, worker: W, ids: Array, *, lenient: bool, whole: bool = False) -> None:
+        worker.pending += len(ids)
+        worker.touch()
+        # Global generators are seeded when a process starts and by reset(), never in the middle of a run.
+        generators = worker.starts if whole or not worker.seeded else None
+        worker.seeded = True
+        data = {
+            "ids": ids.tolist(),
+            "seed": self._seed,
+            "role": self._role,
+            "lenient": lenient,
+            "generators": generators,
+            "episode": self._rows.episode[ids].tolist(),
+        }
+        worker.post(ch.RESET, data)
+
+    # -- start and supervision -----------------------------------------------------------------------------
+
+    def _start_all(self, workers: Sequence[W]) -> None:
+        """Start everybody, agree on the spaces, and give everybody rows."""
+        try:
+            for worker in workers:
+                self._workers.append(worker)
+                self._start(worker)
+            while len(self._specs) < len(workers):
+                self._pump()
+            self.spec = self._specs[0]
+            for worker in self._workers:
+                ids = int(self._workers[0].ids[0]), int(worker.ids[0])
+                require_same_spaces(self.spec, ids[0], self._specs[worker.index], ids[1])
+            self._rows = self._make_rows()
+            self._flight = Flight(self.num_envs, self.spec)
+            self._losses = Losses(self._rows, self._flight)
+            self._allocated = True
+            for worker in self._workers:
+                self._give_rows(worker)
+        except BaseException:
+            self._stop()
+            raise
+
+    def _give_rows(self, worker: W) -> None:
+        worker.running = True
+        worker.post(
+            ch.ROWS,
+            {
+                "spec": self.spec.to_json(),
+                "num_envs": self.num_envs,
+                "worker": worker.index,
+                "record": self._recording,
+            },
+        )
+
+    def _require_work(self) -> None:
+        """No unbounded wait: somebody must be working on what is in flight."""
+        waited_for = self._allocated and not self._losses.owing and self._flight.in_flight
+        if waited_for and not any(worker.pending for worker in self._workers):
+            raise EnvFailed("Results are awaited that nobody works on, as after an interrupt in the middle of send().")
+
+    def _replace(self, worker: W, kind: str, why: str = "") -> None:
+        """A worker is lost: report it, start another, and note what its environments owe."""
+        self._end(worker)
+        words = why if kind == "raised" else why + worker.last_words()
+        if not self._allocated:
+            names = ", ".join(map(str, worker.ids.tolist()[:16]))
+            raise EnvFailed(f"The worker that builds environments {names} of {self._name} failed: {words}")
+        self._asked.discard(worker.index)
+        self._report_lost(worker, kind, words)
+        if self._flight.started:
+            self._losses.note(worker.ids)
+        if not worker.running:  # it failed while it replaced another
+            time.sleep(0.1)
+        self._start(worker)
+
+    def _report_lost(self, worker: W, kind: str, words: str) -> None:
+        rows = self._rows
+        culprit = int(rows.mark[worker.index])
+        if culprit == NO_ENV:
+            culprit = int(worker.ids[0])
+        for env_id in sorted(worker.ids.tolist(), key=lambda i: i != culprit):
+            own = env_id == culprit
+            stepping = self._flight.in_flight >> env_id & 1
+            state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]) + stepping
+            self._log.record(
+                Fault(env_id, kind if own else "neighbour", *state, words if own else f"environment {culprit}")
+            )
+        rows.mark[worker.index] = NO_ENV
+
+    def _revive(self, worker: W) -> None:
+        """A replacement has built its environments."""
+        first = int(worker.ids[0])
+        require_same_spaces(self.spec, first, self._specs[worker.index], first)
+        self._give_rows(worker)
+        self._send_resets()
+
+    def _send_resets(self) -> None:
+        """Let replaced environments start their next episodes."""
+        for worker in self._workers:
+            if worker.running:
+                ids = self._losses.take_resets(worker.ids)
+                if len(ids):
+                    self._send_reset(worker, ids, lenient=True)

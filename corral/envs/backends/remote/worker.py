@@ -1,0 +1,122 @@
+"""What a worker does with messages: some environments, stepped on request, results in its rows."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from corral.core import seeding
+from corral.core.types import EnvSpec
+from corral.envs.backends.process import channel as ch
+from corral.envs.stepping.group import EnvGroup
+from corral.envs.stepping.id_set import IdSet, IdSets
+from corral.envs.stepping.rows import Rows
+from corral.envs.supervision import IDLE, Fault
+from corral.snapshot.rng import read_global_generators, write_global_generators
+
+
+class EnvWorker(ABC):
+    """The environments of one worker; how it answers, and where its rows are, is the backend's."""
+
+    _group: EnvGroup | None = None
+    _rows: Rows
+    _sets: IdSets
+    _said_alive = 0.0
+
+    @abstractmethod
+    def post(self, op: int, data: Any) -> None:
+        """Answer."""
+
+    @abstractmethod
+    def announce(self, done: IdSet) -> None:
+        """Results of these environments are in their rows."""
+
+    @abstractmethod
+    def make_rows(self, spec: EnvSpec, num_envs: int) -> Rows:
+        """The rows that results go to."""
+
+    def visible_mark(self, rows: Rows) -> Any:
+        """Memory for the id of the environment that is being stepped, where the parent can see it."""
+        return memoryview(rows.mark.data)[self._index : self._index + 1]
+
+    def start(self, job: bytes) -> None:
+        """Build the environments."""
+        # Pickle is safe here: the bytes come from the process that started this one, and a factory is code, which
+        # no data format carries.
+        factories, name = cloudpickle.loads(job)
+        self._group = EnvGroup(factories, name, self._report, [IDLE])
+        self.post(ch.SPEC, self._group.build().to_json())
+
+    def step(self, chosen: IdSet) -> None:
+        """Step these environments with the actions in their rows."""
+        assert self._group is not None
+        self._group.step(chosen, self.announce)
+
+    def handle(self, op: int, data: Any) -> None:
+        """Do what a message asks for."""
+        assert self._group is not None
+        if op == ch.RESET:
+            self._reset(data)
+        elif op == ch.ROWS:
+            self._attach(data)
+        elif op == ch.RECORD:
+            self._group.record()
+        elif op == ch.SAVE:
+            self.post(ch.SAVED, {"envs": self._group.save(), "generators": read_global_generators()})
+        elif op == ch.LOAD:
+            self._load(data)
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._group is not None:
+            self._group.close()
+
+    def _attach(self, data: dict[str, Any]) -> None:
+        assert self._group is not None
+        self._rows = self.make_rows(EnvSpec.from_json(data["spec"]), data["num_envs"])
+        self._index = data["worker"]
+        self._sets = IdSets(self._rows.num_envs)
+        self._group.attach(self._rows, self._sets, self.visible_mark(self._rows))
+        if data["record"]:
+            self._group.record()
+        # Everything built so far lives as long as the worker; collections need not look at it.
+        gc.collect()
+        gc.freeze()
+
+    def _reset(self, data: dict[str, Any]) -> None:
+        assert self._group is not None
+        if data["generators"] is not None:
+            self._seed_generators(data["seed"], data["role"], data["generators"])
+        chosen = self._sets.of(np.array(data["ids"]))
+        self._rows.episode[chosen.ids] = data["episode"]
+        self._group.reset(chosen.ids, data["seed"], data["role"], lenient=data["lenient"])
+        self.announce(chosen)
+
+    def _load(self, data: dict[str, Any]) -> None:
+        assert self._group is not None
+        self._seed_generators(data["seed"], data["role"], data["start"])
+        restarted = self._group.load(data["envs"], data["seed"], data["role"], self._say_alive)
+        if data["generators"] is not None:
+            write_global_generators(data["generators"])
+        self.post(ch.LOADED, restarted)
+
+    def _say_alive(self) -> None:
+        """Once a second: repeating an episode may take longer than a step is allowed to."""
+        now = time.monotonic()
+        if now - self._said_alive > 1.0:
+            self._said_alive = now
+            self.post(ch.ALIVE, None)
+
+    def _seed_generators(self, run_seed: int, role: str, start: int) -> None:
+        seed = seeding.worker_seed(run_seed, role, self._index, start)
+        random.seed(seed)
+        np.random.seed(seed)
+
+    def _report(self, fault: Fault) -> None:
+        self.post(ch.FAULT, fault.to_json())

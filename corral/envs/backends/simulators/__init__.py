@@ -1,0 +1,1 @@
+"""External simulators, over the link."""

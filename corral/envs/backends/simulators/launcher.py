@@ -1,0 +1,242 @@
+"""Starts simulators, starts them again when they end or have got too old or too fat, and leaves none behind.
+
+Each runs in a process group of its own; what it starts in other groups is known by the mark in its environment. A
+simulator that should go is not torn out of its episodes: another is started, its environments move there as their
+episodes end, and then it is told that it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from corral.core.errors import EnvFailed, UserError
+from corral.link.auth import new_nonce
+from corral.link.client.fleet import Fleet, Member
+from corral.link.client.session import Session
+from corral.runtimes.orphan_reaper import Sentry
+
+log = logging.getLogger("corral.link")
+
+_MARK = "CORRAL_INSTANCE"
+_YOUNG_S = 10.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
+_MOST_FAILED_STARTS = 5
+_MEMORY_EVERY_S = 1.0
+_END_S = 2.0  # to go by itself, then to go on SIGTERM
+_FOREGROUND = " (it must not go to the background)"
+_MOST_SWEEPS = 10
+_FAR_TOO_FAT = 2.0  # times the limit: it does not get to finish its episodes
+
+
+@dataclass(frozen=True)
+class Recycling:
+    """When a simulator is replaced by a fresh one; 0: never."""
+
+    episodes: int = 0
+    memory_mb: int = 0
+
+
+@dataclass
+class _Process:
+    instance: bytes
+    popen: subprocess.Popen[bytes]
+    started: float = field(default_factory=time.monotonic)
+    session: Session | None = None
+    retiring: bool = False
+
+    @property
+    def mark(self) -> str:
+        """What it and all that it starts have in their environment."""
+        return f"{_MARK}={self.instance.hex()}"
+
+
+class Launcher:
+    """`count` simulators of one command, `{url}` in it standing for where they dial."""
+
+    def __init__(self, command: str, count: int, url: str, fleet: Fleet, recycling: Recycling):
+        self._argv = _split(command, url)
+        self._count, self._fleet, self._recycling = count, fleet, recycling
+        self._processes: list[_Process] = []
+        self._due: list[float] = [0.0] * count
+        self._failed_starts, self._wait_s = 0, _FIRST_WAIT_S
+        self._memory_checked = time.monotonic()
+        self._sentry = Sentry()
+        self._member = Member(self._joined, lambda session, kind, words: None)
+        fleet.members.insert(0, self._member)
+        fleet.keepers.append(self.check)
+        fleet.gone = self.has_ended
+        try:
+            self.check(time.monotonic())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the simulators that run."""
+        return [process.popen.pid for process in self._processes]
+
+    def has_ended(self, instance: bytes) -> bool:
+        """Whether the process that this instance was is gone."""
+        return any(p.instance == instance and p.popen.poll() is not None for p in self._processes)
+
+    def check(self, now: float) -> None:
+        """Start who is due, bury who has ended, retire who should go."""
+        for process in list(self._processes):
+            if process.popen.poll() is not None:
+                self._ended(process, now)
+            elif process.session is not None and process.session.lost is not None:
+                self._bury(process)  # given up: it hangs, or talks nonsense
+                self._plan(now)
+        for due in [due for due in self._due if due <= now]:
+            self._due.remove(due)
+            self._start()
+        self._retire(now)
+
+    def close(self) -> None:
+        """End all simulators: those that have heard that the run is over go by themselves."""
+        if self._member in self._fleet.members:
+            self._fleet.members.remove(self._member)
+        self._due.clear()
+        for patience_s, how in ((_END_S, signal.SIGTERM), (_END_S, signal.SIGKILL)):
+            until = time.monotonic() + patience_s
+            for process in self._processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.popen.wait(max(0.0, until - time.monotonic()))
+            for process in self._processes:
+                if process.popen.poll() is None:
+                    _signal_group(process.popen.pid, how)
+        for process in list(self._processes):
+            self._bury(process)
+        self._sentry.stop()
+
+    def _start(self) -> None:
+        instance = new_nonce()
+        try:
+            popen = subprocess.Popen(
+                self._argv, stdin=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, _MARK: instance.hex()},
+            )  # fmt: skip
+        except OSError as error:
+            raise UserError(
+                f"The simulator {self._argv[0]} cannot be started: {error.strerror}; check --sim."
+            ) from error
+        process = _Process(instance, popen)
+        self._sentry.guard(popen.pid)
+        self._sentry.guard_marked(process.mark)
+        self._processes.append(process)
+
+    def _joined(self, session: Session) -> None:
+        for process in self._processes:
+            if process.instance == session.simulator.hello.instance:
+                process.session = session
+                self._failed_starts = 0
+                if not process.retiring:
+                    self._wait_s = _FIRST_WAIT_S
+
+    def _ended(self, process: _Process, now: float) -> None:
+        code = process.popen.returncode
+        self._bury(process)
+        if process.retiring:
+            return
+        how = (
+            f"exit code {code}{_FOREGROUND if code == 0 else ''}"
+            if code >= 0
+            else f"signal {signal.Signals(-code).name}"
+        )
+        log.warning("a simulator (process %d) ended with %s; another is started.", process.popen.pid, how)
+        if process.session is None:
+            self._failed_starts += 1
+            if self._failed_starts >= _MOST_FAILED_STARTS:
+                raise EnvFailed(
+                    f"The simulator {shlex.join(self._argv)} ended {self._failed_starts} times before it had said what "
+                    f"it is, the last time with {how}; run it by hand to see why."
+                )
+        self._plan(now, young=now - process.started < _YOUNG_S)
+
+    def _plan(self, now: float, *, young: bool = True) -> None:
+        """Start another, later each time if they die young."""
+        self._due.append(now + self._wait_s)
+        self._wait_s = min(2 * self._wait_s, _LONGEST_WAIT_S) if young else _FIRST_WAIT_S
+
+    def _retire(self, now: float) -> None:
+        """Replace simulators that have played enough episodes, or take too much memory."""
+        limit, most = self._recycling.memory_mb << 20, self._recycling.episodes
+        weigh = limit and now - self._memory_checked > _MEMORY_EVERY_S
+        if weigh:
+            self._memory_checked = now
+        for process in list(self._processes):
+            session = process.session
+            if session is None or session.lost is not None:
+                continue
+            memory = group_memory(process.popen.pid) if weigh else 0
+            if process.retiring:
+                if session.seated == 0:
+                    self._fleet.dismiss(session)
+                elif memory > _FAR_TOO_FAT * limit:
+                    self._fleet.give_up(session, "killed", f"{session.name} takes {memory >> 20} MB")
+            elif (most and session.episodes >= most) or memory > limit > 0:
+                why = f"{session.episodes} episodes" if not weigh or memory <= limit else f"{memory >> 20} MB"
+                log.info("%s has had its time (%s); another takes over.", session.name, why)
+                process.retiring = session.retiring = True
+                self._due.append(now)
+
+    def _bury(self, process: _Process) -> None:
+        """End the process and all that it started."""
+        _signal_group(process.popen.pid, signal.SIGKILL)
+        process.popen.wait()
+        _kill_marked(process.mark.encode())
+        self._sentry.release(process.popen.pid)
+        self._sentry.release_marked(process.mark)
+        self._processes.remove(process)
+
+
+def _split(command: str, url: str) -> list[str]:
+    try:
+        argv = [word.replace("{url}", url) for word in shlex.split(command)]
+    except ValueError as error:
+        raise UserError(f"--sim {command!r} cannot be read as a command: {error}.") from error
+    if not argv:
+        raise UserError("--sim is empty: give the command that starts a simulator, with {url} where it should dial.")
+    if "{url}" not in command:
+        raise UserError(f"--sim {command!r} has no {{url}}, so the simulator would not know whom to dial.")
+    return argv
+
+
+def _signal_group(pid: int, how: signal.Signals) -> None:
+    # The group outlives its leader until we reap it, so the id cannot have been reused.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, how)
+
+
+def _kill_marked(mark: bytes) -> None:
+    """End all that have this in their environment: who made itself a session or a daemon is in no group of ours."""
+    for _ in range(_MOST_SWEEPS):  # for they may be starting others
+        found = False
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in path.read_bytes().split(b"\0"):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+                    found = True
+        if not found:
+            return
+
+
+def group_memory(pid: int) -> int:
+    """Resident bytes of a process and what it has started; 0 where that cannot be told."""
+    total, left = 0, [pid]
+    while left:
+        current = left.pop()
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            total += int(Path(f"/proc/{current}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            children = Path(f"/proc/{current}/task/{current}/children").read_text().split()
+            left += map(int, children)
+    return total

@@ -1,0 +1,181 @@
+"""Replies of simulators to RESET and STEP, and how they get into the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from corral.core.encoding import Buffer
+from corral.core.types import Array
+from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, Rows
+from corral.link import protocol as clp
+from corral.link.client.session import Simulator
+from corral.link.message import BadMessage, Message
+
+
+class Answer:
+    """A reply to RESET or STEP, as arrays that are views of it."""
+
+    __slots__ = ("_meta", "ended", "final", "flags", "obs", "raw_reward", "reward", "status", "to_play")
+
+    def __init__(self, simulator: Simulator, batch: int, payload: Sequence[Buffer], meta: dict[str, Any] | None):
+        table = simulator.rows.read(payload[0], batch)
+        self.obs = simulator.observation.read(payload[1], batch)
+        self.to_play = table.pop() if simulator.hello.players > 1 else None
+        self.status, self.flags = table.pop(), table.pop()
+        self.reward, self.raw_reward = table[0], table[-1]
+        self.final: list[Array] | None = None
+        self.ended: Any = None
+        self._meta = meta
+
+    def read_final(self, simulator: Simulator, payload: Sequence[Buffer]) -> None:
+        """Last observations of episodes that others have followed; BadMessage when flags and frames disagree."""
+        flags = self.flags
+        self.ended = (flags & (clp.FIRST | clp.FAULTY)) == clp.FIRST
+        over = (flags & (clp.TERMINATED | clp.TRUNCATED)) != 0
+        if np.any(over & ((flags & (clp.FIRST | clp.FAULTY)) == 0)) or np.any(~over & ((flags & clp.FIRST) != 0)):
+            raise BadMessage("episodes that ended without another, or the other way round")
+        count = int(np.count_nonzero(self.ended))
+        if bool(count) != (len(payload) == 3):
+            raise BadMessage(f"{count} ended episodes and {len(payload)} frames")
+        if count:
+            self.final = simulator.observation.read(payload[2], count)
+
+    def check_status(self, *, reset: bool) -> None:
+        """BadMessage when rows that failed and rows that are faulty are not the same."""
+        flags, failed = self.flags, self.status != 0
+        faulty = (flags & clp.FAULTY) != 0
+        if np.any(faulty & ~failed):
+            raise BadMessage("faulty rows without a status")
+        excused = faulty if reset else faulty | ((flags & clp.FIRST) != 0)  # of a step: the end before was good
+        if np.any(failed & ~excused):
+            raise BadMessage(f"{clp.status_name(int(self.status[failed][0]))} in a row that is not faulty")
+
+    def check_finite(self) -> None:
+        """BadMessage when there are numbers that no simulator should send, for a row can say that it has failed."""
+        good = (self.flags & clp.FAULTY) == 0
+        here = good | ((self.flags & clp.FIRST) != 0)
+        values = [self.reward[good], self.raw_reward[good], *(leaf[here] for leaf in self.obs), *(self.final or ())]
+        if not all(np.isfinite(value).all() for value in values if value.dtype.kind == "f"):
+            raise BadMessage("numbers that are not finite, in a row that is not E_NOT_FINITE")
+
+    def write(self, rows: Rows, chosen: IdSet, to_play: Array) -> None:
+        """Observations and rewards to their rows; `to_play` is whose turn it was, and then whose it is."""
+        index, half = chosen.index, rows.half(chosen)
+        for leaf, value in zip(rows.obs, self.obs, strict=True):
+            if half is None:
+                leaf[rows.phase[chosen.ids], chosen.ids] = value
+            else:
+                leaf[half][index] = value
+        if self.to_play is None:
+            rows.reward[index], rows.raw_reward[index] = self.reward[:, 0], self.raw_reward[:, 0]
+        else:  # of whoever moved
+            who = np.clip(to_play[chosen.ids], 0, self.reward.shape[1] - 1)
+            each = np.arange(len(chosen))
+            rows.reward[index], rows.raw_reward[index] = self.reward[each, who], self.raw_reward[each, who]
+            to_play[chosen.ids] = self.to_play
+
+    def write_flags(self, rows: Rows, ids: Array) -> None:
+        """How episodes ended, to the rows of these environments."""
+        flags = self.flags
+        over = (flags & (clp.TERMINATED | clp.TRUNCATED)) != 0
+        for place, value in (
+            (TERMINATED, (flags & clp.TERMINATED) != 0),
+            (TRUNCATED, (flags & clp.TRUNCATED) != 0),
+            (FAULTY, (flags & clp.FAULTY) != 0),
+            (FIRST, (flags & clp.FIRST) != 0),
+            (GAME_OVER, over & ((flags & clp.LIFE) == 0)),
+        ):
+            rows.flags[ids, place] = value
+
+    def words(self, row: int) -> str:
+        """What the simulator says about a row that went wrong."""
+        rows = (self._meta or {}).get("rows", {})
+        text = rows.get(str(row), "") if isinstance(rows, dict) else ""
+        return text if isinstance(text, str) else ""
+
+
+def read_answer(simulator: Simulator, batch: int, reply: Message) -> Answer:
+    """What a reply to RESET or STEP says; BadMessage when it does not fit."""
+    if reply.flags & clp.FAILED:
+        raise BadMessage(f"{clp.status_name(reply.status)} in answer to a good request: {reply.text}")
+    payload = reply.payload
+    if reply.batch != batch or not 2 <= len(payload) <= 3:
+        raise BadMessage(f"{reply.batch} rows in {len(payload)} frames in answer to {batch} rows")
+    answer = Answer(simulator, batch, payload, reply.meta)
+    answer.check_status(reset=reply.op == clp.Op.RESET)
+    if reply.op == clp.Op.STEP and (len(payload) == 3 or np.count_nonzero(answer.flags)):
+        answer.read_final(simulator, payload)
+    answer.check_finite()
+    return answer
+
+
+class Place:
+    """Rows that follow each other, and room for a reply to their STEP: views that are made once.
+
+    Making one costs about as much as copying a few rows, and there would be twenty in every step.
+    """
+
+    __slots__ = (
+        "_all_rewards",
+        "_flags_at",
+        "_floats",
+        "_leaves",
+        "_obs",
+        "_obs_size",
+        "_rewards",
+        "_room",
+        "_table",
+        "_words",
+        "late",
+        "step",
+    )
+
+    def __init__(self, rows: Rows, chosen: IdSet, simulator: Simulator):
+        index, batch = chosen.index, len(chosen)
+        self._obs = [[_bytes_of(leaf[half][index]) for leaf in rows.obs] for half in (0, 1)]
+        self._floats = [
+            [leaf[half][index].reshape(-1) for leaf in rows.obs if leaf.dtype.kind == "f"] for half in (0, 1)
+        ]
+        self._leaves, self._obs_size = simulator.observation.spans(batch)
+        spans, size = simulator.rows.spans(batch)
+        *rewards, (self._flags_at, _), _ = spans
+        self._room = bytearray(size)
+        self._all_rewards = np.frombuffer(self._room, np.float64, self._flags_at // 8)
+        self._rewards = np.ndarray((batch, 2), np.float64, self._room, 0, (8, rewards[-1][0]))  # reward, raw reward
+        self._table, self._words = rows.table[index, :2], rows.table.view(np.int64)[index, 2]
+        self.step, self.late = rows.step[index], 0
+        """Steps of the episodes, and how many have yet to be added: that is put off, as a sum is dear."""
+
+    def take(self, half: int, payload: Sequence[Buffer]) -> bool:
+        """Write what a reply says to the rows; False unless it is one without any flags, and all is finite."""
+        room = self._room
+        if len(payload) != 2 or len(payload[0]) != len(room) or len(payload[1]) != self._obs_size:
+            return False
+        room[:] = payload[0]
+        if room.count(0, self._flags_at) != len(room) - self._flags_at or not _finite(self._all_rewards):
+            return False
+        if len(self._leaves) == 1:
+            self._obs[half][0][:] = payload[1]
+        else:
+            for leaf, (start, end) in zip(self._obs[half], self._leaves, strict=True):
+                leaf[:] = payload[1][start:end]
+        for values in self._floats[half]:
+            if not _finite(values):
+                return False
+        self._table[...] = self._rewards
+        self._words.fill(0)
+        return True
+
+
+def _finite(values: Array) -> bool:
+    """Whether all are; where a sum of squares is, which is far quicker than to look at each, they are."""
+    return isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())  # `dot` would warn of an overflow
+
+
+def _bytes_of(leaf: Any) -> memoryview:
+    return memoryview(leaf.reshape(-1).view(np.uint8))

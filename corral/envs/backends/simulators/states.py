@@ -1,0 +1,353 @@
+"""States inside external simulators: saved where the environments sit, and stepped from by one message to each.
+
+Nothing but ids and actions travels there, and observations and rewards back. The slots in which environments sit are
+read by `save` and written by `load` alone. States go with their simulator: what was seen there is still known here, and
+every step from them is one that fails. Whoever plans goes on, and the environments end their episodes as soon as they
+act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Discrete
+
+from corral.core.encoding import Buffer
+from corral.core.errors import EnvFailed, UserError
+from corral.core.types import Array, Tree, tree_map
+from corral.envs.backends.simulators.vec_env import LinkVecEnv, Seats
+from corral.link import protocol as clp
+from corral.link.client.link_asking import Part, Table, ask, split
+from corral.link.client.session import Session
+from corral.link.limits import rows_per_message
+from corral.link.message import BadMessage, Message
+from corral.snapshot.mishaps import Mishaps
+from corral.snapshot.shelf import LOST, Shelf
+from corral.snapshot.states import Level, Rollouts, Scene, States, Steps
+
+_MASK = "action_mask"
+_GONE = "states went with their simulator"
+Miss = Callable[[Any, str], None]
+_FIRST_CALLS, _EVERY_CALLS, _SOME = 4, 64, 16  # when to look for dice, and at how many steps
+
+
+class LinkStates(States):
+    """States of a LinkVecEnv's environments. Each stays in the simulator where its environment sat, and goes with it.
+
+    Args:
+        vec: whose environments they are; it may act meanwhile.
+        memory_mb: for observations, which are kept here.
+        timeout_s: for every request; a simulator that takes longer is given up.
+    """
+
+    def __init__(self, vec: LinkVecEnv, memory_mb: float = 1024.0, timeout_s: float = 60.0):
+        self._vec, self._fleet, self._timeout_s = vec, vec.fleet, timeout_s
+        self.spec, self.players = vec.spec, vec.fleet.players
+        if self.players > 2:
+            raise UserError(f"{self.spec.name} has {self.players} players; searches know one or two.")
+        sessions = list(self._fleet.sessions.values())
+        if not sessions:
+            raise EnvFailed(f"No simulator of {self.spec.name} is connected.")
+        self._simulator = sessions[0].simulator  # what is asked of it here is the same for all
+        self._homes: list[Session] = []
+        self._bases = np.zeros(0, np.int64)  # what makes an id the remote one, for each of them
+        self._shelf = Shelf(self.spec.observation.leaves, memory_mb, self.spec.name)
+        self._mask, self._mishaps = self._find_mask(), Mishaps(self.spec.name)
+        self._calls, self._probes = 0, np.random.default_rng(0)
+        self.level = Level.PORTABLE
+        for session in sessions:
+            self._home_of(session)
+            self.level = min(self.level, Level(session.simulator.hello.level))
+
+    def new_ids(self, count: int) -> Array:
+        """Ids that no state has."""
+        return self._shelf.new_ids(count)
+
+    def save(self, env_ids: Array) -> Array:
+        """Keep the states that these environments are in, in their simulators."""
+        seats = self._vec.seats(env_ids)
+        homes = self._homes_at(seats)
+        ids = self.new_ids(len(env_ids))
+        self._shelf.home[ids] = homes  # before they are there: where this raises, some may be
+        try:
+            table = Table(self._simulator, len(ids), obs=False)
+            self._place(clp.Op.SAVE, homes, seats.slots, ids, table, table.miss)
+            if table.failed.any():
+                raise EnvFailed(f"A state was not saved: {table.words}.")
+        except BaseException:
+            self.drop(ids)
+            raise
+        self._shelf.home[ids[table.lost]] = LOST
+        self._shelf.put(ids, seats.to_play, seats.obs)
+        return ids
+
+    def load(self, ids: Array, env_ids: Array) -> Scene:
+        """Put these environments into these states, which must be in the simulators where they sit."""
+        seats = self._vec.seats(env_ids)
+        homes = self._homes_at(seats)
+        if (homes == LOST).any():
+            raise EnvFailed("Some of these environments have lost their simulator; their episodes are over.")
+        if (homes != self._shelf.homes_of(ids)).any():
+            raise UserError("A state can be loaded only in the simulator that keeps it: load it where it was saved.")
+        table = Table(self._simulator, len(ids))
+        self._place(clp.Op.LOAD, homes, seats.slots, ids, table, None, flags=clp.WANT_OBS)
+        if table.failed.any():
+            raise EnvFailed(f"A state was not loaded: {table.words}.")
+        self._vec.note_moved(env_ids, table.obs, table.to_play)
+        return self.look(ids)
+
+    def look(self, ids: Array) -> Scene:
+        """What is seen in states, from what was kept here."""
+        shelf = self._shelf
+        shelf.homes_of(ids)
+        obs = [leaf[ids] for leaf in shelf.obs]
+        return Scene(self.spec.observation.unflatten(obs), self._legal(obs), shelf.turn[ids])
+
+    def drop(self, ids: Array) -> None:
+        """Forget states, here and there."""
+        ids, homes = self._shelf.release(ids)
+        for home in np.unique(homes[homes > LOST]).tolist():
+            session = self._homes[home]
+            if session.lost is None:
+                mine = ids[homes == home] | self._bases[home]
+                with self._fleet.lock:
+                    session.tell(clp.Op.DROP, [_u8(mine)], len(mine))
+
+    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Steps:
+        """One EXPAND to each simulator, to all at once. Where it raises, the children are dropped."""
+        shelf = self._shelf
+        try:
+            leaves = self.spec.action.batch(actions, len(parents))
+            shelf.require_given(children)
+            homes, turn = shelf.homes_of(parents), shelf.turn[parents]
+            self._look_for_dice(parents, leaves)
+            shelf.home[children] = homes  # a child may take the place of a parent
+            table = self._expand(parents, homes, leaves, children, seeds)
+            faulty = self._failed(table, parents)
+        except BaseException:
+            self.drop(children)
+            raise
+        shelf.put(children, table.to_play, table.obs)
+        reward = table.reward[:, 0]
+        if self.players > 1:
+            reward = table.reward[np.arange(len(parents)), turn]
+        obs = self.spec.observation.unflatten(table.obs)
+        ended = (table.flags & clp.TERMINATED) != 0, (table.flags & clp.TRUNCATED) != 0
+        return Steps(children, obs, reward, *ended, self._legal(table.obs), table.to_play, faulty)
+
+    def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
+        """ROLLOUT to each simulator. With two players, or where dice are to be others, step by step at first."""
+        leaves: list[Array] = self.spec.action.flatten(actions)
+        count, steps = leaves[0].shape[:2]
+        flat = tree_map(lambda leaf: leaf.reshape(count * steps, *leaf.shape[2:]), actions)
+        leaves = [leaf.reshape(count, steps, *leaf.shape[1:]) for leaf in self.spec.action.batch(flat, count * steps)]
+        self._look_for_dice(parents, [leaf[:, 0] for leaf in leaves])
+        reseeded = seeds is not None and self.stochastic
+        before = steps if self.players > 1 else int(reseeded)
+        ids = parents.copy()
+        try:
+            found = self._step_by_step(ids, leaves, seeds, before)
+            live = np.flatnonzero(~(found.terminated | found.truncated))
+            if before < steps and len(live):
+                self._roll(found, live, ids[live], [leaf[:, before:] for leaf in leaves])
+        finally:
+            self.drop(ids[ids != parents])
+        return found
+
+    def close(self) -> None:
+        """Forget everything, here and there."""
+        with self._fleet.lock:
+            for session, base in zip(self._homes, self._bases.tolist(), strict=True):
+                if self._fleet.sessions.get(session.number) is session:
+                    session.tell(clp.Op.DROP, meta={"generation": base >> clp.GENERATION_BITS})
+        self._homes.clear()
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def _homes_at(self, seats: Seats) -> Array:
+        """Which simulators environments sit in, by their numbers here."""
+        numbers = np.array([self._home_of(session) for session in seats.sessions] or [LOST], np.int16)
+        return np.where(seats.lost, np.int16(LOST), numbers[seats.which])
+
+    def _place(
+        self, op: int, homes: Array, slots: Array, ids: Array, table: Table, miss: Miss | None, flags: int = 0
+    ) -> None:
+        """Ask for states of slots."""
+        parts, gone = split(homes, self._homes, _most_rows)
+        for rows in gone:
+            table.miss(rows, _GONE)
+        remote = ids | self._bases[homes] if len(self._bases) else ids
+        payloads: list[tuple[Part, list[Buffer]]] = [
+            (part, [slots[part.rows].tobytes(), _u8(remote[part.rows])]) for part in parts
+        ]
+        ask(self._fleet, op, payloads, table.take, self._timeout_s, miss=miss, flags=flags)
+
+    def _failed(self, table: Table, parents: Array) -> Array | None:
+        """Rows that failed, which are now as steps that did are; None where none did."""
+        faulty = self._mishaps.note(table.failed, table.words)
+        if table.lost.any():  # of which the environments' own supervision keeps count
+            faulty = table.failed | table.lost
+        if faulty is not None:
+            table.reward[faulty], table.flags[faulty] = 0.0, clp.TRUNCATED
+            table.to_play[faulty] = self._shelf.turn[parents[faulty]]
+            for leaf, seen in zip(table.obs, self._shelf.obs, strict=True):
+                leaf[faulty] = seen[parents[faulty]]
+        return faulty
+
+    def _expand(self, parents: Array, homes: Array, leaves: list[Array], children: Array, seeds: Array | None) -> Table:
+        """Children of 0 are not kept."""
+        parts, gone = split(homes, self._homes, _most_rows)
+        bases = self._bases[homes]
+        remote, kept = parents | bases, np.where(children > 0, children | bases, 0)
+        table = Table(self._simulator, len(parents))
+        for missing in gone:
+            table.miss(missing, _GONE)
+        payloads = []
+        for part in parts:
+            simulator, rows = part.session.simulator, part.rows
+            actions = simulator.action.write([leaf[rows] for leaf in leaves], part.count)
+            payload: list[Buffer] = [_u8(remote[rows]), actions, _u8(kept[rows])]
+            if seeds is not None and "reseed" in simulator.hello.capabilities:
+                payload.append(_u8(seeds[rows]))
+            payloads.append((part, payload))
+        ask(self._fleet, clp.Op.EXPAND, payloads, table.take, self._timeout_s, miss=table.miss)
+        return table
+
+    def _roll(self, found: Rollouts, rows: Array, ids: Array, leaves: list[Array]) -> None:
+        """Go on from these states, which are these rows of what has been found so far."""
+        steps = leaves[0].shape[1]
+        before = found.reward.shape[1] - steps
+        homes = self._shelf.homes_of(ids)
+        parts, gone = split(homes, self._homes, lambda session: _most_rows(session, steps))
+        remote = ids | self._bases[homes]
+        table, rewards, lengths = (
+            Table(self._simulator, len(ids)),
+            np.zeros((len(ids), steps)),
+            np.zeros(len(ids), np.int64),
+        )
+        for missing in gone:
+            table.miss(missing, _GONE)
+        payloads = []
+        for part in parts:
+            group, cut = part.session.simulator.action, [leaf[rows[part.rows]] for leaf in leaves]
+            count = part.count * steps
+            flat = [leaf.reshape(count, *leaf.shape[2:]) for leaf in cut]
+            payloads.append((part, [_u8(remote[part.rows]), group.write(flat, count)]))
+
+        def take(part: Part, reply: Message) -> None:
+            table.take(part, reply, at=2)
+            shape = part.count, steps
+            reward, length = (np.frombuffer(f, t) for f, t in zip(reply.payload[:2], ("<f8", "<u4"), strict=True))
+            if reward.size != part.count * steps or length.size != part.count or not np.isfinite(reward).all():
+                raise BadMessage("an answer to a rollout whose frames do not fit")
+            rewards[part.rows], lengths[part.rows] = reward.reshape(shape), np.minimum(length, steps)
+
+        ask(self._fleet, clp.Op.ROLLOUT, payloads, take, self._timeout_s, miss=table.miss, meta={"steps": steps})
+        faulty = self._failed(table, ids)
+        if faulty is not None:
+            found.faulty = np.zeros(len(found.length), np.bool_) if found.faulty is None else found.faulty
+            found.faulty[rows] |= faulty
+        found.reward[rows, before:], found.length[rows] = rewards, before + lengths
+        found.terminated[rows], found.truncated[rows] = (
+            (table.flags & flag) != 0 for flag in (clp.TERMINATED, clp.TRUNCATED)
+        )
+        for place, leaf in zip(self.spec.observation.flatten(found.obs), table.obs, strict=True):
+            place[rows] = leaf
+
+    def _step_by_step(self, ids: Array, leaves: list[Array], seeds: Array | None, before: int) -> Rollouts:
+        """Make the first steps one by one; `ids` then are the states to go on from."""
+        count, steps = leaves[0].shape[:2]
+        scene = [np.zeros((count, *leaf.shape), leaf.dtype) for leaf in self.spec.observation.leaves]
+        ended = np.zeros((2, count), np.bool_)
+        found = Rollouts(
+            np.zeros((count, steps)), np.zeros(count, np.int64), self.spec.observation.unflatten(scene), *ended
+        )
+        rows = np.arange(count)
+        for t in range(before):
+            action = self.spec.action.unflatten([leaf[rows, t] for leaf in leaves])
+            chance = None if seeds is None or t else seeds
+            made = self.expand(ids[rows], action, self.new_ids(len(rows)), chance)
+            if t:
+                self.drop(ids[rows])
+            ids[rows] = made.children
+            found.reward[rows, t] = made.reward
+            found.length[rows] += 1
+            found.terminated[rows], found.truncated[rows] = made.terminated, made.truncated
+            if made.faulty is not None:
+                found.faulty = np.zeros(count, np.bool_) if found.faulty is None else found.faulty
+                found.faulty[rows], found.length[rows[made.faulty]] = made.faulty, t
+            for place, leaf in zip(scene, self.spec.observation.flatten(made.obs), strict=True):
+                place[rows] = leaf
+            rows = rows[~(made.terminated | made.truncated)]
+            if not len(rows):
+                break
+        return found
+
+    def _look_for_dice(self, parents: Array, leaves: list[Array]) -> None:
+        """From time to time, make some steps twice and keep nothing of it: where they differ there are dice."""
+        self._calls += 1
+        if self.stochastic or (self._calls > _FIRST_CALLS and self._calls % _EVERY_CALLS):
+            return
+        capabilities = self._simulator.hello.capabilities
+        if "rng_in_state" in capabilities and "reseed" not in capabilities:
+            return
+        some = np.arange(min(_SOME, len(parents)))
+        twice = np.concatenate([some, some])
+        seeds = self._probes.integers(1, 2**63, len(twice), np.uint64)
+        homes, nowhere = self._shelf.homes_of(parents[twice]), np.zeros(len(twice), np.int64)
+        table = self._expand(parents[twice], homes, [leaf[twice] for leaf in leaves], nowhere, seeds)
+        outcome: list[Array] = [table.reward, table.flags, table.to_play, *table.obs]
+        for seen in outcome:
+            self.stochastic |= seen[: len(some)].tobytes() != seen[len(some) :].tobytes()
+
+    # -- simulators ----------------------------------------------------------------------------------------
+
+    def _home_of(self, session: Session) -> int:
+        """Its number here; UserError when it keeps no states."""
+        if session in self._homes:
+            return self._homes.index(session)
+        if session.simulator.hello.level == Level.NONE:
+            raise UserError(
+                f"A search saves and restores environments, and {session.name} says that it cannot: let its "
+                "environment be copyable, or write save() and load() (sdk/cpp/README.md)."
+            )
+        gone = [k for k, home in enumerate(self._homes) if home.lost is not None]
+        if gone:
+            self._shelf.home[self._shelf.home == gone[0]] = LOST
+            self._homes[gone[0]] = session
+        else:
+            self._homes.append(session)
+            self._bases = np.append(self._bases, 0)
+        home = self._homes.index(session)
+        self._bases[home] = session.take_generation() << clp.GENERATION_BITS
+        return home
+
+    def _find_mask(self) -> int | None:
+        """Which leaf of observations says what is legal, if one does (docs/link.md)."""
+        paths = [leaf.path for leaf in self.spec.observation.leaves]
+        if (_MASK,) not in paths or not isinstance(self.spec.action_space, Discrete):
+            return None
+        leaf, count = self.spec.observation.leaves[paths.index((_MASK,))], int(self.spec.action_space.n)
+        if leaf.shape != (count,):
+            raise UserError(
+                f"{self.spec.name} has {count} actions and an action_mask of shape {leaf.shape}: give the mask one "
+                "number for each action."
+            )
+        return paths.index((_MASK,))
+
+    def _legal(self, obs: list[Array]) -> Array | None:
+        return None if self._mask is None else obs[self._mask] != 0
+
+
+def _most_rows(session: Session, steps: int = 1) -> int:
+    """Rows of a request, each of so many steps."""
+    if steps == 1:
+        return session.most_rows
+    simulator = session.simulator
+    return rows_per_message(session.limits, simulator.row_bytes + steps * (simulator.action.row_bytes + 8))
+
+
+def _u8(values: Array) -> bytes:
+    return values.astype("<u8").tobytes()

@@ -1,0 +1,346 @@
+"""A Python simulator's network side: answers learners' requests, keeps sessions through lost connections."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from corral.core.encoding import Buffer
+from corral.core.errors import RunFailed, UserError
+from corral.core.gym_env import EnvFactory, build_env
+from corral.core.sparing import SparingLog
+from corral.envs.serve.slots import BadRequest, Hosted, Reply, most_slots
+from corral.envs.serve.states import States
+from corral.link import protocol as clp
+from corral.link.auth import LEARNER, SIMULATOR, is_proven, new_nonce, prove
+from corral.link.control import OURS, Hello, Knock, Ready, Welcome, from_meta, to_meta
+from corral.link.layout import layout_hash
+from corral.link.message import BadMessage, Message, read_message
+from corral.link.transports.base import Binding, Event, Wire
+from corral.snapshot.keepers.choose import keeping_of
+
+log = logging.getLogger("corral.envs")
+
+_POLL_S = 0.25
+_KEEP_S = 30.0  # a session without a connection
+_GREETING_S = 60.0
+_MOST_SESSIONS, _MOST_GREETINGS = 64, 64
+
+
+@dataclass(eq=False)
+class _Session:
+    """A learner: its environments, what it was told, and what was answered last."""
+
+    number: int
+    hosted: Hosted
+    welcome: Welcome
+    wire: Wire | None
+    detached_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.replies: OrderedDict[int, list[Buffer]] = OrderedDict()
+        self.done_until = 0  # requests up to here have been carried out: this simulator works in order
+
+
+@dataclass
+class _Greeting:
+    since: float
+    nonce: bytes
+    resumes: _Session | None = None
+
+
+class Server:
+    """Serves one kind of environment to learners that dial in, or that it dials."""
+
+    def __init__(self, factory: EnvFactory, name: str, binding: Binding, slots: int, token: bytes | None = None):
+        self._factory, self._name, self._binding, self._token = factory, name, binding, token
+        env, self._spec = build_env(factory, name)
+        env.close()
+        self._slots = most_slots(self._spec, slots)
+        self._keeping = keeping_of(factory)
+        self._layout = layout_hash(self._spec.observation, self._spec.action)
+        instance = os.environ.get("CORRAL_INSTANCE", "")
+        self._instance = bytes.fromhex(instance) if len(instance) == 32 else new_nonce()
+        self._sessions: list[_Session] = []  # learners choose their numbers, so two may have the same
+        self._by_wire: dict[Wire, _Session] = {}
+        self._greetings: dict[Wire, _Greeting] = {}
+        self._over = False
+        self._strangers = SparingLog(log)
+        self.last_learner = time.monotonic()
+
+    def run(self, patience_s: float = 0.0) -> int:
+        """Serve until a learner that was dialled says that the run is over; returns the exit code.
+
+        RunFailed when no learner has been there for `patience_s`, if that is not 0.
+        """
+        while not self._over:
+            self.poll(_POLL_S)
+            if self._sessions:
+                self.last_learner = time.monotonic()
+            waited = time.monotonic() - self.last_learner
+            if patience_s and waited > patience_s:
+                raise RunFailed(
+                    f"No learner at {', '.join(self._binding.urls)} for {waited:.0f} s; is it running, and can it be "
+                    "reached?"
+                )
+        return 0
+
+    def poll(self, timeout_s: float) -> None:
+        """Act on what comes in."""
+        for event in self._binding.poll(timeout_s):
+            session = self._by_wire.get(event.wire)
+            try:
+                if session is not None:
+                    self._take(session, event)
+                else:
+                    self._greet(event)
+            except BadMessage as error:
+                self._refuse(event.wire, clp.Status.E_PROTOCOL, f"the learner sent {error}")
+        now = time.monotonic()
+        for session in list(self._sessions):
+            if session.wire is None and now - session.detached_at > _KEEP_S:
+                log.info("a learner did not come back within %g s; its environments are closed.", _KEEP_S)
+                self._end(session)
+        for wire, greeting in list(self._greetings.items()):
+            if now - greeting.since > _GREETING_S:
+                self._refuse(wire, clp.Status.E_PROTOCOL, f"no handshake within {_GREETING_S:g} s")
+
+    def close(self) -> None:
+        """Say goodbye and close everything."""
+        for session in list(self._sessions):
+            self._tell(session, Message(clp.Op.CLOSE, clp.NO_REPLY, meta={"reason": "the simulator ends"}))
+            self._end(session)
+        self._binding.close()
+
+    # -- handshake -----------------------------------------------------------------------------------------
+
+    def _greet(self, event: Event) -> None:
+        wire = event.wire
+        if event.lost is not None:
+            self._greetings.pop(wire, None)
+        elif event.frames is None:
+            if len(self._greetings) >= _MOST_GREETINGS:
+                wire.close()
+                return
+            self._greetings[wire] = _Greeting(time.monotonic(), new_nonce())
+            if wire.dialled:
+                self._hello(wire)
+        elif wire in self._greetings or not wire.dialled:
+            self._greetings.setdefault(wire, _Greeting(time.monotonic(), new_nonce()))
+            self._handshake(wire, read_message(event.frames))
+
+    def _handshake(self, wire: Wire, message: Message) -> None:
+        greeting = self._greetings[wire]
+        if message.op == clp.Op.KNOCK and not wire.dialled:
+            self._hello(wire, from_meta(message.meta, Knock).session)
+        elif message.op == clp.Op.WELCOME:
+            self._welcomed(wire, greeting, from_meta(message.meta, Welcome))
+        elif message.op == clp.Op.ERROR:
+            del self._greetings[wire]
+            wire.close()
+            text = f"The learner at {wire.peer} refused this simulator: {message.text}."
+            if wire.dialled and message.status in (
+                clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH
+            ):  # fmt: skip
+                raise UserError(text)
+            self._strangers.warning(text)
+        elif message.op == clp.Op.CLOSE:
+            self._closed(wire, message)
+        else:
+            raise BadMessage(f"{clp.Op(message.op).name} in the handshake")
+
+    def _hello(self, wire: Wire, wanted: int = 0) -> None:
+        """Say what this is; a session that lost its connection is named, if there is one to go on with.
+
+        Whom this side dials is the only learner it has.
+        """
+        greeting = self._greetings[wire]
+        waiting = [s for s in self._sessions if s.wire is None and (wire.dialled or s.number == wanted)]
+        resumes = waiting[-1] if waiting else None
+        greeting.resumes = resumes
+        keeping = self._keeping
+        capabilities = ["raw_reward", *(("rollout", *keeping.capabilities) if keeping else ())]
+        hello = Hello(
+            list(OURS), "corral-python", self._name, 0, self._instance, greeting.nonce,
+            resumes.number if resumes else 0, self._spec.observation.to_json(), self._spec.action.to_json(),
+            1, self._slots, 1, keeping.level if keeping else 0, keeping.exact if keeping else True, capabilities,
+        )  # fmt: skip
+        wire.send(Message(clp.Op.HELLO, meta=to_meta(hello)).frames())
+
+    def _welcomed(self, wire: Wire, greeting: _Greeting, welcome: Welcome) -> None:
+        if not is_proven(self._token, welcome.proof, LEARNER, greeting.nonce, welcome.nonce):
+            text = f"the learner at {wire.peer} did not prove that it knows the token"
+            self._refuse(wire, clp.Status.E_AUTH, text)
+            if wire.dialled:
+                raise UserError(f"{text[0].upper()}{text[1:]}; start it with the same token file.")
+            return
+        if welcome.version[0] != clp.MAJOR:
+            self._refuse(wire, clp.Status.E_VERSION, f"version {welcome.version[0]} was chosen, this is {clp.MAJOR}")
+            return
+        session = greeting.resumes
+        if not welcome.resumed:
+            if session is not None and session.wire is None:  # the learner does not know it any more
+                self._end(session)
+            if len(self._sessions) >= _MOST_SESSIONS:
+                self._refuse(wire, clp.Status.E_FULL, f"{_MOST_SESSIONS} learners are here already")
+                return
+            slots = min(self._slots, welcome.limits.slots)
+            states = States(self._spec.observation, welcome.snapshots, self._keeping, self._factory)
+            hosted = Hosted(self._factory, self._name, self._spec, slots, states)
+            session = _Session(welcome.session, hosted, welcome, wire)
+            self._sessions.append(session)
+            log.info("a learner at %s is here.", wire.peer)
+        elif session not in self._sessions or session.number != welcome.session:
+            self._refuse(wire, clp.Status.E_SESSION, f"session {welcome.session} is not known here")
+            return
+        elif session.wire is not None:  # dead, but this side has not noticed yet
+            del self._by_wire[session.wire]
+            session.wire.close()
+        del self._greetings[wire]
+        session.wire = wire
+        self._by_wire[wire] = session
+        wire.most_bytes = welcome.limits.message
+        proof = prove(self._token, SIMULATOR, greeting.nonce, welcome.nonce)
+        wire.send(Message(clp.Op.READY, meta=to_meta(Ready(proof))).frames())
+
+    def _refuse(self, wire: Wire, status: clp.Status, text: str) -> None:
+        self._strangers.warning(f"{wire.peer}: {text}; closed.")
+        wire.send(Message(clp.Op.ERROR, clp.NO_REPLY, status, meta={"text": text}).frames())
+        self._greetings.pop(wire, None)
+        session = self._by_wire.pop(wire, None)
+        if session is not None:
+            self._end(session)
+        wire.close()
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def _take(self, session: _Session, event: Event) -> None:
+        if event.lost is not None:
+            del self._by_wire[event.wire]
+            session.wire, session.detached_at = None, time.monotonic()
+            return
+        if event.frames is None:
+            return
+        message = read_message(event.frames)
+        if message.op in (clp.Op.CLOSE, clp.Op.ERROR):
+            if message.op == clp.Op.ERROR:
+                log.warning("the learner at %s gave this simulator up: %s", event.wire.peer, message.text)
+            self._closed(event.wire, message)
+            return
+        if message.session != session.number or message.layout != self._layout:
+            raise BadMessage(f"session {message.session}, layout {message.layout:#x}")
+        if message.op == clp.Op.DROP:
+            self._drop(session, message)
+        elif message.flags & clp.REPLY:
+            return
+        elif message.seq <= session.done_until:
+            kept = session.replies.get(message.seq)
+            if kept is not None and session.wire is not None:
+                session.wire.send(kept)
+        else:
+            self._answer(session, message)
+
+    def _answer(self, session: _Session, message: Message) -> None:
+        started = time.perf_counter()
+        reply = Message(message.op, clp.REPLY, 0, message.seq, session.number, self._layout, message.batch)
+        try:
+            if message.batch > session.welcome.limits.batch:
+                raise BadRequest(
+                    f"{message.batch} rows, at most {session.welcome.limits.batch}", clp.Status.E_TOO_LARGE
+                )
+            result = self._carry_out(session.hosted, message)
+            if isinstance(result, Reply):
+                reply.payload = result.payload
+                if result.words:
+                    most = session.welcome.limits.info
+                    reply.meta = {"rows": {row: _last(text, most) for row, text in result.words.items()}}
+            else:
+                reply.meta = result
+        except (BadRequest, BadMessage) as error:
+            reply.status = error.status if isinstance(error, BadRequest) else clp.Status.E_BAD_REQUEST
+            reply.flags |= clp.FAILED
+            reply.meta = {"text": f"{clp.Op(message.op).name}: {error}"}
+        reply.aux = min(int((time.perf_counter() - started) * 1e6), 0xFFFFFFFF)
+        frames = reply.frames()
+        session.done_until = message.seq
+        session.replies[message.seq] = frames
+        while len(session.replies) > session.welcome.window:
+            session.replies.popitem(last=False)
+        if session.wire is not None:
+            session.wire.send(frames)
+
+    def _carry_out(self, hosted: Hosted, message: Message) -> Reply | dict[str, Any]:
+        op, batch, payload = message.op, message.batch, message.payload
+        if op == clp.Op.HEARTBEAT:
+            return Reply()
+        if op == clp.Op.STATS:
+            return {
+                "slots": self._slots, "steps": hosted.steps, "episodes": hosted.episodes, "faults": hosted.faults,
+                "snapshots": len(hosted.states), "snapshot_bytes": hosted.states.nbytes, "rss": _rss(), "work_us": 0,
+            }  # fmt: skip
+        if batch < 1:
+            raise BadRequest("no rows")
+        if op == clp.Op.STEP:
+            return hosted.step(batch, payload, bool(message.flags & clp.AUTORESET))
+        if op == clp.Op.RESET:
+            return hosted.reset(batch, payload)
+        if op == clp.Op.SAVE:
+            return hosted.save(batch, payload)
+        if op == clp.Op.LOAD:
+            return hosted.load(batch, payload, bool(message.flags & clp.WANT_OBS))
+        if op == clp.Op.EXPAND:
+            return hosted.expand(batch, payload)
+        if op == clp.Op.ROLLOUT:
+            steps = (message.meta or {}).get("steps")
+            return hosted.rollout(batch, payload, steps if isinstance(steps, int) else 0)
+        if op == clp.Op.EXPORT:
+            return hosted.export(batch, payload)
+        if op == clp.Op.IMPORT:
+            return hosted.take_in(batch, payload)
+        raise BadRequest("this simulator does not do that", clp.Status.E_UNSUPPORTED)
+
+    def _drop(self, session: _Session, message: Message) -> None:
+        states = session.hosted.states
+        generation = (message.meta or {}).get("generation")
+        if isinstance(generation, int):
+            states.drop_generation(generation)
+        elif len(message.payload) == 1 and len(message.payload[0]) == 8 * message.batch:
+            states.drop(list(memoryview(message.payload[0]).cast("B").cast("Q")))
+
+    def _closed(self, wire: Wire, message: Message) -> None:
+        """The learner leaves; if this side dialled it, and the run is over, there is nothing more to do."""
+        session = self._by_wire.pop(wire, None)
+        self._greetings.pop(wire, None)
+        if session is not None:
+            self._end(session)
+        self._over = wire.dialled and bool((message.meta or {}).get("over"))
+        wire.close()
+
+    def _tell(self, session: _Session, message: Message) -> None:
+        if session.wire is not None:
+            message.session, message.layout = session.number, self._layout
+            session.wire.send(message.frames())
+
+    def _end(self, session: _Session) -> None:
+        if session in self._sessions:
+            self._sessions.remove(session)
+        if session.wire is not None:
+            self._by_wire.pop(session.wire, None)
+        session.hosted.close()
+
+
+def _last(text: str, most: int) -> str:
+    """The end of a text, of at most so many bytes: tracebacks say there what happened."""
+    return text.encode()[-most:].decode(errors="ignore") if most else ""
+
+
+def _rss() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

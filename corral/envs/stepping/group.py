@@ -1,0 +1,475 @@
+"""Environments that share one thread: step them, start their next episodes, rebuild them when they fail.
+
+This is the hot loop of sampling. The local backend runs one group in process, the process backend one group
+in every worker; both write into `Rows`, so there is one implementation of what a transition is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, MutableSequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from corral.core import seeding
+from corral.core.errors import EnvFailed, UserError
+from corral.core.gym_env import EnvFactory, build_env, require_same_spaces, seeded_reset, unpack_step
+from corral.core.types import Array, EnvSpec
+from corral.envs.stepping.id_set import IdSet, IdSets
+from corral.envs.stepping.recorder import NotRestored, Recorder, replay, restore, same_observation
+from corral.envs.stepping.rows import FAULTY, FIRST, Rows
+from corral.envs.supervision import IDLE, Fault
+from corral.snapshot.keeper import Beginning, CannotKeep
+from corral.snapshot.rng import State
+
+Notify = Callable[[IdSet], None]
+
+_REBUILD_TRIES = 10
+# Cheap steps are announced together; slower ones one by one, so that `recv(min_ready)` gets them early.
+_SLOW_STEP_S = 0.0005
+
+
+class _Batch:
+    """What a run of steps leaves to be written in one go."""
+
+    __slots__ = ("ends", "lost", "raw_rewards", "rewards")
+
+    def __init__(self) -> None:
+        self.rewards: list[Any] = []
+        self.raw_rewards: dict[int, float] = {}
+        self.ends: list[tuple[int, bool, bool, bool]] = []  # env id, terminated, truncated, game over
+        self.lost: list[int] = []
+
+
+class EnvGroup:
+    """Some of a VecEnv's environments, by env id."""
+
+    def __init__(
+        self,
+        factories: Mapping[int, EnvFactory],
+        name: str,
+        report: Callable[[Fault], None],
+        mark: MutableSequence[int],
+    ):
+        self._factories, self._name, self._report = dict(factories), name, report
+        self._mark = mark  # mark[0] is the environment being stepped, for the watchdog
+        self._envs: dict[int, gymnasium.Env[Any, Any]] = {}
+        self._steps: dict[int, Callable[[Any], Any]] = {}
+        self.run_seed, self._role = 0, "train"
+        self._slow = False
+        self._lengths: dict[int, int] = {}  # of the last episodes
+        self._recorder: Recorder | None = None
+
+    def build(self) -> EnvSpec:
+        """Build every environment; their spaces must agree."""
+        specs = {}
+        for env_id in self._factories:
+            specs[env_id] = self._build(env_id)
+        first_id, spec = next(iter(specs.items()))
+        for env_id, other in specs.items():
+            require_same_spaces(spec, first_id, other, env_id)
+        return spec
+
+    def attach(self, rows: Rows, sets: IdSets, mark: MutableSequence[int] | None = None) -> None:
+        """Take the memory that results are written to, and from now on a mark that others can see."""
+        self._rows, self._sets = rows, sets
+        if mark is not None:
+            mark[0] = IDLE
+            self._mark = mark
+        layout = rows.spec.observation
+        self._obs_views = tuple(
+            {i: [leaf[half, i, ...] for leaf in rows.obs] for i in self._factories} for half in (0, 1)
+        )
+        self._final_views = {i: [leaf[i, ...] for leaf in rows.final] for i in self._factories}
+        first = layout.leaves[0]
+        row_views = tuple({i: views[0] for i, views in half.items()} for half in self._obs_views)
+        self._simple = (row_views, first.shape, first.dtype if layout.single else None)
+        self._float_leaves = [k for k, leaf in enumerate(layout.leaves) if leaf.dtype.kind == "f"]
+        self._float_halves = [(rows.obs[k][0], rows.obs[k][1]) for k in self._float_leaves]
+
+    def reset(self, ids: Array, run_seed: int, role: str, *, lenient: bool = False) -> None:
+        """Start a seeded episode in each environment.
+
+        An environment whose very first reset fails is the user's mistake and raises; `lenient`, used when a
+        lost process is replaced in the middle of a run, treats it as one more fault.
+        """
+        self.run_seed, self._role = run_seed, role
+        rows = self._rows
+        for env_id in ids.tolist():
+            try:
+                self.start(env_id, seeding.env_seed(run_seed, role, env_id, int(rows.episode[env_id])))
+            except (Exception, SystemExit) as error:
+                if not lenient:
+                    raise
+                self._fault(env_id, "raised", "in reset():\n" + _trace(error))
+                self._rebuild(env_id, int(rows.episode[env_id]) + 1)
+                self._first(env_id)
+
+    def start(self, env_id: int, seed: int) -> None:
+        """Start one seeded episode, in an environment that is built if there is none; raises what goes wrong."""
+        rows = self._rows
+        if env_id not in self._envs:
+            require_same_spaces(rows.spec, env_id, self._build(env_id), env_id)
+        self._mark[0] = env_id
+        rows.seed[env_id], rows.step[env_id] = seed, 0
+        obs = self._seeded_reset(env_id, seed)
+        self._require_good(obs, env_id)
+        self._put(self._obs_views[rows.phase[env_id]][env_id], obs, env_id)
+        self._first(env_id)
+        self._mark[0] = IDLE
+
+    def _first(self, env_id: int) -> None:
+        """Its row is the first of an episode."""
+        rows = self._rows
+        rows.reward[env_id] = rows.raw_reward[env_id] = 0.0
+        rows.flags[env_id] = False
+        rows.flags[env_id, FIRST] = True
+
+    def environment(self, env_id: int) -> gymnasium.Env[Any, Any]:
+        """The environment itself, whose state is saved or loaded."""
+        return self._envs[env_id]
+
+    def find(self, env_id: int) -> gymnasium.Env[Any, Any] | None:
+        """The environment itself, if it has been built."""
+        return self._envs.get(env_id)
+
+    def factory(self, env_id: int) -> EnvFactory:
+        """What builds it."""
+        return self._factories[env_id]
+
+    def replace(self, env_id: int, env: gymnasium.Env[Any, Any], obs: list[Array]) -> None:
+        """Go on with another environment, whose last observation this is."""
+        if self._envs.get(env_id, env) is not env:
+            _close(self._envs[env_id])
+        self._envs[env_id], self._steps[env_id] = env, env.step
+        for view, value in zip(self._obs_views[self._rows.phase[env_id]][env_id], obs, strict=True):
+            view[...] = value
+
+    def shown(self, env_id: int) -> list[Array]:
+        """Leaves of its last observation, views of its row."""
+        views: list[Array] = self._obs_views[self._rows.phase[env_id]][env_id]
+        return views
+
+    def beginning(self, env_id: int) -> Beginning | None:
+        """What leads another environment to where this one is; None where that is not recorded."""
+        if self._recorder is None:
+            return None
+        recorder, state = self._recorder, self._recorder.save(env_id, self._envs[env_id])
+        if state is None or state["kind"] != "replay":
+            return None
+        seed, shown = int(self._rows.seed[env_id]), [view.copy() for view in self.shown(env_id)]
+
+        def repeat(env: gymnasium.Env[Any, Any]) -> Any:
+            try:
+                obs, _ = replay(env, state, seed, recorder.actions(state), lambda: None)
+            except NotRestored:
+                obs = None
+            if obs is None or not same_observation(self._rows.spec.observation, obs, shown):
+                raise CannotKeep("repeating its actions led elsewhere: it is not deterministic")
+            return obs
+
+        return Beginning(repeat, 1000 + int(state["actions"].nbytes))
+
+    def forget(self, env_id: int) -> None:
+        """What was recorded does not lead to where this environment is now."""
+        if self._recorder is not None:
+            self._recorder.forget(env_id)
+
+    def step(self, chosen: IdSet, notify: Notify) -> None:
+        """Step each environment with its row's action; call `notify` as results become complete."""
+        rows, mark, steps = self._rows, self._mark, self._steps
+        row_views, shape, dtype = self._simple  # the common case, one array, is written without a call
+        phases = rows.phase[chosen.index].tolist()
+        # Where all write to the same half of the memory, which is usual, it need not be looked up again.
+        half = phases[0] if phases.count(phases[0]) == len(phases) else None
+        start, batch = time.perf_counter(), _Batch()
+        rewards = batch.rewards
+        one_by_one = self._slow
+        if self._recorder is not None:
+            self._recorder.acted(chosen)
+        for env_id, phase, action in zip(chosen.numbers, phases, self._actions(chosen), strict=True):
+            mark[0] = env_id
+            try:
+                obs, reward, terminated, truncated, info = steps[env_id](action)
+            except (Exception, SystemExit) as error:
+                self._recover(env_id, error)
+                batch.lost.append(env_id)
+                rewards.append(0.0)
+            else:
+                if type(reward) is np.ndarray:  # read now: the environment may reuse it
+                    reward = self._scalar(reward, env_id)
+                rewards.append(reward)
+                life_lost = self._read_info(env_id, info, batch) if info else False
+                if terminated or truncated:
+                    batch.ends.append((env_id, bool(terminated), bool(truncated), not life_lost))
+                    self._put(self._final_views[env_id], obs, env_id)
+                    self._next_episode(env_id, phase, life_lost=life_lost)
+                elif type(obs) is np.ndarray and obs.dtype is dtype and obs.shape == shape:
+                    row_views[phase][env_id][...] = obs
+                else:
+                    self._put(self._obs_views[phase][env_id], obs, env_id)
+            if one_by_one:
+                self._finish(self._sets.of_mask(1 << env_id), phase, batch, notify)
+                batch = _Batch()
+                rewards = batch.rewards
+        if not one_by_one:
+            self._finish(chosen, half, batch, notify)
+        mark[0] = IDLE
+        self._slow = time.perf_counter() - start > _SLOW_STEP_S * len(phases)
+
+    def record(self) -> Recorder:
+        """From now on note what restores the environments."""
+        if self._recorder is None:
+            self._recorder = Recorder(self._rows)
+        return self._recorder
+
+    def save(self) -> dict[str, State]:
+        """What restores each environment, by id; those that nothing restores are missing."""
+        if self._recorder is None:
+            return {}
+        saved = {str(env_id): self._recorder.save(env_id, env) for env_id, env in self._envs.items()}
+        return {env_id: state for env_id, state in saved.items() if state is not None}
+
+    def load(
+        self, saved: Mapping[str, State], run_seed: int, role: str, alive: Callable[[], None] = lambda: None
+    ) -> list[int]:
+        """Bring fresh environments to where `save` was called; returns those that started a new episode instead.
+
+        The rows hold the saved observations, seeds and counters. `alive` is called again and again.
+        """
+        self.run_seed, self._role = run_seed, role
+        recorder, restarted = self.record(), []
+        for env_id in self._factories:
+            self._mark[0] = env_id
+            obs = self._obs_views[self._rows.phase[env_id]][env_id]
+            if not restore(recorder, env_id, self._envs[env_id], saved.get(str(env_id)), obs, alive):
+                self._restart(env_id)
+                restarted.append(env_id)
+        self._mark[0] = IDLE
+        return restarted
+
+    def _restart(self, env_id: int) -> None:
+        """Build an environment that could not be restored anew, and start an episode."""
+        rows = self._rows
+        rows.episode[env_id] += 1
+        rows.step[env_id] = 0
+        self._first(env_id)
+        self._rebuild(env_id, int(rows.episode[env_id]))
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self._envs.values():
+            _close(env)
+        self._envs.clear()
+        self._steps.clear()  # bound methods, which would keep the environments alive
+
+    def _finish(self, chosen: IdSet, half: int | None, batch: _Batch, notify: Notify) -> None:
+        """Write what belongs to the whole batch, look for values that are not finite, and announce it."""
+        rows, rewards, index = self._rows, batch.rewards, chosen.index
+        try:
+            good = math.isfinite(sum(rewards))
+            values = np.array(rewards, np.float64)
+        except (TypeError, ValueError):  # not all of them plain numbers
+            rewards = [self._scalar(r, i) for r, i in zip(rewards, chosen.numbers, strict=True)]
+            values = np.array(rewards, np.float64)
+            good = math.isfinite(sum(rewards))
+        rows.reward[index] = values
+        rows.raw_reward[index] = values
+        rows.no_flags(index)
+        for env_id, raw in batch.raw_rewards.items():
+            rows.raw_reward[env_id] = raw
+            good = good and math.isfinite(raw)
+        rows.step[index] += 1
+        for env_id, terminated, truncated, game_over in batch.ends:
+            self._lengths[env_id] = int(rows.step[env_id])
+            rows.flags[env_id, :5] = (terminated, truncated, False, True, game_over)
+            rows.step[env_id] = 0
+            rows.episode[env_id] += 1
+        for env_id in batch.lost:
+            self._lose(env_id)
+        ended = [end[0] for end in batch.ends]
+        if not (good and self._finite(chosen, half) and (not ended or self._finals_finite(ended))):
+            self._find_nan(chosen.numbers)
+        notify(chosen)
+
+    def _finite(self, chosen: IdSet, half: int | None) -> bool:
+        if half is None:
+            current = self._rows.current(chosen, half)
+            return _all_finite([current[k] for k in self._float_leaves])
+        for halves in self._float_halves:
+            values = halves[half][chosen.index]
+            if np.count_nonzero(np.isfinite(values)) != values.size:
+                return False
+        return True
+
+    def _finals_finite(self, env_ids: list[int]) -> bool:
+        views = self._final_views
+        return _all_finite([views[i][k] for i in env_ids for k in self._float_leaves])
+
+    def _find_nan(self, ids: Iterable[int]) -> None:
+        rows = self._rows
+        for env_id in ids:
+            ended = bool(rows.flags[env_id, FIRST])
+            views = self._obs_views[rows.phase[env_id]][env_id]
+            next_bad = not _all_finite([views[k] for k in self._float_leaves])
+            rewards = rows.reward[env_id], rows.raw_reward[env_id]
+            step_bad = not np.isfinite(rewards).all() or (ended and not self._finals_finite([env_id]))
+            if rows.flags[env_id, FAULTY] or not (next_bad or step_bad):
+                continue
+            if not ended:
+                self._fault(env_id, "nan", f"its step returned reward {rewards[0]}, observation {views}")
+                self._rebuild(env_id, int(rows.episode[env_id]) + 1)
+                self._lose(env_id)
+                continue
+            # The episode is over and counted: tell what is wrong with its last step from what is with the reset.
+            if step_bad:
+                detail = f"its last step returned reward {rewards[0]}, observation {self._final_views[env_id]}"
+                self._fault(env_id, "nan", detail, int(rows.episode[env_id]) - 1, self._lengths[env_id])
+                self._lose(env_id, episode_over=False)
+            else:
+                self._fault(env_id, "nan", f"its reset returned {views}")
+            self._rebuild(env_id, int(rows.episode[env_id]))
+
+    def _lose(self, env_id: int, *, episode_over: bool = True) -> None:
+        self._rows.mark_lost(env_id)
+        self._rows.step[env_id] = 0
+        self._rows.episode[env_id] += int(episode_over)
+
+    def _actions(self, chosen: IdSet) -> list[Any]:
+        """One action per environment, copied, so that an environment may keep it."""
+        layout = self._rows.spec.action
+        if layout.single and not layout.leaves[0].shape:
+            return list(self._rows.action[0][chosen.index])
+        leaves = [
+            list(rows[chosen.ids] if leaf.shape else rows[chosen.index])  # numbers are copies by themselves
+            for rows, leaf in zip(self._rows.action, layout.leaves, strict=True)
+        ]
+        return leaves[0] if layout.single else [layout.unflatten(list(row)) for row in zip(*leaves, strict=True)]
+
+    def _put(self, views: list[Array], obs: Any, env_id: int) -> None:
+        """Copy an observation into its row, refusing what would be broadcast or wrapped around."""
+        if type(obs) is np.ndarray and obs.dtype is self._simple[2] and obs.shape == self._simple[1]:
+            views[0][...] = obs
+            return
+        layout = self._rows.spec.observation
+        try:
+            values = [np.asarray(value) for value in layout.flatten(obs)]
+        except (KeyError, IndexError, TypeError, ValueError):
+            values = []
+        fits = len(values) == len(layout.leaves) and all(
+            value.shape == leaf.shape and leaf.takes(value) for value, leaf in zip(values, layout.leaves, strict=True)
+        )
+        if not fits:
+            found = layout.problem(obs) or f"observation does not fit its space {layout.space}"
+            raise UserError(f"Environment {env_id} ({self._name}): {found}.")
+        for view, value in zip(views, values, strict=True):
+            view[...] = value
+
+    def _recover(self, env_id: int, error: BaseException) -> None:
+        """Rebuild an environment whose step failed."""
+        trace = error.__traceback__
+        if (
+            isinstance(error, (ValueError, TypeError))
+            and trace is not None
+            and trace.tb_next is None
+            and "unpack" in str(error)
+        ):
+            unpack_step(None, f"Environment {env_id} ({self._name})")
+        self._fault(env_id, "raised", _trace(error), at_step=int(self._rows.step[env_id]) + 1)
+        self._rebuild(env_id, int(self._rows.episode[env_id]) + 1)
+
+    def _require_good(self, obs: Any, env_id: int) -> None:
+        """UserError unless a first observation is in its space and finite."""
+        layout = self._rows.spec.observation
+        if found := layout.problem(obs):
+            raise UserError(f"Environment {env_id} ({self._name}), at reset: {found}.")
+        leaves = layout.flatten(obs)
+        if not _all_finite([np.asarray(leaves[k]) for k in self._float_leaves]):
+            raise UserError(f"Environment {env_id} ({self._name}): its first observation is not finite; check reset().")
+
+    def _read_info(self, env_id: int, info: Any, batch: _Batch) -> bool:
+        """Take the game's own reward from a step's info; returns whether a life was lost."""
+        if not isinstance(info, Mapping):
+            raise UserError(f"Environment {env_id} ({self._name}): info must be a dict, got {info!r}.")
+        if "raw_reward" in info:
+            batch.raw_rewards[env_id] = self._scalar(info["raw_reward"], env_id)
+        return bool(info.get("life_lost", False))
+
+    def _scalar(self, reward: Any, env_id: int) -> float:
+        array = np.asarray(reward)
+        if array.size != 1 or array.dtype.kind not in "fiub":
+            raise UserError(f"Environment {env_id} ({self._name}): the reward must be one number, got {reward!r}.")
+        return float(array.reshape(()))
+
+    def _seeded_reset(self, env_id: int, seed: int) -> Any:
+        if self._recorder is not None:
+            self._recorder.seeded(env_id, self._envs[env_id], seed)
+        return seeded_reset(self._envs[env_id], seed)[0]
+
+    def _next_episode(self, env_id: int, phase: int, *, life_lost: bool) -> None:
+        """Store the first observation of the next episode."""
+        if self._recorder is not None and not life_lost:
+            self._recorder.next_game(env_id, self._envs[env_id])
+        try:
+            obs = self._envs[env_id].reset()[0]
+        except (Exception, SystemExit) as error:
+            self._fault(env_id, "raised", "in reset():\n" + _trace(error))
+            self._rebuild(env_id, int(self._rows.episode[env_id]) + 1)
+        else:
+            self._put(self._obs_views[phase][env_id], obs, env_id)
+
+    def _build(self, env_id: int) -> EnvSpec:
+        self._mark[0] = env_id
+        env, spec = build_env(self._factories[env_id], self._name)
+        self._envs[env_id], self._steps[env_id] = env, env.step
+        self._mark[0] = IDLE
+        return spec
+
+    def _rebuild(self, env_id: int, episode: int) -> None:
+        """Replace a failed environment, for `episode`, and store its first observation; EnvFailed after some tries."""
+        rows = self._rows
+        for attempt in range(_REBUILD_TRIES):
+            if env_id in self._envs:
+                _close(self._envs.pop(env_id))
+            try:
+                spec = self._build(env_id)
+                require_same_spaces(rows.spec, env_id, spec, env_id)
+                seed = seeding.env_seed(self.run_seed, self._role, env_id, episode, attempt)
+                obs = self._seeded_reset(env_id, seed)
+                views = self._obs_views[rows.phase[env_id]][env_id]
+                self._put(views, obs, env_id)
+                if not _all_finite([views[k] for k in self._float_leaves]):
+                    raise ValueError("the first observation after the restart is not finite")
+                rows.seed[env_id] = seed
+                return
+            except (Exception, SystemExit) as error:
+                last = _trace(error)
+                time.sleep(min(1.0, 0.05 * 2**attempt))
+        raise EnvFailed(f"Environment {env_id} ({self._name}) could not be restarted:\n{last}")
+
+    def _fault(
+        self, env_id: int, kind: str, detail: str, episode: int | None = None, at_step: int | None = None
+    ) -> None:
+        rows = self._rows
+        episode = int(rows.episode[env_id]) if episode is None else episode
+        step = int(rows.step[env_id]) if at_step is None else at_step
+        self._report(Fault(env_id, kind, int(rows.seed[env_id]), episode, step, detail))
+
+
+def _all_finite(arrays: list[Array]) -> bool:
+    # Counting is several times faster than all() on small arrays.
+    return all(np.count_nonzero(np.isfinite(array)) == array.size for array in arrays)
+
+
+def _close(env: gymnasium.Env[Any, Any]) -> None:
+    with contextlib.suppress(Exception):  # a broken environment may fail to close; it is being thrown away
+        env.close()
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))

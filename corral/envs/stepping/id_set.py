@@ -1,0 +1,106 @@
+"""Sets of environment ids, checked once and then recognised.
+
+Callers mostly send back the very array of ids that they received, and workers answer with the very bytes they
+were sent, so the sets are kept with all their forms. A numpy call saved counts when a step costs microseconds:
+masks, plain Python integers with one bit per environment, replace most of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from corral.core.errors import UserError
+from corral.core.types import Array
+
+_MAX_SETS = 256
+_WIRE = np.dtype("<i8")
+
+
+@dataclass(slots=True, eq=False)
+class IdSet:
+    """Distinct environment ids, in one order, in all their forms."""
+
+    ids: Array  # int64, read-only
+    index: slice | Array  # the same rows, as a slice where they are one: cheaper to read and write
+    mask: int  # bit i stands for environment i
+    numbers: tuple[int, ...]
+    payload: bytes  # as they travel
+    route: Any = field(default=None)  # for the backend: how to reach them
+    views: Any = field(default=None)  # for the rows: where they are
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+class IdSets:
+    """The sets of ids in use among `num_envs` environments."""
+
+    def __init__(self, num_envs: int):
+        self.num_envs = num_envs
+        self._limit = max(_MAX_SETS, 4 * num_envs)
+        self.everyone = self._make(np.arange(num_envs, dtype=_WIRE))
+        self._forget()
+
+    def of(self, env_ids: Array) -> IdSet:
+        """The set for an array of ids; UserError unless they are distinct and in range."""
+        known = self._by_identity.get(id(env_ids))
+        if known is not None and known.ids is env_ids:
+            return known
+        ids = np.asarray(env_ids)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+            raise UserError(f"env_ids must be a non-empty 1-D integer array, got {env_ids!r}.")
+        ids = ids.astype(_WIRE)
+        known = self._by_payload.get(ids.tobytes())
+        if known is not None:
+            return known
+        if ids.min() < 0 or ids.max() >= self.num_envs or len(np.unique(ids)) != len(ids):
+            raise UserError(f"env_ids must be distinct and in 0..{self.num_envs - 1}, got {ids.tolist()[:16]}.")
+        return self._keep(self._make(ids))
+
+    def of_payload(self, payload: bytes) -> IdSet:
+        """The set that travelled as these bytes."""
+        known = self._by_payload.get(payload)
+        return known if known is not None else self._keep(self._make(np.frombuffer(payload, _WIRE).copy()))
+
+    def of_mask(self, mask: int) -> IdSet:
+        """The set of a mask that is not 0, sorted by id."""
+        known = self._by_mask.get(mask)
+        if known is None:
+            ids = np.flatnonzero(self.bools(mask)).astype(_WIRE)
+            known = self._by_mask[mask] = self.of_payload(ids.tobytes())
+        return known
+
+    def bools(self, mask: int) -> Array:
+        """A mask as one bool per environment."""
+        packed = np.frombuffer(mask.to_bytes(-(-self.num_envs // 8), "little"), np.uint8)
+        return np.unpackbits(packed, count=self.num_envs, bitorder="little").astype(np.bool_)
+
+    def _make(self, ids: Array) -> IdSet:
+        ids.flags.writeable = False  # recognised by identity, so it must not change under us
+        numbers = tuple(ids.tolist())
+        return IdSet(ids, row_index(ids), sum(1 << i for i in numbers), numbers, ids.tobytes())
+
+    def _keep(self, chosen: IdSet) -> IdSet:
+        if len(self._by_payload) >= self._limit:
+            self._forget()
+        self._by_payload[chosen.payload] = self._by_identity[id(chosen.ids)] = chosen
+        return chosen
+
+    def _forget(self) -> None:
+        everyone = self.everyone
+        self._by_identity: dict[int, IdSet] = {id(everyone.ids): everyone}
+        self._by_payload: dict[bytes, IdSet] = {everyone.payload: everyone}
+        self._by_mask: dict[int, IdSet] = {everyone.mask: everyone}
+
+
+def row_index(ids: Array) -> slice | Array:
+    """The same rows as a slice, which is cheaper to read and write, where they are evenly spaced."""
+    if len(ids) == 1:
+        return slice(int(ids[0]), int(ids[0]) + 1)
+    steps = np.diff(ids)
+    if steps[0] > 0 and (steps == steps[0]).all():
+        return slice(int(ids[0]), int(ids[-1]) + 1, int(steps[0]))
+    return ids

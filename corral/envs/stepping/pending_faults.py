@@ -1,0 +1,87 @@
+"""What environments owe when the worker that ran them is lost.
+
+Each owes one faulty row, unless all it had to do was start its first episode, and a new episode. A row in flight
+is delivered as soon as the new episode waits behind it; an idle environment's when it is next sent to.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from corral.core.types import Array
+from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.in_flight import Flight
+from corral.envs.stepping.rows import Rows
+
+
+class Losses:
+    """Who is lost, who is reborn (a new episode waits in its row), and who has yet to be told to start one."""
+
+    def __init__(self, rows: Rows, flight: Flight):
+        self._rows, self._flight = rows, flight
+        self.owing = False
+        """Is anybody lost, or waiting for a replacement to start its episode? Looked at in every step."""
+        self.fresh = 0
+        """Mask of those that have not delivered their first observation yet."""
+        self._lost, self._reborn, self._reset_due, self._flip_due = (
+            np.zeros(flight.num_envs, np.bool_) for _ in range(4)
+        )
+
+    def clear(self) -> None:
+        """Everybody starts anew."""
+        self._lost[:] = self._reborn[:] = self._reset_due[:] = self._flip_due[:] = self.owing = False
+        self.fresh = self._flight.everyone.mask
+
+    def owe_reset(self, ids: Array) -> None:
+        """These start their episode when their worker is up."""
+        self._reset_due[ids] = self.owing = True
+
+    def note(self, ids: Array) -> None:
+        """The worker of these is lost."""
+        in_flight = self._flight.flying(ids)
+        waiting = self._flight.sets.bools(self.fresh)[ids] & in_flight
+        self.owe_reset(ids)
+        newly = ~waiting & ~self._lost[ids]
+        # A row in flight was flipped by its send; another still points to the last observation.
+        self._flip_due[ids[newly & ~in_flight]] = True
+        self._lost[ids[newly]] = True
+        self._reborn[ids] = False
+        self._rows.episode[ids[~waiting]] += 1
+
+    def take_resets(self, ids: Array) -> Array:
+        """Those of `ids` that start an episode now: all that should, but where a result still waits in the row."""
+        ready = self._flight.sets.bools(self._flight.ready)[ids]
+        due: Array = ids[self._reset_due[ids] & ~ready]
+        flip = due[self._flip_due[due]]
+        if len(flip):
+            self._rows.flip(self._flight.sets.of(flip))
+        self._rows.step[due] = 0
+        self._reset_due[due] = self._flip_due[due] = False
+        self._look()
+        return due
+
+    def without(self, done: IdSet) -> IdSet | None:
+        """Note which of these results are lost environments' new episodes, and deliver what they owe; the others."""
+        ids = done.ids
+        lost = self._lost[ids]
+        self._reborn[ids[lost]] = True
+        self.settle(ids[lost & self._flight.flying(ids)])
+        return None if lost.all() else self._flight.sets.of(ids[~lost])
+
+    def settle(self, ids: Array) -> Array:
+        """Deliver the faulty rows that are due among `ids`, all in flight; returns the ids to go on with."""
+        lost = self._lost[ids]
+        for env_id in ids[lost & self._reborn[ids]].tolist():
+            self._rows.mark_lost(env_id)
+            self._flight.arrive(1 << env_id)
+            self._lost[env_id] = self._reborn[env_id] = False
+        self._look()
+        rest: Array = ids[~lost]
+        return rest
+
+    def unknown(self) -> list[int]:
+        """Environments that are not where their last row says."""
+        return np.flatnonzero(self._lost | self._reset_due).tolist()
+
+    def _look(self) -> None:
+        self.owing = bool(self._lost.any() or self._reset_due.any())

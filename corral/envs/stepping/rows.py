@@ -1,0 +1,156 @@
+"""One row of memory per environment, private or shared between processes.
+
+Observations are double-buffered: a step writes the half that the last delivered observation is not in, so
+that observation survives an environment that fails, or a process killed in the middle of a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from corral.core.types import Array, EnvSpec, StepBatch
+from corral.envs.stepping.id_set import IdSet
+
+_ALIGN = 64
+TERMINATED, TRUNCATED, FAULTY, FIRST, GAME_OVER = range(5)
+_FLAGS_AT = 16  # bytes of the two rewards before the flags
+_INT, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)  # looking a type up costs as much as a view
+
+
+class Rows:
+    """Arrays for `num_envs` environments, carved out of one block of memory.
+
+    `phase[i]` says which half of `obs` holds, or will hold, row `i`'s current observation. The receiver flips
+    it when it sends an action; the environment's side only reads it.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, memory: Any = None):
+        self.spec, self.num_envs = spec, num_envs
+        if memory is None:
+            memory = bytearray(self.nbytes(spec, num_envs))
+        arrays = [np.ndarray(shape, dtype, memory, offset) for offset, shape, dtype in _places(spec, num_envs)]
+        taken = iter(arrays)
+        self.obs = [next(taken) for _ in spec.observation.leaves]  # [2, N, ...]
+        self.final = [next(taken) for _ in spec.observation.leaves]  # [N, ...]
+        self.action = [next(taken) for _ in spec.action.leaves]  # [N, ...]
+        self.table = next(taken)  # [N, 3]: reward, raw reward, and flags, which are bools in a number's place
+        self.reward, self.raw_reward = self.table[:, 0], self.table[:, 1]
+        self._flag_words = self.table.view(np.int64)[:, 2]
+        self.flags = self.table.view(np.bool_)[:, _FLAGS_AT:]
+        self.seed, self.episode, self.step = next(taken), next(taken), next(taken)
+        self.mark = next(taken)  # per worker (of which there are at most N), the environment it is stepping
+        self.phase = next(taken)
+        self._odd = 0  # the receiver's own copy of `phase`, as a mask
+
+    @staticmethod
+    def nbytes(spec: EnvSpec, num_envs: int) -> int:
+        """Bytes of memory that the rows need."""
+        *_, (offset, shape, dtype) = _places(spec, num_envs)
+        return offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+    def flip(self, chosen: IdSet) -> None:
+        """Let these rows' next observations go to the other half of the memory."""
+        self._odd ^= chosen.mask
+        half = self.half(chosen)
+        if half is None:
+            self.phase[chosen.index] ^= 1
+        else:
+            self.phase[chosen.index] = half
+
+    def collect(self, chosen: IdSet) -> StepBatch:
+        """Copy these rows out."""
+        layout, ids, half = self.spec.observation, chosen.ids, self.half(chosen)
+        if half is not None and isinstance(chosen.index, slice):
+            halves, table = self._views(chosen)
+            obs, table = [leaf.copy() for leaf in halves[half]], table.copy()
+        else:  # an index array copies by itself
+            obs, table = [leaf[self.phase[ids] if half is None else half, ids] for leaf in self.obs], self.table[ids]
+        flags = table.view(_BOOL)[:, _FLAGS_AT:]
+        words = table.view(_INT)[:, 2].tobytes()  # which are compared faster than numbers are counted
+        final = self._finals(ids, obs, flags) if words != bytes(len(words)) else None
+        return StepBatch(
+            ids,
+            layout.unflatten(obs),
+            table[:, 0],
+            table[:, 1],
+            flags[:, TERMINATED],
+            flags[:, TRUNCATED],
+            final,
+            flags[:, FIRST],
+            flags[:, FAULTY],
+            flags[:, GAME_OVER],
+        )
+
+    def _views(self, chosen: IdSet) -> tuple[list[list[Array]], Array]:
+        """Observations in both halves, and the table, of rows at even steps: made once, as each costs as a copy."""
+        if chosen.views is None or chosen.views[0] is not self:
+            halves = [[leaf[half][chosen.index] for leaf in self.obs] for half in (0, 1)]
+            chosen.views = self, halves, self.table[chosen.index]
+        return chosen.views[1], chosen.views[2]
+
+    def no_flags(self, index: slice | Array) -> None:
+        """Clear all flags of these rows."""
+        self._flag_words[index] = 0
+
+    def current(self, chosen: IdSet, half: int | None) -> list[Array]:
+        """Leaves of these rows' observations in one half, views where they are a slice; None: each in its own."""
+        if half is None:
+            return [leaf[self.phase[chosen.ids], chosen.ids] for leaf in self.obs]
+        return [leaf[half][chosen.index] for leaf in self.obs]
+
+    def state_dict(self, everyone: IdSet) -> dict[str, Any]:
+        """Where the environments are: their latest observations, seeds and counters."""
+        leaves = self.current(everyone, self.half(everyone))
+        return {
+            "obs": {str(k): leaf.copy() for k, leaf in enumerate(leaves)},
+            "seed": self.seed.copy(),
+            "episode": self.episode.copy(),
+            "step": self.step.copy(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], everyone: IdSet) -> None:
+        """Put it back."""
+        for k, leaf in enumerate(self.obs):
+            leaf[self.phase[everyone.ids], everyone.ids] = state["obs"][str(k)]
+        self.seed[:], self.episode[:], self.step[:] = state["seed"], state["episode"], state["step"]
+
+    def half(self, chosen: IdSet) -> int | None:
+        """The half of the memory that these rows' current observations are in, None where they differ."""
+        odd = self._odd & chosen.mask
+        return 0 if not odd else 1 if odd == chosen.mask else None
+
+    def _finals(self, ids: Array, obs: list[Array], flags: Array) -> Any:
+        ended = (flags[:, TERMINATED] | flags[:, TRUNCATED]).nonzero()[0]
+        if not len(ended):
+            return None  # first observations after a reset
+        final = [leaf.copy() for leaf in obs]
+        places = ids[ended]
+        for out, leaf in zip(final, self.final, strict=True):
+            out[ended] = leaf[places]
+        return self.spec.observation.unflatten(final)
+
+    def mark_lost(self, env_id: int) -> None:
+        """Turn row `env_id`, whose phase already points to a new episode's first observation, into a faulty row.
+
+        The other half still holds the last observation that was delivered: it becomes the final one.
+        """
+        for final, obs in zip(self.final, self.obs, strict=True):
+            final[env_id] = obs[1 - self.phase[env_id], env_id]
+        self.reward[env_id] = self.raw_reward[env_id] = 0.0
+        self.flags[env_id, [TERMINATED, GAME_OVER]] = False
+        self.flags[env_id, [TRUNCATED, FAULTY, FIRST]] = True
+
+
+def _places(spec: EnvSpec, n: int) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:
+    table = [((2, n, *leaf.shape), leaf.dtype) for leaf in spec.observation.leaves]
+    table += [((n, *leaf.shape), leaf.dtype) for leaf in spec.observation.leaves]
+    table += [((n, *leaf.shape), leaf.dtype) for leaf in spec.action.leaves]
+    table += [((n, 3), np.dtype(np.float64))] + [((n,), np.dtype(np.int64))] * 4 + [((n,), np.dtype(np.uint8))]
+    offset = 0
+    for shape, dtype in table:
+        yield offset, shape, dtype
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        offset += -(-size // _ALIGN) * _ALIGN

@@ -1,0 +1,166 @@
+"""What happens when an environment fails: the report, the restart budget, and the watchdog.
+
+An environment that raises, hangs, dies or returns NaN ends its episode as truncated and faulty and is built
+again. The budget tells bad luck from a crash loop: faults are forgiven as soon as the rebuilt environment
+makes progress, and only faults in a row, or very many in all, end the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import MutableSequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from corral.core.errors import EnvFailed
+
+log = logging.getLogger("corral.envs")
+
+IDLE = -1
+PROGRESS_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """Deadlines and restart budget of a VecEnv's environments."""
+
+    step_timeout_s: float = 60.0
+    start_timeout_s: float = 120.0
+    restarts_in_a_row: int = 10
+    restarts_total: int = 1000
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One failure of one environment, in step `step` (from 1) of its `episode`, or in the reset before (0)."""
+
+    env_id: int
+    kind: str  # raised | hung | killed | nan | neighbour
+    seed: int
+    episode: int
+    step: int
+    detail: str
+
+    def __str__(self) -> str:
+        return (
+            f"environment {self.env_id} {_VERBS[self.kind]} "
+            f"(seed {self.seed}, episode {self.episode}, step {self.step})\n{self.detail}".rstrip()
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready record."""
+        return asdict(self)
+
+
+_VERBS = {
+    "raised": "raised an exception",
+    "hung": "hung past its deadline",
+    "killed": "died with its process",
+    "nan": "returned a value that is not finite",
+    "neighbour": "lost its process to a neighbour's failure",
+}
+
+
+class FaultLog:
+    """Counts faults, keeps the most recent ones, and ends the run when the budget is spent."""
+
+    def __init__(self, supervision: Supervision):
+        self.supervision = supervision
+        self.recent: deque[Fault] = deque(maxlen=200)
+        self.restarts = 0
+        self._charged = 0  # without those that lost their process to a neighbour
+        self._in_a_row: dict[int, int] = {}
+        self._restarted_at: dict[int, int] = {}
+
+    def record(self, fault: Fault) -> None:
+        """Report a fault; EnvFailed when this environment is in a crash loop."""
+        self.recent.append(fault)
+        self.restarts += 1
+        if fault.kind == "neighbour":  # the report of the one that failed stands for all
+            return
+        log.warning("%s", fault)
+        self._charged += 1
+        env = fault.env_id
+        stuck = fault.step < PROGRESS_STEPS and fault.episode <= self._restarted_at.get(env, -1)
+        self._in_a_row[env] = self._in_a_row.get(env, 0) + 1 if stuck else 1
+        self._restarted_at[env] = fault.episode + 1
+        if self._in_a_row[env] > self.supervision.restarts_in_a_row:
+            raise EnvFailed(
+                f"Environment {env} failed {self._in_a_row[env]} times in a row without {PROGRESS_STEPS} good "
+                f"steps in between; fix the environment or raise Supervision.restarts_in_a_row. Last: {fault}"
+            )
+        if self._charged > self.supervision.restarts_total:
+            raise EnvFailed(
+                f"{self._charged} failures of environments, more than Supervision.restarts_total="
+                f"{self.supervision.restarts_total}. Last: {fault}"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters; the faults themselves are in the log."""
+        return {
+            "restarts": self.restarts,
+            "charged": self._charged,
+            "in_a_row": {str(env): count for env, count in self._in_a_row.items()},
+            "restarted_at": {str(env): episode for env, episode in self._restarted_at.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting from what `state_dict` gave."""
+        self.restarts, self._charged = state["restarts"], state["charged"]
+        self._in_a_row = {int(env): count for env, count in state["in_a_row"].items()}
+        self._restarted_at = {int(env): episode for env, episode in state["restarted_at"].items()}
+
+
+class Watchdog:
+    """Names an environment that hangs in this process, with its stack. It can report, not interrupt.
+
+    Only another process can be killed, so a hang on the local backend ends when the environment returns or
+    the user stops the program; the report says to use the process backend.
+    """
+
+    def __init__(self, mark: MutableSequence[int], timeout_s: float):
+        self._mark, self._timeout_s = mark, timeout_s
+        self._thread_id = threading.get_ident()
+        self._stop = threading.Event()
+        watcher = weakref.WeakMethod(self._check)
+        self._thread = threading.Thread(target=_watch, args=(watcher, self._stop, timeout_s), daemon=True)
+        self._since, self._seen, self._reported = time.monotonic(), IDLE, False
+        self._thread.start()
+
+    def touch(self) -> None:
+        """Say that the calling thread starts a batch of steps now."""
+        self._thread_id = threading.get_ident()
+        self._since, self._reported = time.monotonic(), False
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+
+    def _check(self) -> None:
+        current = self._mark[0]
+        if current != self._seen:
+            self._seen, self._since, self._reported = current, time.monotonic(), False
+        elif current != IDLE and not self._reported and time.monotonic() - self._since > self._timeout_s:
+            self._reported = True
+            frame = sys._current_frames().get(self._thread_id)
+            stack = "".join(traceback.format_stack(frame)) if frame else "(its thread is gone)"
+            log.error(
+                "environment %d hangs: no result for more than %.1f s. Environments in this process cannot be "
+                "interrupted; backend='process' kills and restarts them. Its stack:\n%s",
+                current, self._timeout_s, stack,
+            )  # fmt: skip
+
+
+def _watch(check: weakref.WeakMethod[Any], stop: threading.Event, timeout_s: float) -> None:
+    while not stop.wait(min(1.0, timeout_s / 4)):
+        method = check()
+        if method is None:
+            return
+        method()
+        del method

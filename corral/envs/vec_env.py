@@ -1,0 +1,160 @@
+"""The contract that every way of running environments keeps.
+
+```python
+batch = vec.recv()                                # first observations of all environments
+while ...:
+    vec.send(batch.env_ids, policy(batch.obs))
+    batch = vec.recv(min_ready=vec.num_envs // 2)  # whoever is ready first
+```
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from corral.core import seeding
+from corral.core.errors import UserError
+from corral.core.types import Array, EnvSpec, StepBatch, Tree
+from corral.envs.supervision import Fault
+
+if TYPE_CHECKING:
+    import gymnasium
+    from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
+
+    from corral.envs.as_gymnasium import AsGymnasium
+
+
+class VecEnv(ABC):
+    """Many environments at once.
+
+    Each environment is either *idle*, so it takes an action by `send`, or *in flight*, so its result comes
+    from `recv`. The first `recv` brings everybody's first observation.
+
+    - The rows of a batch are sorted by environment id (or as `env_ids` named them), and its arrays are copies that
+      the receiver owns; only `env_ids` is read-only.
+    - `recv()` waits for every environment in flight; `recv(min_ready=k)` for at least `k` of them, and
+      returns all that are ready; `recv(env_ids=ids)` for exactly those.
+    - Every row is a step that happened, or a fault that says so: no padding and no reset rows.
+    """
+
+    spec: EnvSpec
+    num_envs: int
+    seed: int = 0
+    """Seed of the reset that the first `recv` makes when nobody called `reset`."""
+    choice: str = ""
+    """Why this backend, when `backend="auto"` chose it."""
+    chosen: tuple[str, int | None] | None = None
+    """Backend and workers that `auto` chose."""
+    pipelined: bool = False
+    """Whether environments step while the caller decides for others, so that sending in halves pays off."""
+    withholds: bool = False
+    """Whether `recv()` may leave out an environment until the others have been sent to once more."""
+
+    @abstractmethod
+    def reset(self, seed: int = 0) -> None:
+        """Start new seeded episodes everywhere; their first observations come from `recv`.
+
+        Results still in flight are dropped.
+        """
+
+    @abstractmethod
+    def send(self, env_ids: Array, actions: Tree) -> None:
+        """Hand one action to each of these idle environments."""
+
+    @abstractmethod
+    def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
+        """Results of environments in flight."""
+
+    def linger(self, enough: int, most_s: float) -> None:  # noqa: B027 - others step within `recv`
+        """Wait until `enough` results are ready, or the time is up, so that `recv(min_ready=1)` brings more at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop everything. Safe to call twice."""
+
+    def record_episodes(self) -> None:  # noqa: B027 - where nothing can be restored, nothing is recorded
+        """From now on note what `state_dict` needs to restore environments in the middle of their episodes.
+
+        Call it before the first `recv`. It costs less than a microsecond per step, and memory for at most 50,000
+        actions of each environment.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that `load_state_dict` needs. No result may be under way or waiting to be received."""
+        return {"seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Bring environments that have just been made to where others were; returns those where that failed.
+
+        A restored environment is idle: send it the action that is due on the observation delivered last. The
+        others start a new episode, whose first observation comes from `recv`. Here, where nothing is known of the
+        environments, all do, with another seed than before; `local` and `process` repeat what was recorded and
+        compare (see `corral.envs.stepping.recorder`). Doing so may draw from this process's global generators.
+        """
+        self.seed = seeding.env_seed(state["seed"], "train", 0, 1)
+        self.reset(self.seed)
+        return list(range(self.num_envs))
+
+    @property
+    def faults(self) -> Iterable[Fault]:
+        """The most recent failures of environments."""
+        return ()
+
+    @property
+    def restarts(self) -> int:
+        """How many times an environment was restarted."""
+        return 0
+
+    def as_gymnasium(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+        """The same environments behind Gymnasium's vector interface, with same-step autoreset.
+
+        What was made from a Gymnasium vector environment gives that one back, in its own mode.
+        """
+        from corral.envs.as_gymnasium import AsGymnasium
+
+        self._require_everyone()
+        adapter: AsGymnasium = AsGymnasium(self)
+        return adapter
+
+    def as_sb3(self) -> Sb3VecEnv:
+        """The same environments behind Stable-Baselines3's VecEnv interface."""
+        from corral.envs.as_sb3 import make_sb3_vec_env
+
+        self._require_everyone()
+        return make_sb3_vec_env(self)
+
+    def _require_everyone(self) -> None:
+        if self.withholds:
+            raise UserError(
+                f"{self.spec.name} resets one step late, so its rows do not come all together: build it with "
+                "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP."
+            )
+
+    def _identity(self) -> dict[str, Any]:
+        """What a saved state must have in common with the environments that it is loaded into."""
+        return {
+            "env": self.spec.name,
+            "num_envs": self.num_envs,
+            "observation": self.spec.observation.digest,
+            "action": self.spec.action.digest,
+        }
+
+    def _require_identity(self, state: dict[str, Any]) -> None:
+        ours, theirs = self._identity(), state.get("identity", {})
+        odd = [key for key in ours if ours[key] != theirs.get(key)]
+        if odd:
+            raise UserError(
+                f"This state is of {theirs.get('num_envs')} environments {theirs.get('env')}, not of "
+                f"{self.num_envs} environments {self.spec.name}; they differ in {', '.join(odd)}. Make the same ones."
+            )
+
+    def __enter__(self) -> VecEnv:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

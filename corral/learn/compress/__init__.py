@@ -1,1 +1,0 @@
-"""Gradients in fewer bytes."""

@@ -1,0 +1,87 @@
+"""Which number format a network is fastest in, on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from corral.core.errors import UserError
+from corral.core.spaces import Layout
+
+_ROUNDS = 3
+_TRIAL_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`fp32`, or `bf16`: forward passes in bfloat16 by autocast, weights in float32. `why` says how it was chosen."""
+
+    name: str
+    why: str
+
+    def context(self, device: torch.device) -> AbstractContextManager[object]:
+        """Within it, forward passes run in this precision."""
+        if self.name == "bf16":
+            return torch.autocast(device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+
+def lay_out(model: nn.Module) -> None:
+    """Put the weights of convolutions into the memory order that is fastest for them."""
+    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def choose(wanted: str, model: nn.Module, try_once: Callable[[], None], device: torch.device) -> Precision:
+    """The precision asked for, or for `auto` the one that `try_once`, a forward and backward pass, is faster in."""
+    if wanted != "auto":
+        return Precision(wanted, "as asked")
+    if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return Precision("fp32", "small networks gain nothing from less")
+    candidates = [Precision("fp32", ""), Precision("bf16", "")]
+    best = {candidate.name: float("inf") for candidate in candidates}
+    for round_ in range(_ROUNDS + 1):
+        for candidate in candidates:
+            start = time.perf_counter()
+            with candidate.context(device):
+                try_once()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if round_:  # the first one warms up
+                best[candidate.name] = min(best[candidate.name], time.perf_counter() - start)
+    fastest = min(best, key=lambda name: best[name])
+    times = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in best.items())
+    return Precision(fastest, f"measured: {times}")
+
+
+def encoder_trial(model: nn.Module, layout: Layout, device: torch.device) -> Callable[[], None]:
+    """A forward and backward pass of the network's encoder, where images cost their time."""
+    obs = layout.unflatten([torch.from_numpy(np.zeros_like(leaf)).to(device) for leaf in layout.empty(_TRIAL_ROWS)])
+
+    def trial() -> None:
+        features = model.get_submodule("encoder")(obs)
+        features.float().sum().backward()
+        model.zero_grad()
+
+    return trial
+
+
+def find_device(wanted: str) -> torch.device:
+    """The device asked for; auto: CUDA, then MPS, then the CPU."""
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"device {wanted!r} cannot be used here ({first}); use device=cpu or auto.") from None
+    return device

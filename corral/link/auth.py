@@ -1,0 +1,48 @@
+"""Proofs that a side knows the token, which itself never travels."""
+
+from __future__ import annotations
+
+import hmac
+import os
+from pathlib import Path
+
+from corral.core.errors import UserError
+
+LEARNER, SIMULATOR = b"corral-learner", b"corral-simulator"
+NONCE_BYTES = 16
+_LEAST_BYTES = 16
+
+
+def read_token(path: str | None) -> bytes | None:
+    """The token in a file, without white space at its ends; UserError when there is none worth the name."""
+    if path is None:
+        return None
+    try:
+        token = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise UserError(
+            f"The token file {path} cannot be read ({error.strerror}); make one by `openssl rand -hex 32 > {path}`."
+        ) from error
+    if len(token) < _LEAST_BYTES:
+        raise UserError(
+            f"The token in {path} has {len(token)} bytes, too few to be a secret; make one by "
+            f"`openssl rand -hex 32 > {path}`."
+        )
+    return token
+
+
+def new_nonce() -> bytes:
+    """A number used once."""
+    return os.urandom(NONCE_BYTES)
+
+
+def prove(token: bytes | None, role: bytes, simulator_nonce: bytes, learner_nonce: bytes) -> bytes:
+    """Proof that `role` knows the token; empty without one."""
+    if token is None:
+        return b""
+    return hmac.digest(token, role + simulator_nonce + learner_nonce, "sha256")
+
+
+def is_proven(token: bytes | None, proof: bytes, role: bytes, simulator_nonce: bytes, learner_nonce: bytes) -> bool:
+    """Whether the other side's proof is right; anything is, where there is no token to prove."""
+    return token is None or hmac.compare_digest(proof, prove(token, role, simulator_nonce, learner_nonce))

@@ -1,0 +1,1 @@
+"""The learner's end of the link: sessions with simulators, and states inside them."""

@@ -1,0 +1,302 @@
+"""All simulators of a learner: who dials in or is dialled, is made sure of, taken on, lost, and comes back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from corral.core.errors import UserError
+from corral.core.sparing import SparingLog
+from corral.core.types import EnvSpec
+from corral.link import protocol as clp
+from corral.link.auth import LEARNER, SIMULATOR, is_proven, new_nonce, prove
+from corral.link.client.session import Left, Session, Simulator
+from corral.link.control import Budget, Hello, Knock, Ready, Welcome, from_meta, to_meta
+from corral.link.layout import read_space, space_difference
+from corral.link.limits import choose_limits
+from corral.link.message import BadMessage, Message, read_message
+from corral.link.transports.base import Binding, Event, Wire
+
+log = logging.getLogger("corral.link")
+
+_GREETING_S = 10.0
+_MOST_GREETINGS, _MOST_SESSIONS = 256, 1024
+_CHECK_EVERY_S = 0.25
+_FATAL = {clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH}
+
+
+class Refused(Exception):
+    """A simulator that cannot be taken on: the status to answer, and why."""
+
+    def __init__(self, status: clp.Status, text: str):
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass
+class _Greeting:
+    """A connection that has not got to READY."""
+
+    since: float
+    simulator: Simulator | None = None
+    nonce: bytes = b""
+    resumes: Session | None = None
+    number: int = 0
+
+
+@dataclass
+class Member:
+    """Somebody who uses the fleet's simulators, and is told who comes and goes."""
+
+    joined: Callable[[Session], None]
+    lost: Callable[[Session, str, str], None]
+    """Session, kind of fault (killed | hung | raised), and words."""
+
+
+class Fleet:
+    """Sessions over one binding. Whoever waits for something calls `poll`; nothing happens in between."""
+
+    def __init__(
+        self, binding: Binding, token: bytes | None = None, reconnect_s: float = 5.0, budget: Budget | None = None
+    ):
+        self.binding, self._token, self._reconnect_s = binding, token, reconnect_s
+        self._budget = budget or Budget()
+        self.lock = threading.RLock()
+        self.spec: EnvSpec | None = None
+        """Of the first simulator; all others must have its spaces."""
+        self.players = 1
+        self._rows_kind: Any = None
+        self.members: list[Member] = []
+        self.sessions: dict[int, Session] = {}
+        self.keepers: list[Callable[[float], None]] = []
+        """Called a few times per second while somebody waits."""
+        self.gone: Callable[[bytes], bool] = lambda instance: False
+        """Whether the process of this instance is known to have ended."""
+        self._by_wire: dict[Wire, Session] = {}
+        self._greetings: dict[Wire, _Greeting] = {}
+        self._numbers = int.from_bytes(new_nonce()[:3], "little")
+        self._last_check = time.monotonic()
+        self._fatal: str | None = None
+        self._strangers = SparingLog(log)
+
+    def poll(self, timeout_s: float) -> None:
+        """Wait for messages and act on them; UserError when a simulator that was dialled cannot be used."""
+        with self.lock:
+            for event in self.binding.poll(timeout_s):
+                session = self._by_wire.get(event.wire)
+                if session is not None:
+                    self._take(session, event)
+                else:
+                    self._greet(event)
+            now = time.monotonic()
+            if now - self._last_check > _CHECK_EVERY_S:
+                self._last_check = now
+                self._check(now)
+                for keeper in self.keepers:
+                    keeper(now)
+            if self._fatal is not None:
+                raise UserError(self._fatal)
+
+    def give_up(self, session: Session, kind: str, words: str, status: clp.Status = clp.Status.E_DEADLINE) -> None:
+        """End a session, whatever its simulator is doing."""
+        if session.lost is not None:
+            return
+        self._send_error(session.wire, status, words, session)
+        self._lose(session, kind, words)
+
+    def dismiss(self, session: Session) -> None:
+        """Let a simulator go that nobody needs any more."""
+        session.tell(clp.Op.CLOSE, meta={"reason": "no longer needed", "over": True})
+        self._lose(session, "killed", f"{session.name} was let go")
+
+    def close(self, reason: str = "the run is over") -> None:
+        """Say goodbye to all. Safe to call twice."""
+        with self.lock:
+            for session in self.sessions.values():
+                session.tell(clp.Op.CLOSE, meta={"reason": reason, "over": True})
+            for wire in self._greetings:
+                wire.send(Message(clp.Op.CLOSE, clp.NO_REPLY, meta={"reason": reason, "over": True}).frames())
+            self.sessions.clear()
+            self._by_wire.clear()
+            self._greetings.clear()
+            self.binding.close()
+
+    # -- sessions ------------------------------------------------------------------------------------------
+
+    def _take(self, session: Session, event: Event) -> None:
+        if event.lost is not None:
+            del self._by_wire[event.wire]
+            session.detach()
+            if self._reconnect_s <= 0 or self.gone(session.simulator.hello.instance):
+                self._lose(session, "killed", f"the connection to {session.name} is lost: {event.lost}")
+            return
+        if event.frames is None:
+            return
+        try:
+            session.take(event.frames)
+        except Left as goodbye:
+            self._lose(session, "killed", f"{session.name} left: {goodbye}")
+        except BadMessage as error:
+            self.give_up(session, "raised", f"{session.name} sent {error}", clp.Status.E_PROTOCOL)
+
+    def _lose(self, session: Session, kind: str, words: str) -> None:
+        session.lost = words
+        self.sessions.pop(session.number, None)
+        self._by_wire.pop(session.wire, None)
+        session.wire.close()
+        session.waiting.clear()
+        for member in list(self.members):
+            member.lost(session, kind, words)
+
+    def _check(self, now: float) -> None:
+        for session in list(self.sessions.values()):
+            if session.detached_at is not None:
+                instance_gone, away_s = self.gone(session.simulator.hello.instance), now - session.detached_at
+                if away_s > self._reconnect_s or instance_gone or session.overdue(now) is not None:
+                    how = "its process has ended" if instance_gone else f"no word for {away_s:.1f} s"
+                    self._lose(session, "killed", f"the connection to {session.name} is lost, {how}")
+            elif (late := session.overdue(now)) is not None:
+                words = f"{session.name} did not answer {clp.Op(late.op).name} within {late.deadline_s:g} s"
+                self.give_up(session, "hung", words)
+        for wire, greeting in list(self._greetings.items()):
+            if now - greeting.since > _GREETING_S:
+                del self._greetings[wire]
+                self._strangers.warning(f"{wire.peer} did not say what it is within {_GREETING_S:g} s; closed.")
+                wire.close()
+
+    # -- handshake -----------------------------------------------------------------------------------------
+
+    def _greet(self, event: Event) -> None:
+        wire = event.wire
+        if event.lost is not None:
+            self._greetings.pop(wire, None)
+        elif event.frames is None:
+            if len(self._greetings) >= _MOST_GREETINGS:
+                wire.close()
+                return
+            self._greetings[wire] = _Greeting(time.monotonic())
+            if wire.dialled:
+                waiting = [s.number for s in self.sessions.values() if s.detached_at and s.wire.peer == wire.peer]
+                wire.send(Message(clp.Op.KNOCK, meta=to_meta(Knock(session=max(waiting, default=0)))).frames())
+        elif wire in self._greetings or not wire.dialled:
+            greeting = self._greetings.setdefault(wire, _Greeting(time.monotonic()))
+            try:
+                self._handshake(wire, greeting, event.frames)
+            except BadMessage as error:
+                self._refuse(wire, Refused(clp.Status.E_PROTOCOL, f"{wire.peer} sent {error}"))
+            except Refused as refused:
+                self._refuse(wire, refused)
+
+    def _handshake(self, wire: Wire, greeting: _Greeting, frames: Any) -> None:
+        message = read_message(frames)
+        if message.op == clp.Op.ERROR:
+            self._greetings.pop(wire)
+            wire.close()
+            text = f"The simulator at {wire.peer} refused: {clp.status_name(message.status)}, {message.text}."
+            self._say_refusal(wire, message.status, text)
+        elif message.op == clp.Op.CLOSE:
+            self._greetings.pop(wire)
+            wire.close()
+        elif message.op == clp.Op.HELLO and greeting.simulator is None:
+            self._welcome(wire, greeting, from_meta(message.meta, Hello))
+        elif message.op == clp.Op.READY and greeting.simulator is not None:
+            self._ready(wire, greeting, from_meta(message.meta, Ready))
+        else:
+            expected = "HELLO" if greeting.simulator is None else "READY"
+            raise BadMessage(f"{clp.Op(message.op).name} where {expected} was expected")
+
+    def _welcome(self, wire: Wire, greeting: _Greeting, hello: Hello) -> None:
+        if clp.MAJOR not in [major for major, _ in hello.versions]:
+            theirs = ", ".join(f"{a}.{b}" for a, b in hello.versions[:8]) or "none"
+            raise Refused(
+                clp.Status.E_VERSION,
+                f"{wire.peer} speaks version {theirs} of the protocol, this learner {clp.MAJOR}.{clp.MINOR}; "
+                "build it with this learner's corral.hpp",
+            )
+        observation, action = read_space(hello.observation, "observation"), read_space(hello.action, "action")
+        spec = EnvSpec(observation.space, action.space, hello.env)
+        self._require_same(wire, hello, spec)
+        if len(self.sessions) >= _MOST_SESSIONS:
+            raise Refused(clp.Status.E_FULL, f"{_MOST_SESSIONS} simulators are connected already")
+        greeting.simulator, greeting.nonce = Simulator(hello, spec), new_nonce()
+        old = self.sessions.get(hello.session)
+        if old is not None and old.simulator.hello.instance == hello.instance:
+            greeting.resumes, greeting.number = old, old.number
+        else:
+            self._numbers = self._numbers % 0xFFFFFFFE + 1
+            greeting.number = self._numbers
+        limits, window = choose_limits(greeting.simulator.row_bytes)
+        minor = max(minor for major, minor in hello.versions if major == clp.MAJOR)
+        proof = prove(self._token, LEARNER, hello.nonce, greeting.nonce)
+        welcome = Welcome(
+            (clp.MAJOR, min(minor, clp.MINOR)), greeting.number, greeting.resumes is not None, greeting.nonce, proof,
+            window, limits, self._budget,
+        )  # fmt: skip
+        wire.send(Message(clp.Op.WELCOME, meta=to_meta(welcome)).frames())
+
+    def _require_same(self, wire: Wire, hello: Hello, spec: EnvSpec) -> None:
+        kind = hello.players, "raw_reward" in hello.capabilities
+        if self.spec is None:
+            return
+        found = space_difference(self.spec.observation, spec.observation, "observation") or space_difference(
+            self.spec.action, spec.action, "action"
+        )
+        if found is None and kind != self._rows_kind:
+            found = f"{kind[0]} players and raw_reward={kind[1]} where others have {self._rows_kind}"
+        if found is not None:
+            raise Refused(clp.Status.E_SPACE_MISMATCH, f"{hello.env} at {wire.peer} has {found}")
+
+    def _ready(self, wire: Wire, greeting: _Greeting, ready: Ready) -> None:
+        simulator = greeting.simulator
+        assert simulator is not None
+        hello = simulator.hello
+        if not is_proven(self._token, ready.proof, SIMULATOR, hello.nonce, greeting.nonce):
+            raise Refused(
+                clp.Status.E_AUTH,
+                f"{hello.env} at {wire.peer} did not prove that it knows the token; give it the same --token-file",
+            )
+        self._require_same(wire, hello, simulator.spec)  # another may have been first meanwhile
+        del self._greetings[wire]
+        session = greeting.resumes
+        if session is not None and session.lost is None:
+            log.info("%s is back.", session.name)
+            self._by_wire.pop(session.wire, None)
+            session.attach(wire)
+            self._by_wire[wire] = session
+            return
+        if session is not None:
+            raise Refused(clp.Status.E_SESSION, f"session {greeting.number} was given up meanwhile")
+        for old in [s for s in self.sessions.values() if s.simulator.hello.instance == hello.instance]:
+            if old.detached_at is not None:  # it has forgotten that session
+                self._lose(old, "killed", f"{old.name} did not keep its session")
+        if self.spec is None:
+            self.spec, self.players = simulator.spec, hello.players
+            self._rows_kind = hello.players, "raw_reward" in hello.capabilities
+        limits, window = choose_limits(simulator.row_bytes)
+        session = Session(greeting.number, simulator, wire, limits, window)
+        wire.most_bytes = limits.message
+        self.sessions[session.number] = self._by_wire[wire] = session
+        log.info("%s joined (%s, up to %d environments).", session.name, hello.sdk, hello.slots)
+        for member in list(self.members):
+            member.joined(session)
+
+    def _refuse(self, wire: Wire, refused: Refused) -> None:
+        self._greetings.pop(wire, None)
+        self._send_error(wire, refused.status, str(refused), None)
+        wire.close()
+        self._say_refusal(wire, refused.status, f"A simulator was refused: {refused}.")
+
+    def _say_refusal(self, wire: Wire, status: int, text: str) -> None:
+        """Whom we dialled we cannot do without; of those that dial in, others may fit."""
+        if wire.dialled and status in _FATAL:
+            self._fatal = text
+        else:
+            self._strangers.warning(text)
+
+    def _send_error(self, wire: Wire, status: clp.Status, text: str, session: Session | None) -> None:
+        number, layout = (session.number, session.simulator.layout) if session else (0, 0)
+        wire.send(Message(clp.Op.ERROR, clp.NO_REPLY, status, 0, number, layout, meta={"text": text}).frames())

@@ -1,0 +1,1 @@
+"""What carries the link's messages: TCP, ZeroMQ, gRPC, and JSON over ZeroMQ."""

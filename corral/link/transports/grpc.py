@@ -1,0 +1,340 @@
+"""The binding `grpc://`: the bytes of `tcp://`, each message one of the stream `/corral.Link/Attach`.
+
+Threads of gRPC's own read and write. What they read crosses to `poll` through one queue with room for a few messages of
+each peer; who sends more is held up by HTTP/2's flow control. What they are to write waits in a queue of each wire, and
+who lets that grow full is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import random
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from corral.core.encoding import Buffer
+from corral.core.errors import UserError
+from corral.link.address import Address
+from corral.link.protocol import MOST_FRAMES
+from corral.link.transports import base as binding
+from corral.link.transports import rpc
+from corral.link.transports.base import Binding, Event, Wire
+from corral.link.transports.tcp import MAGIC, BadFrames, pack
+
+SERVICE, METHOD = "corral.Link", "Attach"
+ANSWER = (("corral-link", "1"),)
+"""Initial metadata by which who dials knows that it has been let in, before anybody has said anything."""
+
+_MOST_CALLS = 1280  # the learner's sessions and greetings
+_MOST_UNREAD, _MOST_UNREAD_BYTES = 18, 1 << 26  # of a wire, but always one message
+_MOST_UNSENT = 1024
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_LEAVE_S = 1.0  # for the other side to take what was sent before the end
+_CLOSE_S = 0.5
+_PREFIX = struct.Struct("<4sI")
+
+OPTIONS = rpc.options(int(1000 * _FIRST_PAUSE_S), int(1000 * _LONGEST_PAUSE_S))
+
+
+def unpack(data: bytes, most_bytes: int) -> list[memoryview]:
+    """The frames of a whole message; BadFrames when it is none."""
+    view = memoryview(data)
+    magic, count = _PREFIX.unpack_from(view) if len(view) >= _PREFIX.size else (b"", 0)
+    if magic != MAGIC:
+        raise BadFrames("bytes that are not of this protocol")
+    if not 1 <= count <= MOST_FRAMES:
+        raise BadFrames(f"a message of {count} frames")
+    at = _PREFIX.size + 4 * count
+    lengths = struct.unpack_from(f"<{count}I", view, _PREFIX.size) if len(view) >= at else ()
+    total = sum(lengths)
+    if total > most_bytes:
+        raise BadFrames(f"a message of {total} bytes, at most {most_bytes} are taken")
+    if not lengths or at + total != len(view):
+        raise BadFrames(f"a message of {len(view)} bytes that says it has {at + total}")
+    frames = []
+    for length in lengths:
+        frames.append(view[at : at + length])
+        at += length
+    return frames
+
+
+class _Inbox:
+    """Events on their way from gRPC's threads to `poll`."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[Event, int]] = deque()
+        lock = threading.Lock()
+        self._came, self._room = threading.Condition(lock), threading.Condition(lock)
+        self._closed = False
+
+    def put(self, event: Event, size: int = 0) -> bool:
+        """Hand an event over, once there is room if it is a message; False when nobody takes it."""
+        wire = event.wire
+        assert isinstance(wire, GrpcWire)
+        with self._room:
+            while (
+                size and wire.unread and not self._closed and wire.broken is None
+                and (wire.unread >= _MOST_UNREAD or wire.unread_bytes + size > _MOST_UNREAD_BYTES)
+            ):  # fmt: skip
+                self._room.wait()
+            if self._closed or wire.broken is not None:
+                return False
+            if size:
+                wire.unread += 1
+                wire.unread_bytes += size
+            self._events.append((event, size))
+            self._came.notify()
+        return True
+
+    def lose(self, wire: GrpcWire, words: str, here: bool) -> bool:
+        """A wire is lost, by this side's will (`here`) or not; False when that is known already."""
+        with self._room:
+            if here:
+                wire.closed = True  # what it has said and nobody has read is not for anybody any more
+            if wire.broken is not None:
+                return False
+            wire.broken = words
+            self._events.append((Event(wire, lost=words), 0))
+            self._came.notify()
+            self._room.notify_all()
+        return True
+
+    def take(self, timeout_s: float) -> list[Event]:
+        """What has come, after a wait for the first of it."""
+        with self._came:
+            if not self._events and timeout_s > 0:
+                self._came.wait(timeout_s)
+            events = []
+            for event, size in self._events:
+                wire = event.wire
+                assert isinstance(wire, GrpcWire)
+                if size:
+                    wire.unread -= 1
+                    wire.unread_bytes -= size
+                if event.frames is None or not wire.closed:
+                    events.append(event)
+            self._events.clear()
+            self._room.notify_all()
+        return events
+
+    def close(self) -> None:
+        """Nobody takes events any more."""
+        with self._room:
+            self._closed = True
+            self._room.notify_all()
+
+
+class GrpcWire(Wire):
+    """One call."""
+
+    def __init__(self, inbox: _Inbox, peer: str, dialled: bool):
+        self.peer, self.dialled = peer, dialled
+        self.broken: str | None = None
+        self.closed = False
+        self.met = False
+        """Whether `poll` has said that the peer is there."""
+        self.unread = self.unread_bytes = 0  # both guarded by the inbox
+        self.hang_up: Callable[[], Any] = lambda: None
+        """End the call at once."""
+        self.over = threading.Event()
+        """Set when the call has ended."""
+        self._inbox = inbox
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._put = self._taken = 0  # bytes; each is counted by one thread only
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Hand a message to gRPC; a peer that lets too many pile up is lost."""
+        if self.broken is not None:
+            return
+        data = b"".join(pack(frames))
+        waiting = self._put - self._taken
+        if self._outbox.qsize() >= _MOST_UNSENT or (waiting and waiting + len(data) > binding.MOST_UNSENT_BYTES):
+            self.end(binding.UNREAD, here=True)
+            self.hang_up()
+            return
+        self._put += len(data)
+        self._outbox.put(data)
+
+    def close(self) -> None:
+        """End the call after what was sent; who does not take that within a second is hung up on."""
+        self.end("closed here", here=True)
+
+    def end(self, words: str, here: bool = False) -> None:
+        """The wire is lost."""
+        if self._inbox.lose(self, words, here):
+            self.stop_writing()
+
+    def stop_writing(self) -> None:
+        """Let the thread that writes end, after what was sent."""
+        self._outbox.put(None)
+
+    def outgoing(self) -> Iterator[bytes]:
+        """What gRPC is to write."""
+        while (data := self._outbox.get()) is not None:
+            self._taken += len(data)
+            yield data
+
+    def read(self, messages: Iterable[bytes]) -> None:
+        """In a thread of its own: hand over what comes, to the end of the call."""
+        words = "the other side closed the connection"
+        try:
+            for data in messages:
+                if not self._inbox.put(Event(self, unpack(data, self.most_bytes)), len(data)):
+                    break
+        except BadFrames as error:
+            words = str(error)
+        except Exception as error:  # gRPC's way to say that the call has ended
+            details = getattr(error, "details", lambda: None)()
+            words = f"the connection is lost: {details}" if details else "the connection is lost"
+        self.end(words)
+
+
+class GrpcBinding(Binding):
+    """Listens at one address, or dials several and dials again when a connection is lost."""
+
+    def __init__(self, *, listen: Address | None = None, dial: Sequence[Address] = ()):
+        self._grpc = rpc.import_grpc()
+        self._inbox = _Inbox()
+        self._owner, self._closed = os.getpid(), False
+        self._leaving: deque[tuple[float, GrpcWire]] = deque()
+        self._server: Any = None
+        self._dialled: list[_Dialled] = []
+        if listen is not None:
+            self.urls = [listen.at(self._listen(listen)).url]
+        else:
+            self._dialled = [_Dialled(self._grpc, address, self._inbox) for address in dial]
+            self.urls = [address.url for address in dial]
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Messages, new peers, and peers that are lost."""
+        now = time.monotonic()
+        for dialled in self._dialled:
+            timeout_s = min(timeout_s, dialled.dial_if_due(now))
+        while self._leaving and self._leaving[0][0] <= now:
+            self._hang_up(self._leaving.popleft()[1])
+        events = []
+        for event in self._inbox.take(timeout_s):
+            wire = event.wire
+            assert isinstance(wire, GrpcWire)
+            if event.lost is not None:
+                self._leaving.append((time.monotonic() + _LEAVE_S, wire))
+                for dialled in self._dialled:
+                    if dialled.wire is wire:
+                        dialled.lost(wire.met)
+                if not wire.met:
+                    continue  # nobody was there
+            wire.met = True
+            events.append(event)
+        return events
+
+    def close(self) -> None:
+        """End all calls, once what was sent has had a moment to get out. A fork of the owner has no business here."""
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._closed = True
+        calls = [dialled.wire for dialled in self._dialled if dialled.wire is not None]
+        for wire in calls:
+            wire.close()
+        self._inbox.close()
+        until = time.monotonic() + _CLOSE_S
+        for wire in [*(wire for wire in calls if wire.met), *(wire for _, wire in self._leaving if wire.dialled)]:
+            wire.over.wait(max(0.0, until - time.monotonic()))
+        # A channel waits for what a peer that has stopped was sent, until pings are not answered: without us.
+        closers = [threading.Thread(target=dialled.channel.close, daemon=True) for dialled in self._dialled]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join(max(0.0, until + _CLOSE_S - time.monotonic()))
+        if self._server is not None:
+            for wire in list(self._calls):
+                wire.close()
+            self._server.stop(_CLOSE_S).wait(2 * _CLOSE_S)
+
+    @staticmethod
+    def _hang_up(wire: GrpcWire) -> None:
+        if not wire.over.is_set():
+            wire.hang_up()
+
+    # -- where this side listens ---------------------------------------------------------------------------
+
+    def _listen(self, address: Address) -> int:
+        self._calls: set[GrpcWire] = set()
+        self._server = self._grpc.server(rpc.Threads(), options=OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
+        handler = self._grpc.stream_stream_rpc_method_handler(self._serve)
+        self._server.add_generic_rpc_handlers((self._grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        host = f"[{address.host}]" if ":" in address.host else address.bind_host
+        try:
+            port = int(self._server.add_insecure_port(f"{host}:{address.port}"))
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise UserError(
+                f"Cannot listen on {address.url} (another program does, or it is no address of this machine); choose "
+                "another host or port."
+            )
+        self._server.start()
+        return port
+
+    def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """One peer's call, in a thread of gRPC's, from its start to its end."""
+        wire = GrpcWire(self._inbox, context.peer().partition(":")[2], dialled=False)
+        wire.hang_up = context.cancel
+        self._calls.add(wire)
+        try:
+            if context.add_callback(wire.stop_writing) and self._inbox.put(Event(wire)):
+                threading.Thread(target=wire.read, args=(requests,), daemon=True).start()
+                context.send_initial_metadata(ANSWER)
+                yield from wire.outgoing()
+        finally:
+            self._calls.discard(wire)
+            wire.over.set()
+
+
+class _Dialled:
+    """An address, the call to who listens there, and when to call again.
+
+    One channel for ever: with a new one for each call, calls may hang beyond their deadline (seen with grpcio 1.85).
+    """
+
+    def __init__(self, grpc: Any, address: Address, inbox: _Inbox):
+        self._url, self._inbox = address.url, inbox
+        self.channel = grpc.insecure_channel(address.url.partition("://")[2], options=OPTIONS)
+        self._method = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        self.wire: GrpcWire | None = None
+        self._due, self._pause_s = 0.0, _FIRST_PAUSE_S
+
+    def dial_if_due(self, now: float) -> float:
+        """Call, if it is time to; seconds until it is."""
+        if self.wire is not None:
+            return 60.0
+        if self._due > now:
+            return self._due - now
+        self.wire = wire = GrpcWire(self._inbox, self._url, dialled=True)
+        # Until somebody listens, the channel tries by itself, with pauses.
+        call = self._method(wire.outgoing(), wait_for_ready=True)
+        wire.hang_up = call.cancel
+        threading.Thread(target=self._read, args=(wire, call), daemon=True).start()
+        return 60.0
+
+    def lost(self, met: bool) -> None:
+        """The call is over: call again soon, or later and later if nobody ever answered."""
+        if met:
+            self._pause_s = _FIRST_PAUSE_S
+        self._due = time.monotonic() + self._pause_s * random.uniform(0.7, 1.0)
+        self.wire, self._pause_s = None, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _read(self, wire: GrpcWire, call: Any) -> None:
+        with contextlib.suppress(Exception):  # whatever ends the call is said again when it is read
+            if set(ANSWER) <= {tuple(pair) for pair in call.initial_metadata() or ()}:
+                self._inbox.put(Event(wire))
+                wire.read(call)
+            for _ in call:  # to its end, by which the other side says that it has got all
+                pass
+        wire.end("nobody of the link is there")
+        wire.over.set()

@@ -1,0 +1,256 @@
+"""One client of the JSON loop, as the fleet sees it: a CLP simulator with one slot.
+
+It waits for the learner (its last message has no answer yet) or the learner waits for it (a RESET or STEP is under
+way), never both, because a REQ socket sends and receives in turn:
+
+    learner                    here                              client
+                                          <- reset, obs            first message: HELLO, READY
+    RESET     ->               seeded?     -> {"reset", "seed"}    otherwise the observation that is there will do
+    rows, obs <-                          <- reset, obs
+    STEP      ->                           -> {"action": a}
+    rows, obs <-                          <- step, obs, reward
+    STEP      ->                           -> {"action": a}
+                                          <- step, terminated      answered at once: {"action": null}
+    rows, obs, final <-                   <- reset, obs
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from corral.core.encoding import Buffer
+from corral.core.spaces import Layout
+from corral.link import protocol as clp
+from corral.link.auth import new_nonce
+from corral.link.control import OURS, Hello, Ready, Welcome, from_meta, to_meta
+from corral.link.layout import RowsLayout, layout_hash, space_group
+from corral.link.message import BadMessage, Message, read_message
+from corral.link.transports.base import Event, Wire
+from corral.link.transports.json_values import Mistake, Said, action_value, most_bytes, read_obs
+
+log = logging.getLogger("corral.link")
+
+NAME = "a JSON simulator"
+OVER = {"action": None, "terminate": True}
+_ROWS = RowsLayout(players=1, raw_reward=True).group()
+_REWARD, _RAW, _FLAGS, _STATUS = range(4)
+MOST_TEXT = 500  # characters of an error
+
+
+class _Row(NamedTuple):
+    """What a row says beside its observations."""
+
+    flags: int = 0
+    reward: float = 0.0
+    raw_reward: float = 0.0
+    status: int = 0
+    text: str = ""
+
+
+class JsonPeer(Wire):
+    """A client that has sent its first `reset`."""
+
+    def __init__(self, identity: bytes, env_id: str | int | float, peer: str, spaces: tuple[Layout, Layout], most: int):
+        self.identity, self.env_id, self.peer = identity, env_id, f"{peer} (env_id {env_id!r})"
+        self.descriptor: int | None = None
+        """Of its connection, by which the loss of it is told."""
+        self.json_bytes = most_bytes(spaces[0], most)
+        """Larger messages of this client are a mistake."""
+        self.lost: str | None = None
+        """Why there is nothing more to send or to take."""
+        self.waits = True
+        """Whether the client waits for an answer."""
+        self.answer: Callable[[Any], None] = lambda value: None
+        """Sends a JSON value to the client; set by whoever has the socket, as is `emit`, which hands on events."""
+        self.emit: Callable[[Event], None] = lambda event: None
+        self._spaces = spaces
+        self._observation, self._action = map(space_group, spaces)
+        self._layout, self._session = layout_hash(*spaces), 0
+        self._obs: Buffer = b""
+        self._fresh = self._seeded = False  # is the observation an episode's first; does the client take seeds
+        self._request: tuple[int, int] | None = None  # op and number of what is under way
+        self._asked_at = 0.0
+        self._last: tuple[_Row, Buffer] | None = None  # of an episode that ended, until the next begins
+        self._farewell = "the learner closed the connection"
+
+    def hello(self, said: Said) -> None:
+        """Take the first message, and say to the learner what this is; Mistake when it does not fit."""
+        self._start(said)
+        observation, action = (space.to_json() for space in self._spaces)
+        instance = bytes.fromhex(said.instance) or new_nonce()
+        hello = Hello(
+            list(OURS), "zmq+json", NAME, 0, instance, new_nonce(), 0, observation, action,
+            players=1, slots=1, threads=1, level=0, exact=True, capabilities=["raw_reward"],
+        )  # fmt: skip
+        self.emit(Event(self))
+        self._tell(Message(clp.Op.HELLO, meta=to_meta(hello)))
+
+    # -- the client's side ---------------------------------------------------------------------------------
+
+    def take(self, said: Said) -> None:
+        """Act on a message of the client; Mistake when it makes no sense."""
+        if said.command == "terminate":
+            self._reply_to_client({"action": None})
+            self.leave("it terminated")
+            return
+        if said.env_id != self.env_id:
+            raise Mistake(f"the env_id changed from {self.env_id!r} to {said.env_id!r}; use a socket for each")
+        if self.waits:
+            raise Mistake("a message came before the last one was answered")
+        self.waits = True
+        if said.command == "reset":
+            self._take_reset(said)
+        else:
+            self._take_step(said)
+
+    def fail(self, text: str) -> None:
+        """The client made a mistake: tell both sides, and end."""
+        self._reply_to_client({"error": text})
+        self._end(Message(clp.Op.ERROR, clp.NO_REPLY, clp.Status.E_PROTOCOL, meta={"text": text}), text)
+
+    def leave(self, reason: str) -> None:
+        """The client is gone."""
+        self._end(Message(clp.Op.CLOSE, clp.NO_REPLY, meta={"reason": reason}), reason)
+
+    def _take_reset(self, said: Said) -> None:
+        assert self._request is not None
+        self._start(said)
+        if self._request[0] == clp.Op.RESET:
+            self._reply(_Row(clp.FIRST))
+        elif self._last is not None:
+            self._reply_last(self._obs)
+        else:
+            text = "the simulator started over in the middle of an episode"
+            self._reply(_Row(clp.TRUNCATED | clp.FAULTY | clp.FIRST, status=clp.Status.E_ENV, text=text))
+
+    def _take_step(self, said: Said) -> None:
+        assert self._request is not None
+        if self._request[0] != clp.Op.STEP or self._last is not None:
+            raise Mistake("a step where a reset was expected")
+        assert said.reward is not None
+        raw = said.reward if said.raw_reward is None else said.raw_reward
+        obs = self._observation.write(read_obs(said.obs, self._spaces[0]), 1)
+        if not (said.terminated or said.truncated):
+            self._obs, self._fresh = obs, False
+            self._reply(_Row(0, said.reward, raw))
+            return
+        flags = clp.TERMINATED * bool(said.terminated) | clp.TRUNCATED * bool(said.truncated)
+        self._last = _Row(flags | clp.FIRST | clp.LIFE * said.life_lost, said.reward, raw), obs
+        self._reply_to_client({"action": None})
+
+    def _start(self, said: Said) -> None:
+        self._obs = self._observation.write(read_obs(said.obs, self._spaces[0]), 1)
+        self._fresh, self._seeded = True, said.seeded
+
+    # -- the learner's side --------------------------------------------------------------------------------
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Act on a message of the learner."""
+        if self.lost is not None:
+            return
+        message = read_message(frames)
+        if message.op == clp.Op.WELCOME:
+            self._welcomed(from_meta(message.meta, Welcome))
+        elif message.op == clp.Op.ERROR:
+            self._farewell = message.text
+        elif message.op == clp.Op.CLOSE:
+            if self.waits:  # otherwise it hears of it when it comes
+                self._reply_to_client(OVER)
+                self._lose("closed here")
+        elif message.op in (clp.Op.RESET, clp.Op.STEP):
+            self._ask(message)
+        elif message.op == clp.Op.HEARTBEAT:
+            self._tell(Message(message.op, clp.REPLY, 0, message.seq))
+        elif not message.flags & (clp.REPLY | clp.NO_REPLY):
+            self._refuse(message, clp.Status.E_UNSUPPORTED, "a JSON simulator does not do that")
+
+    def close(self) -> None:
+        """The learner lets this client go, for the reason that it gave before."""
+        if self.lost is None:
+            if self.waits:
+                self._reply_to_client({"error": self._farewell[:MOST_TEXT]})
+            self._lose("closed here")
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        self._session = welcome.session
+        if welcome.proof:
+            self.fail("this learner wants a token, which the JSON loop cannot prove; use zmq:// or drop token_file")
+        else:
+            self._tell(Message(clp.Op.READY, meta=to_meta(Ready(b""))))
+
+    def _ask(self, message: Message) -> None:
+        if self._request is not None or not self.waits:
+            self._refuse(message, clp.Status.E_BAD_REQUEST, "the slot has another request under way")
+            return
+        try:
+            slots, what = message.payload
+            if message.batch != 1 or bytes(slots) != bytes(4):
+                raise BadMessage("there is slot 0 only")
+            if message.op == clp.Op.STEP:
+                leaves = self._action.read(what, 1)
+        except (BadMessage, ValueError) as error:
+            self._refuse(message, clp.Status.E_BAD_REQUEST, str(error))
+            return
+        self._request, self._asked_at = (message.op, message.seq), time.perf_counter()
+        if message.op == clp.Op.STEP:
+            self._reply_to_client({"action": action_value(leaves, self._spaces[1])})
+        elif self._seeded:
+            self._reply_to_client({"reset": True, "seed": int.from_bytes(what, "little")})
+        else:
+            if not self._fresh:
+                log.info("%s takes no resets: its episode goes on as if it were another.", self.peer)
+            self._reply(_Row(clp.FIRST))
+
+    # -- within --------------------------------------------------------------------------------------------
+
+    def _reply_to_client(self, value: Any) -> None:
+        self.waits = False
+        self.answer(value)
+
+    def _reply(self, row: _Row, obs: Buffer | None = None, final: Buffer | None = None) -> None:
+        """Answer what is under way."""
+        assert self._request is not None
+        op, seq = self._request
+        self._request = None
+        frame, table = _ROWS.make(1)
+        table[_REWARD][:], table[_RAW][:] = row.reward, row.raw_reward
+        table[_FLAGS][:], table[_STATUS][:] = row.flags, row.status
+        payload: list[Buffer] = [frame, self._obs if obs is None else obs]
+        if final is not None:
+            payload.append(final)
+        took = min(int((time.perf_counter() - self._asked_at) * 1e6), 0xFFFFFFFF)
+        meta = {"rows": {"0": row.text}} if row.text else None
+        self._tell(Message(op, clp.REPLY, 0, seq, batch=1, aux=took, meta=meta, payload=payload))
+
+    def _reply_last(self, first: Buffer) -> None:
+        assert self._last is not None
+        row, final = self._last
+        self._last = None
+        self._reply(row, first, final)
+
+    def _refuse(self, message: Message, status: clp.Status, text: str) -> None:
+        meta = {"text": f"{clp.Op(message.op).name}: {text}"}
+        self._tell(Message(message.op, clp.REPLY | clp.FAILED, status, message.seq, meta=meta))
+
+    def _end(self, goodbye: Message, reason: str) -> None:
+        """Leave, by a goodbye rather than a lost wire: this session never comes back, so nobody need wait for it.
+
+        An episode that has ended is delivered even though no other follows: its last observation stands in.
+        """
+        if self.lost is not None:
+            return
+        if self._last is not None:
+            self._reply_last(self._last[1])
+        self._tell(goodbye)
+        self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        self.lost = reason
+        self.emit(Event(self, lost=reason))
+
+    def _tell(self, message: Message) -> None:
+        message.session, message.layout = self._session, self._layout if self._session else 0
+        self.emit(Event(self, message.frames()))

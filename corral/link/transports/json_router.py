@@ -1,0 +1,226 @@
+"""The binding `zmq+json://`: simulators that drive the loop, each a REQ socket that sends JSON, at one ROUTER here.
+
+A gateway: to the fleet each client is a simulator with one slot (see `json_peer`), so everything behind it is the same
+as for `zmq://`. What clients say is in docs/json_loop.md. Nothing that a client sends costs more than that client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from corral.core.errors import UserError
+from corral.core.spaces import Layout
+from corral.link.address import Address
+from corral.link.transports.base import Binding, Event
+from corral.link.transports.json_client import MOST_TEXT, OVER, JsonPeer
+from corral.link.transports.json_values import Mistake, Said, most_bytes, read_said, spaces_of
+from corral.link.transports.zmq import came_later
+
+log = logging.getLogger("corral.link")
+
+_MOST_CLIENTS = 1024
+_MOST_BYTES = 16 << 20  # of a message whose observation nobody has described
+_HIGH_WATER = 2  # messages per client: a REQ socket has one under way
+_HEARTBEAT_MS, _DEAD_MS = 2_000, 10_000
+_MOST_AT_ONCE = 128  # messages per poll, half of what the fleet greets at once
+_GOODBYE_S = 1.0  # for clients that are in the middle of a step when the run ends
+_LINGER_MS = 500
+
+_encode = msgspec.json.Encoder().encode
+
+
+class JsonBinding(Binding):
+    """Listens for clients. `action` and `observation` are what the learner was told about the spaces."""
+
+    def __init__(
+        self,
+        *,
+        listen: Address | None = None,
+        dial: Sequence[Address] = (),
+        action: Layout | None = None,
+        observation: Layout | None = None,
+        most: int = _MOST_BYTES,
+    ):
+        if listen is None:
+            raise UserError(
+                f"{', '.join(address.url for address in dial)}: the simulators of zmq+json:// dial and the learner "
+                "listens, at one address of this machine that nobody listens at; choose another port."
+            )
+        self._action, self._observation, self._most = action, observation, most
+        self._first_bytes = most if observation is None else most_bytes(observation, most)
+        self._peers: dict[Any, JsonPeer] = {}  # by identity of their sockets
+        self._ids: dict[Any, JsonPeer] = {}
+        self._by_fd: dict[Any, JsonPeer] = {}
+        self._alive: set[int] = set()  # descriptors of connections
+        self._events: list[Event] = []
+        self._gone: list[JsonPeer] = []
+        self._over = False
+        self._context = zmq.Context()
+        self._socket: Any = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.SNDHWM, _HIGH_WATER), (zmq.RCVHWM, _HIGH_WATER), (zmq.LINGER, _LINGER_MS), (zmq.ROUTER_MANDATORY, 1),
+            (zmq.MAXMSGSIZE, 4 * most),  # beyond, libzmq ends the connection; up to here there is an answer in words
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _DEAD_MS), (zmq.HEARTBEAT_TTL, _DEAD_MS),
+            (zmq.IPV6, int(":" in listen.host)),
+        ):  # fmt: skip
+            self._socket.setsockopt(option, value)
+        self._monitor: Any = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        host = f"[{listen.host}]" if ":" in listen.host else listen.bind_host
+        try:
+            self._socket.bind(f"tcp://{host}:{listen.port or '*'}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise UserError(f"Cannot listen on {listen.url} ({error}); choose another host or port.") from error
+        endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.urls = [listen.at(int(endpoint.rpartition(":")[2])).url]
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """What the clients' messages mean to the fleet."""
+        ready = dict(self._poller.poll(0 if self._events or self._gone else int(timeout_s * 1000)))
+        if self._monitor in ready:
+            self._watch()
+        if self._socket in ready:
+            self._read()
+        while self._gone:  # now that their last messages are read
+            self._gone.pop().leave("the connection is lost")
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Tell all clients that the run is over; those in the middle of a step have a second to come and hear it."""
+        if self._over:
+            return
+        self._over = True
+        for peer in list(self._peers.values()):
+            if peer.waits:
+                peer.answer(OVER)
+                self._forget(peer)
+        until = time.monotonic() + _GOODBYE_S
+        while self._peers and (left := until - time.monotonic()) > 0:
+            self.poll(left)
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+        self._context.term()
+
+    # -- what comes in -------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Connections that are made and lost, as libzmq tells: a ROUTER says nothing."""
+        while self._monitor.poll(0):
+            told = parse_monitor_message(self._monitor.recv_multipart())
+            descriptor = int(told["value"])
+            if told["event"] == zmq.EVENT_ACCEPTED:
+                self._alive.add(descriptor)
+                continue
+            self._alive.discard(descriptor)
+            if (peer := self._by_fd.get(descriptor)) is not None:
+                self._lose(peer)
+
+    def _read(self) -> None:
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.ZMQError:
+                return
+            identity = frames[0].bytes
+            peer = self._peers.get(identity)
+            try:
+                self._take(identity, peer, frames[1:])
+            except Mistake as mistake:
+                text = " ".join(str(mistake).split())[:MOST_TEXT]
+                if peer is not None:
+                    peer.fail(text)
+                else:
+                    log.warning("a JSON simulator was refused: %s.", text)
+                    self._answer(identity, {"error": text})
+
+    def _take(self, identity: bytes, peer: JsonPeer | None, frames: Sequence[Any]) -> None:
+        if self._over:
+            self._answer(identity, OVER)
+            if peer is not None:
+                self._forget(peer)
+            return
+        if len(frames) != 2 or len(frames[0]):
+            raise Mistake(f"a message of {len(frames)} frames where a REQ socket sends an empty one and the JSON")
+        body, most = frames[1].buffer, peer.json_bytes if peer is not None else self._first_bytes
+        if len(body) > most:
+            raise Mistake(f"a message of {len(body)} bytes, at most {most} are taken")
+        said = read_said(body)
+        if peer is not None:
+            peer.take(said)
+        elif said.command == "terminate":
+            self._answer(identity, {"action": None})
+        else:
+            self._welcome(identity, said, frames[1])
+
+    def _welcome(self, identity: bytes, said: Said, frame: Any) -> None:
+        """A client's first message: another simulator for the fleet."""
+        if said.command != "reset":
+            raise Mistake(f"a {said.command} of a client that is not here, or no longer; begin with a reset")
+        where, descriptor = identity.hex(), None
+        with contextlib.suppress(zmq.ZMQError, AttributeError):
+            where, descriptor = str(frame.get("Peer-Address")), int(frame.get(zmq.SRCFD))
+        if descriptor is not None and not self._is_there(identity, descriptor):
+            return
+        if said.env_id in self._ids:
+            raise Mistake(f"the env_id {said.env_id!r} is another client's; give each its own")
+        if len(self._peers) >= _MOST_CLIENTS:
+            raise Mistake(f"{_MOST_CLIENTS} clients are connected already")
+        peer = JsonPeer(identity, said.env_id, where, spaces_of(said, self._observation, self._action), self._most)
+        peer.answer, peer.emit, peer.descriptor = partial(self._answer, identity), self._emit, descriptor
+        peer.hello(said)
+        for names, name in self._names(peer):
+            names[name] = peer
+
+    def _is_there(self, identity: bytes, descriptor: int) -> bool:
+        """Whether a client that was never heard of is still connected; whose descriptor it got is not."""
+        self._watch()
+        rival = self._by_fd.get(descriptor)
+        if descriptor not in self._alive or (rival is not None and not came_later(identity, rival.identity)):
+            return False
+        if rival is not None:
+            self._lose(rival)
+        return True
+
+    # -- what goes out -------------------------------------------------------------------------------------
+
+    def _emit(self, event: Event) -> None:
+        self._events.append(event)
+        if event.lost is not None and isinstance(event.wire, JsonPeer):
+            self._forget(event.wire)
+
+    def _answer(self, identity: bytes, value: Any) -> None:
+        """Send to a client; one that is gone, or takes nothing, is lost."""
+        try:
+            self._socket.send_multipart([identity, b"", _encode(value)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            if identity in self._peers:
+                self._lose(self._peers[identity])
+
+    def _lose(self, peer: JsonPeer) -> None:
+        """Its connection is gone: it leaves when what it said before is read."""
+        self._gone.append(peer)
+        for names, name in self._names(peer)[1:]:
+            if names.get(name) is peer:
+                del names[name]
+
+    def _forget(self, peer: JsonPeer) -> None:
+        for names, name in self._names(peer):
+            if names.get(name) is peer:
+                del names[name]
+
+    def _names(self, peer: JsonPeer) -> list[tuple[dict[Any, JsonPeer], Any]]:
+        return [(self._peers, peer.identity), (self._ids, peer.env_id), (self._by_fd, peer.descriptor)]

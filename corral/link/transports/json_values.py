@@ -1,0 +1,190 @@
+"""Values of the JSON loop: what clients say, spaces that they or the learner describe, observations and actions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import gymnasium
+import msgspec
+import numpy as np
+
+from corral.core.encoding import Buffer
+from corral.core.errors import UserError
+from corral.core.spaces import Layout, Leaf
+from corral.core.types import Array
+from corral.link.layout import read_space, space_difference
+from corral.link.message import BadMessage
+
+COMMANDS = ("reset", "step", "terminate")
+_MOST_ID = 200  # characters
+_MOST_DEPTH, _MOST_LEAVES = 8, 256
+_BYTES_EACH, _BYTES_MORE = 64, 1 << 16  # of a number in an observation, and of everything else in a message
+
+
+class Mistake(Exception):
+    """What a client did wrong, in one sentence without a full stop."""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A message of a client. Keys that are not here are ignored."""
+
+    command: str
+    env_id: str | int | float
+    obs: Any = None
+    reward: float | None = None
+    terminated: bool | None = None
+    truncated: bool | None = None
+    raw_reward: float | None = None
+    """The game's own, where `reward` is another."""
+    life_lost: bool = False
+    """The episode ended, but the game goes on."""
+    seeded: bool = False
+    """With a reset: this client takes `{"reset": true, "seed": n}`."""
+    action_space: Any = None
+    observation_space: Any = None
+    instance: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
+    """With the first reset: what CORRAL_INSTANCE was, in a process that the learner started."""
+
+
+_decoder = msgspec.json.Decoder(Said)
+
+
+def read_said(body: Buffer) -> Said:
+    """A client's message; Mistake when it is none."""
+    try:
+        said = _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise Mistake(f"the message does not fit the loop: {error}") from error
+    except (ValueError, RecursionError) as error:
+        hint = "; JSON has no NaN or Infinity" if b"NaN" in bytes(body) or b"Infinity" in bytes(body) else ""
+        raise Mistake(f"the message is not JSON ({error}{hint})") from error
+    if said.command not in COMMANDS:
+        raise Mistake(f"the command {said.command[:40]!r} is not one of {', '.join(COMMANDS)}")
+    if isinstance(said.env_id, str) and len(said.env_id) > _MOST_ID:
+        raise Mistake(f"the env_id has {len(said.env_id)} characters, at most {_MOST_ID} are taken")
+    needed = {"reset": ("obs",), "step": ("obs", "reward", "terminated", "truncated"), "terminate": ()}[said.command]
+    if missing := [key for key in needed if getattr(said, key) is None]:
+        raise Mistake(f"the {said.command} has no {missing[0]!r}")
+    return said
+
+
+def described(value: Any, what: str) -> Layout:
+    """A space given as a Gymnasium space, as a description of one (docs/link.md, section 2), or as n for Discrete(n).
+
+    UserError when it is none of them; `what` is "action" or "observation".
+    """
+    if isinstance(value, Layout):
+        return value
+    if isinstance(value, gymnasium.Space):
+        return Layout(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31:
+        return Layout(gymnasium.spaces.Discrete(value))
+    try:
+        return read_space(value, what)
+    except BadMessage as error:
+        raise UserError(f"{what}={str(value)[:100]}: {error}; pass a Gymnasium space, or n for Discrete(n).") from error
+
+
+def spaces_of(said: Said, observation: Layout | None, action: Layout | None) -> tuple[Layout, Layout]:
+    """Observation and action space, by a client's first message and what the learner was told; Mistake otherwise."""
+    action = _agreed(said.action_space, action, "action")
+    if action is None:
+        raise Mistake(
+            "nobody has described the action space: make_vec needs env_kwargs={'action': ...}, a space or n for "
+            "Discrete(n), or the first message an 'action_space'"
+        )
+    return _agreed(said.observation_space, observation, "observation") or inferred(said.obs), action
+
+
+def _agreed(theirs: Any, ours: Layout | None, what: str) -> Layout | None:
+    if theirs is None:
+        return ours
+    try:
+        layout = described(theirs, what)
+    except UserError as error:
+        raise Mistake(f"the {what}_space of the first message cannot be used: {error}") from error
+    if ours is not None and (found := space_difference(ours, layout, what)) is not None:
+        raise Mistake(f"the first message describes {found}")
+    return layout
+
+
+def inferred(obs: Any) -> Layout:
+    """Unbounded float32 of the shapes that an observation has, keys of objects in sorted order; Mistake otherwise."""
+    if (found := _count_leaves(obs, _MOST_DEPTH)) > _MOST_LEAVES:  # before a space is made for each
+        raise Mistake(f"obs has {found} parts, at most {_MOST_LEAVES} are taken")
+    return Layout(_inferred(obs, "obs", _MOST_DEPTH))
+
+
+def _count_leaves(value: Any, depth: int) -> int:
+    return sum(_count_leaves(part, depth - 1) for part in value.values()) if isinstance(value, dict) and depth else 1
+
+
+def _inferred(value: Any, where: str, depth: int) -> gymnasium.Space[Any]:
+    if isinstance(value, dict) and value and depth > 0:
+        parts = [(key, _inferred(value[key], f"{where}.{key}", depth - 1)) for key in sorted(value)]
+        return gymnasium.spaces.Dict(parts)
+    array = _numbers(value, where)
+    if not array.size:
+        raise Mistake(f"{where} is empty")
+    return gymnasium.spaces.Box(-np.inf, np.inf, array.shape, np.float32)
+
+
+def most_bytes(observation: Layout, most: int) -> int:
+    """How large a message with such an observation may be, however wastefully it is written."""
+    numbers = sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in observation.leaves)
+    return min(most, _BYTES_MORE + _BYTES_EACH * numbers)
+
+
+def read_obs(obs: Any, layout: Layout) -> list[Array]:
+    """An observation as leaves with a row of one, all finite and in range; Mistake otherwise."""
+    try:
+        values = layout.flatten(obs)
+    except (KeyError, IndexError, TypeError) as error:
+        raise Mistake(f"obs {str(obs)[:60]} does not have the structure of {str(layout.space)[:200]}") from error
+    return [_read_leaf(value, leaf) for value, leaf in zip(values, layout.leaves, strict=True)]
+
+
+def _read_leaf(value: Any, leaf: Leaf) -> Array:
+    where = ".".join(map(str, ("obs", *leaf.path)))
+    array = _numbers(value, where)
+    if array.shape != leaf.shape:
+        raise Mistake(f"{where} has shape {array.shape}, expected {leaf.shape}")
+    if leaf.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            cast: Array = array.astype(leaf.dtype)
+        if not np.isfinite(cast).all():
+            raise Mistake(f"{where} has numbers that {leaf.dtype} cannot hold")
+        return cast[None]
+    with np.errstate(invalid="ignore"):
+        cast = array.astype(leaf.dtype)
+    if not np.array_equal(cast, array):
+        raise Mistake(f"{where} has numbers that {leaf.dtype} cannot hold")
+    low, high = leaf.bounds
+    discrete = not isinstance(leaf.space, gymnasium.spaces.Box)
+    if discrete and low is not None and high is not None and ((cast < low).any() or (cast > high).any()):
+        raise Mistake(f"{where} is outside {leaf.space}")
+    return cast[None]
+
+
+def _numbers(value: Any, where: str) -> Array:
+    if _has_text(value):  # NumPy would give each element the room of the longest text
+        raise Mistake(f"{where} is {str(value)[:60]}, expected numbers")
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise Mistake(f"{where} has rows of different lengths") from error
+    if array.dtype.kind not in "biuf":
+        raise Mistake(f"{where} is {str(value)[:60]}, expected numbers")
+    return array
+
+
+def _has_text(value: Any) -> bool:
+    if not isinstance(value, list):
+        return isinstance(value, str)
+    kinds = set(map(type, value))
+    return str in kinds or (list in kinds and any(map(_has_text, value)))
+
+
+def action_value(leaves: list[Array], layout: Layout) -> Any:
+    """An action as plain JSON values, from its leaves with a row of one."""
+    return layout.unflatten([leaf[0].tolist() for leaf in leaves])

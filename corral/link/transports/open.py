@@ -1,0 +1,81 @@
+"""From URLs to a binding: who listens and who dials, on either side."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from corral.core.errors import UserError
+from corral.link.address import Address, is_here, require_safe, somebody_listens
+from corral.link.transports.base import Binding
+from corral.link.transports.tcp import TcpBinding
+
+log = logging.getLogger("corral.link")
+
+_MODULES = {
+    "zmq": ("corral.link.transports.zmq", "ZmqBinding"),
+    "zmq+json": ("corral.link.transports.json_router", "JsonBinding"),
+    "grpc": ("corral.link.transports.grpc", "GrpcBinding"),
+}
+
+
+def open_binding(scheme: str, *, listen: Address | None = None, dial: Sequence[Address] = (), **told: Any) -> Binding:
+    """Listen at one address or dial several; `told` is what the learner knows of the spaces, for zmq+json alone."""
+    if scheme == "tcp":
+        return TcpBinding(listen=listen, dial=dial)
+    module, name = _MODULES[scheme]
+    binding: Binding = getattr(importlib.import_module(module), name)(listen=listen, dial=dial, **told)
+    return binding
+
+
+def open_for_learner(
+    addresses: Sequence[Address],
+    token: bytes | None,
+    *,
+    insecure: bool = False,
+    must_listen: bool = False,
+    **told: Any,
+) -> tuple[Binding, bool]:
+    """Dial where simulators listen, else listen; and whether more simulators may come than are dialled."""
+    schemes = {address.scheme for address in addresses}
+    if len(schemes) != 1:
+        raise UserError(f"Simulators over {' and '.join(sorted(schemes))} cannot be mixed: use one scheme for all.")
+    (scheme,) = schemes
+    first = addresses[0]
+    listens = len(addresses) == 1 and (
+        must_listen or first.only_to_listen or (is_here(first) and not somebody_listens(first))
+    )
+    if not listens:
+        if odd := [address.url for address in addresses if address.only_to_listen]:
+            raise UserError(f"{odd[0]} cannot be dialled: among several addresses each needs a host and a port.")
+        return open_binding(scheme, dial=addresses, **told), False
+    require_safe(first, token, insecure)
+    return _listen_or_dial(first, "simulators", must_listen, **told)
+
+
+def open_for_simulator(address: Address, token: bytes | None, *, bind: bool, insecure: bool = False) -> Binding:
+    """Listen, or dial; told to listen where a learner already does, dial that one."""
+    if not bind:
+        if address.only_to_listen:
+            raise UserError(f"{address.url} cannot be dialled: name the learner's host and port.")
+        return open_binding(address.scheme, dial=[address])
+    require_safe(address, token, insecure)
+    if not address.only_to_listen and somebody_listens(address):
+        log.info("somebody listens at %s already: dialling it.", address.url)
+        return open_binding(address.scheme, dial=[address])
+    return _listen_or_dial(address, "learners")[0]
+
+
+def _listen_or_dial(address: Address, whom: str, must: bool = False, **told: Any) -> tuple[Binding, bool]:
+    """Listen; or dial whoever began to listen there since somebody looked, and say that it is so."""
+    try:
+        binding = open_binding(address.scheme, listen=address, **told)
+    except UserError:
+        if must or address.only_to_listen or not somebody_listens(address):
+            raise
+        log.info("somebody listens at %s already: dialling it.", address.url)
+        return open_binding(address.scheme, dial=[address], **told), False
+    log.info("listening for %s at %s.", whom, ", ".join(binding.urls))
+    return binding, True

@@ -1,0 +1,403 @@
+"""The binding `tcp://`: frames with their lengths, over plain sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from corral.core.encoding import Buffer
+from corral.core.errors import UserError
+from corral.link.address import Address
+from corral.link.protocol import MOST_FRAMES
+from corral.link.transports import base as binding
+from corral.link.transports.awake import Awake
+from corral.link.transports.base import Binding, Event, Wire
+
+MAGIC = b"CLP1"
+_PREFIX = struct.Struct("<4sI")
+_HEADS = [struct.Struct(f"<4sI{count}I") for count in range(MOST_FRAMES + 1)]
+_LENGTHS = [struct.Struct(f"<{count}I") for count in range(MOST_FRAMES + 1)]
+_ROOM = 1 << 18
+_TOGETHER = 1 << 14  # smaller messages are joined: one system call with one buffer is the cheapest
+_MOST_PARTS = 64
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_DIAL_S = 2.0
+_SHUT_S = 0.25  # nobody is let in when there are no descriptors left
+_WRITABLE = select.EPOLLOUT
+_MOST_AT_ONCE = 64  # messages of one peer before the others get their turn
+
+
+class BadFrames(Exception):
+    """Bytes that are no message."""
+
+
+def pack(frames: Sequence[Buffer]) -> list[Buffer]:
+    """Frames with what says where each ends."""
+    lengths = list(map(len, frames))
+    prefix = _HEADS[len(lengths)].pack(MAGIC, len(lengths), *lengths)
+    if sum(lengths) < _TOGETHER:
+        return [b"".join((prefix, *frames))]
+    return [prefix, *frames]
+
+
+class FrameReader:
+    """Takes bytes as they come and gives messages; large ones are read into memory of their own size."""
+
+    def __init__(self, most_bytes: int):
+        self.most_bytes = most_bytes
+        self._room = bytearray(_ROOM)
+        self._view = memoryview(self._room)
+        self._start = self._end = 0
+        self._big: bytearray | None = None
+        self._big_lengths: tuple[int, ...] = ()
+        self._filled = 0
+
+    def room(self) -> memoryview:
+        """Where the next bytes go."""
+        if self._big is not None:
+            return memoryview(self._big)[self._filled :]
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start > 0 and self._end > _ROOM // 2:
+            size = self._end - self._start
+            self._room[:size] = self._room[self._start : self._end]
+            self._start, self._end = 0, size
+        return self._view[self._end :] if self._end else self._view
+
+    def took(self, size: int) -> None:
+        """So many bytes have come."""
+        if self._big is not None:
+            self._filled += size
+        else:
+            self._end += size
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has come that was not given."""
+        return self._start == self._end and self._big is None
+
+    def next(self) -> list[memoryview] | None:
+        """The next message that is complete; BadFrames when what came is none."""
+        if self._big is not None:
+            if self._filled < len(self._big):
+                return None
+            body, self._big = memoryview(self._big), None
+            return _cut(body, self._big_lengths)
+        start = self._start
+        size = self._end - start
+        if size < _PREFIX.size:
+            if size and self._room[start : min(self._end, start + 4)] != MAGIC[:size]:
+                raise BadFrames("bytes that are not of this protocol")
+            return None
+        magic, count = _PREFIX.unpack_from(self._room, start)
+        if magic != MAGIC:
+            raise BadFrames("bytes that are not of this protocol")
+        if not 1 <= count <= MOST_FRAMES:
+            raise BadFrames(f"a message of {count} frames")
+        head = _PREFIX.size + 4 * count
+        if size < head:
+            return None
+        lengths = _LENGTHS[count].unpack_from(self._room, start + _PREFIX.size)
+        total = sum(lengths)
+        if total > self.most_bytes:
+            raise BadFrames(f"a message of {total} bytes, at most {self.most_bytes} are taken")
+        if size >= head + total:
+            self._start = start + head + total
+            return _cut(self._view, lengths, start + head)
+        if head + total > _ROOM // 2:
+            self._big, self._big_lengths, self._filled = bytearray(total), lengths, size - head
+            self._big[: size - head] = self._view[start + head : self._end]
+            self._start = self._end = 0
+        return None
+
+
+def _cut(body: memoryview, lengths: Sequence[int], at: int = 0) -> list[memoryview]:
+    frames = []
+    for length in lengths:
+        frames.append(body[at : at + length])
+        at += length
+    return frames
+
+
+class TcpWire(Wire):
+    """One socket."""
+
+    def __init__(self, sock: socket.socket, peer: str, dialled: bool):
+        sock.setblocking(False)
+        tune(sock)
+        self.socket, self.peer, self.dialled = sock, peer, dialled
+        self.reader = FrameReader(self.most_bytes)
+        self.broken: str | None = None
+        self._out: deque[memoryview] = deque()
+        self._unsent = 0  # bytes
+        self._writable: select.epoll | None = None
+
+    def watch(self, poller: select.epoll) -> None:
+        """Be polled."""
+        self._writable = poller
+        poller.register(self.socket, select.EPOLLIN)
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Send now what the kernel takes, the rest when it takes more."""
+        if self.broken is not None:
+            return
+        parts = pack(frames)
+        if self._out:
+            self._keep(parts, 0)
+            return
+        try:
+            if len(parts) == 1:
+                sent = self.socket.send(parts[0])
+                if sent == len(parts[0]):
+                    return
+            else:
+                sent = self.socket.sendmsg(parts[:_MOST_PARTS])
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self.broken = error.strerror or str(error)
+            return
+        if sent < sum(map(len, parts)):
+            self._keep(parts, sent)
+            if self._writable is not None:
+                self._writable.modify(self.socket, select.EPOLLIN | select.EPOLLOUT)
+
+    def _keep(self, parts: Sequence[Buffer], sent: int) -> None:
+        """Have what follows the first `sent` bytes wait until the kernel takes more."""
+        size = sum(map(len, parts)) - sent
+        if self._unsent and self._unsent + size > binding.MOST_UNSENT_BYTES:
+            self.broken = binding.UNREAD
+            self._out.clear()
+            return
+        self._unsent += size
+        for part in parts:
+            if sent >= len(part):
+                sent -= len(part)
+                continue
+            self._out.append(memoryview(bytes(memoryview(part)[sent:])))  # its owner may change it meanwhile
+            sent = 0
+
+    def flush(self) -> None:
+        """Send what is left, as far as the kernel takes it."""
+        try:
+            while self._out:
+                sent = self.socket.send(self._out[0])
+                self._unsent -= sent
+                if sent < len(self._out[0]):
+                    self._out[0] = self._out[0][sent:]
+                else:
+                    self._out.popleft()
+            if self._writable is not None:
+                self._writable.modify(self.socket, select.EPOLLIN)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.broken = error.strerror or str(error)
+
+    def read(self) -> None:
+        """Take what is there."""
+        self.reader.most_bytes = self.most_bytes
+        try:
+            size = self.socket.recv_into(self.reader.room())
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.broken = error.strerror or str(error)
+            return
+        if not size:
+            self.broken = "the other side closed the connection"
+        self.reader.took(size)
+
+    def close(self) -> None:
+        """End the connection."""
+        self.broken = self.broken or "closed here"
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+        self.socket.close()
+
+
+class TcpBinding(Binding):
+    """Listens at one address, or dials several and dials again when a connection is lost."""
+
+    def __init__(self, *, listen: Address | None = None, dial: Sequence[Address] = ()):
+        self._poller = select.epoll()
+        self._awake = Awake(self._poller.poll)
+        self._wires: dict[int, TcpWire] = {}
+        self._door: socket.socket | None = None
+        self._dialled = {address: _Dialled() for address in dial}
+        self._more: deque[TcpWire] = deque()
+        self._shut_until: float | None = None
+        if listen is not None:
+            self._door = open_door(listen)
+            self._door.setblocking(False)
+            self._poller.register(self._door, select.EPOLLIN)
+            self.urls = [listen.at(self._door.getsockname()[1]).url]
+        else:
+            self.urls = [address.url for address in dial]
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Messages, new peers, and peers that are lost."""
+        events: list[Event] = []
+        if self._dialled:
+            timeout_s = min(timeout_s, self._dial_due(events))
+        if self._shut_until is not None:
+            timeout_s = min(timeout_s, self._open_again())
+        ready: list[tuple[int, int]] = self._awake.wait(0.0 if events or self._more else timeout_s)
+        again: Sequence[TcpWire] = ()
+        if self._more:
+            again, self._more = self._more, deque()
+        for fd, mask in ready:
+            wire = self._wires.get(fd)
+            if wire is None:
+                self._accept(events)
+                continue
+            if mask & _WRITABLE:
+                wire.flush()
+            if mask & ~_WRITABLE:
+                wire.read()
+                self._take(wire, events)
+        for wire in again:
+            self._take(wire, events)
+        for wire in self._wires.values():
+            if wire.broken is not None:
+                self._bury(events)
+                break
+        return events
+
+    def close(self) -> None:
+        """Close everything."""
+        for wire in self._wires.values():
+            wire.close()
+        self._wires.clear()
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+        self._poller.close()
+
+    def _take(self, wire: TcpWire, events: list[Event]) -> None:
+        try:
+            for _ in range(_MOST_AT_ONCE):
+                frames = wire.reader.next()
+                if frames is None:
+                    return
+                events.append(Event(wire, frames))
+                if wire.reader.empty:
+                    return
+            if wire not in self._more:
+                self._more.append(wire)
+        except BadFrames as error:
+            wire.broken = wire.broken or str(error)
+
+    def _bury(self, events: list[Event]) -> None:
+        for fd, wire in list(self._wires.items()):
+            if wire.broken is not None:
+                del self._wires[fd]
+                with contextlib.suppress(OSError, ValueError):
+                    self._poller.unregister(fd)
+                wire.close()
+                with contextlib.suppress(ValueError):
+                    self._more.remove(wire)
+                for dialled in self._dialled.values():
+                    if dialled.wire is wire:
+                        dialled.lost()
+                events.append(Event(wire, lost=wire.broken))
+
+    def _accept(self, events: list[Event]) -> None:
+        assert self._door is not None
+        try:
+            sock, where = self._door.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # no more descriptors: who waits would wake us again and again
+            self._poller.unregister(self._door)
+            self._shut_until = time.monotonic() + _SHUT_S
+            return
+        with contextlib.suppress(OSError):
+            self._add(TcpWire(sock, f"{where[0]}:{where[1]}", dialled=False), events)
+
+    def _open_again(self) -> float:
+        """Let others in again when it is time; seconds to wait at most."""
+        assert self._door is not None
+        assert self._shut_until is not None
+        if time.monotonic() >= self._shut_until:
+            self._shut_until = None
+            self._poller.register(self._door, select.EPOLLIN)
+        return _SHUT_S
+
+    def _add(self, wire: TcpWire, events: list[Event]) -> None:
+        self._wires[wire.socket.fileno()] = wire
+        wire.watch(self._poller)
+        events.append(Event(wire))
+
+    def _dial_due(self, events: list[Event]) -> float:
+        """Dial whom it is time to; seconds until the next time."""
+        wait = 60.0
+        for address, dialled in self._dialled.items():
+            if dialled.wire is not None:
+                continue
+            left = dialled.due - time.monotonic()
+            if left <= 0:
+                try:
+                    sock = socket.create_connection((address.host, address.port), _DIAL_S)
+                except OSError:
+                    left = dialled.failed()
+                else:
+                    dialled.wire = TcpWire(sock, address.url, dialled=True)
+                    self._add(dialled.wire, events)
+                    continue
+            wait = min(wait, left)
+        return wait
+
+
+class _Dialled:
+    """An address, and when to dial it."""
+
+    def __init__(self) -> None:
+        self.wire: TcpWire | None = None
+        self.due, self._pause_s = 0.0, _FIRST_PAUSE_S
+
+    def failed(self) -> float:
+        """Nobody answered; seconds until the next try."""
+        pause = self._pause_s * random.uniform(0.7, 1.0)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self.due = time.monotonic() + pause
+        return pause
+
+    def lost(self) -> None:
+        """The connection is gone: try again soon."""
+        self.wire, self._pause_s = None, _FIRST_PAUSE_S
+        self.failed()
+
+
+def open_door(address: Address) -> socket.socket:
+    """A socket that listens there; UserError when that cannot be."""
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(
+            address.bind_host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        door = socket.socket(family, kind, proto)
+        try:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            door.bind(where)
+            door.listen(128)
+        except BaseException:
+            door.close()
+            raise
+    except OSError as error:
+        raise UserError(f"Cannot listen on {address.url} ({error.strerror}); choose another host or port.") from error
+    return door
+
+
+def tune(sock: socket.socket) -> None:
+    """Send small messages at once, and notice within about 10 s when the other machine is gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

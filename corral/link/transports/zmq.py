@@ -1,0 +1,266 @@
+"""The binding `zmq://`: multipart messages, a ROUTER where this side listens, a DEALER for each address it dials."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from corral.core.encoding import Buffer
+from corral.core.errors import UserError
+from corral.link.address import Address
+from corral.link.transports import base as binding
+from corral.link.transports.base import Binding, Event, Wire
+
+_HIGH_WATER = 18  # messages: the window and two
+_HEARTBEAT_MS, _DEAD_MS = 2_000, 10_000
+_MOST_FRAME = 1 << 29  # libzmq wants to know before anybody has said what observations are like
+_MOST_AT_ONCE = 256
+_LINGER_MS = 500  # for a goodbye to get out
+_LOST = "the connection is lost"
+# Plain numbers: pyzmq's enumerations cost more than the calls they are for.
+_NOW, _MORE, _EVENTS, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.EVENTS), int(zmq.POLLIN)
+
+
+class ZmqWire(Wire):
+    """One peer: an identity of a ROUTER, or all of a DEALER."""
+
+    def __init__(self, sock: Any, identity: bytes | None, peer: str):
+        self._socket, self.identity, self.peer, self.dialled = sock, identity, peer, identity is None
+        self.broken: str | None = None
+        self._out: deque[list[Buffer]] = deque()
+        self._unsent = 0  # bytes
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Send now, or when the peer takes more."""
+        if self.broken is None:
+            parts = list(frames) if self.identity is None else [self.identity, *frames]
+            if self._out or not self._try(parts):
+                size = sum(map(len, parts))
+                if self._unsent and self._unsent + size > binding.MOST_UNSENT_BYTES:
+                    self.broken = binding.UNREAD
+                    self._out.clear()
+                    return
+                self._unsent += size
+                self._out.append([bytes(part) for part in parts])
+
+    def flush(self) -> None:
+        """Send what waits."""
+        while self._out and self._try(self._out[0]):
+            self._unsent -= sum(map(len, self._out.popleft()))
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is left to send."""
+        return bool(self._out)
+
+    def _try(self, parts: list[Buffer]) -> bool:
+        try:
+            for part in parts[:-1]:
+                self._socket.send(part, _MORE)
+            self._socket.send(parts[-1], _NOW)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:  # EHOSTUNREACH: the peer of this identity is gone
+            self.broken = self.broken or str(error)
+        return True
+
+    def close(self) -> None:
+        """Nothing more is sent or taken."""
+        self.broken = self.broken or "closed here"
+
+
+class _Line:
+    """A socket, what libzmq says about its connections, and the wires over it."""
+
+    def __init__(self, context: Any, kind: int, address: Address):
+        self.address = address
+        self.socket: Any = context.socket(kind)
+        for option, value in (
+            (zmq.SNDHWM, _HIGH_WATER), (zmq.RCVHWM, _HIGH_WATER), (zmq.MAXMSGSIZE, _MOST_FRAME),
+            (zmq.LINGER, _LINGER_MS),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _DEAD_MS), (zmq.HEARTBEAT_TTL, _DEAD_MS),
+            (zmq.RECONNECT_IVL, 100), (zmq.RECONNECT_IVL_MAX, 2_000), (zmq.IPV6, int(":" in address.host)),
+        ):  # fmt: skip
+            self.socket.setsockopt(option, value)
+        if kind == zmq.ROUTER:
+            self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.monitor: Any = self.socket.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+        )
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close()
+
+
+class ZmqBinding(Binding):
+    """Listens at one address, or dials several; libzmq connects again by itself, each time to a new wire here."""
+
+    def __init__(self, *, listen: Address | None = None, dial: Sequence[Address] = ()):
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._peers: dict[bytes, ZmqWire] = {}  # of a ROUTER
+        self._calls: dict[_Line, ZmqWire | None] = {}  # of DEALERs
+        self._router: _Line | None = None
+        self._by_fd: dict[int, ZmqWire | None] = {}  # connections that a ROUTER has, and who was heard over them
+        self._ending: list[ZmqWire] = []
+        self._events: list[Event] = []
+        if listen is not None:
+            self._router = self._open(zmq.ROUTER, listen)
+            host = f"[{listen.host}]" if ":" in listen.host else listen.bind_host
+            try:
+                self._router.socket.bind(f"tcp://{host}:{listen.port or '*'}")
+            except zmq.ZMQError as error:
+                self.close()
+                raise UserError(f"Cannot listen on {listen.url} ({error}); choose another host or port.") from error
+            endpoint = self._router.socket.getsockopt(zmq.LAST_ENDPOINT).decode()
+            self.urls = [listen.at(int(endpoint.rpartition(":")[2])).url]
+        else:
+            for address in dial:
+                line = self._open(zmq.DEALER, address)
+                line.socket.connect(f"tcp://{address.url.partition('://')[2]}")
+                self._calls[line] = None
+            self.urls = [address.url for address in dial]
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Messages, new peers, and peers that are lost."""
+        events, self._events = self._events, []
+        wires = [*self._peers.values(), *filter(None, self._calls.values())]
+        for wire in wires:
+            wire.flush()
+        wait = 0.0 if events else 0.02 if any(wire.waits for wire in wires) else timeout_s
+        ready = dict(self._poller.poll(round(wait * 1000)))
+        for line in [] if not ready else [*self._calls, *([self._router] if self._router else [])]:
+            self._read(line, events)
+            if line.monitor in ready:
+                self._watch(line, events)
+                self._read(line, events)  # what was said before a connection was lost comes first
+        while self._ending:
+            wire = self._ending.pop()
+            wire.broken = wire.broken or _LOST
+        self._bury(events)
+        return events
+
+    def close(self) -> None:
+        """Close all sockets, once what was sent has had a moment to get out."""
+        for line in [*self._calls, *([self._router] if self._router else [])]:
+            line.close()
+        self._calls.clear()
+        self._router = None
+        self._context.term()
+
+    def _open(self, kind: int, address: Address) -> _Line:
+        line = _Line(self._context, kind, address)
+        self._poller.register(line.socket, zmq.POLLIN)
+        self._poller.register(line.monitor, zmq.POLLIN)
+        return line
+
+    def _watch(self, line: _Line, events: list[Event]) -> None:
+        """Connections that are made and lost, as libzmq tells."""
+        while line.monitor.poll(0):
+            told = parse_monitor_message(line.monitor.recv_multipart())
+            if told["event"] == zmq.EVENT_CONNECTED and line is not self._router:
+                wire = self._calls[line] = ZmqWire(line.socket, None, line.address.url)
+                events.append(Event(wire))
+            elif told["event"] == zmq.EVENT_ACCEPTED:
+                self._by_fd[told["value"]] = None
+            elif told["event"] == zmq.EVENT_DISCONNECTED:
+                lost = self._by_fd.pop(told["value"], None) if line is self._router else self._calls[line]
+                if lost is None:
+                    continue
+                if line is self._router:
+                    self._ending.append(lost)
+                    continue
+                self._read(line, events)
+                lost.broken = lost.broken or _LOST
+                self._calls[line] = None  # now, for it may be connected again already
+                events.append(Event(lost, lost=lost.broken))
+
+    def _read(self, line: _Line, events: list[Event]) -> None:
+        sock = line.socket
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                if not sock.getsockopt(_EVENTS) & _READABLE:
+                    return
+                frames = [sock.recv(_NOW, copy=False)]
+                while frames[-1].more:
+                    frames.append(sock.recv(_NOW, copy=False))
+            except zmq.ZMQError:
+                return
+            wire = self._calls.get(line) if line is not self._router else self._peer(frames, events)
+            if wire is None or wire.broken is not None:
+                continue
+            parts = [frame.buffer for frame in (frames if wire.identity is None else frames[1:])]
+            size = sum(map(len, parts))
+            if size > wire.most_bytes:
+                wire.broken = f"a message of {size} bytes, at most {wire.most_bytes} are taken"
+                continue
+            events.append(Event(wire, parts))
+
+    def _peer(self, frames: Sequence[Any], events: list[Event]) -> ZmqWire | None:
+        identity = frames[0].bytes
+        wire = self._peers.get(identity)
+        if wire is None:
+            assert self._router is not None
+            wire = self._peers[identity] = ZmqWire(self._router.socket, identity, _peer_name(frames[-1], identity))
+            with contextlib.suppress(zmq.ZMQError, AttributeError):
+                self._know(wire, frames[-1].get(zmq.SRCFD), events)
+            events.append(Event(wire))
+        return wire
+
+    def _know(self, wire: ZmqWire, fd: int, events: list[Event]) -> None:
+        """Note over which connection a peer was heard first, by whose number libzmq says that it is lost.
+
+        The system uses numbers again at once: a peer whose connection was lost, and another that came since, may both
+        have messages waiting under the same. So all that libzmq has said about connections is taken in first.
+        """
+        assert self._router is not None
+        self._watch(self._router, events)
+        rival = self._by_fd.get(fd)
+        if fd not in self._by_fd or (rival is not None and not came_later(wire.identity, rival.identity)):
+            self._ending.append(wire)  # it is gone already
+            return
+        self._by_fd[fd] = wire
+        if rival is not None:
+            self._ending.append(rival)
+
+    def _bury(self, events: list[Event]) -> None:
+        for identity, wire in list(self._peers.items()):
+            if wire.broken is not None:
+                del self._peers[identity]
+                events.append(Event(wire, lost=wire.broken))
+        for line, call in list(self._calls.items()):
+            if call is not None and call.broken is not None:
+                events.append(Event(call, lost=call.broken))
+                self._redial(line)
+
+    def _redial(self, line: _Line) -> None:
+        """A connection that this side has given up: make another."""
+        address = line.address
+        self._poller.unregister(line.socket)
+        self._poller.unregister(line.monitor)
+        del self._calls[line]
+        line.close()
+        fresh = self._open(zmq.DEALER, address)
+        fresh.socket.connect(f"tcp://{address.url.partition('://')[2]}")
+        self._calls[fresh] = None
+
+
+def came_later(one: bytes | None, other: bytes | None) -> bool:
+    """Whether a connection is newer than another: the identities that libzmq gives count. Others: as they are heard."""
+    if not (one and other and len(one) == len(other) == 5 and one[0] == other[0] == 0):
+        return True
+    return (int.from_bytes(one, "big") - int.from_bytes(other, "big")) % (1 << 32) < 1 << 31
+
+
+def _peer_name(frame: Any, identity: bytes) -> str:
+    try:
+        return str(frame.get("Peer-Address"))
+    except (zmq.ZMQError, AttributeError):
+        return identity.hex()

@@ -1,0 +1,72 @@
+"""Small networks in NumPy: a few hundred rows cost torch several times as much in overhead as in work.
+
+Weights and gradients are torch's own memory, so the optimizer, checkpoints and everything else see no difference.
+Forward and backward passes are tested against autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import nn
+
+from corral.core.types import Array
+from corral.ops import kernels
+
+_SMALL = 40_000  # weights; beyond, the gain in calls is less than what BLAS does better
+
+
+class LeanMlp:
+    """Plain layers with an activation between them, in float32 on the CPU.
+
+    Made when the weights have their final place in memory; `backward` adds to the gradients that they have then.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], activation: str):
+        self._tanh = activation == "tanh"
+        self._activate = kernels.add_bias_tanh if self._tanh else kernels.add_bias_relu
+        self._small = sum(layer.weight.numel() for layer in layers) <= _SMALL
+        self._weights = [layer.weight.detach().numpy() for layer in layers]  # [outputs, inputs]
+        biases = [layer.bias.detach().numpy() for layer in layers]
+        self._layers = tuple(zip(self._weights, biases, strict=True))
+        self._grads = [
+            (layer.weight.grad.numpy(), layer.bias.grad.numpy())
+            for layer in layers
+            if layer.weight.grad is not None and layer.bias.grad is not None
+        ]
+
+    def __call__(self, x: Array) -> Array:
+        """The network's outputs for rows [n, inputs]: for acting, a row's do not depend on the rows beside it."""
+        if x.shape[1] != self._weights[0].shape[1]:  # compiled code does not look
+            raise ValueError(f"A network of {self._weights[0].shape[1]} inputs got rows of {x.shape[1]}.")
+        if self._small:
+            return kernels.forward(np.ascontiguousarray(x), self._layers, self._tanh)
+        return self.forward(x)[-1]
+
+    def forward(self, x: Array) -> list[Array]:
+        """Outputs of every layer for rows [n, inputs]; the last one's are the network's."""
+        outputs = []
+        last = len(self._weights) - 1
+        for k, (weight, bias) in enumerate(self._layers):
+            x = x @ weight.T
+            if k < last:
+                self._activate(x, bias)
+            else:
+                x += bias
+            outputs.append(x)
+        return outputs
+
+    def backward(self, x: Array, outputs: list[Array], grad: Array) -> None:
+        """Add the gradient of the weights, given the one of the network's outputs."""
+        for k in range(len(self._weights) - 1, -1, -1):
+            before = outputs[k - 1] if k else x
+            of_weight, of_bias = self._grads[k]
+            of_weight += grad.T @ before
+            of_bias += np.add.reduce(grad, 0)
+            if k:
+                grad = grad @ self._weights[k]
+                if self._tanh:
+                    kernels.times_tanh_slope(grad, before)
+                else:
+                    grad *= before > 0

@@ -1,0 +1,233 @@
+"""`corral.Snapshots`: save, load and step from the states of an environment."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+
+from corral.core.errors import UserError
+from corral.core.gym_env import build_env
+from corral.core.types import Array, EnvSpec, Tree, tree_map
+from corral.envs.backends.simulators.options import is_url
+from corral.envs.make import make_vec
+from corral.envs.resolve import EnvLike, resolve
+from corral.envs.vec_env import VecEnv
+from corral.planning.of_vec import special_states, states_of
+from corral.snapshot.env_states import EnvStates
+from corral.snapshot.keepers.choose import make_scratch, scratch_like
+from corral.snapshot.states import Level, States, Steps
+from corral.snapshot.watched import WatchedEnv
+
+
+class Snapshots:
+    """States of an environment by number: saved, loaded, and stepped from without touching the environment.
+
+    ```python
+    with corral.Snapshots("CartPole-v1") as snapshots:
+        here = snapshots.save()
+        steps = snapshots.expand([here, here], [0, 1])  # what would come of either action
+        snapshots.load(here)
+    ```
+
+    Args:
+        env: an environment of your own, which you go on stepping yourself; what builds one (a Gymnasium id,
+            module:Class or factory), which is then reset and found in `env`; a VecEnv; or a URL of simulators.
+        rng: `planning` gives every step of `expand` dice of its own, so that what the environment will throw is not
+            known; `replay` those of the state, so that what comes out is what the environment will do.
+        memory_mb: what states may take; beyond it `save` and `expand` raise UserError.
+        seed: of the dice of `planning`, and of what is built here.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any] | VecEnv | EnvLike,
+        *,
+        rng: Literal["planning", "replay"] = "planning",
+        memory_mb: float = 1024.0,
+        seed: int = 0,
+    ):
+        if rng not in ("planning", "replay"):
+            raise UserError(f"rng={rng!r} is not one of planning, replay.")
+        if not memory_mb > 0:
+            raise UserError(f"memory_mb must be above 0, got {memory_mb}.")
+        self._rng = np.random.default_rng(seed) if rng == "planning" else None
+        self._watched: WatchedEnv | None = None
+        self.env, self._own = env, False
+        """The environment whose states these are."""
+        if is_url(env):
+            self.env, self._own = make_vec(env, 1, seed=seed), True  # type: ignore[arg-type]
+        elif not isinstance(env, (gymnasium.Env, VecEnv)):
+            resolved = resolve(env)
+            self.env, self._own = build_env(resolved.factory, resolved.name)[0], True
+        try:
+            self._states: States = self._open(env, memory_mb)
+            if self._own:
+                _begin(self.env, seed)
+        except BaseException:
+            self._close_own()
+            raise
+
+    @property
+    def level(self) -> Level:
+        """What can be done with the states."""
+        return self._states.level
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether a step has been seen to throw dice."""
+        return self._states.stochastic
+
+    @property
+    def num_envs(self) -> int:
+        """How many environments there are."""
+        return self.env.num_envs if isinstance(self.env, VecEnv) else 1
+
+    @property
+    def states(self) -> States:
+        """The states themselves, as planners use them."""
+        return self._states
+
+    def tell(self, obs: Tree) -> None:
+        """What an environment of your own shows, if it was stepped before it was handed in."""
+        if self._watched is None:
+            return
+        layout = self._states.spec.observation
+        try:
+            shapes = [np.shape(value) for value in layout.flatten(obs)]
+        except (KeyError, TypeError, ValueError, IndexError, UserError) as error:
+            raise UserError(f"This is no observation of {self._states.spec.name}: {error!r}.") from error
+        if shapes != [leaf.shape for leaf in layout.leaves]:
+            wanted = ", ".join(str(leaf.shape) for leaf in layout.leaves)
+            raise UserError(
+                f"{self._states.spec.name} shows observations of shape {wanted}, got {', '.join(map(str, shapes))}: "
+                "pass what its reset or step returned."
+            )
+        self._watched.tell(obs)
+
+    def mark(self) -> None:
+        """From here on `took_only` says what was done with an environment of your own."""
+        if self._watched is not None:
+            self._watched.mark()
+
+    def took_only(self, action: Tree) -> bool:
+        """Whether nothing else than this was done since `mark`; not where that is not seen."""
+        if self._watched is None:
+            return False
+        done, flatten = self._watched.took(1), self._states.spec.action.flatten
+        return done is not None and all(map(np.array_equal, flatten(done[0]), flatten(action)))
+
+    def save(self, env_ids: Array | None = None) -> Any:
+        """Keep the state that the environment is in; its number. Of several environments: numbers, [n]."""
+        ids = self._states.save(self._places(env_ids))
+        return int(ids[0]) if env_ids is None else ids
+
+    def load(self, ids: Any, env_ids: Array | None = None) -> Tree:
+        """Put the environment into a state, generators included, which stays saved; what it shows there, if known."""
+        rows, places = _rows(ids), self._places(env_ids)
+        if len(rows) != len(places):
+            raise UserError(f"Each environment is put into one state, got {len(rows)} states for {len(places)}.")
+        scene = self._states.load(rows, places)
+        return tree_map(lambda leaf: leaf[0], scene.obs) if env_ids is None and scene.obs is not None else scene.obs
+
+    def drop(self, ids: Any) -> None:
+        """Forget one state or several; numbers that nothing has are passed over."""
+        self._states.drop(_rows(ids))
+
+    def expand(self, parents: Any, actions: Any, children: Any = None) -> Steps:
+        """Step from states, each with its action, and keep what comes out, by new numbers unless they are given.
+
+        One number and one action give one row; a sequence of numbers takes a sequence of actions. `children` that are
+        given are numbers of states that may go.
+        """
+        ids, layout = _rows(parents), self._states.spec.action
+        if np.ndim(parents) == 0:
+            actions = tree_map(lambda leaf: np.asarray(leaf)[None], actions)
+        elif not layout.single and isinstance(actions, (list, tuple)) and len(actions) == len(ids):
+            flat = zip(*(layout.flatten(action) for action in actions), strict=True)
+            actions = layout.unflatten([np.stack(leaf) for leaf in flat])
+        actions = layout.unflatten(layout.batch(tree_map(np.asarray, actions), len(ids)))
+        if self._states.players > 1:
+            self._require_legal(ids, actions)
+        given = self._states.new_ids(len(ids)) if children is None else _rows(children)
+        if len(given) != len(ids):
+            raise UserError(f"Every state that is stepped from has one child, got {len(given)} for {len(ids)}.")
+        seeds = None
+        if self._rng is not None:
+            seeds = self._rng.integers(2**64, size=len(ids), dtype=np.uint64)
+        try:
+            return self._states.expand(ids, actions, given, seeds)
+        except BaseException:
+            if children is None:
+                self._states.drop(given)
+            raise
+
+    def close(self) -> None:
+        """Forget all states; an environment that was built here is closed, any other is as if nobody had looked."""
+        self._states.close()
+        self._close_own()
+
+    def __enter__(self) -> Snapshots:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, given: Any, memory_mb: float) -> States:
+        env = self.env
+        if isinstance(env, VecEnv):
+            return states_of(env, memory_mb)
+        assert isinstance(env, gymnasium.Env)
+        name = given if isinstance(given, str) else type(env.unwrapped).__name__
+        spec: EnvSpec = build_env(lambda: env, name)[1]
+        special = special_states(lambda _: env, 1, spec, memory_mb)
+        if special is not None:
+            return special
+        make = partial(make_scratch, resolve(given).factory) if self._own else partial(scratch_like, env)
+        self._watched = WatchedEnv(env, spec.observation)
+        try:
+            return EnvStates(spec, [self._watched], [make], memory_mb)
+        except BaseException:
+            self._watched.release()
+            raise
+
+    def _places(self, env_ids: Any) -> Array:
+        """Environments that were named, by default the one."""
+        places = np.zeros(1, np.int64) if env_ids is None else _rows(env_ids)
+        if ((places < 0) | (places >= self.num_envs)).any():
+            raise UserError(f"There are environments 0 to {self.num_envs - 1}, got {places.tolist()}.")
+        return places
+
+    def _require_legal(self, ids: Array, actions: Any) -> None:
+        """UserError unless these moves may be made."""
+        legal = self._states.look(ids).legal
+        if legal is None:
+            return
+        bad = np.flatnonzero(~legal[np.arange(len(ids)), actions])
+        if len(bad):
+            can = ", ".join(map(str, np.flatnonzero(legal[bad[0]]))) or "none, the game is over there"
+            raise UserError(f"{actions[bad[0]]} is not a legal move in state {ids[bad[0]]}; legal: {can}.")
+
+    def _close_own(self) -> None:
+        if self._own:
+            self.env.close()  # type: ignore[union-attr]
+            self._own = False
+
+
+def _begin(env: Any, seed: int) -> None:
+    """Start an episode."""
+    env.reset(seed=seed)
+    if isinstance(env, VecEnv):
+        env.recv()
+
+
+def _rows(ids: Any) -> Array:
+    rows = np.atleast_1d(np.asarray(ids))
+    if rows.dtype.kind not in "iu" and rows.size:
+        raise UserError(f"States and environments are named by whole numbers, got {ids!r}.")
+    return rows.astype(np.int64)

@@ -1,0 +1,1 @@
+"""A run's policy as ONNX or TorchScript."""

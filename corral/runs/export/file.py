@@ -1,0 +1,258 @@
+"""A policy as one file that needs no Corral: ONNX or TorchScript, from raw observations to the actions to take."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor, nn
+
+from corral.core.errors import RunFailed, UserError
+from corral.core.spaces import Leaf
+from corral.core.types import Array
+from corral.nets.actor_critic import ActorCritic
+from corral.runs.export.heads import make_head
+from corral.runs.load import LoadedPolicy
+from corral.runs.whole_file import whole_file
+
+TOLERANCE = 1e-5
+_SIZES = (1, 7, 64)
+_STEPS = 3
+_EXTRA = "pip install 'corral-rl[export]'"
+_WIDEST = 1e3  # bounds beyond this say nothing about what is observed
+
+Run = Callable[[list[Array]], list[Array]]
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output: rows of this shape and dtype."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype} [{', '.join(['n', *map(str, self.shape)])}]"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written, and how far its actions were from the policy's at most, where 1 is the scale."""
+
+    path: Path
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    difference: float
+    observations: int
+
+
+class PolicyModule(nn.Module):
+    """Leaves of observations, and with a memory `state` and `first`, to leaves of actions, and the next `state`.
+
+    Takes the best action. Whole numbers come out as int64, others as the environment takes them.
+    """
+
+    def __init__(self, loaded: LoadedPolicy):
+        super().__init__()
+        self._layout, self._recurrent = loaded.spec.observation, loaded.recurrent
+        self.model = loaded.model
+        self.head = make_head(loaded.algo, loaded.model)
+        self.inputs = tuple(_port("obs", leaf, str(leaf.dtype)) for leaf in loaded.spec.observation.leaves)
+        self.outputs = tuple(_port("action", leaf, _out_dtype(leaf)) for leaf in loaded.spec.action.leaves)
+        self.scales = [_scale(leaf) for leaf in loaded.spec.action.leaves] + [np.ones(())] * self._recurrent
+        if self._recurrent:
+            size = loaded.alone().initial_state(1).shape[1]
+            self.inputs += Port("state", "float32", (size,)), Port("first", "bool", ())
+            self.outputs += (Port("next_state", "float32", (size,)),)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Actions of rows; one tensor, or a tuple where there are several."""
+        scores, state = self._scores(inputs)
+        results = (*self.head(scores), *([state] if self._recurrent else []))
+        return results[0] if len(results) == 1 else results
+
+    @torch.inference_mode()
+    def gap(self, inputs: list[Array], some: list[Array], others: list[Array]) -> float:
+        """How far apart, in the network's own scores, the choices of two actions are at most."""
+        scores, _ = self._scores([torch.from_numpy(value) for value in inputs])
+        return self.head.gap(scores.numpy(), some, others)
+
+    def _scores(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        count = len(self._layout.leaves)
+        obs = self._layout.unflatten(list(inputs[:count]))
+        if not isinstance(self.model, ActorCritic):
+            return self.model(obs), None
+        state, first = inputs[count:] if self._recurrent else (None, None)
+        return self.model.act(obs, state, first)
+
+
+def export(loaded: LoadedPolicy, path: str | Path) -> Exported:
+    """Write the policy as `.onnx` or `.pt`, and hold what was written against the policy; RunFailed where it differs.
+
+    The number of rows is free. A `.pt` is TorchScript, and tells its inputs and outputs in the extra file
+    `corral.json`; an `.onnx` in its graph.
+    """
+    path = Path(path)
+    if path.suffix not in (".onnx", ".pt"):
+        raise UserError(f"{path} must end in .onnx or .pt.")
+    module = PolicyModule(loaded).eval()
+    example = tuple(torch.from_numpy(rows) for rows in _random_inputs(module, loaded, 2, np.random.default_rng(0)))
+    write, open_ = (_write_onnx, _open_onnx) if path.suffix == ".onnx" else (_write_torchscript, _open_torchscript)
+    with whole_file(path) as unfinished:
+        write(module, example, unfinished)
+        difference, count = _compare(module, loaded, open_(unfinished, module))
+        if not difference <= TOLERANCE:
+            raise RunFailed(
+                f"{path} was not written: its actions differ from the policy's by {difference:.1e}, more than "
+                f"{TOLERANCE:g}. Try the other format, and please report it."
+            )
+    return Exported(path, module.inputs, module.outputs, difference, count)
+
+
+def _compare(module: PolicyModule, loaded: LoadedPolicy, run: Run) -> tuple[float, int]:
+    """Largest difference between a file and the policy, on random observations; and how many those were."""
+    rng, policy = np.random.default_rng(1), loaded.alone()
+    layout, count = loaded.spec.observation, len(loaded.spec.observation.leaves)
+    worst, seen = 0.0, 0
+    for n in _SIZES:
+        state = policy.initial_state(n)
+        for _ in range(_STEPS):
+            inputs = _random_inputs(module, loaded, n, rng)
+            if module.inputs[-1].name == "first":
+                inputs[-2] = np.asarray(state)
+            first = inputs[-1] if module.inputs[-1].name == "first" else np.zeros(n, bool)
+            action, state, _ = policy.act(layout.unflatten(inputs[:count]), state, first)
+            wanted = loaded.spec.action.flatten(action) + ([state] if state is not None else [])
+            worst = float(np.maximum(worst, _difference(module, inputs, run(inputs), wanted)))  # NaN stays
+            seen += n
+    return worst, seen
+
+
+def _difference(module: PolicyModule, inputs: list[Array], got: list[Array], wanted: list[Array]) -> float:
+    worst = 0.0
+    for port, scale, a, b in zip(module.outputs, module.scales, got, wanted, strict=True):
+        if a.shape != b.shape or str(a.dtype) != port.dtype:
+            return float("inf")
+        if a.dtype.kind == "f":
+            worst = float(np.maximum(worst, (np.abs(a - b) / np.maximum(scale, np.abs(b))).max()))
+        elif not np.array_equal(a, b):  # of two choices that score the same, either is right
+            worst = float(np.maximum(worst, module.gap(inputs, got, wanted)))
+    return worst
+
+
+def _write_onnx(module: PolicyModule, example: tuple[Tensor, ...], path: Path) -> None:
+    _require_onnx()
+    rows = torch.export.Dim("n")
+    with _quiet():
+        torch.onnx.export(
+            module,
+            example,
+            str(path),
+            input_names=[port.name for port in module.inputs],
+            output_names=[port.name for port in module.outputs],
+            dynamic_shapes=(tuple({0: rows} for _ in example),),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+def _open_onnx(path: Path, module: PolicyModule) -> Run:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [port.name for port in module.inputs]
+    return lambda inputs: list(session.run(None, dict(zip(names, inputs, strict=True))))
+
+
+def _require_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"ONNX needs {error.name}: {_EXTRA}; or export a .pt.") from error
+
+
+def _write_torchscript(module: PolicyModule, example: tuple[Tensor, ...], path: Path) -> None:
+    ports = {"inputs": list(map(asdict, module.inputs)), "outputs": list(map(asdict, module.outputs))}
+    with _quiet(), torch.no_grad():
+        traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
+        torch.jit.save(traced, str(path), _extra_files={"corral.json": json.dumps(ports)})
+
+
+def _open_torchscript(path: Path, module: PolicyModule) -> Run:
+    with _quiet():
+        script = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
+
+    def run(inputs: list[Array]) -> list[Array]:
+        with torch.inference_mode():
+            outputs = script(*map(torch.from_numpy, inputs))
+        return [value.numpy() for value in (outputs if isinstance(outputs, tuple) else (outputs,))]
+
+    return run
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters warn of everything that they may become one day; `_compare` says whether they did well."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _port(prefix: str, leaf: Leaf, dtype: str) -> Port:
+    return Port(f"{prefix}.{leaf.name}" if leaf.path else prefix, dtype, leaf.shape)
+
+
+def _out_dtype(leaf: Leaf) -> str:
+    return str(leaf.dtype) if leaf.dtype.kind == "f" else "int64"
+
+
+def _scale(leaf: Leaf) -> Array:
+    """What a difference is compared with: half the range of a bounded number, and at least 1."""
+    low, high = leaf.bounds if leaf.bounds[0] is not None else (np.zeros(()), np.zeros(()))
+    with np.errstate(invalid="ignore"):
+        half = (np.asarray(high, np.float64) - np.asarray(low, np.float64)) / 2
+    scale: Array = np.where(np.isfinite(half), np.maximum(half, 1.0), 1.0)
+    return scale
+
+
+def _random_inputs(module: PolicyModule, loaded: LoadedPolicy, n: int, rng: np.random.Generator) -> list[Array]:
+    inputs = [_random_rows(leaf, n, rng) for leaf in loaded.spec.observation.leaves]
+    for port in module.inputs[len(inputs) :]:
+        rows = rng.standard_normal((n, *port.shape))
+        inputs.append(rows > 0 if port.dtype == "bool" else rows.astype(port.dtype))
+    return inputs
+
+
+def _random_rows(leaf: Leaf, n: int, rng: np.random.Generator) -> Array:
+    """Values such as an environment might show."""
+    shape = (n, *leaf.shape)
+    low, high = leaf.bounds if leaf.bounds[0] is not None else (np.zeros(()), np.full((), 255.0))
+    assert low is not None
+    assert high is not None
+    low, high = np.broadcast_to(low, leaf.shape).astype(float), np.broadcast_to(high, leaf.shape).astype(float)
+    if not isinstance(leaf.space, gs.Box) or leaf.dtype.kind != "f":
+        least, most = np.clip(low, -_WIDEST, _WIDEST), np.clip(high, -_WIDEST, _WIDEST)
+        return rng.integers(least.astype(np.int64), most.astype(np.int64) + 1, shape).astype(leaf.dtype)
+    narrow = (np.abs(low) < _WIDEST) & (np.abs(high) < _WIDEST)
+    uniform = rng.uniform(np.where(narrow, low, -1), np.where(narrow, high, 1), shape)
+    rows = np.where(narrow, uniform, np.clip(rng.standard_normal(shape), low, high))
+    return rows.astype(leaf.dtype)

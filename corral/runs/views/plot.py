@@ -1,0 +1,220 @@
+"""Learning curves of one or several runs: seeds of the same configuration become a mean with a band."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from corral.core.errors import UserError
+from corral.core.types import Array
+from corral.runs.folder import RunFolder
+from corral.runs.sinks.base import read_metrics
+
+Axis = Literal["env_steps", "wall_s", "episodes"]
+_COLUMN = {"env_steps": "env_steps", "wall_s": "wall_s", "episodes": "train/episodes"}
+_NOT_COMPARED = ("seed", "log", "checkpoints")
+_MAX_POINTS = 1000
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6a3d9a", "#4d4d4d")
+_TITLES = {
+    "train/return": "return of training episodes",
+    "eval/return": "return in evaluation",
+    "train/length": "length of training episodes (steps)",
+    "time/steps_per_s": "environment steps per second",
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is drawn of runs that differ in their seed only; `count` runs have a value at each place."""
+
+    label: str
+    env: str
+    runs: int
+    x: Array
+    mean: Array
+    low: Array
+    high: Array
+    count: Array
+
+
+@dataclass(frozen=True)
+class _Line:
+    folder: RunFolder
+    x: Array
+    y: Array
+
+
+def curves(paths: Sequence[Path], metric: str, axis: Axis = "env_steps", smooth: int = 1) -> list[Curve]:
+    """A curve for each configuration among the runs; each run is the mean of its last `smooth` rows, at each row."""
+    folders = [RunFolder.open(path) for path in {Path(path).resolve(): path for path in paths}.values()]
+    groups: dict[str, list[_Line]] = {}
+    for folder in folders:
+        line = _line(folder, metric, axis, smooth)
+        groups.setdefault(repr(sorted(_settings(folder.config).items())), []).append(line)
+    labels = _labels([lines[0].folder for lines in groups.values()])
+    return [_curve(label, lines) for label, lines in zip(labels, groups.values(), strict=True)]
+
+
+def save_csv(found: Sequence[Curve], path: Path, metric: str, axis: Axis) -> None:
+    """What is drawn, a row for each curve and place."""
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["curve", axis, f"{metric} mean", "lowest", "highest", "runs"])
+        for c in found:
+            for row in zip(c.x, c.mean, c.low, c.high, c.count, strict=True):
+                writer.writerow([c.label, *(f"{value:.10g}" for value in row)])
+
+
+def save_png(found: Sequence[Curve], path: Path, metric: str, axis: Axis, smooth: int = 1) -> None:
+    """Draw the curves; UserError without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("Drawing needs matplotlib: pip install 'corral-rl[plot]'.") from error
+
+    inside = len(found) <= 6
+    columns = 1 if inside else 2 if max(len(curve.label) for curve in found) > 20 else 4
+    height = 4.8 if inside else 4.8 + 0.25 * math.ceil(len(found) / columns)
+    figure = Figure(figsize=(8, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    scale, unit = _x_unit(found, axis)
+    for i, curve in enumerate(found):
+        _draw(axes, curve, scale, _COLOURS[i % len(_COLOURS)], "-" if i < len(_COLOURS) else "--")
+    _dress(axes, unit, _TITLES.get(metric, metric))
+    if inside:
+        axes.legend(frameon=True, framealpha=0.8, edgecolor="none", fontsize=10)
+    else:
+        figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=columns)
+    if len({curve.env for curve in found}) == 1:
+        axes.set_title(found[0].env, loc="left", fontsize=12, fontweight="bold")
+    caption = _caption(found, smooth)
+    if caption:
+        axes.set_title(caption, loc="right", fontsize=9, color="#666666")
+    figure.savefig(path, dpi=150)
+
+
+def _line(folder: RunFolder, metric: str, axis: Axis, smooth: int) -> _Line:
+    columns = read_metrics(folder.metrics_csv)
+    if not columns:
+        raise UserError(f"{folder.path} has no rows yet: plot it when it has trained for a while.")
+    for name in (metric, _COLUMN[axis]):
+        if name not in columns:
+            raise UserError(f"{folder.path} has no metric {name!r}; {_nearest(name, columns)}")
+    x, y = columns[_COLUMN[axis]], columns[metric]
+    there = np.isfinite(x) & np.isfinite(y)
+    if not there.any():
+        raise UserError(f"{folder.path} has no value of {metric!r} yet: plot it when it has trained for a while.")
+    x, y = x[there], _smoothed(y[there], smooth)
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], y[order]
+    last = np.append(np.diff(x) > 0, True)  # of rows at the same place, the last
+    return _Line(folder, x[last], y[last])
+
+
+def _nearest(name: str, columns: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, columns, 3, 0.4)
+    close += [other for other in columns if name.rpartition("/")[2] in other and other not in close]
+    if close:
+        return f"the nearest are {', '.join(close[:3])}."
+    return f"it has {', '.join(columns)}."
+
+
+def _smoothed(y: Array, window: int) -> Array:
+    total = np.cumsum(np.insert(y, 0, 0.0))
+    end = np.arange(1, len(y) + 1)
+    start = np.maximum(end - window, 0)
+    return y if window <= 1 else (total[end] - total[start]) / (end - start)
+
+
+def _settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The settings by dotted name, without those in which runs of one curve may differ."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if not prefix and key in _NOT_COMPARED:
+            continue
+        if isinstance(value, Mapping):
+            found |= _settings(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _labels(folders: Sequence[RunFolder]) -> list[str]:
+    """Algorithm, environment where they differ, and the settings that tell curves of one pair apart."""
+    same_env = len({folder.env for folder in folders}) == 1
+    labels = []
+    for folder in folders:
+        peers = [_settings(f.config) for f in folders if (f.algo, f.env) == (folder.algo, folder.env)]
+        own = _settings(folder.config)
+        differing = [name for name in own if any(peer.get(name) != own[name] for peer in peers)]
+        parts = [folder.algo if same_env else f"{folder.algo} {folder.env}"]
+        parts += [f"{name.rpartition('.')[2]}={own[name]}" for name in differing[:3]]
+        labels.append(" ".join(parts))
+    return [f"{label} #{labels[:i].count(label) + 1}" if labels.count(label) > 1 else label
+            for i, label in enumerate(labels)]  # fmt: skip
+
+
+def _curve(label: str, lines: Sequence[_Line]) -> Curve:
+    """Mean and range of the runs over all places that any of them has, where at least half of them have come to."""
+    env = lines[0].folder.env
+    if len(lines) == 1:
+        x, y = lines[0].x, lines[0].y
+        return Curve(label, env, 1, x, y, y, y, np.ones(len(x)))
+    x = np.unique(np.concatenate([line.x for line in lines]))
+    if len(x) > _MAX_POINTS:
+        x = np.linspace(x[0], x[-1], _MAX_POINTS)
+    values = np.stack([np.interp(x, line.x, line.y, left=np.nan, right=np.nan) for line in lines])
+    count = np.isfinite(values).sum(0)
+    there = 2 * count >= len(lines)
+    x, values, count = x[there], values[:, there], count[there]
+    return Curve(label, env, len(lines), x, np.nanmean(values, 0), np.nanmin(values, 0), np.nanmax(values, 0), count)
+
+
+def _x_unit(found: Sequence[Curve], axis: Axis) -> tuple[float, str]:
+    if axis != "wall_s":
+        return 1.0, "environment steps" if axis == "env_steps" else "episodes"
+    longest = max(float(curve.x.max(initial=0.0)) for curve in found)
+    for scale, name in ((3600.0, "hours"), (60.0, "minutes")):
+        if longest >= 3 * scale:
+            return scale, f"wall time ({name})"
+    return 1.0, "wall time (seconds)"
+
+
+def _draw(axes: Any, curve: Curve, scale: float, colour: str, style: str) -> None:
+    label = f"{curve.label} ({curve.runs} seeds)" if curve.runs > 1 else curve.label
+    marker = "o" if len(curve.x) <= 40 else ""
+    axes.plot(
+        curve.x / scale, curve.mean, style, color=colour, linewidth=1.8, marker=marker, markersize=3.5, label=label
+    )
+    if curve.runs > 1:
+        axes.fill_between(curve.x / scale, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _dress(axes: Any, x_label: str, y_label: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xlabel(x_label, fontsize=11)
+    axes.set_ylabel(y_label, fontsize=11)
+    axes.tick_params(labelsize=10)
+    axes.margins(x=0.02)
+    if not x_label.startswith("wall"):
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xlim(left=0)
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _caption(found: Sequence[Curve], smooth: int) -> str:
+    parts = ["mean over seeds, band from lowest to highest"] if any(c.runs > 1 for c in found) else []
+    return "; ".join(parts + ([f"smoothed over {smooth} rows"] if smooth > 1 else []))

@@ -1,0 +1,223 @@
+"""Seeing a policy play: on the screen, or as a video file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from corral.acting.policy import Policy, introduce
+from corral.config.experiment import Experiment
+from corral.core.errors import UserError
+from corral.core.onlooker import Onlooker
+from corral.core.types import Array, EnvSpec
+from corral.envs.make import make_vec
+from corral.envs.resolve import resolve
+from corral.envs.suites.atari import AtariSuite
+from corral.envs.suites.pixels import PixelSuite
+from corral.envs.vec_env import VecEnv
+from corral.runs.same_env import require_same_env
+from corral.runs.whole_file import whole_file
+
+_CONSOLE_FPS = 60.0  # of an Atari, whatever its metadata say
+_FPS = 30.0  # where an environment does not say
+_EXTRA = "pip install 'corral-rl[video]'"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a video shows."""
+
+    path: Path
+    frames: int
+    fps: float
+    returns: tuple[float, ...]
+    """Of the games that are in it as a whole."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it plays."""
+        return self.frames / self.fps
+
+
+def record(
+    experiment: Experiment,
+    policy: Policy,
+    path: str | Path,
+    *,
+    episodes: int = 1,
+    seconds: float = 120.0,
+    fps: float | None = None,
+    seed: int = 0,
+    spec: EnvSpec | None = None,
+) -> Recording:
+    """Film the policy for so many games or so many seconds: a frame at the start of an episode, and one per step.
+
+    Writes H.264 in an MP4 that is there whole or not at all. `spec` is what the policy was trained on.
+    """
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
+    film = _Film(experiment)
+    with make_vec(film, 1, "local", role="eval") as vec:
+        if spec is not None:
+            require_same_env(vec.spec, spec)
+        film.rolling = False  # an environment that a planner builds for itself is not the one to film
+        introduce(policy, vec)
+        film.rolling = True
+        vec.reset(seed)
+        batch = vec.recv()
+        rate = fps or film.fps
+        state, count, running, returns = policy.initial_state(1), 0, 0.0, list[float]()
+        with _writer(Path(path), rate) as write:
+            while len(returns) < episodes and count < seconds * rate:
+                action, state, _ = policy.act(batch.obs, state, batch.first)
+                vec.send(batch.env_ids, action)
+                batch = vec.recv()
+                running += float(batch.raw_reward[0])
+                for frame in film.frames:
+                    write(frame)
+                count += len(film.frames)
+                film.frames.clear()
+                if batch.game_over[0] and not batch.faulty[0]:
+                    returns.append(running)
+                running = 0.0 if batch.game_over[0] or batch.faulty[0] else running
+    return Recording(Path(path), count, rate, tuple(returns))
+
+
+def make_screen(experiment: Experiment) -> VecEnv:
+    """One environment that shows itself on the screen; UserError where there is none."""
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"} & os.environ.keys():
+        raise UserError("There is no display to show the environment on: film it with `corral record` instead.")
+    return make_vec(_Screen(experiment), 1, "local", role="eval")
+
+
+_FILMS: weakref.WeakKeyDictionary[gymnasium.Env[Any, Any], _Film] = weakref.WeakKeyDictionary()
+
+
+class _Screen:
+    """Builds environments that show themselves."""
+
+    def __init__(self, experiment: Experiment):
+        self._experiment, self.name = experiment, experiment.env
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        return _build(self._experiment, "human")
+
+
+class _Film:
+    """Builds environments that put a frame of every step into `frames`, if they are built while it is `rolling`."""
+
+    def __init__(self, experiment: Experiment):
+        self._experiment, self.name = experiment, experiment.env
+        self.frames: list[Array] = []
+        self.first: list[Array] = []
+        """Of an episode that nobody has stepped yet."""
+        self.fps, self.rolling = _FPS, True
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        env = _build(self._experiment, "rgb_array")
+        suite = self._experiment.environment()[0]
+        if isinstance(suite, AtariSuite):
+            self.fps = _CONSOLE_FPS / suite.frame_skip
+        else:
+            self.fps = float(env.metadata.get("render_fps") or _FPS)
+        camera = _Camera(env)
+        if self.rolling:
+            _FILMS[camera] = self
+        return camera
+
+
+class _Camera(Onlooker):
+    """Films every step, and the first frame of an episode when it is known to be played.
+
+    What is filmed is kept elsewhere: a planner that copies the environment copies no frames.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        result = self.env.reset(seed=seed, options=options)
+        film = _FILMS.get(self)
+        if film is not None:
+            film.first = [self._look()]
+        return result
+
+    def step(self, action: Any) -> Any:
+        result, film = self.env.step(action), _FILMS.get(self)
+        if film is not None:
+            film.frames += [*film.first, self._look()]
+            film.first = []
+        return result
+
+    def _look(self) -> Array:
+        try:
+            frame = self.env.render()
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UserError(f"{_name(self)} needs a package to draw itself: {_EXTRA} ({error}).") from error
+        if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
+            got = f"shape {frame.shape} of {frame.dtype}" if isinstance(frame, np.ndarray) else type(frame).__name__
+            raise UserError(
+                f"{_name(self)} cannot be filmed: with render_mode='rgb_array', its render() must give bytes "
+                f"[height, width, 3], and gives {got}."
+            )
+        return np.array(frame)
+
+
+def _build(experiment: Experiment, render_mode: str) -> gymnasium.Env[Any, Any]:
+    """The run's environment, drawing itself."""
+    env, kwargs = experiment.environment()
+    if isinstance(env, PixelSuite):  # its observations are its drawings
+        drawn = env()
+        return gymnasium.wrappers.HumanRendering(drawn) if render_mode == "human" else drawn
+    try:
+        return resolve(env, {**kwargs, "render_mode": render_mode}).factory()
+    except TypeError as error:
+        if not any(words in str(error) for words in ("render_mode", "takes no arguments")):
+            raise
+        raise UserError(
+            f"{experiment.env} takes no render_mode, so it cannot be shown: let its __init__ take one, and render() "
+            "draw accordingly."
+        ) from error
+
+
+@contextlib.contextmanager
+def _writer(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
+    """What takes frames, all of one size, and makes a video of them when all is well."""
+    try:
+        import imageio_ffmpeg
+    except ImportError as error:
+        raise UserError(f"Videos need imageio-ffmpeg: {_EXTRA}.") from error
+    encoder: Any = None
+    shape: tuple[int, ...] = ()
+
+    def write(frame: Array) -> None:
+        nonlocal encoder, shape
+        if encoder is None:
+            shape = frame.shape
+            height, width = (size + size % 2 for size in shape[:2])  # H.264 with halved colours needs even sizes
+            options = {"codec": "libx264", "quality": 8, "macro_block_size": 1, "ffmpeg_log_level": "error"}
+            encoder = imageio_ffmpeg.write_frames(
+                str(unfinished), (width, height), fps=fps, output_params=["-f", "mp4", "-movflags", "+faststart"],
+                **options,
+            )  # fmt: skip
+            encoder.send(None)
+        if frame.shape != shape:
+            raise UserError(f"Frames must keep their size to become a video, got {shape} and then {frame.shape}.")
+        padding = [(0, size % 2) for size in shape[:2]]
+        encoder.send(np.ascontiguousarray(np.pad(frame, [*padding, (0, 0)], mode="edge")))
+
+    with whole_file(path) as unfinished:
+        try:
+            yield write
+        finally:
+            if encoder is not None:
+                encoder.close()
+
+
+def _name(env: gymnasium.Env[Any, Any]) -> str:
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__

@@ -1,0 +1,188 @@
+"""One interface to run a part of a topology somewhere, ask it things, and notice when it is gone.
+
+```python
+actor = runtime.spawn("actor 0", make_actor)          # make_actor(mailbox) gives an object: the role
+actor.tell("weights", weights)                        # newest wins; the role looks into its mailbox when it likes
+calls = [actor.call("sample", 3)]
+for call in runtime.wait(calls, timeout_s=5):
+    print(call.result())                              # what role.sample(3) returned; RoleLost when it is gone
+```
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from corral.core.encoding import Value
+from corral.core.errors import RunFailed, UserError
+
+Role = Any
+"""An object whose methods take and return values; one call at a time. `close()`, if it has one, is its end.
+
+Arrays that a method returns are on their way while the next call is carried out, so it must not write to them later.
+"""
+
+
+class RoleLost(Exception):
+    """A role has ended without having been told to, or does not answer; the text says how."""
+
+
+class Mailbox:
+    """The newest value of each kind that a role was told."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Value] = {}
+        self._change = threading.Condition()
+        self._closed = False
+
+    def put(self, key: str, value: Value) -> None:
+        """Replace what was there."""
+        with self._change:
+            self._values[key] = value
+            self._change.notify_all()
+
+    def get(self, key: str) -> Value:
+        """The newest value, None when there was none."""
+        with self._change:
+            return self._values.get(key)
+
+    def wait(self, key: str, enough: Callable[[Value], bool], timeout_s: float) -> Value:
+        """The newest value once it is `enough`; TimeoutError when it does not come."""
+        until = time.monotonic() + timeout_s
+        with self._change:
+            while not ((value := self._values.get(key)) is not None and enough(value)):
+                left = until - time.monotonic()
+                if left <= 0 or self._closed:
+                    raise TimeoutError(f"nothing new under {key!r} for {timeout_s:g} s")
+                self._change.wait(left)
+            return value
+
+    def close(self) -> None:
+        """Nothing more will come: whoever waits gives up."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+
+MakeRole = Callable[[Mailbox], Role]
+"""Makes a role where it is to live; whatever it closes over is taken along."""
+
+
+class Call(ABC):
+    """An answer that is under way."""
+
+    method: str
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+
+    @abstractmethod
+    def result(self) -> Value:
+        """What the role's method returned. Only for calls that are `done`.
+
+        RoleLost when the role is gone; UserError and RunFailed as the method raised them, other errors as RunFailed
+        with their traceback.
+        """
+
+
+class Handle(ABC):
+    """A role, seen from outside."""
+
+    name: str
+
+    @abstractmethod
+    def call(self, method: str, *args: Value) -> Call:
+        """Let the role do something; calls are carried out in order."""
+
+    @abstractmethod
+    def tell(self, key: str, value: Value) -> None:
+        """Put a value into the role's mailbox; it does not wait for calls under way."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether it can still answer."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, where it has one of its own on this machine."""
+        return None
+
+    @abstractmethod
+    def stop(self, patience_s: float = 5.0) -> None:
+        """Let it close, and end it if it does not. Safe to call twice."""
+
+
+class Runtime(ABC):
+    """Starts roles, and ends them all when it is closed."""
+
+    name: str
+    host = "127.0.0.1"
+    """Where roles reach this process."""
+    here = True
+    """Whether all roles live on this machine."""
+
+    def reserve(self, count: int, what: str, beside: int = 0) -> None:  # noqa: B027 - few have to ask somebody
+        """Make sure that `count` roles can run, and `beside` processes that they start elsewhere.
+
+        UserError at once, with the remedy, when they cannot; `what` names them.
+        """
+
+    @abstractmethod
+    def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
+        """Start a role; an error while making it comes with its first call. `threads` are those of torch and BLAS."""
+
+    @abstractmethod
+    def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
+        """Wait until at least one of these calls is done, or the time is up; returns all that are done."""
+
+    @abstractmethod
+    def share(self, value: Value) -> Value:
+        """A value that will be told or passed to several roles, in the form in which that costs least."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every role. Safe to call twice."""
+
+
+def raised(kind: str, text: str, name: str) -> Exception:
+    """The error that a role's method ended with."""
+    if kind == "user":
+        return UserError(text)
+    return RunFailed(text if kind == "failed" else f"{name} failed:\n{text}")
+
+
+def kind_of(error: BaseException) -> str:
+    """How to tell `raised` about an error."""
+    return "user" if isinstance(error, UserError) else "failed" if isinstance(error, RunFailed) else "other"
+
+
+def require_room(name: str, count: int, what: str) -> None:
+    """UserError before a runtime is started that has no room for `count` roles, where that can be known."""
+    if name == "ray":
+        from corral.runtimes.ray_cluster import require_own_cpus
+
+        require_own_cpus(count, what)
+
+
+def make_runtime(name: str) -> Runtime:
+    """The runtime of that name."""
+    if name == "inline":
+        from corral.runtimes.inline import InlineRuntime
+
+        return InlineRuntime()
+    if name == "process":
+        from corral.runtimes.process import ProcessRuntime
+
+        return ProcessRuntime()
+    if name == "ray":
+        from corral.runtimes.ray import RayRuntime
+
+        return RayRuntime()
+    raise UserError(f"runtime={name!r} is not one of inline, process, ray.")

@@ -1,0 +1,100 @@
+"""Frames with values over a socket, in both directions, each side reading whenever there is something."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+
+from corral.core.encoding import MOST_BYTES, Buffer, size_of
+
+_FRAME = struct.Struct("<BIQ")  # kind, number of the call, bytes that follow
+_MOST_PARTS = 64  # buffers per system call; the kernel takes at most 1024
+
+
+class Closed(Exception):
+    """The other side is gone, or does not read."""
+
+
+class Connection:
+    """One end. Any thread may send; one reads."""
+
+    def __init__(self, sock: socket.socket, send_timeout_s: float | None):
+        self._socket, self._lock, self._send_timeout_s = sock, threading.Lock(), send_timeout_s
+        sock.setblocking(False)
+        self._head = bytearray(_FRAME.size)
+        self._body: bytearray | None = None
+        self._filled = 0
+        self.closed = False
+
+    def fileno(self) -> int:
+        """File descriptor to poll."""
+        return self._socket.fileno()
+
+    def send(self, kind: int, number: int, parts: Sequence[Buffer] = ()) -> None:
+        """Send one frame; Closed when nobody will read it."""
+        left: list[Buffer] = [_FRAME.pack(kind, number, size_of(parts)), *parts]
+        with self._lock:
+            try:
+                while left:
+                    try:
+                        left = _after(left, self._socket.sendmsg(left[:_MOST_PARTS]))
+                    except BlockingIOError:
+                        if not self._poll(select.POLLOUT, self._send_timeout_s):
+                            raise TimeoutError(f"it reads nothing for {self._send_timeout_s:g} s") from None
+            except (OSError, ValueError) as error:  # a frame may be half sent: there is no going on
+                self.closed = True
+                raise Closed(str(error)) from error
+
+    def read(self, *, wait: bool, timeout_s: float | None = None) -> tuple[int, int, bytearray] | None:
+        """The next frame: kind, number and body; None when it is not complete and `wait` is false.
+
+        Closed at the end, and when nothing comes for `timeout_s`.
+        """
+        while True:
+            target = self._head if self._body is None else self._body
+            if self._filled < len(target):
+                try:
+                    size = self._socket.recv_into(memoryview(target)[self._filled :])
+                except BlockingIOError:
+                    if not wait:
+                        return None
+                    if not self._poll(select.POLLIN, timeout_s):
+                        raise Closed(f"nothing came for {timeout_s:g} s") from None
+                    continue
+                except OSError as error:
+                    raise Closed(str(error)) from error
+                if not size:
+                    raise Closed("it has ended")
+                self._filled += size
+                continue
+            if self._body is None:
+                length = _FRAME.unpack(self._head)[2]
+                if length > MOST_BYTES:
+                    raise Closed(f"a frame of {length} bytes")
+                self._body, self._filled = bytearray(length), 0
+                continue
+            kind, number, _ = _FRAME.unpack(self._head)
+            body, self._body, self._filled = self._body, None, 0
+            return kind, number, body
+
+    def _poll(self, event: int, timeout_s: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self._socket.fileno(), event)
+        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+    def close(self) -> None:
+        """Close this end."""
+        self.closed = True
+        self._socket.close()
+
+
+def _after(parts: list[Buffer], sent: int) -> list[Buffer]:
+    """What is left to send."""
+    for k, part in enumerate(parts):
+        if sent < len(part):
+            return [memoryview(part)[sent:], *parts[k + 1 :]]
+        sent -= len(part)
+    return []

@@ -1,0 +1,101 @@
+"""A role that is started again when it is lost, within a budget."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from corral.core.encoding import Value
+from corral.runtimes.base import Call, Handle, MakeRole, RoleLost, Runtime
+
+_LONGEST_PAUSE_S = 30.0
+_LOOK_S = 0.5
+
+
+class Member:
+    """One role of a run, whatever process it lives in at the moment.
+
+    The first restart is at once, later ones after pauses that grow; more than `max_restarts` and it is given up.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        name: str,
+        make: Callable[[int], MakeRole],
+        note: Callable[[str, str], None],
+        max_restarts: int,
+        threads: int = 1,
+    ):
+        self._runtime, self.name, self._make, self._note = runtime, name, make, note
+        self._max_restarts, self._threads = max_restarts, threads
+        self.restarts = 0
+        self.calls: deque[Call] = deque()
+        """Answers that it owes, oldest first."""
+        self._due = 0.0
+        self._handle: Handle | None = runtime.spawn(name, make(0), threads=threads)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is running, as far as we know."""
+        return self._handle is not None
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it was lost too often."""
+        return self._handle is None and self.restarts >= self._max_restarts
+
+    def call(self, method: str, *args: Value) -> None:
+        """Add a call."""
+        assert self._handle is not None
+        self.calls.append(self._handle.call(method, *args))
+
+    def tell(self, key: str, value: Value) -> None:
+        """Put something into its mailbox."""
+        assert self._handle is not None
+        self._handle.tell(key, value)
+
+    def lose(self, why: str) -> None:
+        """It is gone; what it owed will not come."""
+        if self._handle is not None:
+            self._handle.stop(0.0)
+            self._handle = None
+            self.calls.clear()
+            pause = min(_LONGEST_PAUSE_S, 0.5 * 2**self.restarts) if self.restarts else 0.0
+            self._due = time.monotonic() + pause
+            plan = "it is given up" if self.given_up else f"it starts again in {pause:.0f} s"
+            self._note("lost", f"{why.splitlines()[0]}; {plan} ({self.restarts} of {self._max_restarts} restarts used)")
+
+    def revive(self) -> bool:
+        """Start it again if that is due; True when it has just been started."""
+        if self._handle is not None or self.given_up or time.monotonic() < self._due:
+            return False
+        self.restarts += 1
+        self._handle = self._runtime.spawn(self.name, self._make(self.restarts), threads=self._threads)
+        return True
+
+    def facts(self) -> dict[str, Any]:
+        """Name, process and health, for `corral top`."""
+        pid = None if self._handle is None else self._handle.pid
+        return {"name": self.name, "pid": pid, "alive": self.alive, "restarts": self.restarts}
+
+
+def collect(
+    runtime: Runtime, members: Sequence[Member], patience_s: float, lose: Callable[[Member, str], None]
+) -> dict[Member, Value]:
+    """The oldest answer that each of these owes, of those who give one in time; `lose` is told of the others."""
+    answers: dict[Member, Value] = {}
+    waiting, until = list(members), time.monotonic() + patience_s
+    while waiting and time.monotonic() < until:
+        runtime.wait([member.calls[0] for member in waiting], _LOOK_S)
+        for member in [member for member in waiting if member.calls[0].done]:
+            waiting.remove(member)
+            try:
+                answers[member] = member.calls.popleft().result()
+            except RoleLost as lost:
+                lose(member, str(lost))
+    for member in waiting:
+        lose(member, f"{member.name} did not answer for {patience_s:.0f} s")
+    return {member: answers[member] for member in members if member in answers}

@@ -1,0 +1,1 @@
+"""The state of environments: save it, load it, step from it."""

@@ -1,0 +1,140 @@
+"""The random generators of an environment wherever they are: in parts of parts, in lists, in closures.
+
+Ways that keep states without looking into the environment, by its own functions or by repeating its actions, find them
+here. One that is not found would show a planner what the real dice are going to show.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from corral.snapshot.dice import Die, throw_anew
+from corral.snapshot.rng import Env, is_generator
+
+_FIELD, _SLOT, _ITEM, _CELL, _OWNER = range(5)
+Step = tuple[int, Any]
+Path = tuple[Step, ...]
+_CLOSED = (type, types.ModuleType, str, bytes, bytearray, int, float, complex, type(None), np.generic, np.dtype)
+_WEAK = (weakref.ref, weakref.ProxyType, weakref.CallableProxyType)
+_EVERY_LOOK = 256  # at how many calls a whole environment is walked through again
+
+
+class HiddenDice:
+    """Generators of environments. What led to them is remembered, as walking through one may take long."""
+
+    def __init__(self) -> None:
+        self._paths: weakref.WeakKeyDictionary[Env, list[Path]] = weakref.WeakKeyDictionary()
+        self._looks: weakref.WeakKeyDictionary[Env, int] = weakref.WeakKeyDictionary()
+
+    def read(self, env: Env) -> list[Die]:
+        """Where they are in their sequences."""
+        return [Die(generator) for generator in self._find(env)]
+
+    def throw_anew(self, env: Env, seed: int) -> None:
+        """Let them go on with numbers that `seed` says."""
+        for place, generator in enumerate(self._find(env)):
+            throw_anew(generator, seed, place)
+
+    def _find(self, env: Env) -> list[Any]:
+        looks = self._looks[env] = self._looks.get(env, 0) + 1
+        paths = self._paths.get(env)
+        if paths is not None and looks & (looks - 1) and looks % _EVERY_LOOK:
+            found = [_follow(env, path) for path in paths]
+            if all(is_generator(type(one)) for one in found):
+                return found
+        walked = list(_walk(env))
+        self._paths[env] = [path for path, _ in walked]
+        return [generator for _, generator in walked]
+
+
+def find_dice(value: Any) -> list[Any]:
+    """The generators in a value, each once."""
+    return [generator for _, generator in _walk(value)]
+
+
+def unshare(env: Env) -> None:
+    """Give an environment spaces and generators of its own: what builds it may hand the same ones to others too."""
+    memo: dict[int, Any] = {}
+    for path, _ in list(_walk(env, also=spaces.Space)):
+        *way, (how, key) = path
+        holder = _follow(env, tuple(way))
+        if how == _FIELD:
+            vars(holder)[key] = copy.deepcopy(vars(holder)[key], memo)
+        elif how == _ITEM and isinstance(holder, (list, dict)):
+            holder[key] = copy.deepcopy(holder[key], memo)
+
+
+def _walk(root: Any, also: type | tuple[type, ...] = ()) -> Iterator[tuple[Path, Any]]:
+    """Generators, or values of other types, and what leads to them; each way to a holder once."""
+    seen = {id(root)}
+    alive = [root]  # so that ids stay theirs
+    ahead: deque[tuple[Path, Any]] = deque([((), root)])
+    while ahead:
+        path, value = ahead.popleft()
+        if path and (is_generator(type(value)) or isinstance(value, also)):
+            yield path, value
+            continue
+        for step, part in _parts(value):
+            if type(part) in _WEAK:
+                continue
+            found = is_generator(type(part)) or isinstance(part, also)
+            if isinstance(part, _CLOSED) or (id(part) in seen and not (also and found)):
+                continue
+            seen.add(id(part))
+            alive.append(part)
+            ahead.append(((*path, step), part))
+
+
+def _parts(value: Any) -> Iterator[tuple[Step, Any]]:
+    """What a value holds."""
+    if isinstance(value, types.FunctionType):
+        for k, cell in enumerate(value.__closure__ or ()):
+            try:
+                yield (_CELL, k), cell.cell_contents
+            except ValueError:  # nothing has been assigned yet
+                continue
+        return
+    if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+        yield (_OWNER, None), value.__self__
+        return
+    if isinstance(value, dict):
+        yield from (((_ITEM, key), item) for key, item in list(value.items()))
+    elif isinstance(value, (list, tuple, deque)):
+        yield from (((_ITEM, k), item) for k, item in enumerate(list(value)))
+    elif isinstance(value, np.ndarray):
+        if value.dtype.hasobject and value.dtype.fields is None:
+            yield from (((_ITEM, index), value[index]) for index in np.ndindex(value.shape))
+        return
+    yield from (((_FIELD, name), item) for name, item in list(getattr(value, "__dict__", {}).items()))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name != "__dict__" and hasattr(value, name):
+                yield (_SLOT, name), getattr(value, name)
+
+
+def _follow(value: Any, path: Path) -> Any:
+    """What a path leads to, None where it ends before."""
+    try:
+        for how, key in path:
+            if how == _FIELD:
+                value = vars(value)[key]
+            elif how == _SLOT:
+                value = getattr(value, key)
+            elif how == _ITEM:
+                value = value[key]
+            elif how == _CELL:
+                value = value.__closure__[key].cell_contents
+            else:
+                value = value.__self__
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None
+    return value

@@ -1,0 +1,1 @@
+"""How one environment's state is saved and loaded, one file per way."""

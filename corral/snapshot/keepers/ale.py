@@ -1,0 +1,130 @@
+"""States of Atari games: the emulator's own clone, with its generators and the action that may stick.
+
+With sticky actions a frame may repeat the action that took effect before it. That one is in no clone, so it is found
+out: from what was asked for, and from what the generator, which is in the clone, said of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import deque
+from typing import Any
+
+from corral.snapshot.keeper import Env
+from corral.snapshot.keepers.fields import Native
+from corral.snapshot.keepers.mt19937 import Words
+
+_SEEDS, _DRAWS = 64, 16  # generators to choose from, and how many numbers lie between them
+_STATE_BYTES = 15_000
+_REMEMBERED = 64  # frames
+Asked = tuple[Any, ...]  # an action, and perhaps how strongly
+_NOTHING: Asked = (0,)
+_PADDLES = 8  # bytes after the generator, in a clone
+
+
+class WatchedAle:
+    """An emulator whose last actions are remembered."""
+
+    def __init__(self, ale: Any):
+        self.ale = ale
+        self.asked: deque[Asked] = deque([_NOTHING], maxlen=_REMEMBERED)
+
+    def act(self, *asked: Any) -> Any:
+        """One frame."""
+        self.asked.append(asked)
+        return self.ale.act(*asked)
+
+    def loadROM(self, *path: Any) -> Any:
+        """Begin anew, with nothing asked."""
+        self.asked = deque([_NOTHING], maxlen=_REMEMBERED)
+        return self.ale.loadROM(*path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ale, name)
+
+
+class AleNative(Native):
+    """ALE's clone of its state. The screen is not in it until the next step; observations are kept beside."""
+
+    def __init__(self, env: Env):
+        self._stick: float = _raw(env).getFloat("repeat_action_probability")
+        self.throws_dice = self._stick > 0
+        self._seeds: weakref.WeakKeyDictionary[Env, list[Any]] = weakref.WeakKeyDictionary()
+
+    def parts(self, env: Env) -> list[Any]:
+        """The emulator, which is watched from now on."""
+        base: Any = env.unwrapped
+        if self.throws_dice and not isinstance(base.ale, WatchedAle):
+            base.ale = WatchedAle(base.ale)
+        return [base.ale, _raw(env)]
+
+    def keep(self, env: Env) -> tuple[Any, Asked]:
+        """A clone, and the action that took effect last."""
+        clone = _raw(env).cloneState(include_rng=True)
+        return clone, self._took_effect(env, clone) if self.throws_dice else _NOTHING
+
+    def put(self, env: Env, kept: tuple[Any, Asked]) -> None:
+        """Let the action take effect somewhere, and restore the clone."""
+        (clone, asked), ale, base = kept, _raw(env), env.unwrapped
+        if self.throws_dice:
+            ale.restoreState(self._generators(env)[0])
+            ale.act(*asked)
+            base.ale.asked = deque([asked], maxlen=_REMEMBERED)  # type: ignore[attr-defined]
+        ale.restoreState(clone)
+
+    def nbytes(self, kept: tuple[Any, Asked]) -> int:
+        """About what a clone has."""
+        return _STATE_BYTES
+
+    def reseed(self, env: Env, seed: int) -> None:
+        """Restore a generator first and then the rest: ALE takes no seeds while a game goes on."""
+        if self.throws_dice:
+            ale = _raw(env)
+            rest = ale.cloneState(include_rng=False)
+            ale.restoreState(self._generators(env)[seed % _SEEDS])
+            ale.restoreState(rest)
+
+    def _took_effect(self, env: Env, clone: Any) -> Asked:
+        """What was asked for last in a frame that did not repeat what was before."""
+        words, remembered = _words(clone), env.unwrapped.ale.asked  # type: ignore[attr-defined]
+        for back, asked in enumerate(reversed(remembered)):
+            if words.drawn(2 * back + 1) >= self._stick:  # a frame draws for both players, the first one first
+                return tuple(asked)
+        return tuple(remembered[0])
+
+    def _generators(self, env: Env) -> list[Any]:
+        """States of a game that nobody plays, whose generators are all elsewhere; the first one's next frame is new."""
+        found = self._seeds.get(env)
+        if found is None:
+            ale, found = _raw(env), []
+            before = ale.cloneState(include_rng=True)
+            while len(found) < _SEEDS:
+                if ale.game_over():
+                    ale.reset_game()
+                for _ in range(_DRAWS):
+                    ale.act(0)
+                state = ale.cloneState(include_rng=True)
+                if found or _words(state).next() >= self._stick:
+                    found.append(state)
+            ale.restoreState(before)
+            self._seeds[env] = found
+        return found
+
+
+def ale_native(env: Env) -> AleNative | None:
+    """Of an environment that is a game of ALE's."""
+    module = sys.modules.get("ale_py")
+    found = module is not None and isinstance(_raw(env), module.ALEInterface)
+    return AleNative(env) if found else None
+
+
+def _raw(env: Env) -> Any:
+    """The emulator itself, None if there is none."""
+    ale = getattr(env.unwrapped, "ale", None)
+    return ale.ale if isinstance(ale, WatchedAle) else ale
+
+
+def _words(clone: Any) -> Words:
+    """The generator of the frames, which a clone ends with."""
+    return Words(bytes(clone.serialize())[:-_PADDLES])

@@ -1,0 +1,88 @@
+"""States of environments on PyBullet: what its client writes to a file, which any client with the same bodies reads.
+
+`saveState` is of one client and has to be removed again; a file goes from the acting environment's client to the
+planner's, takes as long, and leaves nothing behind. Neither is exact where things touch: what follows a restored
+contact is often another, and even with `setPhysicsEngineParameter(deterministicOverlappingPairs=1)` now and then. So an
+environment has to declare `metadata["deterministic"] = True`, which `corral check-env` checks; all others are replayed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from corral.snapshot.keeper import CannotKeep, Env
+from corral.snapshot.keepers.fields import Native
+from corral.snapshot.rng import layers
+
+
+class BulletNative(Native):
+    """The files of its clients, as bytes."""
+
+    def __init__(self, env: Env):
+        if not env.unwrapped.metadata.get("deterministic"):
+            raise CannotKeep("PyBullet does not restore contacts exactly, and its metadata does not say deterministic")
+        self._folder = tempfile.TemporaryDirectory(prefix="corral-bullet-")
+        self._file = Path(self._folder.name) / "state.bullet"
+
+    def parts(self, env: Env) -> list[Any]:
+        """The clients. They shall read a file again, though it has the name of one that they know."""
+        clients = _clients(env)
+        for client in clients:
+            client.setPhysicsEngineParameter(enableFileCaching=0)
+        return clients
+
+    def keep(self, env: Env) -> list[bytes]:
+        """Let each write."""
+        return [self._write(client) for client in _clients(env)]
+
+    def put(self, env: Env, kept: list[bytes]) -> None:
+        """Let each read."""
+        for client, state in zip(_clients(env), kept, strict=True):
+            self._file.write_bytes(state)
+            try:
+                client.restoreState(fileName=str(self._file))
+            except Exception as error:  # PyBullet's own, when bodies have come or gone
+                raise CannotKeep(f"PyBullet cannot restore it ({error}): are there other bodies?") from error
+
+    def nbytes(self, kept: list[bytes]) -> int:
+        """Their sizes."""
+        return sum(map(len, kept)) + 100
+
+    def _write(self, client: Any) -> bytes:
+        client.saveBullet(str(self._file))
+        return self._file.read_bytes()
+
+
+def bullet_native(env: Env) -> BulletNative | None:
+    """Of an environment that holds clients of PyBullet's; CannotKeep when it holds them by number."""
+    pybullet = sys.modules.get("pybullet")
+    if pybullet is None:
+        return None
+    if _clients(env):
+        return BulletNative(env)
+    modules = [sys.modules.get(type(layer).__module__) for layer in layers(env)]
+    if any(value is pybullet for module in modules if module is not None for value in vars(module).values()):
+        raise CannotKeep("it holds PyBullet by number; give it a pybullet_utils.bullet_client.BulletClient")
+    return None
+
+
+def _clients(env: Env) -> list[Any]:
+    """Those in fields of its layers, or of what is there."""
+    module = sys.modules.get("pybullet_utils.bullet_client")
+    found: list[Any] = []
+    for value in _values(env) if module is not None else ():
+        if module is not None and isinstance(value, module.BulletClient) and not any(value is one for one in found):
+            found.append(value)
+    return found
+
+
+def _values(env: Env) -> Iterator[Any]:
+    for layer in layers(env):
+        for value in list(vars(layer).values()):
+            yield value
+            if type(value).__module__ != "builtins" and hasattr(type(value), "__dict__"):
+                yield from list(getattr(value, "__dict__", {}).values())

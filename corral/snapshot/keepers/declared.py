@@ -1,0 +1,69 @@
+"""States that environments declare, as bytes: they go on in another process, or on another machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from corral.core.encoding import decode, encode
+from corral.snapshot.dice import Die
+from corral.snapshot.find_rng import HiddenDice
+from corral.snapshot.keeper import CannotKeep, Env, Keeping, Tape
+from corral.snapshot.keepers.declared_env import KEY, WHOLE, declares, read_declared, write_declared
+
+
+class DeclaredKeeping(Keeping):
+    """What the environment's own functions say, as bytes that other environments of the same kind take.
+
+    Values are arrays, numbers, text, bytes, and lists and dicts of them. A time limit's counter goes along.
+    """
+
+    level = 4
+
+    def __init__(self, names: tuple[str, str]):
+        self._names, self.exact = names, names == WHOLE
+        self.capabilities = ("reseed", "export") if self.exact else ("reseed", "export", "key_state")
+        self._dice = HiddenDice()
+
+    def keep(self, env: Env, tape: Tape | None = None) -> bytes:
+        """Ask it."""
+        try:
+            return b"".join(encode(read_declared(env, self._names)))
+        except TypeError as error:
+            raise CannotKeep(f"{self._names[0]}() returned {error}") from error
+
+    def put(self, env: Env, kept: bytes) -> None:
+        """Tell it. What only counts for its author is told after a reset, so that nothing else is left of before."""
+        try:
+            write_declared(env, _own_arrays(decode(kept)), None if self.exact else 0, self._names)
+        except Exception as error:  # the author's functions may raise anything at what they did not write
+            raise CannotKeep(f"these bytes are no state of this environment ({error!r})") from error
+
+    def reseed(self, env: Env, seed: int) -> None:
+        """Other numbers for the generators that can be found."""
+        self._dice.throw_anew(env, seed)
+
+    def dice(self, env: Env) -> list[Die]:
+        """The generators that can be found."""
+        return self._dice.read(env)
+
+    def nbytes(self, kept: bytes) -> int:
+        """Their number."""
+        return len(kept)
+
+
+def declared_keeping(env: Env) -> DeclaredKeeping | None:
+    """Of an environment that declares its state, whole or what counts."""
+    return next((DeclaredKeeping(names) for names in (WHOLE, KEY) if declares(env, names)), None)
+
+
+def _own_arrays(value: Any) -> Any:
+    """Copies: what arrived is read-only, and an environment may write to its state."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: _own_arrays(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_own_arrays(item) for item in value]
+    return value

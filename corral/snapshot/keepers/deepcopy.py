@@ -1,0 +1,238 @@
+"""Deep copies of what environments are made of: like `copy.deepcopy`, faster, and generators are told apart.
+
+Copying from an environment turns every generator into a `Die`, and copying back turns it into a generator again; both
+are listed, so that a planner can give a state other dice wherever they are. What the memo says of an object by its id
+is taken instead of a copy, which is how layers, spaces and native parts of one environment become those of another.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import types
+from collections import deque
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec as GymSpec
+from gymnasium.utils import EzPickle
+
+from corral.core.types import Array
+from corral.snapshot.dice import Die
+from corral.snapshot.find_rng import find_dice
+from corral.snapshot.keepers.bindings import BINDINGS, Way
+from corral.snapshot.rng import is_generator
+
+ATOMS: set[type] = {
+    type(None), bool, int, float, complex, str, range, type, types.ModuleType, types.EllipsisType, property,
+    np.float64, np.float32, np.int64, np.int32, np.bool_,
+}  # fmt: skip
+"""Types whose values never change, so that they are not copied; it grows with what is met."""
+_SHARED = (type, np.generic, np.dtype, np.ufunc, GymSpec, logging.Logger)
+_RENDERING = frozenset({"pygame", "pyglet", "matplotlib", "glfw", "OpenGL"})
+_RENDERERS = "gymnasium.envs.mujoco.mujoco_rendering"
+_OBJECT_BYTES, _ITEM_BYTES = 100, 40
+
+
+def has_slots(kind: type) -> bool:
+    """Whether a type keeps fields outside of its objects' dicts."""
+    return any(vars(base).get("__slots__") for base in kind.__mro__)
+
+
+def is_rendering(kind: type) -> bool:
+    """Whether values of a type are handles to something that is drawn on or shown: no part of a state."""
+    found = _IS_RENDERING.get(kind)
+    if found is None:
+        found = kind.__module__.partition(".")[0] in _RENDERING or kind.__module__ == _RENDERERS
+        _IS_RENDERING[kind] = found
+    return found
+
+
+_IS_RENDERING: dict[type, bool] = {}
+
+
+class Copier:
+    """One copy, of however many values: what is the same object in two of them is so in the copies."""
+
+    __slots__ = ("dice", "held", "memo", "nbytes")
+
+    def __init__(self, memo: dict[int, Any]):
+        self.memo, self.nbytes = memo, 0
+        self.dice: list[Any] = []
+        """Each generator that was met, as it is in the copies."""
+        self.held: list[Any] = []
+        """What the copies may have no other than weak references to."""
+
+    def copy(self, value: Any) -> Any:
+        """A copy of a value; whatever the value's own methods raise when it has none."""
+        kind = type(value)
+        if kind in ATOMS:
+            return value
+        made = self.memo.get(id(value), self)
+        if made is not self:
+            return made
+        how = _HOW.get(kind)
+        if how is None:
+            how = _HOW[kind] = _find_way(kind)
+        made = how(self, value)
+        if made is not value:
+            self.memo[id(value)] = made
+        return made
+
+
+def _same(copier: Copier, value: Any) -> Any:
+    return value
+
+
+def _bytes(copier: Copier, value: bytes) -> bytes:
+    copier.nbytes += len(value)  # another at every step, perhaps: a picture
+    return value
+
+
+def _array(copier: Copier, value: Array) -> Array:
+    if value.dtype.hasobject:
+        made = np.empty_like(value)
+        copier.memo[id(value)] = made
+        made.ravel(order="K")[:] = [copier.copy(item) for item in value.ravel(order="K")]
+        return made
+    whole = value.base
+    if type(whole) is np.ndarray and not whole.dtype.hasobject:  # a part of an array that others may hold as well
+        return _part(copier.copy(whole), whole, value)
+    copier.nbytes += value.nbytes + _OBJECT_BYTES
+    return value.copy(order="K")
+
+
+def _part(made: Array, whole: Array, part: Array) -> Array:
+    """What `part` is of `whole`, of its copy `made`."""
+    offset = part.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    memory = made.ravel(order="K").view(np.uint8)
+    return np.ndarray(part.shape, part.dtype, memory, offset, part.strides)
+
+
+def _list(copier: Copier, value: list[Any]) -> list[Any]:
+    made: list[Any] = []
+    copier.memo[id(value)] = made
+    copier.nbytes += _OBJECT_BYTES + _ITEM_BYTES * len(value)
+    made += [item if type(item) in ATOMS else copier.copy(item) for item in value]
+    return made
+
+
+def _tuple(copier: Copier, value: tuple[Any, ...]) -> tuple[Any, ...]:
+    made = tuple([item if type(item) in ATOMS else copier.copy(item) for item in value])
+    if all(map(_is, made, value)):
+        return value
+    copier.nbytes += _OBJECT_BYTES + _ITEM_BYTES * len(value)
+    again: tuple[Any, ...] = copier.memo.get(id(value), made)  # one that holds itself
+    return again
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _dict(copier: Copier, value: dict[Any, Any]) -> dict[Any, Any]:
+    made: dict[Any, Any] = {}
+    copier.memo[id(value)] = made
+    copier.nbytes += _OBJECT_BYTES + 2 * _ITEM_BYTES * len(value)
+    for key, item in value.items():
+        made[copier.copy(key)] = item if type(item) in ATOMS else copier.copy(item)
+    return made
+
+
+def _set(copier: Copier, value: set[Any]) -> set[Any]:
+    copier.nbytes += _OBJECT_BYTES + _ITEM_BYTES * len(value)
+    return type(value)([copier.copy(item) for item in value])
+
+
+def _deque(copier: Copier, value: deque[Any]) -> deque[Any]:
+    made: deque[Any] = deque(maxlen=value.maxlen)
+    copier.memo[id(value)] = made
+    copier.nbytes += _OBJECT_BYTES + _ITEM_BYTES * len(value)
+    made.extend([copier.copy(item) for item in value])
+    return made
+
+
+def _generator(copier: Copier, value: Any) -> Die:
+    die = Die(value)
+    copier.dice.append(die)
+    copier.nbytes += die.nbytes
+    return die
+
+
+def _die(copier: Copier, value: Die) -> Any:
+    made = value.alive()
+    copier.dice.append(made)
+    return made
+
+
+def _plain(copier: Copier, value: Any) -> Any:
+    made = object.__new__(type(value))
+    copier.memo[id(value)] = made
+    copier.nbytes += _OBJECT_BYTES + 2 * _ITEM_BYTES * len(value.__dict__)
+    fields = made.__dict__
+    for name, item in value.__dict__.items():
+        fields[name] = item if type(item) in ATOMS else copier.copy(item)
+    return made
+
+
+def _own_way(copier: Copier, value: Any) -> Any:
+    made = copy.deepcopy(value, copier.memo)
+    copier.nbytes += _OBJECT_BYTES + int(getattr(made, "nbytes", 0))
+    copier.dice += [one for one in find_dice(made) if not any(one is other for other in copier.dice)]
+    return made
+
+
+def _reduced(copier: Copier, value: Any) -> Any:
+    """As `copy` and `pickle` do it, with copies of our own within."""
+    reduced = value.__reduce_ex__(4)
+    if isinstance(reduced, str):  # something that a module has by this name
+        return value
+    build, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+    made = build(*[copier.copy(argument) for argument in arguments])
+    copier.memo[id(value)] = made
+    copier.nbytes += _OBJECT_BYTES
+    if state is not None:
+        state = copier.copy(state)
+        if hasattr(made, "__setstate__"):
+            made.__setstate__(state)
+        else:
+            state, slots = state if isinstance(state, tuple) else (state, {})
+            if state:
+                made.__dict__.update(state)
+            for name, item in slots.items():
+                setattr(made, name, item)
+    for item in items or ():
+        made.append(copier.copy(item))
+    for key, item in pairs or ():
+        made[copier.copy(key)] = copier.copy(item)
+    return made
+
+
+_HOW: dict[type, Way] = {
+    bytes: _bytes, np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set,
+    deque: _deque, Die: _die, functools.partial: _reduced, **BINDINGS,
+}  # fmt: skip
+
+
+def _find_way(kind: type) -> Way:
+    if issubclass(kind, _SHARED):
+        ATOMS.add(kind)
+        return _same
+    if is_generator(kind):
+        return _generator
+    if is_rendering(kind):
+        return _same
+    if "__deepcopy__" in dir(kind):
+        return _own_way
+    has_fields = kind.__dictoffset__ != 0 and not has_slots(kind)
+    python = kind.__new__ is object.__new__ and has_fields
+    default = all(
+        getattr(kind, name, None) is getattr(object, name, None)
+        for name in ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
+    )
+    # Environments and others that are pickled by how they were built are not what they were built as.
+    if python and (default or issubclass(kind, (gymnasium.Env, EzPickle))):
+        return _plain
+    return _reduced

@@ -1,0 +1,263 @@
+"""States of environments that are Python objects: the fields of every wrapper and of the environment inside.
+
+Fields that never change are not copied but compared by identity with what they were at first, so that a state of
+CartPole in three wrappers is a few numbers. Native parts of an environment are kept by a `Native`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from typing import Any
+
+from gymnasium import spaces
+
+from corral.core.unseen import is_looking
+from corral.snapshot.dice import Die, throw_anew
+from corral.snapshot.keeper import CannotKeep, Env, Keeping, Tape
+from corral.snapshot.keepers.deepcopy import ATOMS, Copier, has_slots, is_rendering
+from corral.snapshot.rng import inner_spaces, layers
+
+Fields = dict[str, Any]
+# What an environment is, how it was built and how it is shown; `step` and `reset` where it is watched.
+_NO_STATE = frozenset(
+    {"spec", "_cached_spec", "render_mode", "metadata", "_metadata", "_saved_kwargs", "_ezpickle_args",
+     "_ezpickle_kwargs", "step", "reset"}
+)  # fmt: skip
+# Tables that Gymnasium's toy environments never write to; copying them takes milliseconds.
+_CONSTANT = {"gymnasium.envs.toy_text": frozenset({"P", "desc", "initial_state_distrib", "locs", "locs_colors"})}
+_NO_NAMES: frozenset[str] = frozenset()
+_NOTHING = object()
+
+
+class Native(ABC):
+    """A part of an environment that is not Python's: which objects it is, and how its state is kept."""
+
+    level = 2
+    exact = True
+    throws_dice = False
+
+    @abstractmethod
+    def parts(self, env: Env) -> list[Any]:
+        """The objects, in the same order in every environment of the kind."""
+
+    @abstractmethod
+    def keep(self, env: Env) -> Any:
+        """Its state."""
+
+    @abstractmethod
+    def put(self, env: Env, kept: Any) -> None:
+        """Bring it into a state."""
+
+    @abstractmethod
+    def nbytes(self, kept: Any) -> int:
+        """What it takes to keep."""
+
+    def reseed(self, env: Env, seed: int) -> None:  # noqa: B027 - most have none
+        """Give it other dice, if it has any."""
+
+    def drop(self, kept: Any) -> None:  # noqa: B027 - Python does it
+        """Let go of a state."""
+
+
+class _Layer:
+    """Fields of one layer: those that changed since they were first seen, copies of the others, and all names."""
+
+    __slots__ = ("changed", "copies", "names")
+
+    def __init__(self, changed: Fields, copies: Fields, names: frozenset[str]):
+        self.changed, self.copies, self.names = changed, copies, names
+
+
+class _Kept:
+    """A state."""
+
+    __slots__ = ("dice", "layers", "native", "nbytes", "space_dice")
+
+    def __init__(self, layers: list[_Layer], copier: Copier, space_dice: dict[str, Die], native: Any):
+        self.layers, self.dice, self.space_dice, self.native = layers, copier.dice, space_dice, native
+        own = sum(250 + 60 * len(layer.changed) + 60 * len(layer.copies) for layer in layers)
+        self.nbytes = own + copier.nbytes + sum(die.nbytes for die in space_dice.values())
+
+
+class _Anatomy:
+    """What one environment is made of, without the outermost layer, so that it does not keep the environment alive."""
+
+    def __init__(self, env: Env, native: Native | None, base: bool):
+        outer, *inner = layers(env)
+        self.parts = parts = [] if native is None else native.parts(env)
+        self.fixed = {str(k): part for k, part in enumerate([*inner, *parts], 1)}
+        """Parts that are not copied, by names that they have in every such environment."""
+        self.inner = inner if base else inner[:-1]
+        self.spaces: list[tuple[str, Any]] = []
+        self.own: list[frozenset[str]] = []  # fields of each layer that are never written
+        self._found: list[tuple[int, str, Any]] = []  # what was in them, but the environment itself
+        inside = {id(part) for part in (outer, *self.fixed.values())}
+        for depth, layer in enumerate((outer, *self.inner)):
+            own = set(_NO_STATE)
+            for name, value in vars(layer).items():
+                if isinstance(value, spaces.Space):
+                    self.spaces += inner_spaces(f"{depth}.{name}", value)
+                elif id(value) not in inside:
+                    continue
+                own.add(name)
+                if value is not outer:
+                    self._found.append((depth, name, value))
+            self.own.append(frozenset(own | vars(layer).keys() if is_looking(layer) else own))
+        self.fixed.update(self.spaces)
+        self.dice: list[Any] = []  # generators that the last state put into it brought to life
+        self.held: list[Any] = []  # what that state refers to weakly
+
+    def is_still_of(self, env: Env, native: Native | None) -> bool:
+        """Whether nothing has been replaced: a reset may build another environment inside, or other spaces."""
+        fields = [vars(env), *map(vars, self.inner)]
+        parts = [] if native is None else native.parts(env)
+        return all(fields[depth].get(name) is value for depth, name, value in self._found) and all(
+            here is there for here, there in zip(parts, self.parts, strict=False)
+        )
+
+    def generators(self) -> list[tuple[str, Any]]:
+        """Those of its spaces."""
+        return [(name, space._np_random) for name, space in self.spaces if space._np_random is not None]
+
+
+class FieldsKeeping(Keeping):
+    """States as copies of fields, wrappers and generators included. `native` keeps what cannot be copied so.
+
+    Without `base`, states are those of the wrappers alone.
+    """
+
+    capabilities = ("reseed", "rng_in_state")
+
+    def __init__(self, native: Native | None = None, *, base: bool = True):
+        self._native, self._base = native, base
+        self.level = 2 if native is None else native.level
+        self.exact = native is None or native.exact
+        self.throws_dice = native is not None and native.throws_dice
+        self._kinds: list[str] = []  # of the layers, once one environment has been seen
+        self._first: list[Fields] = []  # what never changed so far, of each layer
+        self._names: list[frozenset[str]] = []  # of each layer, as last seen
+        self._marks: dict[str, Any] = {}  # stand for the parts that are not copied, in states
+        self._anatomies: weakref.WeakKeyDictionary[Env, _Anatomy] = weakref.WeakKeyDictionary()
+
+    def keep(self, env: Env, tape: Tape | None = None) -> _Kept:
+        """Copy what changed."""
+        anatomy = self._anatomy(env)
+        memo = {id(part): self._marks[name] for name, part in anatomy.fixed.items()}
+        memo[id(env)] = self._marks["0"]
+        copier = Copier(memo)
+        kept = [self._keep_layer(copier, depth, layer, anatomy) for depth, layer in enumerate((env, *anatomy.inner))]
+        space_dice = {name: Die(generator) for name, generator in anatomy.generators()}
+        return _Kept(kept, copier, space_dice, None if self._native is None else self._native.keep(env))
+
+    def put(self, env: Env, kept: _Kept) -> None:
+        """Write copies of the copies."""
+        anatomy = self._anatomy(env)
+        memo = {id(self._marks[name]): part for name, part in anatomy.fixed.items()}
+        memo[id(self._marks["0"])] = env
+        copier = Copier(memo)
+        for depth, layer in enumerate((env, *anatomy.inner)):
+            self._put_layer(copier, vars(layer), self._first[depth], anatomy.own[depth], kept.layers[depth])
+        anatomy.dice, anatomy.held = copier.dice, copier.held
+        if kept.space_dice:
+            for name, space in anatomy.spaces:
+                if name in kept.space_dice:
+                    kept.space_dice[name].write(space.np_random)
+        if self._native is not None:
+            self._native.put(env, kept.native)
+
+    def reseed(self, env: Env, seed: int) -> None:
+        """Other numbers for every generator that the state has, wherever it is."""
+        anatomy = self._anatomies[env]
+        for place, generator in enumerate([*anatomy.dice, *(one for _, one in anatomy.generators())]):
+            throw_anew(generator, seed, place)
+        if self._native is not None:
+            self._native.reseed(env, seed)
+
+    def dice(self, env: Env) -> list[Die]:
+        """Of the state's generators, and of the spaces'."""
+        anatomy = self._anatomies[env]
+        return [Die(generator) for generator in [*anatomy.dice, *(one for _, one in anatomy.generators())]]
+
+    def nbytes(self, kept: _Kept) -> int:
+        """As counted while copying."""
+        return kept.nbytes + (0 if self._native is None else self._native.nbytes(kept.native))
+
+    def drop(self, kept: _Kept) -> None:
+        """Let go of the native part."""
+        if self._native is not None:
+            self._native.drop(kept.native)
+
+    def _anatomy(self, env: Env) -> _Anatomy:
+        found = self._anatomies.get(env)
+        if found is None or not found.is_still_of(env, self._native):
+            found = _Anatomy(env, self._native, self._base)
+            self._compare(env, found)
+            self._anatomies[env] = found
+        return found
+
+    def _compare(self, env: Env, anatomy: _Anatomy) -> None:
+        """CannotKeep unless it is made like the others."""
+        all_layers = [env, *anatomy.inner]
+        for layer in all_layers:
+            if has_slots(type(layer)):
+                raise CannotKeep(f"{type(layer).__name__} has __slots__, which are not looked into")
+        if not self._kinds:
+            self._kinds = [type_name(layer) for layer in all_layers]
+            self._marks = {name: object() for name in ("0", *anatomy.fixed)}
+            self._names = [frozenset(vars(layer)) for layer in all_layers]
+            self._first = [
+                {name: value for name, value in vars(layer).items() if type(value) in ATOMS and name not in own}
+                for layer, own in zip(all_layers, anatomy.own, strict=True)
+            ]
+        same = [type_name(layer) for layer in all_layers] == self._kinds
+        if not same or self._marks.keys() != {"0", *anatomy.fixed}:
+            raise CannotKeep("this environment is not wrapped or made like the one that the state is of")
+
+    def _keep_layer(self, copier: Copier, depth: int, layer: Any, anatomy: _Anatomy) -> _Layer:
+        fields, own, first = vars(layer), anatomy.own[depth], self._first[depth]
+        changed, copies = {}, {}
+        constant = _CONSTANT.get(type(layer).__module__.rpartition(".")[0], _NO_NAMES)
+        for name, value in fields.items():
+            if value is first.get(name, _NOTHING) or name in own:
+                continue
+            kind = type(value)
+            if kind in ATOMS or name in constant:
+                changed[name] = value
+            elif is_rendering(kind):
+                first.pop(name, None)  # each environment has its own
+            else:
+                copies[name] = _copy(copier, layer, name, value)
+        if fields.keys() != self._names[depth]:
+            self._names[depth] = frozenset(fields)
+        return _Layer(changed, copies, self._names[depth])
+
+    @staticmethod
+    def _put_layer(copier: Copier, fields: Fields, first: Fields, own: frozenset[str], state: _Layer) -> None:
+        fields.update(first)
+        fields.update(state.changed)
+        for name, value in state.copies.items():
+            if type(value) is Die and id(value) not in copier.memo:
+                there = fields.get(name)
+                if value.fits(there) and not any(there is one for one in copier.dice):
+                    value.write(there)
+                    copier.memo[id(value)] = there
+                    copier.dice.append(there)
+                    continue
+            fields[name] = copier.copy(value)
+        if not fields.keys() <= state.names:
+            for name in [name for name in fields if name not in state.names and name not in own]:
+                del fields[name]
+
+
+def type_name(layer: Any) -> str:
+    """Its type; by name, as a function that defines one makes another at every call."""
+    return f"{type(layer).__module__}.{type(layer).__qualname__}"
+
+
+def _copy(copier: Copier, layer: Any, name: str, value: Any) -> Any:
+    try:
+        return copier.copy(value)
+    except Exception as error:
+        what = f"{type(layer).__name__}.{name}"
+        raise CannotKeep(f"{what}, a {type(value).__name__}, cannot be copied ({error!r})") from error

@@ -1,0 +1,1 @@
+"""Exported states by name: in memory, in files, or on a server."""

@@ -1,0 +1,127 @@
+"""States in a `corral state-server`, used like any other keeper."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from corral.core.encoding import Buffer
+from corral.core.errors import EnvFailed, UserError
+from corral.link import protocol as clp
+from corral.link.address import parse_url
+from corral.link.auth import is_proven, new_nonce, prove, read_token
+from corral.link.control import Ready, T, from_meta, to_meta
+from corral.link.message import BadMessage, Message, read_message
+from corral.link.transports.base import Wire
+from corral.link.transports.open import open_binding
+from corral.snapshot.store import wire as sw
+from corral.snapshot.store.base import StateKeeper, StatesFull, check_name
+
+
+class RemoteStates(StateKeeper):
+    """A connection to a state server; it is made again when it was lost, and what was under way is asked again."""
+
+    def __init__(self, url: str, token_file: str | None = None, timeout_s: float = 30.0):
+        address = parse_url(url)
+        if address.only_to_listen:
+            raise UserError(f"{url} cannot be dialled: name the state server's host and port.")
+        self._url, self._token, self._timeout_s = url, read_token(token_file), timeout_s
+        self._binding = open_binding(address.scheme, dial=[address])
+        self._wire: Wire | None = None
+        self._nonce, self._ready = b"", False
+        self._seq = 0
+
+    def put(self, name: str, state: bytes) -> None:
+        """Keep it there."""
+        if len(state) > sw.MOST_BYTES:
+            raise UserError(f"A state of {len(state)} bytes, a state server takes at most {sw.MOST_BYTES}.")
+        self._ask(clp.Op.PUT, {"name": check_name(name)}, [state])
+
+    def get(self, name: str) -> bytes | None:
+        """Get it from there."""
+        reply = self._ask(clp.Op.GET, {"name": check_name(name)})
+        if reply.status == clp.Status.E_UNKNOWN_STATE:
+            return None
+        if len(reply.payload) != 1:
+            raise EnvFailed(f"The state server at {self._url} answered GET with {len(reply.payload)} frames.")
+        return bytes(reply.payload[0])
+
+    def drop(self, name: str) -> bool:
+        """Forget it there."""
+        return self._read(self._ask(clp.Op.DROP_STATE, {"name": check_name(name)}), sw.Dropped).dropped
+
+    def names(self, prefix: str = "") -> list[str]:
+        """All of them, a page at a time."""
+        found: list[str] = []
+        while True:
+            meta = {"prefix": prefix, "after": found[-1] if found else ""}
+            page = self._read(self._ask(clp.Op.LIST, meta), sw.Page)
+            if found and page.names and page.names[0] <= found[-1]:  # it would go on for ever
+                raise EnvFailed(f"The state server at {self._url} lists names that it was not asked for.")
+            found += page.names
+            if not page.more or not page.names:
+                return found
+
+    @property
+    def nbytes(self) -> int:
+        """What all states there take."""
+        return self._read(self._ask(clp.Op.STATS, {}), sw.Held).snapshot_bytes
+
+    def close(self) -> None:
+        """End the connection."""
+        self._binding.close()
+
+    def _ask(self, op: int, meta: dict[str, Any], payload: Sequence[Buffer] = ()) -> Message:
+        """Send until there is an answer: asking twice changes nothing."""
+        self._seq += 1
+        message = Message(op, seq=self._seq, meta=meta, payload=list(payload))
+        until, sent = time.monotonic() + self._timeout_s, None
+        while time.monotonic() < until:
+            if self._ready and sent is not self._wire and self._wire is not None:
+                self._wire.send(message.frames())
+                sent = self._wire
+            for event in self._binding.poll(0.25):
+                if event.lost is not None:
+                    if event.wire is self._wire:
+                        self._wire, self._ready = None, False
+                elif event.frames is None:
+                    self._knock(event.wire)
+                elif (reply := self._take(event.wire, event.frames)) is not None and reply.seq == self._seq:
+                    return self._checked(reply)
+        raise EnvFailed(f"The state server at {self._url} did not answer within {self._timeout_s:g} s; is it running?")
+
+    def _read(self, reply: Message, kind: type[T]) -> T:
+        try:
+            return from_meta(reply.meta, kind)
+        except BadMessage as error:
+            raise EnvFailed(f"The state server at {self._url} answered with {error}.") from error
+
+    def _knock(self, wire: Wire) -> None:
+        self._wire, self._ready, self._nonce = wire, False, new_nonce()
+        wire.send(Message(clp.Op.KNOCK, meta=to_meta(sw.knock(self._nonce))).frames())
+
+    def _take(self, wire: Wire, frames: Sequence[Buffer]) -> Message | None:
+        try:
+            message = read_message(frames)
+            if message.op == clp.Op.ERROR:
+                raise UserError(f"The state server at {self._url} refused: {message.text}.")
+            if self._ready:
+                return message
+            welcome = from_meta(message.meta, sw.ServerWelcome)
+        except BadMessage as error:
+            raise EnvFailed(f"{self._url} is no state server: it sent {error}.") from error
+        if not is_proven(self._token, welcome.proof, sw.SERVER, self._nonce, welcome.nonce):
+            raise UserError(f"The server at {self._url} did not prove that it knows the token; give it the same file.")
+        wire.most_bytes = sw.MOST_BYTES + clp.GREETING_BYTES
+        proof = prove(self._token, sw.CLIENT, self._nonce, welcome.nonce)
+        wire.send(Message(clp.Op.READY, meta=to_meta(Ready(proof))).frames())
+        self._ready = True
+        return None
+
+    def _checked(self, reply: Message) -> Message:
+        if not reply.flags & clp.FAILED:
+            return reply
+        if reply.status == clp.Status.E_SNAPSHOT_FULL:
+            raise StatesFull(reply.text)
+        raise UserError(f"The state server refused: {reply.text}")

@@ -1,0 +1,127 @@
+"""States in files of a folder: they outlive the process, and a crash leaves each whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import struct
+import weakref
+import zlib
+from pathlib import Path
+
+from corral.core.errors import UserError
+from corral.snapshot.store.base import MOST_NAME, StateKeeper, check_name
+from corral.snapshot.store.budget import StateBudget
+
+log = logging.getLogger("corral.snapshot")
+
+_HEAD = struct.Struct("<4sIIQ")  # magic, bytes of the name, CRC-32 of name and state, bytes of the state
+_MAGIC = b"CST1"
+
+
+class FileStates(StateKeeper):
+    """One file per state, named by the hash of its name, written beside and moved into place."""
+
+    def __init__(self, folder: str | Path, budget: StateBudget | None = None):
+        self._folder, self._budget = Path(folder), budget or StateBudget()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"The folder of states {folder} cannot be made: {error.strerror}.") from error
+        self._end = weakref.finalize(self, os.close, _lock(self._folder))
+        self._sizes: dict[str, int] = {}
+        for path in sorted(self._folder.glob("*.state")):
+            self._find(path)
+        for path in self._folder.glob("*.part"):  # of a crash
+            path.unlink(missing_ok=True)
+
+    def put(self, name: str, state: bytes) -> None:
+        """Write, and have it on the disk when this returns."""
+        old = self._sizes.get(check_name(name))
+        self._budget.require_room(self.nbytes, len(self._sizes), old, len(state))
+        path, key = self._path(name), name.encode()
+        part = path.with_suffix(f".{os.getpid()}.part")
+        head = _HEAD.pack(_MAGIC, len(key), zlib.crc32(state, zlib.crc32(key)), len(state))
+        try:
+            with part.open("wb") as file:
+                file.writelines((head, key, state))
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise UserError(f"The state {name!r} cannot be written to {self._folder}: {error.strerror}.") from error
+        self._sizes[name] = len(state)
+
+    def get(self, name: str) -> bytes | None:
+        """Read and check; a file that was damaged is as good as none, and said so."""
+        if check_name(name) not in self._sizes:
+            return None
+        found = _read(self._path(name))
+        if found is None or found[0] != name:
+            log.warning("the state %r in %s is damaged or gone.", name, self._folder)
+            return None
+        return found[1]
+
+    def drop(self, name: str) -> bool:
+        """Delete the file."""
+        if self._sizes.pop(check_name(name), None) is None:
+            return False
+        self._path(name).unlink(missing_ok=True)
+        return True
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Sorted."""
+        return sorted(name for name in self._sizes if name.startswith(prefix))
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        self._end()
+
+    @property
+    def nbytes(self) -> int:
+        """Sum of the states, without the heads of their files."""
+        return sum(self._sizes.values())
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()}.state"
+
+    def _find(self, path: Path) -> None:
+        """Take up a file that an earlier process has left."""
+        found = _read(path)
+        if found is None or self._path(found[0]) != path:
+            log.warning("%s is no state that is whole; it is left alone.", path)
+            return
+        self._sizes[found[0]] = len(found[1])
+
+
+def _lock(folder: Path) -> int:
+    """The folder, opened for this process alone: what it knows of names and sizes would be wrong for two."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise UserError(
+            f"The folder of states {folder} is in use; share it by `corral state-server --dir {folder}` and its URL."
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return fd
+
+
+def _read(path: Path) -> tuple[str, bytes] | None:
+    """Name and state in a file, None when it is not whole."""
+    try:
+        data = path.read_bytes()
+        magic, name_size, crc, size = _HEAD.unpack_from(data)
+        body = data[_HEAD.size :]
+        if magic != _MAGIC or name_size > MOST_NAME or len(body) != name_size + size or zlib.crc32(body) != crc:
+            return None
+        return body[:name_size].decode(), body[name_size:]
+    except (OSError, struct.error, UnicodeDecodeError):
+        return None

@@ -1,0 +1,16 @@
+"""`open_states`: from a user's words to a keeper of states."""
+
+from __future__ import annotations
+
+from corral.snapshot.store.base import StateKeeper
+from corral.snapshot.store.budget import StateBudget
+from corral.snapshot.store.client import RemoteStates
+from corral.snapshot.store.files import FileStates
+from corral.snapshot.store.memory import MemoryStates
+
+
+def open_states(where: str = "memory", budget: StateBudget | None = None, token_file: str | None = None) -> StateKeeper:
+    """`memory`, the URL of a state server, or a folder. The budget of a server is its own."""
+    if where == "memory":
+        return MemoryStates(budget)
+    return RemoteStates(where, token_file) if "://" in where else FileStates(where, budget)

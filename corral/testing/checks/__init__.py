@@ -1,0 +1,1 @@
+"""What `corral check-env` tries."""

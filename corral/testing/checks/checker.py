@@ -1,0 +1,94 @@
+"""Does an environment keep the Gymnasium contract, and what will Corral make of it?
+
+```python
+for result in corral.testing.check_env("my_package.my_env:MyEnv"):
+    print(result.status, result.name, result.detail)
+```
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from corral.core.errors import UserError
+from corral.envs.backends.simulators.options import is_url
+from corral.envs.resolve import EnvLike
+from corral.testing.checks.env import CHECKS, FOUNDATIONS, Outcome, Status, Subject, describe
+from corral.testing.checks.link import LINK_CHECKS, LinkSubject
+from corral.testing.checks.states import STATE_CHECKS
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Outcome of one check: `fail` breaks the contract, `warn` works but deserves a look."""
+
+    name: str
+    status: Status
+    detail: str
+    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Of external simulators: what has been measured so far."""
+
+
+def check_env(
+    env: EnvLike, *, env_kwargs: Mapping[str, Any] | None = None, steps: int = 1000, seed: int = 0
+) -> list[CheckResult]:
+    """Check an environment, given by Gymnasium id, `module:Class` or factory, or the simulator at a URL.
+
+    Args:
+        env: as in `corral.make_vec`.
+        env_kwargs: keyword arguments for the environment.
+        steps: how many random steps to take; more of them see more ends of episodes.
+        seed: of the environment and of the random actions.
+
+    Returns:
+        One result per check. The list ends early when a check fails that all later ones stand on.
+
+    Raises:
+        UserError: `env` names nothing that could be checked.
+    """
+    return list(iter_checks(env, env_kwargs=env_kwargs, steps=steps, seed=seed))
+
+
+def iter_checks(
+    env: EnvLike, *, env_kwargs: Mapping[str, Any] | None = None, steps: int = 1000, seed: int = 0
+) -> Iterator[CheckResult]:
+    """The results of `check_env`, each as soon as it is known."""
+    if steps < 1:
+        raise UserError(f"steps must be at least 1, got {steps}.")
+    if seed < 0:
+        raise UserError(f"seed must not be negative, got {seed}.")
+    kwargs = dict(env_kwargs or {})
+    external = isinstance(env, str) and is_url(env)
+    subject: Any = LinkSubject(str(env), kwargs, steps, seed) if external else Subject(env, kwargs, steps, seed)
+    checks: Mapping[str, Callable[[Any], Outcome]] = LINK_CHECKS if external else {**CHECKS, **STATE_CHECKS}
+    said: list[str] = []
+    try:
+        for name, check in checks.items():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("default")
+                status, detail = _run(name, check, subject)
+            said += [_COLOUR.sub("", str(w.message)).strip().removeprefix("WARN: ") for w in caught]
+            yield CheckResult(name, status, detail, subject.facts if external else {})
+            if status == "fail" and name in FOUNDATIONS:
+                return
+        if said:
+            yield CheckResult("its warnings", "warn", "; ".join(list(dict.fromkeys(said))[:3]))
+    finally:
+        subject.close()
+
+
+def _run(name: str, check: Callable[[Any], Outcome], subject: Any) -> Outcome:
+    try:
+        return check(subject)
+    except UserError as error:
+        if name in ("build", "connect"):
+            raise
+        return "fail", str(error)
+    except (Exception, SystemExit) as error:
+        return "fail", describe(error)

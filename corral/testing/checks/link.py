@@ -1,0 +1,385 @@
+"""The checks of an external simulator, in the order they run: is it what it says, and can it be planned on?
+
+Most of what breaks planners is in `save and load`: a state that leaves something out shows only after a reset, in
+another place, or after the end of an episode.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from corral.core.errors import EnvFailed
+from corral.core.types import Array, Tree, tree_map
+from corral.envs.backends.simulators.options import external_vec_env
+from corral.envs.backends.simulators.vec_env import LinkVecEnv
+from corral.envs.supervision import Supervision
+from corral.envs.vec_env import VecEnv
+from corral.link import protocol as clp
+from corral.link.client.session import Simulator
+from corral.link.client.states import Rows, States
+from corral.testing.checks.env import Outcome
+
+_WALK, _AFTER = 7, 12  # steps before a state is saved, and after
+_SPEED_S = 1.0
+_WIDE = 64
+_START_S, _ANSWER_S = 30.0, 30.0
+
+
+@dataclass
+class LinkSubject:
+    """The simulator under test."""
+
+    url: str
+    kwargs: Mapping[str, Any]
+    steps: int
+    seed: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Numbers for the report."""
+
+    def start(self) -> None:
+        """Connect to the first simulator there."""
+        supervision = Supervision(start_timeout_s=_START_S, step_timeout_s=_ANSWER_S)
+        self._vec: LinkVecEnv = external_vec_env(self.url, 1, None, supervision, "eval", self.kwargs)
+        self.states = States(self._vec.fleet, next(iter(self._vec.fleet.sessions.values())), _ANSWER_S)
+        self.simulator: Simulator = self.states.session.simulator
+        self._space = self.simulator.spec.action_space
+        self._space.seed(self.seed)
+
+    @property
+    def vec(self) -> VecEnv:
+        """As learners see it."""
+        return self._vec
+
+    def actions(self, count: int) -> Tree:
+        """Random actions."""
+        drawn = [self._space.sample() for _ in range(count)]
+        return tree_map(lambda *leaves: np.stack(leaves), *drawn) if count else drawn
+
+    def slots(self, count: int) -> Array:
+        """Slots that nobody else has, as many of these as the simulator runs."""
+        if not hasattr(self, "_slots"):
+            most = self.simulator.hello.slots - self.states.session.seated
+            self._slots = self.states.take_slots(max(0, min(_WIDE, most)))
+        return self._slots[:count]
+
+    def close(self) -> None:
+        """Let it go."""
+        if hasattr(self, "_vec"):
+            self._vec.close()
+
+
+def _walk(states: States, slots: Array, moves: list[Tree]) -> list[Rows]:
+    """Step slots through these actions; episodes that end are followed by others."""
+    out = []
+    for actions in moves:
+        rows = states.step(slots, actions, autoreset=True)
+        rows.require_good("STEP")
+        out.append(rows)
+    return out
+
+
+def _difference(a: Rows, b: Rows) -> str | None:
+    """What differs between two answers, bit by bit."""
+    for name in ("reward", "terminated", "truncated"):
+        if getattr(a, name).tobytes() != getattr(b, name).tobytes():
+            return f"{name}s, {getattr(a, name).tolist()[:4]} and {getattr(b, name).tolist()[:4]}"
+    same: list[bool] = []
+    tree_map(lambda x, y: same.append(x.tobytes() == y.tobytes()), a.obs, b.obs)
+    return None if all(same) else "observations"
+
+
+def _first_difference(a: list[Rows], b: list[Rows]) -> str | None:
+    for k, (left, right) in enumerate(zip(a, b, strict=True)):
+        if found := _difference(left, right):
+            return f"step {k + 1} differs in its {found}"
+    return None
+
+
+# -- the checks ----------------------------------------------------------------------------------------------
+
+
+def check_connect(subject: LinkSubject) -> Outcome:
+    """Handshake, and what it says of itself."""
+    subject.start()
+    hello = subject.simulator.hello
+    subject.facts |= {"env": hello.env, "env_version": hello.env_version, "sdk": hello.sdk, "level": hello.level}
+    threads = f"{hello.threads} thread{'s' if hello.threads > 1 else ''}"
+    return "pass", f"{hello.env} version {hello.env_version} ({hello.sdk}), up to {hello.slots} environments, {threads}"
+
+
+def check_spaces(subject: LinkSubject) -> Outcome:
+    """Its spaces, as Gymnasium says them."""
+    spec = subject.simulator.spec
+    return "pass", f"observation {spec.observation_space}, action {spec.action_space}"
+
+
+def check_observations(subject: LinkSubject) -> Outcome:
+    """Random steps as a learner makes them: everything within its space."""
+    vec, layout = subject.vec, subject.simulator.spec.observation
+    vec.reset(subject.seed)
+    batch, ends = vec.recv(), 0
+    for step in range(subject.steps):
+        row = tree_map(lambda leaf: leaf[0], batch.next_obs)
+        if found := layout.problem(row):
+            return "fail", f"at step {step}, {found}"
+        if not np.isfinite(batch.reward).all():
+            return "fail", f"at step {step}, the reward is {batch.reward[0]}"
+        ends += int(batch.terminated[0] or batch.truncated[0])
+        vec.send(batch.env_ids, subject.actions(1))
+        batch = vec.recv()
+        if batch.faulty[0]:
+            return "fail", f"at step {step + 1}, {next(iter(vec.faults)).detail}"
+    subject.facts["episodes"] = ends
+    if not ends:
+        return "warn", f"no episode ended in {subject.steps} steps: it may never end; set a time limit in the simulator"
+    return "pass", f"{subject.steps} steps, {ends} episodes"
+
+
+def check_determinism(subject: LinkSubject) -> Outcome:
+    """The same seed and actions give the same, another seed something else."""
+    states, slots = subject.states, subject.slots(2)
+    if len(slots) < 2:
+        return "warn", "it runs one environment only, so two cannot be compared"
+    seeds = np.array([subject.seed + 17] * 2)
+    first = states.reset(slots, seeds)
+    first.require_good("RESET")
+    moves = [tree_map(lambda leaf: np.repeat(leaf, 2, axis=0), subject.actions(1)) for _ in range(_AFTER)]
+    seen = [first, *_walk(states, slots, moves)]
+    for k, rows in enumerate(seen):
+        if found := _difference(_row(rows, 0), _row(rows, 1)):
+            return "fail", f"with the same seed and actions, step {k} of two environments differs in its {found}"
+    again = [states.reset(slots, seeds), *_walk(states, slots, moves)]
+    if found := _first_difference(seen, again):
+        return "fail", f"played again from the same seed, {found}: something is left over from before"
+    other = states.reset(slots, np.array([subject.seed + 17, subject.seed + 18]))
+    walked = _walk(states, slots, moves)
+    if all(_difference(_row(rows, 0), _row(rows, 1)) is None for rows in [other, *walked]):
+        return "pass", "the same, and the seed changes nothing"
+    return "pass", f"equal over {_AFTER} steps, in two places and played again"
+
+
+def check_episode_ends(subject: LinkSubject) -> Outcome:
+    """Without AUTORESET an episode stays where it ended, and takes no step."""
+    states, slots = subject.states, subject.slots(1)
+    states.reset(slots, np.array([subject.seed])).require_good("RESET")
+    for step in range(subject.steps):
+        rows = states.step(slots, subject.actions(1))
+        rows.require_good("STEP")
+        if rows.terminated[0] or rows.truncated[0]:
+            try:
+                after = states.step(slots, subject.actions(1))
+            except EnvFailed as error:
+                return (
+                    ("pass", f"ended after {step + 1} steps") if "E_NO_EPISODE" in str(error) else ("fail", str(error))
+                )
+            if after.status[0] == clp.Status.E_NO_EPISODE:
+                return "pass", f"ended after {step + 1} steps"
+            return "fail", "a step after the end of an episode was answered as if nothing had ended"
+    return "warn", f"no episode ended in {subject.steps} steps"
+
+
+def check_bad_requests(subject: LinkSubject) -> Outcome:
+    """Requests that make no sense are refused, and change nothing."""
+    states, slots = subject.states, subject.slots(2)
+    seeds = np.full(len(slots), subject.seed)
+    states.reset(slots, seeds)
+    far = np.array([subject.simulator.hello.slots])
+    if found := _expect_refusal(lambda: states.reset(far, np.array([1])), f"a slot beyond {far[0] - 1}"):
+        return "fail", found
+    twice = np.array([slots[0], slots[0]])
+    if found := _expect_refusal(lambda: states.step(twice, subject.actions(2), autoreset=True), "a slot named twice"):
+        return "fail", found
+    moves = [subject.actions(len(slots)) for _ in range(3)]
+    before = _walk(states, slots, moves)
+    states.reset(slots, seeds)
+    if found := _first_difference(before, _walk(states, slots, moves)):
+        return "fail", f"after requests that were refused, {found}"
+    return "pass", "refused, and nothing changed"
+
+
+def _expect_refusal(ask: Callable[[], Rows], what: str) -> str | None:
+    try:
+        rows = ask()
+    except EnvFailed as error:
+        return None if "refused" in str(error) else str(error)
+    return None if rows.status.all() else f"{what} was not refused"
+
+
+def check_save_load(subject: LinkSubject) -> Outcome:
+    """A state goes on as it did, wherever and whenever it is loaded."""
+    if subject.states.level == 0:
+        return "warn", "this simulator keeps no states: it can be trained on, not planned on"
+    states, slots = subject.states, subject.slots(3)
+    if len(slots) < 3:
+        return "warn", f"it runs {len(slots) + 1} environments; the check needs 4"
+    one, other, third = slots[:1], slots[1:2], slots[2:]
+    states.reset(one, np.array([subject.seed])).require_good("RESET")
+    _walk(states, one, [subject.actions(1) for _ in range(_WALK)])
+    shown = states.step(one, subject.actions(1), autoreset=True)
+    ids, saved = states.save(one)
+    saved.require_good("SAVE")
+    moves = [subject.actions(1) for _ in range(_AFTER)]
+    expected = _walk(states, one, moves)
+    loaded = states.load(one, ids)
+    loaded.require_good("LOAD")
+    if _difference(_no_rewards(loaded), _no_rewards(shown)):
+        return "fail", "right after LOAD, the observation is not the one of SAVE"
+
+    def into(slot: Array, prepare: Callable[[], Any]) -> str | None:
+        prepare()
+        states.load(slot, ids).require_good("LOAD")
+        return _first_difference(expected, _walk(states, slot, moves))
+
+    orders: dict[str, Callable[[], str | None]] = {
+        "loaded where it was saved": lambda: into(one, lambda: None),
+        "loaded a second time": lambda: into(one, lambda: None),
+        "after a RESET": lambda: into(one, lambda: states.reset(one, np.array([subject.seed + 5]))),
+        "into another slot": lambda: into(other, lambda: states.reset(other, np.array([subject.seed + 6]))),
+        "into a slot that was never used": lambda: into(third, lambda: None),
+        "after the end of an episode": lambda: into(other, lambda: _play_to_end(subject, other)),
+    }
+    exact = subject.simulator.hello.exact
+    for words, attempt in orders.items():
+        if found := attempt():
+            return ("fail" if exact else "warn"), f"{words}, {found}"
+    return "pass", f"goes on bit by bit in {len(orders)} orders of loading"
+
+
+def _play_to_end(subject: LinkSubject, slot: Array) -> None:
+    subject.states.reset(slot, np.array([subject.seed + 7]))
+    for _ in range(subject.steps):
+        rows = subject.states.step(slot, subject.actions(1))
+        if rows.terminated[0] or rows.truncated[0]:
+            return
+
+
+def check_expand(subject: LinkSubject) -> Outcome:
+    """Many children at once are what load, step and save give one by one."""
+    if subject.states.level < 2:
+        return "warn", "no states in memory, so nothing to expand"
+    states, slots = subject.states, subject.slots(2)
+    states.reset(slots[:1], np.array([subject.seed])).require_good("RESET")
+    ids, _ = states.save(slots[:1])
+    actions = subject.actions(_WIDE)
+    children, wide = states.expand(np.repeat(ids, _WIDE), actions)
+    wide.require_good("EXPAND")
+    moves = subject.actions(_WIDE)
+    deeper = states.expand(children, moves)[1]
+    for row in range(0, _WIDE, 7):
+        states.load(slots[:1], ids)
+        first = states.step(slots[:1], tree_map(lambda leaf, r=row: leaf[r : r + 1], actions))
+        if found := _difference(_row(wide, row), first):
+            return "fail", f"row {row} of an EXPAND and the same step by LOAD and STEP differ in their {found}"
+        if first.terminated[0] or first.truncated[0]:
+            if deeper.status[row] != clp.Status.E_NO_EPISODE:
+                return "fail", "a state whose episode has ended was expanded"
+            continue
+        second = states.step(slots[:1], tree_map(lambda leaf, r=row: leaf[r : r + 1], moves))
+        if found := _difference(_row(deeper, row), second):
+            return "fail", f"expanded twice, row {row} differs from two steps in its {found}"
+    states.drop(children)
+    gone = states.expand(children[:1], tree_map(lambda leaf: leaf[:1], moves))[1].status
+    if gone[0] != clp.Status.E_UNKNOWN_STATE:
+        return "fail", "a state that was dropped can still be expanded"
+    return "pass", f"{_WIDE} rows at once equal single steps"
+
+
+def check_memory(subject: LinkSubject) -> Outcome:
+    """States that are dropped are gone."""
+    if subject.states.level < 2:
+        return "warn", "no states in memory"
+    states, slots = subject.states, subject.slots(1)
+    states.reset(slots, np.array([subject.seed]))
+    for _ in range(50):
+        ids, _ = states.save(slots)
+    held = states.stats()
+    states.next_generation()
+    if states.load(slots, ids).status[0] != clp.Status.E_UNKNOWN_STATE:  # in order after the drop, as STATS is not
+        return "fail", "a state of a generation that was dropped can still be loaded"
+    left = states.stats()
+    if left.get("snapshots") or left.get("snapshot_bytes"):
+        return "fail", f"after all were dropped, {left.get('snapshots')} states take {left.get('snapshot_bytes')} bytes"
+    each = held.get("snapshot_bytes", 0) // max(1, held.get("snapshots", 1))
+    subject.facts["state_bytes"] = each
+    return "pass", f"a state takes {each:,} bytes; dropped, they take none"
+
+
+def check_export(subject: LinkSubject) -> Outcome:
+    """States as bytes, and back; damaged ones are refused."""
+    if subject.states.level < 4:
+        return "warn", "states cannot leave this simulator (no save and load functions)"
+    states, slots = subject.states, subject.slots(2)
+    states.reset(slots[:1], np.array([subject.seed]))
+    _walk(states, slots[:1], [subject.actions(1) for _ in range(_WALK)])
+    ids, _ = states.save(slots[:1])
+    blobs, rows = states.export(ids)
+    rows.require_good("EXPORT")
+    copies, rows = states.take_in(blobs)
+    rows.require_good("IMPORT")
+    actions = subject.actions(1)
+    if found := _difference(states.expand(ids, actions)[1], states.expand(copies, actions)[1]):
+        return ("fail" if subject.simulator.hello.exact else "warn"), f"an exported state goes on with other {found}"
+    damaged = [blobs[0][: len(blobs[0]) // 2], b"", bytes(len(blobs[0]))]
+    if not states.take_in(damaged)[1].status.all():
+        return "fail", "a damaged state was taken in"
+    return "pass", f"{len(blobs[0]):,} bytes, and damaged ones are refused"
+
+
+def check_speed(subject: LinkSubject) -> Outcome:
+    """Steps per second of one row, and of many; and what the wire costs."""
+    states = subject.states
+    single, _ = _measure(states, subject.slots(1), subject)
+    slots = subject.slots(_WIDE)
+    wide, overhead = _measure(states, slots, subject)
+    subject.facts |= {"single_rows_per_s": single, "batch": len(slots), "batch_rows_per_s": wide}
+    subject.facts["wire_us_per_row"] = overhead
+    return "pass", (
+        f"{single:,.0f} steps/s of one environment, {wide:,.0f} of {len(slots)} together; "
+        f"{overhead:.1f} us per row outside the simulator"
+    )
+
+
+def _measure(states: States, slots: Array, subject: LinkSubject) -> tuple[float, float]:
+    states.reset(slots, np.arange(len(slots)))
+    actions, count = subject.actions(len(slots)), 0
+    started = time.perf_counter()
+    before = states.session.row_s
+    while time.perf_counter() - started < _SPEED_S:
+        states.step(slots, actions, autoreset=True)
+        count += len(slots)
+    taken = time.perf_counter() - started
+    return count / taken, max(0.0, taken / count - (states.session.row_s or before)) * 1e6
+
+
+def _row(rows: Rows, row: int) -> Rows:
+    """One row of an answer."""
+    part = slice(row, row + 1)
+    return Rows(
+        rows.reward[part], rows.terminated[part], rows.truncated[part], rows.faulty[part], rows.status[part],
+        rows.to_play[part], None if rows.obs is None else tree_map(lambda leaf: leaf[part], rows.obs), {},
+    )  # fmt: skip
+
+
+def _no_rewards(rows: Rows) -> Rows:
+    nothing = np.zeros(len(rows.status), bool)
+    return Rows(np.zeros_like(rows.reward), nothing, nothing, nothing, rows.status, rows.to_play, rows.obs, {})
+
+
+LINK_CHECKS: dict[str, Callable[[LinkSubject], Outcome]] = {
+    "connect": check_connect,
+    "spaces": check_spaces,
+    "observations": check_observations,
+    "determinism": check_determinism,
+    "episode ends": check_episode_ends,
+    "bad requests": check_bad_requests,
+    "save and load": check_save_load,
+    "expand": check_expand,
+    "memory": check_memory,
+    "export": check_export,
+    "speed": check_speed,
+}

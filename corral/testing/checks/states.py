@@ -1,0 +1,193 @@
+"""The checks of an environment's states: can it be planned on, and what does that cost?"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium.wrappers import TimeLimit
+
+from corral.core.errors import EnvFailed, UserError
+from corral.core.legal import legal
+from corral.core.types import tree_map
+from corral.planning.snapshots import Snapshots
+from corral.snapshot.env_states import EnvStates
+from corral.snapshot.states import Level
+from corral.testing.checks.env import Outcome, Subject
+from corral.testing.checks.state_run import Run, make_step, obs_bytes
+
+_STEPS, _SAVES, _ALONG = 200, 10, 5
+_LIMIT, _SAVED_AT = 10, 7
+_CYCLES, _CYCLES_S = 3000, 3.0
+_ROWS = 16
+_FLAT_BYTES = 8e6
+_LEVELS = {
+    Level.REPLAY: "brought back by repeating the episode's actions, which takes as long as they do",
+    Level.MEMORY: "kept in memory",
+    Level.CONCURRENT: "kept in memory, and stepped from on several threads",
+    Level.PORTABLE: "bytes, as the environment declares them",
+}
+
+
+def save_and_load(subject: Subject) -> Outcome:
+    """A state goes on as the environment did, from a load and in an expansion."""
+    if not subject.reproducible:
+        return "warn", "not tried: the same seed and actions do not give the same steps, so nothing could be compared"
+    if getattr(subject.instance.unwrapped, "answered", False):
+        return "pass", "not compared: its steps have an opponent's answers in them, and states are of single moves"
+    run = Run(subject.build(), _affordable(subject))
+    try:
+        snapshots = Snapshots(subject.factory, rng="replay")
+    except UserError as error:
+        return "warn", f"it can be trained on, not planned on: {error}"
+    with snapshots:
+        found = _first_difference(snapshots, run)
+        level = f"level {snapshots.level.value}, {_LEVELS[snapshots.level]}"
+        if found is not None:
+            exact = getattr(snapshots.states, "exact", True)
+            return ("fail" if exact else "warn"), f"{level}; but {found}"
+        dice = "its steps throw dice" if snapshots.stochastic else "no dice were seen in its steps"
+    return "pass", f"{level}; bit-equal after loads and in expansions; {dice}"
+
+
+def _first_difference(snapshots: Snapshots, run: Run) -> str | None:
+    """What is otherwise than in an uninterrupted run, or None."""
+    saved: dict[int, int] = {}
+    count = len(run.actions)
+    for at in range(count):
+        if run.follow(snapshots.env, at) != run.seen[at]:
+            return f"saving changes the environment: its step {at + 1} is another than without"
+        if at % max(1, count // _SAVES) == 0 and not run.seen[at].ended:
+            saved[at + 1] = snapshots.save()
+    for at, state in sorted(saved.items(), reverse=True):
+        parent = state
+        for k in range(at, min(at + _ALONG, count)):
+            steps = snapshots.expand(parent, run.actions[k])
+            obs = tree_map(lambda leaf: leaf[0], steps.obs)
+            if steps.faulty is not None:
+                return f"a step from a state fails: {k - at + 1} after step {at}"
+            same = obs_bytes(snapshots.states.spec.observation, obs) == run.seen[k].obs
+            if not same or steps.reward[0] != run.seen[k].reward:
+                return f"a step from a state is another than the environment's: {k - at + 1} after step {at}"
+            if run.seen[k].ended:
+                break
+            parent = int(steps.children[0])
+        shown = snapshots.load(state)
+        if obs_bytes(snapshots.states.spec.observation, shown) != run.seen[at - 1].obs:
+            return f"the observation after a load is not the one of the save, after step {at}"
+        for k in range(at, min(at + _ALONG, count)):
+            if run.follow(snapshots.env, k) != run.seen[k]:
+                return f"after a load the environment goes on otherwise: {k - at + 1} after step {at}"
+    return None
+
+
+def wrappers(subject: Subject) -> Outcome:
+    """A time limit around it goes on counting, where it was when the state was saved."""
+    try:
+        Snapshots(subject.factory).close()
+    except UserError:
+        return "warn", "not tried: its states cannot be kept"
+    try:
+        snapshots = Snapshots(lambda: TimeLimit(subject.factory(), _LIMIT))
+    except UserError as error:
+        return "pass", f"refused, so none is forgotten: {error}"
+    with snapshots:
+        env: Any = snapshots.env
+        actions = subject.actions(_LIMIT)
+        _, info = env.reset(seed=subject.seed)
+        for action in actions[:_SAVED_AT]:
+            step = make_step(env, legal(action, info))
+            if step.ended:
+                return "pass", f"not tried: an episode ended within {_SAVED_AT} steps"
+            info = step.info
+        state = snapshots.save()
+        make_step(env, legal(actions[_SAVED_AT], info))
+        env.reset()
+        snapshots.load(state)
+        for k, action in enumerate(actions[_SAVED_AT:], _SAVED_AT + 1):
+            step = make_step(env, legal(action, info))
+            info = step.info
+            if step.truncated != (k == _LIMIT) and not step.terminated:
+                return "fail", f"a limit of {_LIMIT} steps, loaded after {_SAVED_AT}, cuts after {k}"
+            if step.terminated:
+                break
+    return "pass", f"a limit of {_LIMIT} steps, saved after {_SAVED_AT} and loaded, still cuts after {_LIMIT}"
+
+
+def planning(subject: Subject) -> Outcome:
+    """Planning leaves the acting environment as it was."""
+    if not subject.reproducible:
+        return "warn", "not tried: nothing could be compared"
+    run = Run(subject.build(), min(50, _affordable(subject)))
+    try:
+        snapshots = Snapshots(subject.factory)
+    except UserError:
+        return "warn", "not tried: its states cannot be kept"
+    with snapshots:
+        for at, action in enumerate(run.actions):
+            if at == 0 or not run.seen[at - 1].ended:
+                state = snapshots.save()
+                snapshots.drop([state, *snapshots.expand([state, state], [action, action]).children])
+            if run.follow(snapshots.env, at) != run.seen[at]:
+                return "fail", f"planning changes what the environment does: step {at + 1} is another than without"
+    return "pass", "planning leaves the environment bit-equal"
+
+
+def cost(subject: Subject) -> Outcome:
+    """What states take, in bytes and time, and whether memory stays flat."""
+    try:
+        snapshots = Snapshots(subject.factory)
+    except UserError:
+        return "warn", "not measured: its states cannot be kept"
+    with snapshots:
+        env: Any = snapshots.env
+        _, info = env.reset(seed=subject.seed)
+        root, action = snapshots.save(), legal(subject.actions(1)[0], info)
+        states = snapshots.states
+        size = f"{states.nbytes / 1e3:.3g} kB a state, " if isinstance(states, EnvStates) else ""
+        save_s, _ = _time(lambda: snapshots.drop(snapshots.save()), 1)
+        roots, actions = [root] * _ROWS, [action] * _ROWS
+        try:
+            expand_s, grown = _time(lambda: snapshots.drop(snapshots.expand(roots, actions).children), _ROWS)
+        except EnvFailed as error:
+            return "fail", str(error)
+    text = f"{size}{save_s * 1e6:.0f} us to save and drop one, {expand_s * 1e6:.0f} us to step from one"
+    if grown > _FLAT_BYTES:
+        return "fail", f"{text}; and memory grew by {grown / 1e6:.0f} MB, though every state was dropped"
+    return "pass", f"{text}; memory stays flat"
+
+
+def _time(call: Callable[[], None], rows: int) -> tuple[float, float]:
+    """Seconds of a row of a call, and bytes by which many calls let this process grow, after the first ones."""
+    begin, before, count = time.perf_counter(), _memory(), 0
+    while count < _CYCLES and time.perf_counter() - begin < _CYCLES_S:
+        call()
+        count += rows
+        if count - rows < _CYCLES // 4 <= count:
+            before = _memory()
+    return (time.perf_counter() - begin) / count, (_memory() - before if count > _CYCLES // 4 else 0.0)
+
+
+def _memory() -> float:
+    """Bytes of this process that are in memory; 0 where the system does not say."""
+    try:
+        return float(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    except OSError:
+        return 0.0
+
+
+def _affordable(subject: Subject) -> int:
+    """As many steps as take about a second."""
+    return int(np.clip(subject.played.steps / max(subject.played.seconds, 1e-6), 20, _STEPS))
+
+
+STATE_CHECKS: dict[str, Callable[[Subject], Outcome]] = {
+    "save and load": save_and_load,
+    "wrappers": wrappers,
+    "planning": planning,
+    "state cost": cost,
+}

@@ -1,0 +1,1 @@
+"""Contract suites: subclass one and give it your implementation."""

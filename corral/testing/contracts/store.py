@@ -1,0 +1,289 @@
+"""The contract of a Store as test suites. Subclass the one for your kind of store and say how to make it:
+
+```python
+class TestMyReplay(ReplayContract):
+    def make(self, spec, data, num_envs, seed=0):
+        return MyReplay(spec, data, num_envs, seed)
+```
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corral.acting.sampler import Sampler
+from corral.core.errors import RunFailed
+from corral.core.types import DataSpec, EnvSpec, Positions, Sample, Trajectory, Transitions, tree_map
+from corral.data.store import Store, make_store
+from corral.testing.envs import CountingEnv, FaultyEnv, TreeEnv
+
+ID, EPISODE, T = range(3)  # of a CountingEnv's observation
+NUM_ENVS = 3
+Step = tuple[int, int, int]
+
+
+def fragments(
+    factory: Callable[[], Any], length: int, count: int, num_envs: int = NUM_ENVS, seed: int = 0
+) -> tuple[EnvSpec, list[Trajectory]]:
+    """Real experience: `count` fragments that follow on from each other, and the environments' spec."""
+
+    def policy(obs: Any) -> Any:
+        size = len(sampler.vec.spec.observation.flatten(obs)[0])
+        actions = [sampler.vec.spec.action_space.sample() for _ in range(size)]
+        return tree_map(lambda *leaves: np.stack(leaves), *actions)
+
+    with Sampler(factory, policy, num_envs, "local", seed=seed) as sampler:
+        sampler.vec.spec.action_space.seed(seed)
+        rollouts = sampler.rollouts(length)
+        return sampler.vec.spec, [next(rollouts) for _ in range(count)]
+
+
+def steps_of(traj: Trajectory) -> Counter[Step]:
+    """The rows of a CountingEnv's trajectory that really happened, named by environment, episode and step."""
+    return Counter((int(o[ID]), int(o[EPISODE]), int(o[T])) for o in traj.obs[:-1][~traj.faulty])
+
+
+def drain(store: Store) -> list[Sample]:
+    """Every batch that is there now."""
+    samples = []
+    while store.ready():
+        samples.append(store.get())
+    return samples
+
+
+def counting_spec() -> EnvSpec:
+    """What a CountingEnv looks like."""
+    env = CountingEnv()
+    return EnvSpec(env.observation_space, env.action_space)
+
+
+class StoreContract:
+    """What every store does."""
+
+    data: DataSpec
+    fragment_length: int
+
+    def make(self, spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0) -> Store:
+        """Make the store under test."""
+        return make_store(spec, data, num_envs, seed)
+
+    def test_an_empty_store_is_not_ready_and_says_so(self) -> None:
+        store = self.make(counting_spec(), self.data, NUM_ENVS)
+        assert store.room()
+        assert not store.ready()
+        with pytest.raises(RunFailed, match="ready"):
+            store.get()
+
+    @pytest.mark.parametrize("factory", [partial(CountingEnv, 4, "mixed"), partial(FaultyEnv, "raise"), TreeEnv])
+    def test_a_state_that_was_saved_and_loaded_gives_bit_equal_samples(self, factory: Callable[[], Any]) -> None:
+        spec, parts = fragments(factory, self.fragment_length, 16)
+        store = self.make(spec, self.data, NUM_ENVS, seed=5)
+        for traj in parts[:9]:
+            store.put(traj)
+            for sample in drain(store):
+                self._surprise(store, sample)
+        store.put(parts[9])
+        if store.ready():
+            store.get()
+        store.progress = 0.25
+        saved = saved_and_read(store.state_dict())
+        other = self.make(spec, self.data, NUM_ENVS, seed=6)
+        other.load_state_dict(saved)
+        for traj in parts[10:]:
+            ours, theirs = drain(store), drain(other)
+            assert len(ours) == len(theirs)
+            for a, b in zip(ours, theirs, strict=True):
+                assert_same(vars(a.batch), vars(b.batch))
+                self._surprise(store, a)
+                self._surprise(other, b)
+            store.put(traj)
+            other.put(traj)
+        assert store.metrics() == other.metrics()
+
+    def test_either_side_can_always_move(self) -> None:
+        spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 12)
+        store = self.make(spec, self.data, NUM_ENVS)
+        for traj in parts:
+            while not store.room():
+                assert store.ready()
+                store.get()
+            store.put(traj)
+
+    def test_faulty_rows_never_come_out(self) -> None:
+        spec, parts = fragments(partial(FaultyEnv, "raise"), self.fragment_length, 16)
+        assert any(traj.faulty.any() for traj in parts)
+        happened = sum((steps_of(traj) for traj in parts), Counter[Step]())
+        store = self.make(spec, self.data, NUM_ENVS)
+        seen = 0
+        for traj in parts:
+            store.put(traj)
+            for sample in drain(store):
+                seen += self.check_steps(sample, happened)
+        assert seen > 20
+
+    def check_steps(self, sample: Sample, happened: Counter[Step]) -> int:
+        """Assert that a sample has only steps that happened, and return how many."""
+        raise NotImplementedError
+
+    def _surprise(self, store: Store, sample: Sample) -> None:
+        if sample.keys is not None:
+            store.feedback(sample.keys, (sample.keys % 7).astype(np.float32))
+
+
+class OnceContract(StoreContract):
+    """Stores whose data is used once."""
+
+    def test_nothing_is_lost_or_duplicated(self) -> None:
+        spec, parts = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 16)
+        store = self.make(spec, self.data, NUM_ENVS)
+        out = Counter[Step]()
+        for traj in parts:
+            store.put(traj)
+            for sample in drain(store):
+                assert isinstance(sample.batch, Trajectory)
+                assert sample.batch.shape[1] == self.data.batch_size
+                out += steps_of(sample.batch)
+        expected = sum((steps_of(traj) for traj in parts), Counter[Step]())
+        assert max(out.values()) == 1
+        assert not out - expected
+        counts = store.metrics()
+        assert counts["store/inserted"] == counts["store/sampled"] + counts["store/size"]
+        assert counts["store/size"] < self.data.batch_size
+        # what is missing is what waits: less than a batch, and episodes that have not ended
+        assert len(expected) - len(out) <= (self.data.batch_size + NUM_ENVS) * max(4, self.data.length)
+
+    def test_true_successors_and_flags_come_through(self) -> None:
+        spec, parts = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 16)
+        store = self.make(spec, self.data, NUM_ENVS)
+        for traj in parts:
+            store.put(traj)
+            for sample in drain(store):
+                batch = sample.batch
+                assert isinstance(batch, Trajectory)
+                rows = ~batch.faulty
+                np.testing.assert_array_equal(batch.next_obs()[rows][:, T], batch.obs[:-1][rows][:, T] + 1)
+                np.testing.assert_array_equal(batch.reward[rows], batch.next_obs()[rows][:, T])
+                np.testing.assert_array_equal(batch.done[rows], batch.next_obs()[rows][:, T] == 4)
+                kind = batch.obs[:-1][..., EPISODE] % 3
+                np.testing.assert_array_equal(batch.terminated, batch.done & (kind != 1))
+                np.testing.assert_array_equal(batch.truncated & rows, batch.done & (kind != 0))
+
+    def test_a_full_store_refuses_in_words(self) -> None:
+        spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 40)
+        store = self.make(spec, self.data, NUM_ENVS)
+        for traj in parts:
+            if store.room():
+                store.put(traj)
+        assert not store.room()
+        with pytest.raises(RunFailed, match="full"):
+            store.put(parts[-1])
+
+    def check_steps(self, sample: Sample, happened: Counter[Step]) -> int:
+        assert isinstance(sample.batch, Trajectory)
+        steps = steps_of(sample.batch)
+        assert not steps - happened
+        return len(steps)
+
+
+class ReplayContract(StoreContract):
+    """Stores whose transitions are drawn again and again."""
+
+    @pytest.mark.parametrize("ratio", [0.1, 1.0, 2.5, 8.0])
+    def test_samples_per_insert_are_as_configured(self, ratio: float) -> None:
+        spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 40)
+        data = replace(self.data, samples_per_insert=ratio, min_size=10)
+        store = self.make(spec, data, NUM_ENVS)
+        for traj in parts:
+            store.put(traj)
+            before = store.metrics()["store/inserted"]
+            drain(store)
+            counts = store.metrics()
+            owed = ratio * (before - 10) - counts["store/sampled"]
+            assert before < 10 or -1e-6 < owed < data.batch_size
+        assert counts["store/inserted"] > 100
+        assert abs(counts["store/samples_per_insert"] - ratio) < data.batch_size / (counts["store/inserted"] - 10)
+
+    def test_every_transition_is_in_closed_form(self) -> None:
+        spec, parts = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 30)
+        store = self.make(spec, self.data, NUM_ENVS)
+        for traj in parts:
+            store.put(traj)
+            for sample in drain(store):
+                self._check_closed_form(sample.batch, 4)
+
+    def test_all_steps_can_be_drawn(self) -> None:
+        spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 8)
+        store = self.make(spec, replace(self.data, samples_per_insert=60.0, capacity=400), NUM_ENVS)
+        seen = set()
+        for traj in parts:
+            store.put(traj)
+            for sample in drain(store):
+                assert isinstance(sample.batch, Transitions)
+                seen |= {tuple(o[:3].astype(int)) for o in sample.batch.obs}
+        expected = sum((steps_of(traj) for traj in parts), Counter[Step]())
+        inserted = store.metrics()["store/inserted"]
+        assert len(seen) == inserted  # all that are complete, once each
+        assert len(expected) - inserted <= NUM_ENVS * (self.data.length - 1)
+
+    def check_steps(self, sample: Sample, happened: Counter[Step]) -> int:
+        batch = sample.batch
+        assert isinstance(batch, Transitions)
+        for obs, following in zip(batch.obs, batch.next_obs, strict=True):
+            assert (int(obs[ID]), int(obs[EPISODE]), int(obs[T])) in happened
+            # the step that led to the successor happened too
+            assert (int(obs[ID]), int(obs[EPISODE]), int(following[T]) - 1) in happened
+        self._check_closed_form(batch, None)
+        return len(batch.obs)
+
+    def _check_closed_form(self, batch: Trajectory | Transitions | Positions, length: int | None) -> None:
+        """A CountingEnv's rewards are the steps' numbers, and its episodes end after `length` of them."""
+        assert isinstance(batch, Transitions)
+        gamma, n = self.data.gamma, self.data.length
+        for row, (obs, following) in enumerate(zip(batch.obs, batch.next_obs, strict=True)):
+            assert (obs[:2] == following[:2]).all()  # never across an end
+            m = int(following[T] - obs[T])
+            assert 1 <= m <= n
+            reward = sum(gamma**j * (obs[T] + 1 + j) for j in range(m))
+            assert batch.reward[row] == pytest.approx(reward, rel=1e-6)
+            if length is not None:
+                assert m == min(n, length - obs[T])
+                terminated = following[T] == length and obs[EPISODE] % 3 != 1
+                assert batch.discount[row] == pytest.approx(0 if terminated else gamma**m)
+
+
+def saved_and_read(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a state as a checkpoint makes it: arrays apart, everything else through JSON."""
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, dict):
+            assert all(isinstance(key, str) for key in value)
+            return {key: copy(item) for key, item in value.items()}
+        if isinstance(value, np.ndarray):
+            return value.copy()
+        assert value is None or isinstance(value, (int, float, str, bool, list)), f"not for a checkpoint: {value!r}"
+        return json.loads(json.dumps(value))
+
+    copied: dict[str, Any] = copy(state)
+    return copied
+
+
+def assert_same(a: Any, b: Any) -> None:
+    """Assert that two trees are equal to the bit."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, tuple):
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    else:
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,110 @@
+"""The counting agent: an algorithm that learns nothing and notices everything that happens to its data on the way.
+
+With `CountingEnv`, whose observations are (id, episode, step of the episode, step of its life), `gaps` finds every step
+that a topology has lost, repeated or put out of order, and equal weights say that equal data came in equal order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from corral.algos.base import Algorithm, ModelPolicy
+from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Tree
+from corral.ops.optim import Optimizer, adam
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the counting agent."""
+
+    length: int = 5
+    """Steps in a sequence."""
+    batch_size: int = 4
+    """Sequences in an update."""
+    max_lag: int | None = None
+    """Versions that data may be old."""
+
+
+class Counting(Algorithm):
+    """Its one weight follows the sum of all that it has seen, each term weighed by its place."""
+
+    max_grad_norm = float("inf")
+
+    def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
+        self.config, self.spec = config, spec
+        self.data = DataSpec("sequence", config.length, config.batch_size, "once", ("seen",), max_lag=config.max_lag)
+
+    def build_model(self) -> nn.Module:
+        """One weight."""
+        return _OneWeight()
+
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+        """Counts as well."""
+        return _CountingPolicy()
+
+    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+        """Adam."""
+        return adam(params, 0.1)
+
+    def learning_rate(self, progress: float) -> float:
+        """Constant."""
+        return 0.1
+
+    def loss(self, model: nn.Module, target: nn.Module | None, batch: Trajectory, progress: float) -> LossOutput:
+        """A sum that depends on the order of everything in the batch."""
+        assert isinstance(model, _OneWeight)
+        rows = np.asarray(batch.obs[:-1, :, 1:], np.float64).reshape(-1)
+        total = float(np.dot(rows, np.sin(1 + np.arange(len(rows))))) + float(batch.reward.sum())
+        loss = (model.weight * total).sum() + model.weight.square().sum()
+        return LossOutput(loss, {"loss/total": loss.detach()})
+
+
+class _OneWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+
+class _CountingPolicy:
+    progress = 0.0
+
+    def initial_state(self, n: int) -> Tree:
+        return np.zeros(n, np.int64)
+
+    def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
+        return (obs[:, 3].astype(np.int64) % 3), state + 1, {"seen": state}
+
+
+def gaps(trajectories: Iterable[Trajectory]) -> list[str]:
+    """What is wrong with trajectories of `CountingEnv` under the counting agent, in the order they came.
+
+    An environment that was started anew, in a process that took the place of a lost one, begins at 0 again and says so
+    by `first`.
+    """
+    found: list[str] = []
+    latest: dict[int, tuple[float, float, bool]] = {}  # life, own count of the policy, whether an episode begins
+    for number, traj in enumerate(trajectories):
+        steps = traj.shape[0]
+        for column, env_id in enumerate(traj.env_id.tolist()):
+            where = f"fragment {number}, environment {env_id}"
+            life, seen = traj.obs[:, column, 3], traj.extras["seen"][:, column]
+            if not np.array_equal(np.diff(life), np.ones(steps)):
+                found.append(f"{where}: steps {life.tolist()} do not follow on")
+            if not np.array_equal(np.diff(seen), np.ones(steps - 1)):
+                found.append(f"{where}: the policy's own count {seen.tolist()} does not follow on")
+            anew = life[0] == 0 and bool(traj.first[0, column])
+            before = latest.get(env_id)
+            if before is not None and not anew and (life[0], seen[0]) != (before[0], before[1]):
+                found.append(f"{where}: begins at step {life[0]:.0f}, count {seen[0]}, after {before}")
+            if before is None and not anew:
+                found.append(f"{where}: its beginning is missing")
+            if not np.array_equal(traj.action[:, column], life[:-1].astype(np.int64) % 3):
+                found.append(f"{where}: actions are not those of the observations")
+            latest[env_id] = (float(life[-1]), float(seen[-1] + 1), bool(traj.first[-1, column]))
+    return found

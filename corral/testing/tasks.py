@@ -1,0 +1,49 @@
+"""A task whose actions are a choice and a number, of which both have to be right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from corral.core.types import Array
+
+
+class MoveOrShoot(gymnasium.Env[Array, Any]):
+    """Hit a target on a line: move until it is within range, then aim and shoot.
+
+    Every action is `shoot`, yes or no, and `by`, from -1 to 1: a move goes `by` times 0.25 and costs 0.05; a shot
+    lands `by` times 0.3 from where one stands, ends the episode with 1 when it is within 0.05 of the target,
+    and costs 0.1 when it is not. After 20 steps the episode is cut off. The best possible mean return is 0.907: the
+    mean of `1 - 0.05 * moves`. Whoever acts at random gets -0.96; whoever never moves hits a third of the targets.
+    """
+
+    step_size, reach, tolerance, limit = 0.25, 0.3, 0.05, 20
+    best_return = 0.907
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-2.0, 2.0, (2,), np.float32)
+        self.action_space = spaces.Dict({"by": spaces.Box(-1.0, 1.0, (1,), np.float32), "shoot": spaces.Discrete(2)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._place, self._target = self.np_random.uniform(-1.0, 1.0, 2)
+        self._t = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        by = float(action["by"][0])
+        self._t += 1
+        hit, cost = False, 0.05
+        if action["shoot"]:
+            hit = abs(self._place + self.reach * by - self._target) <= self.tolerance
+            cost = 0.1
+        else:
+            self._place = float(np.clip(self._place + self.step_size * by, -1.0, 1.0))
+        return self._observe(), 1.0 if hit else -cost, hit, self._t >= self.limit and not hit, {}
+
+    def _observe(self) -> Array:
+        """Way to the target, and place."""
+        return np.array([self._target - self._place, self._place], np.float32)

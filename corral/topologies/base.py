@@ -1,0 +1,144 @@
+"""What a topology is to the session that drives it: turns of acting and learning, and a state to go on from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from corral.acting.episode_stats import EpisodeStats
+from corral.acting.policy import PlanningPolicy, Policy, to_numpy
+from corral.config.experiment import Experiment
+from corral.core import seeding
+from corral.core.types import EnvSpec, LossOutput, Sample
+from corral.data.store import Store, make_store
+from corral.learn.device import choose, encoder_trial, find_device
+from corral.learn.exchange.base import Exchange
+from corral.learn.learner import Learner
+from corral.learn.threads import set_threads
+from corral.topologies.build import build_model, make_algorithm
+
+Note = Callable[[str, str], None]
+"""Takes the kind of an event, and what happened."""
+MakeExchange = Callable[[torch.nn.Module], Exchange]
+"""Makes the exchange of a learner from its network."""
+
+
+class Topology(ABC):
+    """One experiment under way. The learner is here; who acts, and where, is the subclass's business."""
+
+    spec: EnvSpec
+    episodes: EpisodeStats
+    """Games that were finished."""
+
+    def __init__(self, experiment: Experiment, note: Note):
+        self.experiment, self._note = experiment, note
+        self.device = find_device(experiment.device)
+        self.env_steps = 0
+
+    def _build_learner(
+        self, spec: EnvSpec, others: int = 0, make_exchange: MakeExchange | None = None, precision: str = ""
+    ) -> None:
+        """Network, learner and store for environments that look like `spec`; `others` are threads of other parts."""
+        experiment, seed = self.experiment, self.experiment.seed
+        self.spec = spec
+        self.algo = make_algorithm(experiment, spec)
+        self.model = build_model(self.algo, seed, self.device)
+        self.threads = set_threads(experiment.threads, self.model, others)
+        trial = encoder_trial(self.model, spec.observation, self.device)
+        self.precision = choose(precision or experiment.precision, self.model, trial, self.device)
+        order = torch.Generator().manual_seed(seeding.part_seed(seed, "train", "learning"))
+        report = lambda text: self._note("not_finite", text)  # noqa: E731 - one line is clearer here
+        exchange = None if make_exchange is None else make_exchange(self.model)
+        self.learner = Learner(self.algo, self.model, order, self.precision, exchange, report)
+        self.store = self._make_store()
+
+    def _make_store(self) -> Store:
+        seed = seeding.part_seed(self.experiment.seed, "train", "store")
+        return make_store(self.spec, self.algo.data, self.experiment.total_envs, seed)
+
+    @property
+    def progress(self) -> float:
+        """Share of the run's steps that are done."""
+        return min(1.0, self.env_steps / self.experiment.steps)
+
+    @abstractmethod
+    def advance(self) -> dict[str, list[float]]:
+        """One turn; returns what the losses said. It takes seconds at most, also when nothing happens."""
+
+    def _learn(self, sample: Sample, said: dict[str, list[float]]) -> None:
+        for output in self._step(sample):
+            for name, value in output.metrics.items():
+                said.setdefault(name, []).append(value)
+            if output.priorities is not None and sample.keys is not None:
+                self.store.feedback(sample.keys, to_numpy(output.priorities))
+
+    def _step(self, sample: Sample) -> list[LossOutput]:
+        return self.learner.step(sample, self.progress)
+
+    def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
+        """The policy as it is now, for evaluation; its randomness is its own."""
+        policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
+        policy.progress = self.progress
+        if isinstance(policy, PlanningPolicy):
+            policy.reward_scale = self.reward_scale
+        return policy
+
+    @property
+    def reward_scale(self) -> float | None:
+        """What the rewards that are learned from are of the game's own; None where only the actors know."""
+        return None if self.experiment.normalize_reward else 1.0
+
+    def metrics(self) -> dict[str, float]:
+        """Counters of the parts."""
+        return {
+            "learn/version": float(self.learner.version),
+            "learn/skipped": float(self.learner.skipped),
+            "learn/lr": self.algo.learning_rate(self.progress),
+            **self.store.metrics(),
+        }
+
+    @property
+    def thread_plan(self) -> str:
+        """Threads of torch and BLAS, part by part."""
+        return f"torch threads {self.threads}"
+
+    def parts(self) -> list[dict[str, Any]]:
+        """Name, process and health of the parts that live elsewhere, for `corral top`."""
+        return []
+
+    @abstractmethod
+    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
+        """Everything; without `replay`, a replay memory is left out and starts empty on resume."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Go on from what `state_dict` gave; returns the environments that could not be restored."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End everything that belongs to it."""
+
+
+def planning_metrics(steps: Iterable[int | None]) -> dict[str, float]:
+    """What planning has cost all who act, in steps of simulators; nothing where nobody plans."""
+    counted = [count for count in steps if count is not None]
+    return {"search/simulator_steps": float(sum(counted))} if counted else {}
+
+
+def make_topology(experiment: Experiment, note: Note) -> Topology:
+    """The topology that an experiment asks for, ready to advance."""
+    if experiment.topology == "sync":
+        from corral.topologies.sync import Sync
+
+        return Sync(experiment, note)
+    if experiment.topology == "data_parallel":
+        from corral.topologies.data_parallel import DataParallel
+
+        return DataParallel(experiment, note)
+    from corral.topologies.actor_learner import ActorLearner
+
+    return ActorLearner(experiment, note)

@@ -1,0 +1,208 @@
+"""Learners beside the first: each learns from its share of every batch, and all make every update together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from corral.acting.policy import to_numpy
+from corral.config.experiment import Experiment
+from corral.core import seeding
+from corral.core.encoding import Value
+from corral.core.errors import RunFailed
+from corral.core.types import EnvSpec, LossOutput, Positions, Sample, Trajectory, Transitions, slice_envs, tree_map
+from corral.data.pack import pack, unpack_batch
+from corral.learn.device import Precision, find_device
+from corral.learn.exchange.all_reduce import AllReduce, open_store
+from corral.learn.exchange.base import PeerLost
+from corral.learn.learner import Learner
+from corral.learn.state import to_arrays, to_tensors
+from corral.learn.threads import set_threads
+from corral.runtimes.base import Mailbox, MakeRole, Runtime
+from corral.runtimes.supervised_role import Member, collect
+from corral.topologies.base import Note
+from corral.topologies.build import build_model, make_algorithm
+
+_TOGETHER_S = 600.0  # for everybody to come to an update; who is killed is noticed at once
+_BUILD_S = 300.0
+_ANSWER_S = 60.0  # after an update that everybody has made, or that has failed for everybody
+_TRIES = 5
+Batch = Trajectory | Transitions | Positions
+
+
+class Peer:
+    """The role of a learner that is not the first."""
+
+    def __init__(
+        self, experiment: Experiment, spec: Value, precision: Precision, index: int, start: int, mailbox: Mailbox
+    ):
+        self._spec = EnvSpec.from_json(spec)
+        algo = make_algorithm(experiment, self._spec)
+        model = build_model(algo, experiment.seed, find_device(experiment.device))
+        set_threads(1, model)
+        order = torch.Generator().manual_seed(seeding.part_seed(experiment.seed, "train", "learning", index, start))
+        self._exchange = AllReduce()
+        # What is not finite is so for everybody, and the first learner says it.
+        self._learner = Learner(algo, model, order, precision, self._exchange)
+
+    def ready(self) -> Value:
+        """Answers once it is built."""
+        return True
+
+    def load(self, state: Value) -> Value:
+        """Take over the first learner's state, but for the order in which to go through a batch."""
+        order = self._learner.state_dict()["rng"]
+        self._learner.load_state_dict({**to_tensors(state), "rng": order})
+        return True
+
+    def meet(self, *where: Value) -> Value:
+        """Join the others; whether they came."""
+        try:
+            self._exchange.join(*where)
+        except PeerLost:
+            return False
+        return True
+
+    def learn(self, batch: Value, progress: float) -> Value:
+        """Make the updates of a batch with the others: whether all were made, and priorities of its transitions."""
+        try:
+            outputs = self._learner.step(Sample(unpack_batch(batch, self._spec)), progress)
+        except PeerLost:
+            return {"whole": False, "priorities": None}
+        priorities = outputs[0].priorities if outputs else None
+        return {"whole": True, "priorities": None if priorities is None else to_numpy(priorities)}
+
+    def close(self) -> None:
+        """Leave the others."""
+        self._exchange.leave()
+
+
+class Team:
+    """The first learner, which is here, and its peers.
+
+    When one is lost, the rest of the batch is left out, and the others go on with the first learner's state; it is
+    taken in again when it is back.
+    """
+
+    def __init__(
+        self, learner: Learner, exchange: AllReduce, precision: Precision, experiment: Experiment, spec: EnvSpec,
+        runtime: Runtime, note: Note,
+    ):  # fmt: skip
+        self._learner, self._exchange, self._spec, self._runtime = learner, exchange, spec, runtime
+        self._store = open_store(runtime.host)
+        self._meetings = 0
+        self._together: list[Member] | None = None  # peers of the group that stands
+        self.left_out = 0
+        """Batches that were not learned from to their end."""
+        self.members = [
+            Member(
+                runtime, f"learner {k}", partial(_make_peer, experiment, spec.to_json(), precision, k), note,
+                experiment.scale.max_restarts,
+            )
+            for k in range(1, experiment.scale.learners)
+        ]  # fmt: skip
+        for member in self.members:
+            member.call("ready")
+
+    def step(self, sample: Sample, progress: float) -> list[LossOutput]:
+        """Learn from a batch, everybody from a share of the same size."""
+        if self._newcomers() or self._together is None:
+            self._meet()
+        assert self._together is not None
+        shares: list[Any] = _split(sample.batch, 1 + len(self._together))
+        for member, share in zip(self._together, shares[1:], strict=True):
+            member.call("learn", pack(share, self._spec), progress)
+        try:
+            outputs = self._learner.step(Sample(shares[0]), progress)
+        except PeerLost:
+            self.part()
+            self.left_out += 1
+            return []
+        together, answers = self._together, self._collect(self._together, _ANSWER_S)
+        if len(answers) < len(together) or not all(answer["whole"] for answer in answers):
+            self.part()
+            answers = []
+        if outputs and outputs[0].priorities is not None and sample.keys is not None:
+            priorities = [to_numpy(outputs[0].priorities), *(answer["priorities"] for answer in answers)]
+            outputs[0].priorities = np.concatenate(priorities)
+            sample.keys = sample.keys[: len(outputs[0].priorities)]
+        return outputs
+
+    def metrics(self) -> dict[str, float]:
+        """Counters."""
+        return {
+            "learners/alive": 1.0 + sum(member.alive for member in self.members),
+            "learners/restarts": float(sum(member.restarts for member in self.members)),
+            "learners/left_out": float(self.left_out),
+        }
+
+    def part(self) -> None:
+        """Leave the group; before the next update all meet again, and take over the first learner's state."""
+        self._exchange.leave()  # whoever waits for us in an update notices
+        if self._together is not None:
+            self._collect([member for member in self._together if member.calls], _ANSWER_S)
+        self._together = None
+
+    def _newcomers(self) -> bool:
+        """Start lost peers again; whether one of those is built by now. Nobody else owes an answer between updates."""
+        for member in self.members:
+            if member.revive():
+                member.call("ready")
+        coming = [member for member in self.members if member.calls]
+        if self._meetings and coming:
+            self._runtime.wait([member.calls[0] for member in coming], 0.0)
+            coming = [member for member in coming if member.calls[0].done]
+        return bool(self._collect(coming, _BUILD_S))  # at the start all are waited for
+
+    def _meet(self) -> None:
+        """Bring everybody who is built together; who does not come is lost."""
+        for _ in range(_TRIES):
+            self.part()
+            here = [member for member in self.members if member.alive and not member.calls]
+            state = self._runtime.share(to_arrays(self._learner.state_dict()))
+            for member in here:
+                member.call("load", state)
+            self._collect(here, _BUILD_S)
+            here = [member for member in here if member.alive]
+            self._meetings += 1
+            where = self._runtime.host, self._store.port, self._meetings
+            size = 1 + len(here)
+            for rank, member in enumerate(here, 1):
+                member.call("meet", *where, rank, size, _TOGETHER_S)
+            came = True
+            try:
+                self._exchange.join(*where, 0, size, _TOGETHER_S)
+            except PeerLost:
+                came = False
+            answers = self._collect(here, _ANSWER_S)
+            if came and len(answers) == len(here) and all(answers):
+                self._together = here
+                return
+        raise RunFailed(f"The learners did not find each other in {_TRIES} tries: set learners=1.")
+
+    def _collect(self, members: Sequence[Member], patience_s: float) -> list[Any]:
+        """Answers of those who give one; the others are lost."""
+        return list(collect(self._runtime, members, patience_s, Member.lose).values())
+
+
+def _make_peer(experiment: Experiment, spec: Value, precision: Precision, index: int, start: int) -> MakeRole:
+    return lambda mailbox: Peer(experiment, spec, precision, index, start, mailbox)
+
+
+def _split(batch: Batch, parts: int) -> list[Any]:
+    """Shares of the same size; what is left over is left out."""
+    if isinstance(batch, Trajectory):
+        size = batch.shape[1] // parts
+        return [slice_envs(batch, np.arange(k * size, (k + 1) * size)) for k in range(parts)]
+    size = len(batch.outcome if isinstance(batch, Positions) else batch.reward) // parts
+    return [_rows(batch, slice(k * size, (k + 1) * size)) for k in range(parts)]
+
+
+def _rows(batch: Transitions | Positions, rows: slice) -> Transitions | Positions:
+    values = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return type(batch)(**{name: tree_map(lambda leaf: leaf[rows], value) for name, value in values.items()})

@@ -1,0 +1,215 @@
+"""A replay memory in parts of its own: each has its environments, and batches come from whichever part owes one."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from corral.core import seeding
+from corral.core.encoding import Value
+from corral.core.errors import RunFailed
+from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, slice_envs
+from corral.data.pack import pack, unpack, unpack_batch
+from corral.data.store import Store, make_store
+from corral.runtimes.base import Mailbox, MakeRole, RoleLost, Runtime
+from corral.runtimes.supervised_role import Member
+
+_AHEAD = 2  # batches that are fetched before they are needed
+_MOST_PUTS = 4  # fragments on their way to a shard
+_STATE_S = 300.0  # to save or load a shard
+
+
+class Shard:
+    """The role that keeps a part of the replay memory."""
+
+    def __init__(self, spec: dict[str, Any], data: dict[str, Any], num_envs: int, seed: int, mailbox: Mailbox):
+        self._spec = EnvSpec.from_json(spec)
+        self._store: Any = make_store(self._spec, DataSpec(**data), num_envs, seed)  # one that has a limiter
+
+    def put(self, traj: Value, priorities: Value, progress: float, reward_scale: float) -> Value:
+        """Take in a fragment; says how it stands."""
+        self._store.progress, self._store.reward_scale = progress, reward_scale
+        self._store.put(unpack(traj, self._spec), priorities)
+        return self._standing()
+
+    def get(self) -> Value:
+        """A batch, if one is owed."""
+        if not self._store.ready():
+            return {"batch": None, **self._standing()}
+        sample = self._store.get()
+        return {"batch": pack(sample.batch, self._spec), "keys": sample.keys, **self._standing()}
+
+    def feedback(self, keys: Array, priorities: Array) -> Value:
+        """Set priorities."""
+        self._store.feedback(keys, priorities)
+        return None
+
+    def state_dict(self) -> Value:
+        """Everything, as it is now."""
+        return copy.deepcopy(self._store.state_dict())
+
+    def load_state_dict(self, state: Value) -> Value:
+        """Go on from there."""
+        self._store.load_state_dict(state)
+        return self._standing()
+
+    def _standing(self) -> dict[str, Any]:
+        limiter, metrics = self._store.limiter, self._store.metrics()
+        return {
+            "room": self._store.room(),
+            "owed": self._store.ready(),
+            "counts": [limiter.inserted, limiter.sampled, int(metrics["store/size"])],
+        }
+
+
+class ShardedStore(Store):
+    """A replay store whose memory is elsewhere. A shard that is lost comes back empty; the others go on meanwhile."""
+
+    def __init__(
+        self, runtime: Runtime, spec: EnvSpec, data: DataSpec, num_envs: int, shards: int, seed: int,
+        max_restarts: int, note: Callable[[str, str], None],
+    ):  # fmt: skip
+        self._runtime, self._spec, self._data = runtime, spec, data
+        share = replace(
+            data, capacity=-(-data.capacity // shards), min_size=max(data.batch_size, -(-data.min_size // shards))
+        )
+        self._shards = [
+            Member(
+                runtime, f"replay {k}",
+                partial(_make_shard, spec.to_json(), asdict(share), num_envs, seed, k), note, max_restarts,
+            )
+            for k in range(shards)
+        ]  # fmt: skip
+        self._standing: list[dict[str, Any]] = [{} for _ in range(shards)]
+        self._lost_counts = np.zeros(2, np.int64)  # of shards that are no more
+        self._ready: deque[tuple[int, int, Value]] = deque()  # shard, how often it was started, its answer
+        self._keys: deque[tuple[int, int]] = deque(maxlen=64)
+
+    @property
+    def members(self) -> list[Member]:
+        """The roles, for whoever watches them."""
+        return self._shards
+
+    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
+        """Send every environment to its shard, always the same: n-step windows go from one fragment to the next."""
+        owner = traj.env_id % len(self._shards)
+        for k, member in enumerate(self._shards):
+            columns = np.flatnonzero(owner == k)
+            if len(columns) and member.alive:
+                part = slice_envs(traj, columns) if len(columns) < len(owner) else traj
+                first = None if priorities is None else priorities[:, columns]
+                member.call("put", pack(part, self._spec), first, self.progress, self.reward_scale)
+        self._pump(0.0)
+
+    def room(self) -> bool:
+        """Whether every shard can take a fragment."""
+        self._pump(0.0)
+        return all(
+            standing.get("room", True) and sum(call.method == "put" for call in member.calls) < _MOST_PUTS
+            for standing, member in zip(self._standing, self._shards, strict=True)
+        )
+
+    def ready(self) -> bool:
+        """Whether a batch is here."""
+        self._pump(0.0)
+        return bool(self._ready)
+
+    def get(self) -> Sample:
+        """The batch that came first."""
+        if not self._ready:
+            raise RunFailed("No batch has come from a shard: ask ready() before get().")
+        shard, start, answer = self._ready.popleft()
+        self._keys.append((shard, start))
+        self._pump(0.0)
+        return Sample(unpack_batch(answer["batch"], self._spec), answer["keys"])
+
+    def feedback(self, keys: Array | None, priorities: Array) -> None:
+        """Tell the shard that the last batch came from."""
+        shard, start = self._keys[-1]
+        member = self._shards[shard]
+        if keys is not None and member.alive and member.restarts == start:
+            member.call("feedback", np.asarray(keys), np.asarray(priorities))
+
+    def _pump(self, timeout_s: float) -> None:
+        """Take in answers, start lost shards again, and ask for batches that are owed."""
+        calls = [member.calls[0] for member in self._shards if member.calls]
+        if calls:
+            self._runtime.wait(calls, timeout_s)
+        for k, member in enumerate(self._shards):
+            while member.calls and member.calls[0].done:
+                call = member.calls.popleft()
+                try:
+                    self._take(k, call.method, call.result())
+                except RoleLost as lost:
+                    self._lost_counts += self._standing[k].get("counts", [0, 0, 0])[:2]
+                    self._standing[k] = {}
+                    member.lose(str(lost))
+            if member.given_up:
+                raise RunFailed(f"{member.name} was lost too often; events.jsonl of the run says how.")
+            member.revive()
+            if member.alive and self._standing[k].get("owed"):
+                under_way = sum(call.method == "get" for call in member.calls)
+                if under_way + sum(shard == k for shard, *_ in self._ready) < _AHEAD:
+                    member.call("get")
+
+    def _take(self, shard: int, method: str, answer: Value) -> None:
+        if method in ("put", "get", "load_state_dict"):
+            self._standing[shard] = {key: answer[key] for key in ("room", "owed", "counts")}
+        if method == "get" and answer["batch"] is not None:
+            self._ready.append((shard, self._shards[shard].restarts, answer))
+
+    def metrics(self) -> dict[str, float]:
+        """Sizes and counts over all shards."""
+        counts = np.array([standing.get("counts", [0, 0, 0]) for standing in self._standing]).sum(0)
+        return {
+            "store/size": float(counts[2]),
+            "store/inserted": float(counts[0] + self._lost_counts[0]),
+            "store/sampled": float(counts[1] + self._lost_counts[1]),
+            "store/shards": float(sum(member.alive for member in self._shards)),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The shards' states; a shard that is lost has none."""
+        return {"shards": {str(k): self._ask(k, "state_dict") for k in range(len(self._shards))}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give the shards their states back."""
+        if len(state["shards"]) != len(self._shards):
+            raise RunFailed(f"This run had {len(state['shards'])} replay shards; resume it with as many.")
+        for k in range(len(self._shards)):
+            if state["shards"][str(k)] is not None:
+                self._standing[k] = self._ask(k, "load_state_dict", state["shards"][str(k)]) or {}
+
+    def _ask(self, shard: int, method: str, *args: Value) -> Value:
+        """Wait for the answer to a call, after those before it; None when the shard is lost."""
+        member, until = self._shards[shard], time.monotonic() + _STATE_S
+        if not member.alive:
+            return None
+        member.call(method, *args)
+        asked = member.calls[-1]
+        while not asked.done and time.monotonic() < until:
+            self._runtime.wait([asked], 1.0)
+        try:
+            while member.calls and member.calls[0] is not asked:
+                call = member.calls.popleft()
+                self._take(shard, call.method, call.result())
+            return asked.result()
+        except RoleLost:
+            return None
+        finally:
+            if asked in member.calls:
+                member.calls.remove(asked)
+
+
+def _make_shard(
+    spec: dict[str, Any], data: dict[str, Any], num_envs: int, seed: int, shard: int, start: int
+) -> MakeRole:
+    own = seeding.part_seed(seed, "train", "store", shard, start)
+    return lambda mailbox: Shard(spec, data, num_envs, own, mailbox)

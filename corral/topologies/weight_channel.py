@@ -1,0 +1,70 @@
+"""When actors get new weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from corral.config.experiment import Experiment
+from corral.core.encoding import Value
+from corral.core.errors import UserError
+from corral.learn.learner import Learner
+from corral.runtimes.base import Runtime
+from corral.runtimes.supervised_role import Member
+
+
+class WeightChannel:
+    """Newest weights to whoever should have them.
+
+    `sync`: everyone gets every version, and nobody acts meanwhile. `async`: whoever asks gets the newest. `lag`: only
+    who is more than `pull_lag` versions behind.
+    """
+
+    def __init__(self, learner: Learner, runtime: Runtime, pull_lag: int):
+        self._learner, self._runtime, self._pull_lag = learner, runtime, pull_lag
+        self._sent: dict[Member, int] = {}
+        self._shared: tuple[int, Value] | None = None
+        self.sends = 0
+
+    def offer(self, member: Member) -> None:
+        """Give a member the newest weights if it should have them now."""
+        newest = self._learner.version
+        if member not in self._sent or newest - self._sent[member] > self._pull_lag:
+            member.tell("weights", self._newest())
+            self._sent[member] = newest
+            self.sends += 1
+
+    def forget(self, member: Member) -> None:
+        """It was started anew and has none."""
+        self._sent.pop(member, None)
+
+    def version(self, member: Member) -> int:
+        """What a member was last given."""
+        return self._sent.get(member, -1)
+
+    def _newest(self) -> Value:
+        learner = self._learner
+        if self._shared is None or self._shared[0] != learner.version:
+            buffers = {name: value.cpu().numpy().copy() for name, value in learner.model.named_buffers()}
+            mail: dict[str, Any] = {
+                "version": learner.version,
+                "weights": np.array(learner.flat.weights.detach().cpu().numpy()),
+                "buffers": buffers,
+                "half": bool(getattr(learner.model, "autocast", False)),
+            }
+            self._shared = learner.version, self._runtime.share(mail)
+        return self._shared[1]
+
+
+def weights_mode(experiment: Experiment, max_lag: int | None) -> str:
+    """`sync`, `async` or `lag`; UserError where the algorithm cannot learn that way."""
+    wanted = experiment.scale.weights
+    if wanted == "auto":
+        return "sync" if max_lag == 0 else "async"
+    if wanted != "sync" and max_lag == 0:
+        raise UserError(
+            f"{experiment.algo} learns only from data of its current policy, so weights={wanted} would train it badly: "
+            "set weights=sync, or use appo or impala, which correct for the lag."
+        )
+    return wanted
