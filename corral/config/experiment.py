@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from corral.algos.registry import find_algorithm
 from corral.config import overrides as settings
+from corral.config.migrate import read_config
 from corral.config import presets
 from corral.core.errors import UserError
 from corral.core.machine import cores
@@ -351,7 +352,7 @@ class Experiment:
 
 def _read_file(base: Experiment, path: Path) -> dict[str, Any]:
     """Settings from a YAML file, by full name; a `config.yaml` of another run is such a file."""
-    given = settings.read_yaml(path)
+    given = read_config(path)
     if given.get("algo", base.algo) != base.algo:
         raise UserError(f"{path} is for {given['algo']}, not for {base.algo}.")
     return settings.read(base, given, str(path))

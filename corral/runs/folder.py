@@ -17,10 +17,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from corral.config.overrides import read_yaml
+from corral.config.migrate import FORMAT, read_config
 from corral.core.errors import UserError
 
-FORMAT = 1
 _CONFIG, _INFO, _LOCK = "config.yaml", "run.json", ".lock"
 _OWN = {_CONFIG, _INFO, _LOCK, "metrics.csv", "events.jsonl", "parts.json", "checkpoints", "videos"}
 _TENSORBOARD = "events.out.tfevents."
@@ -77,19 +76,21 @@ class RunFolder:
             raise UserError(_why_no_run(path)) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path / _INFO} cannot be read ({error}): restore it, or give another run.") from None
-        if found != FORMAT:
+        if not isinstance(found, int) or not 1 <= found <= FORMAT:
             age = "a newer" if isinstance(found, int) and found > FORMAT else "another"
             raise UserError(
                 f"{path} is a run of format {found}, written by {age} version of Corral "
-                f"({info.get('versions', {}).get('corral-rl', 'unknown')}), and this one reads format {FORMAT}: "
+                f"({info.get('versions', {}).get('corral-rl', 'unknown')}), and this one reads format 1 to {FORMAT}: "
                 "use that version."
             )
-        return cls(path, read_yaml(path / _CONFIG), info)
+        return cls(path, read_config(path / _CONFIG), info)
 
     def write_config(self, config: dict[str, Any]) -> RunFolder:
         """Replace `config.yaml`, such as for more steps; gives the run with the new configuration."""
+        info = self.info | {"format": FORMAT}
         _write(self.path / _CONFIG, _to_yaml(config))
-        return replace(self, config=config)
+        _write(self.path / _INFO, json.dumps(info, indent=1) + "\n")
+        return replace(self, config=config, info=info)
 
     @property
     def algo(self) -> str:
@@ -185,7 +186,7 @@ def _to_yaml(config: dict[str, Any]) -> str:
     dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # of its own, so that nobody else's YAML changes
     for kind in (list, tuple):
         dumper.add_representer(kind, on_one_line)
-    text: str = yaml.dump(config, Dumper=dumper, sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump({"format": FORMAT} | config, Dumper=dumper, sort_keys=False, allow_unicode=True)
     return text
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import gymnasium.spaces as gs
 import numpy as np
-from corral.link.proofs import LEARNER, SIMULATOR, prove
-from corral.link.tcp import pack
-from corral.spaces import Layout
-from corral.states import wire as sw
+from corral.link.auth import LEARNER, SIMULATOR, prove
+from corral.link.transports.tcp import pack
+from corral.core.spaces import Layout
+from corral.snapshot.store import wire as sw
 
 from corral.link import protocol as clp
 from corral.link.control import Budget, Hello, Knock, Ready, Welcome, to_meta
