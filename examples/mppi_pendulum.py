@@ -1,7 +1,7 @@
 """Swing a pendulum up without training anything: MPPI tries plans out from the state that the environment is in."""
 
 import corral
-from corral.planning.mppi import Mppi
+from corral.planning.shooting import Mppi
 
 with corral.make_vec("Pendulum-v1", num_envs=1, backend="local") as vec:
     policy = Mppi(horizon=15, samples=16)  # 16 plans of 15 steps for every action

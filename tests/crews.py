@@ -5,8 +5,7 @@ import threading
 import torch
 
 from corral.learn.exchange.all_reduce import AllReduce, open_store
-from corral.learn.exchange.codecs import Qsgd, Whole
-from corral.learn.exchange.compress import find_compression
+from corral.learn.exchange.compress import Qsgd, Whole, find_compression
 from corral.learn.exchange.gossip import Gossip
 from corral.learn.exchange.param_server import ParamServer
 from corral.learn.exchange.peers import new_secret

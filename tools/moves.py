@@ -62,7 +62,8 @@ snapshot/keepers/declared <- envs/keeping/declared, envs/declared
 snapshot/keepers/bullet <- envs/keeping/bullet
 snapshot/keepers/ale <- envs/keeping/ale, envs/keeping/mt19937
 snapshot/keepers/mujoco <- envs/keeping/mujoco, envs/keeping/mujoco_model
-snapshot/store/base <- states/contract, states/budget, states/memory, states/opening
+snapshot/store/base <- states/contract, states/budget, states/memory
+snapshot/store/open <- states/opening
 snapshot/store/files <- states/files
 snapshot/store/client <- states/client, states/wire
 snapshot/store/server <- states/server

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy, to_tensors
-from corral.algos.base import Algorithm, ModelPolicy
-from corral.algos.corrected import Correction, look
+from corral.algos.base import Algorithm, ModelPolicy, require
 from corral.algos.explicit import explicit_stale_loss
-from corral.algos.settings import require
+from corral.algos.trajectories import Correction, look
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, slice_envs
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from corral.acting.policy import Policy
+from corral.core.errors import UserError
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.ops.optim import Optimizer
 
@@ -85,3 +86,18 @@ class ModelPolicy(Policy, Protocol):
 
     progress: float
     """Share of the run's steps done; set by whoever runs it."""
+
+
+# Checks of settings, as sentences.
+
+
+def require(
+    name: str, value: float, *, least: float | None = None, most: float | None = None, above: float | None = None
+) -> None:
+    """UserError unless a number is within its bounds."""
+    if least is not None and not value >= least:
+        raise UserError(f"{name} must be at least {least:g}, got {value:g}.")
+    if most is not None and not value <= most:
+        raise UserError(f"{name} must be at most {most:g}, got {value:g}.")
+    if above is not None and not value > above:
+        raise UserError(f"{name} must be above {above:g}, got {value:g}.")

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from corral.acting.model_policy import EpsilonGreedyPolicy, LadderPolicy, acting_precision, to_tensors
-from corral.algos.base import Algorithm, ModelPolicy
-from corral.algos.settings import require
+from corral.algos.base import Algorithm, ModelPolicy, require
 from corral.core.errors import UserError
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Transitions, Tree, tree_map
 from corral.nets.config import NetConfig
 from corral.nets.q_network import QNetwork
-from corral.ops.joint import JointChoices
-from corral.ops.nstep import nstep_return
+from corral.ops.distributions import JointChoices
 from corral.ops.optim import Optimizer, adam
+from corral.ops.returns import nstep_return
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from corral.algos.corrected import Correction, successors
-from corral.algos.trajectories import Rows
+from corral.algos.trajectories import Correction, Rows, successors
 from corral.core.types import Array, LossOutput, Trajectory, tree_map
 from corral.nets.actor_critic import ActorCritic
 

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy
-from corral.algos.base import Algorithm, ModelPolicy
+from corral.algos.base import Algorithm, ModelPolicy, require
 from corral.algos.explicit import explicit_loss
-from corral.algos.settings import require
 from corral.algos.trajectories import Rows, count, evaluate, mean, normalized, rows_of, shuffled, values_of
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic

@@ -17,16 +17,15 @@ import numpy as np
 from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy
-from corral.algos.base import Algorithm, ModelPolicy
+from corral.algos.base import Algorithm, ModelPolicy, require
 from corral.algos.explicit import explicit_loss, policy_gradient
-from corral.algos.settings import require
 from corral.algos.trajectories import Rows, count, evaluate, mean, normalized, rows_of, values_of
 from corral.core.errors import UserError
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.nstep import discounted_return
 from corral.ops.optim import Optimizer, adam
+from corral.ops.returns import discounted_return
 
 _FRAGMENT = 32
 

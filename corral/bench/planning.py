@@ -25,9 +25,8 @@ from corral.core.types import Array, Tree
 from corral.envs.make import make_vec
 from corral.envs.vec_env import VecEnv
 from corral.planning.action_set import choose_action_set
-from corral.planning.mppi import Mppi
 from corral.planning.search_policy import Search
-from corral.planning.shooting import Shooting
+from corral.planning.shooting import Mppi, Shooting
 
 POLICY, MPPI, MPPI_LINK = "the policy alone", "MPPI", "MPPI, C++ simulator over tcp"
 AHEAD = 20

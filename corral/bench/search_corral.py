@@ -20,8 +20,8 @@ from corral.planning.action_set import Choices
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import Evaluate, RandomGames, know_nothing
 from corral.planning.mcts.network import FunctionEvaluation
-from corral.planning.mcts.puct import Puct
 from corral.planning.mcts.search import TreeSearch
+from corral.planning.mcts.selection import Puct
 
 
 class Corral:

@@ -24,8 +24,8 @@ from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.make import make_vec
 from corral.link.client.states import States as SlotStates
 from corral.planning.mcts.evaluation import know_nothing
-from corral.planning.mcts.puct import Puct
 from corral.planning.mcts.search import TreeSearch
+from corral.planning.mcts.selection import Puct
 from corral.snapshot.states import Steps
 
 TREES, LEAVES, SIMS = 64, 4, 100

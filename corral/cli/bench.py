@@ -15,7 +15,7 @@ from corral.core.errors import UserError
 
 if TYPE_CHECKING:
     from corral.bench.report import CaseReport, Report
-    from corral.cli.machine import Machine
+    from corral.cli.doctor import Machine
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BenchSampling:
         self._check()
         from corral.bench.report import Report, print_case, print_verdicts
         from corral.cli.console import make_console
-        from corral.cli.machine import look
+        from corral.cli.doctor import look
 
         logging.getLogger("corral").setLevel(logging.WARNING)  # which backend was chosen is in the table
         console = make_console()

@@ -15,7 +15,7 @@ from corral.cli import bench_parts as parts
 
 if TYPE_CHECKING:
     from corral.bench.report import Report
-    from corral.cli.machine import Machine
+    from corral.cli.doctor import Machine
 
 
 _MOST_OTHERS = 0.15  # share of the CPU
@@ -52,7 +52,7 @@ class BenchLink:
         from corral.bench.report import CaseReport, Report, print_verdicts
         from corral.bench.rounds import play
         from corral.cli.console import make_console
-        from corral.cli.machine import look
+        from corral.cli.doctor import look
 
         logging.getLogger("corral").setLevel(logging.WARNING)
         console = make_console()

@@ -14,7 +14,7 @@ from corral.core.errors import UserError
 
 if TYPE_CHECKING:
     from corral.bench.report import Report
-    from corral.cli.machine import Machine
+    from corral.cli.doctor import Machine
 
 
 def require_at_least_one(**options: int | None) -> None:

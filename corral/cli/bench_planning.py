@@ -54,7 +54,7 @@ class BenchPlanning:
         parts.require_folder(self.out)
         from corral.bench.planning import AHEAD, TASKS, compile_pendulum, half_trained, planners
         from corral.bench.report import Report
-        from corral.cli.machine import look
+        from corral.cli.doctor import look
 
         logging.getLogger("corral").setLevel(logging.WARNING)
         figures: list[Figure] = []

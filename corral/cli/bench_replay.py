@@ -33,7 +33,7 @@ class BenchReplay:
         from corral.bench.report import CaseReport, Report, print_case, print_verdicts
         from corral.bench.rounds import play
         from corral.cli.console import make_console
-        from corral.cli.machine import look
+        from corral.cli.doctor import look
 
         logging.getLogger("corral").setLevel(logging.WARNING)
         console = make_console()

@@ -49,7 +49,7 @@ class BenchSearch:
         parts.require_folder(self.out)
         from corral.bench.report import Report, print_verdicts
         from corral.cli.console import make_console
-        from corral.cli.machine import look
+        from corral.cli.doctor import look
 
         logging.getLogger("corral").setLevel(logging.WARNING)
         console, lines = make_console(), list[str]()

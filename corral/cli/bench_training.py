@@ -47,7 +47,7 @@ class BenchTraining:
         parts.require_folder(self.out)
         from corral.bench.report import Report, print_case, print_verdicts
         from corral.cli.console import make_console
-        from corral.cli.machine import look
+        from corral.cli.doctor import look
 
         logging.getLogger("corral").setLevel(logging.WARNING)
         console = make_console()

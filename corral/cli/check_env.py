@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from corral.cli.env_kwargs import EnvKwargs, parse_env_kwargs
+from corral.cli.options import EnvKwargs, parse_env_kwargs
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -24,3 +25,20 @@ def print_row(console: Console, *cells: tuple[str, int | None, str]) -> None:
     with console.capture() as capture:
         console.print(row)
     console.out("\n".join(line.rstrip() for line in capture.get().splitlines()), highlight=False)
+
+
+# Lists that people read as a table, and programs as lines with tabs.
+
+
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table on a terminal; elsewhere one line per row, without titles, its cells apart by tabs."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            print(*row, sep="\t")
+        return
+    from rich.table import Table
+
+    table = Table(*titles, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    make_console().print(table)

@@ -72,7 +72,7 @@ class Eval:
         return 0
 
     def _solve(self, loaded: LoadedPolicy) -> None:
-        from corral.runs.solved import share_solved
+        from corral.runs.evaluate import share_solved
 
         share, count = share_solved(loaded, self.search_sims)
         if self.json:
@@ -83,7 +83,7 @@ class Eval:
     def _play(self, loaded: LoadedPolicy) -> dict[str, Evaluation]:
         from corral.acting.policy import PlanningPolicy
         from corral.runs.evaluate import acting_seed, evaluate, make_eval_vec
-        from corral.runs.same_env import require_same_env
+        from corral.runs.folder import require_same_env
         from corral.runs.views.video import make_screen
 
         experiment = loaded.experiment

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from corral.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -12,7 +19,7 @@ class ListAlgos:
     def run(self) -> int:
         """Print the list."""
         from corral.algos.registry import ALGORITHMS
-        from corral.cli.table import print_table
+        from corral.cli.console import print_table
         from corral.config import presets
 
         print_table(
@@ -21,5 +28,140 @@ class ListAlgos:
                 (name, entry.summary, entry.actions, ", ".join(presets.verified(name)) or "-")
                 for name, entry in ALGORITHMS.items()
             ),
+        )
+        return 0
+
+
+# `corral list envs`: the environments that can be used by id.
+
+
+@dataclass(frozen=True)
+class Group:
+    """Where environments come from, and the package that they need."""
+
+    title: str
+    module: str = ""  # the package that must be installed
+    install: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the package is there."""
+        return not self.module or importlib.util.find_spec(self.module) is not None
+
+
+_ATARI = Group("Atari", "ale_py", "pip install 'corral-rl[atari]'")
+_OLD_ATARI = Group("Atari, older names", "ale_py", _ATARI.install)
+_GROUPS = {
+    "gymnasium.envs.classic_control": Group("Classic control"),
+    "gymnasium.envs.toy_text": Group("Toy text"),
+    "gymnasium.envs.box2d": Group("Box2D", "Box2D", "pip install swig 'gymnasium[box2d]'"),
+    "gymnasium.envs.mujoco": Group("MuJoCo", "mujoco", "pip install 'gymnasium[mujoco]'"),
+    "gymnasium.envs.phys2d": Group("Classic control in JAX", "jax", "pip install 'gymnasium[jax]'"),
+    "gymnasium.envs.tabular": Group("Toy text in JAX", "jax", "pip install 'gymnasium[jax]'"),
+    "corral.envs.suites.games": Group("Board games"),
+    "ale_py": _ATARI,
+}
+
+
+@dataclass(frozen=True)
+class ListEnvs:
+    """List the environments that can be used by id; piped into another program, one id per line."""
+
+    filter: str = ""
+    """Only ids that contain this text."""
+
+    def run(self) -> int:
+        """Print the list."""
+        groups = registered(self.filter)
+        if sys.stdout.isatty():
+            _print_groups(groups, self.filter)
+        else:
+            for ids in groups.values():
+                print(*ids, sep="\n")
+        return 0
+
+
+def registered(text: str = "") -> dict[Group, list[str]]:
+    """Registered ids that contain `text`, by where they come from; UserError when there are none."""
+    import gymnasium
+
+    if _ATARI.ready:
+        importlib.import_module("ale_py")  # registers its ids
+    importlib.import_module("corral.envs.suites.games")  # so does this
+    groups: dict[Group, list[str]] = {}
+    for env_id, spec in gymnasium.registry.items():
+        # A callable entry point of Gymnasium's own only says that the environment has moved away.
+        if isinstance(spec.entry_point, str) and text.lower() in env_id.lower():
+            groups.setdefault(_group(env_id, spec.entry_point), []).append(env_id)
+    if not groups:
+        close = difflib.get_close_matches(text, gymnasium.registry, 3, 0.5)
+        hint = f" Close: {', '.join(close)}." if close else " `corral list envs` shows all."
+        raise UserError(f"No environment id contains {text!r}.{hint}")
+    in_order = sorted(groups, key=lambda group: group is _OLD_ATARI)
+    return {group: sorted(groups[group]) for group in in_order}
+
+
+def _group(env_id: str, entry_point: str) -> Group:
+    module = entry_point.partition(":")[0]
+    for prefix, group in _GROUPS.items():
+        if module == prefix or module.startswith(f"{prefix}."):
+            return _OLD_ATARI if group is _ATARI and not env_id.startswith("ALE/") else group
+    return Group(module.partition(".")[0])
+
+
+def _print_groups(groups: dict[Group, list[str]], text: str) -> None:
+    from rich.columns import Columns
+
+    from corral.cli.console import make_console
+
+    console = make_console()
+    pooled = _envpool_ids()
+    starred = False
+    for group, ids in groups.items():
+        note = "  native backend: ALE" if group in (_ATARI, _OLD_ATARI) else ""
+        if not group.ready:
+            note += f"  not installed: {group.install}"
+        console.print(f"{group.title} ({len(ids)})", style="bold", end="")
+        console.print(note, style="green" if group.ready else "yellow")
+        if group is _OLD_ATARI and not text:
+            console.print("  e.g. PongNoFrameskip-v4; `corral list envs --filter pong` shows those of a game\n")
+            continue
+        marked = [f"{i}*" if i in pooled and not i.startswith("ALE/") else i for i in ids]
+        starred = starred or marked != ids
+        console.print(Columns(marked, padding=(0, 2), column_first=True))
+        console.print()
+    if starred:
+        console.print("* also with backend='native' (EnvPool)")
+    if not _ATARI.ready:
+        console.print(f"Atari games: {_ATARI.install}")
+    console.print("Your own: module:Class, e.g. `corral check-env my_package.my_env:MyEnv`.")
+
+
+def _envpool_ids() -> Iterable[str]:
+    if importlib.util.find_spec("envpool") is None:
+        return ()
+    import envpool
+
+    return frozenset(envpool.list_all_envs())
+
+
+# `corral list presets`: which settings come with an algorithm on an environment, and whether they are verified.
+
+
+@dataclass(frozen=True)
+class ListPresets:
+    """List the presets: settings that `corral train` takes for an algorithm on an environment, unless told otherwise.
+
+    A verified one has been trained with several seeds: its note says the score, the steps and the time.
+    """
+
+    def run(self) -> int:
+        """Print the list."""
+        from corral.cli.console import print_table
+        from corral.config.presets import PRESETS
+
+        print_table(
+            ("algorithm", "environment", "status", "note"),
+            ((algo, env, preset.status, preset.note) for (algo, env), preset in PRESETS.items()),
         )
         return 0

@@ -66,11 +66,11 @@ COMMANDS = {
         "list the algorithms, their action spaces, and where they are verified",
     ),
     "list envs": (
-        "corral.cli.list_envs:ListEnvs",
+        "corral.cli.list:ListEnvs",
         "list the environments that can be used by id",
     ),
     "list presets": (
-        "corral.cli.list_presets:ListPresets",
+        "corral.cli.list:ListPresets",
         "list the settings that come with an algorithm on an environment",
     ),
     "plot": ("corral.cli.plot:Plot", "draw the learning curves of one or several runs"),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from corral.cli.env_kwargs import EnvKwargs, parse_env_kwargs
+from corral.cli.options import EnvKwargs, parse_env_kwargs
 from corral.cli.train import Flag, Number
 from corral.config.overrides import read_value
 from corral.core.errors import EnvFailed, UserError

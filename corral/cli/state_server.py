@@ -42,9 +42,8 @@ class StateServerCommand:
         from corral.link.address import parse_url, require_safe
         from corral.link.auth import read_token
         from corral.link.transports.open import open_binding
-        from corral.snapshot.store.budget import StateBudget
+        from corral.snapshot.store.base import MemoryStates, StateBudget
         from corral.snapshot.store.files import FileStates
-        from corral.snapshot.store.memory import MemoryStates
         from corral.snapshot.store.server import StateServer
 
         address, token = parse_url(self.bind), read_token(self.token_file)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from corral.algos.registry import find_algorithm
-from corral.cli.env_kwargs import EnvKwargs, parse_env_kwargs
+from corral.cli.options import EnvKwargs, parse_env_kwargs
 from corral.config.overrides import read_value, split_items
 from corral.core.errors import UserError
 

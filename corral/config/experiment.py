@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from corral.algos.registry import find_algorithm
 from corral.config import overrides as settings
-from corral.config.migrate import read_config
 from corral.config import presets
+from corral.config.migrate import read_config
 from corral.core.errors import UserError
 from corral.core.machine import cores
 from corral.learn.exchange.config import SharingConfig

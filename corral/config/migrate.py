@@ -1,7 +1,7 @@
 """Settings that earlier versions wrote, in today's names. The only place where old names live.
 
-`config.yaml` says its format. Each format has one step that brings it to the next, so that a later change of a name or of
-a default adds a step and leaves the others alone.
+`config.yaml` says its format. Each format has one step that brings it to the next, so that a later change of a name
+or of a default adds a step and leaves the others alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def migrate(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     written = found.pop("format", 1 if found.keys() >= _GROUPS_1 else FORMAT)
     if not isinstance(written, int) or not 1 <= written <= FORMAT:
         raise UserError(
-            f"{source} has format {written}, and this version of Corral reads 1 to {FORMAT}: use the version that wrote it."
+            f"{source} has format {written}, and this version of Corral reads 1 to {FORMAT}: use the version that "
+            "wrote it."
         )
     for step in range(written, FORMAT):
         found = _STEPS[step](found)

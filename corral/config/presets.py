@@ -23,8 +23,8 @@ class Preset:
 ATARI = "atari"
 """The preset of every Atari game."""
 
-MOVE_OR_SHOOT, STATELESS = "corral.testing.tasks:MoveOrShoot", "corral.testing.stateless:StatelessCartPole"
-HYBRID_WALK = "corral.testing.hybrid_walk:HybridWalk"
+MOVE_OR_SHOOT, STATELESS = "corral.testing.tasks:MoveOrShoot", "corral.testing.tasks:StatelessCartPole"
+HYBRID_WALK = "corral.testing.tasks:HybridWalk"
 _ZOO = "from rl-baselines3-zoo"
 
 

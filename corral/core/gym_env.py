@@ -1,17 +1,21 @@
-"""Building one environment, and what it must look like."""
+"""One Gymnasium environment: building it, its layers, what a step returns, legal actions, passive wrappers."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
+from gymnasium.wrappers import HumanRendering, RecordVideo, RenderCollection
 
 from corral.core.errors import UserError
-from corral.core.types import EnvSpec
+from corral.core.types import Array, EnvSpec
 
-EnvFactory = Callable[[], "gymnasium.Env[Any, Any]"]
+Env = gymnasium.Env[Any, Any]
+EnvFactory = Callable[[], Env]
+_WATCHING = (HumanRendering, RecordVideo, RenderCollection)
 
 
 def build_env(factory: EnvFactory, name: str) -> tuple[gymnasium.Env[Any, Any], EnvSpec]:
@@ -63,3 +67,57 @@ def seeded_reset(env: gymnasium.Env[Any, Any], seed: int) -> tuple[Any, Any]:
     if not (isinstance(result, tuple) and len(result) == 2):
         raise UserError(f"{type(env.unwrapped).__name__}.reset() must return (obs, info), got {type(result).__name__}.")
     return result
+
+
+def layers(env: Env) -> Iterator[Any]:
+    """An environment's wrappers from outside in, and the environment."""
+    layer: Any = env
+    while isinstance(layer, gymnasium.Wrapper):
+        yield layer
+        layer = layer.env
+    yield layer
+
+
+def legal(action: Any, info: Mapping[str, Any]) -> Any:
+    """The action, or, where the environment says that it is not legal now, another one that is."""
+    mask = info.get("action_mask") if isinstance(info, dict) else None
+    if mask is None or mask[action]:
+        return action
+    there = np.flatnonzero(mask)
+    return there[action % len(there)] if len(there) else action
+
+
+def require_legal(name: str, move: int, mask: Array) -> None:
+    """ValueError unless a game's move may be made."""
+    if 0 <= move < len(mask) and mask[move]:
+        return
+    there = ", ".join(map(str, np.flatnonzero(mask))) or "none, the game is over: call reset()"
+    raise ValueError(
+        f"{name}: {move} is not a legal move here; legal: {there}. Train it with alphazero: other algorithms do not "
+        "look at masks."
+    )
+
+
+class Onlooker(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Changes nothing and remembers nothing, so that planners may do as if it were not there."""
+
+
+def is_looking(layer: Any) -> bool:
+    """Whether a layer shows or records an environment: no part of its state, and nothing for a planner's copy to do.
+
+    A planner's copy of Gymnasium's RecordVideo would draw every step of a search, keep the frames in every state, and
+    overwrite the video of the environment that acts.
+    """
+    return isinstance(layer, _WATCHING)
+
+
+def hide(env: Env) -> None:
+    """Let an environment open no window, and its wrappers draw and record nothing."""
+    base = env.unwrapped
+    if getattr(base, "render_mode", None) == "human":
+        base.render_mode = None
+    for layer in layers(env):
+        if is_looking(layer):
+            layer.step, layer.reset = layer.env.step, layer.env.reset
+        if isinstance(layer, RecordVideo):  # what it was copied from may record; closing this one would write that
+            layer.recording, layer.recorded_frames = False, []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import time
 
 
 class _UnlessConfigured(logging.Handler):
@@ -22,3 +23,29 @@ def show_by_default() -> None:
     if not logger.handlers:
         logger.addHandler(_UnlessConfigured())
         logger.setLevel(logging.INFO)
+
+
+# Warnings about strangers, of which there may be very many.
+
+
+_AT_ONCE, _EVERY_S = 10, 10.0
+
+
+class SparingLog:
+    """Passes some warnings on at once, then one every 10 s that says how many there were in between."""
+
+    def __init__(self, log: logging.Logger):
+        self._log, self._left, self._since, self._kept_back = log, _AT_ONCE, time.monotonic(), 0
+
+    def warning(self, text: str) -> None:
+        """Say it, or count it."""
+        now = time.monotonic()
+        if now - self._since > _EVERY_S:
+            more = f" ({self._kept_back} more like it were kept back)" if self._kept_back else ""
+            self._log.warning("%s%s", text, more)
+            self._left, self._since, self._kept_back = _AT_ONCE - 1, now, 0
+        elif self._left > 0:
+            self._left -= 1
+            self._log.warning("%s", text)
+        else:
+            self._kept_back += 1

@@ -3,8 +3,62 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+from corral.core.errors import UserError
 
 
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# How much memory this process may still take.
+
+
+_CGROUP_LIMITS = (  # of a container: limit and use, in bytes
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def available_bytes() -> int | None:
+    """Memory that is free or can be freed, within the container's limit; None where nobody can say."""
+    found = [_machine()]
+    for limit, use in _CGROUP_LIMITS:
+        allowed, used = _number(limit), _number(use)
+        if allowed is not None and used is not None:
+            found.append(max(0, allowed - used))
+    known = [number for number in found if number is not None]
+    return min(known) if known else None
+
+
+def require_memory(needed: int, capacity: int, what: str) -> None:
+    """Refuse what would not fit once it is full."""
+    available = available_bytes()
+    if available is not None and needed > available:
+        fits = int(capacity * 0.9 * available / needed)
+        raise UserError(
+            f"{what} for {capacity:,} transitions takes {needed / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: "
+            f"lower its capacity to {fits:,} or less."
+        )
+
+
+def _machine() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return None

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from corral.core.errors import RunFailed, UserError
-from corral.core.memory import require_memory
+from corral.core.machine import require_memory
 from corral.core.types import Array, DataSpec, EnvSpec, Positions, Sample, Trajectory, slice_envs
 from corral.data.episodes import EpisodeStore
-from corral.data.limiter import RateLimiter
-from corral.data.store import Store
-from corral.ops.outcome import outcomes
+from corral.data.store import RateLimiter, Store
+from corral.ops.returns import outcomes
 
 TURN = "to_play"
 """The extra that says who acted; without it one player acts."""
@@ -23,7 +22,7 @@ class OutcomeStore(Store):
     """Keeps the last `data.capacity` steps of episodes that have ended, and draws batches from them, with replacement.
 
     Kept of a step are its observation, what `data.extras` names, and the episode's outcome for who acted there
-    (`corral.ops.outcome`). An episode that was cut short counts as it stands.
+    (`corral.ops.returns`). An episode that was cut short counts as it stands.
     """
 
     def __init__(self, spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from corral.core.errors import UserError
-from corral.core.memory import available_bytes
+from corral.core.machine import available_bytes
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Tree, cat, tree_map
 from corral.data.fifo import OnceStore
 from corral.data.pack import pack, unpack

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from corral.core.errors import RunFailed, UserError
-from corral.core.memory import require_memory
+from corral.core.machine import require_memory
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, tree_map
 from corral.data.frame_ring import Observations
-from corral.data.limiter import RateLimiter
 from corral.data.nstep import NStep, Steps, Windows
-from corral.data.store import Store
+from corral.data.store import RateLimiter, Store
 from corral.data.sumtree import SumTree
 from corral.data.transition_ring import Rows
 

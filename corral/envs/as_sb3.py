@@ -12,7 +12,7 @@ from gymnasium import spaces as gs
 
 from corral.core.errors import UserError
 from corral.core.types import Array, StepBatch, Tree
-from corral.envs.reset_seeds import ResetSeeds
+from corral.envs.as_gymnasium import ResetSeeds
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv

@@ -6,8 +6,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from corral.core.gym_env import EnvFactory, build_env, seeded_reset, unpack_step
-from corral.core.legal import legal
+from corral.core.gym_env import EnvFactory, build_env, legal, seeded_reset, unpack_step
 from corral.envs.supervision import IDLE, Watchdog
 
 _PROBE_S = 0.2

@@ -15,7 +15,7 @@ from typing import Any
 from corral.envs.backends.process.handle import THREAD_VARIABLES
 from corral.envs.grpc_session import GIVEN_UP
 from corral.envs.grpc_wire import check_address
-from corral.link.transports import rpc
+from corral.link.transports import grpc as rpc
 from corral.runtimes.orphan_reaper import Sentry
 
 log = logging.getLogger("corral.envs")

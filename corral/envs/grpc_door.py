@@ -17,7 +17,7 @@ from corral import __version__
 from corral.core.encoding import BadMessage
 from corral.core.errors import UserError
 from corral.envs import grpc_wire as wire
-from corral.link.transports import rpc
+from corral.link.transports import grpc as rpc
 
 log = logging.getLogger("corral.envs")
 

@@ -27,10 +27,9 @@ from corral.envs.backends.remote.worker import EnvWorker
 from corral.envs.grpc_text import EnvText
 from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.row_parcel import pack, unpack
-from corral.envs.stepping.rows import Rows
+from corral.envs.stepping.rows import Rows, pack, unpack
 from corral.envs.supervision import IDLE
-from corral.link.transports import rpc
+from corral.link.transports import grpc as rpc
 
 GIVEN_UP = 3  # exit code of a process whose environment hangs; another takes its place
 _FINISH_S = 5.0  # for an environment to end its step when the run is over

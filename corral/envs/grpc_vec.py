@@ -20,12 +20,12 @@ from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, EnvSpec
 from corral.envs import grpc_wire as wire
 from corral.envs.backends.process import channel as ch
-from corral.envs.backends.ray.parcelled import ParcelledVecEnv
+from corral.envs.backends.ray.vec_env import ParcelledVecEnv
 from corral.envs.backends.remote.handle import RemoteWorker
 from corral.envs.grpc_door import JOINED, LOST, Door, Link
 from corral.envs.grpc_text import EnvText
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.row_parcel import RowParcel, pack, unpack
+from corral.envs.stepping.rows import RowParcel, pack, unpack
 from corral.envs.supervision import IDLE as NO_ENV
 from corral.envs.supervision import Supervision
 

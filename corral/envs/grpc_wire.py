@@ -15,8 +15,8 @@ from corral.core import encoding
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec
 from corral.envs.backends.process import channel as ch
-from corral.envs.stepping.row_parcel import RowParcel
-from corral.link.transports import rpc
+from corral.envs.stepping.rows import RowParcel
+from corral.link.transports import grpc as rpc
 
 METHOD = "Serve"
 SERVICE = "corral.Environments"

@@ -22,8 +22,8 @@ from gymnasium.vector.utils import batch_space
 
 from corral.core.errors import UserError
 from corral.core.types import Array, Tree
+from corral.envs.as_gymnasium import ResetSeeds
 from corral.envs.make import make_vec
-from corral.envs.reset_seeds import ResetSeeds
 from corral.envs.resolve import EnvLike
 from corral.envs.vec_env import VecEnv
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from corral.core.errors import UserError
+from corral.core.machine import cores
 from corral.core.spaces import Layout
 
 _ROUNDS = 3
@@ -85,3 +87,18 @@ def find_device(wanted: str) -> torch.device:
         first = str(error).splitlines()[0]
         raise UserError(f"device {wanted!r} cannot be used here ({first}); use device=cpu or auto.") from None
     return device
+
+
+# How many threads torch may use, so that processes and threads together do not outnumber the cores.
+
+
+def set_threads(wanted: int | None, model: nn.Module, others: int = 0) -> int:
+    """Set torch's threads in a process that learns; returns how many. `others` are threads of parts beside it.
+
+    Small networks get one: handing work out costs more than doing it, and on a busy machine many times more.
+    """
+    large = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    threads = wanted or (max(1, cores() - others) if large else 1)
+    torch.set_num_threads(threads)
+    threadpool_limits(threads, "blas")  # NumPy's own threads, which small networks are computed with
+    return threads

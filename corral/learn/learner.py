@@ -15,8 +15,7 @@ from corral.algos.base import Algorithm
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
 from corral.learn.device import Precision
-from corral.learn.exchange.base import Exchange, Verdict
-from corral.learn.exchange.local import Local
+from corral.learn.exchange.base import Exchange, Local, Verdict
 from corral.learn.weights import FlatParams
 
 _MOST_BAD_IN_A_ROW = 10

@@ -6,9 +6,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from corral.link.limits import Limits
 from corral.link.message import BadMessage
-from corral.link.protocol import MAJOR, MINOR
+from corral.link.protocol import MAJOR, MINOR, Limits
 
 Versions = list[tuple[int, int]]
 OURS: Versions = [(MAJOR, MINOR)]

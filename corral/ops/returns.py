@@ -5,7 +5,51 @@ from __future__ import annotations
 import numpy as np
 
 from corral.core.types import Array
-from corral.ops.scan import reverse_scan
+
+# The linear recurrence that advantages and returns share, run backwards through time.
+
+
+def reverse_scan(term: Array, decay: Array) -> Array:
+    """x[t] = term[t] + decay[t] * x[t + 1], with x[T] = 0. All [T, B]."""
+    result = np.empty_like(term)
+    carry = np.zeros(term.shape[1:], term.dtype)
+    for t in range(len(term) - 1, -1, -1):
+        carry = np.multiply(decay[t], carry, out=result[t])
+        carry += term[t]
+    return result
+
+
+def cut_after(truncated: Array, terminated: Array, faulty: Array) -> Array:
+    """Rows after which nothing more is known of the episode: its end, a fault in the next row, the last row."""
+    cut: Array = terminated | truncated
+    cut[:-1] |= faulty[1:]
+    cut[-1:] = True
+    return cut
+
+
+# Lambda returns.
+
+
+def lambda_return(
+    reward: Array,
+    next_value: Array,
+    terminated: Array,
+    truncated: Array,
+    faulty: Array,
+    gamma: float,
+    lam: float,
+) -> Array:
+    """Targets of the value [T, B].
+
+    R[t] = r[t] + gamma * (1 - terminated[t]) * ((1 - lam) * next_value[t] + lam * R[t + 1])
+
+    Where the episode ends at `t`, a faulty row follows, or the data ends, `next_value[t]` stands for R[t + 1].
+    A faulty row has R = 0. This is GAE plus the value.
+    """
+    goes_on = ~cut_after(truncated, terminated, faulty)
+    decay = (~terminated & ~faulty).astype(reward.dtype) * gamma
+    own = np.where(faulty, 0, reward + decay * next_value * (1 - lam * goes_on.astype(reward.dtype)))
+    return reverse_scan(own, decay * goes_on * lam)
 
 
 def gae(
@@ -30,3 +74,110 @@ def gae(
     delta = np.where(faulty, 0, reward + gamma * next_value * ~terminated - value)
     decay = (~(terminated | truncated | faulty)).astype(delta.dtype) * (gamma * lam)
     return reverse_scan(delta, decay)
+
+
+# n-step returns within a fragment, and rewards-to-go.
+
+
+def nstep_return(
+    reward: Array,
+    next_value: Array,
+    terminated: Array,
+    truncated: Array,
+    faulty: Array,
+    gamma: float,
+    n: int,
+) -> Array:
+    """Targets of the value [T, B].
+
+    R[t] = r[t] + gamma * r[t + 1] + ... + gamma^(m - 1) * r[t + m - 1]
+           + gamma^m * (1 - terminated[t + m - 1]) * next_value[t + m - 1]
+
+    where m <= n is the number of steps until the episode ends, a faulty row follows, or the data ends.
+    A faulty row has R = 0.
+    """
+    length = len(reward)
+    cut = cut_after(truncated, terminated, faulty)
+    reward = np.where(faulty, 0, reward)
+    bootstrap = np.where(faulty | terminated, 0, next_value)
+    result, open_ = np.zeros_like(reward), ~faulty
+    for j in range(min(n, length)):  # rows t whose window reaches t + j
+        rows = length - j
+        window = open_[:rows]
+        ends = window & (cut[j:] if j + 1 < n else True)
+        result[:rows] += gamma**j * (reward[j:] * window + gamma * bootstrap[j:] * ends)
+        open_[:rows] &= ~cut[j:]
+    return result
+
+
+def discounted_return(
+    reward: Array,
+    next_value: Array | None,
+    terminated: Array,
+    truncated: Array,
+    faulty: Array,
+    gamma: float,
+) -> Array:
+    """Reward-to-go [T, B]: R[t] = r[t] + gamma * R[t + 1] to the end of the episode.
+
+    What follows a truncated row (or the last row of the data) is worth its `next_value`, or nothing where that is
+    None. Faulty rows, which padding is marked as, have R = 0.
+    """
+    beyond = np.zeros_like(reward) if next_value is None else next_value
+    return lambda_return(reward, beyond, terminated, truncated, faulty, gamma, 1.0)
+
+
+# What came of acting: the return to the end of the episode, seen by who acted. G_t = r_t + gamma G_{t+1}, with
+# G_{t+1} negated where another player acts there.
+
+
+def outcomes(reward: Array, to_play: Array, gamma: float) -> Array:
+    """Returns [T] of one whole episode; `reward[t]` is of who acted at t, `to_play[t]`."""
+    result = np.zeros(len(reward))
+    later = 0.0
+    for t in range(len(reward) - 1, -1, -1):
+        if t + 1 < len(reward) and to_play[t + 1] != to_play[t]:
+            later = -later
+        later = result[t] = reward[t] + gamma * later
+    return result
+
+
+# V-trace: off-policy corrected values and advantages (Espeholt et al., 2018, IMPALA).
+
+
+def vtrace(  # noqa: PLR0913 - the formula has as many symbols
+    behaviour_logp: Array,
+    target_logp: Array,
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    truncated: Array,
+    faulty: Array,
+    gamma: float,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    rho_pg: float | None = 1.0,
+    lam: float = 1.0,
+) -> tuple[Array, Array]:
+    """Targets of the value and advantages of the policy gradient, both [T, B].
+
+    With ratio = exp(target_logp - behaviour_logp), not = 1 - terminated:
+    delta[t] = min(rho_bar, ratio[t]) * (r[t] + gamma * not[t] * next_value[t] - value[t])
+    vs[t] - value[t] = delta[t] + gamma * lam * min(c_bar, ratio[t]) * (vs[t + 1] - value[t + 1])
+    advantage[t] = min(rho_pg, ratio[t]) * (r[t] + gamma * not[t] * vs[t + 1] - value[t])
+
+    Where the episode ends at `t`, a faulty row follows, or the data ends, the difference at `t + 1` is 0 and
+    `next_value[t]` stands for vs[t + 1]. A faulty row has vs = value and advantage 0. Without `rho_pg` the advantage
+    is not multiplied by a ratio, for objectives that multiply it themselves.
+    """
+    with np.errstate(over="ignore"):  # an infinite ratio is cut by the bars below
+        ratio = np.where(faulty, 0, np.exp(target_logp - behaviour_logp))
+    goes_on = ~cut_after(truncated, terminated, faulty) & ~faulty
+    onward = (~terminated).astype(value.dtype) * gamma
+    delta = np.minimum(rho_bar, ratio) * np.where(faulty, 0, reward + onward * next_value - value)
+    correction = reverse_scan(delta, np.minimum(c_bar, ratio) * goes_on * (gamma * lam))
+    following = np.zeros_like(correction)
+    following[:-1] = correction[1:] * goes_on[:-1]
+    gain = np.where(faulty, 0, reward + onward * (next_value + following) - value)
+    return value + correction, gain if rho_pg is None else np.minimum(rho_pg, ratio) * gain

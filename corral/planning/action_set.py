@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 
 from corral.core.errors import UserError
+from corral.core.jit import compiled
 from corral.core.spaces import Layout
 from corral.core.types import Array, Tree
-from corral.ops.distributions import Actions
-from corral.ops.joint import JointChoices
-from corral.planning.priors import legal_softmax
+from corral.ops.distributions import Actions, JointChoices
+from corral.planning.mcts.forest import NOT_THERE
+
+# Priors of edges from a policy's logits.
+
+
+def _legal_softmax(logits: Array, legal: Array, out: Array) -> None:
+    """Softmax of rows over what is legal; the rest is not there. Where no legal logit is above -inf all are 0."""
+    for i in range(legal.shape[0]):
+        top = -math.inf
+        for a in range(legal.shape[1]):
+            if legal[i, a]:
+                top = max(top, float(logits[i, a]))
+        whole = 0.0
+        for a in range(legal.shape[1]):
+            weight = math.exp(float(logits[i, a]) - top) if legal[i, a] and top > -math.inf else 0.0
+            out[i, a] = weight
+            whole += weight
+        for a in range(legal.shape[1]):
+            if not legal[i, a]:
+                out[i, a] = NOT_THERE
+            elif whole > 0:
+                out[i, a] /= whole
+
+
+legal_softmax: Any = compiled(_legal_softmax, nogil=True)
+
 
 _MOST_EDGES = 256  # combinations of several choices; one choice may have more
 

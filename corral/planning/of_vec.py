@@ -10,7 +10,7 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from corral.core.errors import UserError
-from corral.core.onlooker import Onlooker
+from corral.core.gym_env import Onlooker, layers
 from corral.core.types import EnvSpec
 from corral.envs.backends.local import LocalVecEnv
 from corral.envs.backends.simulators.states import LinkStates
@@ -24,7 +24,6 @@ from corral.planning.game_states import GameStates
 from corral.snapshot.array_states import RowStates, has_rows
 from corral.snapshot.env_states import EnvStates
 from corral.snapshot.keepers.choose import make_scratch
-from corral.snapshot.rng import layers
 from corral.snapshot.states import States
 
 

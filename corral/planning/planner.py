@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from corral.acting.policy import Policy
 from corral.core.errors import UserError
 from corral.core.types import Array
 from corral.planning.action_set import ActionSet, Samples
-from corral.planning.mcts.evaluation import Evaluate
+from corral.planning.mcts.evaluation import Evaluate, RolloutEvaluation
 from corral.planning.mcts.gumbel import Gumbel
-from corral.planning.mcts.puct import Puct
 from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_policy, mix_noise, root_values, visit_policy
 from corral.planning.mcts.search import TreeSearch
-from corral.planning.mcts.selection import Dice
+from corral.planning.mcts.selection import Dice, Puct
 from corral.snapshot.states import States
 
 _GRAIN = 0.05  # of the values of one player
@@ -172,3 +173,49 @@ class Planner:
         grain = config.grain if config.grain is not None else float(two) or _GRAIN
         share, least = (0.0, grain) if two else (grain, 0.0)
         return drawn._replace(c_visit=config.c_visit, c_scale=config.c_scale, grain=share, least=least)
+
+
+# What judges the leaves of a search: a network, a function, a policy to act on with, or nothing at all.
+
+
+def make_evaluation(
+    policy: Any, states: States, actions: ActionSet, rollout_steps: int, discount: float, rng: np.random.Generator
+) -> Evaluate:
+    """How leaves are judged by `policy`.
+
+    A network with policy and value, or a policy that `corral.load_policy` has loaded; a `Policy`, which acts on for
+    `rollout_steps`; None, which does so at random; or a function `logits, values = fn(observations)`.
+    """
+    model = getattr(policy, "model", policy)
+    if hasattr(model, "policy_head"):
+        from corral.planning.mcts.network import NetworkEvaluation
+
+        return NetworkEvaluation(model, actions, rng)
+    if policy is None or isinstance(policy, Policy):
+        return RolloutEvaluation(states, actions, rollout_steps, discount, rng, policy)
+    if model is not policy:
+        raise UserError(
+            f"A search asks a policy for probabilities and values, and {type(model).__name__} has none: take one that "
+            "ppo, a2c, impala or alphazero have trained."
+        )
+    if callable(policy) and not inspect.isclass(policy):
+        from corral.planning.mcts.network import FunctionEvaluation
+
+        return FunctionEvaluation(policy, actions, rng)
+    raise UserError(
+        f"{policy!r} cannot judge states: pass what corral.load_policy gives, a function that returns (logits, values),"
+        " a Policy to act on with, or None to act at random."
+    )
+
+
+# In which unit values are: those of policies that learned from scaled rewards are in another than the game's.
+
+
+def known_scale(scale: float | None) -> float:
+    """A scale of rewards that is needed; UserError when it is not known."""
+    if scale is None:
+        raise UserError(
+            "The rewards that this policy has learned from were scaled, and by how much was not saved: its values say "
+            "nothing to a search. Train it with topology=sync, or with normalize_reward=false."
+        )
+    return scale

@@ -21,10 +21,8 @@ from corral.core.types import Array, Tree, tree_map
 from corral.envs.resolve import EnvLike, resolve
 from corral.envs.vec_env import VecEnv
 from corral.planning.action_set import choose_action_set
-from corral.planning.evaluator import make_evaluation
 from corral.planning.of_vec import states_of
-from corral.planning.planner import Planner, SearchConfig, require_sims
-from corral.planning.reward_scale import known_scale
+from corral.planning.planner import Planner, SearchConfig, known_scale, make_evaluation, require_sims
 from corral.planning.snapshots import Snapshots
 from corral.planning.stand_in import stand_in_states
 from corral.snapshot.states import States

@@ -2,16 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces as gs
 
+from corral.acting.model_policy import acting_precision, to_tensors
+from corral.acting.policy import to_numpy
 from corral.core.errors import UserError
+from corral.core.spaces import Layout
 from corral.core.types import Array, Tree, tree_map
 from corral.envs.vec_env import VecEnv
+from corral.nets.actor_critic import ActorCritic
 from corral.planning.action_set import ActionSet, choose_action_set
 from corral.planning.of_vec import states_of
+from corral.planning.planner import known_scale
 from corral.snapshot.states import States
+
+# What states are worth by their observations, whoever says it: a user's function, or a network's value function.
+
+
+Values = Callable[[Tree], Array]
+
+
+def values_by(said: ActorCritic | Callable[[Tree], Tree]) -> Values:
+    """Observations [B, ...] -> values [B]."""
+    if isinstance(said, ActorCritic):
+        if said.recurrent:
+            raise UserError("A plan ends in states seen by themselves, and this value has a memory: use core=none.")
+        return _OfNetwork(said)
+    if not callable(said):
+        raise UserError(f"{said!r} gives no values: pass a function of the observations, or a policy of Corral's.")
+    return lambda obs: np.asarray(to_numpy(said(obs)), np.float64).reshape(-1)
+
+
+class _OfNetwork:
+    """A network's value function, as it is whenever it is asked."""
+
+    def __init__(self, model: ActorCritic):
+        self._model = model
+
+    def __call__(self, obs: Tree) -> Array:
+        if self._model.lean:
+            _, values = self._model.lean_rows(obs)
+        else:
+            values = self._forward(obs)
+        return values.astype(np.float64)
+
+    def _forward(self, obs: Tree) -> Array:
+        import torch
+
+        device = self._model.value_head.weight.device
+        with torch.inference_mode(), acting_precision(self._model, device):
+            _, values = self._model(to_tensors(obs, device))
+        rows: Array = values.float().cpu().numpy()
+        return rows
 
 
 class Shooting:
@@ -72,3 +118,231 @@ class Shooting:
             returns[found.faulty] = -np.inf
         best = returns.reshape(n, sims).argmax(1) + sims * np.arange(n)
         return tree_map(lambda leaf: leaf[best, 0], shaped), state, {}
+
+
+# MPPI: plans of continuous actions, made better by weighing noisy copies of them by what comes of each. Williams et
+# al. 2017, "Information Theoretic MPC for Model-Based Reinforcement Learning": from the state that an environment is
+# in, the plan and noise are tried out `samples` times, and the noise of each counts by exp(return / temperature). The
+# first action of the new plan is taken, and the rest is where the next plan begins.
+
+
+Model = Callable[[Tree, Tree], tuple[Tree, Array, Array]]
+"""Observations [B, ...] and actions [B, ...] -> the next observations, rewards [B], and whether it is over [B]."""
+
+
+class Mppi:
+    """A policy for continuous actions that have bounds; it needs no training.
+
+    Args:
+        horizon: steps of a plan.
+        samples: copies of it that are tried out for each action.
+        temperature: in the unit of returns; the lower, the more only the best copies count.
+        noise: standard deviation, one or one for each number of an action, or their covariance; by default a quarter
+            of what each number may be.
+        smoothness: how much the noise of a step has of the one before, from 0 to below 1.
+        discount: of rewards to come.
+        value: what observations at the end of a plan are worth: a function, or a policy that Corral has trained.
+        model: what to try plans out with, instead of the environments' states.
+        seed: of the noise.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a plan is made by
+        self,
+        horizon: int = 20,
+        samples: int = 32,
+        temperature: float = 1.0,
+        noise: float | Sequence[float] | Array | None = None,
+        *,
+        smoothness: float = 0.7,
+        discount: float = 1.0,
+        value: Any = None,
+        model: Model | None = None,
+        seed: int = 0,
+    ):
+        whole = isinstance(horizon, (int, np.integer)) and isinstance(samples, (int, np.integer))
+        if not whole or horizon < 1 or samples < 2:
+            raise UserError(
+                f"MPPI needs a horizon of at least 1 and 2 samples, in whole numbers, got {horizon} and {samples}."
+            )
+        if not 0 <= discount <= 1:
+            raise UserError(f"discount must be between 0 and 1, got {discount}.")
+        if not temperature > 0 or not 0 <= smoothness < 1:
+            raise UserError(
+                f"MPPI needs a temperature above 0 and a smoothness from 0 to below 1, got {temperature}, {smoothness}."
+            )
+        self.horizon, self.samples, self.temperature = horizon, samples, temperature
+        self._noise, self._smoothness, self._discount = noise, smoothness, discount
+        self._value: Values | None = None if value is None else values_by(value)
+        self._model, self._rng = model, np.random.default_rng(seed)
+        self._states: States | None = None
+        self.reward_scale: float | None = 1.0
+        """What the rewards that `value` was learned from are of the game's own."""
+        self.simulator_steps = 0
+        self._box: _Box | None = None
+
+    def attach(self, vec: VecEnv) -> None:
+        """From now on it acts for these environments."""
+        self.close()
+        self._box = _Box(vec.spec.action, self._noise)
+        if self._model is None:
+            self._states = states_of(vec)
+
+    def close(self) -> None:
+        """Forget the environments."""
+        if self._states is not None:
+            self._states.close()
+            self._states = None
+
+    def initial_state(self, n: int) -> Tree:
+        """Which environments they are, and plans that do what is in the middle of what can be done."""
+        box = self._attached()
+        return {"env": np.arange(n), "plan": np.tile(box.middle, (n, self.horizon, 1))}
+
+    def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Make the plans better, take their first actions, and keep the rest of them."""
+        box = self._attached()
+        plan = np.where(first[:, None, None], box.middle, state["plan"])
+        tried = box.clip(plan[:, None] + self._draw(len(plan), box.factor))
+        if self._states is None:
+            returns = self._imagine(obs, tried)
+        else:
+            returns = self._try_out(state["env"], tried, self._states)
+        plan = plan + average(tried - plan[:, None], returns, self.temperature)
+        plan = box.clip(plan)  # where rounding may have led out
+        after = np.concatenate([plan[:, 1:], plan[:, -1:]], axis=1)
+        return box.to_env(plan[:, 0]), {"env": state["env"], "plan": after}, {}
+
+    def _draw(self, n: int, factor: Array) -> Array:
+        """Noise [n, samples, horizon, D] whose steps are alike, each with the same covariance."""
+        white = self._rng.standard_normal((n, self.samples, self.horizon, len(factor)))
+        noise = white @ factor.T
+        keep, fresh = self._smoothness, np.sqrt(1 - self._smoothness**2)
+        for t in range(1, self.horizon if keep else 0):
+            noise[:, :, t] = keep * noise[:, :, t - 1] + fresh * noise[:, :, t]
+        return noise
+
+    def _try_out(self, env_ids: Array, tried: Array, states: States) -> Array:
+        """Returns [n, samples] of plans [n, samples, horizon, D], from the states of environments."""
+        n = len(env_ids)
+        roots = states.save(env_ids)
+        try:
+            parents = np.repeat(roots, self.samples)
+            seeds = self._rng.integers(1, 2**63, len(parents), np.uint64)
+            actions = self._attached().to_env(tried.reshape(len(parents), self.horizon, -1))
+            found = states.rollout(parents, actions, seeds)
+        finally:
+            states.drop(roots)
+        self.simulator_steps += int(found.length.sum())
+        returns: Array = found.reward @ self._discount ** np.arange(self.horizon)
+        if self._value is not None:
+            returns += np.where(
+                found.terminated, 0.0, self._discount**found.length * self._worth(found.obs, len(parents))
+            )
+        if found.faulty is not None:  # what would have come of them nobody knows, so they weigh nothing
+            returns[found.faulty] = -np.inf
+        return returns.reshape(n, self.samples)
+
+    def _imagine(self, obs: Tree, tried: Array) -> Array:
+        """The same by the model, from observations."""
+        assert self._model is not None
+        n, box = len(tried), self._attached()
+        obs = tree_map(lambda leaf: np.repeat(leaf, self.samples, axis=0), obs)
+        tried = tried.reshape(n * self.samples, self.horizon, -1)
+        returns, going = np.zeros(len(tried)), np.ones(len(tried))
+        for t in range(self.horizon):
+            obs, reward, over = self._model(obs, box.to_env(tried[:, t]))
+            _require_finite(to_numpy(reward), "`model`")
+            returns += self._discount**t * going * to_numpy(reward)
+            going *= ~np.asarray(to_numpy(over), np.bool_)
+        if self._value is not None:
+            returns += self._discount**self.horizon * going * self._worth(obs, len(tried))
+        return returns.reshape(n, self.samples)
+
+    def _worth(self, obs: Tree, count: int) -> Array:
+        """Values of so many observations, in the unit of the game's own rewards."""
+        assert self._value is not None
+        worth: Array = self._value(obs) / known_scale(self.reward_scale)
+        if len(worth) != count:
+            raise UserError(f"`value` gave {len(worth)} numbers for {count} observations: let it give one for each.")
+        _require_finite(worth, "`value`")
+        return worth
+
+    def _attached(self) -> _Box:
+        if self._box is None:
+            raise UserError("MPPI plans from the states of environments: attach(vec) it to those it acts for first.")
+        return self._box
+
+
+def average(noise: Array, returns: Array, temperature: float) -> Array:
+    """Noise [n, samples, ...] weighed by softmax(returns / temperature) of each row, summed over samples.
+
+    A return of -inf weighs nothing, and where all are, all weigh the same.
+    """
+    best = returns.max(1, keepdims=True)
+    weights = np.exp(np.where(best > -np.inf, returns - np.maximum(best, np.finfo(float).min), 0.0) / temperature)
+    weights /= weights.sum(1, keepdims=True)
+    summed: Array = np.einsum("nk,nk...->n...", weights, noise)
+    return summed
+
+
+def _require_finite(numbers: Array, who: str) -> None:
+    """UserError unless plans can be weighed by these."""
+    if not np.isfinite(numbers).all():
+        raise UserError(f"MPPI weighs plans by their returns, and {who} gave a number that is not finite.")
+
+
+class _Box:
+    """The numbers of an action in a row, within their bounds."""
+
+    def __init__(self, layout: Layout, noise: float | Sequence[float] | Array | None):
+        self._layout = layout
+        for leaf in layout.leaves:
+            if not isinstance(leaf.space, gs.Box) or leaf.dtype.kind != "f":
+                raise UserError(
+                    f"MPPI weighs continuous actions, and '{leaf.name}' is {leaf.space}: plan such actions by search, "
+                    "with SearchConfig."
+                )
+        spaces: list[Any] = [leaf.space for leaf in layout.leaves]
+        self._low, self._high = (
+            np.concatenate([getattr(space, side).reshape(-1) for space in spaces]).astype(np.float64)
+            for side in ("low", "high")
+        )
+        if not (np.isfinite(self._low).all() and np.isfinite(self._high).all()):
+            raise UserError(
+                "MPPI tries out actions within bounds: give every number of the action space a low and a high."
+            )
+        self.middle = (self._low + self._high) / 2
+        self.factor = self._read_noise(noise)
+
+    def clip(self, actions: Array) -> Array:
+        """Within bounds."""
+        return np.minimum(np.maximum(actions, self._low), self._high)
+
+    def to_env(self, actions: Array) -> Tree:
+        """Actions [..., D] as the environment takes them."""
+        leaves, at = [], 0
+        for leaf in self._layout.leaves:
+            size = int(np.prod(leaf.shape))
+            part = actions[..., at : at + size].reshape(*actions.shape[:-1], *leaf.shape)
+            leaves.append(part.astype(leaf.dtype))
+            at += size
+        return self._layout.unflatten(leaves)
+
+    def _read_noise(self, noise: float | Sequence[float] | Array | None) -> Array:
+        """What makes independent noise that of the covariance."""
+        size = len(self.middle)
+        given = (self._high - self._low) / 4 if noise is None else np.asarray(noise, np.float64)
+        if given.shape not in ((), (size,), (size, size)):
+            raise UserError(
+                f"Noise of shape {given.shape} does not fit {size} numbers: give one standard deviation, one for each, "
+                "or a covariance."
+            )
+        if given.ndim < 2:
+            if not (given > 0).all():
+                raise UserError(f"Standard deviations of noise must be above 0, got {noise}.")
+            return np.diag(np.broadcast_to(given, (size,)))
+        try:
+            factor: Array = np.linalg.cholesky(given)
+        except np.linalg.LinAlgError:
+            raise UserError("The noise's covariance must be symmetric and positive definite.") from None
+        return factor

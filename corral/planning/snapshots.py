@@ -19,8 +19,8 @@ from corral.envs.vec_env import VecEnv
 from corral.planning.of_vec import special_states, states_of
 from corral.snapshot.env_states import EnvStates
 from corral.snapshot.keepers.choose import make_scratch, scratch_like
+from corral.snapshot.live_env import WatchedEnv
 from corral.snapshot.states import Level, States, Steps
-from corral.snapshot.watched import WatchedEnv
 
 
 class Snapshots:

@@ -12,7 +12,7 @@ from typing import Any
 from gymnasium.wrappers import TimeLimit
 
 from corral.core.errors import UserError
-from corral.core.gym_env import build_env
+from corral.core.gym_env import build_env, layers
 from corral.core.types import Array
 from corral.envs.backends.local import LocalVecEnv
 from corral.envs.resolve import EnvLike, resolve
@@ -20,9 +20,8 @@ from corral.envs.vec_env import VecEnv
 from corral.snapshot.env_states import EnvStates
 from corral.snapshot.keeper import Beginning, Env
 from corral.snapshot.keepers.choose import make_scratch
-from corral.snapshot.keepers.declared_env import KEY, WHOLE, declares, read_declared, write_declared
+from corral.snapshot.keepers.declared import KEY, WHOLE, declares, read_declared, write_declared
 from corral.snapshot.live_env import Acting
-from corral.snapshot.rng import layers
 
 Transfer = Callable[[Env], Any]
 """What a stand-in takes of the environment that acts."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from corral.config.migrate import FORMAT, read_config
 from corral.core.errors import UserError
+from corral.core.types import EnvSpec
 
 _CONFIG, _INFO, _LOCK = "config.yaml", "run.json", ".lock"
 _OWN = {_CONFIG, _INFO, _LOCK, "metrics.csv", "events.jsonl", "parts.json", "checkpoints", "videos"}
@@ -288,3 +289,36 @@ def _holder(path: Path) -> int | None:
 def _pid_in(file: int) -> int | None:
     text = os.pread(file, 32, 0).decode(errors="replace").strip()
     return int(text) if text.isdigit() else None
+
+
+# Files that others write: there whole or not at all.
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write instead of `path`; it becomes `path` when all is well. UserError where that cannot be."""
+    unfinished = path.with_name(f".tmp-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        open(unfinished, "wb").close()
+        yield unfinished
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+
+
+# Whether an environment is still the one that a run was trained on.
+
+
+def require_same_env(found: EnvSpec, trained: EnvSpec) -> None:
+    """UserError where the spaces differ: a network would not fit, or take its inputs for something else."""
+    for what in ("observation", "action"):
+        now, then = getattr(found, what), getattr(trained, what)
+        if now != then:
+            raise UserError(
+                f"{found.name} has {what}s {now.space}, and this run was trained on {then.space}: give it the "
+                "environment that it was trained on, or start a new run."
+            )

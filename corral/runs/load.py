@@ -48,7 +48,7 @@ class LoadedPolicy:
         self, experiment: Experiment, weights: dict[str, Any], meta: dict[str, Any], *, seed: int, device: str
     ):
         from corral.learn.device import find_device
-        from corral.topologies.build import make_algorithm
+        from corral.topologies.base import make_algorithm
 
         self.experiment = experiment
         self.spec = EnvSpec.from_json(meta["spec"])
@@ -120,7 +120,7 @@ class LoadedPolicy:
 
     def use_training_threads(self) -> None:
         """Let torch compute with as many threads as in training, so that results are the same to the last bit."""
-        from corral.learn.threads import set_threads
+        from corral.learn.device import set_threads
 
         set_threads(self.experiment.threads, self.model)
 

@@ -21,16 +21,14 @@ from corral.acting.policy import PlanningPolicy
 from corral.config import presets
 from corral.config.experiment import Experiment
 from corral.core.types import EnvSpec
-from corral.envs.suites.games.sides import has_both_sides
+from corral.envs.suites.games.board_env import has_both_sides
 from corral.envs.vec_env import VecEnv
 from corral.runs import checkpoint
 from corral.runs.evaluate import Evaluation, acting_seed, evaluate, make_eval_vec
 from corral.runs.events import EventLog
-from corral.runs.folder import RunFolder
+from corral.runs.folder import RunFolder, require_same_env, whole_file
 from corral.runs.progress import Progress
-from corral.runs.same_env import require_same_env
 from corral.runs.sinks.base import MetricsLog
-from corral.runs.whole_file import whole_file
 from corral.topologies.base import make_topology
 
 log = logging.getLogger("corral.runs")

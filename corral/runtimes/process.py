@@ -19,10 +19,18 @@ import cloudpickle
 
 from corral.core.encoding import BadMessage, Buffer, Value, decode, encode
 from corral.envs.backends.process.handle import THREAD_VARIABLES, plug_stdio, shared_memory
-from corral.runtimes import frames
 from corral.runtimes.base import Call, Handle, MakeRole, RoleLost, Runtime, raised
 from corral.runtimes.connection import Closed, Connection
 from corral.runtimes.orphan_reaper import Sentry
+
+# Kinds of frames between a runtime and its roles.
+
+
+# to a role
+CALL, TELL, CLOSE = range(3)
+# from a role
+ANSWER, ALIVE = range(10, 12)
+
 
 _BOOT = "import sys; sys.path[:] = {path!r}; from corral.runtimes.process_child import main; main({args})"
 _SEND_S = 30.0  # a role reads all the time; only one that is frozen could make us wait
@@ -91,16 +99,16 @@ class _Process(Handle):
         call = _Call(self, method)
         self._number += 1
         self._calls[self._number] = call
-        self._send(frames.CALL, self._number, encode([method, [_plain(arg) for arg in args]]))
+        self._send(CALL, self._number, encode([method, [_plain(arg) for arg in args]]))
         return call
 
     def tell(self, key: str, value: Value) -> None:
         if isinstance(value, Shared):
             if key not in value.frames:
                 value.frames[key] = encode([key, value.value])
-            self._send(frames.TELL, 0, value.frames[key])
+            self._send(TELL, 0, value.frames[key])
         else:
-            self._send(frames.TELL, 0, encode([key, value]))
+            self._send(TELL, 0, encode([key, value]))
 
     def _send(self, kind: int, number: int, parts: list[Buffer]) -> None:
         if self.lost is None:
@@ -117,7 +125,7 @@ class _Process(Handle):
             while (frame := self.connection.read(wait=False)) is not None:
                 self._seen = time.monotonic()
                 kind, number, body = frame
-                if kind == frames.ANSWER and number in self._calls:
+                if kind == ANSWER and number in self._calls:
                     self._calls.pop(number).answer = decode(body)
         except (Closed, BadMessage) as error:
             self.lose(str(error))
@@ -145,7 +153,7 @@ class _Process(Handle):
 
     def say_close(self) -> None:
         """Ask it to end."""
-        self._send(frames.CLOSE, 0, [])
+        self._send(CLOSE, 0, [])
 
     def wait_closed(self, until: float) -> None:
         """Wait for it to end by itself, then end it."""

@@ -22,7 +22,7 @@ import cloudpickle
 
 from corral.core.encoding import Buffer, decode, encode
 from corral.envs.backends.process.child import end_with_parent, leave
-from corral.runtimes import frames
+from corral.runtimes import process as frames
 from corral.runtimes.base import Mailbox, Role, kind_of
 from corral.runtimes.connection import Closed, Connection
 

@@ -24,12 +24,10 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from corral.core.errors import UserError
-from corral.core.onlooker import Onlooker
+from corral.core.gym_env import Onlooker, layers
 from corral.core.types import Array, EnvSpec, Tree, tree_map
-from corral.snapshot.mishaps import Mishaps
-from corral.snapshot.rng import layers
 from corral.snapshot.shelf import Shelf
-from corral.snapshot.states import Level, Rollouts, Scene, States, Steps, turns
+from corral.snapshot.states import Level, Mishaps, Rollouts, Scene, States, Steps, turns
 
 Env = gymnasium.Env[Any, Any]
 _NOT_FINITE = "it gave an observation or a reward that is not finite"

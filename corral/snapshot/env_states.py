@@ -11,12 +11,11 @@ import numpy as np
 
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, Tree
-from corral.snapshot.common_dice import CommonDice, put_back
 from corral.snapshot.keeper import Beginning, CannotKeep, Env, Keeping
 from corral.snapshot.keepers.choose import choose_keeping
 from corral.snapshot.live_env import Acting
-from corral.snapshot.mishaps import Mishaps
-from corral.snapshot.states import Level, Rollouts, Scene, States, Steps, turns
+from corral.snapshot.rng import CommonDice, put_back
+from corral.snapshot.states import Level, Mishaps, Rollouts, Scene, States, Steps, turns
 
 MakeScratch = Callable[[], Env]
 _STATE_BYTES = 400  # beside what is kept and shown

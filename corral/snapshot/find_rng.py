@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from corral.snapshot.dice import Die, throw_anew
-from corral.snapshot.rng import Env, is_generator
+from corral.core.gym_env import Env
+from corral.snapshot.rng import Die, is_generator, throw_anew
 
 _FIELD, _SLOT, _ITEM, _CELL, _OWNER = range(5)
 Step = tuple[int, Any]

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import gymnasium
+import numpy as np
+
+from corral.core.spaces import Layout
 from corral.core.types import Array
-from corral.snapshot.keeper import Beginning, Env
+from corral.snapshot.keeper import Beginning, CannotKeep, Env
+from corral.snapshot.keepers.fields import FieldsKeeping
+from corral.snapshot.rng import State, find_generators, read_generators, same_state, write_generators
 
 
 class Acting(ABC):
@@ -39,3 +49,163 @@ class Acting(ABC):
 
     def release(self) -> None:  # noqa: B027 - most are not watched
         """Let it be as if nobody had looked."""
+
+
+# A single environment that its user steps: its `step` and `reset` are watched, to know what it showed.
+
+
+_SINCE_SEED_STEPS, _GAME_STEPS = 10_000, 50_000  # as much as `restore` repeats
+
+
+@dataclass
+class _Game:
+    """An episode: how it began, and what was done. `after` leads to a state that it goes on from instead."""
+
+    seed: int | None = None
+    options: Any = None
+    generators: State = field(default_factory=dict)  # before its reset
+    wrappers: Any = None  # their fields, then
+    actions: list[Any] = field(default_factory=list)
+    after: Beginning | None = None
+
+
+class WatchedEnv(Acting):
+    """Puts functions of its own in the place of the environment's `step` and `reset`, until `release`."""
+
+    def __init__(self, env: Env, layout: Layout):
+        self._env, self._layout = env, layout
+        self._step: Callable[..., Any] = env.step
+        self._reset: Callable[..., Any] = env.reset
+        self._leaves: list[Array] | None = None
+        self._over, self._recording, self._watching = False, False, True
+        self._before: dict[str, Any] = {name: vars(env)[name] for name in ("step", "reset") if name in vars(env)}
+        self._since: list[Any] | None = None  # actions since `mark`, one too many at most; None when it was moved
+        self._games: list[_Game] = []  # since a seed, while that is not long ago
+        self._wrappers = FieldsKeeping(base=False) if isinstance(env, gymnasium.Wrapper) else None
+        env.step, env.reset = self._watched_step, self._watched_reset  # type: ignore[method-assign]
+
+    @property
+    def env(self) -> Env:
+        """The user's."""
+        return self._env
+
+    @property
+    def over(self) -> bool:
+        """Whether the last step ended its episode."""
+        return self._over
+
+    def record(self) -> None:
+        """Keep every action from the next reset on."""
+        self._recording = True
+
+    def shown(self) -> list[Array] | None:
+        """As the last step or reset returned it; None if that was before anything here knew it."""
+        return None if self._leaves is None else [leaf.copy() for leaf in self._leaves]
+
+    def tell(self, obs: Any) -> None:
+        """What it shows now."""
+        leaves, values = self._layout.leaves, self._layout.flatten(obs)
+        self._leaves = [np.array(value, leaf.dtype) for leaf, value in zip(leaves, values, strict=True)]
+
+    def mark(self) -> None:
+        """From now on it counts what is done."""
+        self._since = []
+
+    def took(self, count: int) -> list[Any] | None:
+        """The actions since `mark`, if they are so many and nothing else was done to it."""
+        return self._since if self._since is not None and len(self._since) == count else None
+
+    def beginning(self) -> Beginning | None:
+        """Its games since the last seed, or only the current one."""
+        if not self._games or len(self._games[-1].actions) > _GAME_STEPS or self._leaves is None:
+            return None
+        *past, last = self._games
+        games = [*past, replace(last, actions=list(last.actions))]
+        shown, now = [leaf.copy() for leaf in self._leaves], read_generators(find_generators(self._env))
+        nbytes = 1000 + 100 * sum(len(game.actions) for game in games)
+        return Beginning(lambda env: self._repeat(env, games, shown, now), nbytes)
+
+    def loaded(self, obs: list[Array] | None, over: bool, beginning: Beginning | None) -> None:
+        """Go on from there."""
+        self._leaves, self._over = None if obs is None else [leaf.copy() for leaf in obs], over
+        self._games, self._since = [] if beginning is None else [_Game(after=beginning)], None
+
+    def release(self) -> None:
+        """Give the environment its own functions back; whoever watches it since goes on watching it."""
+        self._watching = False
+        if getattr(vars(self._env).get("step"), "__self__", None) is self:
+            self._put_back(self._env)
+
+    def _put_back(self, env: Env) -> None:
+        """Undo what this one, and those before it that look no more, did to its functions."""
+        for name in ("step", "reset"):
+            vars(env).pop(name, None)
+        vars(env).update(self._before)
+        below = getattr(self._before.get("step"), "__self__", None)
+        if isinstance(below, WatchedEnv) and not below._watching:
+            below._put_back(env)
+
+    def _watched_step(self, action: Any) -> Any:
+        if not self._watching:
+            return self._step(action)
+        if self._since is not None and len(self._since) < 2:
+            self._since.append(copy.deepcopy(action))
+        if self._recording and self._games:
+            actions = self._games[-1].actions
+            if len(actions) <= _GAME_STEPS:
+                actions.append(copy.deepcopy(action))
+        self._leaves = None  # if it raises
+        result = self._step(action)
+        self.tell(result[0])
+        self._over = bool(result[2] or result[3])
+        return result
+
+    def _watched_reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if not self._watching:
+            return self._reset(seed=seed, options=options)
+        if self._recording:
+            generators = read_generators(find_generators(self._env))
+            game = _Game(seed, copy.deepcopy(options), generators, self._keep_wrappers())
+            long = sum(1 + len(game.actions) for game in self._games) > _SINCE_SEED_STEPS
+            self._games = [game] if seed is not None or long or not self._games else [*self._games, game]
+        self._leaves = self._since = None
+        result = self._reset(seed=seed, options=options)
+        self.tell(result[0])
+        self._over = False
+        return result
+
+    def _keep_wrappers(self) -> Any:
+        """What wrappers remember from one episode to the next, if it can be copied."""
+        try:
+            return None if self._wrappers is None else self._wrappers.keep(self._env)
+        except CannotKeep:
+            return None
+
+    def _repeat(self, env: Env, games: list[_Game], shown: list[Array], now: State) -> Any:
+        obs = None
+        for k, game in enumerate(games):
+            if game.after is not None:
+                obs = game.after.repeat(env)
+            else:
+                if k == 0:
+                    env.reset(seed=0)  # builds what only a first reset builds
+                    if self._wrappers is not None and game.wrappers is not None:
+                        self._wrappers.put(env, game.wrappers)
+                    write_generators(find_generators(env), game.generators)
+                obs, _ = env.reset(seed=game.seed, options=copy.deepcopy(game.options))
+            for action in game.actions:
+                obs = env.step(copy.deepcopy(action))[0]
+        same = all(
+            np.array(value, leaf.dtype).tobytes() == old.tobytes()
+            for leaf, value, old in zip(self._layout.leaves, self._layout.flatten(obs), shown, strict=True)
+        )
+        if not (same and same_state(read_generators(find_generators(env)), now)):
+            raise CannotKeep("repeating its actions led elsewhere: it is not deterministic")
+        return obs
+
+
+def unwatch(copied: Env) -> None:
+    """Give a copy of an environment its own functions, if the original was watched, by however many."""
+    while isinstance(watch := getattr(vars(copied).get("step"), "__self__", None), WatchedEnv):
+        watch._watching = False
+        watch._put_back(copied)

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-Env = gymnasium.Env[Any, Any]
+from corral.core.errors import EnvFailed, UserError
+from corral.core.gym_env import Env, layers
+
 State = dict[str, Any]
 Generators = dict[str, Any]
 _KINDS = (np.random.Generator, np.random.RandomState, random.Random)
-
-
-def layers(env: Env) -> Iterator[Any]:
-    """An environment's wrappers from outside in, and the environment."""
-    layer: Any = env
-    while isinstance(layer, gymnasium.Wrapper):
-        yield layer
-        layer = layer.env
-    yield layer
 
 
 def find_generators(env: Env) -> Generators:
@@ -117,3 +110,135 @@ def write_generator(generator: Any, state: State) -> None:
         generator.set_state(state)
     else:
         generator.setstate((state["version"], tuple(state["key"].tolist()), state["gauss"]))
+
+
+# Random generators as they are kept with a state: read, brought to life, and given other numbers, in microseconds.
+
+
+_WORD = (1 << 64) - 1
+
+
+class Die:
+    """A generator's state."""
+
+    __slots__ = ("kind", "state")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, generator: Any):
+        self.kind = _kind(generator)
+        self.state: State = read_generator(generator)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Die) or self.kind != other.kind:
+            return False
+        if self.kind[1] is np.random.PCG64:  # the usual one, which has no arrays
+            return self.state == other.state
+        return same_state(self.state, other.state)
+
+    def fits(self, generator: Any) -> bool:
+        """Whether a generator can take this state."""
+        return is_generator(type(generator)) and _kind(generator) == self.kind
+
+    def write(self, generator: Any) -> None:
+        """Let a generator go on from here."""
+        write_generator(generator, self.state)
+
+    def alive(self) -> Any:
+        """A generator that goes on from here."""
+        outer, inner = self.kind
+        if inner is None:
+            made = outer()
+        else:
+            made = outer(inner) if is_torch_generator(outer) else outer(inner(0))
+        self.write(made)
+        return made
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes to keep."""
+        return 400 + sum(value.nbytes for value in self.state.values() if isinstance(value, np.ndarray))
+
+
+def throw_anew(generator: Any, seed: int, place: int) -> None:
+    """Let a generator, the `place`-th of its environment, go on with numbers that `seed` says."""
+    a = _mix(seed ^ _mix(place + 1))
+    if isinstance(generator, np.random.Generator):
+        bits: Any = generator.bit_generator
+        if type(bits) is np.random.PCG64:  # a seed sequence would cost five times as much
+            numbers: Any = {"state": a << 64 | _mix(a), "inc": (_mix(a + 1) << 64 | _mix(a + 2)) | 1}
+            bits.state = {"bit_generator": "PCG64", "state": numbers, "has_uint32": 0, "uinteger": 0}
+        else:
+            bits.state = type(bits)(a).state
+    elif is_torch_generator(type(generator)):
+        generator.manual_seed(a >> 1)
+    else:
+        generator.seed(a & 0xFFFFFFFF)
+
+
+def _mix(x: int) -> int:
+    """The next number after x in a splitmix64 sequence: all bits of x matter to all of it."""
+    x = (x + 0x9E3779B97F4A7C15) & _WORD
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _WORD
+    return x ^ x >> 31
+
+
+def _kind(generator: Any) -> tuple[type, Any]:
+    """What it takes to make another: its type, and that of its bits, or the device that it is for."""
+    if isinstance(generator, np.random.Generator):
+        return type(generator), type(generator.bit_generator)
+    if is_torch_generator(type(generator)):
+        return type(generator), generator.device
+    return type(generator), None
+
+
+# The generators that a process shares, `random` and `numpy.random`: who steps a planner's environment spares them. An
+# environment that draws from them in its steps cannot be planned on: the planner would throw the dice of the one that
+# acts, and nothing that is kept of its state says what they will show. That is refused, as soon as it is seen.
+
+
+_FIRST, _EVERY = 64, 16  # when to look: reading them takes as long as some steps
+
+
+class CommonDice:
+    """Watches over them, at first always and later now and then."""
+
+    def __init__(self, name: str):
+        self._name, self._calls = name, 0
+
+    @contextmanager
+    def spared(self) -> Iterator[None]:
+        """Puts back what steps in between took of them; UserError if they took any."""
+        self._calls += 1
+        if self._calls > _FIRST and self._calls % _EVERY:
+            yield
+            return
+        failed: Exception | None = None
+        with put_back() as taken:
+            try:
+                yield
+            except (EnvFailed, UserError) as error:  # perhaps for that reason
+                failed = error
+        if taken:
+            raise UserError(
+                f"{self._name} draws from {taken[0]}, which it shares with everything in this process, so that no "
+                "planner can leave it alone: let it draw from self.np_random."
+            ) from failed
+        if failed is not None:
+            raise failed
+
+
+@contextmanager
+def put_back() -> Iterator[list[str]]:
+    """Whatever is done, they are then where they were; names of those that were drawn from."""
+    taken: list[str] = []
+    before = read_global_generators()
+    try:
+        yield taken
+    finally:
+        now = read_global_generators()
+        for name, public in (("numpy", "numpy.random"), ("random", "random")):
+            if not same_state(before[name], now[name]):
+                taken.append(public)
+        if taken:
+            write_global_generators(before)

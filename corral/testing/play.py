@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import gymnasium
 import numpy as np
 
+from corral.core.gym_env import legal
+from corral.core.spaces import Layout
 from corral.core.types import Array, StepBatch, Tree, tree_map
 from corral.envs.vec_env import VecEnv
 
@@ -85,3 +91,153 @@ def _at(tree: Tree, k: int) -> Tree:
 def _remember(store: dict[int, Any], ids: Array, tree: Tree) -> None:
     for k, env_id in enumerate(ids.tolist()):
         store[env_id] = _at(tree, k)
+
+
+# Play one environment, note all that is odd about what it returns, and compare two plays.
+
+
+Env = gymnasium.Env[Any, Any]
+
+_PLAY_S = 10.0  # a slow simulator gets fewer steps rather than a long wait
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step, or a reset, returned, and when."""
+
+    when: str
+    obs: Any
+    reward: Any = 0.0
+    ends: tuple[bool, bool] = (False, False)
+    action: Any = None  # None: a reset
+
+
+@dataclass
+class RandomPlay:
+    """What was seen in some random steps. Each `*_problem` describes the first one of its kind."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    lengths: list[int] = field(default_factory=list)
+    terminated: int = 0
+    truncated: int = 0
+    both: int = 0
+    reward_low: float = math.inf
+    reward_high: float = -math.inf
+    step_problem: str = ""  # ends the play
+    obs_problem: str = ""
+    reward_problem: str = ""
+    odd_dtype: str = ""
+    odd_reward: str = ""
+    odd_flags: str = ""
+    overwrites: bool = False
+    masked: bool = False  # it says which actions are legal
+
+
+def play_at_random(play: RandomPlay, env: Env, layout: Layout, steps: int, seed: int) -> None:
+    """Take random steps, starting new episodes as they end, and note in `play` what comes back."""
+    obs, info = env.reset(seed=seed)
+    env.action_space.seed(seed)
+    play.masked = "action_mask" in info
+    length, start = 0, time.perf_counter()
+    while play.steps < steps and play.seconds < _PLAY_S:
+        kept = copy.deepcopy(obs)
+        result: Any = env.step(legal(env.action_space.sample(), info))
+        play.steps += 1
+        length += 1
+        if not (isinstance(result, tuple) and len(result) == 5):
+            size = f" of {len(result)}" if isinstance(result, tuple) else ""
+            got = f"{type(result).__name__}{size}"
+            play.step_problem = f"step() must return (obs, reward, terminated, truncated, info), got a {got}"
+            return
+        if not play.overwrites:
+            play.overwrites = not _equal(obs, kept, layout)
+        obs, reward, terminated, truncated, info = result
+        _note_obs(play, obs, layout)
+        _note_reward(play, reward)
+        if not isinstance(info, dict):
+            play.step_problem = f"the info of step() must be a dict, got {type(info).__name__}"
+            return
+        if _note_ends(play, terminated, truncated):
+            play.lengths.append(length)
+            length = 0
+            obs, info = env.reset()
+            _note_obs(play, obs, layout)
+        play.seconds = time.perf_counter() - start
+
+
+def rollout(env: Env, seed: int, actions: Sequence[Any]) -> list[Step]:
+    """A seeded reset, then these actions; later episodes start without a seed, as Corral starts them.
+
+    Where an action is not legal, another one is taken, and noted.
+    """
+    obs, info = env.reset(seed=seed)
+    played = [Step("the first observation", copy.deepcopy(obs))]
+    for number, action in enumerate(actions, 1):
+        action = legal(action, info)
+        obs, reward, terminated, truncated, info = env.step(action)
+        ends = bool(terminated), bool(truncated)
+        played.append(Step(f"step {number}", copy.deepcopy(obs), copy.deepcopy(reward), ends, action))
+        if terminated or truncated:
+            obs, info = env.reset()
+            played.append(Step(f"the reset after step {number}", copy.deepcopy(obs)))
+    return played
+
+
+def first_difference(a: Sequence[Step], b: Sequence[Step], layout: Layout) -> str | None:
+    """Where two plays part, in words, or None."""
+    for x, y in zip(a, b, strict=False):
+        for leaf, left, right in zip(layout.leaves, layout.flatten(x.obs), layout.flatten(y.obs), strict=True):
+            if not _same(left, right):
+                return x.when + (f" (leaf '{leaf.name}')" if len(layout.leaves) > 1 else "")
+        if x.ends != y.ends:
+            return f"{x.when} (terminated or truncated)"
+        if not _same(x.reward, y.reward):
+            return f"{x.when} (reward)"
+    return None
+
+
+def _same(a: Any, b: Any) -> bool:
+    left, right = np.asarray(a), np.asarray(b)
+    return np.array_equal(left, right, equal_nan=left.dtype.kind == right.dtype.kind == "f")
+
+
+def _equal(a: Any, b: Any, layout: Layout) -> bool:
+    return first_difference([Step("", a)], [Step("", b)], layout) is None
+
+
+def _note_obs(play: RandomPlay, obs: Any, layout: Layout) -> None:
+    if play.obs_problem:
+        return
+    if found := layout.problem(obs):
+        play.obs_problem = f"at step {play.steps}, {found}"
+        return
+    for leaf, value in zip(layout.leaves, layout.flatten(obs), strict=True):
+        array = np.asarray(value)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            play.obs_problem = f"at step {play.steps}, observation leaf '{leaf.name}' is not finite"
+        elif array.dtype != leaf.dtype and isinstance(value, np.ndarray) and not play.odd_dtype:
+            play.odd_dtype = f"observation leaf '{leaf.name}' has dtype {array.dtype}, its space says {leaf.dtype}"
+
+
+def _note_reward(play: RandomPlay, reward: Any) -> None:
+    array = np.asarray(reward)
+    if array.size != 1 or array.dtype.kind not in "fiub":
+        play.reward_problem = play.reward_problem or f"at step {play.steps}, the reward is {reward!r}, not a number"
+        return
+    value = float(array.reshape(()))
+    if not math.isfinite(value):
+        play.reward_problem = play.reward_problem or f"at step {play.steps}, the reward is {value}"
+    if array.shape:
+        play.odd_reward = f"an array of shape {array.shape}"
+    play.reward_low, play.reward_high = min(play.reward_low, value), max(play.reward_high, value)
+
+
+def _note_ends(play: RandomPlay, terminated: Any, truncated: Any) -> bool:
+    for flag in (terminated, truncated):
+        if not isinstance(flag, (bool, np.bool_)):
+            play.odd_flags = type(flag).__name__
+    play.terminated += bool(terminated)
+    play.truncated += bool(truncated)
+    play.both += bool(terminated and truncated)
+    return bool(terminated or truncated)

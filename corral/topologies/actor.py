@@ -22,10 +22,10 @@ from corral.core.encoding import Value
 from corral.core.types import Trajectory
 from corral.data.pack import pack
 from corral.envs.normalize import NormalizedVecEnv
-from corral.learn.threads import set_threads
+from corral.learn.device import set_threads
 from corral.learn.weights import FlatParams
 from corral.runtimes.base import Mailbox
-from corral.topologies.build import build_model, make_algorithm, make_train_vec
+from corral.topologies.base import build_model, make_algorithm, make_train_vec
 from corral.topologies.weight_channel import weights_mode
 
 _WEIGHTS_S = 300.0  # to wait for weights that were promised: a learner may be busy with a large batch

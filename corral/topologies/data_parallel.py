@@ -18,12 +18,11 @@ from corral.core.machine import cores
 from corral.core.types import EnvSpec
 from corral.envs.normalize import RunningMoments
 from corral.learn.exchange.peers import new_secret
-from corral.learn.state import to_arrays, to_tensors
+from corral.learn.weights import to_arrays, to_tensors
 from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import Member, collect
 from corral.topologies.base import Note, Topology, planning_metrics
-from corral.topologies.rendezvous import ANSWER_S, AllReduceHub, GossipHub, Hub
-from corral.topologies.servers import ServerHub
+from corral.topologies.rendezvous import ANSWER_S, AllReduceHub, GossipHub, Hub, ServerHub
 from corral.topologies.worker import Worker
 
 _BUILD_S = 300.0  # to build environments and networks everywhere

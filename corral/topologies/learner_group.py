@@ -17,16 +17,14 @@ from corral.core.encoding import Value
 from corral.core.errors import RunFailed
 from corral.core.types import EnvSpec, LossOutput, Positions, Sample, Trajectory, Transitions, slice_envs, tree_map
 from corral.data.pack import pack, unpack_batch
-from corral.learn.device import Precision, find_device
+from corral.learn.device import Precision, find_device, set_threads
 from corral.learn.exchange.all_reduce import AllReduce, open_store
 from corral.learn.exchange.base import PeerLost
 from corral.learn.learner import Learner
-from corral.learn.state import to_arrays, to_tensors
-from corral.learn.threads import set_threads
+from corral.learn.weights import to_arrays, to_tensors
 from corral.runtimes.base import Mailbox, MakeRole, Runtime
 from corral.runtimes.supervised_role import Member, collect
-from corral.topologies.base import Note
-from corral.topologies.build import build_model, make_algorithm
+from corral.topologies.base import Note, build_model, make_algorithm
 
 _TOGETHER_S = 600.0  # for everybody to come to an update; who is killed is noticed at once
 _BUILD_S = 300.0

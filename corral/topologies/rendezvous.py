@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
+from corral.config.experiment import Experiment
 from corral.core.encoding import Value
+from corral.core.types import EnvSpec
 from corral.learn.exchange.all_reduce import open_store
-from corral.learn.state import mean_state
-from corral.runtimes.base import Runtime
+from corral.learn.exchange.make import broadcast_codec, gradient_codec
+from corral.learn.exchange.peers import own_address
+from corral.learn.exchange.server import Rules, Server, slices
+from corral.learn.learner import Learner
+from corral.learn.weights import FlatParams, mean_state, to_arrays, to_tensors
+from corral.runtimes.base import Mailbox, MakeRole, Runtime
 from corral.runtimes.supervised_role import Member
+from corral.topologies.base import Note, build_model, make_algorithm
 
 # For everybody to come to an update: as long as a slow simulator may take, many times a step's deadline. Who is killed
 # is noticed at once by its connection, who is frozen by the runtime.
@@ -127,3 +136,148 @@ def _distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     apart = sum(float(np.square(one[name] - other[name], dtype=np.float64).sum()) for name in names)
     size = sum(float(np.square(other[name], dtype=np.float64).sum()) for name in names)
     return float(np.sqrt(apart / max(size, 1e-24)))
+
+
+# Parameter servers of a run: parts of their own, which the workers find, and which go on from their last state.
+
+
+class ServerHub:
+    """The servers have the weights and the optimizer; what else there is of a network is any worker's."""
+
+    re_form = False
+
+    def __init__(
+        self, experiment: Experiment, spec: EnvSpec, learner: Learner, runtime: Runtime, secret: bytes, note: Note,
+        ask: Ask,
+    ):  # fmt: skip
+        self._ask, self._secret, self._learner = ask, secret, learner
+        make = partial(_make_server, experiment, spec.to_json(), runtime.host, secret)
+        self.members = [
+            Member(runtime, f"server {k}", partial(make, k), note, experiment.scale.max_restarts)
+            for k in range(experiment.sharing.servers)
+        ]
+        self._slices = slices(learner.flat.weights.numel(), len(self.members))
+        self._last: list[Value] = [None] * len(self.members)  # states to start again from
+        self._empty = set(self.members)  # those that have no state yet
+        self._addresses: dict[Member, Value] = {}
+        self._told: dict[str, float] = {}
+        self._met: set[tuple[Member, int]] = set()  # workers, and which start of theirs
+
+    def gather(self, crew: list[Member], addresses: dict[Member, Value], state: Value) -> bool:
+        """Servers without a state get one; workers take over the rest, and connect."""
+        if any(not server.alive for server in self.members):
+            return False
+        self._spread(state)
+        for server in list(self._empty):
+            k = self.members.index(server)
+            answer = self._ask([server], "open", [[self._last[k]]], ANSWER_S)
+            if not answer:
+                return False
+            self._addresses[server] = answer[server]
+            self._empty.discard(server)
+        # The others keep their statistics: moments that are on their way to them are not in anybody else's.
+        new = [member for member in crew if (member, member.restarts) not in self._met]
+        loaded = self._ask(new, "load", [[state]] * len(new), ANSWER_S)
+        self._met |= {(member, member.restarts) for member in loaded}
+        if len(loaded) < len(new):
+            return False
+        where = [[self._addresses[server] for server in self.members], self._secret, TOGETHER_S]
+        joined = self._ask(crew, "meet", [where] * len(crew), MEET_S)
+        if len(joined) == len(crew) and all(answer is None for answer in joined.values()):
+            return True
+        self.keep()  # a server that is gone is noticed, and started again
+        return False
+
+    def _spread(self, state: Value) -> None:
+        """Cut the state of a whole learner into those of servers that have never had one."""
+        self._learner.load_state_dict({**to_tensors(state), "rng": self._learner.state_dict()["rng"]})
+        weights = self._learner.flat.weights.detach().cpu().numpy()
+        for k, s in enumerate(self._slices):
+            if self._last[k] is None:
+                kept = {
+                    name: value[s] if isinstance(value, np.ndarray) and value.ndim else value
+                    for name, value in state["optimizer"].items()
+                }
+                self._last[k] = {"version": state["version"], "weights": weights[s].copy(), "optimizer": kept}
+
+    def state(self, crew: list[Member]) -> Value | None:
+        """A worker's, with the servers' weights and optimizer."""
+        self.keep()
+        for member in list(crew):  # who does not answer is taken out
+            if answer := self._ask([member], "state", [[]], ANSWER_S):
+                return self._whole(answer[member])
+        return None
+
+    def _whole(self, state: Value) -> Value:
+        if any(last is None for last in self._last):
+            return state
+        learner = self._learner
+        learner.load_state_dict({**to_tensors(state), "rng": learner.state_dict()["rng"]})
+        with torch.no_grad():
+            for s, last in zip(self._slices, self._last, strict=True):
+                learner.flat.weights[s].copy_(torch.from_numpy(np.array(last["weights"])))
+        optimizer = {
+            name: np.concatenate([last["optimizer"][name] for last in self._last])
+            if isinstance(value, np.ndarray) and value.ndim else value
+            for name, value in self._last[0]["optimizer"].items()
+        }  # fmt: skip
+        whole = to_arrays(learner.state_dict())
+        return {**whole, "optimizer": optimizer, "version": self._last[0]["version"], "skipped": state["skipped"]}
+
+    def keep(self) -> None:
+        """Remember the servers' states, for when one is lost, and what they tell."""
+        standing = [server for server in self.members if server.alive and server not in self._empty]
+        told = self._ask(standing, "tell", [[]] * len(standing), ANSWER_S)
+        for server, (state, metrics) in told.items():
+            self._last[self.members.index(server)] = state
+            self._told = {**metrics, "learn/version": float(state["version"])}
+
+    def revive(self) -> bool:
+        """Start lost servers again; each goes on from what was last known of it."""
+        started = [server for server in self.members if server.revive()]
+        self._empty |= {server for server in self.members if not server.alive} | set(started)
+        return bool(started)
+
+    def metrics(self) -> dict[str, float]:
+        """How stale gradients were, of the last server that was asked."""
+        return self._told
+
+
+class ServerRole:
+    """A parameter server in a part of its own."""
+
+    def __init__(
+        self, experiment: Experiment, spec: Value, host: str, secret: bytes, index: int, mailbox: Mailbox
+    ):  # fmt: skip
+        sharing = experiment.sharing
+        algo = make_algorithm(experiment, EnvSpec.from_json(spec))
+        weights = FlatParams(build_model(algo, experiment.seed, torch.device("cpu"))).weights
+        torch.set_num_threads(1)
+        own = slices(weights.numel(), sharing.servers)[index]
+        self._address = own_address(host)
+        self._make = partial(
+            Server, weights.detach()[own], algo.optimizer, Rules(sharing.mode, sharing.lag, sharing.drop),
+            gradient_codec(sharing), broadcast_codec(sharing), self._address, secret,
+        )  # fmt: skip
+        self._server: Server | None = None
+
+    def open(self, state: Value) -> Value:
+        """Serve from this state on; where."""
+        if self._server is None:
+            self._server = self._make()
+        self._server.load(state)
+        return [self._address, self._server.port]
+
+    def tell(self) -> Value:
+        """State and metrics."""
+        assert self._server is not None
+        return [self._server.state(), self._server.metrics()]
+
+    def close(self) -> None:
+        """Let everybody go."""
+        if self._server is not None:
+            self._server.close()
+
+
+def _make_server(experiment: Experiment, spec: Value, host: str, secret: bytes, index: int, start: int) -> MakeRole:
+    return lambda mailbox: ServerRole(experiment, spec, host, secret, index, mailbox)

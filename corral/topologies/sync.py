@@ -14,8 +14,7 @@ from corral.acting.sampler import Sampler
 from corral.config.experiment import Experiment
 from corral.core import seeding
 from corral.envs.normalize import NormalizedVecEnv
-from corral.topologies.base import MakeExchange, Note, Topology, planning_metrics
-from corral.topologies.build import make_train_vec
+from corral.topologies.base import MakeExchange, Note, Topology, make_train_vec, planning_metrics
 
 
 class Sync(Topology):

@@ -17,7 +17,7 @@ from corral.learn.exchange.base import Joint, PeerLost
 from corral.learn.exchange.config import SharingConfig
 from corral.learn.exchange.make import make_exchange
 from corral.learn.exchange.peers import own_address
-from corral.learn.state import to_arrays, to_tensors
+from corral.learn.weights import to_arrays, to_tensors
 from corral.runtimes.base import Mailbox
 from corral.topologies.sync import Sync
 

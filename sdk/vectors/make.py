@@ -11,16 +11,16 @@ from pathlib import Path
 
 import gymnasium.spaces as gs
 import numpy as np
-from corral.link.auth import LEARNER, SIMULATOR, prove
-from corral.link.transports.tcp import pack
-from corral.core.spaces import Layout
-from corral.snapshot.store import wire as sw
 
+from corral.core.spaces import Layout
 from corral.link import protocol as clp
+from corral.link.auth import LEARNER, SIMULATOR, prove
 from corral.link.control import Budget, Hello, Knock, Ready, Welcome, to_meta
 from corral.link.layout import RowsLayout, layout_hash, space_group
-from corral.link.limits import Limits
 from corral.link.message import Message
+from corral.link.protocol import Limits
+from corral.link.transports.tcp import pack
+from corral.snapshot.store import client as sw
 
 HERE = Path(__file__).parent
 SIM_NONCE, LEARNER_NONCE, INSTANCE = bytes(range(16)), bytes(range(16, 32)), bytes(range(32, 48))

@@ -20,9 +20,7 @@ from corral.config.presets import PRESETS
 from corral.core.errors import RunFailed, UserError
 from corral.runs.folder import RunFolder
 from corral.runs.sinks.base import MetricsLog
-from corral.testing.hybrid_walk import HybridWalk
-from corral.testing.stateless import StatelessCartPole
-from corral.testing.tasks import MoveOrShoot
+from corral.testing.tasks import HybridWalk, MoveOrShoot, StatelessCartPole
 
 COMMAND = [sys.executable, "-m", "corral.cli.main", "bench"]
 START, END = MARKS["learning"]

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 import corral
-from corral.cli.doctor import EXTRAS, advice
-from corral.cli.env_kwargs import parse_env_kwargs
-from corral.cli.machine import Machine, measure_speedup, measure_wake_up
+from corral.cli.doctor import EXTRAS, Machine, advice, measure_speedup, measure_wake_up
 from corral.cli.main import COMMANDS
+from corral.cli.options import parse_env_kwargs
 from corral.core.errors import UserError
 
 HERE = Path(__file__).parent

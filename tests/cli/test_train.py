@@ -10,11 +10,10 @@ import pytest
 import yaml
 
 from corral.algos.registry import ALGORITHMS
-from corral.cli.list import ListAlgos
-from corral.cli.list_presets import ListPresets
+from corral.cli.console import print_table
+from corral.cli.list import ListAlgos, ListPresets
 from corral.cli.options import parse
 from corral.cli.resume import Resume
-from corral.cli.table import print_table
 from corral.cli.train import Train, print_result
 from corral.config.presets import PRESETS
 from corral.core.errors import UserError

@@ -10,8 +10,7 @@ from gymnasium import spaces
 from corral.core.types import EnvSpec, LossOutput, Sample, Transitions
 from corral.learn.device import Precision
 from corral.learn.exchange.all_reduce import AllReduce, open_store
-from corral.learn.exchange.base import PeerLost
-from corral.learn.exchange.local import Local
+from corral.learn.exchange.base import Local, PeerLost
 from corral.learn.learner import Learner
 from corral.testing.counting_agent import Config, Counting
 

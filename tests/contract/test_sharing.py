@@ -8,9 +8,8 @@ import pytest
 import torch
 from crews import HOST, Crew, Model
 
-from corral.learn.exchange.base import PeerLost
-from corral.learn.exchange.graph import receivers, senders
-from corral.learn.exchange.local import Local
+from corral.learn.exchange.base import Local, PeerLost
+from corral.learn.exchange.gossip import receivers, senders
 from corral.nets.obs_norm import ObsNorm
 
 START = torch.from_numpy(np.random.default_rng(0).normal(size=1000).astype(np.float32))

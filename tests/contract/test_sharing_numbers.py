@@ -19,8 +19,7 @@ from corral.core.errors import UserError
 from corral.learn.exchange import param_server, server
 from corral.learn.exchange.all_reduce import _HEAD, AllReduce, _plain, open_store
 from corral.learn.exchange.base import PeerLost
-from corral.learn.exchange.codecs import Brain, Half, Qsgd, Sign, TopK, Whole
-from corral.learn.exchange.compress import find_compression
+from corral.learn.exchange.compress import Brain, Half, Qsgd, Sign, TopK, Whole, find_compression
 from corral.learn.exchange.config import SharingConfig
 from corral.learn.exchange.make import make_exchange
 from corral.learn.weights import FlatParams

@@ -19,9 +19,8 @@ from corral.core import encoding
 from corral.core.errors import EnvFailed, UserError
 from corral.core.gym_env import build_env
 from corral.core.spaces import Layout
-from corral.envs.serve.blobs import pack_state, unpack_state
 from corral.envs.serve.server import Server
-from corral.envs.serve.slots import Hosted
+from corral.envs.serve.slots import Hosted, pack_state, unpack_state
 from corral.envs.serve.states import States
 from corral.link import protocol as clp
 from corral.link.address import parse_url
@@ -31,19 +30,17 @@ from corral.link.client.session import Simulator as LinkSimulator
 from corral.link.client.states import States as LinkStates
 from corral.link.control import Budget, Hello, Knock, Ready, Stats, Welcome, from_meta, to_meta
 from corral.link.layout import RowsLayout, layout_hash, read_space
-from corral.link.limits import Limits
 from corral.link.message import BadMessage, Message, read_message, read_meta
+from corral.link.protocol import Limits
 from corral.link.transports.base import Binding, Event, Wire
 from corral.link.transports.grpc import unpack
 from corral.link.transports.json_client import JsonPeer
 from corral.link.transports.json_values import Mistake, read_obs, read_said, spaces_of
 from corral.link.transports.tcp import BadFrames, FrameReader, pack
 from corral.snapshot.keepers.choose import keeping_of
-from corral.snapshot.store import wire as sw
-from corral.snapshot.store.base import StatesFull
-from corral.snapshot.store.budget import StateBudget
+from corral.snapshot.store import client as sw
+from corral.snapshot.store.base import MemoryStates, StateBudget, StatesFull
 from corral.snapshot.store.client import RemoteStates
-from corral.snapshot.store.memory import MemoryStates
 from corral.snapshot.store.server import StateServer
 
 VECTORS = [path.read_bytes() for path in sorted((Path(__file__).parents[2] / "sdk" / "vectors").glob("*.bin"))]

@@ -21,8 +21,8 @@ from corral.link import protocol as clp
 from corral.link.client.fleet import Fleet
 from corral.link.control import Budget, Welcome, to_meta
 from corral.link.layout import read_space
-from corral.link.limits import Limits
 from corral.link.message import BadMessage, Message, read_message
+from corral.link.protocol import Limits
 from corral.link.transports.base import Event
 from corral.link.transports.tcp import pack
 

@@ -22,21 +22,21 @@ from hypothesis.extra import numpy as hnp
 from corral.core import encoding
 from corral.core.gym_env import build_env
 from corral.core.spaces import Layout
-from corral.envs.serve.blobs import pack_state, unpack_state
+from corral.envs.serve.slots import pack_state, unpack_state
 from corral.envs.serve.states import States
 from corral.link import protocol as clp
 from corral.link.control import Budget, Hello, Knock, Ready, Stats, Welcome, from_meta, to_meta
 from corral.link.layout import layout_hash, read_space, space_group
-from corral.link.limits import Limits
 from corral.link.message import Message, read_message, read_meta
+from corral.link.protocol import Limits
 from corral.link.transports.base import Event
 from corral.link.transports.grpc import unpack
 from corral.link.transports.json_values import action_value, read_obs, read_said
 from corral.link.transports.tcp import FrameReader, pack
 from corral.snapshot.keepers.choose import keeping_of
-from corral.snapshot.store import wire as sw
+from corral.snapshot.store import client as sw
+from corral.snapshot.store.base import MemoryStates
 from corral.snapshot.store.client import RemoteStates
-from corral.snapshot.store.memory import MemoryStates
 from corral.snapshot.store.server import StateServer
 
 COUNT = int(os.environ.get("CORRAL_FUZZ", "0"))

@@ -12,14 +12,14 @@ from decoders import ExportedState, Scripted, StateClient, Strange, Walk
 from corral.core import encoding
 from corral.core.errors import EnvFailed
 from corral.core.spaces import Layout
-from corral.envs.serve.blobs import unpack_state
 from corral.envs.serve.server import Server
+from corral.envs.serve.slots import unpack_state
 from corral.link import protocol as clp
-from corral.link.client.states import _words
+from corral.link.client.states import _row_messages
 from corral.link.control import Budget, Knock, Welcome, to_meta
 from corral.link.layout import read_space
-from corral.link.limits import Limits
 from corral.link.message import BadMessage, Message, read_message
+from corral.link.protocol import Limits
 from corral.link.transports.base import Event
 from corral.link.transports.json_values import Mistake, inferred
 
@@ -208,7 +208,7 @@ def test_whatever_an_author_raises_at_a_foreign_state_refuses_it():
 
 def test_words_about_rows_that_there_are_not_are_ignored():
     meta = {"rows": {"1" * 5000: "x", "7": "x", "0": "it broke", "1": 5}}
-    assert _words(Message(clp.Op.SAVE, meta=meta), 2) == {0: "it broke"}
+    assert _row_messages(Message(clp.Op.SAVE, meta=meta), 2) == {0: "it broke"}
 
 
 @pytest.mark.parametrize("meta", [{"names": 5, "more": False}, {"names": [1], "more": False}, {"more": True}, None])

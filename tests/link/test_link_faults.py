@@ -22,8 +22,8 @@ from corral.core.errors import EnvFailed, UserError
 from corral.envs.backends.simulators import vec_env as link_vec
 from corral.link import layout
 from corral.link.client import session
-from corral.link.limits import Limits
 from corral.link.message import BadMessage, Message
+from corral.link.protocol import Limits
 from corral.testing import CountingEnv, FaultyEnv, OneStateEnv, SlowEnv
 from corral.testing.play import play
 

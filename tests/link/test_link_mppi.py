@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import corral
-from corral.planning.mppi import Mppi
+from corral.planning.shooting import Mppi
 from corral.runs.evaluate import evaluate
 
 

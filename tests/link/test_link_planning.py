@@ -18,8 +18,8 @@ from corral.envs.supervision import Supervision
 from corral.link import protocol as clp
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import know_nothing
-from corral.planning.mcts.puct import Puct
 from corral.planning.mcts.search import TreeSearch
+from corral.planning.mcts.selection import Puct
 from corral.planning.of_vec import states_of
 from corral.planning.shooting import Shooting
 from corral.runs.sinks.base import read_metrics

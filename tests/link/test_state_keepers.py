@@ -11,12 +11,10 @@ import pytest
 from corral.core.errors import EnvFailed, UserError
 from corral.link.address import parse_url
 from corral.link.transports.open import open_binding
-from corral.snapshot.store.base import StatesFull
-from corral.snapshot.store.budget import StateBudget
+from corral.snapshot.store.base import MemoryStates, StateBudget, StatesFull
 from corral.snapshot.store.client import RemoteStates
 from corral.snapshot.store.files import FileStates
-from corral.snapshot.store.memory import MemoryStates
-from corral.snapshot.store.opening import open_states
+from corral.snapshot.store.open import open_states
 from corral.snapshot.store.server import StateServer
 
 BUDGET = StateBudget(bytes=1000, count=5)

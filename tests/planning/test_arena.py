@@ -10,10 +10,9 @@ from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.players import Random, make_player
 from corral.envs.suites.games.rollout_mcts import RolloutMcts
 from corral.envs.suites.games.tictactoe import TICTACTOE
-from corral.planning.arena import Match, openings, play_match
+from corral.planning.arena import Match, SearchPlayer, openings, play_match
 from corral.planning.mcts.evaluation import RandomGames
 from corral.planning.planner import SearchConfig
-from corral.planning.search_player import SearchPlayer
 
 
 def first_legal(positions, rng):

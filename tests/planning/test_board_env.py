@@ -10,7 +10,7 @@ import corral
 from corral.acting.policy import as_policy
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
-from corral.core.legal import legal
+from corral.core.gym_env import legal
 from corral.envs.suites.games import Connect4, TicTacToe
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.of_vec import states_of

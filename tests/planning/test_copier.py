@@ -8,9 +8,9 @@ import types
 import numpy as np
 import pytest
 
-from corral.snapshot.dice import Die, throw_anew
+from corral.snapshot.keepers.ale import Words
 from corral.snapshot.keepers.deepcopy import Copier
-from corral.snapshot.keepers.mt19937 import Words
+from corral.snapshot.rng import Die, throw_anew
 
 
 class Colour(enum.Enum):

@@ -6,9 +6,9 @@ from scripted_states import ScriptedStates
 
 from corral.planning.mcts.evaluation import know_nothing
 from corral.planning.mcts.gumbel import Gumbel
-from corral.planning.mcts.puct import Puct
 from corral.planning.mcts.root import draw_gumbel, root_values
 from corral.planning.mcts.search import TreeSearch
+from corral.planning.mcts.selection import Puct
 
 PAYS = (0.3, 0.6, 0.5)
 

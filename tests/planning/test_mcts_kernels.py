@@ -9,8 +9,8 @@ import pytest
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.gumbel import Gumbel, visits_in_order
-from corral.planning.mcts.puct import Puct
 from corral.planning.mcts.search import TreeSearch
+from corral.planning.mcts.selection import Puct
 
 WIDTH = CONNECT4.actions
 C_INIT, C_BASE, FPU = 1.25, 19652.0, 0.1

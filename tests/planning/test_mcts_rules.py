@@ -12,13 +12,12 @@ from corral.core.errors import RunFailed, UserError
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.action_set import choose_action_set
 from corral.planning.game_states import GameStates
-from corral.planning.mcts.evaluation import RandomGames, Verdict, know_nothing
+from corral.planning.mcts.evaluation import RandomGames, RolloutEvaluation, Verdict, know_nothing
 from corral.planning.mcts.forest import make_forest
 from corral.planning.mcts.gumbel import visits_in_order
-from corral.planning.mcts.puct import Puct, puct_edge
-from corral.planning.mcts.rollouts import RolloutEvaluation
 from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_policy, mix_noise, root_values, visit_policy
 from corral.planning.mcts.search import TreeSearch
+from corral.planning.mcts.selection import Puct, puct_edge
 from corral.planning.mcts.tree import plant
 
 RULES = ("puct", "gumbel")
@@ -274,8 +273,8 @@ from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.action_set import choose_action_set
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import RandomGames
-from corral.planning.mcts.puct import Puct
-from corral.planning.mcts.rollouts import RolloutEvaluation
+from corral.planning.mcts.selection import Puct
+from corral.planning.mcts.evaluation import RolloutEvaluation
 from corral.planning.mcts.root import draw_gumbel
 from corral.planning.mcts.search import TreeSearch
 

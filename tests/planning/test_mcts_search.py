@@ -8,8 +8,8 @@ from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import RandomGames, know_nothing
-from corral.planning.mcts.puct import Puct
 from corral.planning.mcts.search import TreeSearch
+from corral.planning.mcts.selection import Puct
 
 
 def after(game, *moves):

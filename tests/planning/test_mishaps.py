@@ -10,10 +10,9 @@ from row_cartpole import make as make_rows
 
 import corral
 from corral.core.errors import EnvFailed
-from corral.planning.mppi import Mppi, average
-from corral.planning.shooting import Shooting
+from corral.planning.shooting import Mppi, Shooting, average
 from corral.snapshot.array_states import RowStates
-from corral.snapshot.mishaps import Mishaps
+from corral.snapshot.states import Mishaps
 
 
 class Ledge(gymnasium.Env):

@@ -11,7 +11,7 @@ from corral.core.errors import UserError
 from corral.core.types import EnvSpec
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.planning.mppi import Mppi
+from corral.planning.shooting import Mppi
 from corral.runs.evaluate import evaluate
 
 

@@ -10,7 +10,7 @@ from corral.core.errors import UserError
 from corral.envs.suites.games import Connect4, PettingZoo, TicTacToe
 from corral.planning.action_set import choose_action_set
 from corral.planning.aec_states import AecStates, copy_aec
-from corral.planning.mcts.rollouts import RolloutEvaluation
+from corral.planning.mcts.evaluation import RolloutEvaluation
 from corral.planning.of_vec import states_of
 from corral.planning.planner import Planner, SearchConfig
 from corral.testing import check_env

@@ -8,8 +8,7 @@ from corral.core.errors import UserError
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.connect4_solver import ILLEGAL, UNKNOWN, Connect4Solver
 from corral.envs.suites.games.game import Game
-from corral.envs.suites.games.perfect import PerfectConnect4, perfect, promising
-from corral.envs.suites.games.players import Random, make_player
+from corral.envs.suites.games.players import PerfectConnect4, Random, make_player, perfect, promising
 from corral.envs.suites.games.rollout_mcts import RolloutMcts
 from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
 

@@ -21,7 +21,7 @@ from corral.core.errors import UserError
 from corral.core.types import EnvSpec
 from corral.planning.action_set import choose_action_set
 from corral.planning.planner import SearchConfig
-from corral.testing.hybrid_walk import HybridWalk
+from corral.testing.tasks import HybridWalk
 
 SPEC = EnvSpec(spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(2), "CartPole")
 

@@ -9,8 +9,7 @@ from gymnasium import spaces
 
 from corral.core.errors import UserError
 from corral.core.spaces import Layout
-from corral.ops.distributions import Actions
-from corral.ops.joint import JointChoices
+from corral.ops.distributions import Actions, JointChoices
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
 HYBRID = spaces.Dict(

@@ -10,13 +10,13 @@ from algo_batches import SPECS, batch_for, gradients, learned, on_path, randomiz
 from literal_vtrace import literal_vtrace, rows_one_by_one, stale
 
 from corral.algos import appo
-from corral.algos.corrected import look
+from corral.algos.trajectories import look
 from corral.core.errors import UserError
 from corral.core.types import Sample
 from corral.learn.device import Precision
 from corral.learn.learner import Learner
 from corral.nets.config import NetConfig
-from corral.ops.nstep import nstep_return
+from corral.ops.returns import nstep_return
 
 PATHS = ["torch", "numpy"]
 CORES = {

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from corral.core.errors import UserError
-from corral.learn.exchange.codecs import Brain, Half, Qsgd, Sign, TopK, Whole
-from corral.learn.exchange.compress import find_compression
-from corral.learn.exchange.feedback import Compression
+from corral.learn.exchange.compress import Brain, Compression, Half, Qsgd, Sign, TopK, Whole, find_compression
 
 CODECS = {
     "whole": Whole(),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from corral.data.limiter import RateLimiter
+from corral.data.store import RateLimiter
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1.0, 8.0])

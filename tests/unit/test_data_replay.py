@@ -8,7 +8,7 @@ from data_fragments import MIXED, PIXELS, RGB, VECTOR, NaiveReplay, Stream, asse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.core import memory
+from corral.core import machine as memory
 from corral.core.errors import UserError
 from corral.core.types import DataSpec
 from corral.data.replay import ReplayStore

@@ -16,7 +16,7 @@ from corral.runs.export import file as exporting
 from corral.runs.export.file import PolicyModule, export
 from corral.runs.load import LoadedPolicy
 from corral.testing.envs import TreeEnv
-from corral.topologies.build import build_model, make_algorithm
+from corral.topologies.base import build_model, make_algorithm
 
 FORMATS = ["onnx", "pt"]
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)

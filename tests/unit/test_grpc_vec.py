@@ -27,7 +27,7 @@ from corral.envs.grpc_door import JOINED, LOST, Door
 from corral.envs.grpc_session import Session
 from corral.envs.grpc_text import as_text
 from corral.envs.grpc_worker import work
-from corral.envs.stepping.row_parcel import pack
+from corral.envs.stepping.rows import pack
 from corral.envs.suites import atari, pixels
 from corral.testing.contracts.vec_env import LIFE, T
 from corral.testing.envs import BigEnv, CountingEnv

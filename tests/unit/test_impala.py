@@ -11,15 +11,15 @@ from gymnasium import spaces
 from literal_vtrace import literal_vtrace, rows_one_by_one, stale
 
 from corral.algos import impala
-from corral.algos.corrected import look
+from corral.algos.trajectories import look
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.core.types import EnvSpec, Sample, cat
 from corral.learn.device import Precision
 from corral.learn.learner import Learner
 from corral.nets.config import NetConfig
-from corral.ops.nstep import nstep_return
 from corral.ops.optim import SmallRmsprop, rmsprop
+from corral.ops.returns import nstep_return
 from corral.topologies.sync import Sync
 
 PATHS = ["torch", "numpy"]

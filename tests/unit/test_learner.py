@@ -16,7 +16,7 @@ from corral.learn.learner import Learner
 from corral.learn.weights import FlatParams
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.topologies.build import build_model
+from corral.topologies.base import build_model
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
 

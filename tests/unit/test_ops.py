@@ -5,10 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.ops.lambda_return import lambda_return
-from corral.ops.nstep import discounted_return, nstep_return
-from corral.ops.returns import gae
-from corral.ops.vtrace import vtrace
+from corral.ops.returns import discounted_return, gae, lambda_return, nstep_return, vtrace
 
 GAMMA = 0.9
 FLAGS = [(False, False), (False, True), (True, False), (True, True)]  # terminated, truncated

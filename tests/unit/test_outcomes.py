@@ -8,7 +8,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.core.types import DataSpec
 from corral.data.game_replay import OutcomeStore
 from corral.data.store import make_store
-from corral.ops.outcome import outcomes
+from corral.ops.returns import outcomes
 from corral.testing.contracts.store import fragments
 from corral.testing.envs import CountingEnv
 

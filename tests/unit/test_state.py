@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from corral.learn.state import mean_state
+from corral.learn.weights import mean_state
 
 
 def test_real_numbers_are_averaged_counters_are_the_highest_and_the_rest_is_the_first():

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from corral.acting.model_policy import to_tensors
-from corral.algos.base import Algorithm, ModelPolicy
+from corral.algos.base import Algorithm, ModelPolicy, require
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.self_play import SelfPlay
-from corral.algos.settings import require
 from corral.core.errors import UserError
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Positions
 from corral.nets.actor_critic import ActorCritic

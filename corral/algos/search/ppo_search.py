@@ -22,19 +22,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corral.algos.base import Algorithm, ModelPolicy
+from corral.algos.base import Algorithm, ModelPolicy, require
 from corral.algos.ppo import Config as PpoConfig
 from corral.algos.ppo import Ppo
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.search_acting import SearchBehaviour
-from corral.algos.settings import require
 from corral.algos.trajectories import Rows, count, normalized, rows_of, values_of
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
-from corral.ops.lambda_return import lambda_return
 from corral.ops.optim import Optimizer
-from corral.ops.returns import gae
+from corral.ops.returns import gae, lambda_return
 from corral.planning.action_set import Choices, choose_action_set
 from corral.planning.planner import SearchConfig
 from corral.planning.search_policy import Search

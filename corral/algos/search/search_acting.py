@@ -17,8 +17,7 @@ from corral.nets.actor_critic import ActorCritic
 from corral.planning.action_set import ActionSet, Choices
 from corral.planning.mcts.network import NetworkEvaluation
 from corral.planning.of_vec import states_of
-from corral.planning.planner import Plan, Planner, SearchConfig
-from corral.planning.reward_scale import known_scale
+from corral.planning.planner import Plan, Planner, SearchConfig, known_scale
 from corral.planning.search_policy import draw, sharpened
 
 

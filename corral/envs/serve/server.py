@@ -12,7 +12,7 @@ from typing import Any
 from corral.core.encoding import Buffer
 from corral.core.errors import RunFailed, UserError
 from corral.core.gym_env import EnvFactory, build_env
-from corral.core.sparing import SparingLog
+from corral.core.log import SparingLog
 from corral.envs.serve.slots import BadRequest, Hosted, Reply, most_slots
 from corral.envs.serve.states import States
 from corral.link import protocol as clp

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import mmap
+import struct
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from corral.core.encoding import Buffer
+from corral.core.encoding import BadMessage, Buffer, decode, encode
 from corral.core.errors import UserError
 from corral.core.gym_env import EnvFactory
 from corral.core.types import Array, EnvSpec
-from corral.envs.serve.blobs import pack_state, unpack_state
-from corral.envs.serve.states import Expanded, States, step_once
+from corral.envs.serve.states import Expanded, State, States, step_once
 from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet, IdSets
 from corral.envs.stepping.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, Rows
@@ -20,6 +21,39 @@ from corral.envs.supervision import IDLE, Fault
 from corral.link import protocol as clp
 from corral.link.layout import RowsLayout, layout_hash, space_group
 from corral.snapshot.keeper import CannotKeep
+
+# Exported states of Python environments: bytes that know what they are a state of.
+
+
+_HEAD = struct.Struct("<4sII")  # magic, layout of the spaces, CRC-32 of the rest
+_MAGIC = b"CPY1"
+
+
+def pack_state(layout: int, state: State) -> bytes:
+    """A state that is kept as bytes, with its last observation."""
+    body = b"".join(encode([state.kept, state.over, state.obs]))
+    return _HEAD.pack(_MAGIC, layout, zlib.crc32(body)) + body
+
+
+def unpack_state(layout: int, states: States, key: int, blob: bytes) -> tuple[int, str]:
+    """Keep a state that `pack_state` packed, here or elsewhere; returns status and words."""
+    bad = clp.Status.E_BAD_REQUEST
+    if len(blob) < _HEAD.size:
+        return bad, "too few bytes for a state"
+    magic, theirs, crc = _HEAD.unpack_from(blob)
+    body = blob[_HEAD.size :]
+    if magic != _MAGIC or theirs != layout:
+        return bad, "a state of another environment"
+    if zlib.crc32(body) != crc:
+        return bad, "a damaged state"
+    try:
+        kept, over, obs = decode(body)
+        leaves = [np.array(leaf) for leaf in obs]
+        states.check(kept, leaves)
+    except (BadMessage, ValueError, TypeError, CannotKeep) as error:
+        return bad, f"not a state of this environment ({error})"
+    return states.put(key, kept, leaves, bool(over))
+
 
 ROWS = RowsLayout(players=1, raw_reward=True)
 REWARD, RAW, FLAGS, STATUS = range(4)

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from corral.core.gym_env import Env
 from corral.core.spaces import Layout
 from corral.core.types import Array
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import Rows
-from corral.snapshot.keepers.declared_env import declares, read_declared, write_declared
+from corral.snapshot.keepers.declared import declares, read_declared, write_declared
 from corral.snapshot.rng import (
-    Env,
     Generators,
     State,
     find_generators,

@@ -19,11 +19,35 @@ from torch import Tensor
 from corral.core.encoding import BadMessage, decode, encode, size_of
 from corral.core.types import Array
 from corral.learn.exchange.base import PeerLost, Verdict
-from corral.learn.exchange.codecs import Codec
-from corral.learn.exchange.graph import Graph, receivers, senders
+from corral.learn.exchange.compress import Codec
 from corral.learn.exchange.peers import Listener, dial
 from corral.nets.obs_norm import merged
 from corral.runtimes.connection import Closed, Connection
+
+# Who sends to whom in gossip, round by round.
+
+
+Graph = Literal["ring", "exponential", "complete"]
+
+
+def receivers(graph: Graph, rank: int, size: int, number: int) -> list[int]:
+    """Whom a learner sends to in this round.
+
+    ring: the next one. exponential: who is 1, 2, 4, ... places on, in turn, so that after log2(size) rounds all are
+    mixed, exactly so where `size` is a power of two. complete: all others.
+    """
+    if size == 1:
+        return []
+    if graph == "complete":
+        return [other for other in range(size) if other != rank]
+    hop = 1 << number % (size - 1).bit_length() if graph == "exponential" else 1
+    return [(rank + hop) % size]
+
+
+def senders(graph: Graph, rank: int, size: int, number: int) -> list[int]:
+    """Who sends to a learner in this round."""
+    return [other for other in range(size) if other != rank and rank in receivers(graph, other, size, number)]
+
 
 _BEGIN, _SHARE, _REST, _MOMENTS = range(4)
 _PATIENCE_S = 600.0  # with somebody who neither sends nor rests nor goes: a slow simulator, or an update as long

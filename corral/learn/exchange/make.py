@@ -6,8 +6,7 @@ from torch import nn
 
 from corral.learn.exchange.all_reduce import AllReduce
 from corral.learn.exchange.base import Joint
-from corral.learn.exchange.codecs import Codec, Qsgd, Whole
-from corral.learn.exchange.compress import find_compression
+from corral.learn.exchange.compress import Codec, Qsgd, Whole, find_compression
 from corral.learn.exchange.config import SharingConfig
 from corral.learn.exchange.gossip import Gossip
 from corral.learn.exchange.param_server import ParamServer

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from corral.core.encoding import BadMessage, decode, encode, size_of
 from corral.learn.exchange.base import PeerLost, Verdict
-from corral.learn.exchange.codecs import Codec
-from corral.learn.exchange.feedback import Compression
+from corral.learn.exchange.compress import Codec, Compression
 from corral.learn.exchange.peers import dial
 from corral.learn.exchange.server import ENTER, PUSH, REST, SHARE, slices
 from corral.runtimes.connection import Closed, Connection

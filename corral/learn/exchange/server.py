@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from corral.core.encoding import BadMessage, Value, decode, encode
 from corral.core.types import Array
-from corral.learn.exchange.codecs import Codec
+from corral.learn.exchange.compress import Codec
 from corral.learn.exchange.peers import Listener
 from corral.nets.obs_norm import merged
 from corral.ops.optim import Optimizer

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral.core.errors import UserError
-from corral.core.sparing import SparingLog
+from corral.core.log import SparingLog
 from corral.core.types import EnvSpec
 from corral.link import protocol as clp
 from corral.link.auth import LEARNER, SIMULATOR, is_proven, new_nonce, prove
 from corral.link.client.session import Left, Session, Simulator
 from corral.link.control import Budget, Hello, Knock, Ready, Welcome, from_meta, to_meta
 from corral.link.layout import read_space, space_difference
-from corral.link.limits import choose_limits
 from corral.link.message import BadMessage, Message, read_message
+from corral.link.protocol import choose_limits
 from corral.link.transports.base import Binding, Event, Wire
 
 log = logging.getLogger("corral.link")

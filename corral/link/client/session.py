@@ -13,8 +13,8 @@ from corral.core.types import EnvSpec
 from corral.link import protocol as clp
 from corral.link.control import Hello
 from corral.link.layout import RowsLayout, layout_hash, space_group
-from corral.link.limits import Limits, rows_per_message
 from corral.link.message import BadMessage, Message, read_message
+from corral.link.protocol import Limits, rows_per_message
 from corral.link.transports.base import Wire
 
 _STEP = int(clp.Op.STEP)

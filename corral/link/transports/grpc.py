@@ -8,6 +8,7 @@ who lets that grow full is lost.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import queue
 import random
@@ -16,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 from corral.core.encoding import Buffer
@@ -23,9 +25,60 @@ from corral.core.errors import UserError
 from corral.link.address import Address
 from corral.link.protocol import MOST_FRAMES
 from corral.link.transports import base as binding
-from corral.link.transports import rpc
 from corral.link.transports.base import Binding, Event, Wire
 from corral.link.transports.tcp import MAGIC, BadFrames, pack
+
+# gRPC as Corral uses it, for workers that dial in (`envs.grpc_vec`) and for the link (`link.grpc`).
+
+
+MOST_BYTES = 1 << 30  # of a message
+_PING_MS, _PONG_MS = 10_000, 20_000
+
+
+def import_grpc() -> Any:
+    """The grpc package; UserError when it is not installed."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said in our own words
+    try:
+        return importlib.import_module("grpc")
+    except ModuleNotFoundError as error:
+        raise UserError("gRPC is not installed: pip install 'corral-rl[grpc]'.") from error
+
+
+def options(first_retry_ms: int, longest_retry_ms: int) -> tuple[tuple[str, int], ...]:
+    """Of channels and servers; a connection that failed is tried again after so long, at first and at most."""
+    return (
+        ("grpc.max_send_message_length", MOST_BYTES),
+        ("grpc.max_receive_message_length", MOST_BYTES),
+        # A machine that is switched off, or a cable that is pulled, says nothing: ask.
+        ("grpc.keepalive_time_ms", _PING_MS),
+        ("grpc.keepalive_timeout_ms", _PONG_MS),
+        ("grpc.http2.ping_timeout_ms", _PONG_MS),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS // 2),  # what the other side may do
+        ("grpc.initial_reconnect_backoff_ms", first_retry_ms),
+        ("grpc.min_reconnect_backoff_ms", longest_retry_ms),  # in truth how long to try
+        ("grpc.max_reconnect_backoff_ms", longest_retry_ms),
+        ("grpc.so_reuseport", 0),  # otherwise two could listen on one port, and get half of the calls each
+        ("grpc.enable_http_proxy", 0),  # the other side is near, the proxy is for the world outside
+    )
+
+
+class Threads(futures.Executor):
+    """A thread for each call, which gRPC bounds; Python's own pool would wait for them at exit, for ever."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        """Call it now."""
+        future: futures.Future[Any] = futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        return future
+
 
 SERVICE, METHOD = "corral.Link", "Attach"
 ANSWER = (("corral-link", "1"),)
@@ -39,7 +92,7 @@ _LEAVE_S = 1.0  # for the other side to take what was sent before the end
 _CLOSE_S = 0.5
 _PREFIX = struct.Struct("<4sI")
 
-OPTIONS = rpc.options(int(1000 * _FIRST_PAUSE_S), int(1000 * _LONGEST_PAUSE_S))
+OPTIONS = options(int(1000 * _FIRST_PAUSE_S), int(1000 * _LONGEST_PAUSE_S))
 
 
 def unpack(data: bytes, most_bytes: int) -> list[memoryview]:
@@ -199,7 +252,7 @@ class GrpcBinding(Binding):
     """Listens at one address, or dials several and dials again when a connection is lost."""
 
     def __init__(self, *, listen: Address | None = None, dial: Sequence[Address] = ()):
-        self._grpc = rpc.import_grpc()
+        self._grpc = import_grpc()
         self._inbox = _Inbox()
         self._owner, self._closed = os.getpid(), False
         self._leaving: deque[tuple[float, GrpcWire]] = deque()
@@ -265,7 +318,7 @@ class GrpcBinding(Binding):
 
     def _listen(self, address: Address) -> int:
         self._calls: set[GrpcWire] = set()
-        self._server = self._grpc.server(rpc.Threads(), options=OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
+        self._server = self._grpc.server(Threads(), options=OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
         handler = self._grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers((self._grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         host = f"[{address.host}]" if ":" in address.host else address.bind_host

@@ -10,14 +10,11 @@ import numpy as np
 
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import Array, Tree, tree_map
-from corral.planning.mcts.backup import backup
 from corral.planning.mcts.evaluation import Evaluate, Verdict
 from corral.planning.mcts.forest import NOWHERE, Forest, Wave, make_forest, make_wave
 from corral.planning.mcts.gumbel import Gumbel
-from corral.planning.mcts.puct import Puct
-from corral.planning.mcts.reuse import reroot
-from corral.planning.mcts.selection import Dice, select_gumbel, select_puct
-from corral.planning.mcts.tree import expand, plant
+from corral.planning.mcts.selection import Dice, Puct, select_gumbel, select_puct
+from corral.planning.mcts.tree import backup, expand, plant, reroot
 from corral.snapshot.states import Scene, States, Steps
 
 _NO_DICE, _NO_MARKS = Dice(), np.zeros(0, np.int64)

@@ -79,3 +79,98 @@ def _expand(  # noqa: PLR0913 - what is known of every new node
 
 plant: Any = compiled(_plant, nogil=True)
 expand: Any = compiled(_expand, nogil=True)
+
+
+# Backup: what simulations found goes up to the root, G <- r + gamma G, negated where the other player moves.
+
+
+def _finish(forest: Forest, t: int, node: int, discount: float) -> None:
+    """A simulation has come to this node, of which the value is what there is to come."""
+    result = float(forest.value[t, node])
+    forest.visits[t, node] += 1
+    while node:
+        above, edge = forest.parent[t, node], forest.in_edge[t, node]
+        if forest.to_play[t, above] != forest.to_play[t, node]:
+            result = -result
+        result = forest.reward[t, node] + discount * result
+        forest.n[t, above, edge] += 1
+        forest.total[t, above, edge] += result
+        forest.visits[t, above] += 1
+        forest.low[t], forest.high[t] = min(forest.low[t], result), max(forest.high[t], result)
+        node = above
+
+
+finish: Any = compiled(_finish, error_model="numpy")
+
+
+def _start(forest: Forest, t: int, node: int, edge: int, count: int) -> None:
+    """Count a simulation that is on its way to this edge, or with -1 one that is no more."""
+    forest.inflight[t, node, edge] += count
+    forest.pending[t, node] += count
+    while node:
+        edge, node = forest.in_edge[t, node], forest.parent[t, node]
+        forest.inflight[t, node, edge] += count
+        forest.pending[t, node] += count
+
+
+start: Any = compiled(_start, error_model="numpy")
+
+
+def _backup(forest: Forest, wave: Wave, discount: float, wanted: Array) -> None:
+    """One after the other; each that came to a node is one that its tree wants no more."""
+    for i in range(len(wave.tree)):
+        t = wave.tree[i]
+        start(forest, t, wave.node[i], wave.edge[i], -1)
+        if wave.new[i] != NOWHERE:
+            finish(forest, t, wave.new[i], discount)
+            wanted[t] -= 1
+
+
+backup: Any = compiled(_backup, nogil=True, error_model="numpy")
+
+
+# Reuse: what a search found below the action that was taken is where the next search begins.
+
+
+def _reroot(forest: Forest, t: int, node: int, most: int, moved: Array, gone: Array) -> int:
+    """Make `node` the root of its tree, and keep what is below it, up to `most` nodes, those that were made last going.
+
+    `moved` has room for a number of every node; states of nodes that are not kept are put into `gone`, whose number is
+    returned. The new root's state is among them: the environment has one of its own by now.
+    """
+    size, kept, lost = forest.size[t], 0, 0
+    for i in range(size):
+        below = i == node or (i > node and moved[forest.parent[t, i]] != NOWHERE)
+        if below and kept < most:
+            moved[i] = kept
+            kept += 1
+        else:
+            moved[i] = NOWHERE
+        if i == node or moved[i] == NOWHERE:
+            gone[lost] = forest.state[t, i]
+            lost += 1
+    for i in range(node, size):  # upwards, since a place is only written to after it was read
+        new = moved[i]
+        if new == NOWHERE:
+            continue
+        for a in range(forest.child.shape[2]):
+            child = forest.child[t, i, a]
+            while child != NOWHERE and moved[child] == NOWHERE:
+                child = forest.sibling[t, child]
+            forest.child[t, new, a] = NOWHERE if child == NOWHERE else moved[child]
+            forest.prior[t, new, a], forest.total[t, new, a] = forest.prior[t, i, a], forest.total[t, i, a]
+            forest.n[t, new, a], forest.inflight[t, new, a] = forest.n[t, i, a], 0
+        sibling = forest.sibling[t, i]
+        forest.sibling[t, new] = NOWHERE if sibling == NOWHERE else moved[sibling]
+        forest.parent[t, new], forest.in_edge[t, new] = moved[forest.parent[t, i]] if new else 0, forest.in_edge[t, i]
+        forest.visits[t, new], forest.pending[t, new] = forest.visits[t, i], 0
+        forest.value[t, new], forest.reward[t, new] = forest.value[t, i], forest.reward[t, i]
+        forest.to_play[t, new], forest.flags[t, new] = forest.to_play[t, i], forest.flags[t, i]
+        forest.state[t, new], forest.draws[t, new] = forest.state[t, i], forest.draws[t, i]
+        forest.mark[t, new] = forest.mark[t, i]
+    forest.sibling[t, 0] = NOWHERE
+    forest.size[t] = kept
+    return lost
+
+
+reroot: Any = compiled(_reroot, nogil=True)

@@ -21,8 +21,8 @@ from corral.core.spaces import Leaf
 from corral.core.types import Array
 from corral.nets.actor_critic import ActorCritic
 from corral.runs.export.heads import make_head
+from corral.runs.folder import whole_file
 from corral.runs.load import LoadedPolicy
-from corral.runs.whole_file import whole_file
 
 TOLERANCE = 1e-5
 _SIZES = (1, 7, 64)

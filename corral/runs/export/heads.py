@@ -15,7 +15,7 @@ from corral.core.errors import UserError
 from corral.core.spaces import Layout
 from corral.core.types import Array
 from corral.nets.actor_critic import ActorCritic
-from corral.ops.joint import JointChoices
+from corral.ops.distributions import JointChoices
 
 
 class Head(Protocol):

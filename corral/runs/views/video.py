@@ -17,15 +17,14 @@ import numpy as np
 from corral.acting.policy import Policy, introduce
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
-from corral.core.onlooker import Onlooker
+from corral.core.gym_env import Onlooker
 from corral.core.types import Array, EnvSpec
 from corral.envs.make import make_vec
 from corral.envs.resolve import resolve
 from corral.envs.suites.atari import AtariSuite
 from corral.envs.suites.pixels import PixelSuite
 from corral.envs.vec_env import VecEnv
-from corral.runs.same_env import require_same_env
-from corral.runs.whole_file import whole_file
+from corral.runs.folder import require_same_env, whole_file
 
 _CONSOLE_FPS = 60.0  # of an Atari, whatever its metadata say
 _FPS = 30.0  # where an environment does not say

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from corral.core.gym_env import layers
 from corral.snapshot.keeper import CannotKeep, Env
 from corral.snapshot.keepers.fields import Native
-from corral.snapshot.rng import layers
 
 
 class BulletNative(Native):

@@ -12,9 +12,8 @@ import gymnasium
 import numpy as np
 
 from corral.core.errors import UserError
-from corral.core.gym_env import EnvFactory
+from corral.core.gym_env import EnvFactory, hide, layers
 from corral.core.spaces import Layout
-from corral.core.unseen import hide
 from corral.snapshot.find_rng import unshare
 from corral.snapshot.keeper import CannotKeep, Env, Keeping
 from corral.snapshot.keepers.ale import ale_native
@@ -24,8 +23,7 @@ from corral.snapshot.keepers.deepcopy import Copier
 from corral.snapshot.keepers.fields import FieldsKeeping, type_name
 from corral.snapshot.keepers.mujoco import mujoco_native
 from corral.snapshot.keepers.replay import ReplayKeeping
-from corral.snapshot.rng import layers
-from corral.snapshot.watched import unwatch
+from corral.snapshot.live_env import unwatch
 
 log = logging.getLogger("corral.envs")
 

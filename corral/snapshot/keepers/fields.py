@@ -12,11 +12,10 @@ from typing import Any
 
 from gymnasium import spaces
 
-from corral.core.unseen import is_looking
-from corral.snapshot.dice import Die, throw_anew
+from corral.core.gym_env import is_looking, layers
 from corral.snapshot.keeper import CannotKeep, Env, Keeping, Tape
 from corral.snapshot.keepers.deepcopy import ATOMS, Copier, has_slots, is_rendering
-from corral.snapshot.rng import inner_spaces, layers
+from corral.snapshot.rng import Die, inner_spaces, throw_anew
 
 Fields = dict[str, Any]
 # What an environment is, how it was built and how it is shown; `step` and `reset` where it is watched.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from corral.snapshot.dice import Die
 from corral.snapshot.find_rng import HiddenDice
 from corral.snapshot.keeper import Beginning, CannotKeep, Env, Keeping, Tape
+from corral.snapshot.rng import Die
 
 _MOST_STEPS = 50_000  # after the beginning
 _POINT_BYTES = 600

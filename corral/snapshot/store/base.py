@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from types import TracebackType
 
 from corral.core.errors import UserError
@@ -60,3 +61,57 @@ def check_name(name: str) -> str:
     ):
         raise UserError(f"The name of a state is 1 to {MOST_NAME} bytes of printable text, got {str(name)[:80]!r}.")
     return name
+
+
+# How much a keeper of states may hold.
+
+
+@dataclass(frozen=True)
+class StateBudget:
+    """Most bytes and most states."""
+
+    bytes: int = 1 << 30
+    count: int = 100_000
+
+    def require_room(self, held: int, count: int, old: int | None, size: int) -> None:
+        """StatesFull when a state of `size`, in the place of one of `old` bytes if that is not None, does not fit."""
+        if held - (old or 0) + size > self.bytes:
+            raise StatesFull(f"{held} bytes are held, {size} more would be above the budget of {self.bytes}; drop some")
+        if old is None and count >= self.count:
+            raise StatesFull(f"{count} states are held, the budget is {self.count}; drop some")
+
+
+# States in this process's memory.
+
+
+class MemoryStates(StateKeeper):
+    """A dict with a budget."""
+
+    def __init__(self, budget: StateBudget | None = None):
+        self._budget, self._states, self._held = budget or StateBudget(), dict[str, bytes](), 0
+
+    def put(self, name: str, state: bytes) -> None:
+        """Keep a copy."""
+        old = self._states.get(check_name(name))
+        self._budget.require_room(self._held, len(self._states), None if old is None else len(old), len(state))
+        self._states[name] = bytes(state)
+        self._held += len(state) - (0 if old is None else len(old))
+
+    def get(self, name: str) -> bytes | None:
+        """The state, or None."""
+        return self._states.get(check_name(name))
+
+    def drop(self, name: str) -> bool:
+        """Forget it."""
+        state = self._states.pop(check_name(name), None)
+        self._held -= 0 if state is None else len(state)
+        return state is not None
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Sorted."""
+        return sorted(name for name in self._states if name.startswith(prefix))
+
+    @property
+    def nbytes(self) -> int:
+        """Sum of the states."""
+        return self._held

@@ -4,19 +4,69 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from corral.core.encoding import Buffer
 from corral.core.errors import EnvFailed, UserError
 from corral.link import protocol as clp
 from corral.link.address import parse_url
 from corral.link.auth import is_proven, new_nonce, prove, read_token
-from corral.link.control import Ready, T, from_meta, to_meta
+from corral.link.control import OURS, Ready, T, Versions, from_meta, to_meta
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.transports.base import Wire
 from corral.link.transports.open import open_binding
-from corral.snapshot.store import wire as sw
 from corral.snapshot.store.base import StateKeeper, StatesFull, check_name
+
+# Messages between a state server and its clients: those of the link (docs/link.md, section 9).
+
+
+CLIENT, SERVER = b"corral-client", b"corral-states"
+MOST_BYTES = 256 << 20
+_Nonce = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class ClientKnock(msgspec.Struct, frozen=True):
+    """A client says what it wants."""
+
+    versions: Versions
+    role: str
+    nonce: _Nonce
+
+
+class ServerWelcome(msgspec.Struct, frozen=True):
+    """The server proves itself, and says how large a state may be."""
+
+    version: tuple[int, int]
+    nonce: _Nonce
+    proof: bytes
+    most_bytes: int
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """Whether there was a state to drop."""
+
+    dropped: bool
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some names, in order, and whether there are more."""
+
+    names: list[str]
+    more: bool
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What the server holds."""
+
+    snapshots: int
+    snapshot_bytes: int
+
+
+def knock(nonce: bytes) -> ClientKnock:
+    """The first message of a client."""
+    return ClientKnock(list(OURS), "states", nonce)
 
 
 class RemoteStates(StateKeeper):
@@ -34,8 +84,8 @@ class RemoteStates(StateKeeper):
 
     def put(self, name: str, state: bytes) -> None:
         """Keep it there."""
-        if len(state) > sw.MOST_BYTES:
-            raise UserError(f"A state of {len(state)} bytes, a state server takes at most {sw.MOST_BYTES}.")
+        if len(state) > MOST_BYTES:
+            raise UserError(f"A state of {len(state)} bytes, a state server takes at most {MOST_BYTES}.")
         self._ask(clp.Op.PUT, {"name": check_name(name)}, [state])
 
     def get(self, name: str) -> bytes | None:
@@ -49,14 +99,14 @@ class RemoteStates(StateKeeper):
 
     def drop(self, name: str) -> bool:
         """Forget it there."""
-        return self._read(self._ask(clp.Op.DROP_STATE, {"name": check_name(name)}), sw.Dropped).dropped
+        return self._read(self._ask(clp.Op.DROP_STATE, {"name": check_name(name)}), Dropped).dropped
 
     def names(self, prefix: str = "") -> list[str]:
         """All of them, a page at a time."""
         found: list[str] = []
         while True:
             meta = {"prefix": prefix, "after": found[-1] if found else ""}
-            page = self._read(self._ask(clp.Op.LIST, meta), sw.Page)
+            page = self._read(self._ask(clp.Op.LIST, meta), Page)
             if found and page.names and page.names[0] <= found[-1]:  # it would go on for ever
                 raise EnvFailed(f"The state server at {self._url} lists names that it was not asked for.")
             found += page.names
@@ -66,7 +116,7 @@ class RemoteStates(StateKeeper):
     @property
     def nbytes(self) -> int:
         """What all states there take."""
-        return self._read(self._ask(clp.Op.STATS, {}), sw.Held).snapshot_bytes
+        return self._read(self._ask(clp.Op.STATS, {}), Held).snapshot_bytes
 
     def close(self) -> None:
         """End the connection."""
@@ -99,7 +149,7 @@ class RemoteStates(StateKeeper):
 
     def _knock(self, wire: Wire) -> None:
         self._wire, self._ready, self._nonce = wire, False, new_nonce()
-        wire.send(Message(clp.Op.KNOCK, meta=to_meta(sw.knock(self._nonce))).frames())
+        wire.send(Message(clp.Op.KNOCK, meta=to_meta(knock(self._nonce))).frames())
 
     def _take(self, wire: Wire, frames: Sequence[Buffer]) -> Message | None:
         try:
@@ -108,13 +158,13 @@ class RemoteStates(StateKeeper):
                 raise UserError(f"The state server at {self._url} refused: {message.text}.")
             if self._ready:
                 return message
-            welcome = from_meta(message.meta, sw.ServerWelcome)
+            welcome = from_meta(message.meta, ServerWelcome)
         except BadMessage as error:
             raise EnvFailed(f"{self._url} is no state server: it sent {error}.") from error
-        if not is_proven(self._token, welcome.proof, sw.SERVER, self._nonce, welcome.nonce):
+        if not is_proven(self._token, welcome.proof, SERVER, self._nonce, welcome.nonce):
             raise UserError(f"The server at {self._url} did not prove that it knows the token; give it the same file.")
-        wire.most_bytes = sw.MOST_BYTES + clp.GREETING_BYTES
-        proof = prove(self._token, sw.CLIENT, self._nonce, welcome.nonce)
+        wire.most_bytes = MOST_BYTES + clp.GREETING_BYTES
+        proof = prove(self._token, CLIENT, self._nonce, welcome.nonce)
         wire.send(Message(clp.Op.READY, meta=to_meta(Ready(proof))).frames())
         self._ready = True
         return None

@@ -13,8 +13,7 @@ import zlib
 from pathlib import Path
 
 from corral.core.errors import UserError
-from corral.snapshot.store.base import MOST_NAME, StateKeeper, check_name
-from corral.snapshot.store.budget import StateBudget
+from corral.snapshot.store.base import MOST_NAME, StateBudget, StateKeeper, check_name
 
 log = logging.getLogger("corral.snapshot")
 

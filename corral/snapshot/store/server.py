@@ -7,13 +7,13 @@ import time
 from dataclasses import dataclass
 
 from corral.core.errors import UserError
-from corral.core.sparing import SparingLog
+from corral.core.log import SparingLog
 from corral.link import protocol as clp
 from corral.link.auth import is_proven, new_nonce, prove
 from corral.link.control import Ready, from_meta, to_meta
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.transports.base import Binding, Event, Wire
-from corral.snapshot.store import wire as sw
+from corral.snapshot.store import client as sw
 from corral.snapshot.store.base import StateKeeper, StatesFull
 
 log = logging.getLogger("corral.snapshot")

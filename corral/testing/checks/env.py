@@ -25,7 +25,7 @@ from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike, resolve
 from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
-from corral.testing.random_play import Env, RandomPlay, Step, first_difference, play_at_random, rollout
+from corral.testing.play import Env, RandomPlay, Step, first_difference, play_at_random, rollout
 
 Status = Literal["pass", "warn", "fail"]
 Outcome = tuple[Status, str]

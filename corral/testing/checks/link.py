@@ -21,7 +21,7 @@ from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
 from corral.link import protocol as clp
 from corral.link.client.session import Simulator
-from corral.link.client.states import Rows, States
+from corral.link.client.states import StateReplies, States
 from corral.testing.checks.env import Outcome
 
 _WALK, _AFTER = 7, 12  # steps before a state is saved, and after
@@ -73,7 +73,7 @@ class LinkSubject:
             self._vec.close()
 
 
-def _walk(states: States, slots: Array, moves: list[Tree]) -> list[Rows]:
+def _walk(states: States, slots: Array, moves: list[Tree]) -> list[StateReplies]:
     """Step slots through these actions; episodes that end are followed by others."""
     out = []
     for actions in moves:
@@ -83,7 +83,7 @@ def _walk(states: States, slots: Array, moves: list[Tree]) -> list[Rows]:
     return out
 
 
-def _difference(a: Rows, b: Rows) -> str | None:
+def _difference(a: StateReplies, b: StateReplies) -> str | None:
     """What differs between two answers, bit by bit."""
     for name in ("reward", "terminated", "truncated"):
         if getattr(a, name).tobytes() != getattr(b, name).tobytes():
@@ -93,7 +93,7 @@ def _difference(a: Rows, b: Rows) -> str | None:
     return None if all(same) else "observations"
 
 
-def _first_difference(a: list[Rows], b: list[Rows]) -> str | None:
+def _first_difference(a: list[StateReplies], b: list[StateReplies]) -> str | None:
     for k, (left, right) in enumerate(zip(a, b, strict=True)):
         if found := _difference(left, right):
             return f"step {k + 1} differs in its {found}"
@@ -202,7 +202,7 @@ def check_bad_requests(subject: LinkSubject) -> Outcome:
     return "pass", "refused, and nothing changed"
 
 
-def _expect_refusal(ask: Callable[[], Rows], what: str) -> str | None:
+def _expect_refusal(ask: Callable[[], StateReplies], what: str) -> str | None:
     try:
         rows = ask()
     except EnvFailed as error:
@@ -356,18 +356,18 @@ def _measure(states: States, slots: Array, subject: LinkSubject) -> tuple[float,
     return count / taken, max(0.0, taken / count - (states.session.row_s or before)) * 1e6
 
 
-def _row(rows: Rows, row: int) -> Rows:
+def _row(rows: StateReplies, row: int) -> StateReplies:
     """One row of an answer."""
     part = slice(row, row + 1)
-    return Rows(
+    return StateReplies(
         rows.reward[part], rows.terminated[part], rows.truncated[part], rows.faulty[part], rows.status[part],
         rows.to_play[part], None if rows.obs is None else tree_map(lambda leaf: leaf[part], rows.obs), {},
     )  # fmt: skip
 
 
-def _no_rewards(rows: Rows) -> Rows:
+def _no_rewards(rows: StateReplies) -> StateReplies:
     nothing = np.zeros(len(rows.status), bool)
-    return Rows(np.zeros_like(rows.reward), nothing, nothing, nothing, rows.status, rows.to_play, rows.obs, {})
+    return StateReplies(np.zeros_like(rows.reward), nothing, nothing, nothing, rows.status, rows.to_play, rows.obs, {})
 
 
 LINK_CHECKS: dict[str, Callable[[LinkSubject], Outcome]] = {

@@ -26,7 +26,7 @@ from corral.core.errors import UserError
 from corral.planning.snapshots import Snapshots
 from corral.snapshot.rng import find_generators, read_generators, same_state
 from corral.snapshot.states import Level
-from corral.testing.checks.state_run import Run, draw_actions, make_step
+from corral.testing.checks.states import Run, draw_actions, make_step
 
 Env = gymnasium.Env[Any, Any]
 _FLAT_BYTES = 8e6

@@ -18,8 +18,7 @@ from corral.core.types import Array, EnvSpec
 from corral.envs.backends.process import channel as ch
 from corral.envs.backends.remote.worker import EnvWorker
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.row_parcel import RowParcel, pack, unpack
-from corral.envs.stepping.rows import Rows
+from corral.envs.stepping.rows import RowParcel, Rows, pack, unpack
 from corral.envs.supervision import IDLE
 
 # From here on a call of its own for each environment costs little beside its step.

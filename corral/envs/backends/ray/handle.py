@@ -11,7 +11,7 @@ from corral.core.types import Array
 from corral.envs.backends.process import channel as ch
 from corral.envs.backends.ray.actor import EnvActor, Place, look_at
 from corral.envs.backends.remote.handle import RemoteWorker
-from corral.envs.stepping.row_parcel import RowParcel
+from corral.envs.stepping.rows import RowParcel
 from corral.envs.supervision import IDLE as NO_ENV
 from corral.runtimes.ray_cluster import import_ray
 

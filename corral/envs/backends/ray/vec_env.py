@@ -11,8 +11,8 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic
 
 import numpy as np
 
@@ -22,13 +22,37 @@ from corral.core.types import Array
 from corral.envs.backends.process import channel as ch
 from corral.envs.backends.ray.actor import Place, Reply
 from corral.envs.backends.ray.handle import RayWorker, stop_actors
-from corral.envs.backends.ray.parcelled import ParcelledVecEnv
 from corral.envs.backends.remote.handle import pickle_factories
+from corral.envs.backends.remote.vec_env import RemoteVecEnv, W
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.row_parcel import pack, unpack
+from corral.envs.stepping.rows import Rows, pack, unpack
 from corral.envs.supervision import IDLE as NO_ENV
 from corral.envs.supervision import Supervision
 from corral.runtimes.ray_cluster import connect, free_cpus_in_words, import_ray, reserve_cpus, usable_cpus
+
+# Environments in workers that share no memory with the caller: rows are kept here, and travel as parcels.
+
+
+class ParcelledVecEnv(RemoteVecEnv[W], Generic[W]):
+    """What the Ray and the gRPC backend have in common."""
+
+    def _make_rows(self) -> Rows:
+        rows = Rows(self.spec, self.num_envs)
+        rows.mark[:] = NO_ENV  # who is being stepped is known elsewhere
+        return rows
+
+    def _shares(self, chosen: IdSet) -> Iterator[tuple[W, Array]]:
+        """The workers of these environments, each with its own, which it owes results of from now on."""
+        owner = self._worker_of[chosen.ids]
+        for worker in self._workers:
+            mine = chosen.ids[owner == worker.index]
+            if not len(mine):
+                continue
+            if worker.pending == 0:
+                worker.touch()
+            worker.pending += len(mine)
+            yield worker, mine
+
 
 log = logging.getLogger("corral.envs")
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from corral.core.errors import EnvFailed
 from corral.core.types import Array
 from corral.envs.stepping.id_set import IdSet, IdSets
+from corral.link.client.fleet import Fleet
 from corral.link.client.session import Session
 
 _UNSEATED = -1
@@ -161,3 +165,50 @@ def _speeds(sessions: list[Session]) -> dict[int, float]:
         return {session.number: float(session.simulator.hello.threads) for session in sessions}
     mean = sum(known) / len(known)
     return {session.number: 1.0 / session.row_s if session.row_s > 0 else mean for session in sessions}
+
+
+# How long to wait for simulators: at the start, and for environments that lost theirs.
+
+
+log = logging.getLogger("corral.link")
+
+_POLL_S = 0.25
+_SAY_S = 5.0  # what waits for longer is worth a word
+
+
+class Patience:
+    """Waits for simulators for so long, says so once, and then gives up with EnvFailed."""
+
+    def __init__(self, fleet: Fleet, most_s: float):
+        self._fleet, self._most_s = fleet, most_s
+        self._since: float | None = None
+        self._said = False
+
+    def gather(self, wanted: int) -> None:
+        """Wait for the simulators to begin with."""
+        while (there := len(self._fleet.sessions)) < wanted:
+            self._wait(f"{there} of {wanted} simulators at {self._where}")
+            self._fleet.poll(_POLL_S)
+        self._since = None
+
+    def check(self, homeless: int) -> None:
+        """Say that so many environments wait for a simulator, if any do."""
+        if homeless:
+            self._wait(f"{homeless} environments have no simulator at {self._where}")
+        else:
+            self._since = None
+
+    @property
+    def _where(self) -> str:
+        return ", ".join(self._fleet.binding.urls)
+
+    def _wait(self, words: str) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._since, self._said = now, False
+        waited = now - self._since
+        if waited > self._most_s:
+            raise EnvFailed(f"{words} after {waited:.0f} s; start them, or raise Supervision.start_timeout_s.")
+        if waited > _SAY_S and not self._said:
+            self._said = True
+            log.warning("%s; waiting for more, for up to %.0f s.", words, self._most_s - waited)

@@ -19,13 +19,12 @@ from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, Tree, tree_map
 from corral.envs.backends.simulators.vec_env import LinkVecEnv, Seats
 from corral.link import protocol as clp
-from corral.link.client.link_asking import Part, Table, ask, split
 from corral.link.client.session import Session
-from corral.link.limits import rows_per_message
+from corral.link.client.states import Part, Table, ask, split
 from corral.link.message import BadMessage, Message
-from corral.snapshot.mishaps import Mishaps
+from corral.link.protocol import rows_per_message
 from corral.snapshot.shelf import LOST, Shelf
-from corral.snapshot.states import Level, Rollouts, Scene, States, Steps
+from corral.snapshot.states import Level, Mishaps, Rollouts, Scene, States, Steps
 
 _MASK = "action_mask"
 _GONE = "states went with their simulator"

@@ -19,9 +19,8 @@ from corral.core import seeding
 from corral.core.encoding import Buffer
 from corral.core.errors import UserError
 from corral.core.types import Array, StepBatch, Tree
-from corral.envs.backends.simulators.patience import Patience
 from corral.envs.backends.simulators.replies import Answer, Place, read_answer
-from corral.envs.backends.simulators.slots import Seating
+from corral.envs.backends.simulators.slots import Patience, Seating
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import Flight
 from corral.envs.stepping.pending_faults import Losses

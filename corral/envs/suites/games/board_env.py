@@ -8,11 +8,42 @@ import gymnasium
 import numpy as np
 
 from corral.core.errors import UserError
-from corral.core.legal import require_legal
+from corral.core.gym_env import require_legal
 from corral.core.types import Array
-from corral.envs.suites.games.draw import as_picture, as_text, owners
+from corral.envs.backends.local import LocalVecEnv
 from corral.envs.suites.games.game import Game
 from corral.envs.suites.games.players import Player, make_player
+from corral.envs.vec_env import VecEnv
+
+# Boards as text and as pictures.
+
+
+_CELL, _RADIUS = 48, 19
+_BACK = np.array((32, 78, 156), np.uint8)
+_COLOURS = np.array([(226, 232, 240), (214, 48, 49), (250, 196, 40)], np.uint8)  # nobody, who began, the other
+_SIGNS = ".XO"
+
+
+def owners(game: Game, obs: Array, to_play: int) -> Array:
+    """Whose square each is, [rows, columns] as drawn: 1 of who began, 2 of the other, 0 of nobody."""
+    began, other = (obs[0], obs[1]) if to_play == 0 else (obs[1], obs[0])
+    board: Array = began.astype(np.int64) + 2 * other.astype(np.int64)
+    return board[::-1] if game.row_0_below else board
+
+
+def as_text(board: Array) -> str:
+    """A line for every row."""
+    return "\n".join(" ".join(_SIGNS[owner] for owner in row) for row in board.tolist())
+
+
+def as_picture(board: Array) -> Array:
+    """Bytes [height, width, 3], a disc for every square."""
+    offset = np.arange(_CELL) - (_CELL - 1) / 2
+    disc = offset[:, None] ** 2 + offset[None, :] ** 2 <= _RADIUS**2
+    squares = np.where(disc[..., None], _COLOURS[board][:, :, None, None], _BACK)  # [rows, columns, y, x, 3]
+    rows, columns = board.shape
+    picture: Array = squares.transpose(0, 2, 1, 3, 4).reshape(rows * _CELL, columns * _CELL, 3)
+    return picture
 
 
 class BoardEnv(gymnasium.Env[Array, np.int64]):
@@ -120,3 +151,11 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
 
     def _reply(self, opponent: Player) -> float:
         return self._move(int(opponent(self._states.copy(), self.np_random)[0]))
+
+
+# Who plays in an environment of a game: the agent for both sides, or against somebody.
+
+
+def has_both_sides(vec: VecEnv) -> bool:
+    """Whether an agent plays against itself there, so that its returns say only how often somebody wins."""
+    return isinstance(vec, LocalVecEnv) and getattr(vec.environment(0).unwrapped, "answered", None) is False

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from corral.core.errors import UserError
-from corral.core.legal import require_legal
+from corral.core.gym_env import require_legal
 from corral.core.types import Array
 
 _INSTALL = "pip install 'corral-rl[games]'"

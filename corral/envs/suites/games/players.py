@@ -9,7 +9,11 @@ import numpy as np
 
 from corral.core.errors import UserError
 from corral.core.types import Array
+from corral.envs.suites.games.connect4 import CONNECT4
+from corral.envs.suites.games.connect4_solver import ILLEGAL, UNKNOWN, Connect4Solver
 from corral.envs.suites.games.game import Game
+from corral.envs.suites.games.rollout_mcts import RolloutMcts
+from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
 
 
 class Player(Protocol):
@@ -43,8 +47,6 @@ def make_player(game: Game, player: str | Player) -> Player:
     if player == "random":
         return Random(game)
     if player == "perfect":
-        from corral.envs.suites.games.perfect import perfect
-
         return perfect(game)
     kind, _, rest = player.partition(":")
     if kind == "mcts" and rest.isdecimal():
@@ -63,3 +65,57 @@ def _by_name(game: Game, module: str, name: str) -> Player:
         raise UserError(f"The player {module}:{name} cannot be imported ({error}): check its name and path.") from error
     player: Player = make(game)
     return player
+
+
+# Players that make no mistakes, or none that they can know of.
+
+
+_BUDGET, _SIMS = 2_000_000, 10_000
+
+
+def perfect(game: Game) -> Player:
+    """The perfect player of a game."""
+    if game == TICTACTOE:
+        return perfect_tictactoe
+    if game == CONNECT4:
+        return PerfectConnect4()
+    raise UserError(f"Nobody plays {game.name} perfectly: use mcts:1000, or a Player of your own.")
+
+
+def perfect_tictactoe(positions: Array, rng: np.random.Generator) -> Array:
+    """Any of the moves that keep the value."""
+    return np.array([rng.choice(best_moves(own, every)) for own, every in positions.tolist()])
+
+
+class PerfectConnect4:
+    """Wins as soon as it can, and loses as late as it can.
+
+    It is exact where the solver gets by with `budget` positions, which is nearly always from 16 stones on. Before that,
+    it leaves out what is known to be worse than something else, and takes what a search by random games prefers.
+    """
+
+    def __init__(self, budget: int = _BUDGET, sims: int = _SIMS):
+        self._solver, self._search, self._budget = Connect4Solver(), RolloutMcts(CONNECT4, sims), budget
+
+    def __call__(self, positions: Array, rng: np.random.Generator) -> Array:
+        """Solve each position by itself."""
+        return np.array([self._decide(position[None], rng) for position in positions])
+
+    def _decide(self, position: Array, rng: np.random.Generator) -> int:
+        good = promising(self._solver.values(position, self._budget)[0])
+        if len(good) > 1:
+            scores = self._solver.scores(position, self._budget)[0, good]
+            if not (scores == UNKNOWN).any():
+                return int(rng.choice(good[scores == scores.max()]))
+            visits = self._search.visits(position, rng)[0, good]
+            return int(good[visits.argmax()])
+        return int(good[0])
+
+
+def promising(values: Array) -> Array:
+    """Moves that nothing is known to be better than; ones that are known to lose only where all are."""
+    unknown = values == UNKNOWN
+    best = values[~unknown & (values != ILLEGAL)].max(initial=-1)
+    if best == 1 or not unknown.any():
+        return np.flatnonzero(values == best)
+    return np.flatnonzero(unknown | (values == 0))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from corral.snapshot.store.base import StateKeeper
-from corral.snapshot.store.budget import StateBudget
+from corral.snapshot.store.base import MemoryStates, StateBudget, StateKeeper
 from corral.snapshot.store.client import RemoteStates
 from corral.snapshot.store.files import FileStates
-from corral.snapshot.store.memory import MemoryStates
 
 
 def open_states(where: str = "memory", budget: StateBudget | None = None, token_file: str | None = None) -> StateKeeper:
