@@ -9,7 +9,7 @@ from corral.learn.exchange.compress import Qsgd, Whole, find_compression
 from corral.learn.exchange.gossip import Gossip
 from corral.learn.exchange.param_server import ParamServer
 from corral.learn.exchange.peers import new_secret
-from corral.learn.exchange.server import Rules, Server, slices
+from corral.learn.exchange.server import ParamServerProcess, Rules, slices
 from corral.ops.optim import adam
 
 HOST = "127.0.0.1"
@@ -43,7 +43,7 @@ class Crew:
         else:
             rules = Rules(self.mode, self.lag, self.drop)
             self.servers = [
-                Server(self.start[s], self.optimizer, rules, codec, self.broadcast, HOST, self.secret)
+                ParamServerProcess(self.start[s], self.optimizer, rules, codec, self.broadcast, HOST, self.secret)
                 for s in slices(self.start.numel(), self.shards)
             ]
             self.exchanges = [

@@ -43,14 +43,14 @@ class PlanningPolicy(Policy, Protocol):
     def simulator_steps(self) -> int:
         """Steps of simulators that planning has cost so far."""
 
-    def attach(self, vec: VecEnv) -> None:
+    def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
 
 
-def introduce(policy: Policy, vec: VecEnv) -> None:
+def bind_envs(policy: Policy, vec: VecEnv) -> None:
     """Tell a policy that plans which environments it is going to act for."""
     if isinstance(policy, PlanningPolicy):
-        policy.attach(vec)
+        policy.bind_envs(vec)
 
 
 def simulator_steps(policy: Policy) -> int | None:

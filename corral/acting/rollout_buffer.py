@@ -16,7 +16,7 @@ Time = int | Array
 _Finals = tuple[Time, Array, list[Array]]  # when episodes ended, where, and the leaves of their last observations
 
 
-class Columns:
+class RolloutBuffer:
     """One column of `length` steps per environment, each filled at its own pace.
 
     `begin` lays the first observations, `act` notes what was decided on the observations of step `t`, `put`

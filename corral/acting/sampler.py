@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from corral.acting.episode_stats import EpisodeStats
-from corral.acting.policy import Policy, as_policy, introduce, to_numpy
-from corral.acting.rollout_buffer import Columns, Envs, Time
+from corral.acting.policy import Policy, as_policy, bind_envs, to_numpy
+from corral.acting.rollout_buffer import Envs, RolloutBuffer, Time
 from corral.core.errors import UserError
 from corral.core.types import Array, StepBatch, Trajectory, Tree, tree_map
 from corral.envs.make import make_vec
@@ -45,7 +45,7 @@ class Sampler:
         self.vec = (
             env if isinstance(env, VecEnv) else make_vec(env, num_envs, backend, workers, seed, env_kwargs=env_kwargs)
         )
-        introduce(self._policy, self.vec)
+        bind_envs(self._policy, self.vec)
         self.episodes = EpisodeStats(self.vec.num_envs)
         self.version = 0
         """Stamped on trajectories, as it was at their first step; raise it when the policy's weights change."""
@@ -187,11 +187,11 @@ class Sampler:
             cursor[full], born[full] = 0, self.version
             idle = full
 
-    def _start(self, steps: int) -> tuple[Columns, int]:
+    def _start(self, steps: int) -> tuple[RolloutBuffer, int]:
         """Columns that begin where the environments are, and the number of this call."""
         vec = self.vec
         latest = self._prepare()
-        columns = Columns(vec.spec, vec.num_envs, steps)
+        columns = RolloutBuffer(vec.spec, vec.num_envs, steps)
         columns.begin(slice(None), *latest)
         self._turn += 1
         return columns, self._turn
@@ -213,7 +213,7 @@ class Sampler:
         if turn != self._turn:
             raise UserError("Another call of rollouts() has taken over these environments; go on with that one.")
 
-    def _begin(self, columns: Columns, batch: StepBatch) -> None:
+    def _begin(self, columns: RolloutBuffer, batch: StepBatch) -> None:
         """Let columns begin at results that belong to a call that was given up."""
         obs = self.vec.spec.observation.flatten(batch.obs)
         self._note(batch.env_ids, obs, batch)
@@ -235,7 +235,7 @@ class Sampler:
         leaves, first = self._latest
         return self.vec.spec.observation.unflatten([leaf[envs].copy() for leaf in leaves]), first[envs].copy()
 
-    def _decide(self, columns: Columns, t: Time, envs: Envs, ids: Array, obs: Tree, first: Array) -> None:
+    def _decide(self, columns: RolloutBuffer, t: Time, envs: Envs, ids: Array, obs: Tree, first: Array) -> None:
         """Let the policy act on arrays of its own, and send what it decides; the VecEnv checks it."""
         state = None if self._state is None else tree_map(lambda leaf: leaf[envs].copy(), self._state)
         began = time.perf_counter()

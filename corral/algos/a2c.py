@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.algos.base import Algorithm, ModelPolicy, require
 from corral.algos.explicit import explicit_loss, policy_gradient
-from corral.algos.trajectories import Rows, count, evaluate, mean, normalized, rows_of, values_of
+from corral.algos.trajectories import Minibatch, compute_values, count, evaluate, flatten_steps, mean, normalized
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
@@ -88,22 +88,22 @@ class A2c(Algorithm):
         """Constant, or falling to 0."""
         return self.config.lr * (1 - progress if self.config.anneal_lr else 1.0)
 
-    def prepare(self, model: nn.Module, batch: Trajectory) -> Rows:
+    def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Advantages and the values' targets."""
         assert isinstance(model, ActorCritic)
-        value, after = values_of(model, batch)
+        value, after = compute_values(model, batch)
         advantage = gae(
             batch.reward, value, after, batch.terminated, batch.truncated, batch.faulty,
             self.config.gamma, self.config.lam,
         )  # fmt: skip
-        return rows_of(model, batch, value, advantage, advantage + value)
+        return flatten_steps(model, batch, value, advantage, advantage + value)
 
-    def minibatches(self, batch: Rows, rng: torch.Generator) -> Iterator[Rows]:
+    def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
         """All rows, unless every one was faulty."""
         if len(batch):
             yield batch
 
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Rows, progress: float) -> LossOutput:
+    def loss(self, model: nn.Module, target: nn.Module | None, batch: Minibatch, progress: float) -> LossOutput:
         """Policy gradient, value error and entropy."""
         assert isinstance(model, ActorCritic)
         config = self.config

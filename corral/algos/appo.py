@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from corral.acting.model_policy import ActorCriticPolicy, to_tensors
 from corral.algos.base import Algorithm, ModelPolicy, require
 from corral.algos.explicit import explicit_stale_loss
-from corral.algos.trajectories import Correction, look
+from corral.algos.trajectories import VtraceTargets, look
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, slice_envs
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
@@ -83,7 +83,7 @@ class Appo(Algorithm):
             "sequence", config.length, config.batch_size, "once", ("action", "logp"),
             max_lag=config.max_lag * config.epochs * config.minibatches,  # every minibatch is a version
         )  # fmt: skip
-        self.correct = Correction(config.gamma, config.rho_bar, config.c_bar, None)
+        self.correct = VtraceTargets(config.gamma, config.rho_bar, config.c_bar, None)
 
     def build_model(self) -> ActorCritic:
         """Policy and value."""

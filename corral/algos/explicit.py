@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from corral.algos.trajectories import Correction, Rows, successors
+from corral.algos.trajectories import Minibatch, VtraceTargets, successors
 from corral.core.types import Array, LossOutput, Trajectory, tree_map
 from corral.nets.actor_critic import ActorCritic
 
@@ -21,7 +21,7 @@ StalePolicyTerm = Callable[[Array, Array, Array], tuple[float, Array, dict[str, 
 
 
 def explicit_loss(
-    model: ActorCritic, rows: Rows, policy: PolicyTerm, *, normalize: bool, value_coef: float, entropy_coef: float
+    model: ActorCritic, rows: Minibatch, policy: PolicyTerm, *, normalize: bool, value_coef: float, entropy_coef: float
 ) -> LossOutput:
     """`policy(logp, A) + value_coef mean((V - target)^2) / 2 - entropy_coef mean(H)` of rows without memory."""
     assert model.lean is not None
@@ -48,7 +48,7 @@ def explicit_loss(
 
 
 def explicit_stale_loss(
-    model: ActorCritic, traj: Trajectory, correction: Correction, policy: StalePolicyTerm, *, summed: bool,
+    model: ActorCritic, traj: Trajectory, correction: VtraceTargets, policy: StalePolicyTerm, *, summed: bool,
     value_coef: float, entropy_coef: float,
 ) -> LossOutput:  # fmt: skip
     """`policy(logp, old_logp, A) + value_coef mean((V - v)^2) / 2 - entropy_coef mean(H)` of sequences without memory.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from corral.acting.model_policy import ActorCriticPolicy, to_tensors
 from corral.algos.base import Algorithm, ModelPolicy, require
 from corral.algos.explicit import explicit_stale_loss, policy_gradient
-from corral.algos.trajectories import Correction, look
+from corral.algos.trajectories import VtraceTargets, look
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
@@ -83,7 +83,7 @@ class Impala(Algorithm):
             "sequence", config.length, config.batch_size, "once", ("action", "logp"), config.max_lag,
             capacity=config.replay_capacity, replayed=config.replayed,
         )  # fmt: skip
-        self.correct = Correction(
+        self.correct = VtraceTargets(
             config.gamma, config.rho_bar, config.c_bar, config.rho_bar, on=config.correction == "vtrace"
         )
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.algos.base import Algorithm, ModelPolicy, require
 from corral.algos.explicit import explicit_loss, policy_gradient
-from corral.algos.trajectories import Rows, count, evaluate, mean, normalized, rows_of, values_of
+from corral.algos.trajectories import Minibatch, compute_values, count, evaluate, flatten_steps, mean, normalized
 from corral.core.errors import UserError
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
@@ -90,18 +90,18 @@ class Reinforce(Algorithm):
         """Constant, or falling to 0."""
         return self.config.lr * (1 - progress if self.config.anneal_lr else 1.0)
 
-    def prepare(self, model: nn.Module, batch: Trajectory) -> Rows:
+    def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Returns to go, and what they exceed the baseline by."""
         assert isinstance(model, ActorCritic)
         value = after = np.zeros_like(batch.reward)
         if self.config.baseline:
-            value, after = values_of(model, batch)
+            value, after = compute_values(model, batch)
         returns = discounted_return(
             batch.reward, after, batch.terminated, batch.truncated, batch.faulty, self.config.gamma
         )
-        return rows_of(model, batch, value, returns - value, returns)
+        return flatten_steps(model, batch, value, returns - value, returns)
 
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Rows, progress: float) -> LossOutput:
+    def loss(self, model: nn.Module, target: nn.Module | None, batch: Minibatch, progress: float) -> LossOutput:
         """Policy gradient, the baseline's error, and entropy."""
         assert isinstance(model, ActorCritic)
         config = self.config

@@ -17,7 +17,7 @@ from corral.ops.returns import vtrace
 
 
 @dataclass
-class Rows:
+class Minibatch:
     """Steps to learn from: `[n]` of them without memory, `[T, B]` with one.
 
     With a memory, `state` is what it held before the sequences began, `first` says where it was cleared, and
@@ -38,11 +38,11 @@ class Rows:
         return len(self.value) if self.state is None else self.value.shape[1]
 
 
-R = TypeVar("R", bound=Rows)
+R = TypeVar("R", bound=Minibatch)
 
 
 @torch.no_grad()
-def values_of(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
+def compute_values(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
     """Values of every observation acted on, and of every true successor, both `[T, B]`."""
     device = model.value_head.weight.device
     if model.core is None:
@@ -68,13 +68,13 @@ def values_of(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
     return value[:-1], after
 
 
-def rows_of(
+def flatten_steps(
     model: ActorCritic,
     traj: Trajectory,
     value: Array,
     advantage: Array,
     target: Array,
-    kind: type[R] = Rows,  # type: ignore[assignment]
+    kind: type[R] = Minibatch,  # type: ignore[assignment]
     more: Mapping[str, Array] | None = None,
 ) -> R:
     """The trajectory's steps, on the network's device, with what was computed for them; `more` are further columns."""
@@ -117,7 +117,7 @@ def shuffled(rows: R, parts: int, rng: torch.Generator) -> Iterator[R]:
             yield type(rows)(**{f.name: taken(f.name, index) for f in fields(rows)})
 
 
-def evaluate(model: ActorCritic, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+def evaluate(model: ActorCritic, rows: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of the rows' actions, entropies, and values, by the network as it is now."""
     if rows.state is None:
         params, value = model(rows.obs)
@@ -128,19 +128,19 @@ def evaluate(model: ActorCritic, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     return logp, entropy, value.float()
 
 
-def count(rows: Rows) -> int:
+def count(rows: Minibatch) -> int:
     """How many rows count."""
     return len(rows) if rows.valid is None else int(rows.valid.sum())
 
 
-def mean(values: Tensor, rows: Rows) -> Tensor:
+def mean(values: Tensor, rows: Minibatch) -> Tensor:
     """Mean over the rows that count."""
     if rows.valid is None:
         return values.mean()
     return (values * rows.valid).sum() / rows.valid.sum().clamp(min=1)
 
 
-def normalized(advantage: Tensor, rows: Rows) -> Tensor:
+def normalized(advantage: Tensor, rows: Minibatch) -> Tensor:
     """Advantages with mean 0 and deviation 1 over the rows that count; a single one stays as it is."""
     if rows.valid is not None:
         used = advantage[rows.valid]
@@ -152,7 +152,7 @@ def normalized(advantage: Tensor, rows: Rows) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Correction:
+class VtraceTargets:
     """V-trace with its constants. Without `on`, the data is taken for the current policy's own.
 
     Without `rho_pg`, advantages come without the ratio, for an objective that has it already.
@@ -175,7 +175,7 @@ class Correction:
 
 
 @dataclass
-class Seen:
+class SequenceOutput:
     """What the network says now of sequences `[T, B]`; only `after`, the values of true successors, has no graph."""
 
     logp: Tensor
@@ -184,7 +184,7 @@ class Seen:
     after: Array
 
 
-def look(model: ActorCritic, traj: Trajectory) -> Seen:
+def look(model: ActorCritic, traj: Trajectory) -> SequenceOutput:
     """Every row once with its graph; last observations of sequences and of episodes once more, without."""
     device, shape = model.value_head.weight.device, traj.shape
     obs = to_tensors(tree_map(lambda leaf: leaf[:-1], traj.obs), device)
@@ -198,7 +198,7 @@ def look(model: ActorCritic, traj: Trajectory) -> Seen:
     logp, entropy = model.actions.evaluate(params.float(), to_tensors(traj.extras["action"], device))
     value = value.float()
     after = successors(traj, value.detach().cpu().numpy(), _beyond(model, traj, states))
-    return Seen(logp, entropy, value, after)
+    return SequenceOutput(logp, entropy, value, after)
 
 
 @torch.no_grad()

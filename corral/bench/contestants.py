@@ -58,12 +58,12 @@ class Pipelined:
     def __init__(
         self,
         num_envs: int,
-        take_off: Callable[[], None],
+        send: Callable[[], None],
         turn: Callable[[], int],
         land: Callable[[], Any],
         close: Callable[[], Any],
     ):
-        self._num_envs, self._take_off, self._turn, self._land = num_envs, take_off, turn, land
+        self._num_envs, self._take_off, self._turn, self._land = num_envs, send, turn, land
         self.close = close
 
     def run(self, seconds: float) -> Slice:
@@ -117,7 +117,7 @@ def envpool_async(pool: Any, num_envs: int, actions: Iterator[Array]) -> Pipelin
 
     waiting = [recv(), recv()]
 
-    def take_off() -> None:
+    def send() -> None:
         for ids in waiting:
             pool.send(next(actions)[: len(ids)], ids)
 
@@ -129,7 +129,7 @@ def envpool_async(pool: Any, num_envs: int, actions: Iterator[Array]) -> Pipelin
     def land() -> None:
         waiting[:] = [recv(), recv()]
 
-    return Pipelined(num_envs, take_off, turn, land, close=lambda: None)
+    return Pipelined(num_envs, send, turn, land, close=lambda: None)
 
 
 class Rollouts:

@@ -15,7 +15,7 @@ from corral.learn.exchange.all_reduce import open_store
 from corral.learn.exchange.base import Joint
 from corral.learn.exchange.config import SharingConfig
 from corral.learn.exchange.make import broadcast_codec, gradient_codec, make_exchange
-from corral.learn.exchange.server import Rules, Server
+from corral.learn.exchange.server import ParamServerProcess, Rules
 from corral.learn.weights import FlatParams
 
 _PATIENCE_S = 300.0
@@ -39,7 +39,7 @@ class Side:
             self._own = open_store(host)
         if rank == 0 and sharing.exchange == "param_server":
             rules = Rules(sharing.mode, sharing.lag, sharing.drop)
-            self._own = Server(
+            self._own = ParamServerProcess(
                 flat.weights.detach(), lambda params: torch.optim.SGD(params, 1e-3), rules, gradient_codec(sharing),
                 broadcast_codec(sharing), host, secret,
             )  # fmt: skip

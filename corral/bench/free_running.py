@@ -22,7 +22,7 @@ from pathlib import Path
 
 from corral.bench.deadline import TookTooLong
 from corral.bench.rounds import Slice
-from corral.runtimes.orphan_reaper import Sentry
+from corral.runtimes.orphan_reaper import OrphanReaper
 
 BUILD_S = 300.0
 """Longest until its first report; on two busy cores RLlib takes minutes until its first samples arrive."""
@@ -38,7 +38,7 @@ class FreeRunning:
     def __init__(self, script: Path, *args: str, python: str = sys.executable):
         self._folder = tempfile.TemporaryDirectory(prefix="corral-bench-", ignore_cleanup_errors=True)
         self._errors = Path(self._folder.name) / "stderr"
-        self._sentry, self._guarded = Sentry(), set[int]()
+        self._sentry, self._guarded = OrphanReaper(), set[int]()
         self._rest = b""
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(

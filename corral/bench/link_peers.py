@@ -201,12 +201,12 @@ class NoopEnv(gymnasium.Env[Any, Any]):
 
 def serve_link(url: str) -> None:
     """A simulator over the link; it dials."""
-    from corral.envs.serve.server import Server
+    from corral.envs.serve.server import SimulatorServer
     from corral.link.address import parse_url
     from corral.link.transports.open import open_for_simulator
 
     logging.getLogger("corral").setLevel(logging.WARNING)
-    Server(NoopEnv, "noop", open_for_simulator(parse_url(url), None, bind=False), 1024).run(_ALONE_S)
+    SimulatorServer(NoopEnv, "noop", open_for_simulator(parse_url(url), None, bind=False), 1024).run(_ALONE_S)
 
 
 def serve_json(url: str) -> None:

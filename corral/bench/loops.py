@@ -21,7 +21,7 @@ from corral.core.types import Array
 from corral.envs.resolve import resolve
 from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSets
-from corral.envs.stepping.rows import Rows
+from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE
 
 Layer = Literal["bare", "group"]
@@ -110,7 +110,7 @@ def _group(env: str, num_envs: int) -> Callable[[Array], int]:
     """Corral's group, which also copies, checks and starts new episodes."""
     factory = resolve(env).factory
     group = EnvGroup(dict.fromkeys(range(num_envs), factory), env, lambda fault: None, [IDLE])
-    rows, sets = Rows(group.build(), num_envs), IdSets(num_envs)
+    rows, sets = EnvRows(group.build(), num_envs), IdSets(num_envs)
     group.attach(rows, sets)
     group.reset(sets.everyone.ids, 0, "train")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.acting.policy import FunctionPolicy, PlanningPolicy, Policy, introduce
+from corral.acting.policy import FunctionPolicy, PlanningPolicy, Policy, bind_envs
 from corral.bench.cpp import SDK, CannotCompile, compile_simulator
 from corral.bench.rounds import Spread
 from corral.bench.targets import Verdict
@@ -231,9 +231,9 @@ class _Watched:
         """What planning has cost."""
         return self._policy.simulator_steps if isinstance(self._policy, PlanningPolicy) else 0
 
-    def attach(self, vec: VecEnv) -> None:
+    def bind_envs(self, vec: VecEnv) -> None:
         """Tell the policy, if it plans."""
-        introduce(self._policy, vec)
+        bind_envs(self._policy, vec)
 
     def initial_state(self, n: int) -> Tree:
         """The policy's."""

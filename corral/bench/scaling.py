@@ -36,7 +36,7 @@ _ENV = "CartPole-v1"
 _COUNTING, _SLOW = "corral.testing.counting_agent:Counting", "corral.testing.envs:SlowEnv"
 _STEPS = 1024
 _SLOW_S = (0.010, 0.050)
-_MOST_ADDED = 0.15
+_MAX_ADDED = 0.15
 _HERE = Path(__file__).parent
 _SF = "pip install sample-factory into a Python of its own, and name it: --sample-factory PYTHON"
 _RLLIB = "pip install 'corral-rl[rllib]'"
@@ -167,9 +167,9 @@ def _central(case: CaseName, env: str) -> ScalingCase:
         Entry(name, "corral", partial(Scaled, "impala", env, topology=topology, backend=backend, **settings))
         for name, topology, backend in ((LOCAL, "actor_learner", "local"), (CENTRAL, "central_inference", "process"))
     ]
-    bound = f"At most {_MOST_ADDED:.0%} more time per step is a rate of 1/{1 + _MOST_ADDED:g}."
+    bound = f"At most {_MAX_ADDED:.0%} more time per step is a rate of 1/{1 + _MAX_ADDED:g}."
     label = f"IMPALA {env}, {n} environments in {cores()} processes"
-    needed = round(1 / (1 + _MOST_ADDED), 2)
+    needed = round(1 / (1 + _MAX_ADDED), 2)
     return ScalingCase(case, label, entries, [CENTRAL], [LOCAL], needed, "local", n, bound=bound)
 
 

@@ -15,7 +15,7 @@ from corral.bench.search_engine import Work, measure
 from corral.bench.search_task import C_BASE, C_INIT, Array, Problem, Task
 from corral.core.types import Tree
 from corral.envs.suites.games.connect4 import CONNECT4
-from corral.nets.numpy_mlp import LeanMlp
+from corral.nets.numpy_mlp import NumpyMlp
 from corral.planning.action_set import Choices
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import Evaluate, RandomGames, know_nothing
@@ -140,7 +140,7 @@ def _network(problem: Problem) -> Callable[[Tree], tuple[Array, Array]]:
             layer.weight.copy_(torch.from_numpy(weight.T))
             layer.bias.copy_(torch.from_numpy(bias))
         layers.append(layer)
-    mlp = LeanMlp(layers, "relu")
+    mlp = NumpyMlp(layers, "relu")
 
     def outputs(obs: Tree) -> tuple[Array, Array]:
         out = mlp.forward(obs.reshape(len(obs), -1))[-1]

@@ -26,7 +26,7 @@ from corral.link.client.states import States as SlotStates
 from corral.planning.mcts.evaluation import know_nothing
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
-from corral.snapshot.states import Steps
+from corral.snapshot.states import Expansion
 
 TREES, LEAVES, SIMS = 64, 4, 100
 BATCHED, EACH, APART = "one EXPAND for a wave", "one EXPAND for a step", "LOAD, STEP, SAVE for a step"
@@ -151,13 +151,13 @@ class Expanding:
 class OneByOne(LinkStates):
     """Asks for every step by a message of its own."""
 
-    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Steps:
+    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
         """Row by row."""
         return _joined(
             [self._one(parents[i : i + 1], actions[i : i + 1], children[i : i + 1]) for i in range(len(parents))]
         )
 
-    def _one(self, parent: Array, action: Array, child: Array) -> Steps:
+    def _one(self, parent: Array, action: Array, child: Array) -> Expansion:
         return super().expand(parent, action, child)
 
 
@@ -170,7 +170,7 @@ class Apart(OneByOne):
         self._slots = SlotStates(vec.fleet, session)
         self._slot = self._slots.take_slots(1)
 
-    def _one(self, parent: Array, action: Array, child: Array) -> Steps:
+    def _one(self, parent: Array, action: Array, child: Array) -> Expansion:
         base, slots = self._bases[0], self._slots
         slots.load(self._slot, parent | base).require_good("LOAD")
         rows = slots.step(self._slot, action)
@@ -180,15 +180,15 @@ class Apart(OneByOne):
         leaves = self.spec.observation.flatten(rows.obs)
         self._shelf.home[child] = 0
         self._shelf.put(child, rows.to_play, leaves)
-        return Steps(child, rows.obs, reward, rows.terminated, rows.truncated, self._legal(leaves), rows.to_play)
+        return Expansion(child, rows.obs, reward, rows.terminated, rows.truncated, self._legal(leaves), rows.to_play)
 
 
-def _joined(rows: list[Steps]) -> Steps:
+def _joined(rows: list[Expansion]) -> Expansion:
     def join(name: str) -> Any:
         return np.concatenate([getattr(row, name) for row in rows])
 
     obs = {key: np.concatenate([row.obs[key] for row in rows]) for key in rows[0].obs}
-    return Steps(join("children"), obs, *map(join, ("reward", "terminated", "truncated", "legal", "to_play")))
+    return Expansion(join("children"), obs, *map(join, ("reward", "terminated", "truncated", "legal", "to_play")))
 
 
 def _compiled(name: str, folder: Path) -> Path:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from corral.cli.doctor import Machine
 
 
-_MOST_OTHERS = 0.15  # share of the CPU
+_MAX_OTHERS = 0.15  # share of the CPU
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class BenchLink:
 def busy(report: Report) -> str | None:
     """A word about other programs, where they make the figures worth less."""
     others = max((case.others or 0.0 for case in report.cases), default=0.0)
-    if others <= _MOST_OTHERS:
+    if others <= _MAX_OTHERS:
         return None
     return (
         f"Other programs used {100 * others:.0f} % of the CPU meanwhile: these figures are worth little; measure again "

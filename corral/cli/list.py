@@ -36,7 +36,7 @@ class ListAlgos:
 
 
 @dataclass(frozen=True)
-class Group:
+class EnvFamily:
     """Where environments come from, and the package that they need."""
 
     title: str
@@ -49,16 +49,16 @@ class Group:
         return not self.module or importlib.util.find_spec(self.module) is not None
 
 
-_ATARI = Group("Atari", "ale_py", "pip install 'corral-rl[atari]'")
-_OLD_ATARI = Group("Atari, older names", "ale_py", _ATARI.install)
+_ATARI = EnvFamily("Atari", "ale_py", "pip install 'corral-rl[atari]'")
+_OLD_ATARI = EnvFamily("Atari, older names", "ale_py", _ATARI.install)
 _GROUPS = {
-    "gymnasium.envs.classic_control": Group("Classic control"),
-    "gymnasium.envs.toy_text": Group("Toy text"),
-    "gymnasium.envs.box2d": Group("Box2D", "Box2D", "pip install swig 'gymnasium[box2d]'"),
-    "gymnasium.envs.mujoco": Group("MuJoCo", "mujoco", "pip install 'gymnasium[mujoco]'"),
-    "gymnasium.envs.phys2d": Group("Classic control in JAX", "jax", "pip install 'gymnasium[jax]'"),
-    "gymnasium.envs.tabular": Group("Toy text in JAX", "jax", "pip install 'gymnasium[jax]'"),
-    "corral.envs.suites.games": Group("Board games"),
+    "gymnasium.envs.classic_control": EnvFamily("Classic control"),
+    "gymnasium.envs.toy_text": EnvFamily("Toy text"),
+    "gymnasium.envs.box2d": EnvFamily("Box2D", "Box2D", "pip install swig 'gymnasium[box2d]'"),
+    "gymnasium.envs.mujoco": EnvFamily("MuJoCo", "mujoco", "pip install 'gymnasium[mujoco]'"),
+    "gymnasium.envs.phys2d": EnvFamily("Classic control in JAX", "jax", "pip install 'gymnasium[jax]'"),
+    "gymnasium.envs.tabular": EnvFamily("Toy text in JAX", "jax", "pip install 'gymnasium[jax]'"),
+    "corral.envs.suites.games": EnvFamily("Board games"),
     "ale_py": _ATARI,
 }
 
@@ -81,14 +81,14 @@ class ListEnvs:
         return 0
 
 
-def registered(text: str = "") -> dict[Group, list[str]]:
+def registered(text: str = "") -> dict[EnvFamily, list[str]]:
     """Registered ids that contain `text`, by where they come from; UserError when there are none."""
     import gymnasium
 
     if _ATARI.ready:
         importlib.import_module("ale_py")  # registers its ids
     importlib.import_module("corral.envs.suites.games")  # so does this
-    groups: dict[Group, list[str]] = {}
+    groups: dict[EnvFamily, list[str]] = {}
     for env_id, spec in gymnasium.registry.items():
         # A callable entry point of Gymnasium's own only says that the environment has moved away.
         if isinstance(spec.entry_point, str) and text.lower() in env_id.lower():
@@ -101,15 +101,15 @@ def registered(text: str = "") -> dict[Group, list[str]]:
     return {group: sorted(groups[group]) for group in in_order}
 
 
-def _group(env_id: str, entry_point: str) -> Group:
+def _group(env_id: str, entry_point: str) -> EnvFamily:
     module = entry_point.partition(":")[0]
     for prefix, group in _GROUPS.items():
         if module == prefix or module.startswith(f"{prefix}."):
             return _OLD_ATARI if group is _ATARI and not env_id.startswith("ALE/") else group
-    return Group(module.partition(".")[0])
+    return EnvFamily(module.partition(".")[0])
 
 
-def _print_groups(groups: dict[Group, list[str]], text: str) -> None:
+def _print_groups(groups: dict[EnvFamily, list[str]], text: str) -> None:
     from rich.columns import Columns
 
     from corral.cli.console import make_console

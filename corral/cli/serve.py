@@ -45,7 +45,7 @@ class Serve:
             if not value >= least:
                 raise UserError(f"{name} must be at least {least}, got {value}.")
         from corral.envs.resolve import resolve
-        from corral.envs.serve.server import Server
+        from corral.envs.serve.server import SimulatorServer
         from corral.link.address import parse_url
         from corral.link.auth import read_token
         from corral.link.transports.open import open_for_simulator
@@ -55,7 +55,7 @@ class Serve:
         while True:
             binding = open_for_simulator(address, token, bind=self.bind is not None, insecure=self.insecure)
             try:
-                server = Server(resolved.factory, resolved.name, binding, envs, token)
+                server = SimulatorServer(resolved.factory, resolved.name, binding, envs, token)
             except Exception as error:
                 binding.close()
                 if isinstance(error, UserError):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 _PIXELS = "corral.envs.suites:pixels"
 _EVALUATIONS = 10
-_MOST_PER_CORE = 4  # learners in one machine's processes: more only wait for each other
+_MAX_PER_CORE = 4  # learners in one machine's processes: more only wait for each other
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Experiment:
             )
         if self.sharing.drop >= self.num_actors:
             raise UserError(f"drop={self.sharing.drop} would wait for none of {self.num_actors} workers.")
-        most = _MOST_PER_CORE * cores()
+        most = _MAX_PER_CORE * cores()
         servers = self.sharing.servers if self.sharing.exchange == "param_server" else 0
         if self.runtime in ("auto", "process") and self.num_actors + max(0, servers - 1) > most:
             beside = f" and {servers} servers" if servers > 1 else ""

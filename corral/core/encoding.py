@@ -21,10 +21,10 @@ Buffer = bytes | bytearray | memoryview
 _HEAD = struct.Struct("<Q")
 _ALIGN = 64
 _ARRAY, _BIG_INT = 1, 2  # MessagePack extensions: (position, dtype, shape), and text of a number beyond 64 bits
-MOST_BYTES = 1 << 32
+MAX_BYTES = 1 << 32
 
 
-class BadMessage(Exception):
+class DecodeError(Exception):
     """Bytes that are no message."""
 
 
@@ -70,11 +70,11 @@ def decode(data: Buffer) -> Value:
             if code == _BIG_INT:
                 return int(bytes(part))
             if code != _ARRAY:
-                raise BadMessage(f"unknown extension {code}")
+                raise DecodeError(f"unknown extension {code}")
             place, name, shape = msgspec.msgpack.decode(part, type=tuple[int, str, tuple[int, ...]])
             dtype = np.dtype(name)
             if dtype.hasobject or place < 0 or any(n < 0 for n in shape):
-                raise BadMessage("an array that cannot be")
+                raise DecodeError("an array that cannot be")
             count = int(np.prod(shape, dtype=np.int64))
             if not count:
                 return np.empty(shape, dtype)
@@ -90,7 +90,7 @@ def decode(data: Buffer) -> Value:
         SyntaxError,
         msgspec.DecodeError,
     ) as error:  # NumPy parses names of dtypes as Python, hence SyntaxError
-        raise BadMessage(str(error)) from error
+        raise DecodeError(str(error)) from error
 
 
 def size_of(parts: Sequence[Buffer]) -> int:

@@ -98,7 +98,7 @@ def require_legal(name: str, move: int, mask: Array) -> None:
     )
 
 
-class Onlooker(gymnasium.Wrapper[Any, Any, Any, Any]):
+class PassiveWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Changes nothing and remembers nothing, so that planners may do as if it were not there."""
 
 

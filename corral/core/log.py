@@ -31,7 +31,7 @@ def show_by_default() -> None:
 _AT_ONCE, _EVERY_S = 10, 10.0
 
 
-class SparingLog:
+class RateLimitedLog:
     """Passes some warnings on at once, then one every 10 s that says how many there were in between."""
 
     def __init__(self, log: logging.Logger):

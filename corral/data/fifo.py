@@ -13,7 +13,7 @@ from corral.data.pack import pack, unpack
 from corral.data.store import Store
 
 
-class OnceStore(Store):
+class FifoStore(Store):
     """A queue of sequences, one per column of a fragment: nothing is lost and nothing comes out twice.
 
     It holds two batches and a fragment of all environments. `room` is false when there is no place for another

@@ -18,7 +18,7 @@ TURN = "to_play"
 """The extra that says who acted; without it one player acts."""
 
 
-class OutcomeStore(Store):
+class GameReplay(Store):
     """Keeps the last `data.capacity` steps of episodes that have ended, and draws batches from them, with replacement.
 
     Kept of a step are its observation, what `data.extras` names, and the episode's outcome for who acted there

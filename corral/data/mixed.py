@@ -10,7 +10,7 @@ import numpy as np
 from corral.core.errors import UserError
 from corral.core.machine import available_bytes
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Tree, cat, tree_map
-from corral.data.fifo import OnceStore
+from corral.data.fifo import FifoStore
 from corral.data.pack import pack, unpack
 from corral.data.store import Store
 
@@ -29,7 +29,7 @@ class MixedStore(Store):
                 f"A batch of {data.batch_size} sequences, {data.replayed:g} of them replayed, needs at least one of "
                 "each kind: raise batch_size, or change replayed."
             )
-        self._new = OnceStore(spec, replace(data, batch_size=data.batch_size - self._drawn), num_envs)
+        self._new = FifoStore(spec, replace(data, batch_size=data.batch_size - self._drawn), num_envs)
         self._ring = SequenceRing(spec, data.capacity)
         self._rng = np.random.default_rng(np.random.SeedSequence(seed))
         self._replayed = 0

@@ -15,7 +15,7 @@ from corral.core.types import Array
 
 
 @dataclass
-class Steps:
+class StepArrays:
     """A fragment for replay: [T, B], observations by number."""
 
     obs: Array  # int64
@@ -29,7 +29,7 @@ class Steps:
 
 
 @dataclass
-class Windows:
+class NStepWindows:
     """`m` transitions of one or more steps each, observations by number."""
 
     obs: Array
@@ -39,11 +39,11 @@ class Windows:
     discount: Array  # float32
     priority: Array
 
-    def take(self, rows: Array) -> Windows:
+    def take(self, rows: Array) -> NStepWindows:
         """Some of them, by mask."""
         action = [leaf[rows] for leaf in self.action]
         kept = (x[rows] for x in (self.reward, self.discount, self.priority))
-        return Windows(self.obs[rows], self.next_obs[rows], action, *kept)
+        return NStepWindows(self.obs[rows], self.next_obs[rows], action, *kept)
 
 
 class NStep:
@@ -64,7 +64,7 @@ class NStep:
         self._reward, self._priority = np.zeros(wait, np.float64), np.zeros(wait, np.float64)
         self._action = [np.zeros((*wait, *leaf.shape), leaf.dtype) for leaf in action.leaves]
 
-    def add(self, steps: Steps, env_ids: Array, goes_on: Array) -> Windows:
+    def add(self, steps: StepArrays, env_ids: Array, goes_on: Array) -> NStepWindows:
         """Take a fragment in, and give the transitions that are complete."""
         length, width = steps.reward.shape
         most = (self._wait + length) * width
@@ -77,7 +77,7 @@ class NStep:
             (steps.obs, steps.next_obs, steps.reward, steps.priority, steps.terminated, steps.done, steps.faulty),
             (obs, next_obs, reward, discount, priority, row),
         )  # fmt: skip
-        return Windows(
+        return NStepWindows(
             obs[:count], next_obs[:count], self._actions(steps.action, env_ids, row[:count]), reward[:count],
             discount[:count], priority[:count],
         )  # fmt: skip

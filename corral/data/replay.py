@@ -11,14 +11,14 @@ from corral.core.errors import RunFailed, UserError
 from corral.core.machine import require_memory
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, tree_map
 from corral.data.frame_ring import Observations
-from corral.data.nstep import NStep, Steps, Windows
+from corral.data.nstep import NStep, NStepWindows, StepArrays
 from corral.data.store import RateLimiter, Store
 from corral.data.sumtree import SumTree
-from corral.data.transition_ring import Rows
+from corral.data.transition_ring import TransitionRing
 
 _log = logging.getLogger("corral")
 _AHEAD = 100  # transitions that acting may be ahead of learning, where they go on side by side
-_MOST_DEVIATIONS = 10.0  # of a scaled reward, per step, as in NormalizedVecEnv
+_MAX_DEVIATIONS = 10.0  # of a scaled reward, per step, as in NormalizedVecEnv
 
 
 class ReplayStore(Store):
@@ -55,7 +55,7 @@ class ReplayStore(Store):
 
     def _allocate(self, capacity: int, margin: int) -> None:
         self._observations = Observations(self._spec, capacity, self._num_envs, margin)
-        self._rows = Rows(capacity, self._spec.action, len(self._observations.sizes))
+        self._rows = TransitionRing(capacity, self._spec.action, len(self._observations.sizes))
         self._tree = SumTree(capacity) if self._data.prioritised else None
 
     @property
@@ -67,7 +67,7 @@ class ReplayStore(Store):
         """Store a fragment, and let go of the oldest transitions."""
         self._require_fit(*traj.shape)
         numbers, successors, goes_on = self._observations.add(traj)
-        steps = Steps(
+        steps = StepArrays(
             obs=numbers[:-1],
             next_obs=successors,
             action=self._spec.action.flatten(traj.action),
@@ -115,7 +115,7 @@ class ReplayStore(Store):
     def _scaled(self, reward: Array) -> Array:
         if self.reward_scale == 1.0:
             return reward
-        most = np.float32(_MOST_DEVIATIONS * self._data.length)
+        most = np.float32(_MAX_DEVIATIONS * self._data.length)
         scaled: Array = np.clip(reward * np.float32(self.reward_scale), -most, most)
         return scaled
 
@@ -128,7 +128,7 @@ class ReplayStore(Store):
             keys, priorities = keys[known], priorities[known]
         self._tree.set(keys % self._rows.capacity, self._shape(priorities))
 
-    def _append(self, windows: Windows) -> None:
+    def _append(self, windows: NStepWindows) -> None:
         rows, observations = self._rows, self._observations
         needs = observations.needs(windows.obs)
         young = observations.young(needs)

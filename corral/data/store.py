@@ -68,19 +68,19 @@ class Store(ABC):
 def make_store(spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0) -> Store:
     """The store that an algorithm's `DataSpec` asks for."""
     from corral.data.episodes import EpisodeStore
-    from corral.data.fifo import OnceStore
-    from corral.data.game_replay import OutcomeStore
+    from corral.data.fifo import FifoStore
+    from corral.data.game_replay import GameReplay
     from corral.data.mixed import MixedStore
     from corral.data.replay import ReplayStore
 
     if (data.unit, data.reuse) == ("transition", "replay"):
         return ReplayStore(spec, data, num_envs, seed)
     if (data.unit, data.reuse) == ("sequence", "once"):
-        return MixedStore(spec, data, num_envs, seed) if data.replayed else OnceStore(spec, data, num_envs)
+        return MixedStore(spec, data, num_envs, seed) if data.replayed else FifoStore(spec, data, num_envs)
     if (data.unit, data.reuse) == ("episode", "once"):
         return EpisodeStore(spec, data, num_envs)
     if (data.unit, data.reuse) == ("episode", "replay"):
-        return OutcomeStore(spec, data, num_envs, seed)
+        return GameReplay(spec, data, num_envs, seed)
     raise UserError(
         f"There is no store for unit '{data.unit}' with reuse '{data.reuse}': transitions and episodes are "
         "replayed, sequences and episodes are used once."

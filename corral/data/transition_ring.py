@@ -13,10 +13,10 @@ from corral.core.jit import compiled
 from corral.core.spaces import Layout
 from corral.core.types import Array
 from corral.data.frame_ring import lay
-from corral.data.nstep import Windows
+from corral.data.nstep import NStepWindows
 
 
-class Rows:
+class TransitionRing:
     """Transitions with absolute numbers `low` to `high`; number `i` sits in slot `i % capacity`.
 
     The oldest go first: when there are more than `capacity`, and when an observation that they refer to has been
@@ -40,7 +40,7 @@ class Rows:
         """Memory when full."""
         return sum(array.nbytes for array in self._arrays())
 
-    def append(self, windows: Windows, needs: Array) -> None:
+    def append(self, windows: NStepWindows, needs: Array) -> None:
         """Add transitions and their needs [m, rings]; at most `capacity` at once."""
         count = len(windows.obs)
         if count == 0:

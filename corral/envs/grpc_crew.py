@@ -16,7 +16,7 @@ from corral.envs.backends.process.handle import THREAD_VARIABLES
 from corral.envs.grpc_session import GIVEN_UP
 from corral.envs.grpc_wire import check_address
 from corral.link.transports import grpc as rpc
-from corral.runtimes.orphan_reaper import Sentry
+from corral.runtimes.orphan_reaper import OrphanReaper
 
 log = logging.getLogger("corral.envs")
 
@@ -30,7 +30,7 @@ _END_S = 6.0
 class _Member:
     """One worker process after the other."""
 
-    def __init__(self, address: str, patience_s: float, sentry: Sentry):
+    def __init__(self, address: str, patience_s: float, sentry: OrphanReaper):
         self._args, self._sentry = (address, patience_s), sentry
         self._wait_s = _FIRST_WAIT_S
         self.process: subprocess.Popen[bytes] | None = None
@@ -88,7 +88,7 @@ def join(address: str, workers: int, patience_s: float) -> int:
     """
     rpc.import_grpc()
     check_address(address, "the learner's address")
-    sentry = Sentry()
+    sentry = OrphanReaper()
     members = [_Member(address, patience_s, sentry) for _ in range(workers)]
     try:
         return _watch(members)

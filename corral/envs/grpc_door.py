@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from corral import __version__
-from corral.core.encoding import BadMessage
+from corral.core.encoding import DecodeError
 from corral.core.errors import UserError
 from corral.envs import grpc_wire as wire
 from corral.link.transports import grpc as rpc
 
 log = logging.getLogger("corral.envs")
 
-_MOST_WAITING = 64  # messages, beside one for each environment
+_MAX_WAITING = 64  # messages, beside one for each environment
 _AT_THE_DOOR = 16  # calls beyond those of the workers, which are told to come back later
 _PUT_S = 1.0
 _STOP_S = 5.0
@@ -64,7 +64,7 @@ class Door:
 
     def __init__(self, listen: str, places: int, num_envs: int):
         self._grpc = grpc = rpc.import_grpc()
-        self._places, self._room = places, num_envs + _MOST_WAITING
+        self._places, self._room = places, num_envs + _MAX_WAITING
         self._open: dict[int, Any] = {}  # places that wait for a worker, and what it will be told first
         self._links: dict[int, Link] = {}
         self._lock = threading.Lock()
@@ -152,7 +152,7 @@ class Door:
         try:
             for data in requests:
                 self._put(link, *wire.from_bytes(data))
-        except (BadMessage, TypeError) as error:
+        except (DecodeError, TypeError) as error:
             status, words = "ABORTED", f"it sent what is no message ({error})"
         except Exception:  # gRPC's way to say that the call has ended; sometimes the requests just end
             pass
@@ -168,6 +168,6 @@ class Door:
 
     def _warn(self, words: str) -> None:
         """Once: a worker that is started again and again is refused as often."""
-        if words not in self._warned and len(self._warned) < _MOST_WAITING:
+        if words not in self._warned and len(self._warned) < _MAX_WAITING:
             self._warned.add(words)
             log.warning("%s", words)

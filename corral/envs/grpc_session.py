@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from corral import __version__
-from corral.core.encoding import BadMessage
+from corral.core.encoding import DecodeError
 from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, EnvSpec
 from corral.envs import grpc_wire as wire
@@ -27,7 +27,7 @@ from corral.envs.backends.remote.worker import EnvWorker
 from corral.envs.grpc_text import EnvText
 from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.rows import Rows, pack, unpack
+from corral.envs.stepping.rows import EnvRows, pack, unpack
 from corral.envs.supervision import IDLE
 from corral.link.transports import grpc as rpc
 
@@ -98,11 +98,11 @@ class Session(EnvWorker):
         """Send the rows along."""
         self._post_rows(ch.READY, done.ids)
 
-    def make_rows(self, spec: EnvSpec, num_envs: int) -> Rows:
+    def make_rows(self, spec: EnvSpec, num_envs: int) -> EnvRows:
         """Rows of its own."""
-        return Rows(spec, num_envs)
+        return EnvRows(spec, num_envs)
 
-    def visible_mark(self, rows: Rows) -> Any:
+    def visible_mark(self, rows: EnvRows) -> Any:
         """Memory that the reading thread sees."""
         return self._mark
 
@@ -146,7 +146,7 @@ class Session(EnvWorker):
             self.status = call.code().name
         except rpc.import_grpc().RpcError:
             self.status, self.words = call.code().name, call.details()
-        except (BadMessage, TypeError) as error:
+        except (DecodeError, TypeError) as error:
             self.words = f"what came is no message ({error})"
             call.cancel()
         self._over.set()

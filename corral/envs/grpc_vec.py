@@ -20,12 +20,12 @@ from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, EnvSpec
 from corral.envs import grpc_wire as wire
 from corral.envs.backends.process import channel as ch
-from corral.envs.backends.ray.vec_env import ParcelledVecEnv
+from corral.envs.backends.ray.vec_env import CopiedRowsVecEnv
 from corral.envs.backends.remote.handle import RemoteWorker
 from corral.envs.grpc_door import JOINED, LOST, Door, Link
 from corral.envs.grpc_text import EnvText
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.rows import RowParcel, pack, unpack
+from corral.envs.stepping.rows import CopiedRows, pack, unpack
 from corral.envs.supervision import IDLE as NO_ENV
 from corral.envs.supervision import Supervision
 
@@ -54,19 +54,19 @@ class GrpcWorker(RemoteWorker):
         self.link = self.looked_at = None
         if self.vacant_since is None:
             self.vacant_since, self.missed = time.monotonic(), False
-        self.born()
+        self.reset()
 
     def post(self, op: int, data: Any = None) -> None:
         """Send a message."""
         if self.link is not None:
             self.link.send(op, data)
 
-    def last_words(self) -> str:
+    def exit_report(self) -> str:
         """How it was lost."""
         return self.words
 
 
-class GrpcVecEnv(ParcelledVecEnv[GrpcWorker]):
+class GrpcVecEnv(CopiedRowsVecEnv[GrpcWorker]):
     """VecEnv over workers that dial in by `corral join`."""
 
     def __init__(
@@ -118,11 +118,11 @@ class GrpcVecEnv(ParcelledVecEnv[GrpcWorker]):
 
     def _dispatch(self, chosen: IdSet) -> None:
         for worker, mine in self._shares(chosen):
-            worker.post(ch.STEP, [self._flight.sets.of(mine).payload, [leaf[mine] for leaf in self._rows.action]])
+            worker.post(ch.STEP, [self._in_flight.sets.of(mine).payload, [leaf[mine] for leaf in self._rows.action]])
 
     def _post_load(self, worker: GrpcWorker, job: Any) -> None:
         for part in wire.parts(self.spec, worker.ids):
-            worker.post(wire.PARCEL, pack(self._rows, self._flight.sets.of(part)))
+            worker.post(wire.PARCEL, pack(self._rows, self._in_flight.sets.of(part)))
         worker.post(ch.LOAD, job)
 
     def _receive(self, last: GrpcWorker | None, wait_s: float) -> None:
@@ -166,9 +166,9 @@ class GrpcVecEnv(ParcelledVecEnv[GrpcWorker]):
                 data["text"] = f"The worker on {link.peer}: {data['text']}"
             self._handle(worker, op, data)
 
-    def _take_rows(self, worker: GrpcWorker, op: int, parcel: RowParcel) -> None:
+    def _take_rows(self, worker: GrpcWorker, op: int, parcel: CopiedRows) -> None:
         try:
-            chosen = self._flight.sets.of_payload(parcel.env_ids)
+            chosen = self._in_flight.sets.of_payload(parcel.env_ids)
             if chosen.mask & ~worker.mask:
                 raise ValueError("rows of others' environments")
             unpack(self._rows, chosen, parcel)
@@ -207,7 +207,7 @@ class GrpcVecEnv(ParcelledVecEnv[GrpcWorker]):
             self._end(worker)
             self._start(worker)
             return
-        under_way = [env_id for env_id in worker.ids.tolist() if self._flight.in_flight >> env_id & 1]
+        under_way = [env_id for env_id in worker.ids.tolist() if self._in_flight.in_flight >> env_id & 1]
         self._rows.mark[worker.index] = next(iter(under_way), NO_ENV)
         self._replace(worker, "killed")
 

@@ -15,7 +15,7 @@ from corral.core import encoding
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec
 from corral.envs.backends.process import channel as ch
-from corral.envs.stepping.rows import RowParcel
+from corral.envs.stepping.rows import CopiedRows
 from corral.link.transports import grpc as rpc
 
 METHOD = "Serve"
@@ -54,9 +54,9 @@ def check_address(text: Any, what: str) -> str:
 def to_bytes(op: int, data: Any = None) -> bytes:
     """One message; UserError when it is too large."""
     parts = encoding.encode([op, data])
-    if (size := encoding.size_of(parts)) > rpc.MOST_BYTES:
+    if (size := encoding.size_of(parts)) > rpc.MAX_BYTES:
         raise UserError(
-            f"A message of {size >> 20} MB is more than the {rpc.MOST_BYTES >> 20} MB that gRPC is to carry: make "
+            f"A message of {size >> 20} MB is more than the {rpc.MAX_BYTES >> 20} MB that gRPC is to carry: make "
             "observations smaller."
         )
     return b"".join(parts)
@@ -66,9 +66,9 @@ def from_bytes(data: bytes) -> tuple[int, Any]:
     """What `to_bytes` was given; BadMessage when it is something else."""
     value = encoding.decode(data)
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], int):
-        raise encoding.BadMessage("no number and value")
+        raise encoding.DecodeError("no number and value")
     op, content = value
-    return op, RowParcel(**content) if op in (PARCEL, ch.READY) else content
+    return op, CopiedRows(**content) if op in (PARCEL, ch.READY) else content
 
 
 def parts(spec: EnvSpec, env_ids: Array) -> list[Array]:

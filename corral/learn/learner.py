@@ -15,10 +15,10 @@ from corral.algos.base import Algorithm
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
 from corral.learn.device import Precision
-from corral.learn.exchange.base import Exchange, Local, Verdict
+from corral.learn.exchange.base import Exchange, GradAction, Local
 from corral.learn.weights import FlatParams
 
-_MOST_BAD_IN_A_ROW = 10
+_MAX_BAD_IN_A_ROW = 10
 
 
 class Learner:
@@ -104,7 +104,7 @@ class Learner:
         output.metrics = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in output.metrics.items()}
         return output
 
-    def apply(self, verdict: Verdict = "apply") -> None:
+    def apply(self, verdict: GradAction = "apply") -> None:
         """One optimizer step with the gradient at hand, unless somebody else has made it."""
         if verdict == "apply":
             self.optimizer.step()
@@ -123,7 +123,7 @@ class Learner:
         self._bad_in_a_row += 1
         source = _not_finite(sample.batch) or ("loss" if not math.isfinite(loss) else "gradient")
         self._report(f"update {self.version + 1} was left out: its {source} is not finite; the weights stay")
-        if self._bad_in_a_row >= _MOST_BAD_IN_A_ROW:
+        if self._bad_in_a_row >= _MAX_BAD_IN_A_ROW:
             raise RunFailed(
                 f"{self._bad_in_a_row} updates in a row had a {source} that is not finite; try a lower lr, or check "
                 "the rewards' scale."

@@ -19,8 +19,8 @@ from corral.core.types import Array
 from corral.link.message import BadMessage
 
 _ALIGN = 64
-_MOST_LEAVES, _MOST_DEPTH = 256, 8
-_MOST_BYTES = 1 << 28  # of one observation or action
+_MAX_LEAVES, _MAX_DEPTH = 256, 8
+_MAX_BYTES = 1 << 28  # of one observation or action
 _DTYPES = {
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
 }  # fmt: skip
@@ -28,7 +28,7 @@ _DTYPES = {
 _Cell = tuple[np.dtype[Any], tuple[int, ...]]
 
 
-class Group:
+class LeafGroup:
     """Leaves of some rows in one frame: each `[B, *shape]`, one after the other at multiples of 64 bytes."""
 
     def __init__(self, cells: Sequence[_Cell]):
@@ -76,9 +76,9 @@ class Group:
         return places, end
 
 
-def space_group(layout: Layout) -> Group:
+def space_group(layout: Layout) -> LeafGroup:
     """The group of a space's leaves."""
-    return Group([(leaf.dtype, leaf.shape) for leaf in layout.leaves])
+    return LeafGroup([(leaf.dtype, leaf.shape) for leaf in layout.leaves])
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class RowsLayout:
     players: int = 1
     raw_reward: bool = False
 
-    def group(self) -> Group:
+    def group(self) -> LeafGroup:
         """Its leaves, in order."""
         reward: _Cell = (np.dtype(np.float64), (self.players,))
         cells: list[_Cell] = [reward] + [reward] * self.raw_reward
         cells += [(np.dtype(np.uint8), ()), (np.dtype(np.uint16), ())]
-        return Group(cells + [(np.dtype(np.int8), ())] * (self.players > 1))
+        return LeafGroup(cells + [(np.dtype(np.int8), ())] * (self.players > 1))
 
 
 def layout_hash(observation: Layout, action: Layout) -> int:
@@ -115,8 +115,8 @@ def read_space(data: Any, what: str) -> Layout:
         layout = Layout.from_json(data)
     except (UserError, KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError) as error:
         raise BadMessage(f"{what} space {str(data)[:200]} that cannot be built ({repr(error)[:200]})") from error
-    if not 1 <= len(layout.leaves) <= _MOST_LEAVES:
-        raise BadMessage(f"{what} space of {len(layout.leaves)} leaves, expected 1 to {_MOST_LEAVES}")
+    if not 1 <= len(layout.leaves) <= _MAX_LEAVES:
+        raise BadMessage(f"{what} space of {len(layout.leaves)} leaves, expected 1 to {_MAX_LEAVES}")
     for leaf in layout.leaves:
         if leaf.dtype.name not in _DTYPES:
             raise BadMessage(f"{what} leaf '{leaf.name}' of dtype {leaf.dtype.name}, which the link does not carry")
@@ -126,13 +126,13 @@ def read_space(data: Any, what: str) -> Layout:
 def _require_modest(data: Any, what: str) -> None:
     """Bound what building the space may cost, before it is built."""
     leaves = nbytes = 0
-    for part in _parts(data, what, _MOST_DEPTH):
+    for part in _parts(data, what, _MAX_DEPTH):
         leaves += not part.get("spaces")
         nbytes += _part_bytes(part, what)
-        if leaves > _MOST_LEAVES:
-            raise BadMessage(f"{what} space of more than {_MOST_LEAVES} leaves")
-        if nbytes > _MOST_BYTES:
-            raise BadMessage(f"{what} space of more than {_MOST_BYTES} bytes, which is too large")
+        if leaves > _MAX_LEAVES:
+            raise BadMessage(f"{what} space of more than {_MAX_LEAVES} leaves")
+        if nbytes > _MAX_BYTES:
+            raise BadMessage(f"{what} space of more than {_MAX_BYTES} bytes, which is too large")
 
 
 def _parts(data: Any, what: str, depth: int) -> Iterator[dict[str, Any]]:
@@ -140,9 +140,9 @@ def _parts(data: Any, what: str, depth: int) -> Iterator[dict[str, Any]]:
     if not isinstance(data, dict):
         raise BadMessage(f"{what} space is described by {type(data).__name__}, expected a map")
     if depth < 0:
-        raise BadMessage(f"{what} space nested more than {_MOST_DEPTH} deep")
+        raise BadMessage(f"{what} space nested more than {_MAX_DEPTH} deep")
     subspaces = data.get("spaces", [])
-    if not isinstance(subspaces, list) or len(subspaces) > _MOST_LEAVES:
+    if not isinstance(subspaces, list) or len(subspaces) > _MAX_LEAVES:
         raise BadMessage(f"{what} space with {str(subspaces)[:100]} as its parts")
     yield data
     for entry in subspaces:

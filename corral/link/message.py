@@ -60,8 +60,8 @@ class Message:
 
 def read_message(frames: Sequence[Buffer]) -> Message:
     """The message that these frames are; BadMessage when they are none."""
-    if not 1 <= len(frames) <= clp.MOST_FRAMES:
-        raise BadMessage(f"{len(frames)} frames, expected 1 to {clp.MOST_FRAMES}")
+    if not 1 <= len(frames) <= clp.MAX_FRAMES:
+        raise BadMessage(f"{len(frames)} frames, expected 1 to {clp.MAX_FRAMES}")
     head = frames[0]
     if len(head) != clp.HEADER.size:
         raise BadMessage(f"a header of {len(head)} bytes, expected {clp.HEADER.size}")

@@ -10,7 +10,7 @@ import msgspec
 
 MAGIC, MAJOR, MINOR = b"CL", 1, 0
 HEADER = struct.Struct("<2sBBHHQIIII")
-MOST_FRAMES = 8
+MAX_FRAMES = 8
 GREETING_BYTES = 1 << 20  # a message before READY
 GENERATION_BITS = 40  # of an id, below its generation
 GENERATIONS = 1 << 24
@@ -50,7 +50,7 @@ def status_name(status: int) -> str:
 # What a session may cost: sizes that both sides enforce.
 
 
-_MESSAGE, _MOST_MESSAGE = 64 << 20, 1 << 30
+_MESSAGE, _MAX_MESSAGE = 64 << 20, 1 << 30
 _REPLIES = 256 << 20  # that a simulator keeps
 _WINDOW = 16
 
@@ -68,7 +68,7 @@ class Limits(msgspec.Struct, frozen=True):
 def choose_limits(row_bytes: int) -> tuple[Limits, int]:
     """Limits and window for rows whose observation, its last one included, takes so many bytes on the wire."""
     two_rows = 2 * row_bytes + (1 << 20)
-    message = min(max(_MESSAGE, two_rows), _MOST_MESSAGE)
+    message = min(max(_MESSAGE, two_rows), _MAX_MESSAGE)
     window = max(2, min(_WINDOW, _REPLIES // max(1, row_bytes)))
     return Limits(message=message), window
 

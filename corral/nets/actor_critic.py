@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from corral.core.types import Array, EnvSpec, Tree, tree_map
 from corral.nets.config import NetConfig
 from corral.nets.encoder import Encoder
-from corral.nets.numpy_mlp import LeanMlp
+from corral.nets.numpy_mlp import NumpyMlp
 from corral.nets.recurrent import Core
 from corral.nets.torsos import linear, linears, mlp
 from corral.ops.distributions import Actions
@@ -40,7 +40,7 @@ class ActorCritic(nn.Module):
         self.value_head = linear(size, 1, 1.0)
         self.log_std = nn.Parameter(torch.full((numbers,), config.log_std)) if numbers else None
         self._activation = config.activation
-        self.lean: tuple[LeanMlp, LeanMlp] | None = None
+        self.lean: tuple[NumpyMlp, NumpyMlp] | None = None
         """Policy and value in NumPy, where they are plain layers that a learner has given their place in memory."""
 
     @property
@@ -90,12 +90,12 @@ class ActorCritic(nn.Module):
         """Take rows of observations into the statistics of the normalisation."""
         self.encoder.observe(obs)
 
-    def go_lean(self) -> bool:
+    def use_numpy(self) -> bool:
         """Offer `lean` from now on; False where there is more than plain layers, or another device."""
         if self.core is not None or self.encoder.has_images or self.value_head.weight.device.type != "cpu":
             return False
         towers = (self.policy_torso, self.policy_head), (self.value_torso, self.value_head)
-        policy, value = (LeanMlp([*linears(torso), head], self._activation) for torso, head in towers)
+        policy, value = (NumpyMlp([*linears(torso), head], self._activation) for torso, head in towers)
         self.lean = policy, value
         return True
 

@@ -14,7 +14,7 @@ from corral.nets.config import NetConfig
 from corral.nets.obs_norm import ObsNorm
 from corral.nets.torsos import ImpalaCnn, NatureCnn
 
-_MOST_CHANNELS = 16
+_MAX_CHANNELS = 16
 
 
 class Encoder(nn.Module):
@@ -100,10 +100,10 @@ def is_image(leaf: Leaf, torso: str = "auto") -> bool:
 def _channel_axis(shape: tuple[int, ...]) -> int | None:
     """Where the channels of [c, h, w] or [h, w, c] are; of a stack of coloured frames, [s, h, w, c]."""
     if len(shape) == 4:
-        return 3 if shape[3] <= 4 and shape[0] <= _MOST_CHANNELS else None
-    if shape[0] <= _MOST_CHANNELS and shape[0] <= shape[2]:
+        return 3 if shape[3] <= 4 and shape[0] <= _MAX_CHANNELS else None
+    if shape[0] <= _MAX_CHANNELS and shape[0] <= shape[2]:
         return 0
-    return 2 if shape[2] <= _MOST_CHANNELS else None
+    return 2 if shape[2] <= _MAX_CHANNELS else None
 
 
 def _image_shape(leaf: Leaf) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from corral.ops import kernels
 _SMALL = 40_000  # weights; beyond, the gain in calls is less than what BLAS does better
 
 
-class LeanMlp:
+class NumpyMlp:
     """Plain layers with an activation between them, in float32 on the CPU.
 
     Made when the weights have their final place in memory; `backward` adds to the gradients that they have then.

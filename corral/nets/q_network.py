@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from corral.core.types import Array, EnvSpec, Tree
 from corral.nets.config import NetConfig
 from corral.nets.encoder import Encoder
-from corral.nets.numpy_mlp import LeanMlp
+from corral.nets.numpy_mlp import NumpyMlp
 from corral.nets.torsos import linear, linears, mlp
 
 
@@ -23,7 +23,7 @@ class QNetwork(nn.Module):
         size = hidden[-1] if hidden else self.encoder.out_size
         # With a dueling network, one more output: the state's value.
         self.head = linear(size, num_actions + int(dueling), 1.0)
-        self.lean: LeanMlp | None = None
+        self.lean: NumpyMlp | None = None
         """The network in NumPy, where it is plain layers that a learner has given their place in memory."""
 
     def forward(self, obs: Tree) -> Tensor:
@@ -51,9 +51,9 @@ class QNetwork(nn.Module):
         """Take rows of observations into the statistics of the normalisation."""
         self.encoder.observe(obs)
 
-    def go_lean(self) -> bool:
+    def use_numpy(self) -> bool:
         """Offer `lean` from now on; False where there is more than plain layers, or another device."""
         if self.encoder.has_images or self.head.weight.device.type != "cpu":
             return False
-        self.lean = LeanMlp([*linears(self.torso), self.head], self._activation)
+        self.lean = NumpyMlp([*linears(self.torso), self.head], self._activation)
         return True

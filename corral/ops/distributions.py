@@ -223,7 +223,7 @@ def _start(leaf: Leaf) -> Array | None:
 # Several discrete choices as one: every combination is an action.
 
 
-_MOST = 4096
+_MAX = 4096
 
 
 class JointChoices:
@@ -239,9 +239,9 @@ class JointChoices:
         self._layout = layout
         self._sizes = [n for leaf in layout.leaves for n in _sizes(leaf)]
         self.count = math.prod(self._sizes)
-        if self.count > _MOST:
+        if self.count > _MAX:
             raise UserError(
-                f"{who} values every combination of actions, and {layout.space} has {self.count}, more than {_MOST}; "
+                f"{who} values every combination of actions, and {layout.space} has {self.count}, more than {_MAX}; "
                 "use ppo or a2c, or fewer choices."
             )
 

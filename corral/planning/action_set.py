@@ -40,7 +40,7 @@ def _legal_softmax(logits: Array, legal: Array, out: Array) -> None:
 legal_softmax: Any = compiled(_legal_softmax, nogil=True)
 
 
-_MOST_EDGES = 256  # combinations of several choices; one choice may have more
+_MAX_EDGES = 256  # combinations of several choices; one choice may have more
 
 
 class ActionSet(ABC):
@@ -165,5 +165,5 @@ class Samples(ActionSet):
 def choose_action_set(layout: Layout, samples: int, *, likeliest: bool = True) -> ActionSet:
     """Every action, where they can be counted and are not too many; else `samples` of them."""
     actions = Actions(layout)
-    countable = actions.discrete and (len(actions.sizes) == 1 or np.prod(actions.sizes) <= _MOST_EDGES)
+    countable = actions.discrete and (len(actions.sizes) == 1 or np.prod(actions.sizes) <= _MAX_EDGES)
     return Choices(layout) if countable else Samples(layout, samples, likeliest=likeliest)

@@ -18,7 +18,7 @@ import numpy as np
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, Tree
 from corral.envs.suites.games.pettingzoo import AecEnv
-from corral.snapshot.states import Level, Rollouts, Scene, States, Steps
+from corral.snapshot.states import Expansion, Level, Rollouts, States, Views
 
 _PROOF_MOVES = 4
 _HIDDEN = ("pettingzoo.classic.rlcard_envs", "pettingzoo.classic.hanabi")
@@ -55,27 +55,27 @@ class AecStates(States):
             self._keep(key, copy_aec(self._envs[env_id].aec))
         return ids
 
-    def load(self, ids: Array, env_ids: Array) -> Scene:
+    def load(self, ids: Array, env_ids: Array) -> Views:
         """Let environments go on from copies."""
         for key, env_id in zip(ids.tolist(), env_ids.tolist(), strict=True):
             self._envs[env_id].aec = copy_aec(self._get(key))
         return self.look(ids)
 
-    def look(self, ids: Array) -> Scene:
+    def look(self, ids: Array) -> Views:
         """What who is to move sees there."""
         views, turns = [], []
         for key in ids.tolist():
             self._eye.aec = self._get(key)
             views.append(self._eye.view())
             turns.append(self._eye.to_play)
-        return Scene(_stack(views, 0), _stack(views, 1).astype(np.bool_), np.array(turns, np.int8))
+        return Views(_stack(views, 0), _stack(views, 1).astype(np.bool_), np.array(turns, np.int8))
 
     def drop(self, ids: Array) -> None:
         """Forget copies."""
         for key in ids.tolist():
             self._kept.pop(key, None)
 
-    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Steps:
+    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
         """Copy the parents, and move there. Actions must be legal; nobody throws dice."""
         if not ((children > 0) & (children < self._next)).all():
             raise UserError(f"Not all of {children.tolist()} were given out: take what save and expand have given.")
@@ -86,7 +86,7 @@ class AecStates(States):
             rewards[i], ends[i] = self._eye.move(int(action)), self._eye.ends()
             self._keep(child, self._eye.aec)
         scene = self.look(children)
-        return Steps(children, scene.obs, rewards, ends[:, 0], ends[:, 1], scene.legal, scene.to_play)
+        return Expansion(children, scene.obs, rewards, ends[:, 0], ends[:, 1], scene.legal, scene.to_play)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
         """Play on in copies. Actions must be legal; rewards are of who moved."""

@@ -10,8 +10,8 @@ import numpy as np
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, Tree
 from corral.envs.suites.games.game import Game
-from corral.snapshot.shelf import Shelf
-from corral.snapshot.states import Level, Rollouts, Scene, States, Steps
+from corral.snapshot.shelf import StateIndex
+from corral.snapshot.states import Expansion, Level, Rollouts, States, Views
 
 
 class Board(Protocol):
@@ -34,7 +34,7 @@ class GameStates(States):
     def __init__(self, game: Game, boards: Sequence[Board] = (), memory_mb: float = 1024.0):
         self.game, self._boards = game, boards
         self.spec = EnvSpec(game.observation_space, game.action_space, game.name)
-        self._shelf = Shelf((), memory_mb * 16 / (16 + 8 * game.words + 1), game.name)
+        self._shelf = StateIndex((), memory_mb * 16 / (16 + 8 * game.words + 1), game.name)
         self.rows, self._over = game.start(0), np.zeros(0, np.bool_)
 
     def new_ids(self, count: int) -> Array:
@@ -59,7 +59,7 @@ class GameStates(States):
         self._over[ids] = [board.over for board in boards]
         return ids
 
-    def load(self, ids: Array, env_ids: Array) -> Scene:
+    def load(self, ids: Array, env_ids: Array) -> Views:
         """Put positions on these boards."""
         scene = self.look(ids)
         for i, row, turn in zip(env_ids.tolist(), ids.tolist(), scene.to_play.tolist(), strict=True):
@@ -67,17 +67,17 @@ class GameStates(States):
             board.position, board.to_play, board.over = self.rows[row].copy(), turn, bool(self._over[row])
         return scene
 
-    def look(self, ids: Array) -> Scene:
+    def look(self, ids: Array) -> Views:
         """What who is to move sees there."""
         self._shelf.require_given(ids)
         obs, legal = self._see(ids)
-        return Scene(obs, legal, self._shelf.turn[ids])
+        return Views(obs, legal, self._shelf.turn[ids])
 
     def drop(self, ids: Array) -> None:
         """Give rows back."""
         self._shelf.release(ids)
 
-    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Steps:
+    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
         """Copy the parents' rows, and move there. Actions must be legal; there are no dice."""
         batch, turns = len(parents), self._shelf.turn
         self._require_going_on(parents)
@@ -88,7 +88,7 @@ class GameStates(States):
         self.game.play(self.rows, children, actions, reward, over)
         self._over[children] = over
         obs, legal = self._see(children)
-        return Steps(children, obs, reward, over, np.zeros(batch, np.bool_), legal, turn)
+        return Expansion(children, obs, reward, over, np.zeros(batch, np.bool_), legal, turn)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
         """Play on from each position. Actions must be legal; rewards are of who moved."""

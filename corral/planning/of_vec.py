@@ -10,7 +10,7 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from corral.core.errors import UserError
-from corral.core.gym_env import Onlooker, layers
+from corral.core.gym_env import PassiveWrapper, layers
 from corral.core.types import EnvSpec
 from corral.envs.backends.local import LocalVecEnv
 from corral.envs.backends.simulators.states import LinkStates
@@ -65,7 +65,7 @@ def _require_bare(env: gymnasium.Env[Any, Any], name: str) -> None:
     """UserError when something around a game makes it another one than its rules say, or shows it otherwise."""
     for layer in layers(env):
         if isinstance(layer, gymnasium.Wrapper) and not isinstance(
-            layer, (OrderEnforcing, PassiveEnvChecker, Onlooker)
+            layer, (OrderEnforcing, PassiveEnvChecker, PassiveWrapper)
         ):
             raise UserError(
                 f"A search of {name} goes by the game's own rules, which {type(layer).__name__} changes: leave it out."

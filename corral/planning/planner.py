@@ -16,7 +16,7 @@ from corral.planning.mcts.evaluation import Evaluate, RolloutEvaluation
 from corral.planning.mcts.gumbel import Gumbel
 from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_policy, mix_noise, root_values, visit_policy
 from corral.planning.mcts.search import TreeSearch
-from corral.planning.mcts.selection import Dice, Puct
+from corral.planning.mcts.selection import ChanceNodes, Puct
 from corral.snapshot.states import States
 
 _GRAIN = 0.05  # of the values of one player
@@ -118,7 +118,7 @@ class Planner:
         self.states, self.actions, self.config, self.sims, self._rng = states, actions, config, sims, rng
         self.search = TreeSearch(
             states, evaluate, num_envs, actions.width, sims, config.leaves, discount,
-            keep=sims if config.reuse else 0, dice=Dice(k=1.0), to_env=actions.to_env, rng=rng,
+            keep=sims if config.reuse else 0, dice=ChanceNodes(k=1.0), to_env=actions.to_env, rng=rng,
         )  # fmt: skip
         self._taken = np.full(num_envs, -1)  # edges
         self._widen_k = float(

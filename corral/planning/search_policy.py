@@ -90,7 +90,7 @@ class Search:
         elif isinstance(env, States):
             self._look_ahead_in(env, 1)
         elif isinstance(env, VecEnv):
-            self.attach(env)
+            self.bind_envs(env)
 
     @classmethod
     def of_model(
@@ -109,7 +109,7 @@ class Search:
         made._rng = rng
         return made
 
-    def attach(self, vec: VecEnv) -> None:
+    def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
         ready = self._env
         if isinstance(ready, (Snapshots, States)) or (isinstance(ready, VecEnv) and ready is not vec):

@@ -79,7 +79,7 @@ class Shooting:
         self.simulator_steps = 0
         self._parts: tuple[States, ActionSet] | None = None
 
-    def attach(self, vec: VecEnv) -> None:
+    def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
         self.close()
         states = states_of(vec)
@@ -180,7 +180,7 @@ class Mppi:
         self.simulator_steps = 0
         self._box: _Box | None = None
 
-    def attach(self, vec: VecEnv) -> None:
+    def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
         self.close()
         self._box = _Box(vec.spec.action, self._noise)

@@ -20,7 +20,7 @@ from corral.planning.of_vec import special_states, states_of
 from corral.snapshot.env_states import EnvStates
 from corral.snapshot.keepers.choose import make_scratch, scratch_like
 from corral.snapshot.live_env import WatchedEnv
-from corral.snapshot.states import Level, States, Steps
+from corral.snapshot.states import Expansion, Level, States
 
 
 class Snapshots:
@@ -137,7 +137,7 @@ class Snapshots:
         """Forget one state or several; numbers that nothing has are passed over."""
         self._states.drop(_rows(ids))
 
-    def expand(self, parents: Any, actions: Any, children: Any = None) -> Steps:
+    def expand(self, parents: Any, actions: Any, children: Any = None) -> Expansion:
         """Step from states, each with its action, and keep what comes out, by new numbers unless they are given.
 
         One number and one action give one row; a sequence of numbers takes a sequence of actions. `children` that are

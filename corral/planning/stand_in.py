@@ -18,10 +18,10 @@ from corral.envs.backends.local import LocalVecEnv
 from corral.envs.resolve import EnvLike, resolve
 from corral.envs.vec_env import VecEnv
 from corral.snapshot.env_states import EnvStates
-from corral.snapshot.keeper import Beginning, Env
+from corral.snapshot.keeper import Env, EpisodeStart
 from corral.snapshot.keepers.choose import make_scratch
 from corral.snapshot.keepers.declared import KEY, WHOLE, declares, read_declared, write_declared
-from corral.snapshot.live_env import Acting
+from corral.snapshot.live_env import LiveEnv
 
 Transfer = Callable[[Env], Any]
 """What a stand-in takes of the environment that acts."""
@@ -53,10 +53,10 @@ def stand_in_states(env: EnvLike, vec: VecEnv, transfer: Transfer | None, memory
     return EnvStates(vec.spec, acting, [make] * vec.num_envs, memory_mb)
 
 
-class _StoodInFor(Acting):
+class _StoodInFor(LiveEnv):
     """The stand-in, in the place of an environment that acts."""
 
-    def __init__(self, real: Acting, stand_in: Env, names: tuple[str, str], transfer: Transfer):
+    def __init__(self, real: LiveEnv, stand_in: Env, names: tuple[str, str], transfer: Transfer):
         self._real, self._stand_in, self._names, self._transfer = real, stand_in, names, transfer
 
     @property
@@ -82,11 +82,11 @@ class _StoodInFor(Acting):
         """What the real one showed."""
         return self._real.shown()
 
-    def beginning(self) -> Beginning | None:
+    def beginning(self) -> EpisodeStart | None:
         """Nothing leads there but taking over."""
         return None
 
-    def loaded(self, obs: list[Array] | None, over: bool, beginning: Beginning | None) -> None:
+    def loaded(self, obs: list[Array] | None, over: bool, beginning: EpisodeStart | None) -> None:
         """Plans end with their decision."""
         raise UserError("A state of a stand-in cannot be loaded into the environment that acts.")
 

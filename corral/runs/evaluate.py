@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.acting.policy import Policy, introduce, to_numpy
+from corral.acting.policy import Policy, bind_envs, to_numpy
 from corral.core import seeding
 from corral.core.errors import UserError
 from corral.core.types import Tree, tree_map
@@ -23,7 +23,7 @@ from corral.runs.load import LoadedPolicy
 if TYPE_CHECKING:
     from corral.config.experiment import Experiment
 
-_MOST_ENVS = 16
+_MAX_ENVS = 16
 _LONGEST = 100_000
 """Steps after which an episode is counted as it stands, so that one that never ends does not hold up a run."""
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom.
@@ -66,7 +66,7 @@ class Evaluation:
 
 def num_eval_envs(episodes: int) -> int:
     """How many environments play that many episodes side by side."""
-    return min(episodes, _MOST_ENVS)
+    return min(episodes, _MAX_ENVS)
 
 
 def make_eval_vec(experiment: Experiment, episodes: int, seed: int, *, here: bool = False) -> VecEnv:
@@ -99,7 +99,7 @@ def evaluate(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Evaluatio
     Every environment plays its share of them, and no more: whoever took the first to finish would prefer short
     games. A game cut short by a fault is played again; one that goes on for 100,000 steps counts as it stands.
     """
-    introduce(policy, vec)
+    bind_envs(policy, vec)
     n = vec.num_envs
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)
     vec.reset(seed)

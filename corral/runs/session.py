@@ -70,7 +70,7 @@ class _Clock:
         self.last_steps, self.last_s = steps, time.monotonic()
 
 
-class Session:
+class TrainingLoop:
     """One process's work on a run: from its start, or from a checkpoint, to its end or until it is told to stop."""
 
     def __init__(self, experiment: Experiment, folder: RunFolder, *, resume: bool = False, quiet: bool = False):

@@ -18,10 +18,10 @@ from corral.config.experiment import Experiment
 from corral.core.errors import RunFailed, UserError
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
-from corral.runs.session import Result, Session
+from corral.runs.session import Result, TrainingLoop
 from corral.runtimes.base import MakeRole, RoleLost
 from corral.runtimes.process import ProcessRuntime
-from corral.runtimes.supervised_role import Member
+from corral.runtimes.supervised_role import SupervisedRole
 
 if TYPE_CHECKING:
     from corral.envs.resolve import EnvLike
@@ -59,7 +59,7 @@ def train(  # noqa: PLR0913 - the settings that most runs name
         overrides: any setting, by its name: `lr=1e-3`, `num_envs=16`; dotted ones as `**{"net.hidden": (32, 32)}`.
     """
     from corral.runs.folder import RunFolder
-    from corral.runs.session import Session
+    from corral.runs.session import TrainingLoop
 
     given = {"steps": steps, "seed": seed, "env_kwargs": dict(env_kwargs) if env_kwargs else None}
     settings = overrides | {key: value for key, value in given.items() if value is not None}
@@ -68,7 +68,7 @@ def train(  # noqa: PLR0913 - the settings that most runs name
     folder = RunFolder.create(path, experiment.to_dict(), overwrite=overwrite)
     if experiment.guarded:
         return _guarded(experiment, folder, quiet=quiet)
-    session = Session(experiment, folder, quiet=quiet)
+    session = TrainingLoop(experiment, folder, quiet=quiet)
     try:
         return session.run()
     finally:
@@ -79,7 +79,7 @@ def train(  # noqa: PLR0913 - the settings that most runs name
 def resume(run_dir: str | Path, *, steps: int | None = None, quiet: bool = False) -> Result:
     """Go on with a run from its last intact checkpoint; `steps` may give it more to do than before."""
     from corral.runs.folder import RunFolder
-    from corral.runs.session import Session
+    from corral.runs.session import TrainingLoop
 
     folder = RunFolder.open(run_dir)
     experiment = Experiment.from_dict(folder.config, str(folder.path / "config.yaml"))
@@ -95,7 +95,7 @@ def resume(run_dir: str | Path, *, steps: int | None = None, quiet: bool = False
             folder.write_config(experiment.to_dict())
     if experiment.guarded:
         return _guarded(experiment, folder, quiet=quiet, resume=True)
-    return Session(experiment, folder, resume=True, quiet=quiet).run()
+    return TrainingLoop(experiment, folder, resume=True, quiet=quiet).run()
 
 
 def _guarded(experiment: Experiment, folder: RunFolder, *, quiet: bool, resume: bool = False) -> Result:
@@ -117,7 +117,7 @@ class LearnerRole:
 
     def __init__(self, experiment: Experiment, path: Path, resume: bool, quiet: bool, log_level: int):
         logging.getLogger("corral").setLevel(log_level)
-        self._session = Session(experiment, RunFolder.open(path), resume=resume, quiet=quiet)
+        self._session = TrainingLoop(experiment, RunFolder.open(path), resume=resume, quiet=quiet)
 
     def run(self) -> dict[str, Any]:
         """Train; the result as plain values."""
@@ -136,7 +136,7 @@ def run_guarded(experiment: Experiment, folder: RunFolder, *, resume: bool, quie
 
     level = logging.getLogger("corral").getEffectiveLevel()
     make = partial(_make_learner, experiment, folder.path, resume, quiet, level)
-    learner = Member(runtime, "learner", make, note, experiment.scale.max_restarts)
+    learner = SupervisedRole(runtime, "learner", make, note, experiment.scale.max_restarts)
     try:
         with _signals_passed_on(learner) as told:
             learner.call("run")
@@ -165,7 +165,7 @@ def _make_learner(
 
 
 @contextlib.contextmanager
-def _signals_passed_on(learner: Member) -> Iterator[list[int]]:
+def _signals_passed_on(learner: SupervisedRole) -> Iterator[list[int]]:
     """SIGTERM and Ctrl-C are the learner's to handle; a second one ends everything at once. Gives those that came."""
     told: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -8,13 +8,13 @@ import struct
 import threading
 from collections.abc import Sequence
 
-from corral.core.encoding import MOST_BYTES, Buffer, size_of
+from corral.core.encoding import MAX_BYTES, Buffer, size_of
 
 _FRAME = struct.Struct("<BIQ")  # kind, number of the call, bytes that follow
-_MOST_PARTS = 64  # buffers per system call; the kernel takes at most 1024
+_MAX_PARTS = 64  # buffers per system call; the kernel takes at most 1024
 
 
-class Closed(Exception):
+class ConnectionClosed(Exception):
     """The other side is gone, or does not read."""
 
 
@@ -40,13 +40,13 @@ class Connection:
             try:
                 while left:
                     try:
-                        left = _after(left, self._socket.sendmsg(left[:_MOST_PARTS]))
+                        left = _after(left, self._socket.sendmsg(left[:_MAX_PARTS]))
                     except BlockingIOError:
                         if not self._poll(select.POLLOUT, self._send_timeout_s):
                             raise TimeoutError(f"it reads nothing for {self._send_timeout_s:g} s") from None
             except (OSError, ValueError) as error:  # a frame may be half sent: there is no going on
                 self.closed = True
-                raise Closed(str(error)) from error
+                raise ConnectionClosed(str(error)) from error
 
     def read(self, *, wait: bool, timeout_s: float | None = None) -> tuple[int, int, bytearray] | None:
         """The next frame: kind, number and body; None when it is not complete and `wait` is false.
@@ -62,18 +62,18 @@ class Connection:
                     if not wait:
                         return None
                     if not self._poll(select.POLLIN, timeout_s):
-                        raise Closed(f"nothing came for {timeout_s:g} s") from None
+                        raise ConnectionClosed(f"nothing came for {timeout_s:g} s") from None
                     continue
                 except OSError as error:
-                    raise Closed(str(error)) from error
+                    raise ConnectionClosed(str(error)) from error
                 if not size:
-                    raise Closed("it has ended")
+                    raise ConnectionClosed("it has ended")
                 self._filled += size
                 continue
             if self._body is None:
                 length = _FRAME.unpack(self._head)[2]
-                if length > MOST_BYTES:
-                    raise Closed(f"a frame of {length} bytes")
+                if length > MAX_BYTES:
+                    raise ConnectionClosed(f"a frame of {length} bytes")
                 self._body, self._filled = bytearray(length), 0
                 continue
             kind, number, _ = _FRAME.unpack(self._head)

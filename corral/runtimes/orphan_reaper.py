@@ -31,7 +31,7 @@ done
 """
 
 
-class Sentry:
+class OrphanReaper:
     """A process of its own that waits for our end."""
 
     def __init__(self) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 
 import cloudpickle
 
-from corral.core.encoding import BadMessage, Buffer, Value, decode, encode
+from corral.core.encoding import Buffer, DecodeError, Value, decode, encode
 from corral.envs.backends.process.handle import THREAD_VARIABLES, plug_stdio, shared_memory
 from corral.runtimes.base import Call, Handle, MakeRole, RoleLost, Runtime, raised
-from corral.runtimes.connection import Closed, Connection
-from corral.runtimes.orphan_reaper import Sentry
+from corral.runtimes.connection import Connection, ConnectionClosed
+from corral.runtimes.orphan_reaper import OrphanReaper
 
 # Kinds of frames between a runtime and its roles.
 
@@ -63,7 +63,7 @@ class _Call(Call):
 
 
 class _Process(Handle):
-    def __init__(self, name: str, make: MakeRole, threads: int, sentry: Sentry):
+    def __init__(self, name: str, make: MakeRole, threads: int, sentry: OrphanReaper):
         self.name, self._sentry = name, sentry
         self.lost: str | None = None
         self._calls: dict[int, _Call] = {}
@@ -114,7 +114,7 @@ class _Process(Handle):
         if self.lost is None:
             try:
                 self.connection.send(kind, number, parts)
-            except Closed as error:
+            except ConnectionClosed as error:
                 self.lose(f"it takes no messages: {error}")
 
     def read(self) -> None:
@@ -127,7 +127,7 @@ class _Process(Handle):
                 kind, number, body = frame
                 if kind == ANSWER and number in self._calls:
                     self._calls.pop(number).answer = decode(body)
-        except (Closed, BadMessage) as error:
+        except (ConnectionClosed, DecodeError) as error:
             self.lose(str(error))
 
     def check(self) -> None:
@@ -187,7 +187,7 @@ class ProcessRuntime(Runtime):
 
     def __init__(self) -> None:
         self._handles: list[_Process] = []
-        self._sentry = Sentry()
+        self._sentry = OrphanReaper()
         self._closed = False
         self._finalizer = weakref.finalize(self, _end_all, self._handles, self._sentry, os.getpid())
 
@@ -226,7 +226,7 @@ class ProcessRuntime(Runtime):
         self._finalizer()
 
 
-def _end_all(handles: list[_Process], sentry: Sentry, owner: int) -> None:
+def _end_all(handles: list[_Process], sentry: OrphanReaper, owner: int) -> None:
     if os.getpid() != owner:  # a fork: they are not its to end
         return
     for handle in handles:

@@ -24,7 +24,7 @@ from corral.core.encoding import Buffer, decode, encode
 from corral.envs.backends.process.child import end_with_parent, leave
 from corral.runtimes import process as frames
 from corral.runtimes.base import Mailbox, Role, kind_of
-from corral.runtimes.connection import Closed, Connection
+from corral.runtimes.connection import Connection, ConnectionClosed
 
 _ALIVE_S = 1.0
 
@@ -44,7 +44,7 @@ def main(socket_fd: int, job_fd: int, dump_fd: int, parent_pid: int) -> None:
     calls: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()  # bounded by who waits for the answers
     threading.Thread(target=_read, args=(connection, mailbox, calls), daemon=True).start()
     threading.Thread(target=_say_alive, args=(connection,), daemon=True).start()
-    with contextlib.suppress(Closed):
+    with contextlib.suppress(ConnectionClosed):
         _serve(connection, mailbox, calls, job_fd)
     leave()
 
@@ -80,7 +80,7 @@ def _serve(
 
 def _send(connection: Connection, answers: queue.SimpleQueue[tuple[int, list[Buffer]] | None]) -> None:
     """Send answers while the role goes on: a parent that is busy reads large ones when it gets to it."""
-    with contextlib.suppress(Closed):
+    with contextlib.suppress(ConnectionClosed):
         while (answer := answers.get()) is not None:
             connection.send(frames.ANSWER, *answer)
 
@@ -93,7 +93,7 @@ def _answer(role: Role, method: str, args: list[Any]) -> list[Buffer]:
 
 
 def _read(connection: Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tuple[int, Any] | None]) -> None:
-    with contextlib.suppress(Closed):
+    with contextlib.suppress(ConnectionClosed):
         while (frame := connection.read(wait=True)) is not None:
             kind, number, body = frame
             if kind == frames.CLOSE:
@@ -108,7 +108,7 @@ def _read(connection: Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tup
 
 
 def _say_alive(connection: Connection) -> None:
-    with contextlib.suppress(Closed):
+    with contextlib.suppress(ConnectionClosed):
         while not connection.closed:
             connection.send(frames.ALIVE, 0)
             time.sleep(_ALIVE_S)

@@ -14,7 +14,7 @@ _LONGEST_PAUSE_S = 30.0
 _LOOK_S = 0.5
 
 
-class Member:
+class SupervisedRole:
     """One role of a run, whatever process it lives in at the moment.
 
     The first restart is at once, later ones after pauses that grow; more than `max_restarts` and it is given up.
@@ -83,10 +83,10 @@ class Member:
 
 
 def collect(
-    runtime: Runtime, members: Sequence[Member], patience_s: float, lose: Callable[[Member, str], None]
-) -> dict[Member, Value]:
+    runtime: Runtime, members: Sequence[SupervisedRole], patience_s: float, lose: Callable[[SupervisedRole, str], None]
+) -> dict[SupervisedRole, Value]:
     """The oldest answer that each of these owes, of those who give one in time; `lose` is told of the others."""
-    answers: dict[Member, Value] = {}
+    answers: dict[SupervisedRole, Value] = {}
     waiting, until = list(members), time.monotonic() + patience_s
     while waiting and time.monotonic() < until:
         runtime.wait([member.calls[0] for member in waiting], _LOOK_S)

@@ -24,14 +24,14 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from corral.core.errors import UserError
-from corral.core.gym_env import Onlooker, layers
+from corral.core.gym_env import PassiveWrapper, layers
 from corral.core.types import Array, EnvSpec, Tree, tree_map
-from corral.snapshot.shelf import Shelf
-from corral.snapshot.states import Level, Mishaps, Rollouts, Scene, States, Steps, turns
+from corral.snapshot.shelf import StateIndex
+from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, States, Views, turns
 
 Env = gymnasium.Env[Any, Any]
 _NOT_FINITE = "it gave an observation or a reward that is not finite"
-_TRANSPARENT = (TimeLimit, OrderEnforcing, PassiveEnvChecker, Onlooker)
+_TRANSPARENT = (TimeLimit, OrderEnforcing, PassiveEnvChecker, PassiveWrapper)
 
 
 @runtime_checkable
@@ -68,9 +68,9 @@ class RowStates(States):
         self._limit = min(limits, default=np.inf)
         bytes_of_row = 8 * (self._model.width + 1)
         seen = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in spec.observation.leaves)
-        self._shelf = Shelf(spec.observation.leaves, memory_mb * seen / (seen + bytes_of_row), spec.name)
+        self._shelf = StateIndex(spec.observation.leaves, memory_mb * seen / (seen + bytes_of_row), spec.name)
         self.rows, self._over = np.zeros((0, self._model.width + 1)), np.zeros(0, np.bool_)
-        self._mishaps = Mishaps(spec.name)
+        self._mishaps = FailedSteps(spec.name)
 
     def new_ids(self, count: int) -> Array:
         """Rows that nothing is in."""
@@ -93,7 +93,7 @@ class RowStates(States):
         self._see(ids)
         return ids
 
-    def load(self, ids: Array, env_ids: Array) -> Scene:
+    def load(self, ids: Array, env_ids: Array) -> Views:
         """Give these environments their rows back."""
         scene = self.look(ids)
         for row, env_id in zip(ids.tolist(), env_ids.tolist(), strict=True):
@@ -104,17 +104,17 @@ class RowStates(States):
                     layer._elapsed_steps = int(self.rows[row, -1])  # type: ignore[assignment]
         return scene
 
-    def look(self, ids: Array) -> Scene:
+    def look(self, ids: Array) -> Views:
         """What is seen there."""
         self._shelf.require_given(ids)
         obs = self.spec.observation.unflatten([leaf[ids] for leaf in self._shelf.obs])
-        return Scene(obs, None, turns(len(ids)))
+        return Views(obs, None, turns(len(ids)))
 
     def drop(self, ids: Array) -> None:
         """Give rows back."""
         self._shelf.release(ids)
 
-    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Steps:
+    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
         """Copy the parents' rows, and step there."""
         self._require_going_on(parents)
         self._shelf.require_given(children)
@@ -129,7 +129,7 @@ class RowStates(States):
             obs, reward = self._see(children), np.where(faulty, 0.0, reward)
             terminated, truncated = terminated & ~faulty, truncated | faulty
         self._over[children] = terminated | truncated
-        return Steps(children, obs, reward, terminated, truncated, None, turns(len(parents)), faulty)
+        return Expansion(children, obs, reward, terminated, truncated, None, turns(len(parents)), faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
         """Step on from each row, until its episode ends or the actions do."""

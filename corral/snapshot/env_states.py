@@ -11,11 +11,11 @@ import numpy as np
 
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, Tree
-from corral.snapshot.keeper import Beginning, CannotKeep, Env, Keeping
+from corral.snapshot.keeper import CannotSave, Env, EpisodeStart, StateKeeper
 from corral.snapshot.keepers.choose import choose_keeping
-from corral.snapshot.live_env import Acting
-from corral.snapshot.rng import CommonDice, put_back
-from corral.snapshot.states import Level, Mishaps, Rollouts, Scene, States, Steps, turns
+from corral.snapshot.live_env import LiveEnv
+from corral.snapshot.rng import GlobalRng, put_back
+from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, States, Views, turns
 
 MakeScratch = Callable[[], Env]
 _STATE_BYTES = 400  # beside what is kept and shown
@@ -38,7 +38,7 @@ class _Maker:
     def __init__(self, make: MakeScratch, name: str):
         self.scratch = make()
         try:
-            self.keeping: Keeping = choose_keeping(self.scratch, replay=True)
+            self.keeping: StateKeeper = choose_keeping(self.scratch, replay=True)
         except BaseException:
             self.scratch.close()
             raise
@@ -51,7 +51,7 @@ class _Maker:
             self._at = None
             try:
                 self.keeping.put(self.scratch, state.kept)
-            except CannotKeep as error:
+            except CannotSave as error:
                 raise UserError(
                     f"A search saves and restores environments, and {self._name} cannot be saved: {error}. Let it "
                     "draw from self.np_random alone, or give it state_dict() and load_state_dict(state)."
@@ -71,11 +71,11 @@ class EnvStates(States):
     """States of some environments. `makers` build one like each; the same function twice, one scratch environment."""
 
     def __init__(
-        self, spec: EnvSpec, acting: Sequence[Acting], makers: Sequence[MakeScratch], memory_mb: float = 1024.0
+        self, spec: EnvSpec, acting: Sequence[LiveEnv], makers: Sequence[MakeScratch], memory_mb: float = 1024.0
     ):
         self.spec, self._acting = spec, acting
         made: dict[MakeScratch, _Maker] = {}
-        self._common = CommonDice(spec.name)
+        self._common = GlobalRng(spec.name)
         try:
             with put_back():  # a reset may draw from them
                 for make in makers:
@@ -95,7 +95,7 @@ class EnvStates(States):
         self._states: dict[int, _State] = {}
         self._next, self._closed = 1, False
         self._most, self._memory_mb, self.nbytes = int(memory_mb * 1e6), memory_mb, 0
-        self._mishaps = Mishaps(spec.name)
+        self._mishaps = FailedSteps(spec.name)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -113,12 +113,12 @@ class EnvStates(States):
             acting, maker = self._acting[env_id], self._makers[env_id]
             try:
                 kept = maker.keeping.keep(acting.env, acting.beginning)
-            except CannotKeep as error:
+            except CannotSave as error:
                 raise UserError(f"The state of {self.spec.name} cannot be saved: {error}.") from error
             self._add(key, kept, maker, acting.shown(), acting.over)
         return ids
 
-    def load(self, ids: Array, env_ids: Array) -> Scene:
+    def load(self, ids: Array, env_ids: Array) -> Views:
         """Put these environments into these states."""
         for key, env_id in zip(ids.tolist(), env_ids.tolist(), strict=True):
             state, acting, maker = self._get(key), self._acting[env_id], self._makers[env_id]
@@ -126,22 +126,22 @@ class EnvStates(States):
                 raise UserError(f"State {key} is of an environment that was built otherwise than environment {env_id}.")
             try:
                 maker.keeping.put(acting.env, state.kept)
-            except CannotKeep as error:
+            except CannotSave as error:
                 raise UserError(f"State {key} cannot be loaded into environment {env_id}: {error}.") from error
             maker.keeping.leave(acting.env)
             acting.loaded(state.obs, state.over, self._leading_to(state))
         if all(self._get(key).obs is None for key in ids.tolist()):
-            return Scene(None, None, turns(len(ids)))
+            return Views(None, None, turns(len(ids)))
         return self.look(ids)
 
-    def look(self, ids: Array) -> Scene:
+    def look(self, ids: Array) -> Views:
         """What was shown there."""
         rows = [self._shown(key) for key in ids.tolist()]
         leaves = self.spec.observation.empty(len(rows))
         for i, row in enumerate(rows):
             for leaf, value in zip(leaves, row, strict=True):
                 leaf[i] = value
-        return Scene(self.spec.observation.unflatten(leaves), None, turns(len(rows)))
+        return Views(self.spec.observation.unflatten(leaves), None, turns(len(rows)))
 
     def drop(self, ids: Array) -> None:
         """Forget them."""
@@ -151,7 +151,7 @@ class EnvStates(States):
                 self.nbytes -= state.nbytes
                 state.maker.keeping.drop(state.kept)
 
-    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Steps:
+    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
         """Step from each parent."""
         batch = len(parents)
         if not ((children > 0) & (children < self._next)).all():
@@ -171,7 +171,7 @@ class EnvStates(States):
                     state.maker.enter(state, None)  # the step has left it nobody knows where
                 self._add(child, state.maker.keep(), state.maker, out.row(i), over)
         faulty, obs = self._mishaps.note(out.failed, out.words), layout.unflatten(out.leaves)
-        return Steps(children, obs, out.reward, out.terminated, out.truncated, None, turns(batch), faulty)
+        return Expansion(children, obs, out.reward, out.terminated, out.truncated, None, turns(batch), faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
         """Step on from each parent."""
@@ -263,7 +263,7 @@ class EnvStates(States):
             self.stochastic = keeping.dice(env) != before
         return bool(terminated or truncated)
 
-    def _leading_to(self, state: _State) -> Beginning | None:
+    def _leading_to(self, state: _State) -> EpisodeStart | None:
         """What leads to a state that is kept as the way there."""
         if self.level != Level.REPLAY:
             return None
@@ -272,7 +272,7 @@ class EnvStates(States):
             state.maker.keeping.put(env, state.kept)
             return None if state.obs is None else self.spec.observation.unflatten(state.obs)
 
-        return Beginning(repeat, state.nbytes)
+        return EpisodeStart(repeat, state.nbytes)
 
 
 class _Out:

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from corral.core.gym_env import Env
-from corral.snapshot.rng import Die, is_generator, throw_anew
+from corral.snapshot.rng import RngState, is_generator, reseed
 
 _FIELD, _SLOT, _ITEM, _CELL, _OWNER = range(5)
 Step = tuple[int, Any]
@@ -27,21 +27,21 @@ _WEAK = (weakref.ref, weakref.ProxyType, weakref.CallableProxyType)
 _EVERY_LOOK = 256  # at how many calls a whole environment is walked through again
 
 
-class HiddenDice:
+class RngFinder:
     """Generators of environments. What led to them is remembered, as walking through one may take long."""
 
     def __init__(self) -> None:
         self._paths: weakref.WeakKeyDictionary[Env, list[Path]] = weakref.WeakKeyDictionary()
         self._looks: weakref.WeakKeyDictionary[Env, int] = weakref.WeakKeyDictionary()
 
-    def read(self, env: Env) -> list[Die]:
+    def read(self, env: Env) -> list[RngState]:
         """Where they are in their sequences."""
-        return [Die(generator) for generator in self._find(env)]
+        return [RngState(generator) for generator in self._find(env)]
 
-    def throw_anew(self, env: Env, seed: int) -> None:
+    def reseed(self, env: Env, seed: int) -> None:
         """Let them go on with numbers that `seed` says."""
         for place, generator in enumerate(self._find(env)):
-            throw_anew(generator, seed, place)
+            reseed(generator, seed, place)
 
     def _find(self, env: Env) -> list[Any]:
         looks = self._looks[env] = self._looks.get(env, 0) + 1

@@ -13,7 +13,7 @@ Env = gymnasium.Env[Any, Any]
 
 
 @dataclass(frozen=True)
-class Beginning:
+class EpisodeStart:
     """What leads an environment of the same make to where one is."""
 
     repeat: Callable[[Env], Any]
@@ -21,15 +21,15 @@ class Beginning:
     nbytes: int
 
 
-Tape = Callable[[], Beginning | None]
+Tape = Callable[[], EpisodeStart | None]
 """How an environment that others step came to be where it is; None where that is not known."""
 
 
-class CannotKeep(Exception):
+class CannotSave(Exception):
     """This environment's state cannot be kept, or this is no state of it."""
 
 
-class Keeping(ABC):
+class StateKeeper(ABC):
     """A way to keep states. `level` is one of `planning.states.Level`; `capabilities` are what HELLO says of it.
 
     Environments that states are put into are of the same make as those they were kept from, and have been reset.

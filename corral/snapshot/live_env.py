@@ -13,12 +13,12 @@ import numpy as np
 
 from corral.core.spaces import Layout
 from corral.core.types import Array
-from corral.snapshot.keeper import Beginning, CannotKeep, Env
-from corral.snapshot.keepers.fields import FieldsKeeping
+from corral.snapshot.keeper import CannotSave, Env, EpisodeStart
+from corral.snapshot.keepers.fields import FieldsKeeper
 from corral.snapshot.rng import State, find_generators, read_generators, same_state, write_generators
 
 
-class Acting(ABC):
+class LiveEnv(ABC):
     """One environment that others step."""
 
     @property
@@ -40,11 +40,11 @@ class Acting(ABC):
         """Leaves of the observation that it showed last, as copies; None when that is not known."""
 
     @abstractmethod
-    def beginning(self) -> Beginning | None:
+    def beginning(self) -> EpisodeStart | None:
         """What leads there; None where that is not known."""
 
     @abstractmethod
-    def loaded(self, obs: list[Array] | None, over: bool, beginning: Beginning | None) -> None:
+    def loaded(self, obs: list[Array] | None, over: bool, beginning: EpisodeStart | None) -> None:
         """It was put into a state where it showed this, and which `beginning` leads to, if anything is known to."""
 
     def release(self) -> None:  # noqa: B027 - most are not watched
@@ -66,10 +66,10 @@ class _Game:
     generators: State = field(default_factory=dict)  # before its reset
     wrappers: Any = None  # their fields, then
     actions: list[Any] = field(default_factory=list)
-    after: Beginning | None = None
+    after: EpisodeStart | None = None
 
 
-class WatchedEnv(Acting):
+class WatchedEnv(LiveEnv):
     """Puts functions of its own in the place of the environment's `step` and `reset`, until `release`."""
 
     def __init__(self, env: Env, layout: Layout):
@@ -81,7 +81,7 @@ class WatchedEnv(Acting):
         self._before: dict[str, Any] = {name: vars(env)[name] for name in ("step", "reset") if name in vars(env)}
         self._since: list[Any] | None = None  # actions since `mark`, one too many at most; None when it was moved
         self._games: list[_Game] = []  # since a seed, while that is not long ago
-        self._wrappers = FieldsKeeping(base=False) if isinstance(env, gymnasium.Wrapper) else None
+        self._wrappers = FieldsKeeper(base=False) if isinstance(env, gymnasium.Wrapper) else None
         env.step, env.reset = self._watched_step, self._watched_reset  # type: ignore[method-assign]
 
     @property
@@ -115,7 +115,7 @@ class WatchedEnv(Acting):
         """The actions since `mark`, if they are so many and nothing else was done to it."""
         return self._since if self._since is not None and len(self._since) == count else None
 
-    def beginning(self) -> Beginning | None:
+    def beginning(self) -> EpisodeStart | None:
         """Its games since the last seed, or only the current one."""
         if not self._games or len(self._games[-1].actions) > _GAME_STEPS or self._leaves is None:
             return None
@@ -123,9 +123,9 @@ class WatchedEnv(Acting):
         games = [*past, replace(last, actions=list(last.actions))]
         shown, now = [leaf.copy() for leaf in self._leaves], read_generators(find_generators(self._env))
         nbytes = 1000 + 100 * sum(len(game.actions) for game in games)
-        return Beginning(lambda env: self._repeat(env, games, shown, now), nbytes)
+        return EpisodeStart(lambda env: self._repeat(env, games, shown, now), nbytes)
 
-    def loaded(self, obs: list[Array] | None, over: bool, beginning: Beginning | None) -> None:
+    def loaded(self, obs: list[Array] | None, over: bool, beginning: EpisodeStart | None) -> None:
         """Go on from there."""
         self._leaves, self._over = None if obs is None else [leaf.copy() for leaf in obs], over
         self._games, self._since = [] if beginning is None else [_Game(after=beginning)], None
@@ -178,7 +178,7 @@ class WatchedEnv(Acting):
         """What wrappers remember from one episode to the next, if it can be copied."""
         try:
             return None if self._wrappers is None else self._wrappers.keep(self._env)
-        except CannotKeep:
+        except CannotSave:
             return None
 
     def _repeat(self, env: Env, games: list[_Game], shown: list[Array], now: State) -> Any:
@@ -200,7 +200,7 @@ class WatchedEnv(Acting):
             for leaf, value, old in zip(self._layout.leaves, self._layout.flatten(obs), shown, strict=True)
         )
         if not (same and same_state(read_generators(find_generators(env)), now)):
-            raise CannotKeep("repeating its actions led elsewhere: it is not deterministic")
+            raise CannotSave("repeating its actions led elsewhere: it is not deterministic")
         return obs
 
 

@@ -118,7 +118,7 @@ def write_generator(generator: Any, state: State) -> None:
 _WORD = (1 << 64) - 1
 
 
-class Die:
+class RngState:
     """A generator's state."""
 
     __slots__ = ("kind", "state")
@@ -129,7 +129,7 @@ class Die:
         self.state: State = read_generator(generator)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Die) or self.kind != other.kind:
+        if not isinstance(other, RngState) or self.kind != other.kind:
             return False
         if self.kind[1] is np.random.PCG64:  # the usual one, which has no arrays
             return self.state == other.state
@@ -159,7 +159,7 @@ class Die:
         return 400 + sum(value.nbytes for value in self.state.values() if isinstance(value, np.ndarray))
 
 
-def throw_anew(generator: Any, seed: int, place: int) -> None:
+def reseed(generator: Any, seed: int, place: int) -> None:
     """Let a generator, the `place`-th of its environment, go on with numbers that `seed` says."""
     a = _mix(seed ^ _mix(place + 1))
     if isinstance(generator, np.random.Generator):
@@ -200,7 +200,7 @@ def _kind(generator: Any) -> tuple[type, Any]:
 _FIRST, _EVERY = 64, 16  # when to look: reading them takes as long as some steps
 
 
-class CommonDice:
+class GlobalRng:
     """Watches over them, at first always and later now and then."""
 
     def __init__(self, name: str):

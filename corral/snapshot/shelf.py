@@ -18,7 +18,7 @@ _BEGIN_ROWS = 1024
 _OWN_BYTES = 16  # of a row, beside its observation
 
 
-class Shelf:
+class StateIndex:
     """An id is a row. It grows as far as its memory goes; ids that are released are given out again."""
 
     def __init__(self, leaves: Sequence[Leaf], memory_mb: float, name: str):

@@ -28,7 +28,7 @@ class Level(IntEnum):
 
 
 @dataclass(slots=True)
-class Scene:
+class Views:
     """What is seen in states, one row each."""
 
     obs: Tree  # [B, ...]
@@ -37,7 +37,7 @@ class Scene:
 
 
 @dataclass(slots=True)
-class Steps:
+class Expansion:
     """What came of stepping from states: row i led to the state `children[i]`.
 
     A child whose episode has ended is seen but cannot be stepped from. A terminated one is worth nothing to come, a
@@ -92,11 +92,11 @@ class States(ABC):
         """Keep the states that these environments are in; returns ids."""
 
     @abstractmethod
-    def load(self, ids: Array, env_ids: Array) -> Scene:
+    def load(self, ids: Array, env_ids: Array) -> Views:
         """Put these environments into these states, generators included; the states stay."""
 
     @abstractmethod
-    def look(self, ids: Array) -> Scene:
+    def look(self, ids: Array) -> Views:
         """What is seen in states."""
 
     @abstractmethod
@@ -104,7 +104,7 @@ class States(ABC):
         """Forget states; ids that nothing has are passed over."""
 
     @abstractmethod
-    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Steps:
+    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
         """Step from `parents` ([B, ...] actions as the environment takes them), keep what comes out as `children`.
 
         Dice are those of the parent's state, so that what comes out is what the environment would do; or, where there
@@ -131,10 +131,10 @@ def turns(count: int) -> Array:
 
 log = logging.getLogger("corral.planning")
 
-_MOST_IN_A_ROW = 1000
+_MAX_IN_A_ROW = 1000
 
 
-class Mishaps:
+class FailedSteps:
     """Counts failed steps, says the first, the tenth, the hundredth, ..., and gives up when there is nothing else."""
 
     def __init__(self, name: str):
@@ -148,7 +148,7 @@ class Mishaps:
             return None
         before, self.count = self.count, self.count + number
         self._in_a_row = self._in_a_row + number if number == len(failed) else 0
-        if self._in_a_row >= _MOST_IN_A_ROW:
+        if self._in_a_row >= _MAX_IN_A_ROW:
             raise EnvFailed(
                 f"{self._in_a_row:,} steps of a planner's {self._name} have failed in a row; run `corral check-env` on "
                 f"it. Last: {words}"

@@ -10,7 +10,7 @@ from corral.testing.envs import BigEnv, CountingEnv, FaultyEnv, IdentityEnv, Liv
 if TYPE_CHECKING:
     from corral.testing.checks.checker import CheckResult, check_env, iter_checks
     from corral.testing.contracts.states import StatesContract
-    from corral.testing.contracts.store import OnceContract, ReplayContract
+    from corral.testing.contracts.store import FifoContract, ReplayContract
     from corral.testing.contracts.supervision import IsolationContract, SupervisionContract
     from corral.testing.contracts.vec_env import VecEnvContract
 
@@ -19,10 +19,10 @@ __all__ = [
     "CheckResult",
     "CountingEnv",
     "FaultyEnv",
+    "FifoContract",
     "IdentityEnv",
     "IsolationContract",
     "LivesEnv",
-    "OnceContract",
     "OneStateEnv",
     "ReplayContract",
     "SlowEnv",
@@ -40,7 +40,7 @@ _LAZY = {
     "VecEnvContract": "contracts.vec_env",
     "SupervisionContract": "contracts.supervision",
     "IsolationContract": "contracts.supervision",
-    "OnceContract": "contracts.store",
+    "FifoContract": "contracts.store",
     "ReplayContract": "contracts.store",
     "StatesContract": "contracts.states",
     "check_env": "checks.checker",

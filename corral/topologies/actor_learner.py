@@ -21,10 +21,10 @@ from corral.data.pack import unpack
 from corral.data.store import Store
 from corral.learn.exchange.all_reduce import AllReduce
 from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
-from corral.runtimes.supervised_role import Member, collect
+from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.actor import Actor
 from corral.topologies.base import Note, Topology, planning_metrics
-from corral.topologies.learner_group import Team
+from corral.topologies.learner_group import LearnerGroup
 from corral.topologies.replay_shards import ShardedStore
 from corral.topologies.weight_channel import WeightChannel, weights_mode
 
@@ -68,7 +68,7 @@ class ActorLearner(Topology):
         experiment = self.experiment
         limit = experiment.scale.max_restarts
         self._actors = [
-            Member(self._runtime, name, partial(_make_actor, experiment, k), self._note, limit)
+            SupervisedRole(self._runtime, name, partial(_make_actor, experiment, k), self._note, limit)
             for k, name in enumerate(names)
         ]
         exchange = AllReduce() if experiment.scale.learners > 1 else None
@@ -76,7 +76,9 @@ class ActorLearner(Topology):
         self._team = None
         if exchange is not None:
             self._check_shares()
-            self._team = Team(self.learner, exchange, self.precision, experiment, self.spec, self._runtime, self._note)
+            self._team = LearnerGroup(
+                self.learner, exchange, self.precision, experiment, self.spec, self._runtime, self._note
+            )
         self._mode = weights_mode(experiment, self.algo.data.max_lag)
         self._channel = WeightChannel(self.learner, self._runtime, experiment.scale.pull_lag)
         self.episodes = EpisodeStats(experiment.total_envs)
@@ -184,7 +186,7 @@ class ActorLearner(Topology):
                 self._order_again(actor)
         return taken
 
-    def _order_again(self, actor: Member) -> None:
+    def _order_again(self, actor: SupervisedRole) -> None:
         """Of an actor that was lost within a turn of all."""
         if actor.given_up:
             raise RunFailed(f"{actor.name} was lost too often, and weights=sync needs all actors.")
@@ -204,7 +206,7 @@ class ActorLearner(Topology):
         fragments = [self._take(actor, 0.0) for actor in busy]
         return [fragment for fragment in fragments if fragment is not None]
 
-    def _take(self, actor: Member, timeout_s: float) -> tuple[Trajectory, Any] | None:
+    def _take(self, actor: SupervisedRole, timeout_s: float) -> tuple[Trajectory, Any] | None:
         """The fragment that an actor owes; None when it is not there yet, or never will be."""
         if not actor.calls:
             time.sleep(timeout_s / 10)
@@ -309,7 +311,7 @@ class ActorLearner(Topology):
             self.store.load_state_dict(state["store"])
         for actor in self._actors:
             actor.call("go_on", self.env_steps)
-        collect(self._runtime, self._actors, _START_S, Member.lose)
+        collect(self._runtime, self._actors, _START_S, SupervisedRole.lose)
         return list(range(self.experiment.total_envs))
 
     def close(self) -> None:

@@ -20,9 +20,9 @@ from corral.envs.normalize import RunningMoments
 from corral.learn.exchange.peers import new_secret
 from corral.learn.weights import to_arrays, to_tensors
 from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
-from corral.runtimes.supervised_role import Member, collect
+from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.base import Note, Topology, planning_metrics
-from corral.topologies.rendezvous import ANSWER_S, AllReduceHub, GossipHub, Hub, ServerHub
+from corral.topologies.rendezvous import ANSWER_S, AllReduceRendezvous, GossipRendezvous, Rendezvous, ServerRendezvous
 from corral.topologies.worker import Worker
 
 _BUILD_S = 300.0  # to build environments and networks everywhere
@@ -31,7 +31,7 @@ _WORK_S = 3600.0  # for a turn; who is killed or frozen is noticed by the runtim
 _LOOK_S = 0.5
 _KEEP_S = 1.0  # between looks at the servers' states
 _TRIES = 5
-_MOST_IN_VAIN = 50  # turns in a row that nobody ended
+_MAX_IN_VAIN = 50  # turns in a row that nobody ended
 
 
 class DataParallel(Topology):
@@ -60,41 +60,41 @@ class DataParallel(Topology):
         experiment, runtime = self.experiment, self._runtime
         secret = new_secret()
         self._workers = [
-            Member(
+            SupervisedRole(
                 runtime, f"worker {k}", partial(_make_worker, experiment, k, runtime.host, secret), self._note,
                 experiment.scale.max_restarts,
             )
             for k in range(experiment.num_actors)
         ]  # fmt: skip
-        self._addresses: dict[Member, Value] = {}
-        self._ready: set[Member] = set()  # those that are built
-        self._crew: list[Member] = []  # those that have met
+        self._addresses: dict[SupervisedRole, Value] = {}
+        self._ready: set[SupervisedRole] = set()  # those that are built
+        self._crew: list[SupervisedRole] = []  # those that have met
         self._apart = True  # somebody waits to be met
         first = self._started(self._workers[:1], experiment.precision)
         self._precision = first["precision"]
         self._started(self._workers[1:], self._precision)
         self._build_learner(EnvSpec.from_json(first["spec"]), self._parts, precision=self._precision)
-        self._hub: Hub = self._make_hub(secret)
+        self._hub: Rendezvous = self._make_hub(secret)
         self.episodes = EpisodeStats(experiment.total_envs)
         self._returns = RunningMoments()
         self._turn = 0
         self._round_steps = self.algo.fragment_steps(experiment.envs_per_actor) * experiment.envs_per_actor
-        self._latest: dict[Member, dict[str, Any]] = {}
+        self._latest: dict[SupervisedRole, dict[str, Any]] = {}
         self._said: dict[str, list[float]] = {}
         self._pulled = -1  # steps at which the learner here was given the workers' state
         self._kept = time.monotonic()
         self._waiting = False
         self._vain = 0
 
-    def _make_hub(self, secret: bytes) -> Hub:
+    def _make_hub(self, secret: bytes) -> Rendezvous:
         kind = self.experiment.sharing.exchange
         if kind == "all_reduce":
-            return AllReduceHub(self._runtime, self._ask)
+            return AllReduceRendezvous(self._runtime, self._ask)
         if kind == "gossip":
-            return GossipHub(self._ask)
-        return ServerHub(self.experiment, self.spec, self.learner, self._runtime, secret, self._note, self._ask)
+            return GossipRendezvous(self._ask)
+        return ServerRendezvous(self.experiment, self.spec, self.learner, self._runtime, secret, self._note, self._ask)
 
-    def _started(self, workers: Sequence[Member], precision: str) -> Value:
+    def _started(self, workers: Sequence[SupervisedRole], precision: str) -> Value:
         """Wait until these stand."""
         until, answer = time.monotonic() + _BUILD_S, None
         missing = list(workers)
@@ -128,12 +128,12 @@ class DataParallel(Topology):
         if idle and (len(idle) == len(self._crew) or not in_step):
             self._begin(idle)
         self._collect([worker for worker in self._crew if worker.calls], everybody=in_step)
-        if isinstance(self._hub, ServerHub) and time.monotonic() - self._kept > _KEEP_S:
+        if isinstance(self._hub, ServerRendezvous) and time.monotonic() - self._kept > _KEEP_S:
             self._hub.keep()
             self._kept = time.monotonic()
         return self._said
 
-    def _begin(self, workers: list[Member]) -> None:
+    def _begin(self, workers: list[SupervisedRole]) -> None:
         crew = len(self._crew)
         left = -(-(self.experiment.steps - self.env_steps) // (crew * self._round_steps))
         rounds = max(1, min(left, _TURN_STEPS // (crew * self._round_steps)))
@@ -141,7 +141,7 @@ class DataParallel(Topology):
         for worker in workers:
             worker.call("work", self._turn, self.env_steps, crew, rounds, self._returns.state_dict())
 
-    def _collect(self, workers: list[Member], *, everybody: bool) -> None:
+    def _collect(self, workers: list[SupervisedRole], *, everybody: bool) -> None:
         """Take in the turns of all of them, or of those who have ended theirs."""
         if not everybody and workers:
             done = self._runtime.wait([worker.calls[0] for worker in workers], _LOOK_S)
@@ -149,7 +149,7 @@ class DataParallel(Topology):
         for worker, answer in collect(self._runtime, workers, _WORK_S, self._lose).items():
             self._take(worker, answer)
 
-    def _take(self, worker: Member, answer: dict[str, Any]) -> None:
+    def _take(self, worker: SupervisedRole, answer: dict[str, Any]) -> None:
         self.env_steps += answer["steps"]
         self._latest[worker] = answer
         for env_id, total, length in answer["games"]:
@@ -167,10 +167,10 @@ class DataParallel(Topology):
             self._apart = True
             self._note("apart", f"{worker.name} did not end its turn: {answer['lost']}")
         self._vain = self._vain + 1 if answer["lost"] is not None else 0
-        if self._vain > _MOST_IN_VAIN:
+        if self._vain > _MAX_IN_VAIN:
             raise RunFailed(f"Workers cannot share what they learn: {answer['lost']}.")
 
-    def _lose(self, member: Member, why: str) -> None:
+    def _lose(self, member: SupervisedRole, why: str) -> None:
         member.lose(why)
         if member not in self._workers:  # a server: all meet when it is back
             self._apart = True
@@ -237,8 +237,8 @@ class DataParallel(Topology):
         return to_arrays(self.learner.state_dict())
 
     def _ask(
-        self, members: Sequence[Member], method: str, args: Sequence[Sequence[Value]], patience_s: float
-    ) -> dict[Member, Value]:
+        self, members: Sequence[SupervisedRole], method: str, args: Sequence[Sequence[Value]], patience_s: float
+    ) -> dict[SupervisedRole, Value]:
         """Answers of those who give one; the others are lost."""
         for member, own in zip(members, args, strict=True):
             member.call(method, *own)
@@ -264,7 +264,7 @@ class DataParallel(Topology):
             for name, value in answer["exchange"].items():
                 exchange.setdefault(name, []).append(value)
         # In a reduction all leave out the same updates.
-        _all = partial(max, default=0) if isinstance(self._hub, AllReduceHub) else sum
+        _all = partial(max, default=0) if isinstance(self._hub, AllReduceRendezvous) else sum
         return {
             "learn/version": float(max((answer["version"] for answer in latest), default=0)),
             "learn/skipped": float(_all(answer["skipped"] for answer in latest)),

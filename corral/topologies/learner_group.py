@@ -23,7 +23,7 @@ from corral.learn.exchange.base import PeerLost
 from corral.learn.learner import Learner
 from corral.learn.weights import to_arrays, to_tensors
 from corral.runtimes.base import Mailbox, MakeRole, Runtime
-from corral.runtimes.supervised_role import Member, collect
+from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.base import Note, build_model, make_algorithm
 
 _TOGETHER_S = 600.0  # for everybody to come to an update; who is killed is noticed at once
@@ -33,7 +33,7 @@ _TRIES = 5
 Batch = Trajectory | Transitions | Positions
 
 
-class Peer:
+class PeerLearner:
     """The role of a learner that is not the first."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Peer:
         self._exchange.leave()
 
 
-class Team:
+class LearnerGroup:
     """The first learner, which is here, and its peers.
 
     When one is lost, the rest of the batch is left out, and the others go on with the first learner's state; it is
@@ -94,11 +94,11 @@ class Team:
         self._learner, self._exchange, self._spec, self._runtime = learner, exchange, spec, runtime
         self._store = open_store(runtime.host)
         self._meetings = 0
-        self._together: list[Member] | None = None  # peers of the group that stands
+        self._together: list[SupervisedRole] | None = None  # peers of the group that stands
         self.left_out = 0
         """Batches that were not learned from to their end."""
         self.members = [
-            Member(
+            SupervisedRole(
                 runtime, f"learner {k}", partial(_make_peer, experiment, spec.to_json(), precision, k), note,
                 experiment.scale.max_restarts,
             )
@@ -183,13 +183,13 @@ class Team:
                 return
         raise RunFailed(f"The learners did not find each other in {_TRIES} tries: set learners=1.")
 
-    def _collect(self, members: Sequence[Member], patience_s: float) -> list[Any]:
+    def _collect(self, members: Sequence[SupervisedRole], patience_s: float) -> list[Any]:
         """Answers of those who give one; the others are lost."""
-        return list(collect(self._runtime, members, patience_s, Member.lose).values())
+        return list(collect(self._runtime, members, patience_s, SupervisedRole.lose).values())
 
 
 def _make_peer(experiment: Experiment, spec: Value, precision: Precision, index: int, start: int) -> MakeRole:
-    return lambda mailbox: Peer(experiment, spec, precision, index, start, mailbox)
+    return lambda mailbox: PeerLearner(experiment, spec, precision, index, start, mailbox)
 
 
 def _split(batch: Batch, parts: int) -> list[Any]:

@@ -15,11 +15,11 @@ from corral.core.types import EnvSpec
 from corral.learn.exchange.all_reduce import open_store
 from corral.learn.exchange.make import broadcast_codec, gradient_codec
 from corral.learn.exchange.peers import own_address
-from corral.learn.exchange.server import Rules, Server, slices
+from corral.learn.exchange.server import ParamServerProcess, Rules, slices
 from corral.learn.learner import Learner
 from corral.learn.weights import FlatParams, mean_state, to_arrays, to_tensors
 from corral.runtimes.base import Mailbox, MakeRole, Runtime
-from corral.runtimes.supervised_role import Member
+from corral.runtimes.supervised_role import SupervisedRole
 from corral.topologies.base import Note, build_model, make_algorithm
 
 # For everybody to come to an update: as long as a slow simulator may take, many times a step's deadline. Who is killed
@@ -28,22 +28,22 @@ TOGETHER_S = 600.0
 MEET_S = 120.0  # to join a group
 ANSWER_S = 60.0
 
-Ask = Callable[[Sequence[Member], str, Sequence[Sequence[Value]], float], dict[Member, Value]]
+Ask = Callable[[Sequence[SupervisedRole], str, Sequence[Sequence[Value]], float], dict[SupervisedRole, Value]]
 """Calls a method of several members with arguments of their own, and waits; who does not answer is lost."""
 
 
-class Hub(Protocol):
+class Rendezvous(Protocol):
     """What is different about an exchange, seen from the run."""
 
-    members: list[Member]
+    members: list[SupervisedRole]
     """Parts besides the workers."""
     re_form: bool
     """Whether the others must meet again when one of them is lost."""
 
-    def gather(self, crew: list[Member], addresses: dict[Member, Value], state: Value) -> bool:
+    def gather(self, crew: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """Bring these together, with this state where they need one; False when somebody did not come."""
 
-    def state(self, crew: list[Member]) -> Value | None:
+    def state(self, crew: list[SupervisedRole]) -> Value | None:
         """What all of them have learned; None when nobody is left to ask."""
 
     def revive(self) -> bool:
@@ -53,18 +53,18 @@ class Hub(Protocol):
         """What they tell."""
 
 
-class AllReduceHub:
+class AllReduceRendezvous:
     """Everybody has the same state, and meets at a store that is here."""
 
     re_form = True
 
     def __init__(self, runtime: Runtime, ask: Ask):
-        self.members: list[Member] = []
+        self.members: list[SupervisedRole] = []
         self._runtime, self._ask = runtime, ask
         self._store = open_store(runtime.host)
         self._meetings = 0
 
-    def gather(self, crew: list[Member], addresses: dict[Member, Value], state: Value) -> bool:
+    def gather(self, crew: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """All take over the same state, and join a new group."""
         loaded = self._ask(crew, "load", [[state]] * len(crew), ANSWER_S)
         if len(loaded) < len(crew):
@@ -74,7 +74,7 @@ class AllReduceHub:
         joined = self._ask(crew, "meet", [[*where, rank, len(crew), TOGETHER_S] for rank in range(len(crew))], MEET_S)
         return len(joined) == len(crew) and all(answer is None for answer in joined.values())
 
-    def state(self, crew: list[Member]) -> Value | None:
+    def state(self, crew: list[SupervisedRole]) -> Value | None:
         """That of the first who answers."""
         for member in list(crew):  # who does not answer is taken out
             if answer := self._ask([member], "state", [[]], ANSWER_S):
@@ -90,17 +90,17 @@ class AllReduceHub:
         return {}
 
 
-class GossipHub:
+class GossipRendezvous:
     """Everybody has its own state; as a whole they have its mean."""
 
     re_form = False
 
     def __init__(self, ask: Ask):
-        self.members: list[Member] = []
-        self._ask, self._meetings, self._met = ask, 0, set[tuple[Member, int]]()
+        self.members: list[SupervisedRole] = []
+        self._ask, self._meetings, self._met = ask, 0, set[tuple[SupervisedRole, int]]()
         self._distance = 0.0
 
-    def gather(self, crew: list[Member], addresses: dict[Member, Value], state: Value) -> bool:
+    def gather(self, crew: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """Newcomers take over the mean; then all know all."""
         new = [member for member in crew if (member, member.restarts) not in self._met]
         loaded = self._ask(new, "load", [[state]] * len(new), ANSWER_S)
@@ -112,7 +112,7 @@ class GossipHub:
         joined = self._ask(crew, "meet", [[peers, rank, self._meetings] for rank in range(len(crew))], ANSWER_S)
         return len(joined) == len(crew)
 
-    def state(self, crew: list[Member]) -> Value | None:
+    def state(self, crew: list[SupervisedRole]) -> Value | None:
         """The mean."""
         states = list(self._ask(crew, "state", [[]] * len(crew), ANSWER_S).values())
         if not states:
@@ -141,7 +141,7 @@ def _distance(one: dict[str, Any], other: dict[str, Any]) -> float:
 # Parameter servers of a run: parts of their own, which the workers find, and which go on from their last state.
 
 
-class ServerHub:
+class ServerRendezvous:
     """The servers have the weights and the optimizer; what else there is of a network is any worker's."""
 
     re_form = False
@@ -153,17 +153,17 @@ class ServerHub:
         self._ask, self._secret, self._learner = ask, secret, learner
         make = partial(_make_server, experiment, spec.to_json(), runtime.host, secret)
         self.members = [
-            Member(runtime, f"server {k}", partial(make, k), note, experiment.scale.max_restarts)
+            SupervisedRole(runtime, f"server {k}", partial(make, k), note, experiment.scale.max_restarts)
             for k in range(experiment.sharing.servers)
         ]
         self._slices = slices(learner.flat.weights.numel(), len(self.members))
         self._last: list[Value] = [None] * len(self.members)  # states to start again from
         self._empty = set(self.members)  # those that have no state yet
-        self._addresses: dict[Member, Value] = {}
+        self._addresses: dict[SupervisedRole, Value] = {}
         self._told: dict[str, float] = {}
-        self._met: set[tuple[Member, int]] = set()  # workers, and which start of theirs
+        self._met: set[tuple[SupervisedRole, int]] = set()  # workers, and which start of theirs
 
-    def gather(self, crew: list[Member], addresses: dict[Member, Value], state: Value) -> bool:
+    def gather(self, crew: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """Servers without a state get one; workers take over the rest, and connect."""
         if any(not server.alive for server in self.members):
             return False
@@ -200,7 +200,7 @@ class ServerHub:
                 }
                 self._last[k] = {"version": state["version"], "weights": weights[s].copy(), "optimizer": kept}
 
-    def state(self, crew: list[Member]) -> Value | None:
+    def state(self, crew: list[SupervisedRole]) -> Value | None:
         """A worker's, with the servers' weights and optimizer."""
         self.keep()
         for member in list(crew):  # who does not answer is taken out
@@ -256,10 +256,10 @@ class ServerRole:
         own = slices(weights.numel(), sharing.servers)[index]
         self._address = own_address(host)
         self._make = partial(
-            Server, weights.detach()[own], algo.optimizer, Rules(sharing.mode, sharing.lag, sharing.drop),
+            ParamServerProcess, weights.detach()[own], algo.optimizer, Rules(sharing.mode, sharing.lag, sharing.drop),
             gradient_codec(sharing), broadcast_codec(sharing), self._address, secret,
         )  # fmt: skip
-        self._server: Server | None = None
+        self._server: ParamServerProcess | None = None
 
     def open(self, state: Value) -> Value:
         """Serve from this state on; where."""

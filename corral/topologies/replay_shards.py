@@ -19,10 +19,10 @@ from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, slic
 from corral.data.pack import pack, unpack, unpack_batch
 from corral.data.store import Store, make_store
 from corral.runtimes.base import Mailbox, MakeRole, RoleLost, Runtime
-from corral.runtimes.supervised_role import Member
+from corral.runtimes.supervised_role import SupervisedRole
 
 _AHEAD = 2  # batches that are fetched before they are needed
-_MOST_PUTS = 4  # fragments on their way to a shard
+_MAX_PUTS = 4  # fragments on their way to a shard
 _STATE_S = 300.0  # to save or load a shard
 
 
@@ -81,7 +81,7 @@ class ShardedStore(Store):
             data, capacity=-(-data.capacity // shards), min_size=max(data.batch_size, -(-data.min_size // shards))
         )
         self._shards = [
-            Member(
+            SupervisedRole(
                 runtime, f"replay {k}",
                 partial(_make_shard, spec.to_json(), asdict(share), num_envs, seed, k), note, max_restarts,
             )
@@ -93,7 +93,7 @@ class ShardedStore(Store):
         self._keys: deque[tuple[int, int]] = deque(maxlen=64)
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[SupervisedRole]:
         """The roles, for whoever watches them."""
         return self._shards
 
@@ -112,7 +112,7 @@ class ShardedStore(Store):
         """Whether every shard can take a fragment."""
         self._pump(0.0)
         return all(
-            standing.get("room", True) and sum(call.method == "put" for call in member.calls) < _MOST_PUTS
+            standing.get("room", True) and sum(call.method == "put" for call in member.calls) < _MAX_PUTS
             for standing, member in zip(self._standing, self._shards, strict=True)
         )
 

@@ -11,7 +11,7 @@ from corral.core.encoding import Value
 from corral.core.errors import UserError
 from corral.learn.learner import Learner
 from corral.runtimes.base import Runtime
-from corral.runtimes.supervised_role import Member
+from corral.runtimes.supervised_role import SupervisedRole
 
 
 class WeightChannel:
@@ -23,11 +23,11 @@ class WeightChannel:
 
     def __init__(self, learner: Learner, runtime: Runtime, pull_lag: int):
         self._learner, self._runtime, self._pull_lag = learner, runtime, pull_lag
-        self._sent: dict[Member, int] = {}
+        self._sent: dict[SupervisedRole, int] = {}
         self._shared: tuple[int, Value] | None = None
         self.sends = 0
 
-    def offer(self, member: Member) -> None:
+    def offer(self, member: SupervisedRole) -> None:
         """Give a member the newest weights if it should have them now."""
         newest = self._learner.version
         if member not in self._sent or newest - self._sent[member] > self._pull_lag:
@@ -35,11 +35,11 @@ class WeightChannel:
             self._sent[member] = newest
             self.sends += 1
 
-    def forget(self, member: Member) -> None:
+    def forget(self, member: SupervisedRole) -> None:
         """It was started anew and has none."""
         self._sent.pop(member, None)
 
-    def version(self, member: Member) -> int:
+    def version(self, member: SupervisedRole) -> int:
         """What a member was last given."""
         return self._sent.get(member, -1)
 

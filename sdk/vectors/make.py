@@ -226,7 +226,7 @@ def messages() -> dict[str, tuple[str, Message]]:
 def state_messages() -> dict[str, tuple[str, Message]]:
     """Between a state server and a client, whose nonces are the learner's and the simulator's of the others."""
     client, server = SIM_NONCE, LEARNER_NONCE
-    welcome = sw.ServerWelcome((1, 0), server, prove(TOKEN, sw.SERVER, client, server), sw.MOST_BYTES)
+    welcome = sw.ServerWelcome((1, 0), server, prove(TOKEN, sw.SERVER, client, server), sw.MAX_BYTES)
 
     def reply(op: clp.Op, flags: int = 0, status: int = 0, **more: object) -> Message:
         return Message(op, clp.REPLY | flags, status, 3, **more)  # type: ignore[arg-type]

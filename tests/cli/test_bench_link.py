@@ -27,13 +27,13 @@ def report(case, rates, skipped=()):
 
 
 def test_the_bound_sends_as_many_bytes_as_the_link():
-    from corral.link.layout import Group, RowsLayout
+    from corral.link.layout import LeafGroup, RowsLayout
     from corral.link.message import Message
     from corral.link.transports.tcp import pack
 
     for n in (1, 64):
         request = Message(17, payload=[bytes(4 * n), np.zeros(n, np.int64).tobytes()]).frames()
-        obs = Group([(np.dtype(np.float32), (4,))]).make(n)[0]
+        obs = LeafGroup([(np.dtype(np.float32), (4,))]).make(n)[0]
         reply = Message(17, payload=[RowsLayout(1, True).group().make(n)[0], obs]).frames()
         assert link.message_sizes("f4", n) == tuple(sum(map(len, pack(frames))) for frames in (request, reply))
 

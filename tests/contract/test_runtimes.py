@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ray_session import ray_session  # noqa: F401
 
-from corral.core.encoding import BadMessage, decode, encode
+from corral.core.encoding import DecodeError, decode, encode
 from corral.core.errors import RunFailed, UserError
 from corral.runtimes.base import RoleLost, make_runtime
 
@@ -205,9 +205,9 @@ def test_roles_end_with_the_runtime():
 def test_cut_and_garbled_messages_are_refused(cut):
     whole = b"".join(bytes(part) for part in encode({"a": np.arange(100), "b": "text"}))
     assert decode(whole)["b"] == "text"
-    with pytest.raises(BadMessage):
+    with pytest.raises(DecodeError):
         decode(whole[:cut])
-    with pytest.raises(BadMessage):
+    with pytest.raises(DecodeError):
         decode(whole[:8] + b"\xc1" * (len(whole) - 8))
 
 

@@ -5,30 +5,30 @@ import pytest
 from corral.core.errors import UserError
 from corral.core.types import DataSpec
 from corral.data.store import make_store
-from corral.testing.contracts.store import OnceContract, ReplayContract, counting_spec
+from corral.testing.contracts.store import FifoContract, ReplayContract, counting_spec
 
 
-class TestSequences(OnceContract):
+class TestSequences(FifoContract):
     data = DataSpec("sequence", 5, 3, "once")
     fragment_length = 5
 
 
-class TestSequencesInOddBatches(OnceContract):
+class TestSequencesInOddBatches(FifoContract):
     data = DataSpec("sequence", 3, 7, "once")
     fragment_length = 3
 
 
-class TestSequencesOfSomeColumns(OnceContract):
+class TestSequencesOfSomeColumns(FifoContract):
     data = DataSpec("sequence", 6, 2, "once")
     fragment_length = 6
 
 
-class TestEpisodes(OnceContract):
+class TestEpisodes(FifoContract):
     data = DataSpec("episode", 1, 4, "once")
     fragment_length = 3
 
 
-class TestEpisodesShorterThanFragments(OnceContract):
+class TestEpisodesShorterThanFragments(FifoContract):
     data = DataSpec("episode", 1, 3, "once")
     fragment_length = 11
 

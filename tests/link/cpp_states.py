@@ -5,10 +5,10 @@ import struct
 import subprocess
 
 from corral.core.errors import UserError
-from corral.snapshot.store.base import StateKeeper, StatesFull
+from corral.snapshot.store.base import StatesFull, StateStore
 
 
-class CppStates(StateKeeper):
+class CppStates(StateStore):
     """A process of `state_driver`. What its client throws is raised here as the Python client would."""
 
     def __init__(self, built, url, token_file="", timeout_s=20.0):

@@ -19,14 +19,14 @@ from corral.core import encoding
 from corral.core.errors import EnvFailed, UserError
 from corral.core.gym_env import build_env
 from corral.core.spaces import Layout
-from corral.envs.serve.server import Server
-from corral.envs.serve.slots import Hosted, pack_state, unpack_state
+from corral.envs.serve.server import SimulatorServer
+from corral.envs.serve.slots import Slots, pack_state, unpack_state
 from corral.envs.serve.states import States
 from corral.link import protocol as clp
 from corral.link.address import parse_url
 from corral.link.client.fleet import Fleet
-from corral.link.client.session import Session
 from corral.link.client.session import Simulator as LinkSimulator
+from corral.link.client.session import SimulatorSession
 from corral.link.client.states import States as LinkStates
 from corral.link.control import Budget, Hello, Knock, Ready, Stats, Welcome, from_meta, to_meta
 from corral.link.layout import RowsLayout, layout_hash, read_space
@@ -44,7 +44,7 @@ from corral.snapshot.store.client import RemoteStates
 from corral.snapshot.store.server import StateServer
 
 VECTORS = [path.read_bytes() for path in sorted((Path(__file__).parents[2] / "sdk" / "vectors").glob("*.bin"))]
-MOST = 1 << 20
+MAX = 1 << 20
 
 
 class Strange(Wire):
@@ -102,7 +102,7 @@ def packed(*messages):
 
 def frames_in(data, chunk=1 << 16):
     """The messages in these bytes, which come in pieces of at most that size; BadFrames at the first that is none."""
-    reader, at = FrameReader(MOST), 0
+    reader, at = FrameReader(MAX), 0
     while at < len(data):
         room = reader.room()
         size = min(len(room), len(data) - at, chunk)
@@ -121,7 +121,7 @@ def _frames(data):
 
 def _grpc(data):
     with contextlib.suppress(BadFrames, BadMessage):
-        read_message(unpack(data, MOST))
+        read_message(unpack(data, MAX))
 
 
 CONTROLS = (Knock, Hello, Welcome, Ready, Stats, sw.ClientKnock, sw.ServerWelcome, sw.Dropped, sw.Page, sw.Held)
@@ -142,7 +142,7 @@ def _space(data):
 
 
 def _value(data):
-    with contextlib.suppress(encoding.BadMessage):
+    with contextlib.suppress(encoding.DecodeError):
         encoding.decode(data)
 
 
@@ -171,7 +171,7 @@ class JsonLoop:
             try:
                 said = read_said(line)
                 if peer is None:
-                    peer = JsonPeer(b"id", said.env_id, "test", spaces_of(said, None, TWO), MOST)
+                    peer = JsonPeer(b"id", said.env_id, "test", spaces_of(said, None, TWO), MAX)
                     peer.hello(said)
                     peer.send(Message(clp.Op.WELCOME, meta=to_meta(_WELCOME)).frames())
                 else:
@@ -185,7 +185,7 @@ class JsonLoop:
             peer.send(Message(op, 0, 0, seq, 5, 0, 1, 0, None, [bytes(4), bytes(8)]).frames())
 
 
-_WELCOME = Welcome((1, 0), 5, False, bytes(16), b"", 4, Limits(message=MOST, batch=8), Budget(MOST, 10))
+_WELCOME = Welcome((1, 0), 5, False, bytes(16), b"", 4, Limits(message=MAX, batch=8), Budget(MAX, 10))
 
 
 class ExportedState:
@@ -196,8 +196,8 @@ class ExportedState:
         env, spec = build_env(factory, "Walk")
         env.close()
         self._layout = layout_hash(spec.observation, spec.action)
-        self._states = States(spec.observation, Budget(MOST, 10), keeping_of(factory), factory)
-        self._hosted = Hosted(factory, "Walk", spec, 1, self._states)
+        self._states = States(spec.observation, Budget(MAX, 10), keeping_of(factory), factory)
+        self._hosted = Slots(factory, "Walk", spec, 1, self._states)
         self._hosted.reset(1, [bytes(4), bytes(8)])
         self._hosted.save(1, [bytes(4), (1).to_bytes(8, "little")])
 
@@ -225,7 +225,7 @@ class Simulator:
 
     def __init__(self):
         self._binding = Scripted()
-        self._server = Server(Walk, "Walk", self._binding, 4)
+        self._server = SimulatorServer(Walk, "Walk", self._binding, 4)
         self._open = Strange()
 
     def __call__(self, data):
@@ -319,7 +319,7 @@ class Planner:
         self._binding.events.append(Event(next(iter(self._fleet.sessions.values())).wire, [head, *frames[1:]]))
 
     def _join(self):
-        session = Session(1, self._simulator, Answered(), Limits(), 16)
+        session = SimulatorSession(1, self._simulator, Answered(), Limits(), 16)
         self._fleet.sessions[1] = self._fleet._by_wire[session.wire] = session
 
 
@@ -345,7 +345,7 @@ class StateServing:
 
     def __init__(self):
         self._binding = Scripted()
-        self._server = StateServer(self._binding, MemoryStates(StateBudget(MOST, 100)))
+        self._server = StateServer(self._binding, MemoryStates(StateBudget(MAX, 100)))
 
     def __call__(self, data):
         """One client, which is lost at the end."""

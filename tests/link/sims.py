@@ -57,7 +57,7 @@ class Sim:
 
 
 def _run(job, tests):
-    from corral.envs.serve.server import Server
+    from corral.envs.serve.server import SimulatorServer
     from corral.link.address import parse_url
     from corral.link.auth import read_token
     from corral.link.transports.open import open_for_simulator
@@ -65,5 +65,5 @@ def _run(job, tests):
     factory, url, bind, slots, token_file, patience = cloudpickle.loads(job)
     token = read_token(token_file)
     binding = open_for_simulator(parse_url(url), token, bind=bind)
-    server = Server(factory, "test", binding, slots, token)
+    server = SimulatorServer(factory, "test", binding, slots, token)
     raise SystemExit(server.run(patience))

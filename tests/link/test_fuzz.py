@@ -16,7 +16,7 @@ import psutil
 import pytest
 from decoders import DECODERS, VECTORS, Scripted, Strange, frames_in
 
-from corral.envs.serve.server import Server
+from corral.envs.serve.server import SimulatorServer
 from corral.link import protocol as clp
 from corral.link.client.fleet import Fleet
 from corral.link.control import Budget, Welcome, to_meta
@@ -169,7 +169,7 @@ def test_anything_into_a_learner_that_greets():
 @pytest.fixture
 def served():
     binding = Scripted()
-    server = Server(partial(gymnasium.make, "CartPole-v1"), "CartPole-v1", binding, 8)
+    server = SimulatorServer(partial(gymnasium.make, "CartPole-v1"), "CartPole-v1", binding, 8)
     yield binding, server
     server.close()
 

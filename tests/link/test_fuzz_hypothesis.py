@@ -68,7 +68,7 @@ floats = st.floats(allow_nan=False)
 texts = st.text(max_size=20)
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | floats | texts | st.binary(max_size=20)
 metas = st.dictionaries(texts, nested(scalars, texts), max_size=4)
-payloads = st.lists(st.binary(max_size=200), max_size=clp.MOST_FRAMES - 2)
+payloads = st.lists(st.binary(max_size=200), max_size=clp.MAX_FRAMES - 2)
 messages = st.builds(
     Message, st.sampled_from([int(op) for op in clp.Op]), unsigned(6).map(lambda flags: flags & ~clp.META),
     unsigned(16), unsigned(64), unsigned(32), unsigned(32), unsigned(32), unsigned(32), st.none() | metas, payloads,

@@ -12,7 +12,7 @@ from decoders import ExportedState, Scripted, StateClient, Strange, Walk
 from corral.core import encoding
 from corral.core.errors import EnvFailed
 from corral.core.spaces import Layout
-from corral.envs.serve.server import Server
+from corral.envs.serve.server import SimulatorServer
 from corral.envs.serve.slots import unpack_state
 from corral.link import protocol as clp
 from corral.link.client.states import _row_messages
@@ -42,7 +42,7 @@ def _array(place, dtype, shape):
     ids=["place", "shape", "dtype", "depth"],
 )
 def test_a_value_that_cannot_be_is_a_bad_message(data):
-    with pytest.raises(encoding.BadMessage):
+    with pytest.raises(encoding.DecodeError):
         encoding.decode(data)
 
 
@@ -91,7 +91,7 @@ def test_an_observation_of_too_many_parts_is_refused_before_a_space_is_made_for_
 
 @pytest.fixture
 def server():
-    server = Server(Walk, "Walk", Scripted(), 4)
+    server = SimulatorServer(Walk, "Walk", Scripted(), 4)
     yield server
     server.close()
 

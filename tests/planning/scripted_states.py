@@ -4,7 +4,7 @@ import numpy as np
 from gymnasium import spaces
 
 from corral.core.types import EnvSpec
-from corral.snapshot.states import Level, Rollouts, Scene, States, Steps
+from corral.snapshot.states import Expansion, Level, Rollouts, States, Views
 
 
 class ScriptedStates(States):
@@ -37,7 +37,7 @@ class ScriptedStates(States):
         return self.look(ids)
 
     def look(self, ids):
-        return Scene(*self._see([self.kept[i] for i in ids.tolist()]))
+        return Views(*self._see([self.kept[i] for i in ids.tolist()]))
 
     def drop(self, ids):
         for i in ids.tolist():
@@ -53,7 +53,7 @@ class ScriptedStates(States):
         self.kept.update(zip(children.tolist(), places, strict=True))
         obs, legal, turn = self._see(places)
         ends = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
-        return Steps(children, obs, np.array(reward, np.float64), *ends, legal, turn)
+        return Expansion(children, obs, np.array(reward, np.float64), *ends, legal, turn)
 
     def rollout(self, parents, actions, seeds=None):
         reward, length = np.zeros(actions.shape[:2]), np.zeros(len(parents), np.int64)

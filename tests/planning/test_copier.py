@@ -10,7 +10,7 @@ import pytest
 
 from corral.snapshot.keepers.ale import Words
 from corral.snapshot.keepers.deepcopy import Copier
-from corral.snapshot.rng import Die, throw_anew
+from corral.snapshot.rng import RngState, reseed
 
 
 class Colour(enum.Enum):
@@ -70,21 +70,21 @@ def test_generators_anywhere_are_found_go_on_where_they_were_and_can_be_told_oth
     value = {"deep": [types.SimpleNamespace(rng=generator)], "again": generator}
     _, made, dice, alive = there_and_back(value)
     assert len(dice) == len(alive) == 1
-    assert isinstance(dice[0], Die)
+    assert isinstance(dice[0], RngState)
     assert made["deep"][0].rng is made["again"] is alive[0]
     assert [made["again"].random() for _ in range(3)] == [generator.random() for _ in range(3)]
-    throw_anew(alive[0], 5, 0)
+    reseed(alive[0], 5, 0)
     first = alive[0].random()
-    throw_anew(alive[0], 5, 0)
+    reseed(alive[0], 5, 0)
     assert alive[0].random() == first
-    throw_anew(alive[0], 6, 0)
+    reseed(alive[0], 6, 0)
     assert alive[0].random() != first
 
 
 def test_numbers_thrown_anew_are_uniform_over_seeds():
     generator, drawn = np.random.default_rng(0), []
     for seed in range(4000):
-        throw_anew(generator, seed, 0)
+        reseed(generator, seed, 0)
         drawn.append(generator.random())
     counts, _ = np.histogram(drawn, 10, (0, 1))
     assert abs(counts - 400).max() < 5 * np.sqrt(400 * 0.9)

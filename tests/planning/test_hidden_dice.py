@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import corral
-from corral.snapshot.find_rng import HiddenDice, find_dice
+from corral.snapshot.find_rng import RngFinder, find_dice
 
 SHARED = np.random.default_rng(0)
 SHARED_SPACE = gymnasium.spaces.Discrete(1000)
@@ -161,7 +161,7 @@ def test_replayed_dice_are_those_of_the_state(kind):
 
 
 def test_a_die_that_comes_later_or_moves_is_found_again():
-    env, dice = Thrower(), HiddenDice()
+    env, dice = Thrower(), RngFinder()
     assert dice.read(env) == []
     env.reset(seed=0)
     for _ in range(3):

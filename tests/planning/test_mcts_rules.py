@@ -12,7 +12,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.action_set import choose_action_set
 from corral.planning.game_states import GameStates
-from corral.planning.mcts.evaluation import RandomGames, RolloutEvaluation, Verdict, know_nothing
+from corral.planning.mcts.evaluation import LeafValues, RandomGames, RolloutEvaluation, know_nothing
 from corral.planning.mcts.forest import make_forest
 from corral.planning.mcts.gumbel import visits_in_order
 from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_policy, mix_noise, root_values, visit_policy
@@ -108,7 +108,7 @@ def test_an_evaluation_may_return_arrays_that_cannot_be_written_to():
     values = np.full(1, 3.0)
     values.flags.writeable = False
     states = a_bandit([1.0])
-    search, _ = grown(states, lambda obs, legal, ids: Verdict(np.ones((1, 1)), values), states.put([0]), 1, 4)
+    search, _ = grown(states, lambda obs, legal, ids: LeafValues(np.ones((1, 1)), values), states.put([0]), 1, 4)
     assert search.forest.total[0, 0, 0] == 4.0
 
 
@@ -312,7 +312,7 @@ def test_edges_that_stand_for_samples_step_by_what_was_drawn_and_keep_it_when_th
 
     def evaluate(obs, legal, ids):
         drawn = rng.uniform(-1, 1, (len(ids), 8, 1))
-        return Verdict(np.full((len(ids), 8), 1 / 8, np.float32), np.zeros(len(ids), np.float32), drawn)
+        return LeafValues(np.full((len(ids), 8), 1 / 8, np.float32), np.zeros(len(ids), np.float32), drawn)
 
     states = ScriptedStates(lambda place, action, dice: (place + 1 + action[0], action[0], place > 1, False), 8)
     search = TreeSearch(states, evaluate, 2, 8, 60, 4, keep=60)

@@ -12,7 +12,7 @@ import corral
 from corral.core.errors import EnvFailed
 from corral.planning.shooting import Mppi, Shooting, average
 from corral.snapshot.array_states import RowStates
-from corral.snapshot.states import Mishaps
+from corral.snapshot.states import FailedSteps
 
 
 class Ledge(gymnasium.Env):
@@ -144,7 +144,7 @@ def test_an_environment_whose_steps_all_fail_ends_the_planner_with_the_remedy():
 
 
 def test_failures_are_said_at_every_power_of_ten_and_forgiven_by_good_steps(caplog):
-    mishaps = Mishaps("Walk")
+    mishaps = FailedSteps("Walk")
     with caplog.at_level(logging.WARNING):
         for _ in range(2500):
             assert mishaps.note(np.array([True]), "x") is not None

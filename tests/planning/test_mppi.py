@@ -15,7 +15,7 @@ from corral.planning.shooting import Mppi
 from corral.runs.evaluate import evaluate
 
 
-class Point(gymnasium.Env):
+class ReplayPoint(gymnasium.Env):
     """A point on a plane, pushed; every step costs how far it is from the goal. It falls off beyond 3."""
 
     observation_space = gs.Box(-9, 9, (2,), np.float64)
@@ -38,13 +38,13 @@ def point_model(obs, actions):
 
 @pytest.fixture
 def vec():
-    with corral.make_vec(Point, 3, "local", seed=1) as made:
+    with corral.make_vec(ReplayPoint, 3, "local", seed=1) as made:
         yield made
 
 
 def attached(vec, **settings):
     policy = Mppi(**{"horizon": 5, "samples": 8, "temperature": 0.7, **settings})
-    policy.attach(vec)
+    policy.bind_envs(vec)
     return policy
 
 
@@ -85,7 +85,7 @@ def test_the_update_is_the_papers(vec, where, monkeypatch):
     policy = attached(vec, model=model, value=lambda obs: obs[:, 0], smoothness=0.5, **settings)
     assert isinstance(policy, PlanningPolicy)
     batch, state = vec.recv(), policy.initial_state(3)
-    low, high = Point.action_space.low, Point.action_space.high
+    low, high = ReplayPoint.action_space.low, ReplayPoint.action_space.high
     for _ in range(4):
         plan = np.where(batch.first[:, None, None], (low + high) / 2, state["plan"])
         action, state, _ = policy.act(batch.obs, state, batch.first)
@@ -133,7 +133,7 @@ def test_planning_leaves_environments_as_they_were(vec):
 
 
 def test_actions_are_within_bounds_of_the_environments_dtype():
-    class Boxes(Point):
+    class Boxes(ReplayPoint):
         action_space = gs.Dict({"far": gs.Box(-1, 1, (1, 1), np.float32), "up": gs.Box(0, 0.5, (1,), np.float64)})
 
         def step(self, action):
@@ -162,7 +162,7 @@ def test_noise_has_its_covariance_at_every_step(vec, smoothness):
 
 
 def test_a_trained_policys_value_is_worth_what_it_says(vec):
-    model = ActorCritic(EnvSpec(gs.Box(-9, 9, (2,), np.float32), Point.action_space), NetConfig(hidden=(8,)))
+    model = ActorCritic(EnvSpec(gs.Box(-9, 9, (2,), np.float32), ReplayPoint.action_space), NetConfig(hidden=(8,)))
     batch = vec.recv()
     batch.obs = batch.obs.astype(np.float32)
 
@@ -204,9 +204,9 @@ def test_what_cannot_be_is_refused_with_the_remedy(vec, settings, words):
 
 def test_actions_that_are_not_continuous_are_for_search():
     for space in (gs.Discrete(3), gs.Dict({"a": gs.Box(-1, 1, (1,)), "b": gs.Discrete(2)})):
-        env = type("Other", (Point,), {"action_space": space})
+        env = type("Other", (ReplayPoint,), {"action_space": space})
         with corral.make_vec(env, 1, "local") as vec, pytest.raises(UserError, match="plan such actions by search"):
-            Mppi().attach(vec)
+            Mppi().bind_envs(vec)
     with pytest.raises(UserError, match=r"attach\(vec\)"):
         Mppi().initial_state(1)
 

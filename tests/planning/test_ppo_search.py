@@ -15,7 +15,7 @@ from corral.acting.sampler import Sampler
 from corral.algos.ppo import Config as PpoConfig
 from corral.algos.search.ppo_search import Config, PpoSearch, bootstrap, explained_variance
 from corral.algos.search.search_acting import SearchBehaviour
-from corral.algos.trajectories import values_of
+from corral.algos.trajectories import compute_values
 from corral.cli.main import main
 from corral.core.errors import UserError
 from corral.core.types import EnvSpec
@@ -142,7 +142,7 @@ def test_a_search_goes_on_below_the_action_that_was_taken_and_from_no_older_tree
     with corral.make_vec(Ledger, 4, "local") as vec:
         algo = PpoSearch(settings, vec.spec, 4)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))
-        policy.attach(vec)
+        policy.bind_envs(vec)
         batch, reused = vec.recv(), 0
         for _ in range(12):
             has = np.array([vec.environment(i).unwrapped.has for i in range(4)])
@@ -251,7 +251,7 @@ def test_returns_take_the_search_s_value_once_where_they_end_and_not_in_every_st
     gamma = 0.9
     algo, model, traj, _ = trajectory(config(share=1.0, kappa=0.5, ppo=PpoConfig(gamma=gamma, lam=lam)), steps=40)
     traj.extras["search_value"] += 100.0  # a search that hopes for much
-    value, after = values_of(model, traj)
+    value, after = compute_values(model, traj)
     steps, envs = traj.reward.shape
     expected = np.zeros((steps, envs))
     for b in range(envs):

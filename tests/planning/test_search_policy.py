@@ -10,7 +10,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from row_cartpole import make
 
 import corral
-from corral.acting.policy import introduce
+from corral.acting.policy import bind_envs
 from corral.acting.sampler import Sampler
 from corral.core.errors import UserError
 from corral.envs.suites.games import TicTacToe
@@ -104,7 +104,7 @@ def test_a_policy_to_act_on_with_judges_leaves():
 
 def length_of(vec, policy):
     """Steps until the first of some poles falls, 80 at most."""
-    introduce(policy, vec)
+    bind_envs(policy, vec)
     vec.reset(0)
     batch, state = vec.recv(), policy.initial_state(4)
     for t in range(80):
@@ -311,7 +311,7 @@ def test_shooting_refuses_what_cannot_be_and_closes_what_it_made():
             closed.append(self)
 
     with corral.make_vec(Closing, 1, "local") as vec:
-        shooting.attach(vec)
+        shooting.bind_envs(vec)
         shooting.close()
         assert len(closed) == 1
 
@@ -327,7 +327,7 @@ def test_environments_elsewhere_cannot_be_searched_and_the_sentence_says_where_t
         corral.make_vec("CartPole-v1", 2, "process", workers=1) as vec,
         pytest.raises(UserError, match="backend=local"),
     ):
-        search.attach(vec)
+        search.bind_envs(vec)
 
 
 def test_temperature_sharpens_and_draws_follow_the_policy():

@@ -69,7 +69,7 @@ def on_path(net, path):
     net.lean = None
     for param in net.parameters():
         param.grad = torch.zeros_like(param)
-    if path == "numpy" and not net.go_lean():
+    if path == "numpy" and not net.use_numpy():
         pytest.skip("only by torch")
     return net
 

@@ -10,7 +10,7 @@ from algo_batches import SPECS, act_on, batch_for, experience, gradients, learne
 from gymnasium import spaces
 
 from corral.algos import a2c, dqn, ppo, reinforce
-from corral.algos.trajectories import evaluate, values_of
+from corral.algos.trajectories import compute_values, evaluate
 from corral.core.errors import UserError
 from corral.core.types import EnvSpec, Sample, Transitions, slice_envs, tree_map
 from corral.data.episodes import EpisodeStore
@@ -85,7 +85,7 @@ def test_values_are_of_what_was_seen_and_of_the_true_successors():
     algo, model = make("ppo")
     traj = batch_for(algo, model)
     assert len(traj.final_at) > 3
-    value, after = values_of(model, traj)
+    value, after = compute_values(model, traj)
     for t, b in np.ndindex(*traj.shape):
         row = {"now": traj.obs[t, b], "then": traj.next_obs()[t, b]}
         seen = {key: float(model(torch.from_numpy(obs[None]))[1].detach()) for key, obs in row.items()}
@@ -97,7 +97,7 @@ def test_values_are_of_what_was_seen_and_of_the_true_successors():
 def test_with_a_memory_it_goes_on_into_an_episodes_last_observation(net):
     algo, model = make("ppo", net=net)
     traj = batch_for(algo, model, end=0.2)
-    value, after = values_of(model, traj)
+    value, after = compute_values(model, traj)
     ends = {(int(t), int(b)): k for k, (t, b) in enumerate(traj.final_at)}
     assert len(ends) > 3
     for b in range(traj.shape[1]):
@@ -123,7 +123,7 @@ def test_advantages_are_summed_to_the_end_of_the_episode_and_no_further(name, la
     traj = batch_for(algo, model, end=0.2)
     assert traj.terminated.any()
     assert (traj.truncated & ~traj.terminated).any()
-    value, after = values_of(model, traj)
+    value, after = compute_values(model, traj)
     rows = algo.prepare(model, traj)
     advantage = numpy_of(rows.advantage).reshape(traj.shape)
     for t, b in np.ndindex(*traj.shape):
@@ -144,7 +144,7 @@ def test_lam_1_is_the_n_step_advantage_and_lam_0_is_td():
     for lam, steps in ((1.0, 12), (0.0, 1)):
         algo = a2c.A2c(a2c.Config(gamma=0.5, lam=lam, length=12), SPECS["discrete"], 4)
         traj = batch_for(algo, model, end=0.0)
-        value, after = values_of(model, traj)
+        value, after = compute_values(model, traj)
         target = numpy_of(algo.prepare(model, traj).target).reshape(traj.shape)
         last = min(steps, 12) - 1
         expected = sum(0.5**k * traj.reward[k] for k in range(last + 1)) + 0.5 ** (last + 1) * after[last]
@@ -397,7 +397,7 @@ def test_the_reinforce_loss_is_over_whole_episodes_and_no_padding(space, baselin
     assert len(set(lengths)) > 2
     rows = algo.prepare(model, batch)
     assert len(rows.target) == lengths.sum()
-    value, after = values_of(model, batch)
+    value, after = compute_values(model, batch)
     returns, advantages = np.zeros(batch.shape), np.zeros(batch.shape)
     for t, b in np.ndindex(*batch.shape):
         if t >= lengths[b]:

@@ -7,7 +7,7 @@ from data_fragments import MIXED, VECTOR, Stream, fragment
 from corral.core.errors import UserError
 from corral.core.types import DataSpec, tree_map
 from corral.data.episodes import EpisodeStore
-from corral.data.fifo import OnceStore
+from corral.data.fifo import FifoStore
 from corral.testing.contracts.store import drain, saved_and_read
 
 
@@ -19,7 +19,7 @@ def with_extras(traj, version):
 
 
 def test_sequences_keep_their_order_extras_and_versions():
-    store = OnceStore(VECTOR, DataSpec("sequence", 4, 2, "once"), 3)
+    store = FifoStore(VECTOR, DataSpec("sequence", 4, 2, "once"), 3)
     streams = [Stream(VECTOR, seed) for seed in range(3)]
     parts = [with_extras(fragment(streams, [0, 1, 2], 4)[0], version) for version in (5, 6)]
     for traj in parts:
@@ -32,7 +32,7 @@ def test_sequences_keep_their_order_extras_and_versions():
 
 
 def test_sequences_of_another_length_are_refused():
-    store = OnceStore(VECTOR, DataSpec("sequence", 4, 2, "once"), 1)
+    store = FifoStore(VECTOR, DataSpec("sequence", 4, 2, "once"), 1)
     with pytest.raises(UserError, match="4 steps"):
         store.put(fragment([Stream(VECTOR, 0)], [0], 3)[0])
 

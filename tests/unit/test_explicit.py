@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 from corral.algos import a2c, dqn, ppo, reinforce
-from corral.algos.trajectories import Rows
+from corral.algos.trajectories import Minibatch
 from corral.core.types import EnvSpec, Transitions
 from corral.learn.weights import FlatParams
 from corral.nets.config import NetConfig
@@ -33,7 +33,7 @@ def twins(algo):
         param.data.add_(0.2 * torch.randn_like(param))
     lean = copy.deepcopy(plain)
     flats = FlatParams(plain), FlatParams(lean)
-    assert lean.go_lean()
+    assert lean.use_numpy()
     return plain, lean, flats
 
 
@@ -45,7 +45,7 @@ def rows_for(algo, model, n=37):
     action, logp = model.actions.sample(params, rng)
     value, advantage, target = (torch.from_numpy(rng.normal(size=n).astype(np.float32)) for _ in range(3))
     old = torch.from_numpy(logp + rng.normal(0, 0.3, n).astype(np.float32))  # ratios on both sides of the clip
-    return Rows(obs, torch.from_numpy(action), old, value, advantage, target)
+    return Minibatch(obs, torch.from_numpy(action), old, value, advantage, target)
 
 
 def observations(spec, n, rng):
@@ -113,7 +113,7 @@ def test_explicit_q_loss_equals_autograd(double, dueling, prioritised):
     targets = copy.deepcopy(plain), copy.deepcopy(plain)
     for target in targets:
         target.head.bias.data.add_(0.5)
-    assert targets[1].go_lean()
+    assert targets[1].use_numpy()
     expected = gradients(algo, plain, plain_flat, targets[0], batch)
     found = gradients(algo, lean, lean_flat, targets[1], batch)
     assert found[0] == pytest.approx(expected[0], abs=1e-5)

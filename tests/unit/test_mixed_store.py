@@ -9,12 +9,12 @@ from data_fragments import MIXED, VECTOR, Stream, fragment
 
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import DataSpec, Trajectory, slice_envs
-from corral.data.fifo import OnceStore
+from corral.data.fifo import FifoStore
 from corral.data.mixed import MixedStore, SequenceRing
 from corral.data.store import make_store
 from corral.testing.contracts.store import (
     NUM_ENVS,
-    OnceContract,
+    FifoContract,
     Step,
     assert_same,
     drain,
@@ -25,7 +25,7 @@ from corral.testing.contracts.store import (
 from corral.testing.envs import CountingEnv
 
 
-class MixedContract(OnceContract):
+class MixedContract(FifoContract):
     """What is used once, of the new sequences of each batch."""
 
     @property
@@ -179,7 +179,7 @@ def test_a_ring_that_does_not_fit_is_refused_with_what_fits():
 
 
 def test_only_a_share_above_nothing_is_mixed():
-    assert isinstance(make_store(VECTOR, DataSpec("sequence", 2, 4, "once"), 2), OnceStore)
+    assert isinstance(make_store(VECTOR, DataSpec("sequence", 2, 4, "once"), 2), FifoStore)
     store = make_store(VECTOR, DataSpec("sequence", 2, 4, "once", capacity=9, replayed=0.5), 2)
     assert isinstance(store, MixedStore)
     with pytest.raises(RunFailed, match="ready"):

@@ -15,7 +15,7 @@ from corral.core.types import EnvSpec, tree_map
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.nets.encoder import Encoder
-from corral.nets.numpy_mlp import LeanMlp
+from corral.nets.numpy_mlp import NumpyMlp
 from corral.nets.obs_norm import ObsNorm
 from corral.nets.q_network import QNetwork
 from corral.nets.recurrent import Core
@@ -182,7 +182,7 @@ def test_a_small_network_in_numpy_is_torchs_in_value_and_gradient(activation, hi
     net = randomize(nn.Sequential(mlp(3, hidden, activation), nn.Linear(hidden[-1] if hidden else 3, 4)))
     for param in net.parameters():
         param.grad = torch.ones_like(param)  # gradients are added to
-    lean = LeanMlp(linears(net), activation)
+    lean = NumpyMlp(linears(net), activation)
     rows = torch.randn(17, 3, generator=torch.Generator().manual_seed(1)) * 3
     weight = torch.randn(17, 4, generator=torch.Generator().manual_seed(2))
     outputs = lean.forward(rows.numpy())
@@ -198,7 +198,7 @@ def test_a_small_network_in_numpy_is_torchs_in_value_and_gradient(activation, hi
 
 def test_huge_inputs_saturate_and_nothing_warns():
     net = randomize(nn.Sequential(mlp(3, (8,), "tanh"), nn.Linear(8, 2)))
-    lean = LeanMlp(linears(net), "tanh")
+    lean = NumpyMlp(linears(net), "tanh")
     rows = np.array([[1e5, -1e5, 3.0], [-1e30, 1e30, 1e30]], np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -251,7 +251,7 @@ def test_acting_in_numpy_says_what_the_network_says(net, observation, activation
     space = OBSERVATIONS[observation]
     config = NetConfig(hidden=hidden, activation=activation, normalize_obs=normalize)
     model = shrink(randomize(NETS[net](spec_of(space, ACTIONS["hybrid"]), config)))
-    assert model.go_lean()
+    assert model.use_numpy()
     obs = batch_of(space, 9)
     tensors = to_tensors(obs, torch.device("cpu"))
 
@@ -280,7 +280,7 @@ def test_acting_in_numpy_says_what_the_network_says(net, observation, activation
     ],
 )
 def test_what_is_more_than_plain_layers_stays_with_torch(model):
-    assert not model.go_lean()
+    assert not model.use_numpy()
     assert model.lean is None
 
 
@@ -366,4 +366,4 @@ def test_every_observation_gets_parameters_and_a_value(space, core):
 def test_a_lean_network_refuses_rows_of_another_size():
     net = mlp(3, (8,), "tanh")
     with pytest.raises(ValueError, match="of 3 inputs got rows of 5"):
-        LeanMlp(linears(net), "tanh")(np.zeros((2, 5), np.float32))
+        NumpyMlp(linears(net), "tanh")(np.zeros((2, 5), np.float32))

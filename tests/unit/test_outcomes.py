@@ -6,7 +6,7 @@ import pytest
 from corral.acting.sampler import Sampler
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import DataSpec
-from corral.data.game_replay import OutcomeStore
+from corral.data.game_replay import GameReplay
 from corral.data.store import make_store
 from corral.ops.returns import outcomes
 from corral.testing.contracts.store import fragments
@@ -52,7 +52,7 @@ def make(data=DATA, num_envs=3, seed=0):
 
 
 def test_it_is_the_store_of_replayed_episodes():
-    assert isinstance(make(), OutcomeStore)
+    assert isinstance(make(), GameReplay)
 
 
 def test_a_batch_has_steps_of_episodes_that_have_ended_with_what_came_of_them():

@@ -27,7 +27,7 @@ from corral.algos.ppo import Config as PpoConfig
 from corral.algos.ppo import Ppo
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.search_acting import SearchBehaviour
-from corral.algos.trajectories import Rows, count, normalized, rows_of, values_of
+from corral.algos.trajectories import Minibatch, compute_values, count, flatten_steps, normalized
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
@@ -97,7 +97,7 @@ class Config:
 
 
 @dataclass
-class SearchedRows(Rows):
+class SearchedRows(Minibatch):
     """Rows to learn from, with what searches found; where nothing was searched it counts nothing."""
 
     trust: Tensor | None = None  # [n] min(rho_bar, pi_old / mu), 0 where the action has no density
@@ -148,17 +148,17 @@ class PpoSearch(Algorithm):
         """PPO's."""
         return self._ppo.learning_rate(progress)
 
-    def minibatches(self, batch: Rows, rng: torch.Generator) -> Iterator[Rows]:
+    def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
         """PPO's."""
         return self._ppo.minibatches(batch, rng)
 
-    def prepare(self, model: nn.Module, batch: Trajectory) -> Rows:
+    def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Advantages, the values' targets, and how far to trust what acted and what was searched."""
         if not self.config.searches:
             return self._ppo.prepare(model, batch)
         assert isinstance(model, ActorCritic)
         config, extras = self.config, batch.extras
-        value, after = values_of(model, batch)
+        value, after = compute_values(model, batch)
         ends = batch.terminated, batch.truncated, batch.faulty
         advantage = gae(batch.reward, value, after, *ends, config.ppo.gamma, config.ppo.lam)
         trusted = explained_variance(value, advantage + value, batch.valid) > config.gate
@@ -172,9 +172,9 @@ class PpoSearch(Algorithm):
             "better": extras["better"],
             **({"edges": extras["edges"]} if "edges" in extras else {}),
         }
-        return rows_of(model, batch, value, advantage, advantage + value, SearchedRows, columns)
+        return flatten_steps(model, batch, value, advantage, advantage + value, SearchedRows, columns)
 
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Rows, progress: float) -> LossOutput:
+    def loss(self, model: nn.Module, target: nn.Module | None, batch: Minibatch, progress: float) -> LossOutput:
         """Clipped surrogate by trust, value error, entropy, and cross-entropy to what searches found."""
         if not isinstance(batch, SearchedRows):
             return self._ppo.loss(model, target, batch, progress)

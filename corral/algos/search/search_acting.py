@@ -47,7 +47,7 @@ class SearchBehaviour:
         self.progress = 0.0
         self.reward_scale: float | None = 1.0
 
-    def attach(self, vec: VecEnv) -> None:
+    def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
         states = states_of(vec, self._config.memory_mb)
         if states.players > 1:

@@ -51,7 +51,7 @@ class SelfPlay:
         self._planner: Planner | None = None
         self._past_planner: Planner | None = None
 
-    def attach(self, vec: VecEnv) -> None:
+    def bind_envs(self, vec: VecEnv) -> None:
         """From now on it plays on these boards."""
         if isinstance(vec, NormalizedVecEnv):
             raise UserError("alphazero learns who won, in the game's own reward: leave out normalize_reward.")

@@ -12,12 +12,12 @@ from corral.core.gym_env import EnvFactory
 from corral.core.types import Array, StepBatch, Tree
 from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.in_flight import Flight
+from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.live_row import RowEnv
-from corral.envs.stepping.rows import Rows
+from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision, Watchdog
 from corral.envs.vec_env import VecEnv
-from corral.snapshot.live_env import Acting
+from corral.snapshot.live_env import LiveEnv
 
 
 class LocalVecEnv(VecEnv):
@@ -33,9 +33,9 @@ class LocalVecEnv(VecEnv):
         except BaseException:
             self._group.close()
             raise
-        self._rows = Rows(self.spec, self.num_envs)
-        self._flight = Flight(self.num_envs, self.spec)
-        self._group.attach(self._rows, self._flight.sets)
+        self._rows = EnvRows(self.spec, self.num_envs)
+        self._in_flight = InFlight(self.num_envs, self.spec)
+        self._group.attach(self._rows, self._in_flight.sets)
         self._queue: list[IdSet] = []  # sent to and not yet stepped, in order
         self._watchdog = Watchdog(self._mark, supervision.step_timeout_s)
 
@@ -57,29 +57,29 @@ class LocalVecEnv(VecEnv):
         """What builds it."""
         return self._group.factory(env_id)
 
-    def acting(self, env_id: int) -> Acting:
+    def acting(self, env_id: int) -> LiveEnv:
         """The environment as a keeper of its states knows it."""
         return RowEnv(self._group, env_id)
 
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere."""
-        flight = self._flight
-        lenient = flight.started  # the very first reset that fails is the user's mistake, a later one a fault
-        flight.start()
+        in_flight = self._in_flight
+        lenient = in_flight.started  # the very first reset that fails is the user's mistake, a later one a fault
+        in_flight.start()
         self._queue.clear()
-        self._rows.flip(flight.everyone)
+        self._rows.flip(in_flight.everyone)
         self._rows.episode[:] = 0
         self._watchdog.touch()
         try:
-            self._group.reset(flight.everyone.ids, seed, self._role, lenient=lenient)
+            self._group.reset(in_flight.everyone.ids, seed, self._role, lenient=lenient)
         except BaseException:
             self.close()
             raise
-        flight.arrive(flight.everyone.mask)
+        in_flight.complete(in_flight.everyone.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         """Queue one action for each of these idle environments."""
-        chosen, leaves = self._flight.take_off(env_ids, actions)
+        chosen, leaves = self._in_flight.send(env_ids, actions)
         for row, leaf in zip(self._rows.action, leaves, strict=True):
             row[chosen.index] = leaf
         self._rows.flip(chosen)
@@ -87,11 +87,11 @@ class LocalVecEnv(VecEnv):
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Step as many queued environments as the caller waits for, and return them."""
-        flight = self._flight
-        if not flight.started:
+        in_flight = self._in_flight
+        if not in_flight.started:
             self.reset(self.seed)
-        wanted, count = flight.wanted(min_ready, env_ids)
-        due = self._due(count - flight.num_ready(None)) if wanted is None else self._named(wanted)
+        wanted, count = in_flight.wanted(min_ready, env_ids)
+        due = self._due(count - in_flight.num_ready(None)) if wanted is None else self._named(wanted)
         if due is not None:
             self._watchdog.touch()
             try:
@@ -99,7 +99,7 @@ class LocalVecEnv(VecEnv):
             except BaseException:
                 self.close()
                 raise
-        return self._rows.collect(flight.land(wanted))
+        return self._rows.collect(in_flight.take(wanted))
 
     def record_episodes(self) -> None:
         """Note what restores the environments."""
@@ -107,22 +107,22 @@ class LocalVecEnv(VecEnv):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the environments are, and what leads there."""
-        self._flight.require_idle()
+        self._in_flight.require_idle()
         return {
             "identity": self._identity(),
             "seed": self._group.run_seed,
-            "rows": self._rows.state_dict(self._flight.everyone),
+            "rows": self._rows.state_dict(self._in_flight.everyone),
             "envs": self._group.save(),
             "faults": self._log.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
         """Repeat what led to the saved state, in fresh environments; returns those where that failed."""
-        flight = self._flight
-        flight.require_new()
+        in_flight = self._in_flight
+        in_flight.require_new()
         self._require_identity(state)
-        flight.start()
-        self._rows.load_state_dict(state["rows"], flight.everyone)
+        in_flight.start()
+        self._rows.load_state_dict(state["rows"], in_flight.everyone)
         self._log.load_state_dict(state["faults"])
         self._watchdog.touch()
         try:
@@ -130,19 +130,19 @@ class LocalVecEnv(VecEnv):
         except BaseException:
             self.close()
             raise
-        flight.arrive(sum(1 << env_id for env_id in restarted))
-        flight.in_flight = 0
+        in_flight.complete(sum(1 << env_id for env_id in restarted))
+        in_flight.in_flight = 0
         return restarted
 
     def close(self) -> None:
         """Close every environment."""
-        if not self._flight.closed:
-            self._flight.closed = True
+        if not self._in_flight.closed:
+            self._in_flight.closed = True
             self._watchdog.close()
             self._group.close()
 
     def _announce(self, done: IdSet) -> None:
-        self._flight.arrive(done.mask)
+        self._in_flight.complete(done.mask)
 
     def _due(self, count: int) -> IdSet | None:
         """Take the first `count` environments from the queue."""
@@ -151,8 +151,8 @@ class LocalVecEnv(VecEnv):
         if len(self._queue) == 1 and len(self._queue[0]) == count:  # the usual case
             return self._queue.pop()
         queued = np.concatenate([chosen.ids for chosen in self._queue])
-        self._queue = [self._flight.sets.of(queued[count:])] if count < len(queued) else []
-        return self._flight.sets.of(queued[:count])
+        self._queue = [self._in_flight.sets.of(queued[count:])] if count < len(queued) else []
+        return self._in_flight.sets.of(queued[:count])
 
     def _named(self, wanted: IdSet) -> IdSet | None:
         """Take these environments from the queue, unless they have been stepped already."""
@@ -162,5 +162,5 @@ class LocalVecEnv(VecEnv):
             return None
         queued = np.concatenate([chosen.ids for chosen in self._queue])
         named = np.isin(queued, wanted.ids)
-        self._queue = [] if named.all() else [self._flight.sets.of(queued[~named])]
-        return self._flight.sets.of(queued[named]) if named.any() else None
+        self._queue = [] if named.all() else [self._in_flight.sets.of(queued[~named])]
+        return self._in_flight.sets.of(queued[named]) if named.any() else None

@@ -77,7 +77,7 @@ class VectorVecEnv(LockstepVecEnv):
         step = self._step()
         if self._mode is AutoresetMode.NEXT_STEP:
             return self._collect_next_step(step)
-        batch = step.batch(self.spec, self._flight.everyone.ids)
+        batch = step.batch(self.spec, self._in_flight.everyone.ids)
         if (ended := step.ended).any():
             if self._mode is AutoresetMode.SAME_STEP:
                 batch.final_obs = self._final_obs(step)
@@ -87,7 +87,7 @@ class VectorVecEnv(LockstepVecEnv):
                 self._require_finite(first, step.reward)
                 for leaf, fresh in zip(step.obs, first, strict=True):
                     leaf[ended] = fresh[ended]
-        return batch, self._flight.everyone.ids
+        return batch, self._in_flight.everyone.ids
 
     def _collect_next_step(self, step: _Step) -> tuple[StepBatch, Array]:
         """Complete the rows whose first observation came, and hold back those of new ends."""
@@ -104,7 +104,7 @@ class VectorVecEnv(LockstepVecEnv):
             if step.ended.any():
                 self._ends = step
             if complete.any():
-                batch = merged.batch(self.spec, self._flight.everyone.ids)
+                batch = merged.batch(self.spec, self._in_flight.everyone.ids)
                 if due.any():
                     assert ends is not None
                     final = [

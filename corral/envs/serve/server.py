@@ -12,8 +12,8 @@ from typing import Any
 from corral.core.encoding import Buffer
 from corral.core.errors import RunFailed, UserError
 from corral.core.gym_env import EnvFactory, build_env
-from corral.core.log import SparingLog
-from corral.envs.serve.slots import BadRequest, Hosted, Reply, most_slots
+from corral.core.log import RateLimitedLog
+from corral.envs.serve.slots import BadRequest, SlotReply, Slots, most_slots
 from corral.envs.serve.states import States
 from corral.link import protocol as clp
 from corral.link.auth import LEARNER, SIMULATOR, is_proven, new_nonce, prove
@@ -28,7 +28,7 @@ log = logging.getLogger("corral.envs")
 _POLL_S = 0.25
 _KEEP_S = 30.0  # a session without a connection
 _GREETING_S = 60.0
-_MOST_SESSIONS, _MOST_GREETINGS = 64, 64
+_MAX_SESSIONS, _MAX_GREETINGS = 64, 64
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class _Session:
     """A learner: its environments, what it was told, and what was answered last."""
 
     number: int
-    hosted: Hosted
+    hosted: Slots
     welcome: Welcome
     wire: Wire | None
     detached_at: float = 0.0
@@ -53,7 +53,7 @@ class _Greeting:
     resumes: _Session | None = None
 
 
-class Server:
+class SimulatorServer:
     """Serves one kind of environment to learners that dial in, or that it dials."""
 
     def __init__(self, factory: EnvFactory, name: str, binding: Binding, slots: int, token: bytes | None = None):
@@ -69,7 +69,7 @@ class Server:
         self._by_wire: dict[Wire, _Session] = {}
         self._greetings: dict[Wire, _Greeting] = {}
         self._over = False
-        self._strangers = SparingLog(log)
+        self._strangers = RateLimitedLog(log)
         self.last_learner = time.monotonic()
 
     def run(self, patience_s: float = 0.0) -> int:
@@ -123,7 +123,7 @@ class Server:
         if event.lost is not None:
             self._greetings.pop(wire, None)
         elif event.frames is None:
-            if len(self._greetings) >= _MOST_GREETINGS:
+            if len(self._greetings) >= _MAX_GREETINGS:
                 wire.close()
                 return
             self._greetings[wire] = _Greeting(time.monotonic(), new_nonce())
@@ -185,12 +185,12 @@ class Server:
         if not welcome.resumed:
             if session is not None and session.wire is None:  # the learner does not know it any more
                 self._end(session)
-            if len(self._sessions) >= _MOST_SESSIONS:
-                self._refuse(wire, clp.Status.E_FULL, f"{_MOST_SESSIONS} learners are here already")
+            if len(self._sessions) >= _MAX_SESSIONS:
+                self._refuse(wire, clp.Status.E_FULL, f"{_MAX_SESSIONS} learners are here already")
                 return
             slots = min(self._slots, welcome.limits.slots)
             states = States(self._spec.observation, welcome.snapshots, self._keeping, self._factory)
-            hosted = Hosted(self._factory, self._name, self._spec, slots, states)
+            hosted = Slots(self._factory, self._name, self._spec, slots, states)
             session = _Session(welcome.session, hosted, welcome, wire)
             self._sessions.append(session)
             log.info("a learner at %s is here.", wire.peer)
@@ -253,7 +253,7 @@ class Server:
                     f"{message.batch} rows, at most {session.welcome.limits.batch}", clp.Status.E_TOO_LARGE
                 )
             result = self._carry_out(session.hosted, message)
-            if isinstance(result, Reply):
+            if isinstance(result, SlotReply):
                 reply.payload = result.payload
                 if result.words:
                     most = session.welcome.limits.info
@@ -273,10 +273,10 @@ class Server:
         if session.wire is not None:
             session.wire.send(frames)
 
-    def _carry_out(self, hosted: Hosted, message: Message) -> Reply | dict[str, Any]:
+    def _carry_out(self, hosted: Slots, message: Message) -> SlotReply | dict[str, Any]:
         op, batch, payload = message.op, message.batch, message.payload
         if op == clp.Op.HEARTBEAT:
-            return Reply()
+            return SlotReply()
         if op == clp.Op.STATS:
             return {
                 "slots": self._slots, "steps": hosted.steps, "episodes": hosted.episodes, "faults": hosted.faults,

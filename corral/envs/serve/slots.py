@@ -9,18 +9,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from corral.core.encoding import BadMessage, Buffer, decode, encode
+from corral.core.encoding import Buffer, DecodeError, decode, encode
 from corral.core.errors import UserError
 from corral.core.gym_env import EnvFactory
 from corral.core.types import Array, EnvSpec
 from corral.envs.serve.states import Expanded, State, States, step_once
 from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet, IdSets
-from corral.envs.stepping.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, Rows
+from corral.envs.stepping.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, EnvRows
 from corral.envs.supervision import IDLE, Fault
 from corral.link import protocol as clp
 from corral.link.layout import RowsLayout, layout_hash, space_group
-from corral.snapshot.keeper import CannotKeep
+from corral.snapshot.keeper import CannotSave
 
 # Exported states of Python environments: bytes that know what they are a state of.
 
@@ -50,7 +50,7 @@ def unpack_state(layout: int, states: States, key: int, blob: bytes) -> tuple[in
         kept, over, obs = decode(body)
         leaves = [np.array(leaf) for leaf in obs]
         states.check(kept, leaves)
-    except (BadMessage, ValueError, TypeError, CannotKeep) as error:
+    except (DecodeError, ValueError, TypeError, CannotSave) as error:
         return bad, f"not a state of this environment ({error})"
     return states.put(key, kept, leaves, bool(over))
 
@@ -58,12 +58,12 @@ def unpack_state(layout: int, states: States, key: int, blob: bytes) -> tuple[in
 ROWS = RowsLayout(players=1, raw_reward=True)
 REWARD, RAW, FLAGS, STATUS = range(4)
 _LARGEST_SEED = 2**63
-_MOST_BYTES = 4 << 30
+_MAX_BYTES = 4 << 30
 
 
 def most_slots(spec: EnvSpec, wanted: int) -> int:
     """How many environments of this kind a session may have, at most `wanted`, so that their rows fit into memory."""
-    return max(1, min(wanted, _MOST_BYTES // Rows.nbytes(spec, 1)))
+    return max(1, min(wanted, _MAX_BYTES // EnvRows.nbytes(spec, 1)))
 
 
 class BadRequest(Exception):
@@ -74,20 +74,20 @@ class BadRequest(Exception):
         self.status = status
 
 
-class Reply:
+class SlotReply:
     """Payload of a reply, and words for rows that went wrong."""
 
     def __init__(self, payload: Sequence[Buffer] = (), words: dict[str, str] | None = None):
         self.payload, self.words = list(payload), words
 
 
-class Hosted:
+class Slots:
     """Some environments, made when their slot is first reset."""
 
     def __init__(self, factory: EnvFactory, name: str, spec: EnvSpec, slots: int, states: States):
         self.spec, self._slots, self.states = spec, slots, states
         # The system gives memory when it is first written to, so slots that nobody uses cost nothing.
-        self._rows, self._sets = Rows(spec, slots, mmap.mmap(-1, Rows.nbytes(spec, slots))), IdSets(slots)
+        self._rows, self._sets = EnvRows(spec, slots, mmap.mmap(-1, EnvRows.nbytes(spec, slots))), IdSets(slots)
         self._group = EnvGroup(dict.fromkeys(range(slots), factory), name, self._report, [IDLE])
         self._group.attach(self._rows, self._sets)
         self._obs, self._action, self._table = space_group(spec.observation), space_group(spec.action), ROWS.group()
@@ -101,7 +101,7 @@ class Hosted:
         self._group.close()
         self.states.close()
 
-    def reset(self, batch: int, payload: Sequence[Buffer]) -> Reply:
+    def reset(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """Start episodes with the seeds given."""
         slots, seeds = _columns(payload, batch, "<u4", "<u8")
         chosen = self._choose(slots)
@@ -121,7 +121,7 @@ class Hosted:
             self._rows.flags[slot, [TRUNCATED, FAULTY]] = True
         return self._answer(chosen)
 
-    def step(self, batch: int, payload: Sequence[Buffer], autoreset: bool) -> Reply:
+    def step(self, batch: int, payload: Sequence[Buffer], autoreset: bool) -> SlotReply:
         """Step slots with actions; with `autoreset`, episodes that end are followed by others."""
         if len(payload) != 2:
             raise BadRequest(f"{len(payload)} frames, expected slots and actions")
@@ -140,7 +140,7 @@ class Hosted:
         self.steps += batch
         return self._answer(chosen)
 
-    def _step_once(self, chosen: IdSet, actions: list[Array]) -> Reply:
+    def _step_once(self, chosen: IdSet, actions: list[Array]) -> SlotReply:
         """Step slots and leave them where they are, at the end of their episodes too."""
         batch = len(chosen)
         frame, table = self._table.make(batch)
@@ -155,9 +155,9 @@ class Hosted:
             if step.text:
                 words[str(row)] = step.text
         self.steps += batch
-        return Reply([frame, out], words)
+        return SlotReply([frame, out], words)
 
-    def save(self, batch: int, payload: Sequence[Buffer]) -> Reply:
+    def save(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """Keep the states of slots by the ids given."""
         slots, ids = _columns(payload, batch, "<u4", "<u8")
         chosen = self._choose(slots)
@@ -171,9 +171,9 @@ class Hosted:
             table[STATUS][row] = status
             if text:
                 words[str(row)] = text
-        return Reply([frame], words)
+        return SlotReply([frame], words)
 
-    def load(self, batch: int, payload: Sequence[Buffer], want_obs: bool) -> Reply:
+    def load(self, batch: int, payload: Sequence[Buffer], want_obs: bool) -> SlotReply:
         """Put slots where their states were."""
         slots, ids = _columns(payload, batch, "<u4", "<u8")
         chosen = self._choose(slots)
@@ -186,16 +186,16 @@ class Hosted:
                 continue
             try:
                 env = self.states.put_into(self._group.find(slot), state)
-            except CannotKeep:
+            except CannotSave:
                 table[STATUS][row] = clp.Status.E_UNSUPPORTED
                 continue
             self._group.replace(slot, env, state.obs)
             self._playing[slot] = not state.over
             for leaf, value in zip(leaves, state.obs, strict=True):
                 leaf[row] = value
-        return Reply([frame, out] if want_obs else [frame])
+        return SlotReply([frame, out] if want_obs else [frame])
 
-    def expand(self, batch: int, payload: Sequence[Buffer]) -> Reply:
+    def expand(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """Step copies of states and keep what comes out."""
         if not 3 <= len(payload) <= 4:
             raise BadRequest(f"{len(payload)} frames, expected parents, actions, children and maybe seeds")
@@ -212,9 +212,9 @@ class Hosted:
             _put(table, leaves, row, step)
             if step.text:
                 words[str(row)] = step.text
-        return Reply([frame, out], words)
+        return SlotReply([frame, out], words)
 
-    def rollout(self, batch: int, payload: Sequence[Buffer], steps: int) -> Reply:
+    def rollout(self, batch: int, payload: Sequence[Buffer], steps: int) -> SlotReply:
         """Step copies of states several times."""
         if len(payload) != 2 or steps < 1:
             raise BadRequest(f"{len(payload)} frames and {steps} steps, expected parents and actions, and steps from 1")
@@ -232,9 +232,9 @@ class Hosted:
             table[REWARD][row] = table[RAW][row] = sum(got)
             if last.text:
                 words[str(row)] = last.text
-        return Reply([rewards.tobytes(), lengths.tobytes(), frame, out], words)
+        return SlotReply([rewards.tobytes(), lengths.tobytes(), frame, out], words)
 
-    def export(self, batch: int, payload: Sequence[Buffer]) -> Reply:
+    def export(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """States as bytes."""
         (ids,) = _columns(payload, batch, "<u8")
         frame, table = self._table.make(batch)
@@ -248,9 +248,9 @@ class Hosted:
                 continue
             blobs.append(pack_state(self._layout, state))
         sizes = np.array([len(blob) for blob in blobs], "<u8")
-        return Reply([frame, sizes.tobytes(), b"".join(blobs)], words)
+        return SlotReply([frame, sizes.tobytes(), b"".join(blobs)], words)
 
-    def take_in(self, batch: int, payload: Sequence[Buffer]) -> Reply:
+    def take_in(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """States from bytes."""
         if len(payload) != 3:
             raise BadRequest(f"{len(payload)} frames, expected ids, sizes and states")
@@ -264,7 +264,7 @@ class Hosted:
             at += size
             if text:
                 words[str(row)] = text
-        return Reply([frame], words)
+        return SlotReply([frame], words)
 
     def read_actions(self, frame: Buffer, rows: int) -> list[Array]:
         """Actions, checked against their space."""
@@ -284,7 +284,7 @@ class Hosted:
         except UserError as error:
             raise BadRequest("a slot named twice") from error
 
-    def _answer(self, chosen: IdSet) -> Reply:
+    def _answer(self, chosen: IdSet) -> SlotReply:
         rows, ids, batch = self._rows, chosen.ids, len(chosen)
         frame, table = self._table.make(batch)
         table[REWARD][:, 0], table[RAW][:, 0] = rows.reward[ids], rows.raw_reward[ids]
@@ -302,7 +302,7 @@ class Hosted:
             self.episodes += int(np.count_nonzero(ended))
             if len(good):
                 payload.append(self._obs.write([leaf[good] for leaf in rows.final], len(good)))
-        return Reply(payload, words)
+        return SlotReply(payload, words)
 
     def _say(self, chosen: IdSet, table: list[Array]) -> dict[str, str] | None:
         words = {}

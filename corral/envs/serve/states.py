@@ -13,7 +13,7 @@ from corral.core.spaces import Layout
 from corral.core.types import Array
 from corral.link import protocol as clp
 from corral.link.control import Budget
-from corral.snapshot.keeper import CannotKeep, Keeping
+from corral.snapshot.keeper import CannotSave, StateKeeper
 from corral.snapshot.keepers.choose import make_scratch
 
 Env = gymnasium.Env[Any, Any]
@@ -67,7 +67,7 @@ def _zeros(layout: Layout) -> list[Array]:
 class States:
     """The states of a session. What does not fit is refused; nothing is evicted."""
 
-    def __init__(self, observation: Layout, budget: Budget, keeping: Keeping | None, factory: EnvFactory):
+    def __init__(self, observation: Layout, budget: Budget, keeping: StateKeeper | None, factory: EnvFactory):
         self._layout, self._budget, self._keeping, self._factory = observation, budget, keeping, factory
         self._scratch: Env | None = None  # steps from states
         self._states: dict[int, State] = {}
@@ -84,7 +84,7 @@ class States:
             return clp.Status.E_UNSUPPORTED, "this environment's state cannot be kept"
         try:
             kept = self._keeping.keep(env)
-        except CannotKeep as error:
+        except CannotSave as error:
             return clp.Status.E_UNSUPPORTED, str(error)
         return self.put(key, kept, obs, over)
 
@@ -105,9 +105,9 @@ class States:
     def check(self, kept: Any, obs: list[Array]) -> None:
         """CannotKeep unless an environment can be brought into this state, and has such observations."""
         if self._keeping is None or not isinstance(kept, bytes) or self._keeping.level < 4:
-            raise CannotKeep("this environment takes no states from elsewhere")
+            raise CannotSave("this environment takes no states from elsewhere")
         if [(leaf.dtype, leaf.shape) for leaf in obs] != [(leaf.dtype, leaf.shape) for leaf in self._layout.leaves]:
-            raise CannotKeep("its observation does not fit")
+            raise CannotSave("its observation does not fit")
         self._enter(kept)
 
     def put_into(self, env: Env | None, state: State) -> Env:
@@ -152,7 +152,7 @@ class States:
             return None, self._nothing(clp.Status.E_NO_EPISODE, "its episode has ended")
         try:
             return self._enter(state.kept), self._nothing(clp.Status.OK, "")
-        except CannotKeep as error:
+        except CannotSave as error:
             return None, self._nothing(clp.Status.E_UNSUPPORTED, str(error))
 
     def _enter(self, kept: Any) -> Env:

@@ -1,7 +1,7 @@
 """Environments that share one thread: step them, start their next episodes, rebuild them when they fail.
 
 This is the hot loop of sampling. The local backend runs one group in process, the process backend one group
-in every worker; both write into `Rows`, so there is one implementation of what a transition is.
+in every worker; both write into `EnvRows`, so there is one implementation of what a transition is.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from corral.core.gym_env import EnvFactory, build_env, require_same_spaces, seed
 from corral.core.types import Array, EnvSpec
 from corral.envs.stepping.id_set import IdSet, IdSets
 from corral.envs.stepping.recorder import NotRestored, Recorder, replay, restore, same_observation
-from corral.envs.stepping.rows import FAULTY, FIRST, Rows
+from corral.envs.stepping.rows import FAULTY, FIRST, EnvRows
 from corral.envs.supervision import IDLE, Fault
-from corral.snapshot.keeper import Beginning, CannotKeep
+from corral.snapshot.keeper import CannotSave, EpisodeStart
 from corral.snapshot.rng import State
 
 Notify = Callable[[IdSet], None]
@@ -75,7 +75,7 @@ class EnvGroup:
             require_same_spaces(spec, first_id, other, env_id)
         return spec
 
-    def attach(self, rows: Rows, sets: IdSets, mark: MutableSequence[int] | None = None) -> None:
+    def attach(self, rows: EnvRows, sets: IdSets, mark: MutableSequence[int] | None = None) -> None:
         """Take the memory that results are written to, and from now on a mark that others can see."""
         self._rows, self._sets = rows, sets
         if mark is not None:
@@ -155,7 +155,7 @@ class EnvGroup:
         views: list[Array] = self._obs_views[self._rows.phase[env_id]][env_id]
         return views
 
-    def beginning(self, env_id: int) -> Beginning | None:
+    def beginning(self, env_id: int) -> EpisodeStart | None:
         """What leads another environment to where this one is; None where that is not recorded."""
         if self._recorder is None:
             return None
@@ -170,10 +170,10 @@ class EnvGroup:
             except NotRestored:
                 obs = None
             if obs is None or not same_observation(self._rows.spec.observation, obs, shown):
-                raise CannotKeep("repeating its actions led elsewhere: it is not deterministic")
+                raise CannotSave("repeating its actions led elsewhere: it is not deterministic")
             return obs
 
-        return Beginning(repeat, 1000 + int(state["actions"].nbytes))
+        return EpisodeStart(repeat, 1000 + int(state["actions"].nbytes))
 
     def forget(self, env_id: int) -> None:
         """What was recorded does not lead to where this environment is now."""

@@ -7,7 +7,7 @@ from corral.core.types import Array, EnvSpec, Tree
 from corral.envs.stepping.id_set import IdSet, IdSets
 
 
-class Flight:
+class InFlight:
     """State of every environment: idle, in flight, or ready to be received. States are masks (see `id_set`)."""
 
     def __init__(self, num_envs: int, spec: EnvSpec):
@@ -40,7 +40,7 @@ class Flight:
         if self.started:
             raise UserError("load_state_dict() needs environments that have just been made: make a new VecEnv.")
 
-    def take_off(self, env_ids: Array, actions: Tree) -> tuple[IdSet, list[Array]]:
+    def send(self, env_ids: Array, actions: Tree) -> tuple[IdSet, list[Array]]:
         """Check a send and note it; returns the id set and the action leaves."""
         if not self.started or self.closed:
             self.require_open()
@@ -72,7 +72,7 @@ class Flight:
             raise UserError(f"min_ready must be at least 1, got {min_ready}.")
         return None, min(min_ready, count)
 
-    def arrive(self, mask: int) -> None:
+    def complete(self, mask: int) -> None:
         """Results of these environments are complete."""
         self.in_flight &= ~mask
         self.ready |= mask
@@ -81,7 +81,7 @@ class Flight:
         """How many of these results are ready."""
         return (self.ready if chosen is None else self.ready & chosen.mask).bit_count()
 
-    def land(self, chosen: IdSet | None) -> IdSet:
+    def take(self, chosen: IdSet | None) -> IdSet:
         """Hand over these results, or all that are ready, sorted by id."""
         if chosen is None:
             chosen = self.sets.of_mask(self.ready)

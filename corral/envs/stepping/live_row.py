@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from corral.core.types import Array
-from corral.snapshot.keeper import Beginning, Env
-from corral.snapshot.live_env import Acting
+from corral.snapshot.keeper import Env, EpisodeStart
+from corral.snapshot.live_env import LiveEnv
 
 if TYPE_CHECKING:
     from corral.envs.stepping.group import EnvGroup
 
 
-class RowEnv(Acting):
+class RowEnv(LiveEnv):
     """By its id; the group may build it anew. Ended episodes are followed by others at once."""
 
     over = False
@@ -33,11 +33,11 @@ class RowEnv(Acting):
         """From its row."""
         return [view.copy() for view in self._group.shown(self._env_id)]
 
-    def beginning(self) -> Beginning | None:
+    def beginning(self) -> EpisodeStart | None:
         """As the group recorded it."""
         return self._group.beginning(self._env_id)
 
-    def loaded(self, obs: list[Array] | None, over: bool, beginning: Beginning | None) -> None:
+    def loaded(self, obs: list[Array] | None, over: bool, beginning: EpisodeStart | None) -> None:
         """Show it in the row. Until its next game it is not known what leads there."""
         assert obs is not None  # rows always show something
         self._group.replace(self._env_id, self.env, obs)

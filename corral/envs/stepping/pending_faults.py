@@ -10,27 +10,27 @@ import numpy as np
 
 from corral.core.types import Array
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.in_flight import Flight
-from corral.envs.stepping.rows import Rows
+from corral.envs.stepping.in_flight import InFlight
+from corral.envs.stepping.rows import EnvRows
 
 
-class Losses:
+class PendingFaults:
     """Who is lost, who is reborn (a new episode waits in its row), and who has yet to be told to start one."""
 
-    def __init__(self, rows: Rows, flight: Flight):
-        self._rows, self._flight = rows, flight
+    def __init__(self, rows: EnvRows, in_flight: InFlight):
+        self._rows, self._in_flight = rows, in_flight
         self.owing = False
         """Is anybody lost, or waiting for a replacement to start its episode? Looked at in every step."""
         self.fresh = 0
         """Mask of those that have not delivered their first observation yet."""
         self._lost, self._reborn, self._reset_due, self._flip_due = (
-            np.zeros(flight.num_envs, np.bool_) for _ in range(4)
+            np.zeros(in_flight.num_envs, np.bool_) for _ in range(4)
         )
 
     def clear(self) -> None:
         """Everybody starts anew."""
         self._lost[:] = self._reborn[:] = self._reset_due[:] = self._flip_due[:] = self.owing = False
-        self.fresh = self._flight.everyone.mask
+        self.fresh = self._in_flight.everyone.mask
 
     def owe_reset(self, ids: Array) -> None:
         """These start their episode when their worker is up."""
@@ -38,8 +38,8 @@ class Losses:
 
     def note(self, ids: Array) -> None:
         """The worker of these is lost."""
-        in_flight = self._flight.flying(ids)
-        waiting = self._flight.sets.bools(self.fresh)[ids] & in_flight
+        in_flight = self._in_flight.flying(ids)
+        waiting = self._in_flight.sets.bools(self.fresh)[ids] & in_flight
         self.owe_reset(ids)
         newly = ~waiting & ~self._lost[ids]
         # A row in flight was flipped by its send; another still points to the last observation.
@@ -50,11 +50,11 @@ class Losses:
 
     def take_resets(self, ids: Array) -> Array:
         """Those of `ids` that start an episode now: all that should, but where a result still waits in the row."""
-        ready = self._flight.sets.bools(self._flight.ready)[ids]
+        ready = self._in_flight.sets.bools(self._in_flight.ready)[ids]
         due: Array = ids[self._reset_due[ids] & ~ready]
         flip = due[self._flip_due[due]]
         if len(flip):
-            self._rows.flip(self._flight.sets.of(flip))
+            self._rows.flip(self._in_flight.sets.of(flip))
         self._rows.step[due] = 0
         self._reset_due[due] = self._flip_due[due] = False
         self._look()
@@ -65,15 +65,15 @@ class Losses:
         ids = done.ids
         lost = self._lost[ids]
         self._reborn[ids[lost]] = True
-        self.settle(ids[lost & self._flight.flying(ids)])
-        return None if lost.all() else self._flight.sets.of(ids[~lost])
+        self.deliver(ids[lost & self._in_flight.flying(ids)])
+        return None if lost.all() else self._in_flight.sets.of(ids[~lost])
 
-    def settle(self, ids: Array) -> Array:
+    def deliver(self, ids: Array) -> Array:
         """Deliver the faulty rows that are due among `ids`, all in flight; returns the ids to go on with."""
         lost = self._lost[ids]
         for env_id in ids[lost & self._reborn[ids]].tolist():
             self._rows.mark_lost(env_id)
-            self._flight.arrive(1 << env_id)
+            self._in_flight.complete(1 << env_id)
             self._lost[env_id] = self._reborn[env_id] = False
         self._look()
         rest: Array = ids[~lost]

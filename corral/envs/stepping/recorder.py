@@ -25,7 +25,7 @@ from corral.core.gym_env import Env
 from corral.core.spaces import Layout
 from corral.core.types import Array
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.rows import Rows
+from corral.envs.stepping.rows import EnvRows
 from corral.snapshot.keepers.declared import declares, read_declared, write_declared
 from corral.snapshot.rng import (
     Generators,
@@ -93,7 +93,7 @@ class _Tape:
 class Recorder:
     """The tapes of some environments."""
 
-    def __init__(self, rows: Rows):
+    def __init__(self, rows: EnvRows):
         self.rows = rows
         self._sizes = [leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in rows.spec.action.leaves]
         self._record = max(1, sum(self._sizes))

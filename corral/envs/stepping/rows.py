@@ -21,7 +21,7 @@ _FLAGS_AT = 16  # bytes of the two rewards before the flags
 _INT, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)  # looking a type up costs as much as a view
 
 
-class Rows:
+class EnvRows:
     """Arrays for `num_envs` environments, carved out of one block of memory.
 
     `phase[i]` says which half of `obs` holds, or will hold, row `i`'s current observation. The receiver flips
@@ -158,12 +158,12 @@ def _places(spec: EnvSpec, n: int) -> Iterator[tuple[int, tuple[int, ...], np.dt
 
 
 # Rows between processes that share no memory: copies of some environments' rows, as plain arrays. The two sides'
-# halves of the observations (`Rows.phase`) need not agree: a parcel has the current observation, and goes into the
+# halves of the observations (`EnvRows.phase`) need not agree: a parcel has the current observation, and goes into the
 # half that is current where it arrives.
 
 
 @dataclass(slots=True)
-class RowParcel:
+class CopiedRows:
     """What a step, or a first observation, of these environments left in their rows."""
 
     env_ids: bytes  # as `IdSet.payload`
@@ -173,11 +173,11 @@ class RowParcel:
     final: list[Array] | None  # of those whose episode ended, in order
 
 
-def pack(rows: Rows, chosen: IdSet) -> RowParcel:
+def pack(rows: EnvRows, chosen: IdSet) -> CopiedRows:
     """Copy these rows."""
     ids = chosen.ids
     ended = ids[_ended(rows, ids)]
-    return RowParcel(
+    return CopiedRows(
         chosen.payload,
         [leaf[rows.phase[ids], ids] for leaf in rows.obs],
         rows.table[ids],
@@ -186,7 +186,7 @@ def pack(rows: Rows, chosen: IdSet) -> RowParcel:
     )
 
 
-def unpack(rows: Rows, chosen: IdSet, parcel: RowParcel) -> None:
+def unpack(rows: EnvRows, chosen: IdSet, parcel: CopiedRows) -> None:
     """Put a parcel of these environments into their rows."""
     ids = chosen.ids
     for leaf, value in zip(rows.obs, parcel.obs, strict=True):
@@ -199,7 +199,7 @@ def unpack(rows: Rows, chosen: IdSet, parcel: RowParcel) -> None:
             leaf[ended] = value
 
 
-def _ended(rows: Rows, ids: Array) -> Array:
+def _ended(rows: EnvRows, ids: Array) -> Array:
     flags: Array = rows.flags[ids]
     ended: Array = flags[:, TERMINATED] | flags[:, TRUNCATED]
     return ended

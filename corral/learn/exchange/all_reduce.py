@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from corral.learn.exchange.base import PeerLost, Verdict
+from corral.learn.exchange.base import GradAction, PeerLost
 from corral.learn.exchange.compress import Compress, Compression, Hook
 from corral.learn.exchange.peers import own_address
 
@@ -172,7 +172,7 @@ class AllReduce:
         self._reduce(count)
         return int(count.item()) == self._size
 
-    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
+    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> GradAction:
         """Reduce."""
         self.over = False
         if self._size == 1:
@@ -184,7 +184,7 @@ class AllReduce:
             return self._gather_codes(self._compress, grad, rows, stop, last)
         return self._reduce_hooked(self._compress, grad, rows, stop, last)
 
-    def _reduce_whole(self, grad: Tensor, rows: int, stop: bool, last: bool) -> Verdict:
+    def _reduce_whole(self, grad: Tensor, rows: int, stop: bool, last: bool) -> GradAction:
         count = grad.numel()
         if self._buffer.numel() != count + _HEAD:
             self._buffer = torch.zeros(count + _HEAD)
@@ -203,7 +203,7 @@ class AllReduce:
         grad.copy_(buffer[:count])
         return "apply"
 
-    def _gather_codes(self, compress: Compress, grad: Tensor, rows: int, stop: bool, last: bool) -> Verdict:
+    def _gather_codes(self, compress: Compress, grad: Tensor, rows: int, stop: bool, last: bool) -> GradAction:
         own = grad.detach().cpu().numpy()
         if self._compression is None or self._compression.count != len(own):
             self._compression = Compression(
@@ -233,7 +233,7 @@ class AllReduce:
         grad.copy_(torch.from_numpy(mean / total if total else mean))
         return "apply"
 
-    def _reduce_hooked(self, compress: Compress, grad: Tensor, rows: int, stop: bool, last: bool) -> Verdict:
+    def _reduce_hooked(self, compress: Compress, grad: Tensor, rows: int, stop: bool, last: bool) -> GradAction:
         if self._hooked is None:
             assert self._params is not None
             assert compress.hook is not None

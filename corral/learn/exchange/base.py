@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-Verdict = Literal["apply", "skip", "stop"]
+GradAction = Literal["apply", "skip", "stop"]
 
 
 class Exchange(Protocol):
@@ -20,7 +20,7 @@ class Exchange(Protocol):
     def agree(self, ready: bool) -> bool:
         """Whether everybody without whom no update is made has data for one."""
 
-    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
+    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> GradAction:
         """Share a gradient, and put everybody's in its place.
 
         It is the mean over `rows` rows, or a sum if that is 0, and to be applied with this rate. apply: clip it and
@@ -74,7 +74,7 @@ class Local:
         """Whether it is ready."""
         return ready
 
-    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
+    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> GradAction:
         """Apply them."""
         return "stop" if stop else "apply"
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corral.core.encoding import BadMessage, decode, encode, size_of
+from corral.core.encoding import DecodeError, decode, encode, size_of
 from corral.core.types import Array
-from corral.learn.exchange.base import PeerLost, Verdict
+from corral.learn.exchange.base import GradAction, PeerLost
 from corral.learn.exchange.compress import Codec
 from corral.learn.exchange.peers import Listener, dial
 from corral.nets.obs_norm import merged
-from corral.runtimes.connection import Closed, Connection
+from corral.runtimes.connection import Connection, ConnectionClosed
 
 # Who sends to whom in gossip, round by round.
 
@@ -150,7 +150,7 @@ class Gossip:
         """Whether it is ready: others are only waited for while they are in the middle of a turn."""
         return ready
 
-    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
+    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> GradAction:
         """Everybody applies its own."""
         return "stop" if stop else "apply"
 
@@ -243,7 +243,7 @@ class Gossip:
             parts = encode(message | {"from": self._rank, "meeting": self._meeting})
             self._outgoing[peer].send(kind, 0, parts)
             self.sent += size_of(parts)
-        except (Closed, PeerLost):
+        except (ConnectionClosed, PeerLost):
             self._lose(peer)
             return False
         return True
@@ -262,7 +262,7 @@ class Gossip:
 
     def _serve(self, connection: Connection) -> None:
         peer, meeting = -1, -1
-        with contextlib.suppress(Closed, BadMessage, KeyError, TypeError, ValueError):
+        with contextlib.suppress(ConnectionClosed, DecodeError, KeyError, TypeError, ValueError):
             while frame := connection.read(wait=True):
                 message = decode(frame[2])
                 with self._change:

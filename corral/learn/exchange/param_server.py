@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corral.core.encoding import BadMessage, decode, encode, size_of
-from corral.learn.exchange.base import PeerLost, Verdict
+from corral.core.encoding import DecodeError, decode, encode, size_of
+from corral.learn.exchange.base import GradAction, PeerLost
 from corral.learn.exchange.compress import Codec, Compression
 from corral.learn.exchange.peers import dial
 from corral.learn.exchange.server import ENTER, PUSH, REST, SHARE, slices
-from corral.runtimes.connection import Closed, Connection
+from corral.runtimes.connection import Connection, ConnectionClosed
 
 _PATIENCE_S = 1200.0  # twice of what a server waits for others
 
@@ -72,7 +72,7 @@ class ParamServer:
         """Whether it is ready: others are only waited for while they are in the middle of a turn."""
         return ready
 
-    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> Verdict:
+    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> GradAction:
         """Send it, and take the weights that come back; what is not finite stays here, for the learner to report."""
         if stop:
             return "stop"
@@ -124,7 +124,7 @@ class ParamServer:
             parts = encode(message)
             server.send(kind, 0, parts)
             self.sent += size_of(parts)
-        except Closed as error:
+        except ConnectionClosed as error:
             self.leave()
             raise PeerLost(f"a parameter server is gone: {error}") from error
 
@@ -134,6 +134,6 @@ class ParamServer:
             assert frame is not None
             self.sent += len(frame[2])
             return decode(frame[2])
-        except (Closed, BadMessage) as error:
+        except (ConnectionClosed, DecodeError) as error:
             self.leave()
             raise PeerLost(f"a parameter server is gone: {error}") from error

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corral.core.encoding import BadMessage, Value, decode, encode
+from corral.core.encoding import DecodeError, Value, decode, encode
 from corral.core.types import Array
 from corral.learn.exchange.compress import Codec
 from corral.learn.exchange.peers import Listener
 from corral.nets.obs_norm import merged
 from corral.ops.optim import Optimizer
-from corral.runtimes.connection import Closed, Connection
+from corral.runtimes.connection import Connection, ConnectionClosed
 
 Mode = Literal["sync", "async", "lag"]
 ENTER, PUSH, SHARE, REST = range(4)
@@ -52,7 +52,7 @@ class _Member:
         self.unseen: Array | None = None  # moments of observations that others have made
 
 
-class Server:
+class ParamServerProcess:
     """Serves one slice of the weights, with its own part of the optimizer's state."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Server:
         with self._change:
             self._members.add(member)
         try:
-            with contextlib.suppress(Closed, BadMessage, KeyError, ValueError, TypeError):
+            with contextlib.suppress(ConnectionClosed, DecodeError, KeyError, ValueError, TypeError):
                 while not self._closed and (frame := connection.read(wait=True, timeout_s=_QUIET_S)):
                     kind, _, body = frame
                     if kind == REST:

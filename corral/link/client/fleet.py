@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral.core.errors import UserError
-from corral.core.log import SparingLog
+from corral.core.log import RateLimitedLog
 from corral.core.types import EnvSpec
 from corral.link import protocol as clp
 from corral.link.auth import LEARNER, SIMULATOR, is_proven, new_nonce, prove
-from corral.link.client.session import Left, Session, Simulator
+from corral.link.client.session import Left, Simulator, SimulatorSession
 from corral.link.control import Budget, Hello, Knock, Ready, Welcome, from_meta, to_meta
 from corral.link.layout import read_space, space_difference
 from corral.link.message import BadMessage, Message, read_message
@@ -24,7 +24,7 @@ from corral.link.transports.base import Binding, Event, Wire
 log = logging.getLogger("corral.link")
 
 _GREETING_S = 10.0
-_MOST_GREETINGS, _MOST_SESSIONS = 256, 1024
+_MAX_GREETINGS, _MAX_SESSIONS = 256, 1024
 _CHECK_EVERY_S = 0.25
 _FATAL = {clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH}
 
@@ -44,16 +44,16 @@ class _Greeting:
     since: float
     simulator: Simulator | None = None
     nonce: bytes = b""
-    resumes: Session | None = None
+    resumes: SimulatorSession | None = None
     number: int = 0
 
 
 @dataclass
-class Member:
+class FleetMember:
     """Somebody who uses the fleet's simulators, and is told who comes and goes."""
 
-    joined: Callable[[Session], None]
-    lost: Callable[[Session, str, str], None]
+    joined: Callable[[SimulatorSession], None]
+    lost: Callable[[SimulatorSession, str, str], None]
     """Session, kind of fault (killed | hung | raised), and words."""
 
 
@@ -70,18 +70,18 @@ class Fleet:
         """Of the first simulator; all others must have its spaces."""
         self.players = 1
         self._rows_kind: Any = None
-        self.members: list[Member] = []
-        self.sessions: dict[int, Session] = {}
+        self.members: list[FleetMember] = []
+        self.sessions: dict[int, SimulatorSession] = {}
         self.keepers: list[Callable[[float], None]] = []
         """Called a few times per second while somebody waits."""
         self.gone: Callable[[bytes], bool] = lambda instance: False
         """Whether the process of this instance is known to have ended."""
-        self._by_wire: dict[Wire, Session] = {}
+        self._by_wire: dict[Wire, SimulatorSession] = {}
         self._greetings: dict[Wire, _Greeting] = {}
         self._numbers = int.from_bytes(new_nonce()[:3], "little")
         self._last_check = time.monotonic()
         self._fatal: str | None = None
-        self._strangers = SparingLog(log)
+        self._strangers = RateLimitedLog(log)
 
     def poll(self, timeout_s: float) -> None:
         """Wait for messages and act on them; UserError when a simulator that was dialled cannot be used."""
@@ -101,14 +101,16 @@ class Fleet:
             if self._fatal is not None:
                 raise UserError(self._fatal)
 
-    def give_up(self, session: Session, kind: str, words: str, status: clp.Status = clp.Status.E_DEADLINE) -> None:
+    def give_up(
+        self, session: SimulatorSession, kind: str, words: str, status: clp.Status = clp.Status.E_DEADLINE
+    ) -> None:
         """End a session, whatever its simulator is doing."""
         if session.lost is not None:
             return
         self._send_error(session.wire, status, words, session)
         self._lose(session, kind, words)
 
-    def dismiss(self, session: Session) -> None:
+    def dismiss(self, session: SimulatorSession) -> None:
         """Let a simulator go that nobody needs any more."""
         session.tell(clp.Op.CLOSE, meta={"reason": "no longer needed", "over": True})
         self._lose(session, "killed", f"{session.name} was let go")
@@ -127,7 +129,7 @@ class Fleet:
 
     # -- sessions ------------------------------------------------------------------------------------------
 
-    def _take(self, session: Session, event: Event) -> None:
+    def _take(self, session: SimulatorSession, event: Event) -> None:
         if event.lost is not None:
             del self._by_wire[event.wire]
             session.detach()
@@ -143,7 +145,7 @@ class Fleet:
         except BadMessage as error:
             self.give_up(session, "raised", f"{session.name} sent {error}", clp.Status.E_PROTOCOL)
 
-    def _lose(self, session: Session, kind: str, words: str) -> None:
+    def _lose(self, session: SimulatorSession, kind: str, words: str) -> None:
         session.lost = words
         self.sessions.pop(session.number, None)
         self._by_wire.pop(session.wire, None)
@@ -175,7 +177,7 @@ class Fleet:
         if event.lost is not None:
             self._greetings.pop(wire, None)
         elif event.frames is None:
-            if len(self._greetings) >= _MOST_GREETINGS:
+            if len(self._greetings) >= _MAX_GREETINGS:
                 wire.close()
                 return
             self._greetings[wire] = _Greeting(time.monotonic())
@@ -220,8 +222,8 @@ class Fleet:
         observation, action = read_space(hello.observation, "observation"), read_space(hello.action, "action")
         spec = EnvSpec(observation.space, action.space, hello.env)
         self._require_same(wire, hello, spec)
-        if len(self.sessions) >= _MOST_SESSIONS:
-            raise Refused(clp.Status.E_FULL, f"{_MOST_SESSIONS} simulators are connected already")
+        if len(self.sessions) >= _MAX_SESSIONS:
+            raise Refused(clp.Status.E_FULL, f"{_MAX_SESSIONS} simulators are connected already")
         greeting.simulator, greeting.nonce = Simulator(hello, spec), new_nonce()
         old = self.sessions.get(hello.session)
         if old is not None and old.simulator.hello.instance == hello.instance:
@@ -277,7 +279,7 @@ class Fleet:
             self.spec, self.players = simulator.spec, hello.players
             self._rows_kind = hello.players, "raw_reward" in hello.capabilities
         limits, window = choose_limits(simulator.row_bytes)
-        session = Session(greeting.number, simulator, wire, limits, window)
+        session = SimulatorSession(greeting.number, simulator, wire, limits, window)
         wire.most_bytes = limits.message
         self.sessions[session.number] = self._by_wire[wire] = session
         log.info("%s joined (%s, up to %d environments).", session.name, hello.sdk, hello.slots)
@@ -297,6 +299,6 @@ class Fleet:
         else:
             self._strangers.warning(text)
 
-    def _send_error(self, wire: Wire, status: clp.Status, text: str, session: Session | None) -> None:
+    def _send_error(self, wire: Wire, status: clp.Status, text: str, session: SimulatorSession | None) -> None:
         number, layout = (session.number, session.simulator.layout) if session else (0, 0)
         wire.send(Message(clp.Op.ERROR, clp.NO_REPLY, status, 0, number, layout, meta={"text": text}).frames())

@@ -18,7 +18,7 @@ from corral.link.protocol import Limits, rows_per_message
 from corral.link.transports.base import Wire
 
 _STEP = int(clp.Op.STEP)
-_MOST_ODD = 1000  # messages that nobody asked for, between two answers
+_MAX_ODD = 1000  # messages that nobody asked for, between two answers
 _SMOOTHING = 0.1  # of the measured time of a row
 
 Done = Callable[[Message], None]
@@ -52,7 +52,7 @@ class Simulator:
         return 2 * self.observation.row_bytes + self.rows.row_bytes + self.action.row_bytes + 64
 
 
-class Session:
+class SimulatorSession:
     """One simulator that has been taken on."""
 
     def __init__(self, number: int, simulator: Simulator, wire: Wire, limits: Limits, window: int):
@@ -201,8 +201,8 @@ class Session:
     def _take_odd(self, message: Message) -> None:
         """What is no answer: words, a goodbye, or an answer that came twice."""
         self._odd += 1
-        if self._odd > _MOST_ODD:
-            raise BadMessage(f"more than {_MOST_ODD} messages that nobody asked for")
+        if self._odd > _MAX_ODD:
+            raise BadMessage(f"more than {_MAX_ODD} messages that nobody asked for")
         if message.op == clp.Op.HEARTBEAT and not message.is_reply:
             self.wire.send(Message(message.op, clp.REPLY, 0, message.seq, self.number, self.simulator.layout).frames())
         elif message.op == clp.Op.CLOSE:

@@ -19,10 +19,10 @@ from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, Tree
 from corral.link import protocol as clp
 from corral.link.client.fleet import Fleet
-from corral.link.client.session import Session, Simulator
+from corral.link.client.session import Simulator, SimulatorSession
 from corral.link.message import BadMessage, Message
 
-_MOST_STEPS = 1 << 16
+_MAX_STEPS = 1 << 16
 
 
 @dataclass
@@ -50,7 +50,7 @@ class StateReplies:
 class States:
     """The states of one session. `slots` are places of environments in it, beside those that VecEnvs have."""
 
-    def __init__(self, fleet: Fleet, session: Session, timeout_s: float = 60.0):
+    def __init__(self, fleet: Fleet, session: SimulatorSession, timeout_s: float = 60.0):
         self._fleet, self.session, self._timeout_s = fleet, session, timeout_s
         self._generation, self._counter = session.take_generation(), 0
 
@@ -114,8 +114,8 @@ class States:
 
     def rollout(self, parents: Array, actions: Tree, steps: int) -> tuple[Array, Array, StateReplies]:
         """Step from states, `steps` actions each ([B * steps, ...]); rewards [B, steps], lengths [B], last rows."""
-        if not 1 <= steps <= _MOST_STEPS:
-            raise UserError(f"A rollout has 1 to {_MOST_STEPS} steps, got {steps}.")
+        if not 1 <= steps <= _MAX_STEPS:
+            raise UserError(f"A rollout has 1 to {_MAX_STEPS} steps, got {steps}.")
         batch = len(parents)
         payload = [_u8(parents), self._actions(actions, batch * steps)]
         reply = self._ask(clp.Op.ROLLOUT, payload, batch, meta={"steps": steps})
@@ -228,7 +228,7 @@ RowIndex = slice | Array
 class Part:
     """Rows of a call that go to one simulator in one request."""
 
-    session: Session
+    session: SimulatorSession
     rows: RowIndex
     count: int
 
@@ -269,7 +269,9 @@ class Table:
             place[rows] = leaf
 
 
-def split(homes: Array, sessions: Sequence[Session], most: Callable[[Session], int]) -> tuple[list[Part], list[Array]]:
+def split(
+    homes: Array, sessions: Sequence[SimulatorSession], most: Callable[[SimulatorSession], int]
+) -> tuple[list[Part], list[Array]]:
     """Rows by the simulator where they belong, in parts of at most so many; and rows of simulators that are gone."""
     parts, gone = [], []
     first = homes[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from corral.core.encoding import Buffer
 from corral.link.protocol import GREETING_BYTES
 
-MOST_UNSENT_BYTES = 1 << 30  # that wait for a peer to take them; one that lets more pile up is lost
+MAX_UNSENT_BYTES = 1 << 30  # that wait for a peer to take them; one that lets more pile up is lost
 UNREAD = "it does not read what it is sent"
 
 

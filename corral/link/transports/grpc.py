@@ -23,7 +23,7 @@ from typing import Any
 from corral.core.encoding import Buffer
 from corral.core.errors import UserError
 from corral.link.address import Address
-from corral.link.protocol import MOST_FRAMES
+from corral.link.protocol import MAX_FRAMES
 from corral.link.transports import base as binding
 from corral.link.transports.base import Binding, Event, Wire
 from corral.link.transports.tcp import MAGIC, BadFrames, pack
@@ -31,7 +31,7 @@ from corral.link.transports.tcp import MAGIC, BadFrames, pack
 # gRPC as Corral uses it, for workers that dial in (`envs.grpc_vec`) and for the link (`link.grpc`).
 
 
-MOST_BYTES = 1 << 30  # of a message
+MAX_BYTES = 1 << 30  # of a message
 _PING_MS, _PONG_MS = 10_000, 20_000
 
 
@@ -47,8 +47,8 @@ def import_grpc() -> Any:
 def options(first_retry_ms: int, longest_retry_ms: int) -> tuple[tuple[str, int], ...]:
     """Of channels and servers; a connection that failed is tried again after so long, at first and at most."""
     return (
-        ("grpc.max_send_message_length", MOST_BYTES),
-        ("grpc.max_receive_message_length", MOST_BYTES),
+        ("grpc.max_send_message_length", MAX_BYTES),
+        ("grpc.max_receive_message_length", MAX_BYTES),
         # A machine that is switched off, or a cable that is pulled, says nothing: ask.
         ("grpc.keepalive_time_ms", _PING_MS),
         ("grpc.keepalive_timeout_ms", _PONG_MS),
@@ -84,9 +84,9 @@ SERVICE, METHOD = "corral.Link", "Attach"
 ANSWER = (("corral-link", "1"),)
 """Initial metadata by which who dials knows that it has been let in, before anybody has said anything."""
 
-_MOST_CALLS = 1280  # the learner's sessions and greetings
-_MOST_UNREAD, _MOST_UNREAD_BYTES = 18, 1 << 26  # of a wire, but always one message
-_MOST_UNSENT = 1024
+_MAX_CALLS = 1280  # the learner's sessions and greetings
+_MAX_UNREAD, _MAX_UNREAD_BYTES = 18, 1 << 26  # of a wire, but always one message
+_MAX_UNSENT = 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _LEAVE_S = 1.0  # for the other side to take what was sent before the end
 _CLOSE_S = 0.5
@@ -101,7 +101,7 @@ def unpack(data: bytes, most_bytes: int) -> list[memoryview]:
     magic, count = _PREFIX.unpack_from(view) if len(view) >= _PREFIX.size else (b"", 0)
     if magic != MAGIC:
         raise BadFrames("bytes that are not of this protocol")
-    if not 1 <= count <= MOST_FRAMES:
+    if not 1 <= count <= MAX_FRAMES:
         raise BadFrames(f"a message of {count} frames")
     at = _PREFIX.size + 4 * count
     lengths = struct.unpack_from(f"<{count}I", view, _PREFIX.size) if len(view) >= at else ()
@@ -133,7 +133,7 @@ class _Inbox:
         with self._room:
             while (
                 size and wire.unread and not self._closed and wire.broken is None
-                and (wire.unread >= _MOST_UNREAD or wire.unread_bytes + size > _MOST_UNREAD_BYTES)
+                and (wire.unread >= _MAX_UNREAD or wire.unread_bytes + size > _MAX_UNREAD_BYTES)
             ):  # fmt: skip
                 self._room.wait()
             if self._closed or wire.broken is not None:
@@ -207,7 +207,7 @@ class GrpcWire(Wire):
             return
         data = b"".join(pack(frames))
         waiting = self._put - self._taken
-        if self._outbox.qsize() >= _MOST_UNSENT or (waiting and waiting + len(data) > binding.MOST_UNSENT_BYTES):
+        if self._outbox.qsize() >= _MAX_UNSENT or (waiting and waiting + len(data) > binding.MAX_UNSENT_BYTES):
             self.end(binding.UNREAD, here=True)
             self.hang_up()
             return
@@ -318,7 +318,7 @@ class GrpcBinding(Binding):
 
     def _listen(self, address: Address) -> int:
         self._calls: set[GrpcWire] = set()
-        self._server = self._grpc.server(Threads(), options=OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
+        self._server = self._grpc.server(Threads(), options=OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
         handler = self._grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers((self._grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         host = f"[{address.host}]" if ":" in address.host else address.bind_host

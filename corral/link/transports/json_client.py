@@ -37,7 +37,7 @@ NAME = "a JSON simulator"
 OVER = {"action": None, "terminate": True}
 _ROWS = RowsLayout(players=1, raw_reward=True).group()
 _REWARD, _RAW, _FLAGS, _STATUS = range(4)
-MOST_TEXT = 500  # characters of an error
+MAX_TEXT = 500  # characters of an error
 
 
 class _Row(NamedTuple):
@@ -171,7 +171,7 @@ class JsonPeer(Wire):
         """The learner lets this client go, for the reason that it gave before."""
         if self.lost is None:
             if self.waits:
-                self._reply_to_client({"error": self._farewell[:MOST_TEXT]})
+                self._reply_to_client({"error": self._farewell[:MAX_TEXT]})
             self._lose("closed here")
 
     def _welcomed(self, welcome: Welcome) -> None:

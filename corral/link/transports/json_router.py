@@ -21,17 +21,17 @@ from corral.core.errors import UserError
 from corral.core.spaces import Layout
 from corral.link.address import Address
 from corral.link.transports.base import Binding, Event
-from corral.link.transports.json_client import MOST_TEXT, OVER, JsonPeer
+from corral.link.transports.json_client import MAX_TEXT, OVER, JsonPeer
 from corral.link.transports.json_values import Mistake, Said, most_bytes, read_said, spaces_of
 from corral.link.transports.zmq import came_later
 
 log = logging.getLogger("corral.link")
 
-_MOST_CLIENTS = 1024
-_MOST_BYTES = 16 << 20  # of a message whose observation nobody has described
+_MAX_CLIENTS = 1024
+_MAX_BYTES = 16 << 20  # of a message whose observation nobody has described
 _HIGH_WATER = 2  # messages per client: a REQ socket has one under way
 _HEARTBEAT_MS, _DEAD_MS = 2_000, 10_000
-_MOST_AT_ONCE = 128  # messages per poll, half of what the fleet greets at once
+_MAX_AT_ONCE = 128  # messages per poll, half of what the fleet greets at once
 _GOODBYE_S = 1.0  # for clients that are in the middle of a step when the run ends
 _LINGER_MS = 500
 
@@ -48,7 +48,7 @@ class JsonBinding(Binding):
         dial: Sequence[Address] = (),
         action: Layout | None = None,
         observation: Layout | None = None,
-        most: int = _MOST_BYTES,
+        most: int = _MAX_BYTES,
     ):
         if listen is None:
             raise UserError(
@@ -130,7 +130,7 @@ class JsonBinding(Binding):
                 self._lose(peer)
 
     def _read(self) -> None:
-        for _ in range(_MOST_AT_ONCE):
+        for _ in range(_MAX_AT_ONCE):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.ZMQError:
@@ -140,7 +140,7 @@ class JsonBinding(Binding):
             try:
                 self._take(identity, peer, frames[1:])
             except Mistake as mistake:
-                text = " ".join(str(mistake).split())[:MOST_TEXT]
+                text = " ".join(str(mistake).split())[:MAX_TEXT]
                 if peer is not None:
                     peer.fail(text)
                 else:
@@ -177,8 +177,8 @@ class JsonBinding(Binding):
             return
         if said.env_id in self._ids:
             raise Mistake(f"the env_id {said.env_id!r} is another client's; give each its own")
-        if len(self._peers) >= _MOST_CLIENTS:
-            raise Mistake(f"{_MOST_CLIENTS} clients are connected already")
+        if len(self._peers) >= _MAX_CLIENTS:
+            raise Mistake(f"{_MAX_CLIENTS} clients are connected already")
         peer = JsonPeer(identity, said.env_id, where, spaces_of(said, self._observation, self._action), self._most)
         peer.answer, peer.emit, peer.descriptor = partial(self._answer, identity), self._emit, descriptor
         peer.hello(said)

@@ -16,8 +16,8 @@ from corral.link.layout import read_space, space_difference
 from corral.link.message import BadMessage
 
 COMMANDS = ("reset", "step", "terminate")
-_MOST_ID = 200  # characters
-_MOST_DEPTH, _MOST_LEAVES = 8, 256
+_MAX_ID = 200  # characters
+_MAX_DEPTH, _MAX_LEAVES = 8, 256
 _BYTES_EACH, _BYTES_MORE = 64, 1 << 16  # of a number in an observation, and of everything else in a message
 
 
@@ -60,8 +60,8 @@ def read_said(body: Buffer) -> Said:
         raise Mistake(f"the message is not JSON ({error}{hint})") from error
     if said.command not in COMMANDS:
         raise Mistake(f"the command {said.command[:40]!r} is not one of {', '.join(COMMANDS)}")
-    if isinstance(said.env_id, str) and len(said.env_id) > _MOST_ID:
-        raise Mistake(f"the env_id has {len(said.env_id)} characters, at most {_MOST_ID} are taken")
+    if isinstance(said.env_id, str) and len(said.env_id) > _MAX_ID:
+        raise Mistake(f"the env_id has {len(said.env_id)} characters, at most {_MAX_ID} are taken")
     needed = {"reset": ("obs",), "step": ("obs", "reward", "terminated", "truncated"), "terminate": ()}[said.command]
     if missing := [key for key in needed if getattr(said, key) is None]:
         raise Mistake(f"the {said.command} has no {missing[0]!r}")
@@ -110,9 +110,9 @@ def _agreed(theirs: Any, ours: Layout | None, what: str) -> Layout | None:
 
 def inferred(obs: Any) -> Layout:
     """Unbounded float32 of the shapes that an observation has, keys of objects in sorted order; Mistake otherwise."""
-    if (found := _count_leaves(obs, _MOST_DEPTH)) > _MOST_LEAVES:  # before a space is made for each
-        raise Mistake(f"obs has {found} parts, at most {_MOST_LEAVES} are taken")
-    return Layout(_inferred(obs, "obs", _MOST_DEPTH))
+    if (found := _count_leaves(obs, _MAX_DEPTH)) > _MAX_LEAVES:  # before a space is made for each
+        raise Mistake(f"obs has {found} parts, at most {_MAX_LEAVES} are taken")
+    return Layout(_inferred(obs, "obs", _MAX_DEPTH))
 
 
 def _count_leaves(value: Any, depth: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from corral.core.encoding import Buffer
 from corral.core.errors import UserError
 from corral.link.address import Address
-from corral.link.protocol import MOST_FRAMES
+from corral.link.protocol import MAX_FRAMES
 from corral.link.transports import base as binding
 from corral.link.transports.base import Binding, Event, Wire
 
@@ -27,7 +27,7 @@ _AWAKE_S = 100e-6  # at most, in one wait
 _SMOOTHING = 0.2
 
 
-class Awake:
+class SpinWait:
     """Waits by `poll(seconds)`, which gives what has happened: awake at first, while waits have been short of late.
 
     Others that want this core get it meanwhile.
@@ -57,16 +57,16 @@ class Awake:
 
 MAGIC = b"CLP1"
 _PREFIX = struct.Struct("<4sI")
-_HEADS = [struct.Struct(f"<4sI{count}I") for count in range(MOST_FRAMES + 1)]
-_LENGTHS = [struct.Struct(f"<{count}I") for count in range(MOST_FRAMES + 1)]
+_HEADS = [struct.Struct(f"<4sI{count}I") for count in range(MAX_FRAMES + 1)]
+_LENGTHS = [struct.Struct(f"<{count}I") for count in range(MAX_FRAMES + 1)]
 _ROOM = 1 << 18
 _TOGETHER = 1 << 14  # smaller messages are joined: one system call with one buffer is the cheapest
-_MOST_PARTS = 64
+_MAX_PARTS = 64
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _DIAL_S = 2.0
 _SHUT_S = 0.25  # nobody is let in when there are no descriptors left
 _WRITABLE = select.EPOLLOUT
-_MOST_AT_ONCE = 64  # messages of one peer before the others get their turn
+_MAX_AT_ONCE = 64  # messages of one peer before the others get their turn
 
 
 class BadFrames(Exception):
@@ -134,7 +134,7 @@ class FrameReader:
         magic, count = _PREFIX.unpack_from(self._room, start)
         if magic != MAGIC:
             raise BadFrames("bytes that are not of this protocol")
-        if not 1 <= count <= MOST_FRAMES:
+        if not 1 <= count <= MAX_FRAMES:
             raise BadFrames(f"a message of {count} frames")
         head = _PREFIX.size + 4 * count
         if size < head:
@@ -193,7 +193,7 @@ class TcpWire(Wire):
                 if sent == len(parts[0]):
                     return
             else:
-                sent = self.socket.sendmsg(parts[:_MOST_PARTS])
+                sent = self.socket.sendmsg(parts[:_MAX_PARTS])
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -207,7 +207,7 @@ class TcpWire(Wire):
     def _keep(self, parts: Sequence[Buffer], sent: int) -> None:
         """Have what follows the first `sent` bytes wait until the kernel takes more."""
         size = sum(map(len, parts)) - sent
-        if self._unsent and self._unsent + size > binding.MOST_UNSENT_BYTES:
+        if self._unsent and self._unsent + size > binding.MAX_UNSENT_BYTES:
             self.broken = binding.UNREAD
             self._out.clear()
             return
@@ -263,7 +263,7 @@ class TcpBinding(Binding):
 
     def __init__(self, *, listen: Address | None = None, dial: Sequence[Address] = ()):
         self._poller = select.epoll()
-        self._awake = Awake(self._poller.poll)
+        self._awake = SpinWait(self._poller.poll)
         self._wires: dict[int, TcpWire] = {}
         self._door: socket.socket | None = None
         self._dialled = {address: _Dialled() for address in dial}
@@ -318,7 +318,7 @@ class TcpBinding(Binding):
 
     def _take(self, wire: TcpWire, events: list[Event]) -> None:
         try:
-            for _ in range(_MOST_AT_ONCE):
+            for _ in range(_MAX_AT_ONCE):
                 frames = wire.reader.next()
                 if frames is None:
                     return

@@ -18,8 +18,8 @@ from corral.link.transports.base import Binding, Event, Wire
 
 _HIGH_WATER = 18  # messages: the window and two
 _HEARTBEAT_MS, _DEAD_MS = 2_000, 10_000
-_MOST_FRAME = 1 << 29  # libzmq wants to know before anybody has said what observations are like
-_MOST_AT_ONCE = 256
+_MAX_FRAME = 1 << 29  # libzmq wants to know before anybody has said what observations are like
+_MAX_AT_ONCE = 256
 _LINGER_MS = 500  # for a goodbye to get out
 _LOST = "the connection is lost"
 # Plain numbers: pyzmq's enumerations cost more than the calls they are for.
@@ -41,7 +41,7 @@ class ZmqWire(Wire):
             parts = list(frames) if self.identity is None else [self.identity, *frames]
             if self._out or not self._try(parts):
                 size = sum(map(len, parts))
-                if self._unsent and self._unsent + size > binding.MOST_UNSENT_BYTES:
+                if self._unsent and self._unsent + size > binding.MAX_UNSENT_BYTES:
                     self.broken = binding.UNREAD
                     self._out.clear()
                     return
@@ -81,7 +81,7 @@ class _Line:
         self.address = address
         self.socket: Any = context.socket(kind)
         for option, value in (
-            (zmq.SNDHWM, _HIGH_WATER), (zmq.RCVHWM, _HIGH_WATER), (zmq.MAXMSGSIZE, _MOST_FRAME),
+            (zmq.SNDHWM, _HIGH_WATER), (zmq.RCVHWM, _HIGH_WATER), (zmq.MAXMSGSIZE, _MAX_FRAME),
             (zmq.LINGER, _LINGER_MS),
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _DEAD_MS), (zmq.HEARTBEAT_TTL, _DEAD_MS),
             (zmq.RECONNECT_IVL, 100), (zmq.RECONNECT_IVL_MAX, 2_000), (zmq.IPV6, int(":" in address.host)),
@@ -184,7 +184,7 @@ class ZmqBinding(Binding):
 
     def _read(self, line: _Line, events: list[Event]) -> None:
         sock = line.socket
-        for _ in range(_MOST_AT_ONCE):
+        for _ in range(_MAX_AT_ONCE):
             try:
                 if not sock.getsockopt(_EVENTS) & _READABLE:
                     return

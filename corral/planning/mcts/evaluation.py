@@ -11,10 +11,10 @@ from corral.core.types import Array, Tree, tree_map
 from corral.planning.action_set import ActionSet
 from corral.planning.game_states import GameStates
 from corral.planning.mcts.forest import NOT_THERE
-from corral.snapshot.states import States, Steps
+from corral.snapshot.states import Expansion, States
 
 
-class Verdict(NamedTuple):
+class LeafValues(NamedTuple):
     """What an evaluation says of rows; `actions` are those that edges stand for, where they are sampled."""
 
     priors: Array  # [B, edges] float32, -1 where there is no such edge
@@ -25,7 +25,7 @@ class Verdict(NamedTuple):
 class Evaluate(Protocol):
     """Rows of observations, legal actions and states' ids, 0 where the episode has ended -> a Verdict."""
 
-    def __call__(self, obs: Tree, legal: Array, ids: Array) -> Verdict:
+    def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
         """Called once for all leaves of a wave."""
 
 
@@ -35,9 +35,9 @@ def uniform(legal: Array) -> Array:
     return np.where(legal, share, np.float32(NOT_THERE))
 
 
-def know_nothing(obs: Tree, legal: Array, ids: Array) -> Verdict:
+def know_nothing(obs: Tree, legal: Array, ids: Array) -> LeafValues:
     """Uniform priors, and values of 0: what is left is what the tree itself finds."""
-    return Verdict(uniform(legal), np.zeros(len(legal), np.float32))
+    return LeafValues(uniform(legal), np.zeros(len(legal), np.float32))
 
 
 class RandomGames:
@@ -49,9 +49,9 @@ class RandomGames:
     def __init__(self, states: GameStates, seed: int):
         self._states, self._rng = states, np.random.default_rng(seed)
 
-    def __call__(self, obs: Tree, legal: Array, ids: Array) -> Verdict:
+    def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
         """Play on from each position."""
-        return Verdict(uniform(legal), self._play_on(self._states.rows[ids], ids > 0).astype(np.float32))
+        return LeafValues(uniform(legal), self._play_on(self._states.rows[ids], ids > 0).astype(np.float32))
 
     def _play_on(self, boards: Array, playing: Array) -> Array:
         """Results to who is to move in each of these positions at first; 0 where nobody plays."""
@@ -92,7 +92,7 @@ class RolloutEvaluation:
         self.steps = 0
         """Steps that were made."""
 
-    def __call__(self, obs: Tree, legal: Array, ids: Array) -> Verdict:
+    def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
         """Act on from every state that has not ended."""
         values = np.zeros(len(ids), np.float32)
         live = np.flatnonzero((ids > 0) & legal.any(1))
@@ -101,7 +101,7 @@ class RolloutEvaluation:
             seen = tree_map(lambda leaf: leaf[live], obs)
             values[live] = self._at_once(ids[live]) if free else self._step_by_step(ids[live], seen, legal[live])
         priors, drawn = self._actions.uniform(legal, self._rng)
-        return Verdict(priors, values, drawn)
+        return LeafValues(priors, values, drawn)
 
     def _at_once(self, ids: Array) -> Array:
         """Random steps, all in one call."""
@@ -156,7 +156,7 @@ class RolloutEvaluation:
             self._masked = self._states.look(ids[:1]).legal is not None
         return not self._masked
 
-    def _legal(self, steps: Steps) -> Array:
+    def _legal(self, steps: Expansion) -> Array:
         return np.ones((len(steps.reward), self._actions.width), np.bool_) if steps.legal is None else steps.legal
 
     def _seeds(self, count: int) -> Array:

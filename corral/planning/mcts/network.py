@@ -13,7 +13,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.core.types import Array, Tree
 from corral.nets.actor_critic import ActorCritic
 from corral.planning.action_set import ActionSet, Choices
-from corral.planning.mcts.evaluation import Verdict
+from corral.planning.mcts.evaluation import LeafValues
 
 
 class NetworkEvaluation:
@@ -26,13 +26,13 @@ class NetworkEvaluation:
             )
         self._model, self._actions, self._rng = model, actions, rng
 
-    def __call__(self, obs: Tree, legal: Array, ids: Array) -> Verdict:
+    def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
         """One pass for all rows."""
         params, values = self._model.lean_rows(obs) if self._model.lean else self._forward(obs)
         if not (np.isfinite(params).all() and np.isfinite(values).all()):
             raise RunFailed("The policy's outputs are not finite any more; train again with a lower lr.")
         priors, drawn = self._actions.offer(params, legal, self._rng)
-        return Verdict(priors, values, drawn)
+        return LeafValues(priors, values, drawn)
 
     @torch.inference_mode()
     def _forward(self, obs: Tree) -> tuple[Array, Array]:
@@ -53,7 +53,7 @@ class FunctionEvaluation:
             )
         self._fn, self._actions, self._rng = fn, actions, rng
 
-    def __call__(self, obs: Tree, legal: Array, ids: Array) -> Verdict:
+    def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
         """Call it, and see that it returned what it must."""
         answer = self._fn(obs)
         if not isinstance(answer, tuple) or len(answer) != 2:
@@ -67,4 +67,4 @@ class FunctionEvaluation:
         if not ((logits < np.inf).all() and np.isfinite(values).all()):  # -inf is an action that is never taken
             raise UserError("A function that evaluates states returned NaN or infinity.")
         priors, _ = self._actions.offer(logits, legal, self._rng)
-        return Verdict(priors, values.reshape(-1))
+        return LeafValues(priors, values.reshape(-1))

@@ -10,14 +10,14 @@ import numpy as np
 
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import Array, Tree, tree_map
-from corral.planning.mcts.evaluation import Evaluate, Verdict
+from corral.planning.mcts.evaluation import Evaluate, LeafValues
 from corral.planning.mcts.forest import NOWHERE, Forest, Wave, make_forest, make_wave
 from corral.planning.mcts.gumbel import Gumbel
-from corral.planning.mcts.selection import Dice, Puct, select_gumbel, select_puct
+from corral.planning.mcts.selection import ChanceNodes, Puct, select_gumbel, select_puct
 from corral.planning.mcts.tree import backup, expand, plant, reroot
-from corral.snapshot.states import Scene, States, Steps
+from corral.snapshot.states import Expansion, States, Views
 
-_NO_DICE, _NO_MARKS = Dice(), np.zeros(0, np.int64)
+_NO_DICE, _NO_MARKS = ChanceNodes(), np.zeros(0, np.int64)
 _ALL: Any = slice(None)
 
 
@@ -52,7 +52,7 @@ class TreeSearch:
         discount: float = 1.0,
         *,
         keep: int = 0,
-        dice: Dice = Dice(k=1.0),  # noqa: B008 - a tuple
+        dice: ChanceNodes = ChanceNodes(k=1.0),  # noqa: B008 - a tuple
         to_env: Callable[[Array], Tree] = same,
         rng: np.random.Generator | None = None,
     ):
@@ -174,17 +174,17 @@ class TreeSearch:
         if verdict.actions is not None:
             self._lay(wave.tree[made], wave.new[made], verdict.actions[made])
 
-    def _judge(self, scene: Scene | Steps, ids: Array) -> Verdict:
+    def _judge(self, scene: Views | Expansion, ids: Array) -> LeafValues:
         legal = self._every[: len(ids)] if scene.legal is None else scene.legal
         priors, values, *actions = self.evaluate(scene.obs, legal, ids)
-        return Verdict(np.ascontiguousarray(priors, np.float32), np.ascontiguousarray(values, np.float32), *actions)
+        return LeafValues(np.ascontiguousarray(priors, np.float32), np.ascontiguousarray(values, np.float32), *actions)
 
     def _lay(self, trees: Array, nodes: Array, actions: Array) -> None:
         if self.actions is None:
             self.actions = np.zeros((*self.forest.prior.shape[:2], *actions.shape[1:]), actions.dtype)
         self.actions[trees, nodes] = actions
 
-    def _find(self, t: int, edge: int, scene: Scene, row: int) -> int:
+    def _find(self, t: int, edge: int, scene: Views, row: int) -> int:
         """The node below an edge of the root whose state looks like this one, and can be gone on from; or NOWHERE."""
         forest = self.forest
         node = int(forest.child[t, 0, edge]) if forest.size[t] and edge >= 0 else NOWHERE
@@ -203,7 +203,7 @@ def _same(one: Tree, row: int, other: Tree, at: int) -> bool:
     return all(equal)
 
 
-def _marks(steps: Steps) -> Array:
+def _marks(steps: Expansion) -> Array:
     """A number for every row, equal where what came of a step is; the same in every process."""
     leaves: list[Array] = [np.stack([steps.reward, steps.terminated, steps.truncated, steps.to_play], 1)]
     tree_map(leaves.append, steps.obs)

@@ -76,7 +76,7 @@ puct_edge: Any = compiled(_puct_edge, error_model="numpy")
 _FEW = 4  # one throw in so many that shows what is known: dice with few sides
 
 
-class Dice(NamedTuple):
+class ChanceNodes(NamedTuple):
     """Double progressive widening (Couetoux et al. 2011): for n visits of an edge the dice are thrown k n^alpha times.
 
     Throws are counted and not what they show: to stop when enough different things were seen is to stop at what is
@@ -89,7 +89,7 @@ class Dice(NamedTuple):
     alpha: float = 0.5
 
 
-def _follow(forest: Forest, t: int, node: int, edge: int, dice: Dice) -> int:
+def _follow(forest: Forest, t: int, node: int, edge: int, dice: ChanceNodes) -> int:
     """Where an edge leads, NOWHERE if it has to be stepped: for the first time, or to throw the dice once more.
 
     Among outcomes, visits are shared out as the dice were seen to fall, rounded as seats are to votes (Webster); one
@@ -118,7 +118,7 @@ follow: Any = compiled(_follow, error_model="numpy")
 
 
 def _select_puct(
-    forest: Forest, wanted: Array, leaves: int, rule: Puct, dice: Dice, discount: float, wave: Wave
+    forest: Forest, wanted: Array, leaves: int, rule: Puct, dice: ChanceNodes, discount: float, wave: Wave
 ) -> int:
     """Start up to `leaves` simulations in each tree, at most as many as it wants; returns how many there are.
 
@@ -149,7 +149,7 @@ def _select_puct(
 
 
 def _select_gumbel(
-    forest: Forest, wanted: Array, leaves: int, rule: Gumbel, dice: Dice, discount: float, wave: Wave
+    forest: Forest, wanted: Array, leaves: int, rule: Gumbel, dice: ChanceNodes, discount: float, wave: Wave
 ) -> int:
     """The same by Gumbel's rules; a tree also starts no more while its root waits for results."""
     found, scores = 0, np.zeros(forest.prior.shape[2])

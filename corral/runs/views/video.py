@@ -14,10 +14,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from corral.acting.policy import Policy, introduce
+from corral.acting.policy import Policy, bind_envs
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
-from corral.core.gym_env import Onlooker
+from corral.core.gym_env import PassiveWrapper
 from corral.core.types import Array, EnvSpec
 from corral.envs.make import make_vec
 from corral.envs.resolve import resolve
@@ -68,7 +68,7 @@ def record(
         if spec is not None:
             require_same_env(vec.spec, spec)
         film.rolling = False  # an environment that a planner builds for itself is not the one to film
-        introduce(policy, vec)
+        bind_envs(policy, vec)
         film.rolling = True
         vec.reset(seed)
         batch = vec.recv()
@@ -133,7 +133,7 @@ class _Film:
         return camera
 
 
-class _Camera(Onlooker):
+class _Camera(PassiveWrapper):
     """Films every step, and the first frame of an episode when it is known to be played.
 
     What is filmed is kept elsewhere: a planner that copies the environment copies no frames.

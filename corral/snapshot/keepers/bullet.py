@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from corral.core.gym_env import layers
-from corral.snapshot.keeper import CannotKeep, Env
+from corral.snapshot.keeper import CannotSave, Env
 from corral.snapshot.keepers.fields import Native
 
 
@@ -24,7 +24,7 @@ class BulletNative(Native):
 
     def __init__(self, env: Env):
         if not env.unwrapped.metadata.get("deterministic"):
-            raise CannotKeep("PyBullet does not restore contacts exactly, and its metadata does not say deterministic")
+            raise CannotSave("PyBullet does not restore contacts exactly, and its metadata does not say deterministic")
         self._folder = tempfile.TemporaryDirectory(prefix="corral-bullet-")
         self._file = Path(self._folder.name) / "state.bullet"
 
@@ -46,7 +46,7 @@ class BulletNative(Native):
             try:
                 client.restoreState(fileName=str(self._file))
             except Exception as error:  # PyBullet's own, when bodies have come or gone
-                raise CannotKeep(f"PyBullet cannot restore it ({error}): are there other bodies?") from error
+                raise CannotSave(f"PyBullet cannot restore it ({error}): are there other bodies?") from error
 
     def nbytes(self, kept: list[bytes]) -> int:
         """Their sizes."""
@@ -66,7 +66,7 @@ def bullet_native(env: Env) -> BulletNative | None:
         return BulletNative(env)
     modules = [sys.modules.get(type(layer).__module__) for layer in layers(env)]
     if any(value is pybullet for module in modules if module is not None for value in vars(module).values()):
-        raise CannotKeep("it holds PyBullet by number; give it a pybullet_utils.bullet_client.BulletClient")
+        raise CannotSave("it holds PyBullet by number; give it a pybullet_utils.bullet_client.BulletClient")
     return None
 
 

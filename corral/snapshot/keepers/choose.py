@@ -15,14 +15,14 @@ from corral.core.errors import UserError
 from corral.core.gym_env import EnvFactory, hide, layers
 from corral.core.spaces import Layout
 from corral.snapshot.find_rng import unshare
-from corral.snapshot.keeper import CannotKeep, Env, Keeping
+from corral.snapshot.keeper import CannotSave, Env, StateKeeper
 from corral.snapshot.keepers.ale import ale_native
 from corral.snapshot.keepers.bullet import bullet_native
 from corral.snapshot.keepers.declared import declared_keeping
 from corral.snapshot.keepers.deepcopy import Copier
-from corral.snapshot.keepers.fields import FieldsKeeping, type_name
+from corral.snapshot.keepers.fields import FieldsKeeper, type_name
 from corral.snapshot.keepers.mujoco import mujoco_native
-from corral.snapshot.keepers.replay import ReplayKeeping
+from corral.snapshot.keepers.replay import ReplayKeeper
 from corral.snapshot.live_env import unwatch
 
 log = logging.getLogger("corral.envs")
@@ -31,7 +31,7 @@ _NATIVES = (ale_native, mujoco_native, bullet_native)
 _TRIED_STEPS = 5
 
 
-def choose_keeping(scratch: Env, *, replay: bool) -> Keeping:
+def choose_keeping(scratch: Env, *, replay: bool) -> StateKeeper:
     """The best way for environments like this one, which has been reset; CannotKeep where there is none.
 
     In this order: the state that it declares, its native part's own, copies of its fields, and, where its actions are
@@ -41,17 +41,17 @@ def choose_keeping(scratch: Env, *, replay: bool) -> Keeping:
     if declared is not None:
         return declared
     try:
-        fields = FieldsKeeping(next((found for find in _NATIVES if (found := find(scratch))), None))
+        fields = FieldsKeeper(next((found for find in _NATIVES if (found := find(scratch))), None))
         _try_out(fields, scratch)
-    except CannotKeep as error:
+    except CannotSave as error:
         if not replay:
             raise
         log.info("states of %s are kept as its actions, because %s.", type(scratch.unwrapped).__name__, error)
-        return ReplayKeeping()
+        return ReplayKeeper()
     return fields
 
 
-def _try_out(keeping: Keeping, scratch: Env) -> None:
+def _try_out(keeping: StateKeeper, scratch: Env) -> None:
     """CannotKeep unless the same follows a state twice."""
     space, layout = copy.deepcopy(scratch.action_space), Layout(scratch.observation_space)
     space.seed(0)
@@ -64,7 +64,7 @@ def _try_out(keeping: Keeping, scratch: Env) -> None:
     keeping.put(scratch, kept)
     keeping.drop(kept)
     if seen[0] != seen[1]:
-        raise CannotKeep("its fields are not all of its state: another step followed the same one")
+        raise CannotSave("its fields are not all of its state: another step followed the same one")
 
 
 def _walk(env: Env, actions: list[Any], layout: Layout) -> Iterator[tuple[Any, ...]]:
@@ -80,12 +80,12 @@ def _walk(env: Env, actions: list[Any], layout: Layout) -> Iterator[tuple[Any, .
             return
 
 
-def keeping_of(factory: EnvFactory) -> Keeping | None:
+def keeping_of(factory: EnvFactory) -> StateKeeper | None:
     """The best way without recorded actions for what a factory builds, None where there is none."""
     scratch = make_scratch(factory)
     try:
         return choose_keeping(scratch, replay=False)
-    except CannotKeep:
+    except CannotSave:
         return None
     finally:
         scratch.close()

@@ -9,9 +9,9 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from corral.core.encoding import decode, encode
 from corral.core.gym_env import layers
-from corral.snapshot.find_rng import HiddenDice
-from corral.snapshot.keeper import CannotKeep, Env, Keeping, Tape
-from corral.snapshot.rng import Die, State
+from corral.snapshot.find_rng import RngFinder
+from corral.snapshot.keeper import CannotSave, Env, StateKeeper, Tape
+from corral.snapshot.rng import RngState, State
 
 # States that environments declare: what they say of themselves, by functions of their own. `state_dict()` and
 # `load_state_dict(state)` are about the whole state; `get_key_state()` and `set_key_state(state)` about what its
@@ -63,7 +63,7 @@ def _owner(env: Env, names: tuple[str, str]) -> Any:
     return None
 
 
-class DeclaredKeeping(Keeping):
+class DeclaredKeeper(StateKeeper):
     """What the environment's own functions say, as bytes that other environments of the same kind take.
 
     Values are arrays, numbers, text, bytes, and lists and dicts of them. A time limit's counter goes along.
@@ -74,27 +74,27 @@ class DeclaredKeeping(Keeping):
     def __init__(self, names: tuple[str, str]):
         self._names, self.exact = names, names == WHOLE
         self.capabilities = ("reseed", "export") if self.exact else ("reseed", "export", "key_state")
-        self._dice = HiddenDice()
+        self._dice = RngFinder()
 
     def keep(self, env: Env, tape: Tape | None = None) -> bytes:
         """Ask it."""
         try:
             return b"".join(encode(read_declared(env, self._names)))
         except TypeError as error:
-            raise CannotKeep(f"{self._names[0]}() returned {error}") from error
+            raise CannotSave(f"{self._names[0]}() returned {error}") from error
 
     def put(self, env: Env, kept: bytes) -> None:
         """Tell it. What only counts for its author is told after a reset, so that nothing else is left of before."""
         try:
             write_declared(env, _own_arrays(decode(kept)), None if self.exact else 0, self._names)
         except Exception as error:  # the author's functions may raise anything at what they did not write
-            raise CannotKeep(f"these bytes are no state of this environment ({error!r})") from error
+            raise CannotSave(f"these bytes are no state of this environment ({error!r})") from error
 
     def reseed(self, env: Env, seed: int) -> None:
         """Other numbers for the generators that can be found."""
-        self._dice.throw_anew(env, seed)
+        self._dice.reseed(env, seed)
 
-    def dice(self, env: Env) -> list[Die]:
+    def dice(self, env: Env) -> list[RngState]:
         """The generators that can be found."""
         return self._dice.read(env)
 
@@ -103,9 +103,9 @@ class DeclaredKeeping(Keeping):
         return len(kept)
 
 
-def declared_keeping(env: Env) -> DeclaredKeeping | None:
+def declared_keeping(env: Env) -> DeclaredKeeper | None:
     """Of an environment that declares its state, whole or what counts."""
-    return next((DeclaredKeeping(names) for names in (WHOLE, KEY) if declares(env, names)), None)
+    return next((DeclaredKeeper(names) for names in (WHOLE, KEY) if declares(env, names)), None)
 
 
 def _own_arrays(value: Any) -> Any:

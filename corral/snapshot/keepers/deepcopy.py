@@ -1,8 +1,8 @@
 """Deep copies of what environments are made of: like `copy.deepcopy`, faster, and generators are told apart.
 
-Copying from an environment turns every generator into a `Die`, and copying back turns it into a generator again; both
-are listed, so that a planner can give a state other dice wherever they are. What the memo says of an object by its id
-is taken instead of a copy, which is how layers, spaces and native parts of one environment become those of another.
+Copying from an environment turns every generator into an `RngState`, and copying back turns it into a generator again;
+both are listed, so that a planner can reseed a state wherever its generators are. Objects that the memo maps by their
+id are not copied but replaced, which is how layers, spaces and native parts of one environment become those of another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gymnasium.utils import EzPickle
 
 from corral.core.types import Array
 from corral.snapshot.find_rng import find_dice
-from corral.snapshot.rng import Die, is_generator
+from corral.snapshot.rng import RngState, is_generator
 
 # Copies of what reaches other objects without having fields: closures, bound methods, caches and weak references.
 # Left as they are they would lead from a copy of an environment back to the environment itself: `self.rule = lambda
@@ -251,14 +251,14 @@ def _deque(copier: Copier, value: deque[Any]) -> deque[Any]:
     return made
 
 
-def _generator(copier: Copier, value: Any) -> Die:
-    die = Die(value)
+def _generator(copier: Copier, value: Any) -> RngState:
+    die = RngState(value)
     copier.dice.append(die)
     copier.nbytes += die.nbytes
     return die
 
 
-def _die(copier: Copier, value: Die) -> Any:
+def _die(copier: Copier, value: RngState) -> Any:
     made = value.alive()
     copier.dice.append(made)
     return made
@@ -309,7 +309,7 @@ def _reduced(copier: Copier, value: Any) -> Any:
 
 _HOW: dict[type, Way] = {
     bytes: _bytes, np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set,
-    deque: _deque, Die: _die, functools.partial: _reduced, **BINDINGS,
+    deque: _deque, RngState: _die, functools.partial: _reduced, **BINDINGS,
 }  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from gymnasium import spaces
 
 from corral.core.gym_env import is_looking, layers
-from corral.snapshot.keeper import CannotKeep, Env, Keeping, Tape
+from corral.snapshot.keeper import CannotSave, Env, StateKeeper, Tape
 from corral.snapshot.keepers.deepcopy import ATOMS, Copier, has_slots, is_rendering
-from corral.snapshot.rng import Die, inner_spaces, throw_anew
+from corral.snapshot.rng import RngState, inner_spaces, reseed
 
 Fields = dict[str, Any]
 # What an environment is, how it was built and how it is shown; `step` and `reset` where it is watched.
@@ -73,7 +73,7 @@ class _Kept:
 
     __slots__ = ("dice", "layers", "native", "nbytes", "space_dice")
 
-    def __init__(self, layers: list[_Layer], copier: Copier, space_dice: dict[str, Die], native: Any):
+    def __init__(self, layers: list[_Layer], copier: Copier, space_dice: dict[str, RngState], native: Any):
         self.layers, self.dice, self.space_dice, self.native = layers, copier.dice, space_dice, native
         own = sum(250 + 60 * len(layer.changed) + 60 * len(layer.copies) for layer in layers)
         self.nbytes = own + copier.nbytes + sum(die.nbytes for die in space_dice.values())
@@ -120,7 +120,7 @@ class _Anatomy:
         return [(name, space._np_random) for name, space in self.spaces if space._np_random is not None]
 
 
-class FieldsKeeping(Keeping):
+class FieldsKeeper(StateKeeper):
     """States as copies of fields, wrappers and generators included. `native` keeps what cannot be copied so.
 
     Without `base`, states are those of the wrappers alone.
@@ -146,7 +146,7 @@ class FieldsKeeping(Keeping):
         memo[id(env)] = self._marks["0"]
         copier = Copier(memo)
         kept = [self._keep_layer(copier, depth, layer, anatomy) for depth, layer in enumerate((env, *anatomy.inner))]
-        space_dice = {name: Die(generator) for name, generator in anatomy.generators()}
+        space_dice = {name: RngState(generator) for name, generator in anatomy.generators()}
         return _Kept(kept, copier, space_dice, None if self._native is None else self._native.keep(env))
 
     def put(self, env: Env, kept: _Kept) -> None:
@@ -169,14 +169,14 @@ class FieldsKeeping(Keeping):
         """Other numbers for every generator that the state has, wherever it is."""
         anatomy = self._anatomies[env]
         for place, generator in enumerate([*anatomy.dice, *(one for _, one in anatomy.generators())]):
-            throw_anew(generator, seed, place)
+            reseed(generator, seed, place)
         if self._native is not None:
             self._native.reseed(env, seed)
 
-    def dice(self, env: Env) -> list[Die]:
+    def dice(self, env: Env) -> list[RngState]:
         """Of the state's generators, and of the spaces'."""
         anatomy = self._anatomies[env]
-        return [Die(generator) for generator in [*anatomy.dice, *(one for _, one in anatomy.generators())]]
+        return [RngState(generator) for generator in [*anatomy.dice, *(one for _, one in anatomy.generators())]]
 
     def nbytes(self, kept: _Kept) -> int:
         """As counted while copying."""
@@ -200,7 +200,7 @@ class FieldsKeeping(Keeping):
         all_layers = [env, *anatomy.inner]
         for layer in all_layers:
             if has_slots(type(layer)):
-                raise CannotKeep(f"{type(layer).__name__} has __slots__, which are not looked into")
+                raise CannotSave(f"{type(layer).__name__} has __slots__, which are not looked into")
         if not self._kinds:
             self._kinds = [type_name(layer) for layer in all_layers]
             self._marks = {name: object() for name in ("0", *anatomy.fixed)}
@@ -211,7 +211,7 @@ class FieldsKeeping(Keeping):
             ]
         same = [type_name(layer) for layer in all_layers] == self._kinds
         if not same or self._marks.keys() != {"0", *anatomy.fixed}:
-            raise CannotKeep("this environment is not wrapped or made like the one that the state is of")
+            raise CannotSave("this environment is not wrapped or made like the one that the state is of")
 
     def _keep_layer(self, copier: Copier, depth: int, layer: Any, anatomy: _Anatomy) -> _Layer:
         fields, own, first = vars(layer), anatomy.own[depth], self._first[depth]
@@ -236,7 +236,7 @@ class FieldsKeeping(Keeping):
         fields.update(first)
         fields.update(state.changed)
         for name, value in state.copies.items():
-            if type(value) is Die and id(value) not in copier.memo:
+            if type(value) is RngState and id(value) not in copier.memo:
                 there = fields.get(name)
                 if value.fits(there) and not any(there is one for one in copier.dice):
                     value.write(there)
@@ -259,4 +259,4 @@ def _copy(copier: Copier, layer: Any, name: str, value: Any) -> Any:
         return copier.copy(value)
     except Exception as error:
         what = f"{type(layer).__name__}.{name}"
-        raise CannotKeep(f"{what}, a {type(value).__name__}, cannot be copied ({error!r})") from error
+        raise CannotSave(f"{what}, a {type(value).__name__}, cannot be copied ({error!r})") from error

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from corral.core.types import Array
-from corral.snapshot.keeper import CannotKeep, Env
+from corral.snapshot.keeper import CannotSave, Env
 from corral.snapshot.keepers.fields import Native
 
 # What a model of MuJoCo is at the moment: environments change masses, frictions or gravity from episode to episode.
@@ -59,7 +59,7 @@ class ModelMemory:
         """Give it these; CannotKeep when they are of a model with other parts."""
         arrays = [*self._arrays, *self._option_arrays]
         if [array.nbytes for array in arrays] != [len(kept) for kept in physics.arrays]:
-            raise CannotKeep("its model has other parts than the one that the state is of")
+            raise CannotSave("its model has other parts than the one that the state is of")
         for array, kept in zip(arrays, physics.arrays, strict=True):
             array[...] = np.frombuffer(kept, array.dtype).reshape(array.shape)
         for name, value in zip(self._option_names, physics.options, strict=True):
@@ -70,7 +70,7 @@ def memory_of(first: Array, size: int, within: dict[str, Array]) -> Array:
     """The one piece of memory that begins with an array; CannotKeep unless these others are in it as well."""
     for name, array in within.items():
         if not 0 <= array.ctypes.data - first.ctypes.data <= size - array.nbytes:
-            raise CannotKeep(f"this version of MuJoCo has {name} elsewhere")
+            raise CannotSave(f"this version of MuJoCo has {name} elsewhere")
     return np.lib.stride_tricks.as_strided(first.view(np.uint8), (size,), (1,), writeable=True)
 
 
@@ -97,7 +97,7 @@ class MujocoNative(Native):
         self._memory: weakref.WeakKeyDictionary[Env, tuple[Any, Array, ModelMemory]] = weakref.WeakKeyDictionary()
         base = _base(env)
         if base.model.nplugin:
-            raise CannotKeep("its model has plugins, whose states are not MuJoCo's to copy")
+            raise CannotSave("its model has plugins, whose states are not MuJoCo's to copy")
         self._size = mujoco.mj_stateSize(base.model, self._which)
         self._physics = self._memory_of(env)[1].read()  # as the last state had them
 

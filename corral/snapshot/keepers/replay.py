@@ -9,20 +9,22 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from corral.snapshot.find_rng import HiddenDice
-from corral.snapshot.keeper import Beginning, CannotKeep, Env, Keeping, Tape
-from corral.snapshot.rng import Die
+from corral.snapshot.find_rng import RngFinder
+from corral.snapshot.keeper import CannotSave, Env, EpisodeStart, StateKeeper, Tape
+from corral.snapshot.rng import RngState
 
-_MOST_STEPS = 50_000  # after the beginning
+_MAX_STEPS = 50_000  # after the beginning
 _POINT_BYTES = 600
 
 
-class Point:
+class ReplayPoint:
     """A state: an action after another state, with the seed of its dice if they are others; or a beginning."""
 
     __slots__ = ("action", "before", "beginning", "seed", "steps")
 
-    def __init__(self, beginning: Beginning, before: Point | None = None, action: Any = None, seed: int | None = None):
+    def __init__(
+        self, beginning: EpisodeStart, before: ReplayPoint | None = None, action: Any = None, seed: int | None = None
+    ):
         self.beginning, self.before, self.action, self.seed = beginning, before, action, seed
         self.steps: int = 0 if before is None else before.steps + 1
 
@@ -31,37 +33,37 @@ class _Where:
     """Where an environment is: at a point, or there with other dice; None when it is nowhere that is known."""
 
     def __init__(self) -> None:
-        self.point: Point | None = None
+        self.point: ReplayPoint | None = None
         self.seed: int | None = None
 
 
-class ReplayKeeping(Keeping):
+class ReplayKeeper(StateKeeper):
     """States as the way that leads to them."""
 
     level = 1
 
     def __init__(self) -> None:
         self._where: weakref.WeakKeyDictionary[Env, _Where] = weakref.WeakKeyDictionary()
-        self._dice = HiddenDice()
+        self._dice = RngFinder()
 
-    def keep(self, env: Env, tape: Tape | None = None) -> Point:
+    def keep(self, env: Env, tape: Tape | None = None) -> ReplayPoint:
         """Note the way."""
         if tape is not None:
             beginning = tape()
             if beginning is None:
-                raise CannotKeep("its episode began before it was watched, or is too long to be repeated")
-            return Point(beginning)
+                raise CannotSave("its episode began before it was watched, or is too long to be repeated")
+            return ReplayPoint(beginning)
         where = self._where[env]
         if where.point is None or where.seed is not None:
-            raise CannotKeep("it has not been stepped since it got other dice")
+            raise CannotSave("it has not been stepped since it got other dice")
         return where.point
 
-    def put(self, env: Env, kept: Point) -> None:
+    def put(self, env: Env, kept: ReplayPoint) -> None:
         """Go on from where it is, if that leads there, or repeat everything."""
         where = self._where.setdefault(env, _Where())
         at = where.point if where.seed is None else None
-        way: list[Point] = []
-        point: Point | None = kept
+        way: list[ReplayPoint] = []
+        point: ReplayPoint | None = kept
         while point is not None and point is not at:
             way.append(point)
             point = point.before
@@ -71,7 +73,7 @@ class ReplayKeeping(Keeping):
             where.point = None  # where that led, in the middle of what follows
         for step in reversed(way):
             if step.seed is not None:
-                self._dice.throw_anew(env, step.seed)
+                self._dice.reseed(env, step.seed)
             env.step(step.action)
         where.point, where.seed = kept, None
 
@@ -81,10 +83,10 @@ class ReplayKeeping(Keeping):
 
     def reseed(self, env: Env, seed: int) -> None:
         """Other numbers for the generators that can be found."""
-        self._dice.throw_anew(env, seed)
+        self._dice.reseed(env, seed)
         self._where[env].seed = seed
 
-    def dice(self, env: Env) -> list[Die]:
+    def dice(self, env: Env) -> list[RngState]:
         """The generators that can be found."""
         return self._dice.read(env)
 
@@ -93,12 +95,12 @@ class ReplayKeeping(Keeping):
         where = self._where[env]
         before, where.point = where.point, None
         assert before is not None
-        if before.steps >= _MOST_STEPS:
-            raise CannotKeep(f"it is {_MOST_STEPS:,} steps after where it began")
+        if before.steps >= _MAX_STEPS:
+            raise CannotSave(f"it is {_MAX_STEPS:,} steps after where it began")
         result = env.step(action)
-        where.point, where.seed = Point(before.beginning, before, action, where.seed), None
+        where.point, where.seed = ReplayPoint(before.beginning, before, action, where.seed), None
         return result
 
-    def nbytes(self, kept: Point) -> int:
+    def nbytes(self, kept: ReplayPoint) -> int:
         """An action, or all of them."""
         return kept.beginning.nbytes if kept.before is None else _POINT_BYTES

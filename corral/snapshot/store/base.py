@@ -8,14 +8,14 @@ from types import TracebackType
 
 from corral.core.errors import UserError
 
-MOST_NAME = 512  # bytes
+MAX_NAME = 512  # bytes
 
 
 class StatesFull(Exception):
     """The budget does not allow another state; nothing was changed, and nothing is ever evicted."""
 
 
-class StateKeeper(ABC):
+class StateStore(ABC):
     """States as bytes, by name. Within its budget; what is put is got back byte by byte until it is dropped."""
 
     @abstractmethod
@@ -42,7 +42,7 @@ class StateKeeper(ABC):
     def close(self) -> None:  # noqa: B027 - most have nothing to close
         """Nothing more is asked. Safe to call twice."""
 
-    def __enter__(self) -> StateKeeper:
+    def __enter__(self) -> StateStore:
         return self
 
     def __exit__(
@@ -56,10 +56,10 @@ def check_name(name: str) -> str:
     if (
         not isinstance(name, str)
         or not name
-        or len(name.encode("utf-8", "replace")) > MOST_NAME
+        or len(name.encode("utf-8", "replace")) > MAX_NAME
         or not name.isprintable()
     ):
-        raise UserError(f"The name of a state is 1 to {MOST_NAME} bytes of printable text, got {str(name)[:80]!r}.")
+        raise UserError(f"The name of a state is 1 to {MAX_NAME} bytes of printable text, got {str(name)[:80]!r}.")
     return name
 
 
@@ -84,7 +84,7 @@ class StateBudget:
 # States in this process's memory.
 
 
-class MemoryStates(StateKeeper):
+class MemoryStates(StateStore):
     """A dict with a budget."""
 
     def __init__(self, budget: StateBudget | None = None):

@@ -17,13 +17,13 @@ from corral.link.control import OURS, Ready, T, Versions, from_meta, to_meta
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.transports.base import Wire
 from corral.link.transports.open import open_binding
-from corral.snapshot.store.base import StateKeeper, StatesFull, check_name
+from corral.snapshot.store.base import StatesFull, StateStore, check_name
 
 # Messages between a state server and its clients: those of the link (docs/link.md, section 9).
 
 
 CLIENT, SERVER = b"corral-client", b"corral-states"
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 _Nonce = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
@@ -69,7 +69,7 @@ def knock(nonce: bytes) -> ClientKnock:
     return ClientKnock(list(OURS), "states", nonce)
 
 
-class RemoteStates(StateKeeper):
+class RemoteStates(StateStore):
     """A connection to a state server; it is made again when it was lost, and what was under way is asked again."""
 
     def __init__(self, url: str, token_file: str | None = None, timeout_s: float = 30.0):
@@ -84,8 +84,8 @@ class RemoteStates(StateKeeper):
 
     def put(self, name: str, state: bytes) -> None:
         """Keep it there."""
-        if len(state) > MOST_BYTES:
-            raise UserError(f"A state of {len(state)} bytes, a state server takes at most {MOST_BYTES}.")
+        if len(state) > MAX_BYTES:
+            raise UserError(f"A state of {len(state)} bytes, a state server takes at most {MAX_BYTES}.")
         self._ask(clp.Op.PUT, {"name": check_name(name)}, [state])
 
     def get(self, name: str) -> bytes | None:
@@ -163,7 +163,7 @@ class RemoteStates(StateKeeper):
             raise EnvFailed(f"{self._url} is no state server: it sent {error}.") from error
         if not is_proven(self._token, welcome.proof, SERVER, self._nonce, welcome.nonce):
             raise UserError(f"The server at {self._url} did not prove that it knows the token; give it the same file.")
-        wire.most_bytes = MOST_BYTES + clp.GREETING_BYTES
+        wire.most_bytes = MAX_BYTES + clp.GREETING_BYTES
         proof = prove(self._token, CLIENT, self._nonce, welcome.nonce)
         wire.send(Message(clp.Op.READY, meta=to_meta(Ready(proof))).frames())
         self._ready = True

@@ -13,7 +13,7 @@ import zlib
 from pathlib import Path
 
 from corral.core.errors import UserError
-from corral.snapshot.store.base import MOST_NAME, StateBudget, StateKeeper, check_name
+from corral.snapshot.store.base import MAX_NAME, StateBudget, StateStore, check_name
 
 log = logging.getLogger("corral.snapshot")
 
@@ -21,7 +21,7 @@ _HEAD = struct.Struct("<4sIIQ")  # magic, bytes of the name, CRC-32 of name and 
 _MAGIC = b"CST1"
 
 
-class FileStates(StateKeeper):
+class FileStates(StateStore):
     """One file per state, named by the hash of its name, written beside and moved into place."""
 
     def __init__(self, folder: str | Path, budget: StateBudget | None = None):
@@ -119,7 +119,7 @@ def _read(path: Path) -> tuple[str, bytes] | None:
         data = path.read_bytes()
         magic, name_size, crc, size = _HEAD.unpack_from(data)
         body = data[_HEAD.size :]
-        if magic != _MAGIC or name_size > MOST_NAME or len(body) != name_size + size or zlib.crc32(body) != crc:
+        if magic != _MAGIC or name_size > MAX_NAME or len(body) != name_size + size or zlib.crc32(body) != crc:
             return None
         return body[:name_size].decode(), body[name_size:]
     except (OSError, struct.error, UnicodeDecodeError):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from corral.snapshot.store.base import MemoryStates, StateBudget, StateKeeper
+from corral.snapshot.store.base import MemoryStates, StateBudget, StateStore
 from corral.snapshot.store.client import RemoteStates
 from corral.snapshot.store.files import FileStates
 
 
-def open_states(where: str = "memory", budget: StateBudget | None = None, token_file: str | None = None) -> StateKeeper:
+def open_states(where: str = "memory", budget: StateBudget | None = None, token_file: str | None = None) -> StateStore:
     """`memory`, the URL of a state server, or a folder. The budget of a server is its own."""
     if where == "memory":
         return MemoryStates(budget)

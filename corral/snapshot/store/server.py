@@ -7,19 +7,19 @@ import time
 from dataclasses import dataclass
 
 from corral.core.errors import UserError
-from corral.core.log import SparingLog
+from corral.core.log import RateLimitedLog
 from corral.link import protocol as clp
 from corral.link.auth import is_proven, new_nonce, prove
 from corral.link.control import Ready, from_meta, to_meta
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.transports.base import Binding, Event, Wire
 from corral.snapshot.store import client as sw
-from corral.snapshot.store.base import StateKeeper, StatesFull
+from corral.snapshot.store.base import StatesFull, StateStore
 
 log = logging.getLogger("corral.snapshot")
 
 _GREETING_S = 10.0
-_MOST_CLIENTS = 1024
+_MAX_CLIENTS = 1024
 
 
 @dataclass
@@ -33,10 +33,10 @@ class _Client:
 class StateServer:
     """Answers PUT, GET, DROP_STATE, LIST and STATS, one after the other, so everybody sees the same."""
 
-    def __init__(self, binding: Binding, keeper: StateKeeper, token: bytes | None = None):
+    def __init__(self, binding: Binding, keeper: StateStore, token: bytes | None = None):
         self._binding, self._keeper, self._token = binding, keeper, token
         self._clients: dict[Wire, _Client] = {}
-        self._strangers = SparingLog(log)
+        self._strangers = RateLimitedLog(log)
 
     @property
     def urls(self) -> list[str]:
@@ -66,7 +66,7 @@ class StateServer:
             self._clients.pop(wire, None)
             return
         if wire not in self._clients:
-            if len(self._clients) >= _MOST_CLIENTS:
+            if len(self._clients) >= _MAX_CLIENTS:
                 wire.close()
                 return
             self._clients[wire] = _Client(time.monotonic())
@@ -82,7 +82,7 @@ class StateServer:
                 return
             client.nonce, client.own_nonce = asked.nonce, new_nonce()
             proof = prove(self._token, sw.SERVER, client.nonce, client.own_nonce)
-            welcome = sw.ServerWelcome((clp.MAJOR, clp.MINOR), client.own_nonce, proof, sw.MOST_BYTES)
+            welcome = sw.ServerWelcome((clp.MAJOR, clp.MINOR), client.own_nonce, proof, sw.MAX_BYTES)
             wire.send(Message(clp.Op.WELCOME, meta=to_meta(welcome)).frames())
         elif message.op == clp.Op.READY and client.nonce:
             if not is_proven(
@@ -90,7 +90,7 @@ class StateServer:
             ):
                 self._refuse(wire, clp.Status.E_AUTH, "a client did not prove that it knows the token")
                 return
-            client.ready, wire.most_bytes = True, sw.MOST_BYTES + clp.GREETING_BYTES
+            client.ready, wire.most_bytes = True, sw.MAX_BYTES + clp.GREETING_BYTES
         else:
             raise BadMessage(f"{clp.Op(message.op).name} in the handshake")
 
@@ -99,7 +99,7 @@ class StateServer:
         name = (message.meta or {}).get("name", "")
         try:
             if message.op == clp.Op.PUT:
-                if len(message.payload) != 1 or len(message.payload[0]) > sw.MOST_BYTES:
+                if len(message.payload) != 1 or len(message.payload[0]) > sw.MAX_BYTES:
                     raise BadMessage(f"a PUT with {len(message.payload)} frames")
                 self._keeper.put(name, bytes(message.payload[0]))
             elif message.op == clp.Op.GET:

@@ -30,7 +30,7 @@ Env = gymnasium.Env[Any, Any]
 
 
 @dataclass
-class Seen:
+class Observed:
     """What one step gave, as bytes where they must be equal."""
 
     obs: bytes
@@ -45,12 +45,12 @@ class Seen:
         return self.terminated or self.truncated
 
 
-class Run:
+class UninterruptedRun:
     """Random legal actions in an environment, which is closed then, with a reset after every end."""
 
     def __init__(self, env: Env, steps: int):
         self.actions: list[Any] = []
-        self.seen: list[Seen] = []
+        self.seen: list[Observed] = []
         _, info = env.reset(seed=0)
         for action in draw_actions(env, steps):
             if self.seen and self.seen[-1].ended:
@@ -60,18 +60,18 @@ class Run:
             info = self.seen[-1].info
         env.close()
 
-    def follow(self, env: Any, at: int) -> Seen:
+    def follow(self, env: Any, at: int) -> Observed:
         """Make the step `at` of the run, preceded by a reset where the one before ended an episode."""
         if at and self.seen[at - 1].ended:
             env.reset()
         return make_step(env, self.actions[at])
 
 
-def make_step(env: Any, action: Any) -> Seen:
+def make_step(env: Any, action: Any) -> Observed:
     """Step, and note what came out."""
     obs, reward, terminated, truncated, info = env.step(action)
     value = float(np.asarray(reward).reshape(()))
-    return Seen(obs_bytes(Layout(env.observation_space), obs), value, bool(terminated), bool(truncated), info)
+    return Observed(obs_bytes(Layout(env.observation_space), obs), value, bool(terminated), bool(truncated), info)
 
 
 def obs_bytes(layout: Layout, obs: Any) -> bytes:
@@ -106,7 +106,7 @@ def save_and_load(subject: Subject) -> Outcome:
         return "warn", "not tried: the same seed and actions do not give the same steps, so nothing could be compared"
     if getattr(subject.instance.unwrapped, "answered", False):
         return "pass", "not compared: its steps have an opponent's answers in them, and states are of single moves"
-    run = Run(subject.build(), _affordable(subject))
+    run = UninterruptedRun(subject.build(), _affordable(subject))
     try:
         snapshots = Snapshots(subject.factory, rng="replay")
     except UserError as error:
@@ -121,7 +121,7 @@ def save_and_load(subject: Subject) -> Outcome:
     return "pass", f"{level}; bit-equal after loads and in expansions; {dice}"
 
 
-def _first_difference(snapshots: Snapshots, run: Run) -> str | None:
+def _first_difference(snapshots: Snapshots, run: UninterruptedRun) -> str | None:
     """What is otherwise than in an uninterrupted run, or None."""
     saved: dict[int, int] = {}
     count = len(run.actions)
@@ -189,7 +189,7 @@ def planning(subject: Subject) -> Outcome:
     """Planning leaves the acting environment as it was."""
     if not subject.reproducible:
         return "warn", "not tried: nothing could be compared"
-    run = Run(subject.build(), min(50, _affordable(subject)))
+    run = UninterruptedRun(subject.build(), min(50, _affordable(subject)))
     try:
         snapshots = Snapshots(subject.factory)
     except UserError:

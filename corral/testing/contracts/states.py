@@ -26,7 +26,7 @@ from corral.core.errors import UserError
 from corral.planning.snapshots import Snapshots
 from corral.snapshot.rng import find_generators, read_generators, same_state
 from corral.snapshot.states import Level
-from corral.testing.checks.states import Run, draw_actions, make_step
+from corral.testing.checks.states import UninterruptedRun, draw_actions, make_step
 
 Env = gymnasium.Env[Any, Any]
 _FLAT_BYTES = 8e6
@@ -52,7 +52,7 @@ class StatesContract:
             assert snapshots.level == self.level
 
     def test_saves_loads_and_expansions_in_any_order_are_bit_equal_to_an_uninterrupted_run(self) -> None:
-        run = Run(self.make(), self.steps)
+        run = UninterruptedRun(self.make(), self.steps)
         rng = np.random.default_rng(0)
         with Snapshots(self.make, rng="replay") as snapshots:
             env, at, saved = snapshots.env, 0, {}
@@ -76,7 +76,7 @@ class StatesContract:
                 if at == self.steps:
                     break
 
-    def _expand_along(self, snapshots: Snapshots, state: int, run: Run, at: int) -> None:
+    def _expand_along(self, snapshots: Snapshots, state: int, run: UninterruptedRun, at: int) -> None:
         """Step from a state as the run went on, and then otherwise; nothing of it is kept."""
         made = []
         for k in range(at, min(at + 5, len(run.actions))):
@@ -159,7 +159,7 @@ class StatesContract:
             env = TimeLimit(self.make(), 9)
             return FrameStackObservation(NormalizeReward(NormalizeObservation(env)), 3)
 
-        run = Run(wrapped(), 60)
+        run = UninterruptedRun(wrapped(), 60)
         with Snapshots(wrapped, rng="replay") as snapshots:
             saved = {}
             for at in range(50):

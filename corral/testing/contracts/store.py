@@ -138,7 +138,7 @@ class StoreContract:
             store.feedback(sample.keys, (sample.keys % 7).astype(np.float32))
 
 
-class OnceContract(StoreContract):
+class FifoContract(StoreContract):
     """Stores whose data is used once."""
 
     def test_nothing_is_lost_or_duplicated(self) -> None:

@@ -58,7 +58,7 @@ class AleVecEnv(LockstepVecEnv):
         obs, info = self._venv.reset(seed=np.array(seeds))
         self._lives, self._frame = info["lives"], info["episode_frame_number"]
         self._age[:] = self._youngest = 0
-        self._pad(obs, self._flight.everyone.ids)
+        self._pad(obs, self._in_flight.everyone.ids)
         return obs
 
     def _launch(self, actions: Tree) -> None:
@@ -71,7 +71,7 @@ class AleVecEnv(LockstepVecEnv):
         raw_reward = reward.astype(np.float64)
         n = self.num_envs
         batch = StepBatch(
-            self._flight.everyone.ids,
+            self._in_flight.everyone.ids,
             obs,
             raw_reward.clip(-1.0, 1.0) if self._suite.clip_reward else raw_reward.copy(),
             raw_reward,
@@ -92,7 +92,7 @@ class AleVecEnv(LockstepVecEnv):
             batch.game_over = batch.first & ~life_lost
             batch.final_obs = self._new_episodes(obs, info["final_obs"], batch)
         self._lives, self._frame = lives, frame
-        return batch, self._flight.everyone.ids
+        return batch, self._in_flight.everyone.ids
 
     def _new_episodes(self, obs: Array, final: Array, batch: StepBatch) -> Array:
         """Complete the final observations, which ALE gives after games only, and start stacks anew."""

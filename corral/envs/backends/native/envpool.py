@@ -18,8 +18,8 @@ from corral.core import seeding
 from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, EnvSpec, StepBatch, Tree
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.in_flight import Flight
-from corral.envs.stepping.rows import FIRST, GAME_OVER, TERMINATED, TRUNCATED, Rows
+from corral.envs.stepping.in_flight import InFlight
+from corral.envs.stepping.rows import FIRST, GAME_OVER, TERMINATED, TRUNCATED, EnvRows
 from corral.envs.vec_env import VecEnv
 
 _NO_LIMIT = 2**31 - 1
@@ -41,17 +41,17 @@ class EnvPoolVecEnv(VecEnv):
         with _quietly():
             observation, action = made.gymnasium_observation_space, made.gymnasium_action_space
         self.spec = EnvSpec(observation, action, task, self._limit if self._limit < _NO_LIMIT else None)
-        self._rows = Rows(self.spec, num_envs)
-        self._flight = Flight(num_envs, self.spec)
+        self._rows = EnvRows(self.spec, num_envs)
+        self._in_flight = InFlight(num_envs, self.spec)
         self._float_leaves = [k for k, leaf in enumerate(self.spec.observation.leaves) if leaf.dtype.kind == "f"]
         self._pool: Any = None
 
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere, in a new pool because EnvPool's seeds are fixed."""
-        self._flight.require_open()
+        self._in_flight.require_open()
         seeds = seeding.env_seeds(seed, self._role, self.num_envs)
         self._pool = self._envpool("make", env_type="gymnasium", env_seed=seeds)
-        self._flight.start()
+        self._in_flight.start()
         rows = self._rows
         rows.reward[:] = rows.raw_reward[:] = 0.0
         rows.step[:] = 0
@@ -59,28 +59,28 @@ class EnvPoolVecEnv(VecEnv):
         rows.flags[:, FIRST] = True
         with _quietly():
             obs, _ = self._pool.reset()
-        self._write(self._flight.everyone.ids, obs)
-        self._flight.arrive(self._flight.everyone.mask)
+        self._write(self._in_flight.everyone.ids, obs)
+        self._in_flight.complete(self._in_flight.everyone.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         """Hand one action to each of these idle environments."""
-        chosen, leaves = self._flight.take_off(env_ids, actions)
+        chosen, leaves = self._in_flight.send(env_ids, actions)
         for row, leaf in zip(self._rows.action, leaves, strict=True):
             row[chosen.index] = leaf
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Step everybody who was sent to; the results asked for."""
-        flight = self._flight
-        if not flight.started:
+        in_flight = self._in_flight
+        if not in_flight.started:
             self.reset(self.seed)
-        wanted, count = flight.wanted(min_ready, env_ids)
-        if flight.num_ready(wanted) < count:
-            self._step(flight.sets.of_mask(flight.in_flight))
-        return self._rows.collect(flight.land(wanted))
+        wanted, count = in_flight.wanted(min_ready, env_ids)
+        if in_flight.num_ready(wanted) < count:
+            self._step(in_flight.sets.of_mask(in_flight.in_flight))
+        return self._rows.collect(in_flight.take(wanted))
 
     def close(self) -> None:
         """Let go of the pool, which ends its threads."""
-        self._flight.closed = True
+        self._in_flight.closed = True
         self._pool = None
 
     def _step(self, chosen: IdSet) -> None:
@@ -100,7 +100,7 @@ class EnvPoolVecEnv(VecEnv):
             self._next_episodes(ids[ended])
         if not np.isfinite(rows.reward[ids]).all():
             raise self._not_finite(ids[~np.isfinite(rows.reward[ids])])
-        self._flight.arrive(chosen.mask)
+        self._in_flight.complete(chosen.mask)
 
     def _next_episodes(self, ids: Array) -> None:
         rows = self._rows

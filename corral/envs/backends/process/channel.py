@@ -22,7 +22,7 @@ ROWS, RESET, STEP, CLOSE, RECORD, SAVE, LOAD = range(7)
 SPEC, READY, FAULT, FAILED, SAVED, LOADED, ALIVE = range(10, 17)
 
 
-class Closed(Exception):
+class ChannelClosed(Exception):
     """The other side is gone."""
 
 
@@ -47,7 +47,7 @@ class Channel:
         try:
             self._socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError, TimeoutError) as error:
-            raise Closed from error
+            raise ChannelClosed from error
 
     def send_json(self, op: int, data: Any) -> None:
         """Send one message with a JSON payload, which may hold arrays; `parse` reads it."""
@@ -58,9 +58,9 @@ class Channel:
         try:
             size = self._socket.recv_into(self._room)
         except (ConnectionResetError, TimeoutError) as error:
-            raise Closed from error
+            raise ChannelClosed from error
         if not size:
-            raise Closed
+            raise ChannelClosed
         self._rest += self._room[:size]
         buffer = self._rest
         messages, start = [], 0

@@ -22,7 +22,7 @@ from corral.core.types import EnvSpec
 from corral.envs.backends.process import channel as ch
 from corral.envs.backends.remote.worker import EnvWorker
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.rows import Rows
+from corral.envs.stepping.rows import EnvRows
 
 
 def main(socket_fd: int, memory_fd: int, job_fd: int, dump_fd: int, parent_pid: int) -> None:
@@ -60,7 +60,7 @@ def _serve(channel: ch.Channel, memory_fd: int, job_fd: int) -> None:
                 if op == ch.CLOSE:
                     return
                 worker.receive(op, payload)
-    except ch.Closed:
+    except ch.ChannelClosed:
         pass
     except UserError as error:
         channel.send_json(ch.FAILED, {"kind": "user", "text": str(error)})
@@ -93,8 +93,8 @@ class _Worker(EnvWorker):
             done.route = ch.frame(ch.READY, done.payload)
         self._channel.send_frame(done.route)
 
-    def make_rows(self, spec: EnvSpec, num_envs: int) -> Rows:
-        return Rows(spec, num_envs, mmap.mmap(self._memory_fd, 0))
+    def make_rows(self, spec: EnvSpec, num_envs: int) -> EnvRows:
+        return EnvRows(spec, num_envs, mmap.mmap(self._memory_fd, 0))
 
 
 def end_with_parent(socket_fd: int, parent_pid: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from corral.core.types import Array
 from corral.envs.backends.process import channel as ch
 from corral.envs.backends.remote.handle import RemoteWorker
-from corral.runtimes.orphan_reaper import Sentry
+from corral.runtimes.orphan_reaper import OrphanReaper
 
 # One thread per worker: environments are many, and each numeric library would otherwise take every core.
 THREAD_VARIABLES = (
@@ -54,7 +54,7 @@ def plug_stdio() -> None:
 class WorkerHandle(RemoteWorker):
     """One worker process and the environments it owns."""
 
-    def __init__(self, index: int, ids: Array, memory_fd: int, job: bytes, sentry: Sentry):
+    def __init__(self, index: int, ids: Array, memory_fd: int, job: bytes, sentry: OrphanReaper):
         super().__init__(index, ids)
         self._memory_fd, self._sentry = memory_fd, sentry
         self._job_fd = shared_memory("corral-job")  # may be large: a factory can close over anything
@@ -86,11 +86,11 @@ class WorkerHandle(RemoteWorker):
         self.channel = ch.Channel(ours)
         self.poll = select.poll()  # to wait for this worker alone
         self.poll.register(ours.fileno(), select.POLLIN)
-        self.born()
+        self.reset()
 
     def post(self, op: int, data: Any = None) -> None:
         """Send a message; a worker found dead is replaced by the next recv."""
-        with contextlib.suppress(ch.Closed):
+        with contextlib.suppress(ch.ChannelClosed):
             self.channel.send_json(op, data)
 
     def dump_stacks(self) -> None:
@@ -103,7 +103,7 @@ class WorkerHandle(RemoteWorker):
             time.sleep(0.02)
         time.sleep(0.05)  # the handler writes in several pieces
 
-    def last_words(self) -> str:
+    def exit_report(self) -> str:
         """How the process ended, and the stacks it left."""
         code = self.process.returncode
         ending = f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
@@ -129,7 +129,7 @@ class WorkerHandle(RemoteWorker):
 
 
 def stop_workers(
-    workers: list[WorkerHandle], sentry: Sentry, memory_fd: int, owner_pid: int, patience_s: float = 5.0
+    workers: list[WorkerHandle], sentry: OrphanReaper, memory_fd: int, owner_pid: int, patience_s: float = 5.0
 ) -> None:
     """Let every worker close its environments, then end those that did not.
 
@@ -138,7 +138,7 @@ def stop_workers(
     if os.getpid() != owner_pid:
         return
     for worker in workers:
-        with contextlib.suppress(ch.Closed, OSError):
+        with contextlib.suppress(ch.ChannelClosed, OSError):
             worker.channel.send(ch.CLOSE)
     until = time.monotonic() + patience_s
     for worker in workers:

@@ -21,9 +21,9 @@ from corral.envs.backends.process.handle import WorkerHandle, plug_stdio, shared
 from corral.envs.backends.remote.handle import pickle_factories
 from corral.envs.backends.remote.vec_env import RemoteVecEnv
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.rows import Rows
+from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import Supervision
-from corral.runtimes.orphan_reaper import Sentry
+from corral.runtimes.orphan_reaper import OrphanReaper
 
 
 class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
@@ -42,7 +42,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         jobs = [pickle_factories({i: factories[i] for i in ids.tolist()}, name) for _, ids in handles]
         plug_stdio()
         self._memory_fd = shared_memory("corral-rows")
-        self._sentry = Sentry()
+        self._sentry = OrphanReaper()
         self._poll = select.poll()
         self._by_fd: dict[int, WorkerHandle] = {}
         # Lives without self, so that an unclosed VecEnv takes its workers along when collected or at exit.
@@ -70,17 +70,17 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         del self._by_fd[fd]
         worker.kill()
 
-    def _make_rows(self) -> Rows:
-        size = Rows.nbytes(self.spec, self.num_envs)
+    def _make_rows(self) -> EnvRows:
+        size = EnvRows.nbytes(self.spec, self.num_envs)
         os.ftruncate(self._memory_fd, size)
-        return Rows(self.spec, self.num_envs, mmap.mmap(self._memory_fd, size))
+        return EnvRows(self.spec, self.num_envs, mmap.mmap(self._memory_fd, size))
 
     def _dispatch(self, chosen: IdSet) -> None:
         for worker, frame, count in chosen.route or self._route(chosen):
             if worker.pending == 0:
                 worker.touch()
             worker.pending += count
-            with contextlib.suppress(ch.Closed):  # found dead, and replaced, by the next recv
+            with contextlib.suppress(ch.ChannelClosed):  # found dead, and replaced, by the next recv
                 worker.channel.send_frame(frame)
             self._last_sent = worker
 
@@ -91,7 +91,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         for worker in self._workers:
             part = chosen.ids[owner == worker.index]
             if len(part):
-                route.append((worker, ch.frame(ch.STEP, self._flight.sets.of(part).payload), len(part)))
+                route.append((worker, ch.frame(ch.STEP, self._in_flight.sets.of(part).payload), len(part)))
         chosen.route = route
         return route
 
@@ -106,10 +106,10 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
             try:
                 for op, payload in worker.channel.read():
                     if op == ch.READY:
-                        self._ready(worker, self._flight.sets.of_payload(payload))
+                        self._ready(worker, self._in_flight.sets.of_payload(payload))
                     else:
                         self._handle(worker, op, ch.parse(payload) if payload else None)
-            except ch.Closed:
+            except ch.ChannelClosed:
                 self._replace(worker, "killed")
 
     def _check_alive(self, worker: WorkerHandle, now: float) -> None:

@@ -18,7 +18,7 @@ from corral.core.types import Array, EnvSpec
 from corral.envs.backends.process import channel as ch
 from corral.envs.backends.remote.worker import EnvWorker
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.rows import RowParcel, Rows, pack, unpack
+from corral.envs.stepping.rows import CopiedRows, EnvRows, pack, unpack
 from corral.envs.supervision import IDLE
 
 # From here on a call of its own for each environment costs little beside its step.
@@ -26,7 +26,7 @@ _SLOW_STEP_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePlace:
     """Where an actor is, and how another process on its node can look at it."""
 
     node_id: str
@@ -36,7 +36,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Reply:
+class ActorReply:
     """What an actor says in answer to one call, in order; READY and ROWS carry a RowParcel."""
 
     messages: list[tuple[int, Any]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class EnvActor(EnvWorker):
     """Some environments as a Ray actor: one call at a time, on its main thread."""
 
     def __init__(self) -> None:
-        self._reply = Reply()
+        self._reply = ActorReply()
         self._stacks = os.fdopen(os.memfd_create("corral-stacks"), "w")
         self._mark_fd = os.memfd_create("corral-mark")
         os.ftruncate(self._mark_fd, 8)
@@ -55,28 +55,28 @@ class EnvActor(EnvWorker):
         self._mark[0] = IDLE
         faulthandler.register(signal.SIGUSR1, self._stacks, all_threads=True)
 
-    def place(self) -> Place:
+    def place(self) -> NodePlace:
         """The first thing asked: where am I?"""
         import ray
 
         node_id = ray.get_runtime_context().get_node_id()
-        return Place(node_id, os.getpid(), self._stacks.fileno(), self._mark_fd)
+        return NodePlace(node_id, os.getpid(), self._stacks.fileno(), self._mark_fd)
 
-    def build(self, job: bytes, path: list[str]) -> Reply:
+    def build(self, job: bytes, path: list[str]) -> ActorReply:
         """Build the environments; what the parent can import is looked for here in the same places."""
         sys.path += [entry for entry in path if entry not in sys.path]
         return self._answer(self.start, job)
 
-    def ask(self, op: int, data: Any, rows: RowParcel | None = None) -> Reply:
+    def ask(self, op: int, data: Any, rows: CopiedRows | None = None) -> ActorReply:
         """Do what a message asks for; `rows` are to be put in place before."""
         return self._answer(self._ask, op, data, rows)
 
-    def take(self, env_ids: bytes, actions: list[Array]) -> Reply:
+    def take(self, env_ids: bytes, actions: list[Array]) -> ActorReply:
         """Step these environments."""
         return self._answer(self._take, env_ids, actions)
 
-    def _answer(self, do: Any, *args: Any) -> Reply:
-        self._reply = reply = Reply()
+    def _answer(self, do: Any, *args: Any) -> ActorReply:
+        self._reply = reply = ActorReply()
         try:
             do(*args)
         except UserError as error:
@@ -87,7 +87,7 @@ class EnvActor(EnvWorker):
             self.post(ch.FAILED, {"kind": "failed", "text": "".join(traceback.format_exception(error))})
         return reply
 
-    def _ask(self, op: int, data: Any, rows: RowParcel | None) -> None:
+    def _ask(self, op: int, data: Any, rows: CopiedRows | None) -> None:
         if rows is not None:
             unpack(self._rows, self._sets.of_payload(rows.env_ids), rows)
         self.handle(op, data)
@@ -111,16 +111,16 @@ class EnvActor(EnvWorker):
         """Send the rows along."""
         self.post(ch.READY, pack(self._rows, done))
 
-    def make_rows(self, spec: EnvSpec, num_envs: int) -> Rows:
+    def make_rows(self, spec: EnvSpec, num_envs: int) -> EnvRows:
         """Rows of its own."""
-        return Rows(spec, num_envs)
+        return EnvRows(spec, num_envs)
 
-    def visible_mark(self, rows: Rows) -> Any:
+    def visible_mark(self, rows: EnvRows) -> Any:
         """Memory that `look_at` can read."""
         return self._mark
 
 
-def look_at(place: Place) -> tuple[int, str]:
+def look_at(place: NodePlace) -> tuple[int, str]:
     """On an actor's node: which environment it is stepping, and its stacks, even if C code holds the interpreter."""
     with open(f"/proc/{place.pid}/fd/{place.mark_fd}", "rb") as file:
         mark: int = struct.unpack("q", file.read(8))[0]

@@ -9,9 +9,9 @@ from typing import Any
 
 from corral.core.types import Array
 from corral.envs.backends.process import channel as ch
-from corral.envs.backends.ray.actor import EnvActor, Place, look_at
+from corral.envs.backends.ray.actor import EnvActor, NodePlace, look_at
 from corral.envs.backends.remote.handle import RemoteWorker
-from corral.envs.stepping.rows import RowParcel
+from corral.envs.stepping.rows import CopiedRows
 from corral.envs.supervision import IDLE as NO_ENV
 from corral.runtimes.ray_cluster import import_ray
 
@@ -39,12 +39,12 @@ class RayWorker(RemoteWorker):
         cpus = 0 if self._group is None else 1
         options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": where}
         self._actor = ray.remote(EnvActor).options(**options).remote()
-        self.place: Place | None = None
+        self.place: NodePlace | None = None
         self.missed = False  # Ray has not started it for a while, and this was said
         self.slow = True  # until a step shows otherwise: a call for each environment
         self.words = ""
         self.calls: dict[Any, list[int]] = {}  # refs of answers to come, in order, and the environments concerned
-        self.born()
+        self.reset()
         self.calls[self._actor.place.remote()] = []
         self.calls[self._actor.build.remote(self._job, [entry for entry in sys.path if isinstance(entry, str)])] = []
 
@@ -52,7 +52,7 @@ class RayWorker(RemoteWorker):
         """Call the actor with a message."""
         self.calls[self._actor.ask.remote(op, data)] = data["ids"] if op == ch.RESET else []
 
-    def load(self, data: Any, rows: RowParcel) -> None:
+    def load(self, data: Any, rows: CopiedRows) -> None:
         """Have saved states restored; the actor needs the rows to compare."""
         self.calls[self._actor.ask.remote(ch.LOAD, data, rows)] = self.ids.tolist()
 
@@ -88,7 +88,7 @@ class RayWorker(RemoteWorker):
         start = max(0, text.find("The actor is dead"))
         self.words = f"its Ray actor is gone: {text[start : start + _WORDS]}"
 
-    def last_words(self) -> str:
+    def exit_report(self) -> str:
         """How the actor ended."""
         return self.words
 

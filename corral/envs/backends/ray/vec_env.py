@@ -20,12 +20,12 @@ from corral.core.errors import EnvFailed
 from corral.core.gym_env import EnvFactory
 from corral.core.types import Array
 from corral.envs.backends.process import channel as ch
-from corral.envs.backends.ray.actor import Place, Reply
+from corral.envs.backends.ray.actor import ActorReply, NodePlace
 from corral.envs.backends.ray.handle import RayWorker, stop_actors
 from corral.envs.backends.remote.handle import pickle_factories
 from corral.envs.backends.remote.vec_env import RemoteVecEnv, W
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.rows import Rows, pack, unpack
+from corral.envs.stepping.rows import EnvRows, pack, unpack
 from corral.envs.supervision import IDLE as NO_ENV
 from corral.envs.supervision import Supervision
 from corral.runtimes.ray_cluster import connect, free_cpus_in_words, import_ray, reserve_cpus, usable_cpus
@@ -33,11 +33,11 @@ from corral.runtimes.ray_cluster import connect, free_cpus_in_words, import_ray,
 # Environments in workers that share no memory with the caller: rows are kept here, and travel as parcels.
 
 
-class ParcelledVecEnv(RemoteVecEnv[W], Generic[W]):
+class CopiedRowsVecEnv(RemoteVecEnv[W], Generic[W]):
     """What the Ray and the gRPC backend have in common."""
 
-    def _make_rows(self) -> Rows:
-        rows = Rows(self.spec, self.num_envs)
+    def _make_rows(self) -> EnvRows:
+        rows = EnvRows(self.spec, self.num_envs)
         rows.mark[:] = NO_ENV  # who is being stepped is known elsewhere
         return rows
 
@@ -60,7 +60,7 @@ _PLACE_S = 10.0  # usually it takes Ray a second
 _GET_S = 10.0
 
 
-class RayVecEnv(ParcelledVecEnv[RayWorker]):
+class RayVecEnv(CopiedRowsVecEnv[RayWorker]):
     """VecEnv over Ray actors. Each reserves one CPU; those of an evaluation, which run now and then, reserve none."""
 
     def __init__(
@@ -85,7 +85,7 @@ class RayVecEnv(ParcelledVecEnv[RayWorker]):
         self._start_all([RayWorker(*job, group) for job in jobs])
 
     @property
-    def places(self) -> list[Place | None]:
+    def places(self) -> list[NodePlace | None]:
         """Node and process of each actor; environment `i` lives in actor `i % len(places)`."""
         return [worker.place for worker in self._workers]
 
@@ -100,7 +100,7 @@ class RayVecEnv(ParcelledVecEnv[RayWorker]):
     def _dispatch(self, chosen: IdSet) -> None:
         for worker, mine in self._shares(chosen):
             for part in _parts(mine, one_by_one=worker.slow):
-                ids = self._flight.sets.of(part)
+                ids = self._in_flight.sets.of(part)
                 worker.step(ids.payload, list(ids.numbers), [leaf[part] for leaf in self._rows.action])
             self._last_sent = worker
 
@@ -110,7 +110,7 @@ class RayVecEnv(ParcelledVecEnv[RayWorker]):
             super()._send_reset(worker, part, lenient=lenient, whole=whole and k == 0)
 
     def _post_load(self, worker: RayWorker, job: Any) -> None:
-        worker.load(job, pack(self._rows, self._flight.sets.of(worker.ids)))
+        worker.load(job, pack(self._rows, self._in_flight.sets.of(worker.ids)))
 
     def _receive(self, last: RayWorker | None, wait_s: float) -> None:
         refs = [ref for worker in self._workers for ref in worker.calls]
@@ -138,17 +138,17 @@ class RayVecEnv(ParcelledVecEnv[RayWorker]):
             self._replace(worker, "killed")
             return False
         del worker.calls[ref]
-        if isinstance(answer, Place):
+        if isinstance(answer, NodePlace):
             worker.place = answer
             worker.touch()
             return True
-        assert isinstance(answer, Reply)
+        assert isinstance(answer, ActorReply)
         if answer.slow is not None:
             worker.slow = answer.slow
         starts = worker.starts
         for op, data in answer.messages:
             if op in (ch.READY, ch.ROWS):
-                chosen = self._flight.sets.of_payload(data.env_ids)
+                chosen = self._in_flight.sets.of_payload(data.env_ids)
                 unpack(self._rows, chosen, data)
                 if op == ch.READY:
                     self._ready(worker, chosen)

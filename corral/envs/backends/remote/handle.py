@@ -21,7 +21,7 @@ class RemoteWorker(ABC):
         self.index, self.ids = index, ids
         self.starts = -1
 
-    def born(self) -> None:
+    def reset(self) -> None:
         """Another process takes the place of the last."""
         self.starts += 1
         self.seeded = False  # its global generators
@@ -39,7 +39,7 @@ class RemoteWorker(ABC):
         """Send a message; that nobody will read it is found out by whoever waits for the answer."""
 
     @abstractmethod
-    def last_words(self) -> str:
+    def exit_report(self) -> str:
         """How a worker that has ended did so."""
 
 

@@ -21,9 +21,9 @@ from corral.core.types import Array, EnvSpec, StepBatch, Tree
 from corral.envs.backends.process import channel as ch
 from corral.envs.backends.remote.handle import RemoteWorker
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.in_flight import Flight
-from corral.envs.stepping.pending_faults import Losses
-from corral.envs.stepping.rows import Rows
+from corral.envs.stepping.in_flight import InFlight
+from corral.envs.stepping.pending_faults import PendingFaults
+from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE as NO_ENV
 from corral.envs.supervision import Fault, FaultLog, Supervision
 from corral.envs.vec_env import VecEnv
@@ -38,9 +38,9 @@ class RemoteVecEnv(VecEnv, Generic[W]):
     """VecEnv over workers."""
 
     pipelined = True
-    _rows: Rows
-    _flight: Flight
-    _losses: Losses
+    _rows: EnvRows
+    _in_flight: InFlight
+    _pending: PendingFaults
     _stop: Callable[[], Any]  # ends all workers; safe to call twice
 
     def __init__(self, num_envs: int, name: str, supervision: Supervision, workers: int, role: str):
@@ -68,7 +68,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         """End the worker, however it is, and forget what it may still say."""
 
     @abstractmethod
-    def _make_rows(self) -> Rows:
+    def _make_rows(self) -> EnvRows:
         """Memory for the results."""
 
     @abstractmethod
@@ -100,34 +100,34 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere, after the steps still under way are done."""
-        flight = self._flight
-        flight.require_open()
+        in_flight = self._in_flight
+        in_flight.require_open()
         while any(worker.running and worker.pending for worker in self._workers):
             self._guarded_pump()
-        lenient = flight.started  # the very first reset that fails is the user's mistake, a later one a fault
+        lenient = in_flight.started  # the very first reset that fails is the user's mistake, a later one a fault
         self._seed = seed
-        flight.start()
-        self._losses.clear()
-        self._rows.flip(flight.everyone)
+        in_flight.start()
+        self._pending.clear()
+        self._rows.flip(in_flight.everyone)
         self._rows.episode[:] = 0
         for worker in self._workers:
             if worker.running:
                 self._send_reset(worker, worker.ids, lenient=lenient, whole=True)
             else:
-                self._losses.owe_reset(worker.ids)
+                self._pending.owe_reset(worker.ids)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         """Hand one action to each of these idle environments."""
-        flight, rows = self._flight, self._rows
-        chosen, leaves = flight.take_off(env_ids, actions)
+        in_flight, rows = self._in_flight, self._rows
+        chosen, leaves = in_flight.send(env_ids, actions)
         try:
             for row, leaf in zip(rows.action, leaves, strict=True):
                 row[chosen.index] = leaf
-            if self._losses.owing:
-                alive = self._losses.settle(chosen.ids)
+            if self._pending.owing:
+                alive = self._pending.deliver(chosen.ids)
                 if not len(alive):
                     return
-                chosen = flight.sets.of(alive)
+                chosen = in_flight.sets.of(alive)
             rows.flip(chosen)
             self._dispatch(chosen)
         except BaseException:  # Ctrl-C in the middle would leave rows that nobody works on
@@ -136,22 +136,22 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Wait for results; environments that fail meanwhile are replaced."""
-        flight = self._flight
-        if not flight.started:
+        in_flight = self._in_flight
+        if not in_flight.started:
             self.reset(self.seed)
-        wanted, count = flight.wanted(min_ready, env_ids)
+        wanted, count = in_flight.wanted(min_ready, env_ids)
         everybody = min_ready is None and env_ids is None
-        while flight.num_ready(wanted) < count:
+        while in_flight.num_ready(wanted) < count:
             self._guarded_pump(self._last_sent if everybody else None)
-        batch = self._rows.collect(flight.land(wanted))
-        if self._losses.owing:
+        batch = self._rows.collect(in_flight.take(wanted))
+        if self._pending.owing:
             self._send_resets()
         return batch
 
     def linger(self, enough: int, most_s: float) -> None:
         """Take in results until `enough` are there."""
-        flight, until = self._flight, time.monotonic() + most_s
-        while flight.num_ready(None) < enough and (left := until - time.monotonic()) > 0:
+        in_flight, until = self._in_flight, time.monotonic() + most_s
+        while in_flight.num_ready(None) < enough and (left := until - time.monotonic()) > 0:
             self._guarded_pump(most_s=left)
 
     def record_episodes(self) -> None:
@@ -163,15 +163,15 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the environments are, and what leads there; a worker that dies meanwhile leaves its own out."""
-        self._flight.require_idle()
+        self._in_flight.require_idle()
         answers = self._ask(ch.SAVE, {worker.index: None for worker in self._workers if worker.running})
         envs = {env_id: state for answer in answers.values() for env_id, state in answer["envs"].items()}
-        for env_id in self._losses.unknown():
+        for env_id in self._pending.unknown():
             envs.pop(str(env_id), None)
         return {
             "identity": self._identity(),
             "seed": self._seed,
-            "rows": self._rows.state_dict(self._flight.everyone),
+            "rows": self._rows.state_dict(self._in_flight.everyone),
             "envs": envs,
             "workers": {str(index): answer["generators"] for index, answer in answers.items()},
             "faults": self._log.state_dict(),
@@ -182,14 +182,14 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
         The workers' global generators go on as well, if there are as many workers as there were.
         """
-        flight = self._flight
-        flight.require_new()
+        in_flight = self._in_flight
+        in_flight.require_new()
         self._require_identity(state)
-        flight.start()
+        in_flight.start()
         # All are waiting for a first observation, so those of a worker that dies get one.
-        self._losses.clear()
+        self._pending.clear()
         self._seed, self._recording = state["seed"], True
-        self._rows.load_state_dict(state["rows"], flight.everyone)
+        self._rows.load_state_dict(state["rows"], in_flight.everyone)
         self._log.load_state_dict(state["faults"])
         known = state.get("workers", {})
         known = known if len(known) == len(self._workers) else {}
@@ -204,13 +204,13 @@ class RemoteVecEnv(VecEnv, Generic[W]):
                 "generators": known.get(str(worker.index)),
             }
         self._ask(ch.LOAD, jobs)
-        while flight.in_flight:  # of workers that died
+        while in_flight.in_flight:  # of workers that died
             self._guarded_pump()
-        return [i for i in range(self.num_envs) if flight.ready >> i & 1]
+        return [i for i in range(self.num_envs) if in_flight.ready >> i & 1]
 
     def close(self) -> None:
         """End the workers and everything they started."""
-        self._flight.closed = True
+        self._in_flight.closed = True
         self._stop()
 
     # -- messages ------------------------------------------------------------------------------------------
@@ -257,11 +257,11 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         done: IdSet | None = results
         worker.pending -= len(results)
         worker.touch()
-        if self._losses.owing:
-            done = self._losses.without(results)
+        if self._pending.owing:
+            done = self._pending.without(results)
         if done is not None:
-            self._flight.arrive(done.mask)
-            self._losses.fresh &= ~done.mask
+            self._in_flight.complete(done.mask)
+            self._pending.fresh &= ~done.mask
 
     def _handle(self, worker: W, op: int, data: Any) -> None:
         if op in (ch.SAVED, ch.LOADED):
@@ -286,10 +286,10 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
     def _note_loaded(self, worker: W, restarted: list[int]) -> None:
         """A worker's environments are where they were, idle, or have a first observation to deliver."""
-        mask = self._flight.sets.of(worker.ids).mask
-        self._flight.arrive(sum(1 << env_id for env_id in restarted))
-        self._flight.in_flight &= ~mask
-        self._losses.fresh &= ~mask
+        mask = self._in_flight.sets.of(worker.ids).mask
+        self._in_flight.complete(sum(1 << env_id for env_id in restarted))
+        self._in_flight.in_flight &= ~mask
+        self._pending.fresh &= ~mask
 
     def _send_reset(self, worker: W, ids: Array, *, lenient: bool, whole: bool = False) -> None:
         worker.pending += len(ids)
@@ -322,8 +322,8 @@ class RemoteVecEnv(VecEnv, Generic[W]):
                 ids = int(self._workers[0].ids[0]), int(worker.ids[0])
                 require_same_spaces(self.spec, ids[0], self._specs[worker.index], ids[1])
             self._rows = self._make_rows()
-            self._flight = Flight(self.num_envs, self.spec)
-            self._losses = Losses(self._rows, self._flight)
+            self._in_flight = InFlight(self.num_envs, self.spec)
+            self._pending = PendingFaults(self._rows, self._in_flight)
             self._allocated = True
             for worker in self._workers:
                 self._give_rows(worker)
@@ -345,21 +345,21 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
     def _require_work(self) -> None:
         """No unbounded wait: somebody must be working on what is in flight."""
-        waited_for = self._allocated and not self._losses.owing and self._flight.in_flight
+        waited_for = self._allocated and not self._pending.owing and self._in_flight.in_flight
         if waited_for and not any(worker.pending for worker in self._workers):
             raise EnvFailed("Results are awaited that nobody works on, as after an interrupt in the middle of send().")
 
     def _replace(self, worker: W, kind: str, why: str = "") -> None:
         """A worker is lost: report it, start another, and note what its environments owe."""
         self._end(worker)
-        words = why if kind == "raised" else why + worker.last_words()
+        words = why if kind == "raised" else why + worker.exit_report()
         if not self._allocated:
             names = ", ".join(map(str, worker.ids.tolist()[:16]))
             raise EnvFailed(f"The worker that builds environments {names} of {self._name} failed: {words}")
         self._asked.discard(worker.index)
         self._report_lost(worker, kind, words)
-        if self._flight.started:
-            self._losses.note(worker.ids)
+        if self._in_flight.started:
+            self._pending.note(worker.ids)
         if not worker.running:  # it failed while it replaced another
             time.sleep(0.1)
         self._start(worker)
@@ -371,7 +371,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             culprit = int(worker.ids[0])
         for env_id in sorted(worker.ids.tolist(), key=lambda i: i != culprit):
             own = env_id == culprit
-            stepping = self._flight.in_flight >> env_id & 1
+            stepping = self._in_flight.in_flight >> env_id & 1
             state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]) + stepping
             self._log.record(
                 Fault(env_id, kind if own else "neighbour", *state, words if own else f"environment {culprit}")
@@ -389,6 +389,6 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         """Let replaced environments start their next episodes."""
         for worker in self._workers:
             if worker.running:
-                ids = self._losses.take_resets(worker.ids)
+                ids = self._pending.take_resets(worker.ids)
                 if len(ids):
                     self._send_reset(worker, ids, lenient=True)

@@ -16,7 +16,7 @@ from corral.core.types import EnvSpec
 from corral.envs.backends.process import channel as ch
 from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet, IdSets
-from corral.envs.stepping.rows import Rows
+from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE, Fault
 from corral.snapshot.rng import read_global_generators, write_global_generators
 
@@ -25,7 +25,7 @@ class EnvWorker(ABC):
     """The environments of one worker; how it answers, and where its rows are, is the backend's."""
 
     _group: EnvGroup | None = None
-    _rows: Rows
+    _rows: EnvRows
     _sets: IdSets
     _said_alive = 0.0
 
@@ -38,10 +38,10 @@ class EnvWorker(ABC):
         """Results of these environments are in their rows."""
 
     @abstractmethod
-    def make_rows(self, spec: EnvSpec, num_envs: int) -> Rows:
+    def make_rows(self, spec: EnvSpec, num_envs: int) -> EnvRows:
         """The rows that results go to."""
 
-    def visible_mark(self, rows: Rows) -> Any:
+    def visible_mark(self, rows: EnvRows) -> Any:
         """Memory for the id of the environment that is being stepped, where the parent can see it."""
         return memoryview(rows.mark.data)[self._index : self._index + 1]
 

@@ -19,20 +19,20 @@ from pathlib import Path
 
 from corral.core.errors import EnvFailed, UserError
 from corral.link.auth import new_nonce
-from corral.link.client.fleet import Fleet, Member
-from corral.link.client.session import Session
-from corral.runtimes.orphan_reaper import Sentry
+from corral.link.client.fleet import Fleet, FleetMember
+from corral.link.client.session import SimulatorSession
+from corral.runtimes.orphan_reaper import OrphanReaper
 
 log = logging.getLogger("corral.link")
 
 _MARK = "CORRAL_INSTANCE"
 _YOUNG_S = 10.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
-_MOST_FAILED_STARTS = 5
+_MAX_FAILED_STARTS = 5
 _MEMORY_EVERY_S = 1.0
 _END_S = 2.0  # to go by itself, then to go on SIGTERM
 _FOREGROUND = " (it must not go to the background)"
-_MOST_SWEEPS = 10
+_MAX_SWEEPS = 10
 _FAR_TOO_FAT = 2.0  # times the limit: it does not get to finish its episodes
 
 
@@ -49,7 +49,7 @@ class _Process:
     instance: bytes
     popen: subprocess.Popen[bytes]
     started: float = field(default_factory=time.monotonic)
-    session: Session | None = None
+    session: SimulatorSession | None = None
     retiring: bool = False
 
     @property
@@ -68,8 +68,8 @@ class Launcher:
         self._due: list[float] = [0.0] * count
         self._failed_starts, self._wait_s = 0, _FIRST_WAIT_S
         self._memory_checked = time.monotonic()
-        self._sentry = Sentry()
-        self._member = Member(self._joined, lambda session, kind, words: None)
+        self._sentry = OrphanReaper()
+        self._member = FleetMember(self._joined, lambda session, kind, words: None)
         fleet.members.insert(0, self._member)
         fleet.keepers.append(self.check)
         fleet.gone = self.has_ended
@@ -134,7 +134,7 @@ class Launcher:
         self._sentry.guard_marked(process.mark)
         self._processes.append(process)
 
-    def _joined(self, session: Session) -> None:
+    def _joined(self, session: SimulatorSession) -> None:
         for process in self._processes:
             if process.instance == session.simulator.hello.instance:
                 process.session = session
@@ -155,7 +155,7 @@ class Launcher:
         log.warning("a simulator (process %d) ended with %s; another is started.", process.popen.pid, how)
         if process.session is None:
             self._failed_starts += 1
-            if self._failed_starts >= _MOST_FAILED_STARTS:
+            if self._failed_starts >= _MAX_FAILED_STARTS:
                 raise EnvFailed(
                     f"The simulator {shlex.join(self._argv)} ended {self._failed_starts} times before it had said what "
                     f"it is, the last time with {how}; run it by hand to see why."
@@ -219,7 +219,7 @@ def _signal_group(pid: int, how: signal.Signals) -> None:
 
 def _kill_marked(mark: bytes) -> None:
     """End all that have this in their environment: who made itself a session or a daemon is in no group of ours."""
-    for _ in range(_MOST_SWEEPS):  # for they may be starting others
+    for _ in range(_MAX_SWEEPS):  # for they may be starting others
         found = False
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):

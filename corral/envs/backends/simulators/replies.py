@@ -11,13 +11,13 @@ import numpy as np
 from corral.core.encoding import Buffer
 from corral.core.types import Array
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, Rows
+from corral.envs.stepping.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, EnvRows
 from corral.link import protocol as clp
 from corral.link.client.session import Simulator
 from corral.link.message import BadMessage, Message
 
 
-class Answer:
+class StepReply:
     """A reply to RESET or STEP, as arrays that are views of it."""
 
     __slots__ = ("_meta", "ended", "final", "flags", "obs", "raw_reward", "reward", "status", "to_play")
@@ -63,7 +63,7 @@ class Answer:
         if not all(np.isfinite(value).all() for value in values if value.dtype.kind == "f"):
             raise BadMessage("numbers that are not finite, in a row that is not E_NOT_FINITE")
 
-    def write(self, rows: Rows, chosen: IdSet, to_play: Array) -> None:
+    def write(self, rows: EnvRows, chosen: IdSet, to_play: Array) -> None:
         """Observations and rewards to their rows; `to_play` is whose turn it was, and then whose it is."""
         index, half = chosen.index, rows.half(chosen)
         for leaf, value in zip(rows.obs, self.obs, strict=True):
@@ -79,7 +79,7 @@ class Answer:
             rows.reward[index], rows.raw_reward[index] = self.reward[each, who], self.raw_reward[each, who]
             to_play[chosen.ids] = self.to_play
 
-    def write_flags(self, rows: Rows, ids: Array) -> None:
+    def write_flags(self, rows: EnvRows, ids: Array) -> None:
         """How episodes ended, to the rows of these environments."""
         flags = self.flags
         over = (flags & (clp.TERMINATED | clp.TRUNCATED)) != 0
@@ -99,14 +99,14 @@ class Answer:
         return text if isinstance(text, str) else ""
 
 
-def read_answer(simulator: Simulator, batch: int, reply: Message) -> Answer:
+def read_answer(simulator: Simulator, batch: int, reply: Message) -> StepReply:
     """What a reply to RESET or STEP says; BadMessage when it does not fit."""
     if reply.flags & clp.FAILED:
         raise BadMessage(f"{clp.status_name(reply.status)} in answer to a good request: {reply.text}")
     payload = reply.payload
     if reply.batch != batch or not 2 <= len(payload) <= 3:
         raise BadMessage(f"{reply.batch} rows in {len(payload)} frames in answer to {batch} rows")
-    answer = Answer(simulator, batch, payload, reply.meta)
+    answer = StepReply(simulator, batch, payload, reply.meta)
     answer.check_status(reset=reply.op == clp.Op.RESET)
     if reply.op == clp.Op.STEP and (len(payload) == 3 or np.count_nonzero(answer.flags)):
         answer.read_final(simulator, payload)
@@ -114,7 +114,7 @@ def read_answer(simulator: Simulator, batch: int, reply: Message) -> Answer:
     return answer
 
 
-class Place:
+class ReplyRows:
     """Rows that follow each other, and room for a reply to their STEP: views that are made once.
 
     Making one costs about as much as copying a few rows, and there would be twenty in every step.
@@ -135,7 +135,7 @@ class Place:
         "step",
     )
 
-    def __init__(self, rows: Rows, chosen: IdSet, simulator: Simulator):
+    def __init__(self, rows: EnvRows, chosen: IdSet, simulator: Simulator):
         index, batch = chosen.index, len(chosen)
         self._obs = [[_bytes_of(leaf[half][index]) for leaf in rows.obs] for half in (0, 1)]
         self._floats = [

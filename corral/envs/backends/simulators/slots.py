@@ -12,11 +12,11 @@ from corral.core.errors import EnvFailed
 from corral.core.types import Array
 from corral.envs.stepping.id_set import IdSet, IdSets
 from corral.link.client.fleet import Fleet
-from corral.link.client.session import Session
+from corral.link.client.session import SimulatorSession
 
 _UNSEATED = -1
 _SLOT = np.dtype("<u4")
-_MOST_CACHED = 1024
+_MAX_CACHED = 1024
 # A simulator is relieved only of what it has clearly too much of, or noise would keep environments moving.
 _CLEARLY = 1.25
 
@@ -25,7 +25,7 @@ _CLEARLY = 1.25
 class Share:
     """Environments that sit in one simulator, and their slots as they travel."""
 
-    session: Session
+    session: SimulatorSession
     chosen: IdSet
     slots: bytes
     _parts: dict[int, list[Share]] = field(default_factory=dict)
@@ -44,13 +44,13 @@ class Share:
         return self._parts[most]
 
 
-class Seating:
+class SlotTable:
     """Seats of `num_envs` environments. A fleet may seat those of several VecEnvs; sessions know what is free."""
 
     def __init__(self, num_envs: int):
         self._session_of = np.full(num_envs, _UNSEATED, np.int64)
         self._slot_of = np.zeros(num_envs, _SLOT)
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, SimulatorSession] = {}
         self._cache: dict[bytes, list[Share]] = {}
         self.homeless = num_envs
         """How many environments have no seat."""
@@ -64,7 +64,7 @@ class Seating:
         """These environments by simulator; remembered, because the same sets come again and again."""
         known = self._cache.get(chosen.payload)
         if known is None:
-            if len(self._cache) >= _MOST_CACHED:
+            if len(self._cache) >= _MAX_CACHED:
                 self._cache.clear()
             numbers = self._session_of[chosen.ids]
             known = []
@@ -74,12 +74,12 @@ class Seating:
             self._cache[chosen.payload] = known
         return known
 
-    def find(self, ids: Array) -> tuple[list[Session], Array, Array]:
+    def find(self, ids: Array) -> tuple[list[SimulatorSession], Array, Array]:
         """Where these sit, who all have seats: the simulators, which of them each one's is, and its slot."""
         numbers, which = np.unique(self._session_of[ids], return_inverse=True)
         return [self._sessions[number] for number in numbers.tolist()], which, self._slot_of[ids]
 
-    def fill(self, sessions: list[Session]) -> None:
+    def fill(self, sessions: list[SimulatorSession]) -> None:
         """Seat who has no seat, where the load is lightest."""
         speed = _speeds(sessions)
         for env_id in np.flatnonzero(self._session_of == _UNSEATED).tolist():
@@ -87,7 +87,7 @@ class Seating:
                 break
             self._sit(env_id, _lightest(sessions, speed))
 
-    def leave(self, session: Session) -> Array:
+    def leave(self, session: SimulatorSession) -> Array:
         """A simulator is gone; returns who sat there."""
         ids = np.flatnonzero(self._session_of == session.number)
         self._session_of[ids] = _UNSEATED
@@ -102,7 +102,7 @@ class Seating:
             self._stand_up(env_id)
         self._note()
 
-    def surplus(self, sessions: list[Session]) -> list[int]:
+    def surplus(self, sessions: list[SimulatorSession]) -> list[int]:
         """Who should move so that all simulators take the same time for a step of everybody."""
         movers: list[int] = []
         for session in sessions:
@@ -125,7 +125,7 @@ class Seating:
         each = (np.count_nonzero(self._session_of == s.number) * s.row_s for s in self._sessions.values())
         return max(each, default=0.0)
 
-    def reseat(self, ids: list[int], sessions: list[Session]) -> list[int]:
+    def reseat(self, ids: list[int], sessions: list[SimulatorSession]) -> list[int]:
         """Give these other seats, where the load is lightest, while there are any; returns who has got one."""
         speed, moved = _speeds(sessions), []
         for env_id in ids:
@@ -136,7 +136,7 @@ class Seating:
             moved.append(env_id)
         return moved
 
-    def _sit(self, env_id: int, session: Session) -> None:
+    def _sit(self, env_id: int, session: SimulatorSession) -> None:
         self._session_of[env_id], self._slot_of[env_id] = session.number, session.take_slot()
         self._sessions[session.number] = session
         self._note()
@@ -152,13 +152,13 @@ class Seating:
         self.homeless = int(np.count_nonzero(self._session_of == _UNSEATED))
 
 
-def _lightest(sessions: list[Session], speed: dict[int, float]) -> Session:
+def _lightest(sessions: list[SimulatorSession], speed: dict[int, float]) -> SimulatorSession:
     """Who of those that have room would take the least time for a step with one more."""
     room = [session for session in sessions if session.has_room]
     return min(room, key=lambda session: (session.seated + 1) / speed[session.number])
 
 
-def _speeds(sessions: list[Session]) -> dict[int, float]:
+def _speeds(sessions: list[SimulatorSession]) -> dict[int, float]:
     """Rows per second of each simulator; who has not been measured counts as the mean of those that have."""
     known = [1.0 / session.row_s for session in sessions if session.row_s > 0]
     if not known:
@@ -176,7 +176,7 @@ _POLL_S = 0.25
 _SAY_S = 5.0  # what waits for longer is worth a word
 
 
-class Patience:
+class SlotTimeouts:
     """Waits for simulators for so long, says so once, and then gives up with EnvFailed."""
 
     def __init__(self, fleet: Fleet, most_s: float):

@@ -17,14 +17,14 @@ from gymnasium.spaces import Discrete
 from corral.core.encoding import Buffer
 from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, Tree, tree_map
-from corral.envs.backends.simulators.vec_env import LinkVecEnv, Seats
+from corral.envs.backends.simulators.vec_env import LinkVecEnv, Slot
 from corral.link import protocol as clp
-from corral.link.client.session import Session
+from corral.link.client.session import SimulatorSession
 from corral.link.client.states import Part, Table, ask, split
 from corral.link.message import BadMessage, Message
 from corral.link.protocol import rows_per_message
-from corral.snapshot.shelf import LOST, Shelf
-from corral.snapshot.states import Level, Mishaps, Rollouts, Scene, States, Steps
+from corral.snapshot.shelf import LOST, StateIndex
+from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, States, Views
 
 _MASK = "action_mask"
 _GONE = "states went with their simulator"
@@ -50,10 +50,10 @@ class LinkStates(States):
         if not sessions:
             raise EnvFailed(f"No simulator of {self.spec.name} is connected.")
         self._simulator = sessions[0].simulator  # what is asked of it here is the same for all
-        self._homes: list[Session] = []
+        self._homes: list[SimulatorSession] = []
         self._bases = np.zeros(0, np.int64)  # what makes an id the remote one, for each of them
-        self._shelf = Shelf(self.spec.observation.leaves, memory_mb, self.spec.name)
-        self._mask, self._mishaps = self._find_mask(), Mishaps(self.spec.name)
+        self._shelf = StateIndex(self.spec.observation.leaves, memory_mb, self.spec.name)
+        self._mask, self._mishaps = self._find_mask(), FailedSteps(self.spec.name)
         self._calls, self._probes = 0, np.random.default_rng(0)
         self.level = Level.PORTABLE
         for session in sessions:
@@ -82,7 +82,7 @@ class LinkStates(States):
         self._shelf.put(ids, seats.to_play, seats.obs)
         return ids
 
-    def load(self, ids: Array, env_ids: Array) -> Scene:
+    def load(self, ids: Array, env_ids: Array) -> Views:
         """Put these environments into these states, which must be in the simulators where they sit."""
         seats = self._vec.seats(env_ids)
         homes = self._homes_at(seats)
@@ -97,12 +97,12 @@ class LinkStates(States):
         self._vec.note_moved(env_ids, table.obs, table.to_play)
         return self.look(ids)
 
-    def look(self, ids: Array) -> Scene:
+    def look(self, ids: Array) -> Views:
         """What is seen in states, from what was kept here."""
         shelf = self._shelf
         shelf.homes_of(ids)
         obs = [leaf[ids] for leaf in shelf.obs]
-        return Scene(self.spec.observation.unflatten(obs), self._legal(obs), shelf.turn[ids])
+        return Views(self.spec.observation.unflatten(obs), self._legal(obs), shelf.turn[ids])
 
     def drop(self, ids: Array) -> None:
         """Forget states, here and there."""
@@ -114,7 +114,7 @@ class LinkStates(States):
                 with self._fleet.lock:
                     session.tell(clp.Op.DROP, [_u8(mine)], len(mine))
 
-    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Steps:
+    def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
         """One EXPAND to each simulator, to all at once. Where it raises, the children are dropped."""
         shelf = self._shelf
         try:
@@ -134,7 +134,7 @@ class LinkStates(States):
             reward = table.reward[np.arange(len(parents)), turn]
         obs = self.spec.observation.unflatten(table.obs)
         ended = (table.flags & clp.TERMINATED) != 0, (table.flags & clp.TRUNCATED) != 0
-        return Steps(children, obs, reward, *ended, self._legal(table.obs), table.to_play, faulty)
+        return Expansion(children, obs, reward, *ended, self._legal(table.obs), table.to_play, faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
         """ROLLOUT to each simulator. With two players, or where dice are to be others, step by step at first."""
@@ -165,7 +165,7 @@ class LinkStates(States):
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def _homes_at(self, seats: Seats) -> Array:
+    def _homes_at(self, seats: Slot) -> Array:
         """Which simulators environments sit in, by their numbers here."""
         numbers = np.array([self._home_of(session) for session in seats.sessions] or [LOST], np.int16)
         return np.where(seats.lost, np.int16(LOST), numbers[seats.which])
@@ -303,7 +303,7 @@ class LinkStates(States):
 
     # -- simulators ----------------------------------------------------------------------------------------
 
-    def _home_of(self, session: Session) -> int:
+    def _home_of(self, session: SimulatorSession) -> int:
         """Its number here; UserError when it keeps no states."""
         if session in self._homes:
             return self._homes.index(session)
@@ -340,7 +340,7 @@ class LinkStates(States):
         return None if self._mask is None else obs[self._mask] != 0
 
 
-def _most_rows(session: Session, steps: int = 1) -> int:
+def _most_rows(session: SimulatorSession, steps: int = 1) -> int:
     """Rows of a request, each of so many steps."""
     if steps == 1:
         return session.most_rows

@@ -19,17 +19,17 @@ from corral.core import seeding
 from corral.core.encoding import Buffer
 from corral.core.errors import UserError
 from corral.core.types import Array, StepBatch, Tree
-from corral.envs.backends.simulators.replies import Answer, Place, read_answer
-from corral.envs.backends.simulators.slots import Patience, Seating
+from corral.envs.backends.simulators.replies import ReplyRows, StepReply, read_answer
+from corral.envs.backends.simulators.slots import SlotTable, SlotTimeouts
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.in_flight import Flight
-from corral.envs.stepping.pending_faults import Losses
-from corral.envs.stepping.rows import FIRST, Rows
+from corral.envs.stepping.in_flight import InFlight
+from corral.envs.stepping.pending_faults import PendingFaults
+from corral.envs.stepping.rows import FIRST, EnvRows
 from corral.envs.supervision import Fault, FaultLog, Supervision
 from corral.envs.vec_env import VecEnv
 from corral.link import protocol as clp
-from corral.link.client.fleet import Fleet, Member
-from corral.link.client.session import Session
+from corral.link.client.fleet import Fleet, FleetMember
+from corral.link.client.session import SimulatorSession
 from corral.link.message import Message
 
 _POLL_S = 0.25
@@ -39,14 +39,14 @@ _WORTH_S = 1e-3  # steps of everybody that are quicker than this are not worth m
 _SLOW_ROW_S = 500e-6  # slower steps are asked for one by one, so that `recv(min_ready)` gets them early
 
 
-Take = Callable[[Session, IdSet, Answer], None]
+Take = Callable[[SimulatorSession, IdSet, StepReply], None]
 
 
 @dataclass(frozen=True)
-class Seats:
+class Slot:
     """Where environments sit, and what they were last seen to be."""
 
-    sessions: list[Session]
+    sessions: list[SimulatorSession]
     which: Array  # [n], of these sessions
     slots: Array  # [n] uint32, of that session
     obs: list[Array]  # [n, ...] leaves
@@ -74,23 +74,23 @@ class LinkVecEnv(VecEnv):
         self.num_envs, self._role, self._seed = num_envs, role, 0
         self._fleet, self._supervision, self._elastic = fleet, supervision, elastic
         self._faults = FaultLog(supervision)
-        self._member = Member(lambda s: me().joined(s), lambda s, kind, words: me().lost(s, kind, words))
+        self._member = FleetMember(lambda s: me().joined(s), lambda s, kind, words: me().lost(s, kind, words))
         me: Any = weakref.ref(self)
-        self._seating, self._under_way = Seating(num_envs), 0  # mask of environments in requests
+        self._seating, self._under_way = SlotTable(num_envs), 0  # mask of environments in requests
         self._stop = weakref.finalize(self, _leave, fleet, self._member, release)
-        self._patience = Patience(fleet, supervision.start_timeout_s)
+        self._patience = SlotTimeouts(fleet, supervision.start_timeout_s)
         try:
             self._patience.gather(simulators)
             assert fleet.spec is not None
             self.spec = fleet.spec
-            self._rows = Rows(self.spec, num_envs)
-            self._flight = Flight(num_envs, self.spec)
-            self._losses = Losses(self._rows, self._flight)
+            self._rows = EnvRows(self.spec, num_envs)
+            self._in_flight = InFlight(num_envs, self.spec)
+            self._pending = PendingFaults(self._rows, self._in_flight)
             self._to_play = np.zeros(num_envs, np.int8)
             self._moving: dict[int, None] = {}
             self._ended: dict[int, Array] = {}  # rows of episodes whose successors have yet to start elsewhere
             self._balance_at = time.monotonic() + _BALANCE_S
-            self._late: list[Place] = []
+            self._late: list[ReplyRows] = []
             self._require_room()
             self._seating.fill(list(fleet.sessions.values()))
             fleet.members.append(self._member)
@@ -120,21 +120,21 @@ class LinkVecEnv(VecEnv):
         """Where simulators dial in, or where they were dialled."""
         return self._fleet.binding.urls
 
-    def seats(self, env_ids: Array) -> Seats:
+    def seats(self, env_ids: Array) -> Slot:
         """Where idle environments sit, for who plans from their states; those that are lost sit anywhere."""
-        flight, rows, chosen = self._flight, self._rows, self._flight.sets.of(env_ids)
-        flight.require_open()
-        if not flight.started or (flight.in_flight | flight.ready) & chosen.mask:
+        in_flight, rows, chosen = self._in_flight, self._rows, self._in_flight.sets.of(env_ids)
+        in_flight.require_open()
+        if not in_flight.started or (in_flight.in_flight | in_flight.ready) & chosen.mask:
             raise UserError("Only the states of idle environments are known: recv() their results first.")
         with self._fleet.lock:
             lost = ~self._seating.seated(chosen.ids)
-            if self._losses.owing:  # some have a new seat already, in which nothing has begun
-                lost |= np.isin(chosen.ids, self._losses.unknown())
+            if self._pending.owing:  # some have a new seat already, in which nothing has begun
+                lost |= np.isin(chosen.ids, self._pending.unknown())
             where = self._seating.find(chosen.ids[~lost])
             which, slots = np.zeros(len(lost), np.int64), np.zeros(len(lost), np.uint32)
             which[~lost], slots[~lost] = where[1:]
             obs = [leaf.copy() for leaf in rows.current(chosen, rows.half(chosen))]
-            return Seats(where[0], which, slots, obs, self._to_play[chosen.ids], lost)
+            return Slot(where[0], which, slots, obs, self._to_play[chosen.ids], lost)
 
     def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
         """Somebody has put these idle environments into other states."""
@@ -145,35 +145,35 @@ class LinkVecEnv(VecEnv):
 
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere, after the steps still under way are done."""
-        flight = self._flight
-        flight.require_open()
+        in_flight = self._in_flight
+        in_flight.require_open()
         while self._under_way:
             self._pump()
         self._seed = seed
-        flight.start()
-        self._losses.clear()
+        in_flight.start()
+        self._pending.clear()
         self._moving.clear()
         self._ended.clear()
-        self._rows.flip(flight.everyone)
+        self._rows.flip(in_flight.everyone)
         self._rows.episode[:] = 0
-        seated = self._seating.seated(flight.everyone.ids)
-        homeless = flight.everyone.ids[~seated]
+        seated = self._seating.seated(in_flight.everyone.ids)
+        homeless = in_flight.everyone.ids[~seated]
         if len(homeless):
-            self._losses.owe_reset(homeless)
-        self._reset(flight.everyone.ids[seated])
+            self._pending.owe_reset(homeless)
+        self._reset(in_flight.everyone.ids[seated])
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         """Hand one action to each of these idle environments."""
-        flight, rows = self._flight, self._rows
-        chosen, leaves = flight.take_off(env_ids, actions)
+        in_flight, rows = self._in_flight, self._rows
+        chosen, leaves = in_flight.send(env_ids, actions)
         try:
             with self._fleet.lock:
-                if self._losses.owing:
+                if self._pending.owing:
                     self._write_actions(chosen, leaves)
-                    alive = self._losses.settle(chosen.ids)
+                    alive = self._pending.deliver(chosen.ids)
                     if not len(alive):
                         return
-                    chosen = flight.sets.of(alive)
+                    chosen = in_flight.sets.of(alive)
                     leaves = [leaf[chosen.index] for leaf in rows.action]
                 rows.flip(chosen)
                 self._step(chosen, leaves)
@@ -183,40 +183,40 @@ class LinkVecEnv(VecEnv):
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Wait for results; environments whose simulator fails meanwhile get another."""
-        flight = self._flight
-        if not flight.started:
+        in_flight = self._in_flight
+        if not in_flight.started:
             self.reset(self.seed)
-        wanted, count = flight.wanted(min_ready, env_ids)
-        while flight.num_ready(wanted) < count:
+        wanted, count = in_flight.wanted(min_ready, env_ids)
+        while in_flight.num_ready(wanted) < count:
             self._pump()
         with self._fleet.lock:
-            batch = self._rows.collect(flight.land(wanted))
-            if self._losses.owing:
+            batch = self._rows.collect(in_flight.take(wanted))
+            if self._pending.owing:
                 self._start_due()
         return batch
 
     def linger(self, enough: int, most_s: float) -> None:
         """Take in results until `enough` are there."""
-        flight, until = self._flight, time.monotonic() + most_s
-        while flight.num_ready(None) < enough and (left := until - time.monotonic()) > 0:
+        in_flight, until = self._in_flight, time.monotonic() + most_s
+        while in_flight.num_ready(None) < enough and (left := until - time.monotonic()) > 0:
             self._pump(left)
 
     def close(self) -> None:
         """Leave the simulators; who was dialled or launched for this alone is let go."""
         if hasattr(self, "_flight"):
-            self._flight.closed = True
+            self._in_flight.closed = True
             self._give_back_seats()
         self._stop()
 
     def _give_back_seats(self) -> None:
         """All but those in requests under way, which come back when these are answered."""
-        self._seating.leave_all(but=self._flight.sets.bools(self._under_way))
+        self._seating.leave_all(but=self._in_flight.sets.bools(self._under_way))
 
     # -- requests ------------------------------------------------------------------------------------------
 
     def _step(self, chosen: IdSet, leaves: list[Array]) -> None:
         """Let these environments step with these actions."""
-        rows, sets, deadline_s = self._rows, self._flight.sets, self._supervision.step_timeout_s
+        rows, sets, deadline_s = self._rows, self._in_flight.sets, self._supervision.step_timeout_s
         shares = self._seating.shares(chosen, sets)
         first = shares[0]
         if len(shares) == 1 and len(chosen.numbers) <= _most_rows(first.session):
@@ -237,7 +237,7 @@ class LinkVecEnv(VecEnv):
 
     def _reset(self, env_ids: Array) -> None:
         """Start episodes with seeds of their own in the simulators where these environments sit."""
-        rows, sets = self._rows, self._flight.sets
+        rows, sets = self._rows, self._in_flight.sets
         self._count_steps()
         for env_id in env_ids.tolist():
             rows.seed[env_id] = seeding.env_seed(self._seed, self._role, env_id, int(rows.episode[env_id]))
@@ -252,7 +252,7 @@ class LinkVecEnv(VecEnv):
 
     def _ask(
         self,
-        session: Session,
+        session: SimulatorSession,
         op: int,
         chosen: IdSet,
         payload: list[Buffer],
@@ -266,8 +266,8 @@ class LinkVecEnv(VecEnv):
 
     # -- answers -------------------------------------------------------------------------------------------
 
-    def _answered(self, session: Session, chosen: IdSet, take: Take, reply: Message) -> None:
-        if self._flight.closed:
+    def _answered(self, session: SimulatorSession, chosen: IdSet, take: Take, reply: Message) -> None:
+        if self._in_flight.closed:
             self._under_way &= ~chosen.mask
             self._give_back_seats()
             return
@@ -277,12 +277,12 @@ class LinkVecEnv(VecEnv):
         self._under_way &= ~chosen.mask
         take(session, chosen, answer)
 
-    def _stepped_well(self, session: Session, chosen: IdSet, reply: Message) -> bool:
+    def _stepped_well(self, session: SimulatorSession, chosen: IdSet, reply: Message) -> bool:
         """Take in a STEP that ended no episode, as most do, in as few operations as possible; False for another."""
         if chosen.route is None:  # all simulators have the same layout
             index, one = chosen.index, session.simulator.hello.players == 1
             follow = one and isinstance(index, slice) and index.step in (None, 1)
-            chosen.route = Place(self._rows, chosen, session.simulator) if follow else False
+            chosen.route = ReplyRows(self._rows, chosen, session.simulator) if follow else False
         place, half = chosen.route, self._rows.half(chosen)
         if not place or half is None or reply.flags != clp.REPLY or reply.batch != len(chosen.numbers):
             return False
@@ -302,7 +302,7 @@ class LinkVecEnv(VecEnv):
             place.late = 0
         self._late.clear()
 
-    def _stepped(self, session: Session, chosen: IdSet, answer: Answer) -> None:
+    def _stepped(self, session: SimulatorSession, chosen: IdSet, answer: StepReply) -> None:
         rows, ids, flags = self._rows, chosen.ids, answer.flags
         answer.write(rows, chosen, self._to_play)
         self._count_steps()
@@ -326,9 +326,9 @@ class LinkVecEnv(VecEnv):
         if absent or movers:
             ids = ids[~np.isin(ids, absent + movers)]
         if len(ids):
-            self._arrive(self._flight.sets.of(ids))
+            self._arrive(self._in_flight.sets.of(ids))
 
-    def _take_faults(self, session: Session, ids: Array, answer: Answer) -> list[int]:
+    def _take_faults(self, session: SimulatorSession, ids: Array, answer: StepReply) -> list[int]:
         """Report environments that failed within a simulator; returns those that have nothing to deliver yet."""
         waits = []
         for row in np.flatnonzero(answer.status).tolist():
@@ -344,11 +344,11 @@ class LinkVecEnv(VecEnv):
             else:
                 waits.append(env_id)
         if waits:
-            self._losses.note(np.array(waits))
+            self._pending.note(np.array(waits))
             self._start_due()
         return waits
 
-    def _was_reset(self, session: Session, chosen: IdSet, answer: Answer) -> None:
+    def _was_reset(self, session: SimulatorSession, chosen: IdSet, answer: StepReply) -> None:
         rows, ids = self._rows, chosen.ids
         answer.write(rows, chosen, self._to_play)
         rows.reward[ids] = rows.raw_reward[ids] = 0.0
@@ -359,38 +359,38 @@ class LinkVecEnv(VecEnv):
             for row in np.flatnonzero(answer.flags & clp.FAULTY).tolist():
                 self._report(int(ids[row]), "raised", f"in reset, in {session.name}: {answer.words(row)}", in_step=0)
             rows.episode[failed] += 1
-            self._losses.owe_reset(failed)
+            self._pending.owe_reset(failed)
             self._start_due()
             ids = ids[(answer.flags & clp.FAULTY) == 0]
         for env_id in self._ended.keys() & set(ids.tolist()):
             rows.table[env_id] = self._ended.pop(env_id)
         if len(ids):
-            self._arrive(self._flight.sets.of(ids))
+            self._arrive(self._in_flight.sets.of(ids))
 
     def _arrive(self, results: IdSet) -> None:
         done: IdSet | None = results
-        if self._losses.owing:
-            done = self._losses.without(results)
+        if self._pending.owing:
+            done = self._pending.without(results)
         if done is not None:
-            self._flight.arrive(done.mask)
-            self._losses.fresh &= ~done.mask
+            self._in_flight.complete(done.mask)
+            self._pending.fresh &= ~done.mask
 
     # -- simulators that come and go -----------------------------------------------------------------------
 
-    def joined(self, session: Session) -> None:
+    def joined(self, session: SimulatorSession) -> None:
         """A simulator has come: it takes who has none, and later some of the others' environments."""
         self._seating.fill(list(self._fleet.sessions.values()))
         self._start_due()
         self._rebalance()
 
-    def lost(self, session: Session, kind: str, words: str) -> None:
+    def lost(self, session: SimulatorSession, kind: str, words: str) -> None:
         """A simulator is gone: its environments end their episodes and look for another."""
         ids = self._seating.leave(session)
         if not len(ids):
             return
-        self._under_way &= ~self._flight.sets.of(ids).mask
-        if self._flight.started:
-            flying = self._flight.flying(ids)
+        self._under_way &= ~self._in_flight.sets.of(ids).mask
+        if self._in_flight.started:
+            flying = self._in_flight.flying(ids)
             culprit = int(ids[flying][0]) if flying.any() else int(ids[0])
             self._report(culprit, kind, words)
             for env_id in ids.tolist():
@@ -399,18 +399,18 @@ class LinkVecEnv(VecEnv):
             for env_id in ids.tolist():
                 self._moving.pop(env_id, None)
             between = np.isin(ids, list(self._ended))  # two episodes: the row of the last one is complete
-            self._losses.owe_reset(ids[between])
-            self._losses.note(ids[~between])
+            self._pending.owe_reset(ids[between])
+            self._pending.note(ids[~between])
         self._seating.fill(list(self._fleet.sessions.values()))
         self._start_due()
 
     def _start_due(self) -> None:
         """Let environments that lost theirs, and sit somewhere, start their next episodes."""
-        if not self._flight.started:
+        if not self._in_flight.started:
             return
         self._count_steps()
-        ids = self._flight.everyone.ids
-        due = self._losses.take_resets(ids[self._seating.seated(ids)])
+        ids = self._in_flight.everyone.ids
+        due = self._pending.take_resets(ids[self._seating.seated(ids)])
         if len(due):
             self._reset(due)
 
@@ -438,7 +438,7 @@ class LinkVecEnv(VecEnv):
     def _report(self, env_id: int, kind: str, detail: str, in_step: int | None = None) -> None:
         rows = self._rows
         self._count_steps()
-        stepping = self._flight.in_flight >> env_id & 1 if in_step is None else in_step
+        stepping = self._in_flight.in_flight >> env_id & 1 if in_step is None else in_step
         state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]) + stepping
         self._faults.record(Fault(env_id, kind, *state, detail))
 
@@ -465,12 +465,12 @@ class LinkVecEnv(VecEnv):
             )
 
 
-def _most_rows(session: Session) -> int:
+def _most_rows(session: SimulatorSession) -> int:
     """How many steps to ask for at once."""
     return 1 if session.row_s > _SLOW_ROW_S else session.most_rows
 
 
-def _leave(fleet: Fleet, member: Member, release: Callable[[], Any]) -> None:
+def _leave(fleet: Fleet, member: FleetMember, release: Callable[[], Any]) -> None:
     if member in fleet.members:
         fleet.members.remove(member)
     release()
