@@ -37,7 +37,7 @@ class ActorCriticPolicy:
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         """Decide for `n` environments."""
         model, actions = self._model, self._model.actions
-        params, after = (model.lean_params(obs), None) if model.lean else self._forward(obs, state, first)
+        params, after = (model.numpy_params(obs), None) if model.numpy_towers else self._forward(obs, state, first)
         if np.count_nonzero(np.isfinite(params)) != params.size:
             raise RunFailed("The policy's outputs are not finite any more; train again with a lower lr.")
         if self._explore:
@@ -91,7 +91,7 @@ class EpsilonGreedyPolicy:
         if random.all():
             choice = np.zeros(n, np.int64)
         else:
-            choice = (self._model.lean_values(obs) if self._model.lean else self._values(obs)).argmax(-1)
+            choice = (self._model.numpy_values(obs) if self._model.numpy_tower else self._values(obs)).argmax(-1)
         if random.any():
             choice = np.where(random, (draws[1] * self._num_actions).astype(np.int64), choice)
         return choice

@@ -6,7 +6,9 @@ An algorithm never sees a process, a queue, or an optimizer step: topologies mov
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +21,39 @@ from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.ops.optim import Optimizer
 
 Batch = Any
-"""What `prepare` makes of a batch, and `loss` takes; each algorithm's own."""
+"""What `prepare` makes of a batch, and `losses` takes; each algorithm's own."""
+
+
+@dataclass(frozen=True)
+class ParamGroup:
+    """Parameters of the network that have an optimizer, a learning rate and a clip of their own."""
+
+    optimizer: Callable[[Iterable[Tensor]], Optimizer]
+    """Makes the optimizer of the learner's flat tensor."""
+    learning_rate: Callable[[float], float]
+    """Learning rate by progress."""
+    max_grad_norm: float = inf
+    """Gradients are scaled down to this norm."""
+    name: str = ""
+    prefixes: tuple[str, ...] = ("",)
+    """Beginnings of the parameters' names; a parameter belongs to the group with the longest one that fits."""
+
+
+def learning_rates(groups: Sequence[ParamGroup], progress: float) -> dict[str, float]:
+    """The learning rate of every group now, by the name of its metric."""
+    return {f"learn/lr_{g.name}" if g.name else "learn/lr": g.learning_rate(progress) for g in groups}
+
+
+@dataclass(frozen=True)
+class UpdateContext:
+    """What an update may depend on besides its batch."""
+
+    progress: float
+    """Share of the run's steps that are done, 0 to 1."""
+    generator: torch.Generator
+    """The learner's own random numbers, which are saved with it."""
+    reward_scale: float = 1.0
+    """What the batch's rewards were multiplied by."""
 
 
 class Algorithm(ABC):
@@ -29,7 +63,6 @@ class Algorithm(ABC):
     """
 
     data: DataSpec
-    max_grad_norm: float
     spec: EnvSpec
 
     @abstractmethod
@@ -45,19 +78,21 @@ class Algorithm(ABC):
         return self.make_policy(model, explore=not deterministic, rng=rng)
 
     @abstractmethod
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Batch, progress: float) -> LossOutput:
-        """Loss of one minibatch, with its graph."""
+    def groups(self) -> Sequence[ParamGroup]:
+        """The parameter groups, in the order in which `losses` yields them; most algorithms have one."""
 
     @abstractmethod
-    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
-        """The optimizer, over the learner's one flat parameter."""
+    def losses(
+        self, model: nn.Module, target: nn.Module | None, batch: Batch, ctx: UpdateContext
+    ) -> Iterator[LossOutput]:
+        """Losses of one minibatch, one for each group in order.
 
-    @abstractmethod
-    def learning_rate(self, progress: float) -> float:
-        """Learning rate now."""
+        The learner steps a group before it asks for the next loss, so a later one sees the new weights. Gradients
+        that a loss has outside of its own group are discarded: nothing needs to be frozen.
+        """
 
     def fragment_steps(self, num_envs: int) -> int:
-        """Steps of each environment between two looks at the store."""
+        """Steps of each environment between two calls of the store."""
         return self.data.length
 
     def prepare(self, model: nn.Module, batch: Batch) -> Batch:
@@ -77,7 +112,7 @@ class Algorithm(ABC):
 
     @property
     def uses_target(self) -> bool:
-        """Whether `loss` wants a target network."""
+        """Whether `losses` needs a target network."""
         return False
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from corral.algos.base import ParamGroup
 from corral.learn.exchange.all_reduce import open_store
 from corral.learn.exchange.base import Joint
 from corral.learn.exchange.config import SharingConfig
@@ -19,6 +20,7 @@ from corral.learn.exchange.server import ParamServerProcess, Rules
 from corral.learn.weights import FlatParams
 
 _PATIENCE_S = 300.0
+_GROUPS = [ParamGroup(lambda params: torch.optim.SGD(params, 1e-3), lambda progress: 1e-3)]
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "atari": lambda: nn.Sequential(
         nn.Conv2d(4, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3), nn.Linear(3136, 512), nn.Linear(512, 7)
@@ -33,14 +35,14 @@ class Side:
 
     def __init__(self, sharing: SharingConfig, rank: int, host: str, secret: bytes, model: nn.Module, flat: FlatParams):
         self._sharing, self._rank, self._secret, self._flat = sharing, rank, secret, flat
-        self._exchange: Joint = make_exchange(sharing, model, host, secret, rank)
+        self._exchange: Joint = make_exchange(sharing, model, _GROUPS, host, secret, rank)
         self._own: Any = None
         if rank == 0 and sharing.exchange == "all_reduce":
             self._own = open_store(host)
         if rank == 0 and sharing.exchange == "param_server":
             rules = Rules(sharing.mode, sharing.lag, sharing.drop)
             self._own = ParamServerProcess(
-                flat.weights.detach(), lambda params: torch.optim.SGD(params, 1e-3), rules, gradient_codec(sharing),
+                [(flat.weights.detach(), group.optimizer) for group in _GROUPS], rules, gradient_codec(sharing),
                 broadcast_codec(sharing), host, secret,
             )  # fmt: skip
         self._turn = 0
@@ -83,7 +85,7 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     torch.manual_seed(0)
     model = NETWORKS[job["network"]]()
-    flat = FlatParams(model)
+    flat = FlatParams(model, _GROUPS)
     torch.manual_seed(1 + job["rank"])
     host = job["hosts"][job["rank"]]
     sides = [

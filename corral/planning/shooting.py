@@ -44,8 +44,8 @@ class _OfNetwork:
         self._model = model
 
     def __call__(self, obs: Tree) -> Array:
-        if self._model.lean:
-            _, values = self._model.lean_rows(obs)
+        if self._model.numpy_towers:
+            _, values = self._model.numpy_rows(obs)
         else:
             values = self._forward(obs)
         return values.astype(np.float64)

@@ -13,6 +13,7 @@ from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.core.spaces import Leaf
 from corral.core.types import Array, EnvSpec, Tree, tree_map
+from corral.nets.network import use_precision
 from corral.runs import checkpoint
 from corral.runs.folder import RunFolder
 
@@ -62,9 +63,7 @@ class LoadedPolicy:
         self.algo = make_algorithm(experiment, self.spec)
         self.model = _build_model(self.algo, weights, find_device(experiment.device if device == "run" else device))
         self.model.eval().requires_grad_(False)
-        self.model.autocast = meta["precision"] == "bf16"
-        if meta["precision"] == "fp32":  # as the learner does, so that decisions are the same to the last bit
-            getattr(self.model, "use_numpy", bool)()
+        use_precision(self.model, meta["precision"])  # the learner's, so that actions are the same to the last bit
         self._actors = {greedy: self.alone(deterministic=greedy, seed=seed) for greedy in (True, False)}
         self._state: Tree = None
         self._rows = 0

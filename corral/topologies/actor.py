@@ -24,6 +24,7 @@ from corral.data.pack import pack
 from corral.envs.normalize import NormalizedVecEnv
 from corral.learn.device import set_threads
 from corral.learn.weights import FlatParams
+from corral.nets.network import use_precision
 from corral.runtimes.base import Mailbox
 from corral.topologies.base import build_model, make_algorithm, make_train_vec
 from corral.topologies.weight_channel import weights_mode
@@ -60,7 +61,7 @@ class Actor:
             self._vec.scale_later = self._algo.data.reuse == "replay"
         self._model = build_model(self._algo, seed, torch.device("cpu"))
         set_threads(1, self._model)
-        self._flat = FlatParams(self._model)
+        self._flat = FlatParams(self._model, self._algo.groups())
         rng = np.random.default_rng(seeding.part_seed(seed, "train", "acting", index, start))
         in_step = weights_mode(experiment, self._algo.data.max_lag) == "sync"
         self._policy = self._algo.make_policy(self._model, explore=True, rng=rng, index=index)
@@ -119,9 +120,7 @@ class Actor:
         for name, value in mail["buffers"].items():
             buffers[name].copy_(torch.from_numpy(value))
         if first:
-            self._model.autocast = mail["half"]
-            if not mail["half"]:
-                getattr(self._model, "use_numpy", bool)()
+            use_precision(self._model, "bf16" if mail["half"] else "fp32")
 
     def _finished_games(self) -> Value:
         """Environment, return and length of the games that ended since the last report."""

@@ -72,7 +72,7 @@ class ActorLearner(Topology):
             for k, name in enumerate(names)
         ]
         exchange = AllReduce() if experiment.scale.learners > 1 else None
-        self._build_learner(self._describe(), self._others, None if exchange is None else lambda model: exchange)
+        self._build_learner(self._describe(), self._others, None if exchange is None else lambda *_: exchange)
         self._team = None
         if exchange is not None:
             self._check_shares()

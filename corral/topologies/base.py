@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from corral.acting.episode_stats import EpisodeStats
 from corral.acting.policy import PlanningPolicy, Policy, to_numpy
-from corral.algos.base import Algorithm
+from corral.algos.base import Algorithm, ParamGroup, learning_rates
 from corral.algos.registry import find_algorithm
 from corral.config.experiment import Experiment
 from corral.core import seeding
@@ -66,8 +66,8 @@ def make_train_vec(
 
 Note = Callable[[str, str], None]
 """Takes the kind of an event, and what happened."""
-MakeExchange = Callable[[torch.nn.Module], Exchange]
-"""Makes the exchange of a learner from its network."""
+MakeExchange = Callable[[torch.nn.Module, Sequence[ParamGroup]], Exchange]
+"""Makes the exchange of a learner from its network and its parameter groups."""
 
 
 class Topology(ABC):
@@ -95,7 +95,7 @@ class Topology(ABC):
         self.precision = choose(precision or experiment.precision, self.model, trial, self.device)
         order = torch.Generator().manual_seed(seeding.part_seed(seed, "train", "learning"))
         report = lambda text: self._note("not_finite", text)  # noqa: E731 - one line is clearer here
-        exchange = None if make_exchange is None else make_exchange(self.model)
+        exchange = None if make_exchange is None else make_exchange(self.model, self.algo.groups())
         self.learner = Learner(self.algo, self.model, order, self.precision, exchange, report)
         self.store = self._make_store()
 
@@ -140,7 +140,7 @@ class Topology(ABC):
         return {
             "learn/version": float(self.learner.version),
             "learn/skipped": float(self.learner.skipped),
-            "learn/lr": self.algo.learning_rate(self.progress),
+            **learning_rates(self.algo.groups(), self.progress),
             **self.store.metrics(),
         }
 

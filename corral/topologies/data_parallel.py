@@ -11,6 +11,7 @@ import numpy as np
 
 from corral.acting.episode_stats import Episode, EpisodeStats
 from corral.acting.policy import Policy
+from corral.algos.base import learning_rates
 from corral.config.experiment import Experiment
 from corral.core.encoding import Value
 from corral.core.errors import RunFailed
@@ -268,7 +269,7 @@ class DataParallel(Topology):
         return {
             "learn/version": float(max((answer["version"] for answer in latest), default=0)),
             "learn/skipped": float(_all(answer["skipped"] for answer in latest)),
-            "learn/lr": self.algo.learning_rate(self.progress),
+            **learning_rates(self.algo.groups(), self.progress),
             "env/restarts": float(sum(answer["restarts"] for answer in latest)),
             **planning_metrics(answer["simulator_steps"] for answer in latest),
             "workers/alive": float(sum(worker.alive for worker in self._workers)),

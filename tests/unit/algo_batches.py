@@ -66,7 +66,7 @@ def gradients(loss, model):
 
 def on_path(net, path):
     """Let a network learn by torch, or in NumPy, from now on; its gradients are zero."""
-    net.lean = None
+    net.numpy_towers = None
     for param in net.parameters():
         param.grad = torch.zeros_like(param)
     if path == "numpy" and not net.use_numpy():

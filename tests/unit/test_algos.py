@@ -560,9 +560,9 @@ def test_the_ratio_is_1_for_the_policy_that_acted(name, space, net, path):
 
 def log_prob(model, rows):
     """By the path that the model learns on."""
-    if model.lean is None:
+    if model.numpy_towers is None:
         return evaluate(model, rows)[0]
-    params = model.lean_params(rows.obs.numpy())
+    params = model.numpy_params(rows.obs.numpy())
     return torch.from_numpy(model.actions.explicit(params, rows.action.numpy())[0])
 
 

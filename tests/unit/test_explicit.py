@@ -128,11 +128,11 @@ def test_a_lean_network_has_the_optimizers_latest_weights_and_acts_like_the_plai
     plain, lean, (_, flat) = twins(algo)
     batch = rows_for(algo, plain)
     optimizer = algo.optimizer([flat.weights])
-    before = lean.lean_params(batch.obs.numpy())
+    before = lean.numpy_params(batch.obs.numpy())
     np.testing.assert_allclose(before, plain(batch.obs)[0].detach().numpy(), atol=1e-5)
     gradients(algo, lean, flat, None, batch)
     optimizer.step()
-    after = lean.lean_params(batch.obs.numpy())
+    after = lean.numpy_params(batch.obs.numpy())
     assert np.abs(after - before).max() > 1e-6
     np.testing.assert_allclose(after, lean(batch.obs)[0].detach().numpy(), atol=1e-5)
     np.testing.assert_allclose(lean.value(batch.obs).numpy(), lean(batch.obs)[1].detach().numpy(), atol=1e-5)
@@ -142,7 +142,7 @@ def test_large_inputs_saturate_without_a_warning():
     spec = EnvSpec(OBSERVATIONS["vector"], ACTIONS["discrete"])
     _, lean, _ = twins(ppo.Ppo(ppo.Config(), spec, 1))
     with np.errstate(all="raise", under="ignore"):
-        assert np.isfinite(lean.lean_params(np.full((4, 5), 1e4, np.float32))).all()
+        assert np.isfinite(lean.numpy_params(np.full((4, 5), 1e4, np.float32))).all()
 
 
 def test_small_adam_equals_torchs_and_goes_on_from_its_state():

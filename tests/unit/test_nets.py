@@ -258,12 +258,12 @@ def test_acting_in_numpy_says_what_the_network_says(net, observation, activation
     def check():
         torch_says = model(tensors)
         if net == "actor":
-            np.testing.assert_allclose(model.lean_params(obs), torch_says[0].detach(), atol=2e-6, rtol=1e-5)
+            np.testing.assert_allclose(model.numpy_params(obs), torch_says[0].detach(), atol=2e-6, rtol=1e-5)
             np.testing.assert_allclose(model.value(tensors), torch_says[1].detach(), atol=2e-6, rtol=1e-5)
             acted = model.act(tensors, None, None)[0]
             np.testing.assert_allclose(acted.detach(), torch_says[0].detach(), atol=2e-6, rtol=1e-5)
         else:
-            np.testing.assert_allclose(model.lean_values(obs), torch_says.detach(), atol=2e-6, rtol=1e-5)
+            np.testing.assert_allclose(model.numpy_values(obs), torch_says.detach(), atol=2e-6, rtol=1e-5)
 
     check()
     shrink(randomize(model, seed=3))  # it looks at the weights, and at the statistics, as they are now
@@ -281,7 +281,7 @@ def test_acting_in_numpy_says_what_the_network_says(net, observation, activation
 )
 def test_what_is_more_than_plain_layers_stays_with_torch(model):
     assert not model.use_numpy()
-    assert model.lean is None
+    assert model.numpy_towers is None
 
 
 def test_policy_and_value_of_a_vector_share_nothing():

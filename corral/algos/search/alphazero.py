@@ -11,22 +11,23 @@ in shares that schedules set; their moves are learned from as outcomes only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from corral.acting.model_policy import to_tensors
-from corral.algos.base import Algorithm, ModelPolicy, require
+from corral.algos.base import Algorithm, ModelPolicy, ParamGroup, UpdateContext, require
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.self_play import SelfPlay
 from corral.core.errors import UserError
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Positions
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import Optimizer, adamw
+from corral.ops.optim import adamw
 from corral.planning.action_set import Choices, choose_action_set
 from corral.planning.planner import SearchConfig
 from corral.planning.search_policy import Search
@@ -117,7 +118,7 @@ class AlphaZero(Algorithm):
     """AlphaZero for one game."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
-        self.config, self.spec, self.max_grad_norm = config, spec, config.max_grad_norm
+        self.config, self.spec = config, spec
         self._schedules = config.schedules()
         actions = choose_action_set(spec.action, config.search.samples)
         if not isinstance(actions, Choices):
@@ -151,15 +152,18 @@ class AlphaZero(Algorithm):
         sims = round(self._schedules["sims"].most)
         return Search.of_model(model, sims, self.config.gamma, self.config.search, rng, deterministic=deterministic)
 
-    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
-        """Adam with decoupled weight decay."""
-        return adamw(params, self.config.lr, self.config.weight_decay)
+    def groups(self) -> Sequence[ParamGroup]:
+        """Adam with decoupled weight decay; the learning rate is constant, or falls to a tenth."""
+        config = self.config
+        optimizer = partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
+        return [ParamGroup(optimizer, self._learning_rate, config.max_grad_norm)]
 
-    def learning_rate(self, progress: float) -> float:
-        """Constant, or falling to a tenth."""
+    def _learning_rate(self, progress: float) -> float:
         return self.config.lr * (1 - 0.9 * progress if self.config.anneal_lr else 1.0)
 
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Positions, progress: float) -> LossOutput:
+    def losses(
+        self, model: nn.Module, target: nn.Module | None, batch: Positions, ctx: UpdateContext
+    ) -> Iterator[LossOutput]:
         """Cross-entropy to what searches found, and the squared error of the value."""
         device = next(model.parameters()).device
         params, value = model(to_tensors(batch.obs, device))
@@ -173,4 +177,4 @@ class AlphaZero(Algorithm):
             spread = -(extras["better"] * extras["better"].clamp(min=1e-9).log()).sum(-1)
             floor = (searched * spread).sum() / searched.sum().clamp(min=1)
         metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/policy_gap": policy_loss - floor}
-        return LossOutput(policy_loss + self.config.value_coef * value_loss, metrics, rows=len(value))
+        yield LossOutput(policy_loss + self.config.value_coef * value_loss, metrics, rows=len(value))

@@ -77,7 +77,7 @@ class SearchBehaviour:
             extras["better"][rows], extras["search_value"][rows] = plan.policy, plan.values
             extras["distill"][rows], extras["kappa"][rows] = now["distill"], now["kappa"]
         decide = self._among_choices if isinstance(self._actions, Choices) else self._among_samples
-        params = self._model.lean_params(obs) if self._model.lean else self._params(obs)
+        params = self._model.numpy_params(obs) if self._model.numpy_towers else self._params(obs)
         action, edges = decide(params, rows, plan, now, extras)
         if self._planner is not None:  # trees of steps that were not searched are of states that are gone
             self._planner.took(state, np.where(np.isin(np.arange(n), rows), edges, -1))
