@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
-from corral.algos import a2c, appo, dqn, impala, ppo
 from corral.algos.base import Algorithm, UpdateContext
 from corral.algos.trajectories import Minibatch, VtraceTargets, successors
 from corral.core.types import Array, LossOutput, Trajectory, Transitions, tree_map
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.q_network import QNetwork
+
+if TYPE_CHECKING:
+    from corral.algos.a2c import A2c
+    from corral.algos.appo import Appo
+    from corral.algos.dqn import Dqn
+    from corral.algos.impala import Impala
+    from corral.algos.ppo import Ppo
+    from corral.algos.search.ppo_search import PpoSearch
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,8 @@ class FastLoss:
     """Settings that it implements, or that have no part in the loss; others must have their defaults."""
     batch: frozenset[str]
     """Fields of a minibatch, or of a trajectory's extras, that it implements; others must be None or missing."""
+    towers: bool = False
+    """Whether the algorithm's own loss, of batches that this does not take, runs on NumPy towers."""
 
     def implements(self, config: Any) -> bool:
         """Whether every setting that is not at its default is implemented."""
@@ -45,12 +54,17 @@ class FastLoss:
         return all(f.name in self.batch or getattr(batch, f.name) is None for f in fields(batch))
 
 
+def fast_entry(algo: Algorithm) -> FastLoss | None:
+    """What the table has for an algorithm, whatever its settings."""
+    return FAST.get(f"{type(algo).__module__}:{type(algo).__qualname__}")
+
+
 def find_fast_loss(algo: Algorithm, model: nn.Module, target: nn.Module | None) -> FastLoss | None:
     """The entry for an algorithm with these settings and networks; None: its own loss is used.
 
     Exactly these classes: a subclass may change the loss or the network.
     """
-    entry = FAST.get(type(algo))
+    entry = fast_entry(algo)
     if entry is None or not entry.implements(algo.config):  # type: ignore[attr-defined]
         return None
     networks = [model] if target is None else [model, target]
@@ -66,7 +80,7 @@ def _in_numpy(network: nn.Module) -> bool:
 # -- actor-critics on data of the current policy ------------------------------------------------------------------
 
 
-def ppo_loss(algo: ppo.Ppo, model: ActorCritic, target: None, batch: Minibatch, ctx: UpdateContext) -> LossOutput:
+def ppo_loss(algo: Ppo, model: ActorCritic, target: None, batch: Minibatch, ctx: UpdateContext) -> LossOutput:
     """`Ppo.losses`."""
     clip = algo.clip_range(ctx.progress)
 
@@ -79,7 +93,14 @@ def ppo_loss(algo: ppo.Ppo, model: ActorCritic, target: None, batch: Minibatch, 
     return output
 
 
-def a2c_loss(algo: a2c.A2c, model: ActorCritic, target: None, batch: Minibatch, ctx: UpdateContext) -> LossOutput:
+def ppo_search_loss(
+    algo: PpoSearch, model: ActorCritic, target: None, batch: Minibatch, ctx: UpdateContext
+) -> LossOutput:
+    """`PpoSearch.losses` of a batch without searches, which is PPO's."""
+    return ppo_loss(algo.ppo, model, target, batch, ctx)
+
+
+def a2c_loss(algo: A2c, model: ActorCritic, target: None, batch: Minibatch, ctx: UpdateContext) -> LossOutput:
     """`A2c.losses`."""
     config = algo.config
     return _on_policy_loss(model, batch, policy_gradient, config.normalize_advantage, config.value_coef, config.entropy)
@@ -127,9 +148,7 @@ def _on_policy_loss(
 # -- actor-critics on stale data, corrected by V-trace ------------------------------------------------------------
 
 
-def impala_loss(
-    algo: impala.Impala, model: ActorCritic, target: None, batch: Trajectory, ctx: UpdateContext
-) -> LossOutput:
+def impala_loss(algo: Impala, model: ActorCritic, target: None, batch: Trajectory, ctx: UpdateContext) -> LossOutput:
     """`Impala.losses`."""
 
     def policy_term(log_prob: Array, behaviour: Array, advantages: Array) -> _PolicyTerm:
@@ -141,7 +160,7 @@ def impala_loss(
     return _stale_loss(model, batch, algo.vtrace, policy_term, config.value_coef, config.entropy, summed=True)
 
 
-def appo_loss(algo: appo.Appo, model: ActorCritic, target: None, batch: Trajectory, ctx: UpdateContext) -> LossOutput:
+def appo_loss(algo: Appo, model: ActorCritic, target: None, batch: Trajectory, ctx: UpdateContext) -> LossOutput:
     """`Appo.losses`."""
     config = algo.config
 
@@ -251,7 +270,7 @@ def _normalize(advantages: Array) -> Array:
 # -- action values ------------------------------------------------------------------------------------------------
 
 
-def dqn_loss(algo: dqn.Dqn, model: QNetwork, target: QNetwork, batch: Transitions, ctx: UpdateContext) -> LossOutput:
+def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, ctx: UpdateContext) -> LossOutput:
     """`Dqn.losses`: the gradient of the Huber loss is the temporal difference clipped to [-1, 1]."""
     tower = model.numpy_tower
     assert tower is not None
@@ -285,55 +304,30 @@ def dqn_loss(algo: dqn.Dqn, model: QNetwork, target: QNetwork, batch: Transition
 # -- the table ----------------------------------------------------------------------------------------------------
 
 _ROWS = frozenset({"obs", "action", "old_log_prob", "old_values", "advantages", "returns"})
+_TRANSITIONS = frozenset({"obs", "action", "reward", "discount", "next_obs", "weight"})
 _EXTRAS = frozenset({"action", "logp"})
-_ACTOR_CRITIC = "lr anneal_lr gamma length entropy value_coef max_grad_norm net"
-FAST: dict[type[Algorithm], FastLoss] = {
-    ppo.Ppo: FastLoss(
-        ppo_loss,
-        frozenset(f"{_ACTOR_CRITIC} lam epochs minibatches clip anneal_clip target_kl normalize_advantage".split()),
-        _ROWS,
-    ),
-    a2c.A2c: FastLoss(a2c_loss, frozenset(f"{_ACTOR_CRITIC} optimizer lam normalize_advantage".split()), _ROWS),
-    impala.Impala: FastLoss(
-        impala_loss,
-        frozenset(
-            f"{_ACTOR_CRITIC} optimizer batch_size correction rho_bar c_bar replayed replay_capacity max_lag".split()
-        ),
-        _EXTRAS,
-    ),
-    appo.Appo: FastLoss(
-        appo_loss,
-        frozenset(
-            f"{_ACTOR_CRITIC} batch_size epochs minibatches clip normalize_advantage rho_bar c_bar max_lag".split()
-        ),
-        _EXTRAS,
-    ),
-    dqn.Dqn: FastLoss(
-        dqn_loss,
-        frozenset(
-            [
-                "lr",
-                "anneal_lr",
-                "gamma",
-                "batch_size",
-                "capacity",
-                "learning_starts",
-                "train_every",
-                "updates",
-                "target_every",
-                "tau",
-                "n_step",
-                "double",
-                "dueling",
-                "prioritised",
-                "epsilon_start",
-                "epsilon_end",
-                "epsilon_fraction",
-                "ladder",
-                "max_grad_norm",
-                "net",
-            ]
-        ),
-        frozenset({"obs", "action", "reward", "discount", "next_obs", "weight"}),
-    ),
+_COMMON = "lr anneal_lr gamma length entropy value_coef max_grad_norm net"
+_SETTINGS = {
+    "ppo": f"{_COMMON} lam epochs minibatches clip anneal_clip target_kl normalize_advantage",
+    "a2c": f"{_COMMON} optimizer lam normalize_advantage",
+    "impala": f"{_COMMON} optimizer batch_size correction rho_bar c_bar replayed replay_capacity max_lag",
+    "appo": f"{_COMMON} batch_size epochs minibatches clip normalize_advantage rho_bar c_bar max_lag",
+    "dqn": "lr anneal_lr gamma batch_size capacity learning_starts train_every updates target_every tau n_step double "
+    "dueling prioritised epsilon_start epsilon_end epsilon_fraction ladder max_grad_norm net",
+    "ppo_search": "mode sims share beta epsilon noise temperature distill kappa gate rho_bar search ppo",
 }
+
+
+def _settings(name: str) -> frozenset[str]:
+    return frozenset(_SETTINGS[name].split())
+
+
+FAST: dict[str, FastLoss] = {
+    "corral.algos.ppo:Ppo": FastLoss(ppo_loss, _settings("ppo"), _ROWS),
+    "corral.algos.a2c:A2c": FastLoss(a2c_loss, _settings("a2c"), _ROWS),
+    "corral.algos.impala:Impala": FastLoss(impala_loss, _settings("impala"), _EXTRAS),
+    "corral.algos.appo:Appo": FastLoss(appo_loss, _settings("appo"), _EXTRAS),
+    "corral.algos.dqn:Dqn": FastLoss(dqn_loss, _settings("dqn"), _TRANSITIONS),
+    "corral.algos.search.ppo_search:PpoSearch": FastLoss(ppo_search_loss, _settings("ppo_search"), _ROWS, towers=True),
+}
+"""By module and class, so that nothing has to be imported for it."""

@@ -16,7 +16,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.core.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
 from corral.learn.device import Precision
 from corral.learn.exchange.base import Exchange, GradAction, Local
-from corral.learn.fast import FAST, find_fast_loss
+from corral.learn.fast import fast_entry, find_fast_loss
 from corral.learn.weights import FlatParams, GroupSlice
 from corral.nets.network import Network, use_precision
 
@@ -50,7 +50,8 @@ class Learner:
         if self.target is not None:
             use_precision(self.target, precision.name)
         self._fast_loss = find_fast_loss(algo, model, self.target)
-        if type(algo) not in FAST and isinstance(model, Network):
+        entry = fast_entry(algo)
+        if isinstance(model, Network) and (entry is None or entry.towers):
             model.learn_in_numpy()
         self._groups = {
             group.name: _Group(k, group, part)

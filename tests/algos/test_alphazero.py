@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from helpers.batches import loss_of
 from pettingzoo import AECEnv
 
 import corral
@@ -84,7 +85,7 @@ def test_the_loss_is_the_stated_one():
     obs = rng.integers(0, 2, (32, 2, 3, 3)).astype(np.float32)
     outcome = rng.choice([-1.0, 0.0, 1.0], 32).astype(np.float32)
     batch = Positions(obs, outcome, {"better": better, "legal": legal, "searched": searched})
-    found = algo.loss(model, None, batch, 0.0).loss.item()
+    found = loss_of(algo, model, None, batch).loss.item()
     params, value = (out.detach().numpy() for out in model(torch.from_numpy(obs)))
     entropy = []
     for i in np.flatnonzero(searched):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from helpers.batches import loss_of
 from helpers.row_cartpole import make
 
 import corral
@@ -163,16 +164,16 @@ def literal_loss(algo, model, rows, clip):
     """The formula of the module, row by row."""
     settings = algo.config
     params, value = (out.detach().numpy() for out in model(rows.obs))
-    advantage = rows.advantage.numpy()
+    advantage = rows.advantages.numpy()
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     total = {"policy": 0.0, "value": 0.0, "entropy": 0.0, "distill": 0.0}
     for i in range(len(rows)):
         logp = params[i] - np.log(np.exp(params[i]).sum())
         action = int(rows.action[i, 0])
-        ratio = np.exp(logp[action] - rows.logp[i].item())
+        ratio = np.exp(logp[action] - rows.old_log_prob[i].item())
         weighed = advantage[i] * rows.trust[i].item()
         total["policy"] -= min(ratio * weighed, np.clip(ratio, 1 - clip, 1 + clip) * weighed)
-        total["value"] += 0.5 * (value[i] - rows.target[i].item()) ** 2
+        total["value"] += 0.5 * (value[i] - rows.returns[i].item()) ** 2
         total["entropy"] -= (np.exp(logp) * logp).sum()
         total["distill"] -= rows.distill[i].item() * (rows.better[i].numpy() * logp).sum()
     n, ppo = len(rows), settings.ppo
@@ -188,7 +189,7 @@ def test_the_loss_is_the_stated_one(mode):
     with torch.no_grad():  # so that ratios are not 1
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    loss = algo.loss(model, None, rows, 0.0).loss.item()
+    loss = loss_of(algo, model, None, rows).loss.item()
     assert loss == pytest.approx(literal_loss(algo, model, rows, 0.2), rel=1e-4)
 
 
@@ -197,13 +198,13 @@ def test_a_policy_that_moved_too_far_stops_the_epochs_however_often_searches_act
     settings = config(beta=0.5, epsilon=0.2, rho_bar=1e9, ppo=PpoConfig(target_kl=0.002))
     algo, model, traj, _ = trajectory(settings)
     rows = algo.prepare(model, traj)
-    assert not algo.loss(model, None, rows, 0.0).stop
+    assert not loss_of(algo, model, None, rows).stop
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    output = algo.loss(model, None, rows, 0.0)
+    output = loss_of(algo, model, None, rows)
     chosen = rows.action[:, 0].long().numpy()
-    log_ratio = log_pi(model, rows.obs.numpy())[np.arange(len(rows)), chosen] - rows.logp.numpy()
+    log_ratio = log_pi(model, rows.obs.numpy())[np.arange(len(rows)), chosen] - rows.old_log_prob.numpy()
     trust = np.exp(traj.extras["logp"] - traj.extras["behaviour"]).reshape(-1)
     expected = np.mean(trust * (np.exp(log_ratio) - 1 - log_ratio))
     assert float(output.metrics["loss/kl"]) == pytest.approx(expected, rel=1e-3)
@@ -264,8 +265,8 @@ def test_returns_take_the_search_s_value_once_where_they_end_and_not_in_every_st
             expected[t, b] = traj.reward[t, b] + gamma * later * (not traj.terminated[t, b])
     assert traj.done.any()
     rows = algo.prepare(model, traj)
-    np.testing.assert_allclose(rows.target.numpy(), expected.reshape(-1), rtol=1e-4)
-    np.testing.assert_allclose(rows.advantage.numpy(), (expected - value).reshape(-1), rtol=1e-4)
+    np.testing.assert_allclose(rows.returns.numpy(), expected.reshape(-1), rtol=1e-4)
+    np.testing.assert_allclose(rows.advantages.numpy(), (expected - value).reshape(-1), rtol=1e-4)
 
 
 def test_without_search_it_is_ppo_bit_for_bit(tmp_path):
@@ -288,7 +289,7 @@ def test_hybrid_actions_that_a_search_chose_have_no_density_and_train_by_cross_e
     np.testing.assert_array_equal(rows.trust.numpy() == 0, ~dense.reshape(-1))
     assert rows.edges.shape == (traj.action["sign"].size, 16, 2)
     np.testing.assert_allclose(traj.extras["better"][searched].sum(-1), 1.0, rtol=1e-5)
-    output = algo.loss(model, None, rows, 0.0)
+    output = loss_of(algo, model, None, rows)
     params, _ = model(rows.obs)
     k = int(np.flatnonzero(searched.reshape(-1))[0])
     logp, _ = model.actions.evaluate(params[k].expand(16, -1), rows.edges[k])

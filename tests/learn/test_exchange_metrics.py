@@ -15,6 +15,7 @@ import torch
 from helpers.learners import HOST, Crew, Model
 from torch import nn
 
+from corral.algos.base import ParamGroup
 from corral.core.errors import UserError
 from corral.learn.exchange import param_server, server
 from corral.learn.exchange.all_reduce import _HEAD, AllReduce, _plain, open_store
@@ -34,7 +35,7 @@ class Net:
     def __init__(self):
         conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
         self.model = nn.Sequential(conv, nn.Linear(20, 30))
-        self.flat = FlatParams(self.model)
+        self.flat = FlatParams(self.model, [ParamGroup(torch.optim.SGD, lambda progress: 0.1)])
         self.params = list(self.model.parameters())
 
     def put(self, grads):

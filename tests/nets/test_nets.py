@@ -267,7 +267,7 @@ def test_acting_in_numpy_says_what_the_network_says(net, observation, activation
 
     check()
     shrink(randomize(model, seed=3))  # it looks at the weights, and at the statistics, as they are now
-    model.observe(to_tensors(batch_of(space, 50, seed=4), torch.device("cpu")))
+    model.encoder.observe(to_tensors(batch_of(space, 50, seed=4), torch.device("cpu")))
     check()
 
 
@@ -280,6 +280,13 @@ def test_acting_in_numpy_says_what_the_network_says(net, observation, activation
     ],
 )
 def test_what_is_more_than_plain_layers_stays_with_torch(model):
+    assert not model.use_numpy()
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm(8), nn.Dropout(0.1), nn.ELU()])
+def test_unknown_layer_stays_with_torch(layer):
+    model = ActorCritic(spec_of(), NetConfig(hidden=(8, 8)))
+    model.policy_torso.insert(1, layer)
     assert not model.use_numpy()
     assert model.numpy_towers is None
 

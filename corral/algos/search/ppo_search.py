@@ -109,8 +109,8 @@ class PpoSearch(Algorithm):
     """PPO with search for one kind of environment. What was not searched at all is left to PPO itself."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
-        self.config, self.spec, self._ppo = config, spec, Ppo(config.ppo, spec, num_envs)
-        self.data = self._ppo.data
+        self.config, self.spec, self.ppo = config, spec, Ppo(config.ppo, spec, num_envs)
+        self.data = self.ppo.data
         self._schedules = config.schedules()
         self._actions = choose_action_set(spec.action, config.search.samples, likeliest=False)
         self._every_edge: Tensor | None = None
@@ -119,14 +119,14 @@ class PpoSearch(Algorithm):
 
     def build_model(self) -> ActorCritic:
         """PPO's."""
-        return self._ppo.build_model()
+        return self.ppo.build_model()
 
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
         """Policy and search together, where there are searches in training."""
         assert isinstance(model, ActorCritic)
         config = self.config
         if not (explore and config.searches):
-            return self._ppo.make_policy(model, explore=explore, rng=rng, index=index)
+            return self.ppo.make_policy(model, explore=explore, rng=rng, index=index)
         return SearchBehaviour(
             model, self._actions, config.search, self._schedules, config.gamma, config.mode == "expert", rng
         )
@@ -135,22 +135,22 @@ class PpoSearch(Algorithm):
         """The network alone, or with mode=eval a search."""
         config = self.config
         if config.mode != "eval":
-            return self._ppo.make_policy(model, explore=not deterministic, rng=rng)
+            return self.ppo.make_policy(model, explore=not deterministic, rng=rng)
         sims = round(self._schedules["sims"].most)
         return Search.of_model(model, sims, config.gamma, config.search, rng, deterministic=deterministic)
 
     def groups(self) -> Sequence[ParamGroup]:
         """PPO's."""
-        return self._ppo.groups()
+        return self.ppo.groups()
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
         """PPO's."""
-        return self._ppo.minibatches(batch, rng)
+        return self.ppo.minibatches(batch, rng)
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Advantages, the values' targets, and how far to trust what acted and what was searched."""
         if not self.config.searches:
-            return self._ppo.prepare(model, batch)
+            return self.ppo.prepare(model, batch)
         assert isinstance(model, ActorCritic)
         config, extras = self.config, batch.extras
         values, next_values = compute_values(model, batch)
@@ -174,12 +174,12 @@ class PpoSearch(Algorithm):
     ) -> Iterator[LossOutput]:
         """Clipped surrogate by trust, value error, entropy bonus, and cross-entropy to the search's policy."""
         if not isinstance(batch, SearchedRows):
-            yield from self._ppo.losses(model, target, batch, ctx)
+            yield from self.ppo.losses(model, target, batch, ctx)
             return
         assert isinstance(model, ActorCritic)
         assert batch.trust is not None
         assert batch.distill is not None
-        config, clip = self.config.ppo, self._ppo.clip_range(ctx.progress)
+        config, clip = self.config.ppo, self.ppo.clip_range(ctx.progress)
         params, values = model(batch.obs)
         log_prob, entropy = model.actions.evaluate(params.float(), batch.action)
         ratio = (log_prob - batch.old_log_prob).clamp(max=20.0).exp()
@@ -203,7 +203,7 @@ class PpoSearch(Algorithm):
                 "search/cross_entropy": cross_entropy[searched].mean() if searched.any() else torch.zeros(()),
                 "search/learned_share": searched.float().mean(),
             }
-        stop = self._ppo.is_past_target_kl(approx_kl)
+        stop = self.ppo.is_past_target_kl(approx_kl)
         yield LossOutput(loss, metrics, stop=stop, rows=num_valid(batch))
 
     def _cross_entropy(self, model: ActorCritic, params: Tensor, batch: SearchedRows) -> Tensor:
