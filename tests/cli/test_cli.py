@@ -67,7 +67,6 @@ def test_version():
         (["chek-env", "CartPole-v1"], ["No command 'chek-env'", "`corral check-env`"]),
         (["list"], ["`corral list` needs one more word: algos, envs, presets"]),
         (["list", "env"], ["No command 'list env'", "`corral list envs`"]),
-        (["bench", "smpling"], ["`corral bench sampling`"]),
         (["frobnicate"], ["`corral --help`"]),
         (["check-env"], ["ENV", "`corral check-env --help`"]),
         (["check-env", "CartPole-v1", "--step", "3"], ["has no option --step; did you mean --steps?"]),
