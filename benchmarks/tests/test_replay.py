@@ -25,7 +25,7 @@ def test_missing_cpprb_is_named_and_skipped(monkeypatch):
     case = replay.make_cases()[0]
     outcome = play(case.entries, rounds=1, seconds=0.02)
     assert "pip install cpprb" in outcome.skipped[replay.CPPRB]
-    assert case.verdicts(outcome) == []
+    assert case.verdicts(outcome, []) == []
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from faulty_envs import Good, Raising
-from link.sims import Sim, free_url
+from helpers.faulty_envs import Good, Raising
+from helpers.sims import Sim, free_url
 
 from corral.cli.bench import advice, bound
 from corral.cli.main import main
@@ -37,7 +37,7 @@ def test_gymnasium_id_has_every_backend(tmp_path, capfd):
 
 def test_own_class_with_arguments(tmp_path, capfd):
     path = tmp_path / "speed.json"
-    assert run("faulty_envs:Good", "--num-envs", "2", "--env-kwargs", "length=3", "--json", str(path)) == 0
+    assert run("helpers.faulty_envs:Good", "--num-envs", "2", "--env-kwargs", "length=3", "--json", str(path)) == 0
     assert "Not measured: native: " in capfd.readouterr().out
     assert [way["backend"] for way in report(path)["ways"]] == ["none", "local", "process"]
 
@@ -111,7 +111,7 @@ def test_seconds_are_bounded(seconds, capfd):
 
 
 def test_environment_that_raises_is_named(capfd):
-    assert run(f"faulty_envs:{Raising.__name__}") == 1
+    assert run(f"helpers.faulty_envs:{Raising.__name__}") == 1
     assert "the joint exploded" in capfd.readouterr().err
 
 
