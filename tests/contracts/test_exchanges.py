@@ -250,10 +250,10 @@ def test_what_is_dropped_is_sent_again_where_errors_are_fed_back():
         grad = torch.zeros(100)
         grad[7] = 5.0
         model.update(late, grad)  # by weights that are not the newest any more
-        before = crew.servers[0].state()["weights"][7]
+        before = crew.servers[0].state()["parts"][0]["weights"][7]
         model.update(late, torch.zeros(100))
         assert crew.servers[0].metrics()["exchange/dropped"] == 1
-        assert crew.servers[0].state()["weights"][7] == pytest.approx(before - 0.01 * 5.0)
+        assert crew.servers[0].state()["parts"][0]["weights"][7] == pytest.approx(before - 0.01 * 5.0)
 
 
 def test_a_gradient_that_is_not_finite_is_not_sent_and_holds_nobody_up():
@@ -266,7 +266,7 @@ def test_a_gradient_that_is_not_finite_is_not_sent_and_holds_nobody_up():
 
     with Crew("param_server", 2, START, mode="sync", optimizer=sgd) as crew:
         assert crew.run(work) == ["skip", "apply"]  # its learner looks at it, and reports
-        np.testing.assert_allclose(crew.servers[0].state()["weights"], START.numpy() - 0.01, rtol=1e-5)
+        np.testing.assert_allclose(crew.servers[0].state()["parts"][0]["weights"], START.numpy() - 0.01, rtol=1e-5)
 
 
 def test_a_server_goes_on_from_the_state_of_another():

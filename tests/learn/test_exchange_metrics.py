@@ -27,6 +27,7 @@ from corral.learn.weights import FlatParams
 
 START = torch.from_numpy(np.random.default_rng(0).normal(size=1000).astype(np.float32))
 ROWS = [5, 1, 10]
+GROUPS = [ParamGroup(torch.optim.SGD, lambda progress: 0.1)]
 
 
 class Net:
@@ -35,7 +36,7 @@ class Net:
     def __init__(self):
         conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
         self.model = nn.Sequential(conv, nn.Linear(20, 30))
-        self.flat = FlatParams(self.model, [ParamGroup(torch.optim.SGD, lambda progress: 0.1)])
+        self.flat = FlatParams(self.model, GROUPS)
         self.params = list(self.model.parameters())
 
     def put(self, grads):
@@ -56,7 +57,9 @@ def reduced(sharing, size, work):
     """What `work(exchange, rank, net)` returns for learners whose exchanges a run would make."""
     with Crew("all_reduce", size, START) as crew:
         nets = [Net() for _ in range(size)]
-        crew.exchanges[:] = [make_exchange(sharing, net.model, HOST, crew.secret, seed=k) for k, net in enumerate(nets)]
+        crew.exchanges[:] = [
+            make_exchange(sharing, net.model, GROUPS, HOST, crew.secret, seed=k) for k, net in enumerate(nets)
+        ]
         return crew.run(lambda exchange, rank: work(exchange, rank, nets[rank]))
 
 
@@ -316,7 +319,7 @@ def test_a_gradient_too_large_for_its_norm_is_not_sent_to_a_server():
         crew.exchanges[0].begin(model.weights.data, 0, 1)
         grad = torch.full((1000,), 3e19)
         assert crew.exchanges[0].grads(grad, 1, 0.1) == "apply"  # its learner looks at it, and reports
-        np.testing.assert_array_equal(crew.servers[0].state()["weights"], START.numpy())
+        np.testing.assert_array_equal(crew.servers[0].state()["parts"][0]["weights"], START.numpy())
         assert model.update(crew.exchanges[0], torch.ones(1000)) == "skip"
         assert torch.isfinite(model.weights).all()
 
@@ -400,7 +403,7 @@ def test_who_is_more_than_the_lag_ahead_in_gossip_waits(lag):
 
 def test_learners_round_their_weights_by_random_numbers_of_their_own():
     sharing = SharingConfig(exchange="gossip", quantize_weights=True)
-    exchanges = [make_exchange(sharing, nn.Linear(2, 2), HOST, bytes(32), seed=k) for k in range(3)]
+    exchanges = [make_exchange(sharing, nn.Linear(2, 2), GROUPS, HOST, bytes(32), seed=k) for k in range(3)]
     codes = [exchange._codec.encode(START.numpy(), exchange._rng).tobytes() for exchange in exchanges]
     for exchange in exchanges:
         exchange.close()
