@@ -25,6 +25,7 @@ from corral.algos.trajectories import (
     masked_mean,
     normalize,
     num_valid,
+    recorded,
 )
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
@@ -74,7 +75,7 @@ class A2c(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.data = DataSpec("sequence", config.length, num_envs, "once", ("action", "logp"), max_lag=0)
+        self.data = DataSpec("sequence", config.length, num_envs, "once", recorded(config.net), max_lag=0)
 
     def build_model(self) -> ActorCritic:
         """Policy and value."""

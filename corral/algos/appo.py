@@ -19,7 +19,7 @@ from torch import nn
 from corral.acting.model_policy import ActorCriticPolicy, to_tensors
 from corral.algos.base import Algorithm, ModelPolicy, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
-from corral.algos.trajectories import VtraceTargets, forward_sequences, normalize
+from corral.algos.trajectories import VtraceTargets, forward_sequences, normalize, recorded
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory, slice_envs
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
@@ -79,7 +79,7 @@ class Appo(Algorithm):
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self.data = DataSpec(
-            "sequence", config.length, config.batch_size, "once", ("action", "logp"),
+            "sequence", config.length, config.batch_size, "once", recorded(config.net),
             max_lag=config.max_lag * config.epochs * config.minibatches,  # every minibatch is a version
         )  # fmt: skip
         self.vtrace = VtraceTargets(config.gamma, config.rho_bar, config.c_bar, None)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from corral.acting.model_policy import ActorCriticPolicy, to_tensors
 from corral.algos.base import Algorithm, ModelPolicy, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
-from corral.algos.trajectories import VtraceTargets, forward_sequences
+from corral.algos.trajectories import VtraceTargets, forward_sequences, recorded
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
@@ -79,7 +79,7 @@ class Impala(Algorithm):
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self.data = DataSpec(
-            "sequence", config.length, config.batch_size, "once", ("action", "logp"), config.max_lag,
+            "sequence", config.length, config.batch_size, "once", recorded(config.net), config.max_lag,
             capacity=config.replay_capacity, replayed=config.replayed,
         )  # fmt: skip
         self.vtrace = VtraceTargets(

@@ -28,6 +28,7 @@ from corral.algos.trajectories import (
     masked_mean,
     normalize,
     num_valid,
+    recorded,
     shuffled,
 )
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
@@ -93,7 +94,7 @@ class Ppo(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.data = DataSpec("sequence", config.length, num_envs, "once", ("action", "logp"), max_lag=0)
+        self.data = DataSpec("sequence", config.length, num_envs, "once", recorded(config.net), max_lag=0)
 
     def build_model(self) -> ActorCritic:
         """Policy and value."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from corral.acting.model_policy import to_tensors
 from corral.core.types import Array, Trajectory, Tree, tree_map
 from corral.nets.actor_critic import ActorCritic
+from corral.nets.config import NetConfig
 from corral.ops.returns import vtrace
 
 
@@ -39,6 +40,11 @@ class Minibatch:
 
 
 R = TypeVar("R", bound=Minibatch)
+
+
+def recorded(net: NetConfig) -> tuple[str, ...]:
+    """What `ActorCriticPolicy` records of a network with these settings."""
+    return ("action", "logp") if net.core == "none" else ("action", "logp", "state")
 
 
 @torch.no_grad()

@@ -214,6 +214,7 @@ class Transitions:
     discount: Array  # [n] float32
     next_obs: Tree  # [n, ...]
     weight: Array  # [n] float32, importance weights, 1 where sampling is uniform
+    extras: dict[str, Array] = field(default_factory=dict)  # [n, ...], what acting recorded at the first step
 
 
 @dataclass

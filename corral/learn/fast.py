@@ -51,7 +51,9 @@ class FastLoss:
         """Whether everything that a minibatch brings is implemented."""
         if isinstance(batch, Trajectory):
             return batch.extras.keys() <= self.batch
-        return all(f.name in self.batch or getattr(batch, f.name) is None for f in fields(batch))
+        values = {f.name: getattr(batch, f.name) for f in fields(batch)}
+        brought = {name for name, value in values.items() if value is not None and not (name == "extras" and not value)}
+        return brought <= self.batch
 
 
 def fast_entry(algo: Algorithm) -> FastLoss | None:

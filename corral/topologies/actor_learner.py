@@ -18,7 +18,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.core.machine import cores
 from corral.core.types import EnvSpec, LossOutput, Sample, Trajectory
 from corral.data.pack import unpack
-from corral.data.store import Store
+from corral.data.store import Store, StoreContext
 from corral.learn.exchange.all_reduce import AllReduce
 from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
@@ -141,8 +141,8 @@ class ActorLearner(Topology):
         if self.store.room():
             for traj, priorities in self._in_order() if self._mode == "sync" else self._first_ready():
                 self.env_steps += int(traj.faulty.size - traj.faulty.sum())
-                self.store.progress, self.store.reward_scale = self.progress, float(np.mean([*self._scales.values()]))
-                self.store.put(traj, priorities)
+                scale = float(np.mean([*self._scales.values()]))
+                self.store.put(traj, priorities, StoreContext(self.progress, scale))
         said: dict[str, list[float]] = {}
         until = time.monotonic() + _LEARN_S
         while self._ready():

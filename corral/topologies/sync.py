@@ -13,6 +13,7 @@ from corral.acting.policy import simulator_steps
 from corral.acting.sampler import Sampler
 from corral.config.experiment import Experiment
 from corral.core import seeding
+from corral.data.store import StoreContext
 from corral.envs.normalize import NormalizedVecEnv
 from corral.topologies.base import MakeExchange, Note, Topology, make_train_vec, planning_metrics
 
@@ -80,8 +81,7 @@ class Sync(Topology):
         self._rows += steps * envs
         if traj is not None:
             self.env_steps += int(traj.faulty.size - traj.faulty.sum())
-            self.store.progress, self.store.reward_scale = self.progress, getattr(self.vec, "reward_scale", 1.0)
-            self.store.put(traj)
+            self.store.put(traj, ctx=StoreContext(self.progress, getattr(self.vec, "reward_scale", 1.0)))
         said: dict[str, list[float]] = {}
         while self._ready():
             self._learn(self.store.get(), said)

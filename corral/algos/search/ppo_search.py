@@ -15,7 +15,7 @@ act and learns by CE and value alone; `eval` trains as `ppo` and searches in eva
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -95,6 +95,10 @@ class Config:
         return self.ppo.gamma
 
 
+_SEARCHED = ("behaviour", "better", "distill", "kappa", "search_value")
+"""What `SearchBehaviour` records besides."""
+
+
 @dataclass
 class SearchedRows(Minibatch):
     """Rows to learn from, with what searches found; where nothing was searched it counts nothing."""
@@ -110,9 +114,12 @@ class PpoSearch(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec, self.ppo = config, spec, Ppo(config.ppo, spec, num_envs)
-        self.data = self.ppo.data
         self._schedules = config.schedules()
         self._actions = choose_action_set(spec.action, config.search.samples, likeliest=False)
+        self.data = self.ppo.data
+        if config.searches:
+            edges = () if isinstance(self._actions, Choices) else ("edges",)
+            self.data = replace(self.data, extras=(*self.data.extras, *_SEARCHED, *edges))
         self._every_edge: Tensor | None = None
         if isinstance(self._actions, Choices):
             self._every_edge = torch.from_numpy(self._actions.to_model(np.arange(self._actions.width)))
