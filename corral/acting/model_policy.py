@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from corral.acting.policy import ActContext
 from corral.core.errors import RunFailed
 from corral.core.types import Array, Tree, tree_map
 
@@ -28,7 +29,6 @@ class ActorCriticPolicy:
     def __init__(self, model: ActorCritic, explore: bool, rng: np.random.Generator):
         self._model, self._explore, self._rng = model, explore, rng
         self._device = model.value_head.weight.device
-        self.progress = 0.0
 
     def initial_state(self, n: int) -> Tree:
         """The memory of `n` environments, None where the network has none."""
@@ -74,15 +74,19 @@ class EpsilonGreedyPolicy:
         self._model, self._to_env, self._num_actions, self._epsilon = model, to_env, num_actions, epsilon
         self._device = next(model.parameters()).device
         self._rng = rng
-        self.progress = 0.0
+        self._progress = 0.0
+
+    def set_context(self, ctx: ActContext) -> None:
+        """Follow the schedule of epsilon."""
+        self._progress = ctx.progress
 
     def initial_state(self, n: int) -> Tree:
-        """No memory."""
+        """No state."""
         return None
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         """Decide for `n` environments."""
-        return self._to_env(self._choose(obs, self._epsilon(self.progress), len(first))), None, {}
+        return self._to_env(self._choose(obs, self._epsilon(self._progress), len(first))), None, {}
 
     def _choose(self, obs: Tree, epsilon: float | Array, n: int) -> Array:
         # Drawn whatever epsilon is, so that a schedule does not change the stream of random numbers.

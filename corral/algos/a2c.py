@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy
-from corral.algos.base import Algorithm, ModelPolicy, ParamGroup, UpdateContext, require
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
 from corral.algos.trajectories import (
     Minibatch,
@@ -81,7 +82,7 @@ class A2c(Algorithm):
         """Policy and value."""
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Sample, or take the most likely action."""
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,10 +70,10 @@ class Algorithm(ABC):
         """A network for the environment, freshly initialised."""
 
     @abstractmethod
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """How to act with the network; `index` tells actors that explore differently apart."""
 
-    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> ModelPolicy:
+    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
         """How to act in evaluations, by the best actions or by sampling; by default as in training."""
         return self.make_policy(model, explore=not deterministic, rng=rng)
 
@@ -114,16 +114,6 @@ class Algorithm(ABC):
     def uses_target(self) -> bool:
         """Whether `losses` needs a target network."""
         return False
-
-
-class ModelPolicy(Policy, Protocol):
-    """A policy that acts with a network and follows a schedule."""
-
-    progress: float
-    """Share of the run's steps done; set by whoever runs it."""
-
-
-# Checks of settings, as sentences.
 
 
 def require(

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from corral.acting.model_policy import EpsilonGreedyPolicy, LadderPolicy, acting_precision, to_tensors
-from corral.algos.base import Algorithm, ModelPolicy, ParamGroup, UpdateContext, require
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
 from corral.core.errors import UserError
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Transitions, Tree, tree_map
@@ -116,7 +117,7 @@ class Dqn(Algorithm):
         """Action values."""
         return QNetwork(self.spec, self.choices.count, self.config.net, self.config.dueling)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Epsilon-greedy, or greedy."""
         assert isinstance(model, QNetwork)
         if explore and self.config.ladder:

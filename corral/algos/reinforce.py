@@ -18,7 +18,8 @@ import numpy as np
 from torch import nn
 
 from corral.acting.model_policy import ActorCriticPolicy
-from corral.algos.base import Algorithm, ModelPolicy, ParamGroup, UpdateContext, require
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
 from corral.algos.trajectories import (
     Minibatch,
@@ -85,7 +86,7 @@ class Reinforce(Algorithm):
         """Policy and baseline."""
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Sample, or take the most likely action."""
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)

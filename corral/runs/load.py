@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces as gs
 
-from corral.acting.policy import PlanningPolicy, Policy
+from corral.acting.policy import ActContext, PlanningPolicy, Policy, set_context
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.core.spaces import Leaf
@@ -92,9 +92,7 @@ class LoadedPolicy:
     def as_policy(self, *, deterministic: bool = True, seed: int = 0) -> Policy:
         """The same decisions as a `Policy`, whose memory is the caller's, such as for a `Sampler`."""
         policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
-        policy.progress = min(1.0, self.step / self.experiment.steps)
-        if isinstance(policy, PlanningPolicy):
-            policy.reward_scale = self.reward_scale
+        set_context(policy, ActContext(min(1.0, self.step / self.experiment.steps), reward_scale=self.reward_scale))
         return policy
 
     def search_policy(self, sims: int, *, deterministic: bool = True, seed: int = 0) -> Policy:

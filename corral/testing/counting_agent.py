@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from corral.algos.base import Algorithm, ModelPolicy, ParamGroup, UpdateContext
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Tree
 from corral.ops.optim import adam
 
@@ -43,7 +44,7 @@ class Counting(Algorithm):
         """One weight."""
         return _OneWeight()
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Counts as well."""
         return _CountingPolicy()
 
@@ -69,8 +70,6 @@ class _OneWeight(nn.Module):
 
 
 class _CountingPolicy:
-    progress = 0.0
-
     def initial_state(self, n: int) -> Tree:
         return np.zeros(n, np.int64)
 

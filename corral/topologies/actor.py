@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from corral.acting.policy import simulator_steps
+from corral.acting.policy import ActContext, simulator_steps
 from corral.acting.sampler import Sampler
 from corral.config.experiment import Experiment
 from corral.core import seeding
 from corral.core.encoding import Value
 from corral.core.types import Trajectory
 from corral.data.pack import pack
-from corral.envs.normalize import NormalizedVecEnv
 from corral.learn.device import set_threads
 from corral.learn.weights import FlatParams
 from corral.nets.network import use_precision
@@ -57,8 +56,6 @@ class Actor:
         # An actor is one of several: each computes on one core.
         self._vec = make_train_vec(experiment, count, env_seed, backend, workers, cores=1)
         self._algo = make_algorithm(experiment, self._vec.spec)
-        if isinstance(self._vec, NormalizedVecEnv):
-            self._vec.scale_later = self._algo.data.reuse == "replay"
         self._model = build_model(self._algo, seed, torch.device("cpu"))
         set_threads(1, self._model)
         self._flat = FlatParams(self._model, self._algo.groups())
@@ -92,8 +89,7 @@ class Actor:
         mail = self._mailbox.wait("weights", lambda mail: bool(mail["version"] >= least), _WEIGHTS_S)
         if mail["version"] != self._version:
             self._load(mail)
-        self._policy.progress = progress
-        self._sampler.version = self._version
+        self._sampler.set_context(ActContext(progress, self._version))
         traj = next(self._rollouts)
         traj.env_id += self._first_id
         scale = float(getattr(self._vec, "reward_scale", 1.0))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from corral.acting.episode_stats import EpisodeStats
-from corral.acting.policy import PlanningPolicy, Policy, to_numpy
+from corral.acting.policy import ActContext, Policy, set_context, to_numpy
 from corral.algos.base import Algorithm, ParamGroup, learning_rates
 from corral.algos.registry import find_algorithm
 from corral.config.experiment import Experiment
@@ -60,7 +60,9 @@ def make_train_vec(
         kwargs = share_simulators(kwargs, 1 if one_vec else experiment.num_actors)
     vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs, listen=experiment.listen, cores=cores)
     if experiment.normalize_reward:
-        return NormalizedVecEnv(vec, obs=False, gamma=getattr(experiment.algorithm, "gamma", 0.99))
+        replayed = make_algorithm(experiment, vec.spec).data.reuse == "replay"
+        gamma = getattr(experiment.algorithm, "gamma", 0.99)
+        return NormalizedVecEnv(vec, obs=False, gamma=gamma, scale_later=replayed)
     return vec
 
 
@@ -125,9 +127,7 @@ class Topology(ABC):
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         """The policy as it is now, for evaluation; its randomness is its own."""
         policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
-        policy.progress = self.progress
-        if isinstance(policy, PlanningPolicy):
-            policy.reward_scale = self.reward_scale
+        set_context(policy, ActContext(self.progress, self.learner.version, self.reward_scale))
         return policy
 
     @property

@@ -8,6 +8,7 @@ from helpers.batches import loss_of
 from pettingzoo import AECEnv
 
 import corral
+from corral.acting.policy import ActContext
 from corral.acting.sampler import Sampler
 from corral.algos.search.alphazero import AlphaZero, Config
 from corral.core.errors import UserError
@@ -30,7 +31,7 @@ def played(steps=16, num_envs=8, env=ENV, progress=0.0, seed=0, **changes):
         torch.manual_seed(seed)
         model = algo.build_model()
         policy = algo.make_policy(model, explore=True, rng=np.random.default_rng(seed))
-        policy.progress = progress
+        policy.set_context(ActContext(progress))
         with Sampler(vec, policy) as sampler:
             return next(sampler.rollouts(steps)), policy, algo, model
 
@@ -140,7 +141,7 @@ def test_past_selves_play_their_share_with_weights_of_their_own():
                     parameter.add_(1.0)
             next(rollouts)
             assert all(torch.equal(value, policy._past[0][name]) for name, value in kept.items())
-            policy.progress = 0.6
+            policy.set_context(ActContext(0.6))
             next(rollouts)
             assert len(policy._past) == 2
 
@@ -307,7 +308,7 @@ def test_a_run_that_goes_on_keeps_its_past_selves_apart():
     with corral.make_vec(ENV, 4, "local") as vec:
         algo = AlphaZero(Config(sims=2, net=SMALL, past_share=0.5, past_every=0.1), vec.spec, 4)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))
-        policy.progress = 0.8
+        policy.set_context(ActContext(0.8))
         with Sampler(vec, policy) as sampler:
             next(sampler.rollouts(20))
     assert len(policy._past) == 1

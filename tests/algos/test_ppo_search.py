@@ -12,6 +12,7 @@ from helpers.batches import loss_of
 from helpers.row_cartpole import make
 
 import corral
+from corral.acting.policy import ActContext
 from corral.acting.sampler import Sampler
 from corral.algos.ppo import Config as PpoConfig
 from corral.algos.search.ppo_search import Config, PpoSearch, bootstrap, explained_variance
@@ -103,7 +104,8 @@ def test_schedules_follow_progress():
         with Sampler(vec, policy) as sampler:
             rollouts = sampler.rollouts(16)
             assert not (next(rollouts).extras["distill"] > 0).any()
-            before, policy.progress = policy.simulator_steps, 1.0
+            before = policy.simulator_steps
+            policy.set_context(ActContext(1.0))
             assert (next(rollouts).extras["distill"] > 0).all()
             made = policy.simulator_steps - before
             assert 16 * 4 * 6 * 0.8 <= made <= 16 * 4 * 6  # fewer where episodes end within the search

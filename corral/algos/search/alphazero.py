@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from corral.acting.model_policy import to_tensors
-from corral.algos.base import Algorithm, ModelPolicy, ParamGroup, UpdateContext, require
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.self_play import SelfPlay
 from corral.core.errors import UserError
@@ -140,14 +141,14 @@ class AlphaZero(Algorithm):
         """Policy and value of who is to move."""
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """A search against itself and others; or one that plays as well as it can."""
         assert isinstance(model, ActorCritic)
         if explore:
             return SelfPlay(model, self._actions, self.config, self._schedules, rng)
         return self.eval_policy(model, deterministic=True, rng=rng)
 
-    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> ModelPolicy:
+    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
         """A search that plays as well as it can, or draws from what it finds."""
         sims = round(self._schedules["sims"].most)
         return Search.of_model(model, sims, self.config.gamma, self.config.search, rng, deterministic=deterministic)

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corral.algos.base import Algorithm, ModelPolicy, ParamGroup, UpdateContext, require
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.ppo import Config as PpoConfig
 from corral.algos.ppo import Ppo
 from corral.algos.schedule import Schedule, read_schedule
@@ -128,7 +129,7 @@ class PpoSearch(Algorithm):
         """PPO's."""
         return self.ppo.build_model()
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Policy and search together, where there are searches in training."""
         assert isinstance(model, ActorCritic)
         config = self.config
@@ -138,7 +139,7 @@ class PpoSearch(Algorithm):
             model, self._actions, config.search, self._schedules, config.gamma, config.mode == "expert", rng
         )
 
-    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> ModelPolicy:
+    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
         """The network alone, or with mode=eval a search."""
         config = self.config
         if config.mode != "eval":

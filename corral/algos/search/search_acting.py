@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from corral.acting.model_policy import acting_precision, to_tensors
+from corral.acting.policy import ActContext
 from corral.algos.schedule import Schedule
 from corral.core.errors import UserError
 from corral.core.types import Array, Tree
@@ -44,8 +45,11 @@ class SearchBehaviour:
         self._gamma, self._expert, self._rng = gamma, expert, rng
         self._vec: VecEnv | None = None
         self._planner: Planner | None = None
-        self.progress = 0.0
-        self.reward_scale: float | None = 1.0
+        self._ctx = ActContext()
+
+    def set_context(self, ctx: ActContext) -> None:
+        """Follow the schedules."""
+        self._ctx = ctx
 
     def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
@@ -65,7 +69,7 @@ class SearchBehaviour:
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         """Decide for `n` environments."""
-        now = {name: schedule(self.progress) for name, schedule in self._schedules.items()}
+        now = {name: schedule(self._ctx.progress) for name, schedule in self._schedules.items()}
         if self._expert:
             now |= {"share": 1.0, "beta": 1.0}
         n, width = len(state), self._actions.width
@@ -90,9 +94,8 @@ class SearchBehaviour:
 
     def _plan(self, env_ids: Array, first: Array, now: dict[str, float]) -> Plan:
         assert self._planner is not None, "attach() comes first"
-        if isinstance(self._vec, NormalizedVecEnv):
-            self.reward_scale = self._vec.learning_scale
-        self._planner.search.reward_scale = known_scale(self.reward_scale)
+        scale = self._vec.learning_scale if isinstance(self._vec, NormalizedVecEnv) else self._ctx.reward_scale
+        self._planner.search.reward_scale = known_scale(scale)
         return self._planner.plan(env_ids, first, round(now["sims"]), now["noise"])
 
     def _among_choices(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from corral.acting.policy import ActContext
 from corral.algos.schedule import Schedule
 from corral.core.errors import UserError
 from corral.core.types import Array, Tree
@@ -45,11 +46,15 @@ class SelfPlay:
         rng: np.random.Generator,
     ):
         self._model, self._actions, self._config, self._schedules, self._rng = model, actions, config, schedules, rng
-        self.progress, self.reward_scale = 0.0, 1.0
+        self._progress = 0.0
         self._past: deque[dict[str, Any]] = deque(maxlen=config.past_kept)  # weights
         self._next_past = 0.0
         self._planner: Planner | None = None
         self._past_planner: Planner | None = None
+
+    def set_context(self, ctx: ActContext) -> None:
+        """Follow the schedules."""
+        self._progress = ctx.progress
 
     def bind_envs(self, vec: VecEnv) -> None:
         """From now on it plays on these boards."""
@@ -167,9 +172,9 @@ class SelfPlay:
 
     def _keep_self(self) -> None:
         """Now and then keep the network as it is, and draw who plays as the past self from now on."""
-        if self._past_planner is None or self.progress < self._next_past:
+        if self._past_planner is None or self._progress < self._next_past:
             return
-        self._next_past = self.progress + self._config.past_every  # a run that goes on begins with none
+        self._next_past = self._progress + self._config.past_every  # a run that goes on begins with none
         self._past.append({name: value.clone() for name, value in self._model.state_dict().items()})
         self._past_model.load_state_dict(self._past[self._rng.integers(len(self._past))])
 
@@ -179,4 +184,4 @@ class SelfPlay:
         return [make_player(states.game, name) for name in self._config.scripted]
 
     def _now(self, name: str) -> float:
-        return self._schedules[name](self.progress)
+        return self._schedules[name](self._progress)
