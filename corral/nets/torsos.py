@@ -47,7 +47,9 @@ class NatureCnn(nn.Module):
     def __init__(self, channels: int, height: int, width: int):
         super().__init__()
         if min(height, width) < 36:
-            raise UserError(f"The nature torso needs images of at least 36 x 36, got {height} x {width}; use impala.")
+            raise UserError(
+                f"encoder=nature needs images of at least 36 x 36, got {height} x {width}: use encoder=impala."
+            )
         self.convs = nn.Sequential(
             _conv(channels, 32, 8, 4), nn.ReLU(), _conv(32, 64, 4, 2), nn.ReLU(), _conv(64, 64, 3, 1), nn.ReLU()
         )

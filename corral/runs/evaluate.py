@@ -75,7 +75,7 @@ def make_eval_vec(experiment: Experiment, episodes: int, seed: int, *, here: boo
     `here`: in this process, for policies that plan.
     """
     env, kwargs = experiment.environment()
-    kwargs = kwargs | experiment.evaluation.env_kwargs
+    kwargs = kwargs | experiment.eval_env_kwargs
     count = num_eval_envs(episodes)
     # Workers that dial in are the training's; an evaluation runs beside the learner.
     elsewhere = experiment.backend == "grpc"

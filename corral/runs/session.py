@@ -107,8 +107,8 @@ class TrainingLoop:
             self._progress = Progress(self._experiment.steps, start=start, quiet=self._quiet)
             stack.callback(self._progress.close)
             stack.enter_context(self._signals())
-            evaluation = self._experiment.evaluation
-            if evaluation.episodes and (evaluation.env_kwargs or self._looks_ahead()):
+            experiment = self._experiment
+            if experiment.eval_episodes and (experiment.eval_env_kwargs or self._looks_ahead()):
                 self._open_eval()  # what the environment does not take is said now, not hours later
             self._announce()
             self._start_s, self._start_steps, self.began = time.monotonic(), start, True
@@ -124,9 +124,9 @@ class TrainingLoop:
     def _train(self) -> None:
         experiment, trainer = self._experiment, self._trainer
         start = trainer.env_steps
-        rows = _Clock(experiment.log.every_steps, experiment.log.every_s, start)
-        saves = _Clock(experiment.checkpoints.every_steps, experiment.checkpoints.every_s, start)
-        looks = _Clock(experiment.evaluate_every if experiment.evaluation.episodes else 0, 0.0, start)
+        rows = _Clock(experiment.log_every, experiment.log_every_s, start)
+        saves = _Clock(experiment.checkpoint_every, experiment.checkpoint_every_s, start)
+        looks = _Clock(experiment.eval_interval if experiment.eval_episodes else 0, 0.0, start)
         if experiment.guarded and not self._resume:  # so that there is always something to go on from
             self._save(saves, best=False)
         while trainer.env_steps < experiment.steps and not self._stop:
@@ -135,7 +135,7 @@ class TrainingLoop:
             steps = trainer.env_steps
             over = steps >= experiment.steps
             is_best = False
-            if looks.due(steps) or (over and experiment.evaluation.episodes):
+            if looks.due(steps) or (over and experiment.eval_episodes):
                 looks.done(steps)
                 is_best = self._evaluate()
             if rows.due(steps):
@@ -147,7 +147,7 @@ class TrainingLoop:
                 self._save(saves, best=is_best)
             self._progress.update(steps, self._shown())
         late = self._last_step != trainer.env_steps  # saving may have let workers finish what they were at
-        if late and not self._stop and experiment.evaluation.episodes:
+        if late and not self._stop and experiment.eval_episodes:
             self._evaluate()
         if self._row_step != trainer.env_steps:
             self._write_row()
@@ -169,7 +169,7 @@ class TrainingLoop:
         if self._eval_vec is None:
             experiment = self._experiment
             self._eval_vec = make_eval_vec(
-                experiment, experiment.evaluation.episodes, experiment.seed, here=self._looks_ahead()
+                experiment, experiment.eval_episodes, experiment.seed, here=self._looks_ahead()
             )
             self._against_itself = has_both_sides(self._eval_vec)
             if self._against_itself:
@@ -188,7 +188,7 @@ class TrainingLoop:
         for name, deterministic in (("eval/return", True), ("eval/return_sampled", False)):
             seed = acting_seed(experiment.seed, deterministic=deterministic)
             policy = trainer.eval_policy(deterministic=deterministic, seed=seed)
-            results[name] = evaluate(vec, policy, experiment.evaluation.episodes, experiment.seed)
+            results[name] = evaluate(vec, policy, experiment.eval_episodes, experiment.seed)
         self._last, self._last_step = results["eval/return"], trainer.env_steps
         self._said_once = {name: result.mean for name, result in results.items()}
         self._said_once["eval/return_std"] = self._last.std
@@ -237,7 +237,7 @@ class TrainingLoop:
     def _save(self, clock: _Clock, *, best: bool = False) -> None:
         trainer, start = self._trainer, time.monotonic()
         state = {
-            "trainer": trainer.state_dict(replay=self._experiment.checkpoints.replay),
+            "trainer": trainer.state_dict(replay=self._experiment.save_replay_buffer),
             "session": {
                 "wall_s": self._wall_s(),
                 "best": self._best,
@@ -253,12 +253,12 @@ class TrainingLoop:
             "version": trainer.learner.version,
             "reward_scale": trainer.reward_scale,
         }
-        keep = self._experiment.checkpoints.keep
+        keep = self._experiment.keep_checkpoints
         checkpoint.save(self._folder, state, trainer.env_steps, meta, keep=keep, best=best)
         clock.done(trainer.env_steps)
         # A large replay takes long to write: spend no more than a twentieth of the time on it.
         if clock.every_s:
-            clock.every_s = max(self._experiment.checkpoints.every_s, 20 * (clock.last_s - start))
+            clock.every_s = max(self._experiment.checkpoint_every_s, 20 * (clock.last_s - start))
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The last intact checkpoint; the run goes on in the precision that it chose."""
@@ -294,7 +294,7 @@ class TrainingLoop:
         log.info(
             "%s on %s (%s), %s steps, seed %d, %d environments, %s weights on %s in %s (%s), %s; %s",
             experiment.algo, experiment.env, presets.describe(experiment.algo, experiment.preset),
-            f"{experiment.steps:,}", experiment.seed, experiment.total_envs, f"{params:,}", trainer.device,
+            f"{experiment.steps:,}", experiment.seed, experiment.num_envs, f"{params:,}", trainer.device,
             trainer.precision.name, trainer.precision.why, trainer.thread_plan, self._folder.path,
         )  # fmt: skip
 

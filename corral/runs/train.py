@@ -56,7 +56,8 @@ def train(  # noqa: PLR0913 - the settings that most runs name
         env_kwargs: keyword arguments of the environment.
         quiet: show no progress.
         overwrite: replace a run that is in `run_dir`.
-        overrides: any setting, by its name: `lr=1e-3`, `num_envs=16`; dotted ones as `**{"net.hidden": (32, 32)}`.
+        overrides: any setting, by its name: `learning_rate=1e-3`, `num_envs=16`; dotted ones as
+            `**{"net.hidden_sizes": (32, 32)}`.
     """
     from corral.runs.folder import RunFolder
     from corral.runs.session import TrainingLoop
@@ -89,8 +90,7 @@ def resume(run_dir: str | Path, *, steps: int | None = None, quiet: bool = False
                 f"{run_dir} was to run for {experiment.steps:,} steps; give at least as many, got {steps:,}."
             )
         # A tenth of the run would be another interval now: the one in force stays.
-        evaluation = replace(experiment.evaluation, every_steps=experiment.evaluate_every)
-        experiment = replace(experiment, steps=steps, evaluation=evaluation)
+        experiment = replace(experiment, steps=steps, eval_every=experiment.eval_interval)
         with folder.lock():  # of a run that another process trains, nothing is changed
             folder.write_config(experiment.to_dict())
     if experiment.guarded:
@@ -136,7 +136,7 @@ def run_guarded(experiment: Experiment, folder: RunFolder, *, resume: bool, quie
 
     level = logging.getLogger("corral").getEffectiveLevel()
     make = partial(_make_learner, experiment, folder.path, resume, quiet, level)
-    learner = SupervisedRole(runtime, "learner", make, note, experiment.scale.max_restarts)
+    learner = SupervisedRole(runtime, "learner", make, note, experiment.actor_learner.max_restarts)
     try:
         with _signals_passed_on(learner) as told:
             learner.call("run")
