@@ -1,7 +1,7 @@
 """Advantage actor-critic (Mnih et al. 2016, synchronous): one update per batch of short sequences.
 
-Follows `grad log pi(a|s) A` with `A` from GAE: `gae_lambda=1` is the n-step advantage of the paper, `gae_lambda=0` is TD(0).
-Needs data of the current policy: `max_lag=0`.
+Follows `grad log pi(a|s) A` with `A` from GAE: `gae_lambda=1` is the n-step advantage of the paper, `gae_lambda=0` is
+TD(0). Needs data of the current policy: `max_lag=0`.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ class Appo(Algorithm):
         self.max_grad_norm, self.clip_coef = config.max_grad_norm, read_clip_coef(config.clip_coef)
         self.data = DataSpec(
             "sequence", config.num_steps, config.batch_size, "once", ("action", "logp"),
-            max_lag=config.max_policy_lag * config.update_epochs * config.num_minibatches,  # every minibatch is a version
+            # Every minibatch is a version.
+            max_lag=config.max_policy_lag * config.update_epochs * config.num_minibatches,
         )  # fmt: skip
         self.correct = VtraceTargets(config.gamma, config.vtrace_rho, config.vtrace_c, None)
 

@@ -7,6 +7,7 @@ YAML file, and the caller's own.
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -25,6 +26,7 @@ from corral.learn.exchange.config import DataParallelConfig
 if TYPE_CHECKING:
     from corral.envs.resolve import EnvLike
 
+_log = logging.getLogger(__name__)
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 _WEIGHT_SYNC = re.compile(r"auto|sync|async|lag:\d+")
 _EVALUATIONS = 10
@@ -51,7 +53,8 @@ class ActorLearnerConfig:
         _at_least("actor_learner.", self, learners=1, replay_shards=0, min_actors=1, max_restarts=0)
         if not _WEIGHT_SYNC.fullmatch(self.weight_sync):
             raise UserError(
-                f"actor_learner.weight_sync must be auto, sync, async or lag:K, such as lag:2, got {self.weight_sync!r}."
+                "actor_learner.weight_sync must be auto, sync, async or lag:K, such as lag:2, "
+                f"got {self.weight_sync!r}."
             )
 
     @property
@@ -276,7 +279,10 @@ class Experiment:
 
 def _read_file(base: Experiment, path: Path) -> dict[str, Any]:
     """Settings from a YAML file, by full name; a `config.yaml` of another run is such a file."""
-    given = read_config(path)
+    found = read_config(path)
+    for note in found.notes:
+        _log.warning("%s: %s", path, note)
+    given = found.settings
     if given.get("algo", base.algo) != base.algo:
         raise UserError(f"{path} is for {given['algo']}, not for {base.algo}.")
     return settings.read(base, given, str(path))

@@ -91,11 +91,20 @@ def resume(run_dir: str | Path, *, steps: int | None = None, quiet: bool = False
             )
         # A tenth of the run would be another interval now: the one in force stays.
         experiment = replace(experiment, steps=steps, eval_every=experiment.eval_interval)
+    if steps is not None or folder.notes:
         with folder.lock():  # of a run that another process trains, nothing is changed
+            _note_migration(folder)
             folder.write_config(experiment.to_dict())
     if experiment.guarded:
         return _guarded(experiment, folder, quiet=quiet, resume=True)
     return TrainingLoop(experiment, folder, resume=True, quiet=quiet).run()
+
+
+def _note_migration(folder: RunFolder) -> None:
+    log = EventLog(folder)
+    for note in folder.notes:
+        log.add("migrated", note)
+    log.close()
 
 
 def _guarded(experiment: Experiment, folder: RunFolder, *, quiet: bool, resume: bool = False) -> Result:

@@ -532,7 +532,7 @@ def test_an_env_id_is_one_clients_until_it_leaves(context, hand):
 
 
 def test_there_is_no_place_for_more_clients_than_the_most(context, hand, monkeypatch):
-    monkeypatch.setattr(json_loop, "_MOST_CLIENTS", 1)
+    monkeypatch.setattr(json_loop, "_MAX_CLIENTS", 1)
     with vec_of(hand.fleet, 1):
         other = Hand(context, hand.fleet, 2)
         other.reset(1, 2)

@@ -2,11 +2,11 @@
 
     L = CE(pi_search, pi) + c_v (z - V)^2,   weights decaying
 
-over positions of whole games, drawn evenly from the last ones; z is the game's outcome for who was to move. The search
-is the one that plays afterwards: by default Gumbel's (Danihelka et al. 2022), which learns from few simulations. Moves
-that got a full search are learned from as a policy; with `fast_simulations` the others get a quick one without noise, and only
-their outcome counts (Wu 2020, playout cap randomisation). Games may be played against past selves and scripted players
-in shares that schedules set; their moves are learned from as outcomes only.
+over positions of whole games, sampled uniformly from the last ones; z is the game's result for the player to move. The
+search is the one that plays afterwards: by default Gumbel's (Danihelka et al. 2022), which learns from few simulations.
+Moves that got a full search are policy targets; with `fast_simulations` the others get a fast one without noise, and
+only their result counts (Wu 2020, playout cap randomization). Fractions of the games, which may be schedules, are
+played against past selves and scripted players; of the moves of those only the results are learned from.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Config:
             raise UserError("opponent_fraction needs opponents: set opponents, such as mcts:100.")
         if self.net.rnn != "none":
             raise UserError(
-                "alphazero does not support recurrent networks, because a search evaluates positions by themselves: set "
-                "rnn=none."
+                "alphazero does not support recurrent networks, because a search evaluates positions by themselves: "
+                "set rnn=none."
             )
 
     def schedules(self) -> dict[str, Schedule]:

@@ -9,8 +9,8 @@ alone. R is the lambda return whose bootstrap is (1 - k) V + k v_search, with k 
 which for k = 0 is GAE. While the critic explains less than `min_explained_variance` of the returns' variance, a search
 would only amplify its errors: c_d and k are then 0.
 
-Modes: `ppo` never searches; `ppo+distill` searches a fraction of the steps and the policy acts; `expert` lets the search
-act and learns by CE and value alone; `eval` trains as `ppo` and searches in evaluations.
+Modes: `ppo` never searches; `ppo+distill` searches a fraction of the steps and the policy acts; `expert` lets the
+search act and learns by CE and value alone; `eval` trains as `ppo` and searches in evaluations.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class SelfPlay:
             )
         self._scripted = self._players(states) if self._schedules["opponent_fraction"].most > 0 else []
         self._past_model = copy.deepcopy(self._model)
-        getattr(self._past_model, "go_lean", bool)()
+        getattr(self._past_model, "use_numpy", bool)()
         most = max(round(self._schedules["num_simulations"].most), config.fast_simulations)
 
         def planner(model: ActorCritic) -> Planner:
