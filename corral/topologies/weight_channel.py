@@ -64,7 +64,7 @@ def weights_mode(experiment: Experiment, max_lag: int | None) -> str:
         return "sync" if max_lag == 0 else "async"
     if wanted != "sync" and max_lag == 0:
         raise UserError(
-            f"{experiment.algo} is on-policy, so weight_sync={wanted} would train it badly: set weight_sync=sync, or use "
-            "appo or impala, which correct for the lag."
+            f"{experiment.algo} is on-policy, so weight_sync={wanted} would train it badly: set weight_sync=sync, or "
+            "use appo or impala, which correct for the lag."
         )
     return wanted

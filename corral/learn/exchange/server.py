@@ -1,8 +1,8 @@
 """A parameter server: gradients in, weights out.
 
 `sync`: an update is the mean of all workers, and all wait for it; with `backup_workers` it does not wait for the last
-few, whose gradients come too late and are dropped (Heess et al. 2017). `async`: every gradient is an update (Mnih et al.
-2016). `ssp`: the same, and a worker that is more than `staleness` updates ahead of the slowest waits
+few, whose gradients come too late and are dropped (Heess et al. 2017). `async`: every gradient is an update (Mnih et
+al. 2016). `ssp`: the same, and a worker that is more than `staleness` updates ahead of the slowest waits
 (Ho et al. 2013).
 """
 
