@@ -55,7 +55,7 @@ class Claim:
 
     def command(self, seed: int, folder: Path) -> list[str]:
         """The `corral train` that tests it; simulators are found beside `folder`."""
-        watching = {"log.every_steps": max(1, self.steps // _LOOKS), "log.every_s": 0, "checkpoints.every_s": 0}
+        watching = {"log_every": max(1, self.steps // _LOOKS), "log_every_s": 0, "checkpoint_every_s": 0}
         settings = [f"{key}={value}" for key, value in {**self.overrides, **watching}.items()]
         words = ["train", self.algo, "--steps", self.steps, "--seed", seed, "--run-dir", folder, *self.options]
         if self.simulator:
@@ -67,8 +67,11 @@ class Claim:
 
 
 _DIAL_IN, _SIMULATORS = "zmq://127.0.0.1:0", 8
-_OFTEN = {"evaluation.every_steps": "2000", "evaluation.episodes": "20"}
-_EXPERT = _OFTEN | {"mode": "expert", "epsilon": "0.2"}  # by itself an expert does not explore, and stays near 115
+_OFTEN = {"eval_every": "2000", "eval_episodes": "20"}
+_EXPERT = _OFTEN | {
+    "search_mode": "expert",
+    "random_action_fraction": "0.2",
+}  # by itself an expert does not explore, and stays near 115
 _BOTH: tuple[Measure, ...] = ("train100", "eval")
 _RAY = ("--runtime", "ray", "--actors", "1")
 
@@ -102,7 +105,7 @@ CLAIMS = (
     Claim("dqn", "CartPole-v1", "eval", 475, 50_000),
     Claim("ppo", "Acrobot-v1", "train100", -100, 100_000),
     Claim("dqn", "Acrobot-v1", "train100", -100, 50_000),
-    Claim("ppo", "Pendulum-v1", "eval", -200, 100_000, {"evaluation.episodes": "50"}),  # episodes differ by 100
+    Claim("ppo", "Pendulum-v1", "eval", -200, 100_000, {"eval_episodes": "50"}),  # episodes differ by 100
     Claim("ppo", presets.MOVE_OR_SHOOT, "eval", 0.85, 100_000),
     Claim("ppo", presets.STATELESS, "train100", 300, 200_000, label="ppo lstm"),
     Claim("impala", "CartPole-v1", "train100", 450, 200_000),

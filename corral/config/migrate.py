@@ -134,6 +134,18 @@ def migrate(config: Mapping[str, Any], source: str) -> Migrated:
     return Migrated(found, tuple(notes))
 
 
+def rename_envs(state: Any) -> None:
+    """Give environments in the state of a checkpoint their present names, in place."""
+    if isinstance(state, list):
+        for value in state:
+            rename_envs(value)
+    elif isinstance(state, dict):
+        for key, value in state.items():
+            rename_envs(value)
+            if key == "identity" and isinstance(value, dict) and value.get("env") in _ENVS_2:
+                value["env"] = _ENVS_2[value["env"]]
+
+
 def explain_old_name(key: str, names: Collection[str]) -> str | None:
     """What to write instead of a setting's old name, as the end of a sentence; None if `key` was never one.
 

@@ -49,7 +49,7 @@ def test_every_contestant_of_a_case_trains(name):
 def test_everybody_makes_the_same_number_of_updates_per_step():
     """Four DQN environments or sixteen: one update for every four steps."""
     for num_envs in (1, 4, 16):
-        player = training.Training("dqn", num_envs, learning_starts=32, train_every=4, updates=1)
+        player = training.Training("dqn", num_envs, learning_starts=32, train_frequency=4, gradient_steps=1)
         try:
             while player._sync.env_steps < 1_000:
                 player.run(0.001)
@@ -198,8 +198,8 @@ def test_what_searches_had_cost_when_the_bar_was_reached_is_on_record(tmp_path):
 
 
 def test_a_game_is_trained_by_search_and_says_how_many_games_were_won(tmp_path):
-    few = {"sims": "4", "learning_starts": "64", "batch_size": "32", "evaluation.episodes": "8"}
-    easy = {"evaluation.env_kwargs": '{"opponent": "random"}'}
+    few = {"num_simulations": "4", "learning_starts": "64", "batch_size": "32", "eval_episodes": "8"}
+    easy = {"eval_env_kwargs": '{"opponent": "random"}'}
     small = ("--num-envs", "8")
     claim = Claim("alphazero", "corral/TicTacToe-v0", "eval", -1, 512, few | easy, options=small, game=True)
     (finding,) = examine([claim], [1], tmp_path, 1, lambda text: None)
@@ -213,7 +213,7 @@ def test_a_game_is_trained_by_search_and_says_how_many_games_were_won(tmp_path):
 
 
 def test_a_claim_is_trained_as_a_user_would_with_each_seed(tmp_path):
-    claim = Claim("ppo", "CartPole-v1", "train100", 10, 12_000, {"evaluation.episodes": "0"})
+    claim = Claim("ppo", "CartPole-v1", "train100", 10, 12_000, {"eval_episodes": "0"})
     said = []
     (finding,) = examine([claim], [1, 2], tmp_path, 2, said.append)
     assert [trial.seed for trial in finding.trials] == [1, 2]
@@ -223,7 +223,7 @@ def test_a_claim_is_trained_as_a_user_would_with_each_seed(tmp_path):
 
 
 def test_claims_that_one_run_tells_about_share_it(tmp_path):
-    settings = 2_048, {"evaluation.episodes": "2"}
+    settings = 2_048, {"eval_episodes": "2"}
     by_training = Claim("ppo", "CartPole-v1", "train100", 0, *settings)
     by_evaluation = Claim("ppo", "CartPole-v1", "eval", 0, *settings, rival="ppo")
     said = []

@@ -20,7 +20,7 @@ from corral.core.errors import UserError
 from corral.runs.session import Result
 
 HERE = Path(__file__).parent
-SMALL = ["--preset", "none", "--set", "length=8", "minibatches=1", "evaluation.episodes=1", "--num-envs", "2"]
+SMALL = ["--preset", "none", "--set", "num_steps=8", "num_minibatches=1", "eval_episodes=1", "--num-envs", "2"]
 
 
 def corral(*args, cwd):
@@ -79,8 +79,8 @@ def test_a_mistake_is_exit_code_2_and_leaves_no_folder(tmp_path):
         (["ppo", "--env", "CartPole-v1", "--steps", "1.5"], "steps must be a whole number"),
         (["ppo", "--env", "CartPole-v1", "--step", "5"], "did you mean --steps?"),
         (["ppo", "--env", "CartPole-v1", "--set", "lr"], "--set takes key=value, got 'lr'"),
-        (["ppo", "--env", "CartPole-v1", "--set", "lr=fast"], "algorithm.lr must be a number, got 'fast'"),
-        (["ppo", "--env", "CartPole-v1", "--set", "lr=-1"], "lr must be above 0"),
+        (["ppo", "--env", "CartPole-v1", "--set", "learning_rate=fast"], "algorithm.lr must be a number, got 'fast'"),
+        (["ppo", "--env", "CartPole-v1", "--set", "learning_rate=-1"], "lr must be above 0"),
         (["ppo", "--env", "CartPole-v1", "--set", "steps=5"], "an option of its own: --steps"),
         (["ppo", "--env", "CartPole-v1", "--set", "num-envs=5"], "an option of its own: --num-envs"),
         (["ppo", "--env", "CartPole-v1", "--set", "quiet=true"], "an option of its own: --quiet"),
@@ -121,7 +121,7 @@ def test_options_and_files_reach_the_run(tmp_path, monkeypatch, capsys):
     Path("mine.yaml").write_text("gamma: 0.5\nlr: 5e-3\nsteps: 1000\n")
     train(
         "ppo", "--env", "CartPole-v1", "--config", "mine.yaml", "--steps", "32", "--run-dir", "here", "--quiet",
-        "--env-kwargs", "sutton_barto_reward=true", "--set", "lr=1e-4", "hidden=8,8", *SMALL
+        "--env-kwargs", "sutton_barto_reward=true", "--set", "learning_rate=1e-4", "hidden_sizes=8,8", *SMALL
     )  # fmt: skip
     stored = settings_of(tmp_path / "here")
     assert (stored["steps"], stored["env_kwargs"]) == (32, {"sutton_barto_reward": True})

@@ -39,8 +39,8 @@ def test_a_verified_preset_says_how(algo, name):
 def test_minibatches_of_ppo_divide_its_batches():
     for (algo, _), preset in PRESETS.items():
         if algo == "ppo":
-            batch = preset.settings["num_envs"] * preset.settings["length"]
-            assert batch % preset.settings["minibatches"] == 0
+            batch = preset.settings["num_envs"] * preset.settings["num_steps"]
+            assert batch % preset.settings["num_minibatches"] == 0
 
 
 def test_a_preset_is_found_by_the_environment():

@@ -416,7 +416,7 @@ def test_a_run_trains_on_workers_that_dial_in_and_evaluates_beside_the_learner(s
     crew = start(address, crew=1)
     result = corral.train(
         "a2c", "CartPole-v1", 600, 0, tmp_path / "run", quiet=True, num_envs=4, backend="grpc", listen=address,
-        **{"evaluation.episodes": 2},
+        eval_episodes=2,
     )  # fmt: skip
     assert result.steps >= 600
     assert np.isfinite(result.eval_return)
