@@ -399,7 +399,7 @@ def test_who_is_more_than_the_lag_ahead_in_gossip_waits(lag):
 
 def test_learners_round_their_weights_by_random_numbers_of_their_own():
     config = DataParallelConfig(exchange="gossip", quantize_weights=True)
-    exchanges = [make_exchange(sharing, nn.Linear(2, 2), HOST, bytes(32), seed=k) for k in range(3)]
+    exchanges = [make_exchange(config, nn.Linear(2, 2), HOST, bytes(32), seed=k) for k in range(3)]
     codes = [exchange._codec.encode(START.numpy(), exchange._rng).tobytes() for exchange in exchanges]
     for exchange in exchanges:
         exchange.close()
