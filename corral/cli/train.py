@@ -25,7 +25,13 @@ Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior
 _Settings = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
 _OPTIONS = ("env", "preset", "steps", "seed", "num_envs", "topology", "runtime", "actors", "learners")
 """Settings that have an option of their own; they may also be given by --set."""
-_NO_SETTINGS = ("run_dir", "overwrite", "config", "quiet")
+_NO_SETTINGS = {
+    "algo": "ALGO",
+    "run_dir": "--run-dir",
+    "overwrite": "--overwrite",
+    "config": "--config",
+    "quiet": "--quiet",
+}
 
 
 @dataclass(frozen=True)
@@ -102,9 +108,9 @@ class Train:
         """The settings that were given, by --set or by options of their own."""
         items = split_items([item for items in self.set for item in items])
         given: dict[str, Any] = {key.replace("-", "_"): text for key, text in items.items()}
-        for name in _NO_SETTINGS:
+        for name, argument in _NO_SETTINGS.items():
             if name in given:
-                raise UserError(f"{name} is an option and no setting: write --{name.replace('_', '-')}.")
+                raise UserError(f"{name} is not a setting but an argument: write {argument}.")
         if "env_kwargs" in given:
             given["env_kwargs"] = read_value("env_kwargs", given["env_kwargs"], dict[str, Any])
         own = {name: getattr(self, name) for name in _OPTIONS} | {"env_kwargs": self._env_kwargs() or None}

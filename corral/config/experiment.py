@@ -305,8 +305,8 @@ def _preset_name(algo: str, env: str, wanted: str | None) -> str:
     """The preset to use: the wanted one, or that of the environment; "none" when there is none."""
     if wanted is None:
         return presets.find(algo, env) or "none"
-    if wanted != "none" and (algo, wanted) not in presets.PRESETS:
-        names = [name for owner, name in presets.PRESETS if owner == algo]
+    names = presets.presets_of(algo)
+    if wanted != "none" and wanted not in names:
         close = difflib.get_close_matches(wanted, names, 1, 0.5)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join([*names, 'none'])}."
         raise UserError(f"{algo} has no preset {wanted!r}; {hint}")

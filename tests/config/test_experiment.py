@@ -365,3 +365,9 @@ def test_the_default_folder_is_new_and_named_for_the_run(toy, tmp_path):
     launched = Experiment.make("toy", "zmq://127.0.0.1:0", overrides={"env_kwargs": {"sim": "./build/cartpole"}})
     assert launched.default_run_dir(tmp_path).name == "toy-cartpole-0-1"
     assert Experiment.make("toy", lambda: MyEnv()).default_run_dir(tmp_path).parent == tmp_path
+
+
+@pytest.mark.parametrize("text", ["8:32", "1:0.5", "0.2:0", "1:0.1@0.3", "190:20:30"])
+def test_schedules_in_yaml_are_text(tmp_path, text):
+    (tmp_path / "f.yaml").write_text(f"num_simulations: {text}\nnum_envs: 8\ngamma: 0.5\n")
+    assert read_yaml(tmp_path / "f.yaml") == {"num_simulations": text, "num_envs": 8, "gamma": 0.5}

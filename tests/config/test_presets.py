@@ -5,8 +5,10 @@ import pytest
 from corral.algos.registry import ALGORITHMS
 from corral.config.experiment import Experiment
 from corral.config.overrides import leaves, read
-from corral.config.presets import ATARI, PRESETS, describe, find, verified
+from corral.config.presets import ATARI, all_presets, describe, find, verified
 from corral.core.errors import UserError
+
+PRESETS = all_presets()
 
 
 @pytest.mark.parametrize(("algo", "name"), PRESETS)
