@@ -21,7 +21,9 @@ def linear(inputs: int, outputs: int, gain: float = SQRT2) -> nn.Linear:
         layer = nn.Linear(inputs, outputs)
     except RuntimeError as error:
         size = 4e-9 * inputs * outputs
-        raise UserError(f"A layer of {inputs:,} x {outputs:,} weights takes {size:,.0f} GB: lower hidden.") from error
+        raise UserError(
+            f"A layer of {inputs:,} x {outputs:,} weights takes {size:,.0f} GB: lower hidden_sizes."
+        ) from error
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer

@@ -194,7 +194,7 @@ class ActorLearner(Topology):
     def _order_again(self, actor: SupervisedRole) -> None:
         """Of an actor that was lost within a turn of all."""
         if actor.given_up:
-            raise RunFailed(f"{actor.name} was lost too often, and weights=sync needs all actors.")
+            raise RunFailed(f"{actor.name} was lost too often, and weight_sync=sync needs all actors.")
         if actor.revive():
             self._channel.forget(actor)
         if actor.alive and not actor.calls and self._within_budget():

@@ -25,7 +25,7 @@ def make(algo=COUNTING, env=ENV, notes=None, **settings):
     backend = "auto" if settings.get("topology") == "central_inference" else "local"
     given = {"steps": 4000, "num_envs": 8, "seed": 3, "backend": backend, "device": "cpu"} | settings
     if env == ENV:
-        given["env_kwargs"] = {"num_steps": 7, "end": "mixed"}
+        given["env_kwargs"] = {"length": 7, "end": "mixed"}
     experiment = Experiment.make(algo, env, preset="none", overrides=given)
     return make_topology(experiment, lambda kind, text: notes.append((kind, text)) if notes is not None else None)
 
@@ -124,7 +124,7 @@ def test_lag_0_equals_sync_bit_by_bit_on_the_counting_agent(runtime):
 def test_one_actor_in_step_is_the_topology_sync(algo):
     settings = {"steps": 1500, "weight_sync": "sync"} | ({"learning_starts": 100} if algo == "dqn" else {})
     apart = make(algo, "CartPole-v1", topology="actor_learner", runtime="process", actors=1, **settings)
-    del settings["weights"]
+    del settings["weight_sync"]
     sync = make(algo, "CartPole-v1", **settings)
     run(sync), run(apart)
     assert sync.learner.version == apart.learner.version > 5
@@ -283,7 +283,7 @@ def test_where_the_environments_live_must_fit_the_topology():
 
 
 def test_numbers_of_parts_that_contradict_each_other_are_refused():
-    with pytest.raises(UserError, match="min_actors=5 exceeds actors=2"):
+    with pytest.raises(UserError, match="min_actors=5 exceeds the number of actors, 2"):
         make(topology="actor_learner", actors=2, min_actors=5)
     with pytest.raises(UserError, match="7 environments cannot be divided among 2 actors"):
         make(topology="actor_learner", actors=2, num_envs=7)

@@ -13,22 +13,22 @@ MISTAKES = {
     "environment": (["train", "ppo", "--env", "CartPoel-v1"], "CartPole-v1"),
     "module": (["train", "ppo", "--env", "nowhere:Env"], "nowhere"),
     "key": (["train", "ppo", *CART, "--set", "learning_rat=1"], "No setting 'learning_rat'"),
-    "nearly a key": (["train", "ppo", *CART, "--set", "entropi=0.1"], "did you mean entropy?"),
+    "nearly a key": (["train", "ppo", *CART, "--set", "ent_coeff=0.1"], "did you mean ent_coef?"),
     "key of another": (["train", "dqn", *CART, "--set", "clip_coef=0.1"], "clip"),
-    "type": (["train", "ppo", *CART, "--set", "update_epochs=many"], "epochs must be a whole number"),
+    "type": (["train", "ppo", *CART, "--set", "update_epochs=many"], "update_epochs must be a whole number"),
     "choice": (["train", "a2c", *CART, "--set", "optimizer=sgd"], "optimizer must be"),
     "range": (["train", "ppo", *CART, "--set", "gamma=1.01"], "gamma must be at most 1"),
     "negative": (["train", "ppo", *CART, "--steps", "-5"], "steps must be at least 1"),
-    "not a number": (["train", "ppo", *CART, "--set", "learning_rate=nan"], "lr must be"),
-    "num_minibatches": (["train", "ppo", *CART, "--set", "num_minibatches=0"], "minibatches must be at least 1"),
+    "not a number": (["train", "ppo", *CART, "--set", "learning_rate=nan"], "learning_rate must be"),
+    "num_minibatches": (["train", "ppo", *CART, "--set", "num_minibatches=0"], "num_minibatches must be at least 1"),
     "numbers for dqn": (["train", "dqn", "--env", "Pendulum-v1", "--preset", "none"], "dqn needs discrete actions"),
     "memory for dqn": (["train", "dqn", *CART, "--set", "rnn=lstm"], "dqn does not support recurrent networks"),
     "memory for reinforce": (["train", "reinforce", *CART, "--set", "rnn=gru"], "does not support recurrent networks"),
     "images": (["train", "ppo", *CART, "--set", "encoder=nature"], "needs image observations"),
-    "replay": (["train", "dqn", *CART, "--set", "buffer_size=10", "--preset", "none"], "capacity"),
+    "replay": (["train", "dqn", *CART, "--set", "buffer_size=10", "--preset", "none"], "buffer_size"),
     "layers": (
         ["train", "ppo", *CART, "--set", "hidden_sizes=100000000,100000000"],
-        "takes 40,000,000 GB: lower hidden",
+        "takes 40,000,000 GB: lower hidden_sizes",
     ),
     "device": (["train", "ppo", *CART, "--set", "device=cuda:7"], "device"),
     "run to resume": (["resume", "nowhere"], "no run at nowhere"),
@@ -80,4 +80,4 @@ def test_what_no_memory_can_hold_is_a_sentence(tmp_path, capsys, option):
     settings = [*CART, "--preset", "none", "--run-dir", str(tmp_path / "run")]
     assert main(["train", "ppo", *settings, *option]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said == "corral: There is not enough memory for this: lower num_envs, length or capacity."
+    assert said == "corral: There is not enough memory for this: lower num_envs, num_steps or buffer_size."

@@ -84,7 +84,7 @@ def test_a_learning_rate_beyond_all_reason_is_refused(tmp_path, capsys, algo, ki
     )  # fmt: skip
     said = capsys.readouterr().err
     assert code == 2, said
-    assert said.strip() == "corral: lr must be at most 100, got 1e+30."
+    assert said.strip() == "corral: learning_rate must be at most 100, got 1e+30."
     assert not (tmp_path / "run").exists()
 
 
