@@ -172,7 +172,7 @@ class SequenceRing:
             return
         sequences = unpack(state["sequences"], self._spec)
         if sequences.shape[1] != min(state["added"], self._capacity):
-            raise UserError("The saved replay had another replay_capacity: resume with the same settings.")
+            raise UserError("The saved replay had another buffer_size: resume with the same settings.")
         self.add(sequences)
         self._added = state["added"]
 

@@ -61,9 +61,9 @@ def test_train_then_resume_from_the_command_line(tmp_path):
 
 
 def test_a_mistake_is_exit_code_2_and_leaves_no_folder(tmp_path):
-    done = corral("train", "ppo", "--env", "CartPole-v1", "--set", "learning_rat=1", cwd=tmp_path)
+    done = corral("train", "ppo", "--env", "CartPole-v1", "--set", "gamm=1", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "corral: No setting 'learning_rat'; did you mean learning_rate?\n"
+    assert done.stderr == "corral: No setting 'gamm'; did you mean gamma?\n"
     assert not list(tmp_path.iterdir())
 
 
