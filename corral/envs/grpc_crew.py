@@ -12,10 +12,10 @@ import time
 from multiprocessing import spawn
 from typing import Any
 
-from corral.envs.backends.process.handle import THREAD_VARIABLES
 from corral.envs.grpc_session import GIVEN_UP
 from corral.envs.grpc_wire import check_address
 from corral.link.transports import grpc as rpc
+from corral.runtimes.child import THREAD_VARIABLES
 from corral.runtimes.orphan_reaper import OrphanReaper
 
 log = logging.getLogger("corral.envs")
@@ -46,7 +46,7 @@ class _Member:
             env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
             start_new_session=True,
         )
-        self._sentry.guard(self.process.pid)
+        self._sentry.watch(self.process.pid)
         self._started = time.monotonic()
 
     def poll(self) -> int | None:
@@ -77,7 +77,7 @@ class _Member:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-            self._sentry.release(self.process.pid)
+            self._sentry.unwatch(self.process.pid)
         self.process = self.due = None
 
 

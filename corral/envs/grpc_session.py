@@ -22,7 +22,7 @@ from corral.core.encoding import DecodeError
 from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, EnvSpec
 from corral.envs import grpc_wire as wire
-from corral.envs.backends.process import channel as ch
+from corral.envs.backends.remote import messages as ch
 from corral.envs.backends.remote.worker import EnvWorker
 from corral.envs.grpc_text import EnvText
 from corral.envs.stepping.group import EnvGroup

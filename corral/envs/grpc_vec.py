@@ -19,8 +19,8 @@ import numpy as np
 from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, EnvSpec
 from corral.envs import grpc_wire as wire
-from corral.envs.backends.process import channel as ch
 from corral.envs.backends.ray.vec_env import CopiedRowsVecEnv
+from corral.envs.backends.remote import messages as ch
 from corral.envs.backends.remote.handle import RemoteWorker
 from corral.envs.grpc_door import JOINED, LOST, Door, Link
 from corral.envs.grpc_text import EnvText
@@ -150,7 +150,7 @@ class GrpcVecEnv(CopiedRowsVecEnv[GrpcWorker]):
         worker = self._workers[link.place]
         if op == JOINED:
             worker.link = link
-            worker.touch()
+            worker.heartbeat()
         elif worker.link is not link:
             return
         elif op == LOST:
@@ -244,7 +244,7 @@ class GrpcVecEnv(CopiedRowsVecEnv[GrpcWorker]):
             return
         if worker.pending > 1 and mark != worker.last_mark:  # it is getting on, or this was the first look
             worker.last_mark = mark
-            worker.touch()
+            worker.heartbeat()
             return
         self._give_up(
             worker, limit, mark, f"its worker on {worker.link.peer} was given up; its stack:\n{data['stack']}"

@@ -14,7 +14,7 @@ from typing import Any
 from corral.core import encoding
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec
-from corral.envs.backends.process import channel as ch
+from corral.envs.backends.remote import messages as ch
 from corral.envs.stepping.rows import CopiedRows
 from corral.link.transports import grpc as rpc
 

@@ -22,7 +22,7 @@ import corral
 from corral import Supervision
 from corral.core.errors import EnvFailed, RunFailed, UserError
 from corral.envs import grpc_wire as wire
-from corral.envs.backends.process import channel as ch
+from corral.envs.backends.remote import messages as ch
 from corral.envs.grpc_door import JOINED, LOST, Door
 from corral.envs.grpc_session import Session
 from corral.envs.grpc_text import as_text

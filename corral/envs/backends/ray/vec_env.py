@@ -19,9 +19,9 @@ import numpy as np
 from corral.core.errors import EnvFailed
 from corral.core.gym_env import EnvFactory
 from corral.core.types import Array
-from corral.envs.backends.process import channel as ch
 from corral.envs.backends.ray.actor import ActorReply, NodePlace
 from corral.envs.backends.ray.handle import RayWorker, stop_actors
+from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.handle import pickle_factories
 from corral.envs.backends.remote.vec_env import RemoteVecEnv, W
 from corral.envs.stepping.id_set import IdSet
@@ -49,7 +49,7 @@ class CopiedRowsVecEnv(RemoteVecEnv[W], Generic[W]):
             if not len(mine):
                 continue
             if worker.pending == 0:
-                worker.touch()
+                worker.heartbeat()
             worker.pending += len(mine)
             yield worker, mine
 
@@ -140,17 +140,17 @@ class RayVecEnv(CopiedRowsVecEnv[RayWorker]):
         del worker.calls[ref]
         if isinstance(answer, NodePlace):
             worker.place = answer
-            worker.touch()
+            worker.heartbeat()
             return True
         assert isinstance(answer, ActorReply)
         if answer.slow is not None:
             worker.slow = answer.slow
         starts = worker.starts
         for op, data in answer.messages:
-            if op in (ch.READY, ch.ROWS):
+            if op in (msg.READY, msg.ROWS):
                 chosen = self._in_flight.sets.of_payload(data.env_ids)
                 unpack(self._rows, chosen, data)
-                if op == ch.READY:
+                if op == msg.READY:
                     self._ready(worker, chosen)
             else:
                 self._handle(worker, op, data)
@@ -173,7 +173,7 @@ class RayVecEnv(CopiedRowsVecEnv[RayWorker]):
         mark = worker.look()
         if len(worker.suspects) > 1 and mark != worker.last_mark:  # it is getting on, or this was the first look
             worker.last_mark = mark
-            worker.touch()
+            worker.heartbeat()
             return
         if self._allocated:
             self._rows.mark[worker.index] = next(iter(worker.suspects), NO_ENV) if mark == NO_ENV else mark

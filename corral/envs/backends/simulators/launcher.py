@@ -68,7 +68,7 @@ class Launcher:
         self._due: list[float] = [0.0] * count
         self._failed_starts, self._wait_s = 0, _FIRST_WAIT_S
         self._memory_checked = time.monotonic()
-        self._sentry = OrphanReaper()
+        self._reaper = OrphanReaper()
         self._member = FleetMember(self._joined, lambda session, kind, words: None)
         fleet.members.insert(0, self._member)
         fleet.keepers.append(self.check)
@@ -116,7 +116,7 @@ class Launcher:
                     _signal_group(process.popen.pid, how)
         for process in list(self._processes):
             self._bury(process)
-        self._sentry.stop()
+        self._reaper.stop()
 
     def _start(self) -> None:
         instance = new_nonce()
@@ -130,8 +130,8 @@ class Launcher:
                 f"The simulator {self._argv[0]} cannot be started: {error.strerror}; check --sim."
             ) from error
         process = _Process(instance, popen)
-        self._sentry.guard(popen.pid)
-        self._sentry.guard_marked(process.mark)
+        self._reaper.watch(popen.pid)
+        self._reaper.watch_marked(process.mark)
         self._processes.append(process)
 
     def _joined(self, session: SimulatorSession) -> None:
@@ -194,8 +194,8 @@ class Launcher:
         _signal_group(process.popen.pid, signal.SIGKILL)
         process.popen.wait()
         _kill_marked(process.mark.encode())
-        self._sentry.release(process.popen.pid)
-        self._sentry.release_marked(process.mark)
+        self._reaper.unwatch(process.popen.pid)
+        self._reaper.unwatch_marked(process.mark)
         self._processes.remove(process)
 
 
