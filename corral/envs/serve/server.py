@@ -15,6 +15,7 @@ from corral.core.gym_env import EnvFactory, build_env
 from corral.core.log import RateLimitedLog
 from corral.envs.serve.slots import BadRequest, SlotReply, Slots, most_slots
 from corral.envs.serve.states import States
+from corral.envs.serve.supervisor import RequestClock
 from corral.link import protocol as clp
 from corral.link.auth import LEARNER, SIMULATOR, is_proven, new_nonce, prove
 from corral.link.control import OURS, Hello, Knock, Ready, Welcome, from_meta, to_meta
@@ -54,17 +55,27 @@ class _Greeting:
 
 
 class SimulatorServer:
-    """Serves one kind of environment to learners that dial in, or that it dials."""
+    """Serves one kind of environment to learners that connect to it, or to the one that it connects to."""
 
-    def __init__(self, factory: EnvFactory, name: str, binding: Binding, slots: int, token: bytes | None = None):
+    def __init__(
+        self,
+        factory: EnvFactory,
+        name: str,
+        binding: Binding,
+        slots: int,
+        token: bytes | None = None,
+        *,
+        clock: RequestClock | None = None,
+        instance: bytes = b"",
+    ):
+        self._clock = clock or RequestClock()
         self._factory, self._name, self._binding, self._token = factory, name, binding, token
         env, self._spec = build_env(factory, name)
         env.close()
         self._slots = most_slots(self._spec, slots)
         self._keeping = keeping_of(factory)
         self._layout = layout_hash(self._spec.observation, self._spec.action)
-        instance = os.environ.get("CORRAL_INSTANCE", "")
-        self._instance = bytes.fromhex(instance) if len(instance) == 32 else new_nonce()
+        self._instance = instance or new_nonce()
         self._sessions: list[_Session] = []  # learners choose their numbers, so two may have the same
         self._by_wire: dict[Wire, _Session] = {}
         self._greetings: dict[Wire, _Greeting] = {}
@@ -246,6 +257,7 @@ class SimulatorServer:
 
     def _answer(self, session: _Session, message: Message) -> None:
         started = time.perf_counter()
+        self._clock.begin(message.aux / 1000)
         reply = Message(message.op, clp.REPLY, 0, message.seq, session.number, self._layout, message.batch)
         try:
             if message.batch > session.welcome.limits.batch:
@@ -265,6 +277,7 @@ class SimulatorServer:
             reply.flags |= clp.FAILED
             reply.meta = {"text": f"{clp.Op(message.op).name}: {error}"}
         reply.aux = min(int((time.perf_counter() - started) * 1e6), 0xFFFFFFFF)
+        self._clock.end()
         frames = reply.frames()
         session.done_until = message.seq
         session.replies[message.seq] = frames
