@@ -59,7 +59,7 @@ def make_train_vec(
         backend, workers = "auto", experiment.workers
         one_vec = experiment.topology in ("sync", "central_inference")
         kwargs = share_simulators(kwargs, 1 if one_vec else experiment.num_actors)
-    vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs, listen=experiment.listen, cores=cores)
+    vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs, cores=cores)
     if experiment.normalize_reward:
         return NormalizedVecEnv(vec, obs=False, gamma=getattr(experiment.algorithm, "gamma", 0.99))
     return vec

@@ -28,9 +28,6 @@ from corral.link.transports import base as binding
 from corral.link.transports.base import Binding, Event, Wire
 from corral.link.transports.tcp import MAGIC, BadFrames, pack
 
-# gRPC as Corral uses it, for workers that dial in (`envs.grpc_vec`) and for the link (`link.grpc`).
-
-
 MAX_BYTES = 1 << 30  # of a message
 _PING_MS, _PONG_MS = 10_000, 20_000
 

@@ -12,7 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 
@@ -23,36 +23,12 @@ from corral.envs.backends.ray.actor import ActorReply, NodePlace
 from corral.envs.backends.ray.handle import RayWorker, stop_actors
 from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.handle import pickle_factories
-from corral.envs.backends.remote.vec_env import RemoteVecEnv, W
+from corral.envs.backends.remote.vec_env import RemoteVecEnv
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import EnvRows, pack, unpack
 from corral.envs.supervision import IDLE as NO_ENV
 from corral.envs.supervision import Supervision
 from corral.runtimes.ray_cluster import connect, free_cpus_in_words, import_ray, reserve_cpus, usable_cpus
-
-# Environments in workers that share no memory with the caller: rows are kept here, and travel as parcels.
-
-
-class CopiedRowsVecEnv(RemoteVecEnv[W], Generic[W]):
-    """What the Ray and the gRPC backend have in common."""
-
-    def _make_rows(self) -> EnvRows:
-        rows = EnvRows(self.spec, self.num_envs)
-        rows.mark[:] = NO_ENV  # who is being stepped is known elsewhere
-        return rows
-
-    def _shares(self, chosen: IdSet) -> Iterator[tuple[W, Array]]:
-        """The workers of these environments, each with its own, which it owes results of from now on."""
-        owner = self._worker_of[chosen.ids]
-        for worker in self._workers:
-            mine = chosen.ids[owner == worker.index]
-            if not len(mine):
-                continue
-            if worker.pending == 0:
-                worker.heartbeat()
-            worker.pending += len(mine)
-            yield worker, mine
-
 
 log = logging.getLogger("corral.envs")
 
@@ -60,7 +36,7 @@ _PLACE_S = 10.0  # usually it takes Ray a second
 _GET_S = 10.0
 
 
-class RayVecEnv(CopiedRowsVecEnv[RayWorker]):
+class RayVecEnv(RemoteVecEnv[RayWorker]):
     """VecEnv over Ray actors. Each reserves one CPU; those of an evaluation, which run now and then, reserve none."""
 
     def __init__(
@@ -96,6 +72,23 @@ class RayVecEnv(CopiedRowsVecEnv[RayWorker]):
         worker.kill()
 
     # -- calls ---------------------------------------------------------------------------------------------
+
+    def _make_rows(self) -> EnvRows:
+        rows = EnvRows(self.spec, self.num_envs)
+        rows.mark[:] = NO_ENV  # an actor's mark is in its own memory
+        return rows
+
+    def _shares(self, chosen: IdSet) -> Iterator[tuple[RayWorker, Array]]:
+        """The workers of these environments, each with its own, which it owes results of from now on."""
+        owner = self._worker_of[chosen.ids]
+        for worker in self._workers:
+            mine = chosen.ids[owner == worker.index]
+            if not len(mine):
+                continue
+            if worker.pending == 0:
+                worker.heartbeat()
+            worker.pending += len(mine)
+            yield worker, mine
 
     def _dispatch(self, chosen: IdSet) -> None:
         for worker, mine in self._shares(chosen):
