@@ -102,6 +102,7 @@ class SimulatorServer:
 
     def poll(self, timeout_s: float) -> None:
         """Act on what comes in."""
+        self._clock.wait()
         for event in self._binding.poll(timeout_s):
             session = self._by_wire.get(event.wire)
             try:
@@ -153,16 +154,18 @@ class SimulatorServer:
         elif message.op == clp.Op.ERROR:
             del self._greetings[wire]
             wire.close()
-            text = f"The learner at {wire.peer} refused this simulator: {message.text}."
-            if wire.dialled and message.status in (
-                clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH
-            ):  # fmt: skip
-                raise UserError(text)
-            self._strangers.warning(text)
+            self._refused(wire, message)
         elif message.op == clp.Op.CLOSE:
             self._closed(wire, message)
         else:
             raise BadMessage(f"{clp.Op(message.op).name} in the handshake")
+
+    def _refused(self, wire: Wire, message: Message) -> None:
+        """The learner does not take this simulator; UserError when it would not do so next time either."""
+        text = f"The learner at {wire.peer} refused this simulator: {message.text}."
+        if wire.dialled and message.status in (clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH):
+            raise UserError(text)
+        self._strangers.warning(text)
 
     def _hello(self, wire: Wire, wanted: int = 0) -> None:
         """Say what this is; a session that lost its connection is named, if there is one to go on with.
@@ -204,7 +207,6 @@ class SimulatorServer:
             hosted = Slots(self._factory, self._name, self._spec, slots, states)
             session = _Session(welcome.session, hosted, welcome, wire)
             self._sessions.append(session)
-            log.info("a learner at %s is here.", wire.peer)
         elif session not in self._sessions or session.number != welcome.session:
             self._refuse(wire, clp.Status.E_SESSION, f"session {welcome.session} is not known here")
             return
@@ -238,9 +240,9 @@ class SimulatorServer:
             return
         message = read_message(event.frames)
         if message.op in (clp.Op.CLOSE, clp.Op.ERROR):
-            if message.op == clp.Op.ERROR:
-                log.warning("the learner at %s gave this simulator up: %s", event.wire.peer, message.text)
             self._closed(event.wire, message)
+            if message.op == clp.Op.ERROR:
+                self._refused(event.wire, message)
             return
         if message.session != session.number or message.layout != self._layout:
             raise BadMessage(f"session {message.session}, layout {message.layout:#x}")
@@ -256,6 +258,8 @@ class SimulatorServer:
             self._answer(session, message)
 
     def _answer(self, session: _Session, message: Message) -> None:
+        if not session.done_until and session.wire is not None:
+            log.info("a learner at %s uses this simulator.", session.wire.peer)
         started = time.perf_counter()
         self._clock.begin(message.aux / 1000)
         reply = Message(message.op, clp.REPLY, 0, message.seq, session.number, self._layout, message.batch)

@@ -29,6 +29,7 @@ log = logging.getLogger("corral.envs")
 INSTANCE = "CORRAL_INSTANCE"
 _START_S = 120.0  # to import and build the environment
 _GRACE_S = 1.0  # after the deadline of a request, at which the learner gives up
+_SILENCE_S = 30.0  # between looks for messages, which are four in a second
 _CHECK_EVERY_S = 0.05
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _LONG_LIFE_S = 30.0
@@ -55,7 +56,7 @@ class ServeJob:
 
 
 class RequestClock:
-    """When the request that is being answered is due, and how many were answered, in memory that two processes share.
+    """By when a server process must have answered or be waiting for messages, in memory that its parent reads.
 
     The times are those of the monotonic clock, which is the same for all processes of a machine.
     """
@@ -74,6 +75,10 @@ class RequestClock:
         """It was answered."""
         self._due[0] = 0.0
         self._answered[0] += 1
+
+    def wait(self, silence_s: float = _SILENCE_S) -> None:
+        """The process waits for messages, and will say so again."""
+        self._due[0] = time.monotonic() + silence_s
 
     def restart(self, deadline_s: float) -> None:
         """Another process starts, and must be up within so many seconds."""
@@ -125,7 +130,7 @@ class _Server:
         if self._clock.overdue_s() > _GRACE_S:
             self._process.dump_stacks()
             self._process.kill()
-            self._replace("did not answer a request before its deadline")
+            self._replace("did not answer before its deadline")
         return False
 
     def stop(self) -> None:
