@@ -82,12 +82,10 @@ class Experiment:
     """Seed of all random numbers."""
     num_envs: int = 8
     """Parallel environments, over all actors."""
-    backend: Literal["auto", "local", "process", "native", "ray", "grpc"] = "auto"
+    backend: Literal["auto", "local", "process", "native", "ray"] = "auto"
     """How the environments run."""
     workers: int | None = None
     """Worker processes or threads of the environments; none: as the backend thinks best."""
-    listen: str | None = None
-    """HOST:PORT where workers of the environments dial in by `corral join`, with backend=grpc."""
     topology: Literal["sync", "actor_learner", "central_inference", "data_parallel"] = "sync"
     """How acting and learning are distributed."""
     runtime: Literal["auto", "inline", "process", "ray"] = "auto"
@@ -133,8 +131,6 @@ class Experiment:
         _at_least("", self, keep_checkpoints=1, log_every_s=0, log_every=0)
         if not _DEVICE.fullmatch(self.device):
             raise UserError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}.")
-        if (self.backend == "grpc") != (self.listen is not None):
-            raise UserError("backend=grpc and listen=HOST:PORT, where its workers dial in, go together.")
         if self.topology != "data_parallel" and self.data_parallel != DataParallelConfig():
             raise UserError(f"{_changed(self.data_parallel)} needs topology=data_parallel.")
         if self.topology == "sync":
@@ -148,8 +144,6 @@ class Experiment:
                 f"central_inference acts for environments in other processes: backend={self.backend} cannot be used; "
                 "set another, or for algorithms that search topology=actor_learner."
             )
-        elif self.topology != "central_inference" and self.backend == "grpc" and self.num_actors > 1:
-            raise UserError("Several actors cannot listen at one address: set topology=central_inference, or actors=1.")
         elif self.num_envs % self.num_actors:
             raise UserError(
                 f"{self.num_envs} environments cannot be divided among {self.num_actors} actors; "

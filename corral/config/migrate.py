@@ -103,6 +103,7 @@ _DROPPED_2: dict[str, tuple[Any, str]] = {
     "weight_decay": (1e-4, "it is always 1e-4."),
     "in_flight_mb": (256.0, "it is always 256."),
     "error_feedback": (None, "error feedback is used wherever a compression is biased."),
+    "listen": (None, "train with --env grpc://HOST:PORT, and start `corral serve ENV --connect grpc://HOST:PORT`."),
 }
 """Settings that are gone -> their default, and what happens now."""
 
@@ -176,6 +177,7 @@ def _named(name: str, names: Collection[str]) -> bool:
 def _to_2(config: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Names of SB3, CleanRL and the papers; groups only where a topology has one."""
     config |= {name: _ENVS_2[config[name]] for name in ("env", "preset") if config.get(name) in _ENVS_2}
+    _drop_grpc(config, notes)
     scale, sharing = dict(config["scale"]), dict(config["sharing"])
     per_actor = scale.pop("envs_per_actor", None)
     if per_actor is not None:
@@ -199,6 +201,17 @@ def _to_2(config: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         else:
             made[_EXPERIMENT_2.get(name, name)] = value
     return made
+
+
+def _drop_grpc(config: dict[str, Any], notes: list[str]) -> None:
+    listen = config.pop("listen", None)
+    if config.get("backend") == "grpc":
+        config["backend"] = "auto"
+        notes.append(
+            "This run had its environments on other machines (backend=grpc, which is gone): now they run here. To have "
+            f"them elsewhere, train with --env grpc://{listen} and start `corral serve {config.get('env')} --connect "
+            f"grpc://{listen}` there."
+        )
 
 
 def _algorithm_to_2(config: Mapping[str, Any], algo: str, notes: list[str]) -> dict[str, Any]:

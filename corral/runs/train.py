@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from corral.runs.folder import RunFolder
     from corral.runs.session import Result
 
+_log = logging.getLogger(__name__)
+
 
 def train(  # noqa: PLR0913 - the settings that most runs name
     algo: str,
@@ -103,6 +105,7 @@ def resume(run_dir: str | Path, *, steps: int | None = None, quiet: bool = False
 def _note_migration(folder: RunFolder) -> None:
     log = EventLog(folder)
     for note in folder.notes:
+        _log.warning("%s: %s", folder.path / "config.yaml", note)
         log.add("migrated", note)
     log.close()
 

@@ -59,7 +59,7 @@ RENAMED = {
     "log.every_steps": ("ppo", "log_every"), "evaluation": ("ppo", "eval_episodes"), "scale": ("ppo", "actor_learner"),
     "past_kept": ("alphazero", "removed"), "past_every": ("alphazero", "removed"),
     "steps_per_turn": ("alphazero", "removed"), "weight_decay": ("alphazero", "removed"),
-    "in_flight_mb": ("impala", "removed"), "error_feedback": ("dppo", "removed"),
+    "in_flight_mb": ("impala", "removed"), "error_feedback": ("dppo", "removed"), "listen": ("ppo", "corral serve ENV"),
 }  # fmt: skip
 
 
@@ -172,6 +172,12 @@ class Config:
     lr: float = 0.1
     buffer_size: int = 1
     net: NetConfig = field(default_factory=NetConfig)
+
+
+def test_environments_on_other_machines_are_noted():
+    found = migrate(old_config("dppo", backend="grpc", listen="10.0.0.1:5555"), "config.yaml")
+    assert (found.settings["backend"], "listen" in found.settings) == ("auto", False)
+    assert "corral serve CartPole-v1 --connect grpc://10.0.0.1:5555" in found.notes[0]
 
 
 def test_own_algorithm_keeps_its_names_and_gets_corrals():
