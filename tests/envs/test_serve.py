@@ -121,7 +121,7 @@ def test_spare_takes_over_from_a_frozen_server(serve):
 
 def test_environments_wait_for_a_late_server_while_others_step(serve):
     url = free_url()
-    servers = [serve(COUNTING, url, "--envs", 2, "--env-kwargs", "num_steps=0") for _ in range(2)]
+    servers = [serve(COUNTING, url, "--envs", 2, "--env-kwargs", "length=0") for _ in range(2)]
     with corral.make_vec(url, 4, workers=2, env_kwargs={"reconnect_s": 0.2}) as vec:
         vec.recv()
         step(vec)
