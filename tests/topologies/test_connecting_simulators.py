@@ -100,7 +100,8 @@ def test_servers_return_to_a_resumed_learner(algo, serve, token, tmp_path):
 def test_server_without_the_token_is_refused_in_one_sentence(serve, token, tmp_path, caplog):
     url = free_url()
     stranger, served = serve(url, token_file=None), serve(url)
-    result = corral.train("ppo", url, 256, 0, tmp_path / "run", quiet=True, env_kwargs={"token_file": str(token)}, eval_episodes=0)  # fmt: skip
+    result = corral.train("ppo", url, 256, 0, tmp_path / "run", quiet=True,
+        env_kwargs={"token_file": str(token)}, eval_episodes=0)  # fmt: skip
     assert result.steps >= 256
     assert "did not prove that it knows the token; give it the same --token-file" in caplog.text
     assert stranger.wait() == 2
