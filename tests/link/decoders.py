@@ -39,7 +39,8 @@ from corral.link.transports.json_values import Mistake, read_obs, read_said, spa
 from corral.link.transports.tcp import BadFrames, FrameReader, pack
 from corral.snapshot.keepers.choose import keeping_of
 from corral.snapshot.store import client as sw
-from corral.snapshot.store.base import MemoryStates, StateBudget, StatesFull
+from corral.snapshot.states import StatesFull
+from corral.snapshot.store.base import MemoryStates, StateBudget
 from corral.snapshot.store.client import RemoteStates
 from corral.snapshot.store.server import StateServer
 
