@@ -35,6 +35,8 @@ _PUBLIC = {
     "testing": "corral.testing",
 }
 
+_MODULES = {"envs", "spaces", "testing"}
+
 __all__ = ["EnvFailed", "EnvSpec", "Experiment", "Policy", "RunFailed", "Sampler", "Search", "Snapshots",
            "StepBatch", "Supervision", "Trajectory", "UserError", "__version__", "envs", "load_policy", "make_vec",
            "resume", "spaces", "testing", "train"]  # fmt: skip
@@ -62,7 +64,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'corral' has no attribute {name!r}")
     module = importlib.import_module(_PUBLIC[name])
-    value = module if _PUBLIC[name].rpartition(".")[2] == name else getattr(module, name)
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 

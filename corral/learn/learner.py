@@ -46,7 +46,7 @@ class Learner:
         model.autocast = precision.name == "bf16"  # type: ignore[assignment]
         if precision.name == "fp32":  # weights and gradients have their place in memory now
             for network in (model, self.target):
-                getattr(network, "go_lean", bool)()
+                getattr(network, "use_numpy", bool)()
         self.optimizer = algo.optimizer([self.flat.weights])
         self.version = 0
         """Updates so far."""

@@ -64,7 +64,7 @@ class LoadedPolicy:
         self.model.eval().requires_grad_(False)
         self.model.autocast = meta["precision"] == "bf16"
         if meta["precision"] == "fp32":  # as the learner does, so that decisions are the same to the last bit
-            getattr(self.model, "go_lean", bool)()
+            getattr(self.model, "use_numpy", bool)()
         self._actors = {greedy: self.alone(deterministic=greedy, seed=seed) for greedy in (True, False)}
         self._state: Tree = None
         self._rows = 0

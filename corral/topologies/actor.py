@@ -121,7 +121,7 @@ class Actor:
         if first:
             self._model.autocast = mail["half"]
             if not mail["half"]:
-                getattr(self._model, "go_lean", bool)()
+                getattr(self._model, "use_numpy", bool)()
 
     def _finished_games(self) -> Value:
         """Environment, return and length of the games that ended since the last report."""

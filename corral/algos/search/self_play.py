@@ -63,7 +63,7 @@ class SelfPlay:
             )
         self._scripted = self._players(states) if self._schedules["scripted_share"].most > 0 else []
         self._past_model = copy.deepcopy(self._model)
-        getattr(self._past_model, "go_lean", bool)()
+        getattr(self._past_model, "use_numpy", bool)()
         most = max(round(self._schedules["sims"].most), config.fast_sims)
 
         def planner(model: ActorCritic) -> Planner:

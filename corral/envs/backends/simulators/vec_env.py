@@ -195,7 +195,7 @@ class LinkVecEnv(VecEnv):
 
     def close(self) -> None:
         """Leave the simulators; who was dialled or launched for this alone is let go."""
-        if hasattr(self, "_flight"):
+        if hasattr(self, "_in_flight"):
             self._in_flight.closed = True
             self._give_back_seats()
         self._stop()
