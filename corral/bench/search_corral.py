@@ -82,7 +82,7 @@ class CorralSearcher:
             case "zero":
                 evaluate = know_nothing
             case "rollouts":
-                evaluate = RandomGames(CONNECT4, self.states, 0)
+                evaluate = RandomGames(self.states, 0)
         self.search = TreeSearch(self.states, evaluate, task.trees, CONNECT4.actions, task.sims, task.leaves)
         self.work, self._asks = Work(), task.evaluator == "network"
 

@@ -120,7 +120,7 @@ class StateIndex:
         bad = find_homes(self.home, ids, more_than, homes)
         if bad >= 0:
             raise UserError(
-                f"State {ids[bad]} was dropped, or never saved: expand and load what save or expand has returned."
+                f"State {ids[bad]} was dropped, or never saved: expand and load ids given by save or expand."
             )
         return homes
 

@@ -123,7 +123,7 @@ class EnvStates(States):
             if state.obs is None:
                 raise UserError(
                     f"The observation of {self.spec.name} in state {ids[i]} is not known, because the environment was "
-                    "not reset or stepped since it was handed in. Pass the observation, or reset or step it."
+                    "not reset or stepped since it was handed in. Pass its observation, or reset or step it."
                 )
             out.show(i, state.obs)
         return Views(self.spec.observation.unflatten(out.leaves), *self._players_of(states))
@@ -135,7 +135,7 @@ class EnvStates(States):
     def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
         batch = len(parents)
         if not ((children > 0) & (children < self._next_id)).all():
-            raise UserError(f"Not all of {children.tolist()} are ids that new_ids, save or expand have returned.")
+            raise UserError(f"Not all of {children.tolist()} are ids given by new_ids, save or expand.")
         out, origins = StepRows(self.spec, batch), [self.get_live(key) for key in parents.tolist()]
         made = []
         with self._global_rng.spared():

@@ -47,8 +47,9 @@ class RandomGames:
     What `RolloutEvaluation` finds with a horizon as long as the game, three times as fast: positions need no ids here.
     """
 
-    def __init__(self, game: Game, states: ArrayStates, seed: int):
-        self._game, self._states, self._rng = game, states, np.random.default_rng(seed)
+    def __init__(self, states: ArrayStates, seed: int):
+        assert isinstance(states.model, Game)
+        self._game, self._states, self._rng = states.model, states, np.random.default_rng(seed)
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
         """Play on from each position."""
