@@ -17,12 +17,16 @@ from corral.config.overrides import read_value, split_items
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
-    from corral.runs.session import Result
+    from corral.runs.training_loop import Result
 
 Number = Annotated[str | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
 """Type of an option that is a whole number, which may be written 1e5 or 100_000."""
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 """Type of an option without a value."""
+Plugins = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="MODULE:CLASS")]
+"""Type of a repeatable option that names a class."""
+Sinks = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME|MODULE:CLASS")]
+"""The same, or the name of a built-in one."""
 _Settings = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
 
 
@@ -66,6 +70,10 @@ class Train:
     """YAML file with settings, such as config.yaml of another run."""
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Environment whose preset to start from, or none; `corral list presets` shows them."""
+    callback: Plugins = ()
+    """A corral.Callback of your own; may be repeated."""
+    sink: Sinks = ()
+    """A corral.MetricSink of your own; or csv, tensorboard, to choose among these. May be repeated."""
     quiet: Flag = False
     """Show no progress, only the result."""
 
@@ -84,6 +92,8 @@ class Train:
             config_file=self.config,
             env_kwargs=self._env_kwargs(),
             overwrite=self.overwrite,
+            callbacks=self.callback,
+            sinks=self.sink,
             quiet=self.quiet,
             **overrides,
         )

@@ -19,7 +19,7 @@ from corral.config.experiment import Experiment
 from corral.config.presets import PRESETS
 from corral.core.errors import RunFailed, UserError
 from corral.runs.folder import RunFolder
-from corral.runs.sinks.base import MetricsLog
+from corral.runs.sinks.csv import CsvSink
 from corral.testing.tasks import HybridWalk, MoveOrShoot, StatelessCartPole
 
 COMMAND = [sys.executable, "-m", "corral.cli.main", "bench"]
@@ -144,9 +144,9 @@ def test_presets_are_verified_by_the_claims_of_the_tables_and_by_nothing_else():
 
 def write_run(path, rows):
     folder = RunFolder.create(path, {"algo": "ppo"})
-    log = MetricsLog(folder)
+    log = CsvSink(folder.metrics_csv)
     for env_steps, wall_s, values in rows:
-        log.write(env_steps, wall_s, values)
+        log.write(env_steps, {"wall_s": wall_s, **values})
     log.close()
 
 

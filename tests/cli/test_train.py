@@ -17,7 +17,7 @@ from corral.cli.resume import Resume
 from corral.cli.train import Train, print_result
 from corral.config.presets import PRESETS
 from corral.core.errors import UserError
-from corral.runs.session import Result
+from corral.runs.training_loop import Result
 
 HERE = Path(__file__).parent
 SMALL = ["--preset", "none", "--set", "length=8", "minibatches=1", "evaluation.episodes=1", "--num-envs", "2"]

@@ -22,7 +22,7 @@ from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
 from corral.planning.of_vec import states_of
 from corral.planning.shooting import Shooting
-from corral.runs.sinks.base import read_metrics
+from corral.runs.sinks.csv import read_metrics
 from corral.snapshot.states import Level
 
 FEW = {"step_timeout_s": 20.0, "start_timeout_s": 30.0}
