@@ -20,7 +20,7 @@ check: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/unit/test_imports.py
+	$(BIN)/python -m pytest tests/test_imports.py
 
 format: .venv/test
 	$(BIN)/ruff check --fix .
@@ -73,11 +73,11 @@ frozen: .venv/test
 
 # Saves, loads and expands states of every kind of simulator for 10,000 steps, and 100,000 saves and drops: half an hour.
 states: .venv/test
-	CORRAL_LONG_STATES=1 $(BIN)/python -m pytest tests/planning/test_env_states.py --timeout 3600
+	CORRAL_LONG_STATES=1 $(BIN)/python -m pytest tests/contracts/test_states.py --timeout 3600
 
 # Kills actors, learners, inference servers, replay shards and Ray nodes in the middle of runs.
 faults: .venv/test
-	$(BIN)/python -m pytest tests/faults tests/contract tests/unit -m faults
+	$(BIN)/python -m pytest -m faults
 
 # A million random and mutated messages into every decoder of the link, on both sides; and, where they are there, the
 # fuzzers that look for inputs which reach new code: Atheris for a minute each, libFuzzer for ten.
@@ -89,7 +89,7 @@ fuzz: .venv/test
 	else echo "The C++ side was left out: it needs cmake, and clang with its runtime (libclang-rt-*-dev)."; fi
 
 fuzz-atheris: .venv/test
-	set -e; for name in $$($(BIN)/python -c "import sys; sys.path.insert(0, 'tests/link'); import decoders; print(*decoders.DECODERS)"); do \
+	set -e; export PYTHONPATH=tests; for name in $$($(BIN)/python -c "from helpers.decoders import DECODERS; print(*DECODERS)"); do \
 	$(BIN)/python tests/link/fuzz_atheris.py $$name build/atheris/$$name -max_total_time=60 -timeout=5 -artifact_prefix=build/atheris/; done
 
 # What is said on stderr is what simulators log about each message that they refuse.

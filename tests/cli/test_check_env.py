@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gymnasium
 import pytest
-from faulty_envs import Good
+from helpers.faulty_envs import Good
 
 from corral.core.errors import UserError
 from corral.testing.checks.checker import check_env
@@ -17,7 +17,7 @@ def results(env, **options):
     return {r.name: r for r in check_env(env, steps=options.pop("steps", 60), **options)}
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "faulty_envs:Good", Good, lambda: Good(length=3)])
+@pytest.mark.parametrize("env", ["CartPole-v1", "helpers.faulty_envs:Good", Good, lambda: Good(length=3)])
 def test_a_good_environment_passes_every_check(env):
     found = results(env)
     assert list(found) == CHECKS
@@ -58,7 +58,7 @@ def test_a_good_environment_passes_every_check(env):
     ],
 )
 def test_each_fault_is_found_by_its_check_and_named(env, check, status, words):
-    found = results(f"faulty_envs:{env}")
+    found = results(f"helpers.faulty_envs:{env}")
     assert found[check].status == status, found
     assert words in found[check].detail
     foundations = ("build", "spaces", "reset", "step")
@@ -69,13 +69,13 @@ def test_each_fault_is_found_by_its_check_and_named(env, check, status, words):
 
 
 def test_the_place_in_the_users_file_is_named():
-    detail = results("faulty_envs:Raising")["step"].detail
+    detail = results("helpers.faulty_envs:Raising")["step"].detail
     assert "faulty_envs.py:" in detail
     assert "in step" in detail
 
 
 def test_a_declared_lack_of_determinism_is_a_warning():
-    gymnasium.register("corral_test/Chaos-v0", entry_point="faulty_envs:Unseeded", nondeterministic=True)
+    gymnasium.register("corral_test/Chaos-v0", entry_point="helpers.faulty_envs:Unseeded", nondeterministic=True)
     try:
         found = results("corral_test/Chaos-v0")
     finally:
@@ -97,7 +97,7 @@ def test_what_cannot_be_pickled_is_a_warning_with_the_remedy():
 
 
 def test_env_kwargs_reach_the_environment():
-    found = results("faulty_envs:Good", env_kwargs={"length": 11})
+    found = results("helpers.faulty_envs:Good", env_kwargs={"length": 11})
     assert "after 11 steps" in found["episode ends"].detail
 
 
@@ -106,10 +106,10 @@ def test_env_kwargs_reach_the_environment():
     [
         ("CartPol-v1", {}, "CartPole-v1"),
         ("no_such_module:Env", {}, "cannot be imported"),
-        ("faulty_envs:Goood", {}, "close: Good"),
-        ("faulty_envs:Good", {"env_kwargs": {"speed": 1}}, "takes no keyword argument 'speed'"),
-        ("faulty_envs:Good", {"steps": 0}, "at least 1"),
-        ("faulty_envs:Good", {"seed": -1}, "not be negative"),
+        ("helpers.faulty_envs:Goood", {}, "close: Good"),
+        ("helpers.faulty_envs:Good", {"env_kwargs": {"speed": 1}}, "takes no keyword argument 'speed'"),
+        ("helpers.faulty_envs:Good", {"steps": 0}, "at least 1"),
+        ("helpers.faulty_envs:Good", {"seed": -1}, "not be negative"),
         (Good(), {}, "pass something that builds one"),
     ],
 )

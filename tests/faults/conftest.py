@@ -1,7 +1,7 @@
 """Runs that end with their test."""
 
 import pytest
-from whole_run import Run
+from helpers.run_process import Run
 
 
 @pytest.fixture

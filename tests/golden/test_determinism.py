@@ -1,13 +1,8 @@
 """A run is its seed: the same again bit by bit, whatever runs the environments, and another one with another seed."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "learning"))
-from short_runs import ENVS, learn
+from helpers.short_runs import ENVS, learn
 
 SETTINGS = {
     "ppo": {"length": 16, "normalize_obs": True},

@@ -1,19 +1,16 @@
 """What K updates on fixed data make of fixed weights, for every algorithm: a change of the mathematics shows here.
 
 Statistics and not hashes, because the last bits depend on the processor. When a change is meant, write them anew
-with `python tests/golden/test_golden_weights.py`, and say in the commit why they changed.
+with `PYTHONPATH=tests python tests/golden/test_golden_weights.py`, and say in the commit why they changed.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from algo_batches import SPECS, experience, randomize
+from helpers.batches import SPECS, experience, randomize
 
 from corral.algos.registry import find_algorithm
 from corral.core.types import Sample, Transitions

@@ -1,7 +1,7 @@
 """Environments that show the action they want: an algorithm that cannot learn these is wrong."""
 
 import pytest
-from short_runs import ENVS, learn, score
+from helpers.short_runs import ENVS, learn, score
 
 ENV = f"{ENVS}:IdentityEnv"
 LENGTH = 32

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from short_runs import learn
+from helpers.short_runs import learn
 
 from corral.cli.main import main
 from corral.envs.make import make_vec
@@ -32,7 +32,7 @@ def events(path, kind):
 def test_steps_that_are_not_finite_are_faults_and_never_reach_the_weights(algo, env):
     if algo == "dqn" and env == "NanObservation":
         pytest.skip("dqn needs discrete actions")
-    trainer = learn(algo, f"poisoned_envs:{env}", 1500, normalize_reward=True, normalize_obs=True, **SMALL[algo])
+    trainer = learn(algo, f"helpers.nan_envs:{env}", 1500, normalize_reward=True, normalize_obs=True, **SMALL[algo])
     assert trainer.vec.restarts > 10
     assert trainer.learner.version > 5
     assert trainer.learner.skipped == 0
@@ -46,7 +46,7 @@ def test_steps_that_are_not_finite_are_faults_and_never_reach_the_weights(algo, 
 def test_updates_that_are_not_finite_are_left_out_and_named_and_learning_goes_on(tmp_path, algo):
     """Each environment gives one reward that float32 has no number for."""
     result = train(
-        algo, "poisoned_envs:HugeReward", 1200, run_dir=tmp_path / "run", env_kwargs={"since": 40, "until": 41},
+        algo, "helpers.nan_envs:HugeReward", 1200, run_dir=tmp_path / "run", env_kwargs={"since": 40, "until": 41},
         **{"capacity": 100} if algo == "dqn" else {}, **QUIET, **SMALL[algo],
     )  # fmt: skip
     said = events(tmp_path / "run", "not_finite")
@@ -61,7 +61,7 @@ def test_updates_that_are_not_finite_are_left_out_and_named_and_learning_goes_on
 @pytest.mark.parametrize("value", [1e39, 1e30])
 def test_ten_in_a_row_end_the_run_with_exit_code_1(tmp_path, capsys, algo, value):
     code = main(
-        ["train", algo, "--env", "poisoned_envs:HugeReward", "--env-kwargs", f"value={value}", "--preset", "none",
+        ["train", algo, "--env", "helpers.nan_envs:HugeReward", "--env-kwargs", f"value={value}", "--preset", "none",
          "--run-dir", str(tmp_path / "run"), "--num-envs", "4", "--steps", "20000", "--quiet",
          "--set", "evaluation.episodes=0", "backend=local", *([] if algo == "a2c" else ["length=8"])]
     )  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_learning_rate_beyond_all_reason_is_refused(tmp_path, capsys, algo, ki
 
 
 def test_the_environments_of_this_file_are_as_they_say():
-    with make_vec("poisoned_envs:NanReward", 1, "local") as vec:
+    with make_vec("helpers.nan_envs:NanReward", 1, "local") as vec:
         vec.recv()
         faults = 0
         for _ in range(80):

@@ -6,7 +6,7 @@ Whoever takes the limit for an end finds about 3.4 instead of 10.
 import numpy as np
 import pytest
 import torch
-from short_runs import ENVS, learn
+from helpers.short_runs import ENVS, learn
 
 ENV = f"{ENVS}:OneStateEnv"
 GAMMA = 0.9

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from short_runs import learn, score
+from helpers.short_runs import learn, score
 
 from corral.runs.checkpoint import load
 from corral.runs.evaluate import acting_seed, evaluate_policy, make_eval_vec
@@ -14,7 +14,7 @@ from corral.runs.load import load_policy
 from corral.runs.sinks.csv import read_metrics
 from corral.runs.train import resume, train
 
-SPOT = "pixel_envs:FollowTheSpot"
+SPOT = "helpers.pixel_envs:FollowTheSpot"
 SETTINGS = {
     "ppo": {"length": 16, "minibatches": 2, "epochs": 2, "lr": 1e-3},
     "dqn": {"learning_starts": 64, "capacity": 2000, "train_every": 8, "lr": 1e-3, "target_every": 20},

@@ -5,7 +5,7 @@ own past unless the ratio `pi / mu` takes that weight away. On fresh data there 
 """
 
 import pytest
-from short_runs import ENVS, learn, score
+from helpers.short_runs import ENVS, learn, score
 
 LENGTH = 32
 SETTINGS = {

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["corral", "decoders"]):
-    from decoders import DECODERS
+with atheris.instrument_imports(include=["corral", "helpers.decoders"]):
+    from helpers.decoders import DECODERS
 
 
 def main():

@@ -13,8 +13,8 @@ from functools import cache
 import msgspec
 import numpy as np
 import pytest
-from decoders import CONTROLS, DECODERS, Scripted, Strange, Walk
 from gymnasium import spaces as gs
+from helpers.decoders import CONTROLS, DECODERS, Scripted, Strange, Walk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

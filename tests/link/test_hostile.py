@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from decoders import ExportedState, Scripted, StateClient, Strange, Walk
+from helpers.decoders import ExportedState, Scripted, StateClient, Strange, Walk
 
 from corral.core import encoding
 from corral.core.errors import EnvFailed

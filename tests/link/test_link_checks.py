@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import pytest
-from sims import Sim, free_url
+from helpers.sims import Sim, free_url
 
 from corral.cli.main import main
 from corral.link import protocol as clp

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from relay import Relay
-from sims import Sim, free_url, wait_for
+from helpers.relay import Relay
+from helpers.sims import Sim, free_url, wait_for
 
 import corral
 from corral.core.errors import EnvFailed, UserError

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import zmq
-from sims import free_url
+from helpers.sims import free_url
 
 from corral.link.address import parse_url
 from corral.link.transports.zmq import ZmqBinding

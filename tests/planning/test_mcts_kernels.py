@@ -2,9 +2,9 @@
 
 import math
 
-import literal_search as literal
 import numpy as np
 import pytest
+from helpers.reference import search as literal
 
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.game_states import GameStates

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from scripted_states import ScriptedStates
+from helpers.scripted_states import ScriptedStates
 
 from corral.core.errors import RunFailed, UserError
 from corral.envs.suites.games.connect4 import CONNECT4

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
-from row_cartpole import make
+from helpers.row_cartpole import make
 
 import corral
 from corral.acting.policy import bind_envs

@@ -6,8 +6,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.wrappers import TimeLimit
-from kept_envs import DeclaredWalk, Entangled, LockedWalk, Racecar, SlotMachine, Walk
-from row_cartpole import make as make_row_cartpole
+from helpers.row_cartpole import make as make_row_cartpole
+from helpers.snapshot_envs import DeclaredWalk, Entangled, LockedWalk, Racecar, SlotMachine, Walk
 
 import corral
 from corral.core.errors import UserError

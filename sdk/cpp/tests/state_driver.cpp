@@ -1,5 +1,5 @@
 // A client of a state server that a test drives: state_driver URL TOKEN_FILE TIMEOUT_S. It reads requests and writes
-// replies, each a kind of one byte and fields of a 32-bit length and bytes; tests/link/cpp_states.py is the other side.
+// replies, each a kind of one byte and fields of a 32-bit length and bytes; tests/helpers/cpp_state_client.py is the other side.
 #include <cstdio>
 
 #include "corral.hpp"

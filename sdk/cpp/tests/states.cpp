@@ -1,5 +1,5 @@
 // The client of state servers, asked of servers of a few lines that do what a good one never would. Against a real one it
-// is tested by tests/link/test_sdk_states.py.
+// is tested by tests/link/test_cpp_states.py.
 #include "golden.hpp"
 
 using namespace test;

@@ -1,0 +1,397 @@
+"""PPO with search: what acts is on record, and the loss is the one that is stated."""
+
+import csv
+import os
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers.row_cartpole import make
+
+import corral
+from corral.acting.sampler import Sampler
+from corral.algos.ppo import Config as PpoConfig
+from corral.algos.search.ppo_search import Config, PpoSearch, bootstrap, explained_variance
+from corral.algos.search.search_acting import SearchBehaviour
+from corral.algos.trajectories import compute_values
+from corral.cli.main import main
+from corral.core.errors import UserError
+from corral.core.types import EnvSpec
+from corral.planning.action_set import choose_action_set
+from corral.planning.planner import SearchConfig
+from corral.testing.tasks import HybridWalk
+
+SPEC = EnvSpec(spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(2), "CartPole")
+
+
+def trajectory(config, factory=make, steps=32, num_envs=4, seed=0):
+    """An algorithm, its network, and a trajectory that it has acted."""
+    with corral.make_vec(factory, num_envs, "local", seed=seed) as vec:
+        algo = PpoSearch(config, vec.spec, num_envs)
+        torch.manual_seed(seed)
+        model = algo.build_model()
+        policy = algo.make_policy(model, explore=True, rng=np.random.default_rng(seed))
+        with Sampler(vec, policy) as sampler:
+            return algo, model, next(sampler.rollouts(steps)), policy
+
+
+def config(**changes):
+    return Config(**({"sims": 8, "share": 0.5, "gate": -9.0} | changes))
+
+
+def log_pi(model, obs):
+    with torch.no_grad():
+        return torch.log_softmax(model(torch.from_numpy(obs.reshape(-1, obs.shape[-1])))[0], -1).numpy()
+
+
+def test_simulations_may_be_between_whole_numbers():
+    for sims in ("8.7", "1->8.5", 1.5):
+        _, _, _, policy = trajectory(config(sims=sims, share=1.0), steps=2)
+        assert policy.simulator_steps >= 8
+
+
+# -- acting --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("beta", "epsilon"), [(0.0, 0.0), (0.6, 0.0), (1.0, 0.25), (0.5, 1.0)])
+def test_what_acted_is_the_mixture_that_is_on_record(beta, epsilon):
+    """(1 - epsilon) ((1 - beta) pi + beta search) + epsilon uniform, at the action that was taken."""
+    _, model, traj, _ = trajectory(config(beta=beta, epsilon=epsilon))
+    extras = {name: value.reshape(-1, *value.shape[2:]) for name, value in traj.extras.items()}
+    pi = np.exp(log_pi(model, traj.obs[:-1]))
+    searched = extras["distill"] > 0
+    mu = np.where(searched[:, None], (1 - beta) * pi + beta * extras["better"], pi)
+    mu = (1 - epsilon) * mu + epsilon / 2
+    chosen = traj.action.reshape(-1)
+    rows = np.arange(len(chosen))
+    np.testing.assert_allclose(np.exp(extras["behaviour"]), mu[rows, chosen], rtol=1e-4)
+    np.testing.assert_allclose(np.exp(extras["logp"]), pi[rows, chosen], rtol=1e-4)
+    assert 0.3 < searched.mean() < 0.7
+
+
+def test_actions_are_drawn_as_often_as_the_record_says():
+    """Over many draws, the share of each action is its probability in mu: a chi-squared of a fixed seed."""
+    _, _, traj, _ = trajectory(config(beta=1.0, share=1.0, epsilon=0.3), steps=256, num_envs=8)
+    chosen, mu = traj.action.reshape(-1), np.exp(traj.extras["behaviour"].reshape(-1))
+    right = np.where(chosen == 1, mu, 1 - mu)
+    seen, expected, spread = (chosen == 1).sum(), right.sum(), (right * (1 - right)).sum()
+    assert abs(seen - expected) < 4 * np.sqrt(spread)
+
+
+def test_temperature_changes_what_acts_and_not_what_is_learned():
+    sharp, flat = (trajectory(config(beta=1.0, share=1.0, temperature=t))[2].extras for t in (0.1, 5.0))
+    np.testing.assert_array_equal(sharp["better"][0], flat["better"][0])
+    assert np.exp(sharp["behaviour"]).mean() > np.exp(flat["behaviour"]).mean()
+
+
+def test_an_expert_searches_every_step_and_acts_by_it():
+    _, _, traj, _ = trajectory(config(mode="expert", temperature=1.0))
+    assert (traj.extras["distill"] > 0).all()
+    rows = np.arange(traj.action.size)
+    by_search = traj.extras["better"].reshape(-1, 2)[rows, traj.action.reshape(-1)]
+    np.testing.assert_allclose(np.exp(traj.extras["behaviour"].reshape(-1)), by_search, rtol=1e-4)
+
+
+def test_schedules_follow_progress():
+    _, model, _, _ = trajectory(config())
+    algo = PpoSearch(config(share="0->1", sims="2->6"), SPEC, 4)
+    with corral.make_vec(make, 4, "local") as vec:
+        policy = algo.make_policy(model, explore=True, rng=np.random.default_rng(0))
+        with Sampler(vec, policy) as sampler:
+            rollouts = sampler.rollouts(16)
+            assert not (next(rollouts).extras["distill"] > 0).any()
+            before, policy.progress = policy.simulator_steps, 1.0
+            assert (next(rollouts).extras["distill"] > 0).all()
+            made = policy.simulator_steps - before
+            assert 16 * 4 * 6 * 0.8 <= made <= 16 * 4 * 6  # fewer where episodes end within the search
+
+
+def test_planning_leaves_what_acts_as_it_is():
+    """With the same actions, environments that were searched go where others go."""
+    _, _, traj, _ = trajectory(config(share=1.0, beta=1.0), factory=lambda: gymnasium.make("CartPole-v1"), steps=64)
+    with corral.make_vec(lambda: gymnasium.make("CartPole-v1"), 4, "local", seed=0) as vec:
+        np.testing.assert_array_equal(vec.recv().obs, traj.obs[0])
+        for t in range(64):
+            vec.send(np.arange(4), traj.action[t])
+            batch = vec.recv()
+            np.testing.assert_array_equal(batch.obs, traj.obs[t + 1])
+            np.testing.assert_array_equal(batch.terminated, traj.terminated[t])
+
+
+class Ledger(gymnasium.Env):
+    """Adds up what it is given, pays what it has, and shows nothing of it."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.has = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.has += int(action)
+        return np.zeros(1, np.float32), float(self.has), False, False, {}
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_search_goes_on_below_the_action_that_was_taken_and_from_no_older_tree(share):
+    """States look alike here, so only the action says where a tree goes on: q(a) must be what the state pays for a."""
+    settings = config(share=share, epsilon=0.3, search=SearchConfig(reuse=True), ppo=PpoConfig(gamma=0.0))
+    with corral.make_vec(Ledger, 4, "local") as vec:
+        algo = PpoSearch(settings, vec.spec, 4)
+        policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))
+        policy.bind_envs(vec)
+        batch, reused = vec.recv(), 0
+        for _ in range(12):
+            has = np.array([vec.environment(i).unwrapped.has for i in range(4)])
+            action, _, extras = policy.act(batch.obs, np.arange(4), batch.first)
+            rows, forest = np.flatnonzero(extras["distill"]), policy._planner.search.forest
+            q = forest.total[rows, 0] / forest.n[rows, 0]
+            np.testing.assert_allclose(q, has[rows, None] + [0, 1])
+            reused += int((forest.n[rows, 0].sum(1) > 8).sum())
+            vec.send(batch.env_ids, action)
+            batch = vec.recv()
+        assert reused
+
+
+# -- learning ------------------------------------------------------------------------------------------------
+
+
+def literal_loss(algo, model, rows, clip):
+    """The formula of the module, row by row."""
+    settings = algo.config
+    params, value = (out.detach().numpy() for out in model(rows.obs))
+    advantage = rows.advantage.numpy()
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    total = {"policy": 0.0, "value": 0.0, "entropy": 0.0, "distill": 0.0}
+    for i in range(len(rows)):
+        logp = params[i] - np.log(np.exp(params[i]).sum())
+        action = int(rows.action[i, 0])
+        ratio = np.exp(logp[action] - rows.logp[i].item())
+        weighed = advantage[i] * rows.trust[i].item()
+        total["policy"] -= min(ratio * weighed, np.clip(ratio, 1 - clip, 1 + clip) * weighed)
+        total["value"] += 0.5 * (value[i] - rows.target[i].item()) ** 2
+        total["entropy"] -= (np.exp(logp) * logp).sum()
+        total["distill"] -= rows.distill[i].item() * (rows.better[i].numpy() * logp).sum()
+    n, ppo = len(rows), settings.ppo
+    of_policy = total["distill"] if settings.mode == "expert" else total["policy"] + total["distill"]
+    return (of_policy + ppo.value_coef * total["value"] - ppo.entropy * total["entropy"]) / n
+
+
+@pytest.mark.parametrize("mode", ["ppo+distill", "expert"])
+def test_the_loss_is_the_stated_one(mode):
+    settings = config(mode=mode, beta=0.5, epsilon=0.1, kappa=0.3, rho_bar=2.0, ppo=PpoConfig(entropy=0.02))
+    algo, model, traj, _ = trajectory(settings)
+    rows = algo.prepare(model, traj)
+    with torch.no_grad():  # so that ratios are not 1
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    loss = algo.loss(model, None, rows, 0.0).loss.item()
+    assert loss == pytest.approx(literal_loss(algo, model, rows, 0.2), rel=1e-4)
+
+
+def test_a_policy_that_moved_too_far_stops_the_epochs_however_often_searches_acted():
+    """KL(pi_old, pi) by samples of mu is the mean of pi_old / mu (r - 1 - log r)."""
+    settings = config(beta=0.5, epsilon=0.2, rho_bar=1e9, ppo=PpoConfig(target_kl=0.002))
+    algo, model, traj, _ = trajectory(settings)
+    rows = algo.prepare(model, traj)
+    assert not algo.loss(model, None, rows, 0.0).stop
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    output = algo.loss(model, None, rows, 0.0)
+    chosen = rows.action[:, 0].long().numpy()
+    log_ratio = log_pi(model, rows.obs.numpy())[np.arange(len(rows)), chosen] - rows.logp.numpy()
+    trust = np.exp(traj.extras["logp"] - traj.extras["behaviour"]).reshape(-1)
+    expected = np.mean(trust * (np.exp(log_ratio) - 1 - log_ratio))
+    assert float(output.metrics["loss/kl"]) == pytest.approx(expected, rel=1e-3)
+    assert expected > 1.5 * 0.002
+    assert output.stop
+
+
+def test_trust_is_how_much_more_the_policy_likes_an_action_than_what_acted_up_to_a_bound():
+    algo, model, traj, _ = trajectory(config(beta=1.0, share=1.0, rho_bar=1.5))
+    trust = algo.prepare(model, traj).trust.numpy()
+    ratio = np.exp(traj.extras["logp"] - traj.extras["behaviour"]).reshape(-1)
+    np.testing.assert_allclose(trust, np.minimum(ratio, 1.5), rtol=1e-5)
+    assert trust.max() == pytest.approx(1.5)
+    assert trust.min() < 1
+
+
+def test_while_the_critic_explains_nothing_searches_are_not_learned_from():
+    algo, model, traj, _ = trajectory(config(gate=0.99))
+    assert not algo.prepare(model, traj).distill.any()
+    algo, model, traj, _ = trajectory(config(gate=-9.0))
+    assert algo.prepare(model, traj).distill.any()
+
+
+def test_explained_variance_is_one_of_a_perfect_critic_and_zero_of_a_constant_one():
+    target, valid = np.array([1.0, 2.0, 4.0, 8.0]), np.ones(4, bool)
+    assert explained_variance(target, target, valid) == 1.0
+    assert explained_variance(np.full(4, 3.0), target, valid) == pytest.approx(0.0)
+    assert explained_variance(np.zeros(4), np.ones(4), valid) == 0.0
+    assert explained_variance(target, np.where([1, 1, 1, 0], target, 99.0), np.array([1, 1, 1, 0], bool)) == 1.0
+
+
+def test_bootstraps_take_the_search_s_value_where_the_successor_was_searched():
+    after = np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+    done = np.array([[False, True], [False, False], [False, False]])
+    search = np.array([[0.0, 0.0], [10.0, 10.0], [20.0, 20.0]])
+    kappa = np.array([[0.0, 0.0], [0.5, 0.5], [0.0, 0.25]])
+    np.testing.assert_allclose(bootstrap(after, done, search, kappa), [[5.5, 1.0], [2.0, 6.5], [3.0, 3.0]])
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
+def test_returns_take_the_search_s_value_once_where_they_end_and_not_in_every_step(lam):
+    """R[t] = r + gamma ((1 - lam) v[t + 1] + lam R[t + 1]), v = (1 - kappa) V + kappa v_search; with lam=1 no v counts
+    but the last.
+    """
+    gamma = 0.9
+    algo, model, traj, _ = trajectory(config(share=1.0, kappa=0.5, ppo=PpoConfig(gamma=gamma, lam=lam)), steps=40)
+    traj.extras["search_value"] += 100.0  # a search that hopes for much
+    value, after = compute_values(model, traj)
+    steps, envs = traj.reward.shape
+    expected = np.zeros((steps, envs))
+    for b in range(envs):
+        for t in reversed(range(steps)):
+            bootstrap = float(after[t, b])
+            goes_on = t + 1 < steps and not traj.done[t, b]
+            if goes_on:
+                bootstrap = 0.5 * bootstrap + 0.5 * float(traj.extras["search_value"][t + 1, b])
+            later = (1 - lam) * bootstrap + lam * expected[t + 1, b] if goes_on else bootstrap
+            expected[t, b] = traj.reward[t, b] + gamma * later * (not traj.terminated[t, b])
+    assert traj.done.any()
+    rows = algo.prepare(model, traj)
+    np.testing.assert_allclose(rows.target.numpy(), expected.reshape(-1), rtol=1e-4)
+    np.testing.assert_allclose(rows.advantage.numpy(), (expected - value).reshape(-1), rtol=1e-4)
+
+
+def test_without_search_it_is_ppo_bit_for_bit(tmp_path):
+    """Modes ppo and eval train as ppo does."""
+    same = {"steps": 4_000, "seed": 5, "num_envs": 4, "backend": "local", "episodes": 0}
+    corral.train("ppo", env="CartPole-v1", preset="none", run_dir=tmp_path / "ppo", **same)
+    corral.train("ppo-search", env="CartPole-v1", preset="none", mode="eval", run_dir=tmp_path / "eval", **same)
+    one, other = (corral.load_policy(tmp_path / name).model.state_dict() for name in ("ppo", "eval"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_hybrid_actions_that_a_search_chose_have_no_density_and_train_by_cross_entropy():
+    algo, model, traj, policy = trajectory(config(beta=1.0), HybridWalk)
+    assert isinstance(policy, SearchBehaviour)
+    dense = np.isfinite(traj.extras["behaviour"])
+    searched = traj.extras["distill"] > 0
+    assert not (dense & searched).any()
+    assert dense[~searched].all()
+    rows = algo.prepare(model, traj)
+    np.testing.assert_array_equal(rows.trust.numpy() == 0, ~dense.reshape(-1))
+    assert rows.edges.shape == (traj.action["sign"].size, 16, 2)
+    np.testing.assert_allclose(traj.extras["better"][searched].sum(-1), 1.0, rtol=1e-5)
+    output = algo.loss(model, None, rows, 0.0)
+    params, _ = model(rows.obs)
+    k = int(np.flatnonzero(searched.reshape(-1))[0])
+    logp, _ = model.actions.evaluate(params[k].expand(16, -1), rows.edges[k])
+    by_hand = -(rows.better[k] * logp).sum()
+    apart = algo._cross_entropy(model, params, rows)
+    assert apart[k].item() == pytest.approx(by_hand.item(), rel=1e-5)
+    assert np.isfinite(output.loss.item())
+
+
+def test_what_is_learned_from_has_no_action_but_those_that_the_policy_drew():
+    """The likeliest action among equal samples would narrow the policy; for play it is there."""
+    layout = EnvSpec(spaces.Box(-1, 1, (1,), np.float32), spaces.Box(-1, 1, (2,), np.float32)).action
+    params = np.zeros((1, 4), np.float32)
+    rng = np.random.default_rng(0)
+    legal = np.ones((1, 8), np.bool_)
+    learned = choose_action_set(layout, 8, likeliest=False).offer(params, legal, rng)[1]
+    played = choose_action_set(layout, 8).offer(params, legal, rng)[1]
+    assert (played[0, 0] == 0).all()
+    assert not (learned == 0).any()
+
+
+def test_a_hybrid_toy_is_learned_from_what_searches_find(tmp_path):
+    result = corral.train(
+        "ppo-search", env=HybridWalk, preset="none", steps=6_000, seed=1, run_dir=tmp_path / "x", num_envs=8, lr=3e-3,
+        length=32, share=1.0, sims=12, distill=1.0, gate=-9.0, entropy=0.0, episodes=20,
+        **{"evaluation.every_steps": 6_000},
+    )  # fmt: skip
+    assert result.eval_return > -5.5  # at best -0.83; standing still gives -12
+    with (tmp_path / "x" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert float(rows[-1]["search/simulator_steps"]) > 12 * 5_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sims": 0}, "sims must be at least 1"),
+        ({"share": 1.5}, "share must be at most 1"),
+        ({"sims": "many"}, "schedule such as"),
+        ({"rho_bar": 0.5}, "rho_bar"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Config(**changes)
+
+
+@pytest.mark.parametrize("topology", ["actor_learner", "data_parallel"])
+def test_what_searching_costs_is_counted_whoever_acts(tmp_path, topology):
+    corral.train(
+        "ppo-search", env="CartPole-v1", steps=200, num_envs=4, topology=topology, actors=2, runtime="inline",
+        length=16, sims=4, share=1.0, episodes=0, run_dir=tmp_path,
+    )  # fmt: skip
+    with (tmp_path / "metrics.csv").open() as file:
+        row = list(csv.DictReader(file))[-1]
+    assert float(row["search/simulator_steps"]) > 3 * float(row["env_steps"]) * 0.8
+
+
+def test_actors_say_in_which_unit_values_are_so_that_evaluations_can_search(tmp_path):
+    corral.train(
+        "ppo-search", env="Pendulum-v1", mode="eval", steps=400, num_envs=2, topology="actor_learner", actors=2,
+        runtime="inline", length=50, sims=2, episodes=1, normalize_reward=True, run_dir=tmp_path,
+    )  # fmt: skip
+    assert 0 < corral.load_policy(tmp_path).reward_scale < 0.5  # costs add up to many times 1
+
+
+class Live(gymnasium.Env):
+    """Shows what nobody can bring back."""
+
+    observation_space, action_space = spaces.Box(0, 1e10, (1,), np.float64), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._obs(), {}
+
+    def step(self, action):
+        return self._obs(), 0.0, False, False, {}
+
+    def _obs(self):
+        return np.frombuffer(os.urandom(4), np.uint32).astype(np.float64)
+
+
+def test_an_environment_that_cannot_be_saved_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(UserError, match=r"Live cannot be saved: .*give it state_dict\(\) and load_state_dict\(state\)"):
+        corral.train("ppo-search", Live, 64, 1, tmp_path / "x", quiet=True, **{"ppo.length": 16, "share": 1.0})
+
+
+def test_environments_in_other_processes_are_refused_with_the_remedy(tmp_path):
+    with pytest.raises(UserError, match="backend=local"):
+        corral.train(
+            "ppo-search", env="CartPole-v1", steps=1_000, run_dir=tmp_path / "x", backend="process", num_envs=4
+        )
+
+
+def test_evaluations_by_search_are_in_this_process_wherever_training_is(tmp_path, capsys):
+    corral.train(
+        "ppo-search", env="CartPole-v1", mode="eval", steps=64, num_envs=2, length=16, sims=2, episodes=1,
+        backend="process", workers=1, run_dir=tmp_path,
+    )  # fmt: skip
+    assert main(["eval", str(tmp_path), "--episodes", "1", "--deterministic"]) == 0
+    assert "deterministic" in capsys.readouterr().out
+
+
+def test_a_game_of_two_is_left_to_alphazero(tmp_path):
+    with pytest.raises(UserError, match="alphazero"):
+        corral.train("ppo-search", env="corral/TicTacToe-v0", steps=1_000, run_dir=tmp_path / "x")

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import corral
+from corral.cli.doctor import EXTRAS, Machine, advice, measure_speedup, measure_wake_up
+from corral.cli.main import COMMANDS
+from corral.cli.options import parse_env_kwargs
+from corral.core.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "corral.cli.main"]
+
+
+def run(*args, timeout=120, env=None):
+    return subprocess.run(
+        [*COMMAND, *args],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=ROOT / "tests",
+        env={**os.environ, **(env or {})},
+    )
+
+
+def assert_one_sentence(done, *words):
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("corral: ")
+    for word in words:
+        assert word in done.stderr
+
+
+def test_help_lists_the_commands_without_loading_anything_heavy():
+    code = "import sys; from corral.cli.main import main; main(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *text, modules = done.stdout.splitlines()
+    for command in ("bench sampling", "check-env", "doctor", "list envs"):
+        assert any(line.strip().startswith(command) for line in text)
+    assert not {"torch", "numpy", "gymnasium", "rich", "tyro"} & set(modules.split())
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_has_help_with_its_options(words):
+    pytest.importorskip(COMMANDS[words][0].partition(":")[0])
+    done = run(*words.split(), "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: corral {words}")
+
+
+def test_version():
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"corral {corral.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["chek-env", "CartPole-v1"], ["No command 'chek-env'", "`corral check-env`"]),
+        (["list"], ["`corral list` needs one more word: algos, envs, presets"]),
+        (["list", "env"], ["No command 'list env'", "`corral list envs`"]),
+        (["bench", "smpling"], ["`corral bench sampling`"]),
+        (["frobnicate"], ["`corral --help`"]),
+        (["check-env"], ["ENV", "`corral check-env --help`"]),
+        (["check-env", "CartPole-v1", "--step", "3"], ["has no option --step; did you mean --steps?"]),
+        (["check-env", "CartPole-v1", "--steps", "many"], ["--steps", "'many'"]),
+        (["check-env", "CartPole-v1", "Pong"], ["takes no further argument, got 'Pong'"]),
+        (["check-env", "CartPol-v1"], ["No environment 'CartPol-v1'", "CartPole-v1"]),
+        (["check-env", "no_such_module:Env"], ["no_such_module", "cannot be imported"]),
+        (["check-env", "helpers.faulty_envs:Goood"], ["close: Good"]),
+        (["check-env", "helpers.faulty_envs:Good", "--env-kwargs", "speed=3"], ["keyword argument 'speed'"]),
+        (["check-env", "helpers.faulty_envs:Good", "--env-kwargs", "speed"], ["key=value", "'speed'"]),
+        (["check-env", "helpers.faulty_envs:Good", "--steps", "0"], ["at least 1"]),
+        (["check-env", "helpers.faulty_envs:Good", "--timeout-s", "0"], ["must be positive"]),
+        (["list", "envs", "--filter", "cartpoll-v1"], ["No environment id contains", "CartPole-v1"]),
+        (["list", "envs", "--filtr", "x"], ["did you mean --filter?"]),
+        (["doctor", "--fast"], ["has no option --fast"]),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(args, words):
+    assert_one_sentence(run(*args), *words)
+
+
+def test_an_environment_that_cannot_be_served_is_one_sentence_and_exit_code_1():
+    done = run("serve", "helpers.faulty_envs:NoStart", "--bind", "tcp://127.0.0.1:0")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if "listening" not in line]
+    assert "no licence" in said
+    assert "corral check-env helpers.faulty_envs:NoStart" in said
+
+
+def test_check_env_of_a_good_environment():
+    done = run("check-env", "CartPole-v1", "--steps", "50")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "CartPole-v1 passes all 16 checks."
+    assert all(line.startswith("pass  ") for line in lines[:-2])
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_check_env_of_the_users_own_file_with_arguments():
+    done = run(
+        "check-env",
+        "helpers.faulty_envs:Good",
+        "--env-kwargs",
+        "length=4",
+        "--env-kwargs",
+        "start=x",
+        "--steps",
+        "20",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "after 4 steps" in done.stdout
+
+
+def test_check_env_of_a_bad_environment_is_exit_code_1():
+    done = run("check-env", "helpers.faulty_envs:NotFinite", "--steps", "50")
+    assert done.returncode == 1
+    assert "fail  observations    at step 4" in done.stdout
+    assert done.stderr == ""
+    assert "fails 3 of 16 checks." in done.stdout
+
+
+def test_check_env_stops_where_going_on_makes_no_sense():
+    done = run("check-env", "helpers.faulty_envs:OldStep")
+    assert done.returncode == 1
+    assert (
+        done.stdout.splitlines()[-1]
+        == "helpers.faulty_envs:OldStep fails; the other checks need this one to pass first."
+    )
+
+
+def test_check_env_says_where_an_environment_hangs():
+    done = run("check-env", "helpers.faulty_envs:Hanging", "--timeout-s", "1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("corral: no answer from the environment for 1 s; it hangs here:")
+    assert "faulty_envs.py" in done.stderr
+
+
+def test_ctrl_c_is_exit_code_130_without_a_traceback():
+    process = subprocess.Popen(
+        [*COMMAND, "check-env", "helpers.faulty_envs:Hanging"], cwd=ROOT / "tests", text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        # A shell's background job ignores SIGINT, and so would what the tests start there.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "reset" in line:
+                break
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert errors == "corral: interrupted\n"
+
+
+def test_list_envs_in_a_pipe_is_one_id_per_line():
+    done = run("list", "envs")
+    assert done.returncode == 0
+    ids = done.stdout.splitlines()
+    assert "CartPole-v1" in ids
+    assert len(ids) == len(set(ids)) > 20
+    assert not any(" " in i for i in ids)
+    assert not any(i.startswith("GymV") for i in ids), "ids that only raise are no environments"
+
+
+def test_list_envs_filters_by_text():
+    assert run("list", "envs", "--filter", "cartpole").stdout.splitlines() == [
+        "CartPole-v0", "CartPole-v1", "phys2d/CartPole-v0", "phys2d/CartPole-v1",
+    ]  # fmt: skip
+
+
+def test_list_envs_on_a_terminal_groups_and_names_what_is_missing():
+    text = in_a_terminal("list", "envs")
+    assert "Classic control (6)" in text
+    for group in ("Box2D", "MuJoCo"):
+        assert group in text
+    assert "module:Class" in text
+
+
+def test_list_envs_into_a_closed_pipe_is_quiet():
+    process = subprocess.Popen([*COMMAND, "list", "envs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+def test_doctor_reports_and_exits_0():
+    done = run("doctor")
+    assert done.returncode == 0, done.stderr
+    for word in (
+        "cores",
+        "memory",
+        "torch",
+        "gymnasium",
+        "process wake-up",
+        "two processes",
+        "What will be slow",
+    ):
+        assert word in done.stdout
+    for extra in EXTRAS:
+        assert f"\n  {extra}" in done.stdout
+
+
+def test_doctor_knows_every_extra_that_users_install():
+    tomllib = pytest.importorskip("tomllib")
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert set(EXTRAS) == set(data["project"]["optional-dependencies"]) - {"dev", "test", "all"}
+
+
+def test_doctor_explains_a_bad_machine_and_has_nothing_to_say_about_a_good_one():
+    good = Machine(8, 8, None, 0.1, 64 << 30, 60 << 30, 32 << 30, True, 6e-6, 1.97)
+    assert advice(good, 1) == []
+    bad = Machine(2, 16, 1.5, 3.0, 4 << 30, 1 << 30, 64 << 20, True, 90e-6, 1.2)
+    text = " ".join(advice(bad, 8))
+    for words in ("2 of the machine's 16 cores", "1.5 cores' worth", "workers=1", "3.0 cores busy",
+                  "1.2 times", "takes 90 us", "at least 180 us", "set_num_threads(1)",
+                  "more threads than the 2", "1.0 GB", "/dev/shm holds 0.06 GB"):  # fmt: skip
+        assert words in text
+    alone = Machine(1, 1, None, None, None, None, None, False, None, None)
+    assert [sentence.partition(":")[0] for sentence in advice(alone, None)] == [
+        "One core",
+        "This system has no memfd",
+    ]
+
+
+def test_measurements_are_plausible_and_leave_the_affinity_alone():
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    assert 0 < measure_wake_up() < 1
+    assert 0 < measure_speedup() < 10
+    if before is not None:
+        assert os.sched_getaffinity(0) == before
+
+
+def test_env_kwargs_are_python_literals_or_text():
+    given = [["a=1", "b=0.5", "c=true", "d=None", "e=rgb_array"], ["f=[1, 2]", "g='1'", "h=a=b", "i="]]
+    assert parse_env_kwargs(given) == {
+        "a": 1, "b": 0.5, "c": True, "d": None, "e": "rgb_array", "f": [1, 2], "g": "1", "h": "a=b", "i": "",
+    }  # fmt: skip
+    for bad in (["a"], ["=1"], ["a b=1"], ["a=1", "a=2"]):
+        with pytest.raises(UserError):
+            parse_env_kwargs([bad])
+
+
+def in_a_terminal(*args):
+    """What the command prints on a terminal of 100 columns."""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb") as screen:
+        process = subprocess.Popen(
+            [*COMMAND, *args], stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "100"}
+        )
+        os.close(theirs)
+        seen = b""
+        try:
+            while chunk := os.read(screen.fileno(), 65536):
+                seen += chunk
+        except OSError:  # Linux says so when the other side has closed the terminal
+            pass
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
+    return seen.decode()

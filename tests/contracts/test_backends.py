@@ -1,0 +1,105 @@
+"""Every backend that can run any environment, through the public contract suites."""
+
+from functools import partial
+
+import grpc_workers
+import numpy as np
+import pytest
+from grpc_workers import patient_workers  # noqa: F401
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import corral
+from corral.envs.backends.local import LocalVecEnv
+from corral.envs.backends.process.vec_env import ProcessVecEnv
+from corral.envs.backends.ray.vec_env import RayVecEnv
+from corral.testing import IsolationContract, SupervisionContract, VecEnvContract
+from corral.testing.play import play
+
+
+class TestLocal(VecEnvContract, SupervisionContract):
+    def make(self, factory, num_envs, seed=0):
+        return corral.make_vec(factory, num_envs, "local", seed=seed)
+
+    def make_supervised(self, factories, supervision):
+        return LocalVecEnv(factories, "test", supervision)
+
+
+class TestProcess(VecEnvContract):
+    def make(self, factory, num_envs, seed=0):
+        return corral.make_vec(factory, num_envs, "process", workers=2, seed=seed)
+
+
+class TestProcessSupervision(IsolationContract):
+    def make_supervised(self, factories, supervision):
+        return ProcessVecEnv(factories, "test", supervision, workers=len(factories))
+
+
+@pytest.mark.usefixtures("ray_session")
+class TestRay(VecEnvContract):
+    def make(self, factory, num_envs, seed=0):
+        return corral.make_vec(factory, num_envs, "ray", workers=2, seed=seed)
+
+
+@pytest.mark.faults  # Ray is slow to notice a death, slower than the deadlines here on a busy machine
+@pytest.mark.usefixtures("ray_session")
+class TestRaySupervision(IsolationContract):
+    def make_supervised(self, factories, supervision):
+        return RayVecEnv(factories, "test", supervision, workers=len(factories))
+
+
+class TestGrpc(VecEnvContract):
+    @pytest.fixture(autouse=True)
+    def _listen(self, patient_workers):  # noqa: F811
+        self._address = patient_workers
+
+    def make(self, factory, num_envs, seed=0):
+        build = partial(grpc_workers.build, **grpc_workers.named(factory))
+        return corral.make_vec(build, num_envs, "grpc", workers=2, seed=seed, listen=self._address)
+
+
+class TestGrpcSupervision(IsolationContract):
+    @pytest.fixture(autouse=True)
+    def _joined(self):
+        self._processes = []
+        yield
+        for process in self._processes:
+            grpc_workers.end(process)
+
+    def make_supervised(self, factories, supervision):
+        address = grpc_workers.free_address()
+        self._processes.append(grpc_workers.start_join(address, len(factories)))
+        envs = [partial(grpc_workers.build, **grpc_workers.named(factory)) for factory in factories]
+        return corral.make_vec(envs, backend="grpc", workers=len(envs), supervision=supervision, listen=address)
+
+
+class _Vector(VecEnvContract):
+    vector_class, mode = SyncVectorEnv, AutoresetMode.SAME_STEP
+
+    def make(self, factory, num_envs, seed=0):
+        vec = corral.make_vec(self.vector_class([factory] * num_envs, autoreset_mode=self.mode))
+        vec.seed = seed
+        return vec
+
+
+class TestVectorSameStep(_Vector):
+    pass
+
+
+class TestVectorDisabled(_Vector):
+    mode = AutoresetMode.DISABLED
+
+
+class TestVectorNextStep(_Vector):
+    mode = AutoresetMode.NEXT_STEP
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_transitions_do_not_depend_on_the_number_of_workers(workers):
+    with corral.make_vec("CartPole-v1", 8, "local", seed=3) as vec:
+        expected = play(vec, 200)
+    with corral.make_vec("CartPole-v1", 8, "process", workers=workers, seed=3) as vec:
+        actual = play(vec, 200)
+    for a, b in zip(expected, actual, strict=True):
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_array_equal(x.next_obs, y.next_obs)
+            assert (x.reward, x.terminated, x.truncated) == (y.reward, y.terminated, y.truncated)

@@ -1,0 +1,350 @@
+"""What every topology does with data and weights, on every runtime."""
+
+import os
+import signal
+from functools import partial
+
+import grpc_workers
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from corral.acting.sampler import Sampler
+from corral.config.experiment import Experiment
+from corral.core.errors import UserError
+from corral.envs.make import make_vec
+from corral.testing.counting_agent import gaps
+from corral.testing.envs import CountingEnv, SlowEnv
+from corral.topologies.base import make_topology
+
+COUNTING, ENV = "corral.testing.counting_agent:Counting", "corral.testing.envs:CountingEnv"
+
+
+def make(algo=COUNTING, env=ENV, notes=None, **settings):
+    backend = "auto" if settings.get("topology") == "central_inference" else "local"
+    given = {"steps": 4000, "num_envs": 8, "seed": 3, "backend": backend, "device": "cpu"} | settings
+    if env == ENV:
+        given["env_kwargs"] = {"length": 7, "end": "mixed"}
+    experiment = Experiment.make(algo, env, preset="none", overrides=given)
+    return make_topology(experiment, lambda kind, text: notes.append((kind, text)) if notes is not None else None)
+
+
+def run(topology, steps=None, watch=None):
+    """Everything that was put into the store, until the run's steps are done."""
+    seen, put = [], topology.store.put
+
+    def keep(traj, priorities=None):
+        seen.append(traj)
+        put(traj, priorities)
+
+    topology.store.put = keep
+    try:
+        while topology.env_steps < (steps or topology.experiment.steps):
+            topology.advance()
+            if watch is not None:
+                watch(topology)
+    finally:
+        topology.close()
+    return seen
+
+
+RUNTIMES = ["inline", "process"]
+ALL = [*RUNTIMES, "ray"]
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("runtime", ALL)
+@pytest.mark.parametrize("settings", [{"weights": "sync"}, {"weights": "async"}, {"weights": "lag", "pull_lag": 3}])
+def test_the_counting_agent_finds_no_gap_no_repeat_and_no_reordering(runtime, settings):
+    topology = make(topology="actor_learner", runtime=runtime, actors=2, **settings)
+    seen = run(topology)
+    assert gaps(seen) == []
+    assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
+    ids = {float(i) for traj in seen for i in np.unique(traj.obs[..., 0])}
+    assert len(ids) == 8  # eight seeds
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("runtime", ALL)
+@pytest.mark.parametrize("weights", ["sync", "async"])
+def test_nor_with_central_inference(runtime, weights):
+    seen = run(make(topology="central_inference", runtime=runtime, actors=2, weights=weights))
+    assert gaps(seen) == []
+    assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
+
+
+@pytest.mark.parametrize("weights", ["sync", "async"])
+def test_nor_with_central_inference_for_workers_that_dial_in_though_it_is_killed(weights):
+    address, notes, killed = grpc_workers.free_address(), [], []
+
+    def kill(topology):
+        if not killed and topology.env_steps > 2000:
+            killed.append(topology.parts()[0]["pid"])
+            os.kill(killed[0], signal.SIGKILL)
+
+    crew = grpc_workers.start_join(address, 2)
+    try:
+        topology = make(
+            topology="central_inference", runtime="process", actors=2, weights=weights, notes=notes,
+            backend="grpc", listen=address,
+        )  # fmt: skip
+        seen = run(topology, watch=kill)
+        assert crew.wait(20) == 0
+    finally:
+        grpc_workers.end(crew)
+    assert killed
+    assert [kind for kind, _ in notes].count("lost") == 1
+    assert gaps(seen) == []
+    assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
+
+
+def test_the_counting_agent_would_notice():
+    seen = run(make())
+    assert gaps(seen) == []
+    assert gaps(seen[:2] + seen[3:])  # a gap
+    assert gaps(seen[:3] + seen[2:])  # a repeat
+    assert gaps([seen[0], seen[2], seen[1]])  # reordered
+    seen[1].obs[2, 0, 3] += 1
+    assert gaps(seen)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_lag_0_equals_sync_bit_by_bit_on_the_counting_agent(runtime):
+    sync, apart = make(batch_size=8), make(
+        topology="actor_learner", runtime=runtime, actors=1, weights="sync", batch_size=8
+    )  # fmt: skip
+    run(sync), run(apart)
+    assert sync.env_steps == apart.env_steps
+    assert sync.learner.version == apart.learner.version > 50
+    assert torch.equal(sync.learner.flat.weights, apart.learner.flat.weights)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "dqn"])
+def test_one_actor_in_step_is_the_topology_sync(algo):
+    settings = {"steps": 1500, "weights": "sync"} | ({"learning_starts": 100} if algo == "dqn" else {})
+    apart = make(algo, "CartPole-v1", topology="actor_learner", runtime="process", actors=1, **settings)
+    del settings["weights"]
+    sync = make(algo, "CartPole-v1", **settings)
+    run(sync), run(apart)
+    assert sync.learner.version == apart.learner.version > 5
+    assert torch.equal(sync.learner.flat.weights, apart.learner.flat.weights)
+    assert list(sync.episodes.recent) == list(apart.episodes.recent)
+
+
+def test_several_actors_in_step_are_the_same_run_again():
+    both = [make("ppo", "CartPole-v1", topology="actor_learner", runtime=r, actors=2, steps=3000) for r in RUNTIMES]
+    for topology in both:
+        run(topology)
+    assert both[0].metrics()["lag/max"] == 0
+    assert torch.equal(both[0].learner.flat.weights, both[1].learner.flat.weights)
+
+
+@pytest.mark.parametrize("bound", [0, 2, 5])
+def test_measured_lag_never_exceeds_its_bound(bound):
+    lags = []
+    topology = make(
+        topology="actor_learner", runtime="process", actors=2, max_lag=bound, batch_size=4,
+        weights="sync" if bound == 0 else "lag", pull_lag=bound,
+    )  # fmt: skip
+    get = topology.store.get
+
+    def watched():
+        sample = get()
+        lags.extend((topology.learner.version - sample.batch.version).tolist())
+        return sample
+
+    topology.store.get = watched
+    run(topology)
+    assert lags
+    assert max(lags) <= bound
+    assert topology.metrics()["lag/max"] == max(lags)
+
+
+def test_on_policy_algorithms_keep_everybody_in_step_with_central_inference():
+    topology = make("ppo", "CartPole-v1", topology="central_inference", runtime="inline", actors=2, steps=3000)
+    seen = run(topology)
+    assert all(traj.shape[1] == 8 for traj in seen)
+    assert topology.metrics()["lag/max"] == 0
+
+
+def test_a_slow_environments_sequence_has_the_version_of_its_first_step():
+    with make_vec([CountingEnv, SlowEnv], backend="process", workers=2) as vec:
+        sampler = Sampler(vec, lambda obs: np.zeros(len(obs), np.int64))
+        began = {}
+        for number, traj in enumerate(sampler.rollouts(5, first_ready=1)):
+            for column, env_id in enumerate(traj.env_id.tolist()):
+                assert traj.version[column] == began.get(env_id, 0)
+                began[env_id] = number + 1
+            sampler.version = number + 1
+            if began.keys() == {0, 1} and number > 20:
+                break
+        assert began[1] < began[0] or number > 20
+
+
+def test_an_on_policy_algorithm_is_not_trained_on_stale_data():
+    with pytest.raises(UserError, match="weights=sync, or use appo or impala"):
+        make("ppo", "CartPole-v1", topology="actor_learner", runtime="inline", weights="async")
+
+
+@pytest.mark.parametrize("settings", [{"weights": "sync"}, {"weights": "async"}])
+def test_a_killed_actor_comes_back_and_the_others_lose_nothing(settings):
+    notes, killed = [], []
+    topology = make(notes=notes, topology="actor_learner", runtime="process", actors=2, steps=8000, **settings)
+
+    def kill(topology):
+        if len(killed) < 3 and topology.env_steps > 2000 * (len(killed) + 1):
+            victim = topology.parts()[len(killed) % 2]
+            if victim["pid"]:
+                os.kill(victim["pid"], signal.SIGKILL)
+                killed.append(victim["pid"])
+
+    seen = run(topology, watch=kill)
+    assert len(killed) == 3
+    assert [kind for kind, _ in notes].count("lost") == 3
+    assert "SIGKILL" in notes[0][1]
+    assert topology.metrics()["actors/restarts"] >= 2  # the run may end before the last one is back
+    assert gaps(seen) == []
+    for pid in killed:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("runtime", ALL)
+def test_the_counting_agent_finds_nothing_with_several_learners(runtime):
+    topology = make(topology="actor_learner", runtime=runtime, actors=1, learners=2, batch_size=8)
+    assert gaps(run(topology)) == []
+    assert topology.learner.version > 0
+
+
+@pytest.mark.parametrize(
+    ("algo", "settings"),
+    [
+        ("a2c", {}),
+        ("a2c", {"normalize_obs": True}),  # statistics of all shares
+        ("impala", {"weights": "sync", "batch_size": 8}),  # a sum, not a mean
+        ("dqn", {"learning_starts": 100, "prioritised": True, "batch_size": 32, "steps": 800}),
+        ("reinforce", {"algorithm.episodes": 8, "normalize_return": False}),
+    ],
+)
+def test_several_learners_are_one_with_the_whole_batch(algo, settings):
+    settings = {"topology": "actor_learner", "runtime": "inline", "actors": 1, "steps": 2000} | settings
+    one, two = (make(algo, "CartPole-v1", learners=learners, **settings) for learners in (1, 2))
+    for topology in (one, two):
+        run(topology, steps=settings["steps"])
+    assert one.learner.version == two.learner.version > 3
+    torch.testing.assert_close(one.learner.flat.weights, two.learner.flat.weights, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.faults
+def test_a_killed_learner_beside_the_first_comes_back_and_joins_again():
+    notes, killed = [], []
+    topology = make(
+        "a2c", "CartPole-v1", notes, topology="actor_learner", runtime="process", actors=1, learners=3, steps=100_000,
+        num_envs=6,
+    )  # fmt: skip
+
+    def kill(topology):
+        if not killed and topology.learner.version > 50:
+            killed.append(topology.parts()[-1]["pid"])
+            os.kill(killed[0], signal.SIGKILL)
+        if killed and topology.metrics()["learners/restarts"] and len(topology._team._together or []) == 2:
+            topology.env_steps = 10**6  # it is back: enough
+
+    run(topology, watch=kill)
+    assert [kind for kind, _ in notes].count("lost") == 1
+    assert "learner 2" in notes[0][1]
+
+
+def test_a_batch_that_cannot_be_shared_out_among_the_learners_is_refused():
+    with pytest.raises(UserError, match="batch of 7 cannot be shared out among 2 learners"):
+        make("impala", "CartPole-v1", topology="actor_learner", runtime="inline", actors=1, learners=2, batch_size=7)
+
+
+def test_an_environment_that_cannot_be_built_is_one_sentence():
+    with pytest.raises(UserError, match="NoSuchEnv"):
+        make(env="corral.testing.envs:NoSuchEnv", topology="actor_learner", runtime="process")
+
+
+def test_environments_that_cannot_be_shared_out_are_refused():
+    with pytest.raises(UserError, match="cannot be shared out among 3 actors"):
+        make(topology="actor_learner", actors=3)
+
+
+def test_where_the_environments_live_must_fit_the_topology():
+    with pytest.raises(UserError, match="backend=local cannot be"):
+        make(topology="central_inference", backend="local")
+    with pytest.raises(UserError, match="Several actors cannot listen at one address"):
+        make(topology="actor_learner", actors=2, backend="grpc", listen="127.0.0.1:5555")
+    for odd in ({"backend": "grpc"}, {"listen": "127.0.0.1:5555"}):
+        with pytest.raises(UserError, match=r"backend=grpc and listen=HOST:PORT.* go together"):
+            make(**odd)
+
+
+def test_numbers_of_parts_that_contradict_each_other_are_refused():
+    with pytest.raises(UserError, match="min_actors=5 is more than there are actors: 2"):
+        make(topology="actor_learner", actors=2, min_actors=5)
+    with pytest.raises(UserError, match="envs_per_actor that of each actor: set one"):
+        make(topology="actor_learner", actors=2, envs_per_actor=4, num_envs=4)
+
+
+def test_sync_has_nothing_to_scale():
+    with pytest.raises(UserError, match="no actors of its own"):
+        make(actors=2)
+    with pytest.raises(UserError, match="needs another topology"):
+        make(runtime="ray")
+    with pytest.raises(UserError, match="learners needs topology=actor_learner"):
+        make(learners=2)
+
+
+def test_a_run_goes_on_from_its_state():
+    first = make(topology="actor_learner", runtime="inline", actors=2, weights="async")
+    run(first, steps=2000)
+    state = first.state_dict()
+    second = make(topology="actor_learner", runtime="inline", actors=2, weights="async")
+    assert second.load_state_dict(state) == list(range(8))
+    assert second.learner.version == first.learner.version
+    run(second)
+    assert second.learner.version > first.learner.version
+
+
+class _Noted(gymnasium.Env):
+    """Shows a number that its seed draws, and writes down every one that it starts with."""
+
+    def __init__(self, path):
+        self.observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float64)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._path = path
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._t, start = 0, self.np_random.random(1)
+        with open(self._path, "a") as file:
+            file.write(f"{start[0]!r}\n")
+        return start, {}
+
+    def step(self, action):
+        self._t += 1
+        return np.zeros(1), 1.0, self._t >= 10, False, {}
+
+
+@pytest.mark.parametrize("algo", ["impala", "a3c", "dppo"])
+def test_a_run_that_goes_on_from_a_checkpoint_plays_other_episodes_than_at_its_beginning(algo, tmp_path):
+    starts = []
+    state = None
+    for part in range(2):
+        path = tmp_path / f"{part}"
+        topology = make(algo, partial(_Noted, str(path)), actors=2, num_envs=4, backend="local", runtime="inline")
+        try:
+            if state is not None:
+                topology.load_state_dict(state)
+            until = topology.env_steps + 400
+            while topology.env_steps < until:
+                topology.advance()
+            state = topology.state_dict()
+        finally:
+            topology.close()
+        starts.append(set(path.read_text().split()))
+    assert min(map(len, starts)) > 20
+    assert not starts[0] & starts[1]

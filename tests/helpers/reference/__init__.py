@@ -1,0 +1,1 @@
+"""Literal versions of published algorithms, to compare fast code with."""

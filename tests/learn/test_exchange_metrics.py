@@ -1,0 +1,406 @@
+"""The numbers of learners that share: what is added up, what is left for later, what is sent, and that none is lost."""
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from helpers.learners import HOST, Crew, Model
+from torch import nn
+
+from corral.core.errors import UserError
+from corral.learn.exchange import param_server, server
+from corral.learn.exchange.all_reduce import _HEAD, AllReduce, _plain, open_store
+from corral.learn.exchange.base import PeerLost
+from corral.learn.exchange.compress import Brain, Half, Qsgd, Sign, TopK, Whole, find_compression
+from corral.learn.exchange.config import SharingConfig
+from corral.learn.exchange.make import make_exchange
+from corral.learn.weights import FlatParams
+
+START = torch.from_numpy(np.random.default_rng(0).normal(size=1000).astype(np.float32))
+ROWS = [5, 1, 10]
+
+
+class Net:
+    """A network with its gradients in one tensor, as a learner has it: what torch's hooks see."""
+
+    def __init__(self):
+        conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        self.model = nn.Sequential(conv, nn.Linear(20, 30))
+        self.flat = FlatParams(self.model)
+        self.params = list(self.model.parameters())
+
+    def put(self, grads):
+        self.flat.grad.zero_()
+        for param, grad in zip(self.params, grads, strict=True):
+            param.grad.copy_(grad)
+
+    def take(self):
+        return [param.grad.clone() for param in self.params]
+
+    def random(self, seed):
+        """A gradient of full rank."""
+        rng = torch.Generator().manual_seed(seed)
+        return [torch.randn(param.shape, generator=rng) for param in self.params]
+
+
+def reduced(sharing, size, work):
+    """What `work(exchange, rank, net)` returns for learners whose exchanges a run would make."""
+    with Crew("all_reduce", size, START) as crew:
+        nets = [Net() for _ in range(size)]
+        crew.exchanges[:] = [make_exchange(sharing, net.model, HOST, crew.secret, seed=k) for k, net in enumerate(nets)]
+        return crew.run(lambda exchange, rank: work(exchange, rank, nets[rank]))
+
+
+# -- reductions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("compress", "near"),
+    [("topk:1.0", 1e-6), ("bf16", 4 * 2**-8), ("fp16", 4 * 2**-11), ("powersgd:2", 1e-6)],  # each rounds four times
+)
+def test_compressed_learners_equal_one_with_all_rows(compress, near):
+    """Weighted by rows. PowerSGD begins with 10 whole updates."""
+
+    def work(exchange, rank, net):
+        seen = []
+        for k in range(10):
+            net.put(net.random(100 * rank + k))
+            assert exchange.grads(net.flat.grad, ROWS[rank], 0.1) == "apply"
+            seen.append(net.take())
+        return seen
+
+    results, net = reduced(SharingConfig(compress=compress), 3, work), Net()
+    for k in range(10):
+        parts = [net.random(100 * rank + k) for rank in range(3)]
+        for i in range(len(net.params)):
+            weighted = [n / sum(ROWS) * part[i].double() for n, part in zip(ROWS, parts, strict=True)]
+            size = sum(part.abs() for part in weighted)
+            for seen in results:
+                assert ((seen[k][i] - sum(weighted)).abs() <= near * size + 1e-6).all()
+
+
+@pytest.mark.parametrize("compress", ["bf16", "powersgd:2"])
+def test_gradients_that_are_sums_add_up_in_fewer_bytes(compress):
+    def work(exchange, rank, net):
+        net.flat.grad.fill_(rank + 1.0)
+        exchange.grads(net.flat.grad, 0, 0.1)
+        return set(net.flat.grad.tolist())
+
+    results = reduced(SharingConfig(compress=compress), 3, work)
+    assert [sorted(values) for values in results] == [[pytest.approx(6.0, rel=2**-7)]] * 3
+
+
+def test_what_a_low_rank_leaves_out_comes_later():
+    """A gradient that is always the same, and of full rank: over time its mean is sent, by default."""
+
+    def work(exchange, rank, net):
+        for _ in range(10):
+            net.put(net.random(rank))
+            exchange.grads(net.flat.grad, 1, 0.1)
+        sums = [torch.zeros(param.shape) for param in net.params]
+        for _ in range(50):
+            net.put(net.random(rank))
+            exchange.grads(net.flat.grad, 1, 0.1)
+            for whole, grad in zip(sums, net.take(), strict=True):
+                whole += grad
+        return [whole / 50 for whole in sums], net.take()
+
+    (means, last), _ = reduced(SharingConfig(compress="powersgd:2"), 2, work)
+    wanted = [(one + other) / 2 for one, other in zip(Net().random(0), Net().random(1), strict=True)]
+    assert torch.linalg.matrix_rank(last[2]) == 2  # one update is not it
+    for mean, grad in zip(means, wanted, strict=True):
+        assert (mean - grad).norm() < 0.2 * grad.norm()  # 0.7 and 0.8 without
+
+
+@pytest.mark.parametrize("why", ["stop", "not finite", "gone"])
+def test_a_code_that_nobody_used_is_sent_with_the_next(why):
+    store, results, met = open_store(HOST), {}, threading.Barrier(2)
+
+    def work(rank):
+        exchange = AllReduce(find_compression("topk:0.5"))
+        exchange.join(HOST, store.port, 1, rank, 2, 20.0)
+        met.wait(20)
+        grad = torch.tensor([4.0, -3.0, 2.0, 1.0])
+        if rank == 0 and why == "gone":
+            with pytest.raises(PeerLost):
+                exchange.grads(grad, 1, 0.1)
+        elif rank == 0:
+            assert exchange.grads(grad, 1, 0.1) == ("stop" if why == "stop" else "apply")
+            assert torch.isnan(grad).all()  # which the learner leaves out
+        elif why == "gone":
+            exchange.leave()
+        else:
+            exchange.grads(torch.full((4,), float("nan") if why == "not finite" else 0.0), 1, 0.1, stop=why == "stop")
+        exchange.join(HOST, store.port, 2, rank, 2, 20.0)
+        seen = []
+        for _ in range(3):
+            grad = torch.zeros(4)
+            exchange.grads(grad, 1, 0.1)
+            seen.append((2 * grad).tolist())
+        results[rank] = seen
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results[0] == results[1] == [[4.0, -3.0, 0.0, 0.0], [0.0, 0.0, 2.0, 1.0], [0.0] * 4]
+
+
+@pytest.mark.parametrize("compress", ["topk:0.1", "powersgd:2"])
+def test_a_gradient_too_large_for_its_norm_leaves_nothing_behind(compress):
+    """Its numbers are finite, and squares of them are not: errors that are fed back would never be finite again."""
+
+    def work(exchange, rank, net):
+        for _ in range(12):
+            net.put(net.random(rank))
+            exchange.grads(net.flat.grad, 1, 0.1)
+        net.flat.grad.fill_(3e19 if rank else 1.0)
+        assert exchange.grads(net.flat.grad, 1, 0.1) == "apply"
+        assert not torch.isfinite(net.flat.grad.norm())  # the learner leaves it out, and says so
+        for _ in range(3):
+            net.put(net.random(rank))
+            exchange.grads(net.flat.grad, 1, 0.1)
+        return float(net.flat.grad.norm())
+
+    norms = reduced(SharingConfig(compress=compress), 2, work)
+    assert all(norm < 1e3 for norm in norms), norms
+
+
+def test_a_group_ends_in_the_thread_that_leaves_it():
+    """Not in one of its own, which may still hold it after a hook, and would wait for itself: the process aborts."""
+    where = []
+
+    def work(exchange, rank, net):
+        held = [exchange._group]
+        weakref.finalize(held[0], lambda: where.append(threading.current_thread().name))
+        threading.Thread(target=lambda: (time.sleep(0.2), held.clear()), name="its own", daemon=True).start()
+        exchange.leave()
+        return threading.current_thread().name
+
+    assert sorted(reduced(SharingConfig(compress="powersgd:2"), 2, work)) == sorted(where)
+
+
+def tcp_bytes():
+    """Bytes that this process has sent, and that were received, by the TCP connections that are open."""
+    sent = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it is closed by now, or no TCP
+            link = os.readlink(f"/proc/self/fd/{name}")
+            if link.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as sock:
+                    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+                    sent[link] = struct.unpack_from("Q", info, 120)[0]  # tcpi_bytes_acked
+    return sent
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what was sent")
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_bytes_of_an_update_are_those_of_a_ring_and_really_sent(size):
+    count, updates, met, seen = 100_000, 5, threading.Barrier(size), []
+
+    def work(exchange, rank):
+        grad = torch.ones(count)
+        exchange.grads(grad, 1, 0.1)
+        for _ in range(2):
+            if met.wait(20) == 0:
+                time.sleep(0.1)  # until the last are received
+                seen.append(tcp_bytes())
+            met.wait(20)
+            for _ in range(updates if len(seen) == 1 else 0):
+                exchange.grads(grad, 1, 0.1)
+        return exchange.metrics()["exchange/bytes_per_update"]
+
+    with Crew("all_reduce", size, START) as crew:
+        told = crew.run(work)
+    ring = 4 * (count + _HEAD) * 2 * (size - 1) / size
+    assert told == pytest.approx([ring] * size, rel=1e-6)
+    sent = sum(seen[1][link] - seen[0][link] for link in seen[0].keys() & seen[1].keys())
+    assert sent / updates / size == pytest.approx(ring, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("stays_s", "patience_s", "says"), [(0, 20, "a worker is gone"), (9, 1.5, "a worker did not come within 1.5 s")]
+)
+def test_who_is_lost_is_said_in_plain_words_and_torchs_own_are_the_cause(stays_s, patience_s, says):
+    store, noticed, met, lost = open_store(HOST), threading.Event(), threading.Barrier(2), []
+
+    def work(rank):
+        exchange = AllReduce()
+        exchange.join(HOST, store.port, 1, rank, 2, patience_s)
+        exchange.grads(torch.ones(100), 1, 0.1)
+        met.wait(20)
+        if rank:
+            noticed.wait(stays_s)
+            exchange.leave()
+            return
+        with pytest.raises(PeerLost) as caught:
+            exchange.grads(torch.ones(100), 1, 0.1)
+        lost.append(caught.value)
+        noticed.set()
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [str(error) for error in lost] == [says]
+    assert isinstance(lost[0].__cause__, RuntimeError)
+    assert "gloo" in str(lost[0].__cause__)
+
+
+def test_nor_is_who_does_not_come_said_in_torchs_words():
+    store = open_store(HOST)
+    with pytest.raises(PeerLost, match=r"^a worker did not come within 0\.3 s$") as caught:
+        AllReduce().join(HOST, store.port, 1, 0, 2, 0.3)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(PeerLost, match=r"^127\.0\.0\.1:9, where workers meet, cannot be reached$"):
+        AllReduce().join(HOST, 9, 1, 0, 2, 0.3)
+
+
+def test_an_error_that_is_about_nobody_is_not_said_to_be():
+    text = "[/__w/pytorch/gloo/allreduce.cc:12] Invalid scalar type\nframe #0"
+    assert _plain(text, 1.0) == "workers cannot reduce: Invalid scalar type"
+
+
+# -- codes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", ["1.5", "2.000001"])
+def test_a_rank_is_a_whole_number(rank):
+    with pytest.raises(UserError, match="a rank is a whole number, such as powersgd:2"):
+        find_compression(f"powersgd:{rank}")
+    assert find_compression("powersgd:3").rank == 3
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [Whole(), Half(), Brain(), Qsgd(8), Sign(), TopK(0.1, Whole()), TopK(0.1, Brain())],
+    ids=["whole", "fp16", "bf16", "qsgd", "sign", "topk", "topk+bf16"],
+)
+def test_no_numbers_are_no_bytes(codec):
+    code = codec.encode(np.zeros(0, np.float32), np.random.default_rng(0))
+    assert (code.dtype, len(code), codec.size(0)) == (np.uint8, 0, 0)
+    assert codec.decode(code, 0).shape == (0,)
+
+
+@pytest.mark.parametrize("compress", ["none", "fp16", "bf16", "qsgd:8", "sign", "topk:0.5", "topk:0.5+bf16"])
+def test_more_servers_than_there_is_work_for(compress):
+    """10 weights are one slice of 16: the others have none."""
+    with Crew("param_server", 1, START[:10], servers=3, compress=compress) as crew:
+        crew.join(0)
+        model = Model(START[:10])
+        crew.exchanges[0].begin(model.weights.data, 0, 1)
+        assert model.update(crew.exchanges[0], torch.ones(10)) == "skip"
+        assert torch.isfinite(model.weights).all()
+        assert not torch.equal(model.weights.detach(), START[:10])
+
+
+# -- parameter server ---------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_too_large_for_its_norm_is_not_sent_to_a_server():
+    """It cannot be clipped, and squares of it are not finite."""
+    with Crew("param_server", 1, START) as crew:
+        crew.join(0)
+        model = Model(START)
+        crew.exchanges[0].begin(model.weights.data, 0, 1)
+        grad = torch.full((1000,), 3e19)
+        assert crew.exchanges[0].grads(grad, 1, 0.1) == "apply"  # its learner looks at it, and reports
+        np.testing.assert_array_equal(crew.servers[0].state()["weights"], START.numpy())
+        assert model.update(crew.exchanges[0], torch.ones(1000)) == "skip"
+        assert torch.isfinite(model.weights).all()
+
+
+def test_who_asks_a_server_waits_longer_than_the_server_for_others():
+    assert param_server._PATIENCE_S > server._PATIENCE_S
+
+
+# -- gossip -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "lag"])
+@pytest.mark.parametrize("graph", ["ring", "complete"])
+def test_nothing_is_lost_by_rounding_weights_to_8_bits(graph, mode):
+    """What one sends and the others get is the same, so sums stay what they are whatever the codes leave out."""
+    starts = torch.from_numpy(np.random.default_rng(1).normal(size=(3, 1000)).astype(np.float32))
+    options = {"graph": graph, "mode": mode, "lag": 2 if mode == "lag" else 0, "quantize": True}
+    met = threading.Barrier(3)
+
+    def work(exchange, rank):
+        weights = starts[rank].clone()
+        exchange.begin(weights, 0, 3)
+        met.wait(20)
+        for _ in range(30):
+            exchange.params(weights)
+        met.wait(20)  # who ends is not waited for, and what comes then is late
+
+    with Crew("gossip", 3, START, **options) as crew:
+        crew.run(work)
+        until = time.monotonic() + 10
+        while time.monotonic() < until:  # some is on its way
+            shares = [share for exchange in crew.exchanges for share in list(exchange._inbox.values())]
+            weight = sum(exchange._weight for exchange in crew.exchanges) + sum(w for _, w in shares)
+            if abs(weight - 3) < 1e-9:
+                break
+        x = sum(exchange._x.double() for exchange in crew.exchanges) + sum(
+            torch.from_numpy(x).double() for x, _ in shares
+        )
+        assert all(exchange._error > 1e-3 for exchange in crew.exchanges)  # there was something to lose
+    assert weight == pytest.approx(3.0, abs=1e-9)
+    assert float((x - starts.double().sum(0)).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_who_is_more_than_the_lag_ahead_in_gossip_waits(lag):
+    done, go, begun = [0], threading.Semaphore(0), threading.Barrier(2)
+
+    def work(exchange, rank):
+        weights = START.clone()
+        exchange.begin(weights, 0, 2)
+        begun.wait(20)
+        for _ in range(lag + 3):
+            if rank:
+                assert go.acquire(timeout=20)
+            exchange.params(weights)
+            if rank == 0:
+                done[0] += 1
+        exchange.end()
+
+    def look():
+        counts = []
+        for _ in range(4):
+            until = time.monotonic() + 10
+            while done[0] < lag + len(counts) and time.monotonic() < until:
+                time.sleep(0.005)
+            time.sleep(0.1)  # for one more, if it did not wait
+            counts.append(done[0])
+            go.release()
+        for _ in range(lag):
+            go.release()
+        return counts
+
+    with Crew("gossip", 2, START, graph="ring", mode="lag", lag=lag) as crew:
+        counts: list[int] = []
+        watcher = threading.Thread(target=lambda: counts.extend(look()), daemon=True)
+        watcher.start()
+        crew.run(work)
+        watcher.join(20)
+    assert counts == [lag, lag + 1, lag + 2, lag + 3]
+
+
+def test_learners_round_their_weights_by_random_numbers_of_their_own():
+    sharing = SharingConfig(exchange="gossip", quantize_weights=True)
+    exchanges = [make_exchange(sharing, nn.Linear(2, 2), HOST, bytes(32), seed=k) for k in range(3)]
+    codes = [exchange._codec.encode(START.numpy(), exchange._rng).tobytes() for exchange in exchanges]
+    for exchange in exchanges:
+        exchange.close()
+    assert len(set(codes)) == 3

@@ -1,0 +1,69 @@
+"""Answers that are messages, but say what cannot be: they end their session, and nothing of them is learnt from."""
+
+import threading
+
+import numpy as np
+import pytest
+from helpers.raw_simulator import RawSim
+from helpers.sims import free_url, wait_for
+
+import corral
+from corral.core.errors import EnvFailed
+from corral.link.protocol import FAULTY, Op, Status
+
+
+def put(op, where, index, value):
+    """A change of one number: in the table of rows (reward, flags, status), or in the observations."""
+
+    def change(asked, table, obs):
+        if asked == op:
+            (obs if where is None else table[where])[index] = value
+
+    return change
+
+
+REWARD, FLAGS, STATUS = range(3)
+BAD = {
+    "an observation that is no number": (put(Op.STEP, None, (1, 0), np.nan), "not finite"),
+    "an observation without end": (put(Op.STEP, None, (0, 1), -np.inf), "not finite"),
+    "a reward that is no number": (put(Op.STEP, REWARD, (1, 0), np.nan), "not finite"),
+    "a first observation that is no number": (put(Op.RESET, None, (0, 0), np.nan), "not finite"),
+    "a step that failed and is not faulty": (put(Op.STEP, STATUS, 1, Status.E_NO_EPISODE), "E_NO_EPISODE in a row"),
+    "a reset that failed and is not faulty": (put(Op.RESET, STATUS, 1, Status.E_ENV), "E_ENV in a row"),
+    "a faulty row that says not why": (put(Op.STEP, FLAGS, 0, FAULTY), "without a status"),
+}
+
+
+def play(change, steps=3):
+    url, sims = free_url(), []
+
+    def dial():
+        wait_for(url)
+        sims.append(RawSim(url, change))
+
+    thread = threading.Thread(target=dial)
+    thread.start()
+    try:
+        with corral.make_vec(url, 2, supervision=corral.Supervision(start_timeout_s=3.0)) as vec:
+            batches = [vec.recv()]
+            for _ in range(steps):
+                vec.send(batches[-1].env_ids, np.zeros(2, np.int64))
+                batches.append(vec.recv())
+            return batches
+    finally:
+        thread.join(30)
+        for sim in sims:
+            sim.end()
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_an_answer_that_cannot_be_ends_the_session_and_is_not_delivered(what, caplog):
+    change, words = BAD[what]
+    with pytest.raises(EnvFailed, match="no simulator"):
+        play(change)
+    assert words in caplog.text
+
+
+def test_large_numbers_are_numbers():
+    batches = play(put(Op.STEP, None, (0, 0), 3e38))
+    assert [b.obs[0, 0] for b in batches[1:]] == [np.float32(3e38)] * 3

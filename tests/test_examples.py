@@ -1,0 +1,43 @@
+"""Every example runs, from another directory, as a user would run it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ARGUMENTS = {"demo.py": ["--steps", "2000"]}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_example_runs(path, tmp_path):
+    command = [sys.executable, path, *ARGUMENTS.get(path.name, [])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    if path.name == "own_training_loop.py":
+        returns = [float(x) for x in re.findall(r"mean return +([0-9.]+)", done.stdout)]
+        assert max(returns[-10:]) > 2 * returns[0]  # it learns
+    if path.name == "demo.py":
+        assert "mean return" in done.stdout
+        assert (tmp_path / "runs/demo/agent.mp4").stat().st_size > 1000
+        assert (tmp_path / "runs/demo/curve.png").stat().st_size > 1000
+
+
+def python_blocks():
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for k, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)):
+            if not code.startswith("# not run"):
+                yield pytest.param(code, id=f"{page.name}-{k}")
+
+
+@pytest.mark.parametrize("code", list(python_blocks()))
+def test_code_in_the_docs_runs(code, tmp_path):
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150

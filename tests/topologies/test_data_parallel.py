@@ -1,0 +1,286 @@
+"""Runs of workers that share what they learn, on every runtime and with every exchange."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from corral.config.experiment import Experiment
+from corral.core.errors import UserError
+from corral.topologies.base import make_topology
+
+EXCHANGES = {
+    "all_reduce": {},
+    "all_reduce topk": {"compress": "topk:0.05"},
+    "all_reduce powersgd": {"compress": "powersgd:2"},
+    "all_reduce bf16": {"compress": "bf16"},
+    "server sync": {"exchange": "param_server"},
+    "server sync, shards": {"exchange": "param_server", "servers": 2},
+    "server async": {"exchange": "param_server", "mode": "async"},
+    "server lag": {"exchange": "param_server", "mode": "lag", "lag": 2, "compress": "qsgd:8", "quantize_weights": True},
+    "gossip sync": {"exchange": "gossip"},
+    "gossip async": {"exchange": "gossip", "mode": "async", "graph": "ring"},
+    "gossip lag": {"exchange": "gossip", "mode": "lag", "lag": 1, "quantize_weights": True},
+}
+SYNC = [name for name in EXCHANGES if not {"async", "lag"} & set(name.split()) and "gossip" not in name]
+
+
+def make(algo="a2c", notes=None, **settings):
+    given = {"steps": 3000, "num_envs": 4, "seed": 5, "backend": "local", "device": "cpu", "hidden": (16,)} | settings
+    experiment = Experiment.make(algo, "CartPole-v1", preset="none", overrides=given)
+    return make_topology(experiment, lambda kind, text: notes.append((kind, text)) if notes is not None else None)
+
+
+def run(topology, watch=lambda topology: None):
+    """Train to the end; the learner's state and the metrics."""
+    try:
+        while topology.env_steps < topology.experiment.steps:
+            topology.advance()
+            watch(topology)
+        return topology.state_dict()["learner"], topology.metrics()
+    finally:
+        topology.close()
+
+
+def weights(state):
+    return {name: torch.as_tensor(value) for name, value in state["model"].items()}
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("algo", ["a2c", "ppo"])
+@pytest.mark.parametrize("name", [name for name in EXCHANGES if "quantize_weights" not in EXCHANGES[name]])
+def test_with_one_worker_a_run_is_that_of_sync_bit_by_bit(name, algo):
+    settings = {"normalize_reward": True, "normalize_obs": True} | ({"anneal_lr": True} if algo == "ppo" else {})
+    alone, _ = run(make(algo, num_envs=2, steps=2000, **settings))
+    exchange = dict(EXCHANGES[name])
+    if exchange.get("exchange") == "param_server":
+        exchange.pop("compress", None)  # to a server, gradients are compressed by one worker as well
+    state, _ = run(make(
+        algo, num_envs=2, steps=2000, topology="data_parallel", runtime="inline", actors=1, **exchange, **settings
+    ))  # fmt: skip
+    assert equal(weights(state), weights(alone))
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("runtime", ["inline", "process", "ray"])
+@pytest.mark.parametrize("name", ["all_reduce", "server async", "gossip sync"])
+def test_runs_go_to_their_end_everywhere(name, runtime):
+    topology = make(topology="data_parallel", runtime=runtime, actors=2 if name != "server async" or runtime != "ray"
+                    else 1, **EXCHANGES[name])  # fmt: skip
+    state, metrics = run(topology)
+    assert topology.env_steps >= 3000
+    assert topology.episodes.finished > 10
+    assert state["version"] > 50
+    assert metrics["workers/restarts"] == 0
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_every_exchange_goes_to_the_end_and_tells_its_bytes(name):
+    def watch(topology):
+        if not seen:
+            seen.append({w: topology._ask([w], "state", [[]], 20)[w] for w in topology._end_turns() or topology._crew})
+
+    seen = []
+    topology = make(topology="data_parallel", runtime="inline", actors=2, **EXCHANGES[name])
+    state, metrics = run(topology, watch)
+    assert metrics["exchange/bytes_per_update"] > 0
+    assert all(torch.isfinite(value).all() for value in weights(state).values())
+    if name in SYNC:
+        one, other = (weights(state) for state in seen[0].values())
+        assert equal(one, other)
+
+
+@pytest.mark.parametrize("algo", ["reinforce", "dqn"])
+@pytest.mark.parametrize("name", ["all_reduce", "all_reduce topk", "server sync", "gossip sync"])
+def test_workers_whose_data_is_ready_at_different_times_do_not_wait_in_vain(name, algo):
+    settings = (
+        {"learning_starts": 200, "train_every": 8, "batch_size": 16} if algo == "dqn" else {"algorithm.episodes": 3}
+    )
+    began = time.monotonic()
+    state, _ = run(make(algo, topology="data_parallel", runtime="inline", actors=2, **EXCHANGES[name], **settings))
+    assert state["version"] > 20
+    assert time.monotonic() - began < 50  # patience is a minute
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "server sync"])
+def test_statistics_of_observations_and_rewards_are_everybodys(name):
+    settings = {"normalize_obs": True, "normalize_reward": True}
+    topology = make(topology="data_parallel", runtime="inline", actors=2, **EXCHANGES[name], **settings)
+    state, _ = run(topology)
+    count = float(state["model"]["encoder.norm.count"])
+    assert count == pytest.approx(topology.env_steps, abs=40)  # moments of the last batch may be on their way
+    assert topology._returns.count >= topology.env_steps - 4 * 8
+
+
+def test_synchronous_runs_are_the_same_every_time():
+    """Compare two runs, with schedules that depend on the steps so far."""
+    settings = {"topology": "data_parallel", "runtime": "inline", "actors": 3, "num_envs": 6, "anneal_lr": True}
+    first, _ = run(make("ppo", **settings))
+    second, _ = run(make("ppo", **settings))
+    assert equal(weights(first), weights(second))
+    other, _ = run(make("ppo", **settings, seed=6))
+    assert not equal(weights(first), weights(other))
+
+
+LATER = pytest.mark.faults  # `make faults`: each takes a quarter of a minute
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "all_reduce",
+        *(pytest.param(n, marks=LATER) for n in ("server sync", "server async", "gossip sync", "gossip async")),
+    ],
+)
+def test_a_killed_worker_is_left_out_and_comes_back(name):
+    notes, killed = [], []
+
+    def watch(topology):
+        if not killed and topology.env_steps > 1000:
+            killed.append(topology.parts()[1]["pid"])
+            os.kill(killed[0], signal.SIGKILL)
+        if killed and topology.metrics()["workers/restarts"] and len(topology._crew) == 2:
+            topology.env_steps = max(topology.env_steps, 100_000)  # enough seen
+
+    began = time.monotonic()
+    topology = make(
+        topology="data_parallel", runtime="process", actors=2, steps=100_000, notes=notes, **EXCHANGES[name]
+    )
+    run(topology, watch)
+    assert [kind for kind, _ in notes].count("lost") == 1
+    assert time.monotonic() - began < 55  # without anybody's patience being used up
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "name", ["server async", *(pytest.param(n, marks=LATER) for n in ("server sync, shards", "server lag"))]
+)
+def test_a_killed_server_goes_on_from_its_last_state(name):
+    notes, killed, versions = [], [], []
+
+    def watch(topology):
+        versions.append(topology._hub._last[0]["version"] if topology._hub._last[0] else 0)
+        if not killed and topology.env_steps > 5000:
+            topology._hub.keep()
+            killed.append(topology.parts()[-1]["pid"])
+            versions.append(topology._hub._last[-1]["version"])
+            os.kill(killed[0], signal.SIGKILL)
+        if killed and topology._hub.members[-1].restarts and not topology._apart:
+            topology._hub.keep()
+            versions.append(topology._hub._last[-1]["version"])
+            topology.env_steps = 100_000
+
+    topology = make(
+        topology="data_parallel", runtime="process", actors=2, steps=100_000, notes=notes, **EXCHANGES[name]
+    )
+    state, _ = run(topology, watch)
+    assert [kind for kind, _ in notes].count("lost") == 1
+    assert versions[-1] >= versions[-2] > 50  # it did not begin anew
+    assert all(torch.isfinite(value).all() for value in weights(state).values())
+
+
+def test_with_too_few_workers_the_rest_wait():
+    notes = []
+    topology = make(
+        topology="data_parallel", runtime="inline", actors=2, notes=notes, exchange="param_server", mode="async",
+        min_actors=2, steps=50_000,
+    )  # fmt: skip
+    try:
+        while topology.env_steps < 500:
+            topology.advance()
+        topology._end_turns()
+        topology._workers[1].restarts = 3  # so that it is not started again at once
+        topology._lose(topology._workers[1], "it is told so")
+        for _ in range(3):
+            topology.advance()
+        waiting = topology.env_steps
+        for _ in range(5):
+            topology.advance()
+        assert topology.env_steps == waiting
+        assert "waiting" in [kind for kind, _ in notes]
+    finally:
+        topology.close()
+
+
+def test_who_is_found_dead_when_asked_for_the_state_does_not_hide_the_others():
+    topology = make(topology="data_parallel", runtime="inline", actors=2)
+    try:
+        while topology.env_steps < 500:
+            topology.advance()
+        topology._end_turns()
+        topology._workers[0]._handle.stop()
+        assert topology._hub.state(topology._crew) is not None
+        assert topology._crew == topology._workers[1:]
+    finally:
+        topology.close()
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "server async", "gossip async"])
+def test_who_dies_while_all_meet_is_left_out(name):
+    topology = make(topology="data_parallel", runtime="inline", actors=2, steps=100_000, **EXCHANGES[name])
+    try:
+        topology._workers[1]._handle.stop()
+        topology.advance()
+        assert topology._crew == topology._workers[:1]
+        while topology.env_steps < 100_000 and len(topology._crew) < 2:
+            topology.advance()
+        assert topology._crew == topology._workers
+        assert topology._workers[1].restarts == 1
+    finally:
+        topology.close()
+
+
+def test_a_resumed_run_goes_on_with_what_was_learned():
+    topology = make(topology="data_parallel", runtime="inline", actors=2, steps=2000)
+    try:
+        while topology.env_steps < 1000:
+            topology.advance()
+        saved = topology.state_dict()
+    finally:
+        topology.close()
+    again = make(topology="data_parallel", runtime="inline", actors=2, steps=2000)
+    try:
+        assert again.load_state_dict(saved) == [0, 1, 2, 3]
+        again._meet()
+        state = again._hub.state(again._crew)
+        assert equal(weights(state), weights(saved["learner"]))
+        assert state["version"] == saved["learner"]["version"]
+    finally:
+        again.close()
+    assert again.env_steps == saved["env_steps"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"exchange": "gossip", "compress": "topk:0.01"}, "gossip sends weights and no gradients"),
+        ({"exchange": "param_server", "compress": "powersgd:2"}, "needs exchange=all_reduce"),
+        ({"compress": "zip"}, "there are none, fp16"),
+        ({"exchange": "param_server", "mode": "lag", "lag": -1}, "lag must be at least 0"),
+        ({"lag": 2}, "lag=2 needs mode=lag"),
+        ({"mode": "async"}, "needs another exchange"),
+        ({"actors": 100, "num_envs": 100}, "100 workers are too many for the"),
+        ({"actors": 3}, "cannot be shared out among 3"),
+        ({"drop": 1}, "drop needs exchange=param_server"),
+        ({"exchange": "param_server", "drop": 2}, "would wait for none"),
+        ({"servers": 2}, "servers needs exchange=param_server"),
+        ({"graph": "ring"}, "needs exchange=gossip"),
+        ({"quantize_weights": True}, "sends no weights"),
+        ({"momentum": 0.9}, "needs compress=topk"),
+        ({"error_feedback": True}, "it needs compress"),
+        ({"compress": "fp16", "error_feedback": True}, "which has no error_feedback"),
+        ({"exchange": "param_server", "servers": 50}, "2 workers and 50 servers are too many"),
+        ({"learners": 2}, "learners is not for data_parallel"),
+        ({"topology": "sync", "actors": None, "compress": "sign"}, "compress is for learners that share"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_in_one_sentence(settings, says):
+    with pytest.raises(UserError, match=says) as caught:
+        make(**({"topology": "data_parallel", "runtime": "process", "actors": 2} | settings))
+    assert "\n" not in str(caught.value)
