@@ -182,7 +182,7 @@ def test_cartpole_is_filmed_without_a_screen(runs, tmp_path):
 
 def test_a_video_ends_after_so_many_seconds(runs, tmp_path, capsys):
     run(Record, runs / "Odd", "-o", tmp_path / "a.mp4", "--episodes", 100, "--seconds", 2, "--sampled")
-    assert "16 frames, 2.0 s at 8 fps, return 5, 5, cut after 2 s (--seconds)" in capsys.readouterr().out
+    assert "16 frames, 2.0 s at 8 fps, return 5, 5; stopped at --seconds 2" in capsys.readouterr().out
 
 
 def test_pixels_are_filmed_in_full(tmp_path):
