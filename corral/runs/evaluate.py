@@ -16,10 +16,11 @@ from corral.acting.policy import PlanningPolicy, Policy, bind_envs, to_numpy
 from corral.core import seeding
 from corral.core.errors import UserError
 from corral.core.types import Tree, tree_map
-from corral.envs.backends.simulators.options import is_url
+from corral.envs.backends.simulators.options import external_vec_env, is_url
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
 from corral.envs.suites.games.board_env import has_both_sides
+from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
 from corral.runs.folder import require_same_env
 from corral.runs.load import LoadedPolicy, load_policy
@@ -137,8 +138,9 @@ class Evaluator:
 
     def open_early(self) -> None:
         """Build environments now if they differ from those of training: mistakes show at once, not hours later."""
-        config = self._topology.experiment.evaluation
-        if config.episodes and (config.env_kwargs or self._plans()):
+        experiment = self._topology.experiment
+        config = experiment.evaluation
+        if config.episodes and (config.env_kwargs or is_url(experiment.env) or self._plans()):
             self._open()
 
     def evaluate(self) -> tuple[Evaluation, dict[str, float]]:
@@ -194,17 +196,15 @@ def make_eval_vec(
     """Environments for an evaluation of so many episodes, the run's own or `env`; their seeds are never those of
     training.
 
-    `here`: in this process, for policies that plan.
+    External simulators run it in the slots that training leaves free. `here`: in this process, for policies that plan.
     """
     what, kwargs = _environment(experiment, env)
     count = num_eval_envs(episodes)
-    # Workers that dial in are the training's; an evaluation runs beside the learner.
-    elsewhere = experiment.backend == "grpc"
-    backend, workers = ("auto", None) if elsewhere else (experiment.backend, experiment.workers)
-    if is_url(what):  # simulators run where they are
-        backend, workers = "auto", experiment.workers
-    elif here:
-        backend, workers = "local", None
+    if is_url(what):
+        vec = external_vec_env(what, count, experiment.workers, Supervision(), "eval", kwargs, fewer=True)  # type: ignore[arg-type]
+        vec.seed = seed
+        return vec
+    backend, workers = ("local", None) if here else (experiment.backend, experiment.workers)
     with _quiet_choice():
         return make_vec(what, count, backend, workers, seed, env_kwargs=kwargs, role="eval")
 
