@@ -44,6 +44,18 @@ class Share:
         return self._parts[most]
 
 
+@dataclass(frozen=True)
+class Slot:
+    """Slots of some environments in their simulators, and their last observations."""
+
+    sessions: list[SimulatorSession]
+    which: Array  # [n], of these sessions
+    slots: Array  # [n] uint32, of that session
+    obs: list[Array]  # [n, ...] leaves
+    to_play: Array  # [n] int8
+    lost: Array  # [n] bool, whether the simulator disconnected, and the state is gone with it
+
+
 class SlotTable:
     """Seats of `num_envs` environments. A fleet may seat those of several VecEnvs; sessions know what is free."""
 
