@@ -202,10 +202,10 @@ def _linked(program: Path, episodes: int) -> VecEnv:
 
 
 def _play(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Play:
-    from corral.runs.evaluate import evaluate
+    from corral.runs.evaluate import evaluate_policy
 
     watched = _Watched(policy)
-    found = evaluate(vec, watched, episodes, seed)
+    found = evaluate_policy(vec, watched, episodes, seed)
     seconds = statistics.median(watched.seconds)  # the first ones compile
     return Play(seed, found.returns, seconds, watched.simulator_steps / watched.decisions)
 

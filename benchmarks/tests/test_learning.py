@@ -12,7 +12,7 @@ from corral.config.experiment import Experiment
 from corral.config.presets import all_presets
 from corral.core.errors import RunFailed, UserError
 from corral.runs.folder import RunFolder
-from corral.runs.sinks.base import MetricsLog
+from corral.runs.sinks.csv import CsvSink
 
 START, END = MARKS["learning"]
 
@@ -33,9 +33,9 @@ def test_verified_presets_are_exactly_the_claims():
 
 def write_run(path, rows):
     folder = RunFolder.create(path, {"algo": "ppo"})
-    log = MetricsLog(folder)
+    log = CsvSink(folder.metrics_csv)
     for env_steps, wall_s, values in rows:
-        log.write(env_steps, wall_s, values)
+        log.write(env_steps, {"wall_s": wall_s, **values})
     log.close()
 
 

@@ -18,7 +18,7 @@ from benchmarks.common.rounds import Spread
 from benchmarks.training.peers import ENV
 from corral.config.experiment import Experiment
 from corral.envs.make import make_vec
-from corral.runs.evaluate import evaluate
+from corral.runs.evaluate import evaluate_policy
 from corral.topologies.sync import Sync
 
 BAR = 475.0
@@ -89,7 +89,7 @@ class _CorralLearner:
 
     def score(self) -> float:
         policy = self._sync.eval_policy(deterministic=True, seed=self._seed)
-        return evaluate(self._eval, policy, _EPISODES, self._seed).mean
+        return evaluate_policy(self._eval, policy, _EPISODES, self._seed).mean
 
     def close(self) -> None:
         self._sync.close()

@@ -16,12 +16,16 @@ from corral.config.overrides import read_value, split_items
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
-    from corral.runs.session import Result
+    from corral.runs.training_loop import Result
 
 Number = Annotated[str | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
 """Type of an option that is a whole number, which may be written 1e5 or 100_000."""
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 """Type of an option without a value."""
+Plugins = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="MODULE:CLASS")]
+"""Type of a repeatable option that names a class."""
+Sinks = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME|MODULE:CLASS")]
+"""The same, or the name of a built-in one."""
 _Settings = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
 _OPTIONS = ("env", "preset", "steps", "seed", "num_envs", "topology", "runtime", "actors", "learners")
 """Settings that have an option of their own; they may also be given by --set."""
@@ -30,8 +34,12 @@ _NO_SETTINGS = {
     "run_dir": "--run-dir",
     "overwrite": "--overwrite",
     "config": "--config",
+    "config_file": "--config",
+    "callbacks": "--callback",
+    "sinks": "--sink",
     "quiet": "--quiet",
 }
+"""Arguments of `corral.train` that are not settings."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,10 @@ class Train:
     """YAML file with settings, such as config.yaml of another run."""
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Environment whose preset to start from, or none; `corral list presets` shows them."""
+    callback: Plugins = ()
+    """A corral.Callback of your own; may be repeated."""
+    sink: Sinks = ()
+    """A corral.MetricSink of your own; or csv, tensorboard, to choose among these. May be repeated."""
     quiet: Flag = False
     """Show no progress, only the result."""
 
@@ -87,6 +99,8 @@ class Train:
             run_dir=self.run_dir,
             config_file=self.config,
             overwrite=self.overwrite,
+            callbacks=self.callback,
+            sinks=self.sink,
             quiet=self.quiet,
             **settings,
         )

@@ -24,7 +24,7 @@ from corral.learn.exchange.all_reduce import AllReduce
 from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.actor import Actor
-from corral.topologies.base import Note, Topology, choose_runtime, planning_metrics
+from corral.topologies.base import Note, OnRollout, Topology, choose_runtime, planning_metrics
 from corral.topologies.learner_group import LearnerGroup
 from corral.topologies.replay_shards import ShardedStore
 from corral.topologies.weight_channel import WeightChannel, weights_mode
@@ -45,8 +45,8 @@ class ActorLearner(Topology):
     served first, and sequences that are staler than the algorithm's `max_lag` are dropped and counted.
     """
 
-    def __init__(self, experiment: Experiment, note: Note):
-        super().__init__(experiment, note)
+    def __init__(self, experiment: Experiment, note: Note, on_rollout: OnRollout = lambda trajectory: None):
+        super().__init__(experiment, note, on_rollout)
         central = experiment.topology == "central_inference"
         names = ["inference"] if central else [f"actor {k}" for k in range(experiment.num_actors)]
         parts = names + [f"replay {k}" for k in range(experiment.actor_learner.replay_shards)]
@@ -143,17 +143,18 @@ class ActorLearner(Topology):
         if self.store.room():
             for traj, priorities in self._in_order() if self._mode == "sync" else self._first_ready():
                 self.env_steps += int(traj.faulty.size - traj.faulty.sum())
+                self._on_rollout(traj)
                 self.store.progress, self.store.reward_scale = self.progress, float(np.mean([*self._scales.values()]))
                 self.store.put(traj, priorities)
-        said: dict[str, list[float]] = {}
+        metrics: dict[str, list[float]] = {}
         until = time.monotonic() + _LEARN_S
         while self._ready():
-            self._learn(self.store.get(), said)
+            self._learn(self.store.get(), metrics)
             if self._mode != "sync" and time.monotonic() > until:
                 break
-        if self.env_steps == before and not said:
+        if self.env_steps == before and not metrics:
             time.sleep(_PAUSE_S)
-        return said
+        return metrics
 
     def _order(self) -> None:
         """Give out weights, and keep every actor busy."""
@@ -243,14 +244,20 @@ class ActorLearner(Topology):
             self._stale += self.store.drop_older(self.learner.version - bound)
         return self.store.ready()
 
-    def _learn(self, sample: Sample, said: dict[str, list[float]]) -> None:
+    def _learn(self, sample: Sample, metrics: dict[str, list[float]]) -> None:
         if isinstance(sample.batch, Trajectory):
             data = self.algo.data
             new = data.batch_size - round(data.replayed * data.batch_size)  # the others are old by nature
             lag = self.learner.version - np.asarray(sample.batch.version)[:new]
-            said.setdefault("lag/mean", []).append(float(np.mean(lag)))
+            metrics.setdefault("lag/mean", []).append(float(np.mean(lag)))
             self._lag_max = max(self._lag_max, int(np.max(lag)))
-        super()._learn(sample, said)
+        super()._learn(sample, metrics)
+
+    def set_learning_rate(self, value: float) -> None:
+        """A constant rate, if this is the only learner."""
+        if self._team is not None:
+            raise UserError("The learning rate cannot be changed while several learners share the updates.")
+        super().set_learning_rate(value)
 
     def _step(self, sample: Sample) -> list[LossOutput]:
         return super()._step(sample) if self._team is None else self._team.step(sample, self.progress)

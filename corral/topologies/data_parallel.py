@@ -13,7 +13,7 @@ from corral.acting.episode_stats import Episode, EpisodeStats
 from corral.acting.policy import Policy
 from corral.config.experiment import Experiment
 from corral.core.encoding import Value
-from corral.core.errors import RunFailed
+from corral.core.errors import RunFailed, UserError
 from corral.core.machine import cores
 from corral.core.types import EnvSpec
 from corral.envs.normalize import RunningMoments
@@ -40,6 +40,8 @@ class DataParallel(Topology):
     A turn is some rounds of acting and learning. With `mode=sync` all begin it together; otherwise whoever has ended
     one begins the next.
     """
+
+    sees_rollouts = False
 
     def __init__(self, experiment: Experiment, note: Note):
         super().__init__(experiment, note)
@@ -246,6 +248,10 @@ class DataParallel(Topology):
 
     # -- what others see ---------------------------------------------------------------------------------------
 
+    def set_learning_rate(self, value: float) -> None:
+        """Workers learn, each by the algorithm's schedule."""
+        raise UserError("The learning rate cannot be changed in data_parallel, where workers learn.")
+
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         """The policy that they have learned so far."""
         self._pull()
@@ -268,7 +274,7 @@ class DataParallel(Topology):
         return {
             "learn/version": float(max((answer["version"] for answer in latest), default=0)),
             "learn/skipped": float(_all(answer["skipped"] for answer in latest)),
-            "learn/lr": self.algo.learning_rate(self.progress),
+            "learn/lr": self.learning_rate,
             "env/restarts": float(sum(answer["restarts"] for answer in latest)),
             **planning_metrics(answer["simulator_steps"] for answer in latest),
             "workers/alive": float(sum(worker.alive for worker in self._workers)),

@@ -19,7 +19,7 @@ from corral.cli.record import Record
 from corral.core.errors import UserError
 from corral.envs.suites import pixels
 from corral.runs.load import load_policy
-from corral.runs.views.video import record
+from corral.runs.views.video import record_policy
 
 HERE = Path(__file__).parent
 PPO = {
@@ -180,13 +180,13 @@ def test_cartpole_is_filmed_without_a_screen(runs, tmp_path):
 
 def test_a_video_ends_after_so_many_seconds(runs, tmp_path, capsys):
     run(Record, runs / "Odd", "-o", tmp_path / "a.mp4", "--episodes", 100, "--seconds", 2, "--sampled")
-    assert "16 frames, 2.0 s at 8 fps, return 5, 5, cut after 2 s (--seconds)" in capsys.readouterr().out
+    assert "16 frames, 2.0 s at 8 fps, return 5, 5; stopped at --seconds 2" in capsys.readouterr().out
 
 
 def test_pixels_are_filmed_in_full(tmp_path):
     corral.train("ppo", pixels("CartPole-v1", size=36), 32, 0, tmp_path / "run", **PPO)
     loaded = load_policy(tmp_path / "run")
-    film = record(loaded.experiment, loaded.as_policy(), tmp_path / "a.mp4")
+    film = record_policy(loaded.experiment, loaded.as_policy(), tmp_path / "a.mp4")
     facts, frames = frames_of(film.path)
     assert (len(frames), facts["size"]) == (film.returns[0] + 1, (600, 400))
 
@@ -197,7 +197,7 @@ def test_atari_is_filmed_at_the_speed_of_the_console(tmp_path):
     corral.train("ppo", "ALE/Breakout-v5", 8, 0, tmp_path / "run", **settings)
     loaded = load_policy(tmp_path / "run")
     assert loaded.evaluation is None
-    film = record(loaded.experiment, loaded.as_policy(deterministic=False), tmp_path / "a.mp4", seconds=2)
+    film = record_policy(loaded.experiment, loaded.as_policy(deterministic=False), tmp_path / "a.mp4", seconds=2)
     facts, frames = frames_of(film.path)
     assert (facts["size"], facts["fps"], film.fps) == ((160, 210), 15.0, 15.0)
     assert len(frames) == film.frames >= 30
@@ -207,9 +207,9 @@ def test_atari_is_filmed_at_the_speed_of_the_console(tmp_path):
 @pytest.mark.parametrize(
     ("command", "args", "words"),
     [
-        (Record, ["cartpole", "-o", "a.avi"], "--out must end in .mp4, got a.avi"),
-        (Record, ["cartpole", "--episodes", "0"], "--episodes must be above 0"),
-        (Record, ["cartpole", "--seed", "-1"], "--seed must be at least 0"),
+        (Record, ["cartpole", "-o", "a.avi"], "must end in .mp4, got a.avi"),
+        (Record, ["cartpole", "--episodes", "0"], "episodes must be above 0"),
+        (Record, ["cartpole", "--seed", "-1"], "seed must be at least 0"),
         (Record, ["Blind", "-o", "a.mp4"], "film_envs:Blind takes no render_mode"),
         (Record, ["Wrong", "-o", "a.mp4"], "Wrong cannot be filmed: with render_mode='rgb_array'"),
         (Record, ["Growing", "-o", "a.mp4"], "must keep their size"),
@@ -315,7 +315,9 @@ def test_what_a_search_tries_out_is_not_in_the_video(env, tmp_path):
         quiet=True,
     )
     loaded = load_policy(tmp_path / "x")
-    made = record(loaded.experiment, loaded.as_policy(), tmp_path / "x.mp4", seconds=1 if env == "Pendulum-v1" else 60)
+    made = record_policy(
+        loaded.experiment, loaded.as_policy(), tmp_path / "x.mp4", seconds=1 if env == "Pendulum-v1" else 60
+    )
     if made.returns:
         assert made.frames == made.returns[0] + 1
     else:

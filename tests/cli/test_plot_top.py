@@ -20,7 +20,7 @@ from corral.core.errors import UserError
 from corral.runs.checkpoint import save
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
-from corral.runs.sinks.base import MetricsLog
+from corral.runs.sinks.csv import CsvSink
 from corral.runs.views.plot import curves
 
 CONFIG = {
@@ -33,9 +33,9 @@ CONFIG = {
 
 def make(path, rows=(), seed=0, **changes):
     run = RunFolder.create(path, CONFIG | {"seed": seed} | changes)
-    log = MetricsLog(run)
+    log = CsvSink(run.metrics_csv)
     for step, values in rows:
-        log.write(step, step / 100, values)
+        log.write(step, {"wall_s": step / 100, **values})
     log.close()
     return run
 
@@ -137,7 +137,7 @@ def test_rows_without_the_metric_are_passed_over(tmp_path):
         (["--metric", "train/retrun"], "no metric 'train/retrun'; the nearest are train/return"),
         (["--metric", "return"], "the nearest are train/return"),
         (["--metric", "zzz"], "it has env_steps, wall_s, train/return, train/episodes"),
-        (["--smooth", "0"], "--smooth must be at least 1"),
+        (["--smooth", "0"], "smooth must be at least 1"),
         (["-o", "curve.pdf"], r"must end in \.png"),
         (["--x", "time"], "invalid choice 'time'"),
         (["-o", "/proc/none/c.png"], "cannot be written"),

@@ -17,7 +17,7 @@ from corral.cli.resume import Resume
 from corral.cli.train import Train, print_result
 from corral.config.presets import all_presets
 from corral.core.errors import UserError
-from corral.runs.session import Result
+from corral.runs.training_loop import Result
 
 HERE = Path(__file__).parent
 SMALL = ["--preset", "none", "--set", "num_steps=8", "num_minibatches=1", "eval_episodes=1", "--num-envs", "2"]

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 
 from corral.runs.folder import RunFolder
-from corral.runs.sinks.base import read_metrics
+from corral.runs.sinks.csv import read_metrics
 
 SETTINGS = ["checkpoint_every_s=1", "eval_episodes=5"]
 

@@ -8,10 +8,10 @@ import torch
 from helpers.short_runs import learn, score
 
 from corral.runs.checkpoint import load
-from corral.runs.evaluate import acting_seed, evaluate, make_eval_vec
+from corral.runs.evaluate import acting_seed, evaluate_policy, make_eval_vec
 from corral.runs.folder import RunFolder
 from corral.runs.load import load_policy
-from corral.runs.sinks.base import read_metrics
+from corral.runs.sinks.csv import read_metrics
 from corral.runs.train import resume, train
 
 SPOT = "helpers.pixel_envs:FollowTheSpot"
@@ -51,7 +51,7 @@ def test_a_run_that_was_broken_off_goes_on_exactly_and_its_policy_is_the_one_eva
     seed = loaded.experiment.seed
     with make_eval_vec(loaded.experiment, 2, seed) as vec:
         policy = loaded.as_policy(seed=acting_seed(seed, deterministic=True))
-        assert list(evaluate(vec, policy, 2, seed).returns) == loaded.evaluation["returns"]
+        assert list(evaluate_policy(vec, policy, 2, seed).returns) == loaded.evaluation["returns"]
 
 
 def test_a_replay_of_stacked_frames_is_saved_with_each_frame_once(tmp_path):

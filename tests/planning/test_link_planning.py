@@ -19,7 +19,7 @@ from corral.planning.mcts.evaluation import know_nothing
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
 from corral.planning.shooting import Shooting
-from corral.runs.sinks.base import read_metrics
+from corral.runs.sinks.csv import read_metrics
 from corral.snapshot.states import Level
 
 FEW = {"step_timeout_s": 20.0, "start_timeout_s": 30.0}

@@ -12,7 +12,7 @@ from corral.core.types import EnvSpec
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.planning.shooting import Mppi
-from corral.runs.evaluate import evaluate
+from corral.runs.evaluate import evaluate_policy
 
 
 class ReplayPoint(gymnasium.Env):
@@ -215,7 +215,7 @@ def test_actions_that_are_not_continuous_are_for_search():
 
 def test_pendulum_swings_up_with_the_true_simulator():
     with corral.make_vec("Pendulum-v1", 4, "local") as vec:
-        result = evaluate(vec, Mppi(horizon=15, samples=16), episodes=4, seed=0)
+        result = evaluate_policy(vec, Mppi(horizon=15, samples=16), episodes=4, seed=0)
     assert result.mean > -250
     assert result.lengths == (200,) * 4
 

@@ -16,7 +16,7 @@ from corral.core.errors import UserError
 from corral.envs.suites.games import TicTacToe
 from corral.planning.search_policy import draw, sharpened
 from corral.planning.shooting import Shooting
-from corral.runs.evaluate import evaluate
+from corral.runs.evaluate import evaluate_policy
 
 
 class Corridor(gymnasium.Env):
@@ -61,7 +61,8 @@ def test_it_finds_what_is_behind_the_horizon_of_a_greedy_one():
 @pytest.mark.parametrize("reuse", [False, True])
 def test_by_every_root_and_with_what_the_last_search_found(root, reuse):
     with corral.make_vec(Corridor, 4, "local") as vec:
-        found = evaluate(vec, corral.Search(vec, knows_nothing, sims=80, root_selection=root, reuse_tree=reuse), 8, 0)
+        search = corral.Search(vec, knows_nothing, sims=80, root_selection=root, reuse_tree=reuse)
+        found = evaluate_policy(vec, search, 8, 0)
     assert found.mean == 1.0
 
 
@@ -153,7 +154,7 @@ class Light(Corridor):
 def test_a_stand_in_is_searched_and_the_environment_itself_is_only_acted_in():
     Heavy.steps = 0
     with corral.make_vec(Heavy, 1, "local") as vec:
-        found = evaluate(vec, corral.Search(Light, knows_nothing, sims=80), 2, 0)
+        found = evaluate_policy(vec, corral.Search(Light, knows_nothing, sims=80), 2, 0)
     assert found.mean == 1.0
     assert Heavy.steps <= 2 * 3 + 3  # and the episode that begins after the last
 
@@ -161,14 +162,14 @@ def test_a_stand_in_is_searched_and_the_environment_itself_is_only_acted_in():
 def test_what_a_stand_in_takes_over_can_be_said_by_a_function():
     with corral.make_vec(Corridor, 1, "local") as vec:
         search = corral.Search(Light, knows_nothing, sims=80, transfer=lambda env: {"x": env.unwrapped.x})
-        assert evaluate(vec, search, 2, 0).mean == 1.0
+        assert evaluate_policy(vec, search, 2, 0).mean == 1.0
 
 
 def test_a_stand_in_that_takes_nothing_over_is_refused():
     with corral.make_vec(Heavy, 1, "local") as vec, pytest.raises(UserError, match="set_key_state"):
-        evaluate(vec, corral.Search(Corridor, knows_nothing), 1, 0)
+        evaluate_policy(vec, corral.Search(Corridor, knows_nothing), 1, 0)
     with corral.make_vec(Heavy, 1, "local") as vec, pytest.raises(UserError, match="cannot stand in"):
-        evaluate(vec, corral.Search("CartPole-v1", knows_nothing), 1, 0)
+        evaluate_policy(vec, corral.Search("CartPole-v1", knows_nothing), 1, 0)
 
 
 def test_a_game_of_the_user_s_own_is_searched_for_two_players():

@@ -51,7 +51,9 @@ def settings_of(case, **changes):
 def context():
     """Children that start at once, because what they need is loaded already."""
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["corral.runs.train", "corral.runs.session", "corral.algos.ppo", "corral.algos.dqn"])
+    found.set_forkserver_preload(
+        ["corral.runs.train", "corral.runs.training_loop", "corral.algos.ppo", "corral.algos.dqn"]
+    )
     return found
 
 
@@ -142,7 +144,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_as_if_it_had_not_been(tmp_pa
     assert (result.steps, result.version) == (expected.steps, expected.version)
     assert (result.eval_return, result.best_return) == (expected.eval_return, expected.best_return)
     assert_same(final_state(broken), final_state(whole))
-    assert any("every environment goes on where it was" in event["text"] for event in events(broken, "resumed"))
+    assert any("every environment continues its episode" in event["text"] for event in events(broken, "resumed"))
     assert rows(broken) == rows(whole)
 
 
