@@ -180,10 +180,11 @@ def test_tictactoe_is_learned_and_a_perfect_player_hardly_ever_wins(tmp_path):
     assert loaded(board) == 2
 
 
-def test_two_actors_feed_one_learner(tmp_path):
+@pytest.mark.parametrize("runtime", ["inline", pytest.param("process", marks=pytest.mark.slow)])
+def test_two_actors_feed_one_learner(runtime, tmp_path):
     result = corral.train(
         "alphazero", env=ENV, steps=3_000, seed=1, run_dir=tmp_path / "x", topology="actor_learner", actors=2,
-        num_envs=8, sims=4, learning_starts=200, batch_size=32, hidden=(16,), episodes=2,
+        runtime=runtime, num_envs=8, sims=4, learning_starts=200, batch_size=32, hidden=(16,), episodes=2,
     )  # fmt: skip
     assert result.version > 50
 

@@ -98,10 +98,9 @@ def frames_of(path):
     return facts, [np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader]
 
 
-def test_eval_repeats_what_the_run_has_recorded(runs):
-    done = corral_command("eval", runs / "cartpole", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_eval_repeats_what_the_run_has_recorded(runs, capsys):
+    assert run(Eval, runs / "cartpole", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
     recorded = load_policy(runs / "cartpole").evaluation
     assert found["deterministic"] == {k: recorded[k] for k in found["deterministic"]}
     with open(runs / "cartpole" / "metrics.csv") as file:
@@ -232,6 +231,7 @@ def test_a_mistake_is_one_sentence(runs, monkeypatch, command, args, words):
     assert sorted(os.listdir(runs)) == before
 
 
+@pytest.mark.slow
 def test_export_says_what_goes_in_and_out(runs, tmp_path):
     done = corral_command("export", runs / "cartpole", "-o", tmp_path / "policy.onnx")
     assert done.returncode == 0, done.stderr

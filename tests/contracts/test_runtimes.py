@@ -44,10 +44,8 @@ class Broken:
         raise UserError("it cannot be built; build it otherwise")
 
 
-@pytest.fixture(params=["inline", "process", "ray"])
+@pytest.fixture(params=["inline", "process", pytest.param("ray", marks=pytest.mark.ray)])
 def runtime(request):
-    if request.param == "ray":
-        request.getfixturevalue("ray_session")
     made = make_runtime(request.param)
     yield made
     made.close()

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from helpers.on_runtimes import on_runtimes
 
 from corral.acting.sampler import Sampler
 from corral.config.experiment import Experiment
@@ -50,13 +51,14 @@ def run(topology, steps=None, watch=None):
 
 
 RUNTIMES = ["inline", "process"]
-ALL = [*RUNTIMES, "ray"]
 
 
-@pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("runtime", ALL)
-@pytest.mark.parametrize("settings", [{"weights": "sync"}, {"weights": "async"}, {"weights": "lag", "pull_lag": 3}])
-def test_the_counting_agent_finds_no_gap_no_repeat_and_no_reordering(runtime, settings):
+@pytest.mark.parametrize(
+    ("weights", "runtime"),
+    on_runtimes(["sync", "async", "lag"], quick={("sync", "process"), ("async", "process"), ("async", "ray")}),
+)
+def test_the_counting_agent_finds_no_gap_no_repeat_and_no_reordering(weights, runtime):
+    settings = {"weights": weights} | ({"pull_lag": 3} if weights == "lag" else {})
     topology = make(topology="actor_learner", runtime=runtime, actors=2, **settings)
     seen = run(topology)
     assert gaps(seen) == []
@@ -65,10 +67,11 @@ def test_the_counting_agent_finds_no_gap_no_repeat_and_no_reordering(runtime, se
     assert len(ids) == 8  # eight seeds
 
 
-@pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("runtime", ALL)
-@pytest.mark.parametrize("weights", ["sync", "async"])
-def test_nor_with_central_inference(runtime, weights):
+@pytest.mark.parametrize(
+    ("weights", "runtime"),
+    on_runtimes(["sync", "async"], quick={("sync", "process"), ("async", "process"), ("async", "ray")}),
+)
+def test_nor_with_central_inference(weights, runtime):
     seen = run(make(topology="central_inference", runtime=runtime, actors=2, weights=weights))
     assert gaps(seen) == []
     assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
@@ -187,7 +190,7 @@ def test_an_on_policy_algorithm_is_not_trained_on_stale_data():
         make("ppo", "CartPole-v1", topology="actor_learner", runtime="inline", weights="async")
 
 
-@pytest.mark.parametrize("settings", [{"weights": "sync"}, {"weights": "async"}])
+@pytest.mark.parametrize("settings", [pytest.param({"weights": "sync"}, marks=pytest.mark.slow), {"weights": "async"}])
 def test_a_killed_actor_comes_back_and_the_others_lose_nothing(settings):
     notes, killed = [], []
     topology = make(notes=notes, topology="actor_learner", runtime="process", actors=2, steps=8000, **settings)
@@ -210,10 +213,9 @@ def test_a_killed_actor_comes_back_and_the_others_lose_nothing(settings):
             os.kill(pid, 0)
 
 
-@pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("runtime", ALL)
-def test_the_counting_agent_finds_nothing_with_several_learners(runtime):
-    topology = make(topology="actor_learner", runtime=runtime, actors=1, learners=2, batch_size=8)
+@pytest.mark.parametrize(("learners", "runtime"), on_runtimes([2], quick={(2, "process")}))
+def test_the_counting_agent_finds_nothing_with_several_learners(learners, runtime):
+    topology = make(topology="actor_learner", runtime=runtime, actors=1, learners=learners, batch_size=8)
     assert gaps(run(topology)) == []
     assert topology.learner.version > 0
 

@@ -81,6 +81,7 @@ def test_recycling_replaces_simulators_without_cutting_an_episode():
     assert simulators() == []
 
 
+@pytest.mark.slow
 def test_a_leaking_simulator_is_recycled_under_its_limit():
     with make("helpers.leaky_env:Leaky", 2, 1, recycle_mb=300) as vec:
         batch, most, seen = vec.recv(), 0, set()

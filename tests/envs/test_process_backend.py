@@ -370,7 +370,7 @@ def test_the_death_of_a_worker_that_forked_is_noticed():
 
 
 def test_an_interrupted_recv_closes_instead_of_hanging_later():
-    with corral.make_vec(partial(SlowEnv, 5.0, 5.0), 1, "process") as vec:
+    with corral.make_vec(partial(SlowEnv, 2.0, 2.0), 1, "process") as vec:
         batch = vec.recv()
         vec.send(batch.env_ids, np.zeros(1, np.int64))
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()

@@ -65,7 +65,8 @@ def clipped_cartpole(**kwargs):
 @pytest.mark.parametrize(
     ("runners", "mode", "env"), [(1, "vector_entry_point", "CartPole-v1"), (0, "sync", clipped_cartpole)]
 )
-def test_rllib_ppo_trains(ray_session, runners, mode, env):
+@pytest.mark.ray
+def test_rllib_ppo_trains(runners, mode, env):
     from ray.rllib.algorithms.ppo import PPOConfig
 
     def play_episodes(runner):

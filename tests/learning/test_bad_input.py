@@ -26,7 +26,7 @@ MISTAKES = {
     "memory for reinforce": (["train", "reinforce", *CART, "--set", "core=gru"], "no memory"),
     "images": (["train", "ppo", *CART, "--set", "torso=nature"], "needs image observations"),
     "replay": (["train", "dqn", *CART, "--set", "capacity=10", "--preset", "none"], "capacity"),
-    "layers": (["train", "ppo", *CART, "--set", "hidden=100000000,100000000"], "takes 40,000,000 GB: lower hidden"),
+    "layers": (["train", "ppo", *CART, "--set", "hidden=100000,100000000000"], "takes 40,000,000 GB: lower hidden"),
     "device": (["train", "ppo", *CART, "--set", "device=cuda:7"], "device"),
     "run to resume": (["resume", "nowhere"], "no run at nowhere"),
     "command": (["trian", "ppo"], "did you mean `corral train`?"),

@@ -8,14 +8,18 @@ import time
 import gymnasium
 import numpy as np
 import pytest
-from helpers.cpp_sdk import NEEDS_ZMQ, SCHEMES, run
+from helpers.cpp_sdk import EXAMPLES, NEEDS_ZMQ, SCHEMES, build, run
 from helpers.relay import Relay
 from helpers.sims import free_url, wait_for
 
 import corral
 from corral.testing import check_env
+from corral.testing.checks import link as link_checks
 
-EXAMPLES = ("cartpole", "connect4", "hybrid", "owned_loop", "pendulum")
+
+@pytest.fixture(autouse=True)
+def _measure_speed_briefly(monkeypatch):
+    monkeypatch.setattr(link_checks, "_SPEED_S", 0.1)
 
 
 @pytest.fixture
@@ -33,7 +37,10 @@ def start(built):
         process.communicate()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_its_own_tests_pass(built):
+    build(built)
     run("ctest", "--test-dir", built, "--output-on-failure")
 
 

@@ -12,6 +12,7 @@ from helpers.sims import Sim, free_url
 from corral.cli.main import main
 from corral.link import protocol as clp
 from corral.testing import check_env
+from corral.testing.checks import link as link_checks
 from corral.testing.checks.link import check_memory
 
 CHECKS = [
@@ -59,6 +60,11 @@ class Walk(gymnasium.Env):
         self._t = state.get("t", self._t)
         if "rng" in state:
             self.np_random.bit_generator.state = state["rng"]
+
+
+@pytest.fixture(autouse=True)
+def _measure_speed_briefly(monkeypatch):
+    monkeypatch.setattr(link_checks, "_SPEED_S", 0.1)
 
 
 @pytest.fixture

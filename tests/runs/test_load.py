@@ -97,8 +97,15 @@ print(json.dumps(sorted(unwanted & set(sys.modules))))
     assert in_a_fresh_process(code, runs / "own") == []
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "lstm"])
-@pytest.mark.parametrize("which", ["best", "latest"])
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        ("ppo", "best"),
+        ("lstm", "latest"),
+        *(pytest.param(*case, marks=pytest.mark.slow)
+          for case in [("ppo", "latest"), ("lstm", "best"), ("dqn", "best"), ("dqn", "latest")]),
+    ],
+)  # fmt: skip
 def test_evaluation_in_a_fresh_process_equals_that_of_training(runs, name, which):
     code = """
 import json, sys, corral

@@ -130,11 +130,27 @@ def events(path, kind=None):
     return [event for event in found if kind in (None, event["kind"])]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_run_that_is_killed_at_any_moment_goes_on_as_if_it_had_not_been(tmp_path, case):
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Trains a case to its end, once: the folder and the result."""
+    done = {}
+
+    def get(case):
+        if case not in done:
+            folder = tmp_path_factory.mktemp("whole")
+            done[case] = folder, train(run_dir=folder, **settings_of(case))
+        return done[case]
+
+    return get
+
+
+QUICK = ("ppo", "dqn, prioritised")
+
+
+@pytest.mark.parametrize("case", [*QUICK, *(pytest.param(c, marks=pytest.mark.slow) for c in CASES if c not in QUICK)])
+def test_a_run_that_is_killed_at_any_moment_goes_on_as_if_it_had_not_been(tmp_path, uninterrupted, case):
     chance = random.Random(case)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    expected = train(run_dir=whole, **settings_of(case))
+    broken, (whole, expected) = tmp_path / "broken", uninterrupted(case)
     killed = kill_at_a_random_moment(start(in_child, train, run_dir=broken, **settings_of(case)), broken, chance)
     assert killed
     kill_at_a_random_moment(start(in_child, resume, broken, quiet=True), broken, chance)
@@ -169,9 +185,8 @@ def test_the_next_turns_after_loading_are_those_without(case):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_told_to_stop_saves_exits_cleanly_and_goes_on_exactly(tmp_path, number):
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    train(run_dir=whole, **settings_of("ppo"))
+def test_a_run_that_is_told_to_stop_saves_exits_cleanly_and_goes_on_exactly(tmp_path, uninterrupted, number):
+    stopped, (whole, _) = tmp_path / "stopped", uninterrupted("ppo")
     child = start(in_child, train, run_dir=stopped, **settings_of("ppo"))
     wait_for(lambda: checkpoints(stopped), child)
     os.kill(child.pid, number)

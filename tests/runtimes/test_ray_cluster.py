@@ -17,7 +17,12 @@ from corral.runtimes import ray_cluster
 from corral.testing.contracts.vec_env import T
 from corral.testing.envs import CountingEnv
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(autouse=True)
+def _no_ray_of_others():
+    ray.shutdown()
 
 
 def step(vec):
@@ -55,8 +60,8 @@ print(*[p.pid for p in psutil.Process().children(recursive=True)])
     assert all(ended(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_lost_node_costs_one_faulty_row_and_its_environments_go_on_elsewhere(monkeypatch):
-    import ray
     from ray.cluster_utils import Cluster
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -1,11 +1,13 @@
 """Runs of workers that share what they learn, on every runtime and with every exchange."""
 
+import functools
 import os
 import signal
 import time
 
 import pytest
 import torch
+from helpers.on_runtimes import on_runtimes
 
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
@@ -52,23 +54,35 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def settings_of(algo):
+    return {"normalize_reward": True, "normalize_obs": True} | ({"anneal_lr": True} if algo == "ppo" else {})
+
+
+@functools.cache
+def weights_of_sync(algo):
+    return weights(run(make(algo, num_envs=2, steps=2000, **settings_of(algo)))[0])
+
+
 @pytest.mark.parametrize("algo", ["a2c", "ppo"])
 @pytest.mark.parametrize("name", [name for name in EXCHANGES if "quantize_weights" not in EXCHANGES[name]])
 def test_with_one_worker_a_run_is_that_of_sync_bit_by_bit(name, algo):
-    settings = {"normalize_reward": True, "normalize_obs": True} | ({"anneal_lr": True} if algo == "ppo" else {})
-    alone, _ = run(make(algo, num_envs=2, steps=2000, **settings))
     exchange = dict(EXCHANGES[name])
     if exchange.get("exchange") == "param_server":
         exchange.pop("compress", None)  # to a server, gradients are compressed by one worker as well
     state, _ = run(make(
-        algo, num_envs=2, steps=2000, topology="data_parallel", runtime="inline", actors=1, **exchange, **settings
+        algo, num_envs=2, steps=2000, topology="data_parallel", runtime="inline", actors=1, **exchange,
+        **settings_of(algo),
     ))  # fmt: skip
-    assert equal(weights(state), weights(alone))
+    assert equal(weights(state), weights_of_sync(algo))
 
 
-@pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("runtime", ["inline", "process", "ray"])
-@pytest.mark.parametrize("name", ["all_reduce", "server async", "gossip sync"])
+@pytest.mark.parametrize(
+    ("name", "runtime"),
+    on_runtimes(
+        ["all_reduce", "server async", "gossip sync"],
+        quick={("all_reduce", "process"), ("server async", "process"), ("all_reduce", "ray")},
+    ),
+)
 def test_runs_go_to_their_end_everywhere(name, runtime):
     topology = make(topology="data_parallel", runtime=runtime, actors=2 if name != "server async" or runtime != "ray"
                     else 1, **EXCHANGES[name])  # fmt: skip
@@ -133,7 +147,7 @@ LATER = pytest.mark.faults  # `make faults`: each takes a quarter of a minute
 @pytest.mark.parametrize(
     "name",
     [
-        "all_reduce",
+        pytest.param("all_reduce", marks=pytest.mark.slow),
         *(pytest.param(n, marks=LATER) for n in ("server sync", "server async", "gossip sync", "gossip async")),
     ],
 )

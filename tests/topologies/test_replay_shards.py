@@ -29,7 +29,10 @@ def run(topology, steps, watch=lambda topology: None):
         watch(topology)
 
 
-@pytest.mark.parametrize(("runtime", "shards"), [("inline", 0), ("inline", 2), ("process", 1), ("process", 2)])
+@pytest.mark.parametrize(
+    ("runtime", "shards"),
+    [("inline", 0), ("inline", 2), ("process", 1), pytest.param("process", 2, marks=pytest.mark.slow)],
+)
 def test_samples_per_insert_are_as_configured_within_a_percent(runtime, shards):
     topology = make(runtime=runtime, replay_shards=shards)
     try:
