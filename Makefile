@@ -5,7 +5,7 @@ COMMA := ,
 # Quiet unless it fails: what pip and setuptools say is of no use to anybody otherwise.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
-.PHONY: demo test check format bench bench-training bench-replay bench-exchange bench-link bench-search bench-planning learning learning-sharing learning-simulators learning-planning \
+.PHONY: demo test test-benchmarks measure check format bench bench-training bench-replay bench-exchange bench-link bench-search bench-planning learning learning-sharing learning-simulators learning-planning \
 	frozen states faults fuzz fuzz-atheris fuzz-cpp soak clean
 
 demo: .venv/demo
@@ -14,6 +14,14 @@ demo: .venv/demo
 # Files side by side on two cores; within a file, one test after the other.
 test: .venv/test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Small runs of every benchmark, with the peers that are installed.
+test-benchmarks: .venv/test
+	$(BIN)/python -m pytest benchmarks/tests
+
+# Sizes and names of the tree: files, lines, settings, words.
+measure: .venv/test
+	$(BIN)/python tools/measure.py
 
 check: .venv/test
 	$(BIN)/ruff check .
@@ -27,45 +35,45 @@ format: .venv/test
 	$(BIN)/ruff format .
 
 bench: .venv/test
-	$(BIN)/corral bench sampling
+	$(BIN)/python -m benchmarks sampling
 
 bench-training: .venv/test
-	$(BIN)/corral bench training
+	$(BIN)/python -m benchmarks training
 
 bench-replay: .venv/test
-	$(BIN)/corral bench replay
+	$(BIN)/python -m benchmarks replay
 
 # Two network namespaces with a slow link between them: needs root.
 bench-exchange: .venv/test
-	$(BIN)/corral bench exchange
+	$(BIN)/python -m benchmarks exchange
 
 # Compiles a simulator and steps it over every way there is: ten minutes.
 bench-link: .venv/test
-	$(BIN)/corral bench link --table BENCHMARKS.md
+	$(BIN)/python -m benchmarks link --table BENCHMARKS.md
 
 # Tree search beside mctx, OpenSpiel and LightZero, where they are installed: five minutes.
 bench-search: .venv/test
-	$(BIN)/corral bench search --table BENCHMARKS.md
+	$(BIN)/python -m benchmarks search --table BENCHMARKS.md
 
 # What looking ahead adds to a half-trained policy, and planners that learned nothing: half an hour.
 bench-planning: .venv/test
-	$(BIN)/corral bench planning --table BENCHMARKS.md
+	$(BIN)/python -m benchmarks planning --table BENCHMARKS.md
 
 # Trains every claim of BENCHMARKS.md over three seeds, half an hour, and writes its table.
 learning: .venv/test
-	$(BIN)/corral bench learning
+	$(BIN)/python -m benchmarks learning
 
 # The same for learners that share: their table, another half an hour.
 learning-sharing: .venv/test
-	$(BIN)/corral bench learning --table sharing
+	$(BIN)/python -m benchmarks learning --table sharing
 
 # The same on simulators in C++, compiled on the spot: ten minutes.
 learning-simulators: .venv/test
-	$(BIN)/corral bench learning --table simulators
+	$(BIN)/python -m benchmarks learning --table simulators
 
 # The same for learning with search, board games among it: an hour and a half.
 learning-planning: .venv/test
-	$(BIN)/corral bench learning --table planning
+	$(BIN)/python -m benchmarks learning --table planning
 
 # Trains and resumes beside the code of an earlier commit, on this machine, and compares the weights bit for bit.
 frozen: .venv/test

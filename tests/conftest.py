@@ -1,17 +1,11 @@
 """Fixtures that tests of several folders use, and in which order and processes tests run."""
 
 import re
-import signal
-import time
 
 import pytest
 from helpers.cpp_sdk import EXAMPLES, build
-from helpers.leftovers import Leftovers
+from helpers.leftovers import no_process_is_left, pytest_runtest_setup  # noqa: F401
 
-# What a shell starts with `&` ignores SIGINT, and so would everything that tests start and interrupt.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
-LEFTOVERS = Leftovers()
 HEAVY = ("ray", "cpp", "test_topologies", "test_resume", "test_data_parallel", "test_examples", "test_process_backend")
 
 
@@ -29,17 +23,6 @@ def pytest_collection_modifyitems(items):
             groups[item] = "cpp"
         item.add_marker(pytest.mark.xdist_group(groups[item]))
     items.sort(key=lambda item: HEAVY.index(groups[item]) if groups[item] in HEAVY else len(HEAVY))
-
-
-def pytest_runtest_setup(item):
-    LEFTOVERS.note(item.nodeid, time.time())
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_process_is_left():
-    yield
-    left = LEFTOVERS.end()
-    assert not left, "processes were left behind, and have been ended:\n" + "\n".join(left)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ def examples():
         yield pytest.param(path, id=path.name, marks=pytest.mark.slow if "rllib" in path.name else [])
 
 
-@pytest.mark.parametrize("path", examples())
+@pytest.mark.parametrize("path", list(examples()))
 def test_example_runs(path, tmp_path):
     command = [sys.executable, path, *ARGUMENTS.get(path.name, [])]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)

@@ -1,135 +1,135 @@
-"""`corral bench sampling`: environment steps per second, beside other libraries, in one run."""
+"""`corral bench`: how fast the user's own environment or simulator steps here, what bounds it, and what to change."""
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated
 
+import tyro
+
+from corral.cli.options import EnvKwargs, parse_env_kwargs
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
-    from corral.bench.report import CaseReport, Report
-    from corral.cli.doctor import Machine
+    from corral.testing.speed import Speed, Way
+
+_MAX_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
-class BenchSampling:
-    """Measure environment steps per second beside other libraries, in interleaved rounds.
+class Bench:
+    """Measure environment steps per second of every backend, or over the link, and where the time of a step goes."""
 
-    Prints tables, and writes sampling.png and sampling.json. A library that is not installed is skipped.
-    """
-
-    case: Literal["all", "cartpole", "pong", "slow"] = "all"
-    """Cheap steps, images, steps that wait, or all of them."""
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV|URL")]
+    """Gymnasium id, module:Class of your own, or the URL of an external simulator."""
+    env_kwargs: EnvKwargs = ()
+    """Keyword arguments for the environment."""
     num_envs: int | None = None
-    """Environments; by default 64 and 8 of CartPole, 8 and 32 of Pong, 16 slow ones."""
-    rounds: int = 5
-    """Slices of everybody."""
-    seconds: float = 1.0
-    """Length of a slice."""
-    out: Path = Path("bench")
-    """Folder for the PNG and the JSON."""
+    """Environments; by default 8 and 64, as far as they can be built in time, and for a URL 1 and 8."""
+    workers: int | None = None
+    """Worker processes; by default one per core, and one per environment for environments that wait."""
+    seconds: float = 10.0
+    """Time to measure for, all backends together; building the environments comes on top."""
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Also write the figures to this file, as JSON."""
 
     def run(self) -> int:
-        """Measure, print, and write the files."""
-        self._check()
-        from corral.bench.report import Report, print_case, print_verdicts
-        from corral.cli.console import make_console
-        from corral.cli.doctor import look
+        """Measure, print the table, what bounds the best way, and what to change."""
+        for name, count in (("--num-envs", self.num_envs), ("--workers", self.workers)):
+            if count is not None and count < 1:
+                raise UserError(f"{name} must be at least 1, got {count}.")
+        if not 0 < self.seconds <= _MAX_SECONDS:
+            raise UserError(f"--seconds must be positive and at most {_MAX_SECONDS:g}, got {self.seconds:g}.")
+        from corral.testing.speed import measure_speed
 
-        logging.getLogger("corral").setLevel(logging.WARNING)  # which backend was chosen is in the table
-        console = make_console()
-        with _progress() as say:
-            say("looking at the machine")
-            machine = look()
-            report = Report(asdict(self) | {"out": str(self.out)}, _facts(machine))
-            for case in self._measure(say):
-                report.cases.append(case)
-                say("")
-                print_case(console, case)
-        print_verdicts(console, report.cases)
-        console.print(_machine_line(report, machine))
-        console.print(self._write(report))
+        logging.getLogger("corral").setLevel(logging.WARNING)  # which backends there are is in the table
+        kwargs = parse_env_kwargs(self.env_kwargs)
+        speed = measure_speed(self.env, kwargs, self.seconds, self.num_envs, self.workers)
+        _print_table(speed)
+        for name, why in speed.left_out.items():
+            print(f"Not measured: {name}: {why}")
+        print(f"Bound: {bound(speed)}\nChange: {advice(speed)}")
+        if self.json is not None:
+            self._write(self.json, speed)
         return 0
 
-    def _check(self) -> None:
-        for name in ("num_envs", "rounds"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
-        if not 0 < self.seconds < 3600:
-            raise UserError(f"--seconds must be positive and below an hour, got {self.seconds:g}.")
+    def _write(self, path: Path, speed: Speed) -> None:
+        ways = [asdict(way) | {"steps_per_s": way.rate, "step_us": way.step_us} for way in speed.ways]
+        report = {"env": self.env, "bound": bound(speed), "change": advice(speed), "ways": ways}
         try:
-            self.out.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(report, indent=2) + "\n")
         except OSError as error:
-            raise UserError(f"--out {self.out} cannot be a folder: {error.strerror}.") from error
-
-    def _measure(self, say: Callable[[str], None]) -> Iterator[CaseReport]:
-        from corral.bench.cases import CaseName, make_cases
-        from corral.bench.facts import CpuTimes
-        from corral.bench.layers import layers_of
-        from corral.bench.report import CaseReport
-        from corral.bench.rounds import play
-        from corral.bench.targets import verdicts
-
-        names: list[CaseName] = ["cartpole", "pong", "slow"] if self.case == "all" else [self.case]
-        for case in make_cases(names, self.num_envs):
-            before = CpuTimes.now()
-            outcome = play(case.entries, self.rounds, self.seconds, _labelled(say, case.label))
-            after = CpuTimes.now()
-            others = after.others_since(before) if before and after else None
-            yield CaseReport(case, outcome, layers_of(outcome), verdicts(case, outcome), others)
-
-    def _write(self, report: Report) -> str:
-        from corral.bench.chart import save_chart
-
-        files = [self.out / "sampling.json"]
-        files[0].write_text(json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
-        missing = ""
-        try:
-            save_chart(report, self.out / "sampling.png")
-            files.append(self.out / "sampling.png")
-        except ImportError:
-            missing = " No PNG: matplotlib is missing, pip install 'corral-rl[plot]'."
-        return f"Wrote {' and '.join(map(str, files))}.{missing}"
+            raise UserError(f"The figures cannot be written to {path}: {error.strerror}.") from error
 
 
-def _facts(machine: Machine) -> dict[str, object]:
-    from corral.bench.facts import facts
+def _print_table(speed: Speed) -> None:
+    from rich.table import Table
 
-    return facts() | {"machine": asdict(machine)}
+    from corral.cli.console import make_console
 
-
-def _machine_line(report: Report, machine: Machine) -> str:
-    facts = report.facts
-    wake = "" if machine.wake_up_s is None else f", waking a process takes {machine.wake_up_s * 1e6:.0f} us"
-    scaling = machine.two_process_speedup
-    counting = "" if scaling is None else f", two counting processes get {scaling:.2f} times as much done as one"
-    load = "" if machine.load is None else f", load {machine.load:.1f} at the start"
-    return f"Machine: {facts['cores']} cores of {facts['cpu']}{counting}{wake}{load}."
-
-
-def _labelled(say: Callable[[str], None], label: str) -> Callable[[str], None]:
-    return lambda text: say(f"{label}: {text}")
+    columns = list(dict.fromkeys(layer for way in speed.ways for layer in way.layers))
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("backend")
+    for title in ("environments", "steps/s", "us/step", *columns):
+        table.add_column(title, justify="right")
+    for way in speed.ways:
+        layers = [f"{way.layers[name]:.1f}" if name in way.layers else "" for name in columns]
+        table.add_row(_name(way), str(way.num_envs), f"{way.rate:,.0f}", f"{way.step_us:.1f}", *layers)
+    make_console().print(table)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Something that shows what is going on, on a terminal only.
+def _name(way: Way) -> str:
+    if way.backend == "none":
+        return "the environment alone"
+    if way.backend == "process":
+        return f"process, {way.workers} worker{'s' if way.workers > 1 else ''}"
+    return "over the link" if way.backend == "link" else way.backend
 
-    Without rich's own display, whose thread would be in the way of measuring and of forking.
-    """
-    if not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    clear = "\r\x1b[K"
-    try:
-        yield lambda text: print(f"{clear}{text}", end="", file=sys.stderr, flush=True)
-    finally:
-        print(clear, end="", file=sys.stderr, flush=True)
+
+def bound(speed: Speed) -> str:
+    """What takes the largest part of a step in the fastest way."""
+    from corral.core.machine import cores
+    from corral.testing.speed import CORRAL, ENVIRONMENT, IPC
+
+    best = speed.best
+    layer = max(best.layers, key=lambda name: best.layers[name])
+    part = f"{best.layers[layer]:.1f} of {best.step_us:.1f} us per step"
+    if layer == ENVIRONMENT and best.backend == "link":
+        return f"the simulator's own step, {part}."
+    if layer == ENVIRONMENT and speed.waits:
+        return f"the environment, {part}; it mostly waits, so more workers than cores can wait at the same time."
+    if layer == ENVIRONMENT and best.backend == "process":
+        return f"the environment itself on {min(best.workers, cores())} of {cores()} cores, {part}."
+    if layer == ENVIRONMENT:
+        return f"the environment itself, {part}; worker processes cost more than they gain here."
+    if layer == CORRAL:
+        return f"Corral's stepping, checks and copies, {part}; the environment's step is cheaper than that."
+    if layer == IPC:
+        return f"messages between processes, {part}."
+    return f"the link, messages and waiting for them, {part}."
+
+
+def advice(speed: Speed) -> str:
+    """The settings of the fastest way, and what they gain."""
+    from corral.testing.speed import ENVIRONMENT, WIRE
+
+    best, first = speed.best, next(way for way in speed.ways if way.backend != "none")
+    if best.backend == "link":
+        more = f"num_envs={4 * best.num_envs}, if the simulator has room for as many"
+        layer = max(best.layers, key=lambda name: best.layers[name])
+        if layer == WIRE:
+            return f"--set {more}: environments of one simulator share a message."
+        gain = _gain(best, first, "one environment")
+        remedy = "more simulators at once make it faster" if layer == ENVIRONMENT else "the link is not what bounds it"
+        return f"--set num_envs={best.num_envs}{gain}; {remedy}."
+    settings = f"backend={best.backend} " + (f"workers={best.workers} " if best.backend == "process" else "")
+    native = next((way for way in speed.ways if way.backend == "native" and way.rate > best.rate), None)
+    hint = f" backend=native, a version of its own, is {native.rate / best.rate:.1f} times as fast." if native else ""
+    return f"--set {settings}num_envs={best.num_envs}{_gain(best, first, f'local with {first.num_envs}')}.{hint}"
+
+
+def _gain(best: Way, first: Way, name: str) -> str:
+    return "" if best is first else f", {best.rate / first.rate:.1f} times the rate of {name}"

@@ -12,43 +12,18 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
 from corral.core.errors import EnvFailed, RunFailed, UserError
 
-COMMANDS = {
-    "bench exchange": (
-        "corral.cli.bench_exchange:BenchExchange",
-        "measure seconds per update of learners that share, over slow links",
-    ),
-    "bench learning": (
-        "corral.cli.bench_learning:BenchLearning",
-        "train every claim of the learning table and write the table",
-    ),
-    "bench link": (
-        "corral.cli.bench_link:BenchLink",
-        "measure rows per second of external simulators, beside other ways to reach them",
-    ),
-    "bench planning": (
-        "corral.cli.bench_planning:BenchPlanning",
-        "measure what looking ahead adds to a half-trained policy, and to none",
-    ),
-    "bench replay": (
-        "corral.cli.bench_replay:BenchReplay",
-        "measure prioritised replay, beside other libraries",
-    ),
-    "bench sampling": (
-        "corral.cli.bench:BenchSampling",
-        "measure environment steps per second, beside other libraries",
-    ),
-    "bench search": (
-        "corral.cli.bench_search:BenchSearch",
-        "measure simulations per second of tree search, beside other libraries",
-    ),
-    "bench training": (
-        "corral.cli.bench_training:BenchTraining",
-        "measure steps per second of training, beside other libraries",
+Commands = Mapping[str, tuple[str, str]]
+"""Words of a command -> where its dataclass is, and what it does."""
+
+COMMANDS: Commands = {
+    "bench": (
+        "corral.cli.bench:Bench",
+        "measure how fast an environment or simulator steps here, and what bounds it",
     ),
     "check-env": (
         "corral.cli.check_env:CheckEnv",
@@ -84,25 +59,24 @@ COMMANDS = {
     "top": ("corral.cli.top:Top", "watch a run: progress, speed, returns, restarts"),
     "train": ("corral.cli.train:Train", "train an agent"),
 }
-"""Words of a command -> where its dataclass is, and what it does."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog: str = "corral") -> int:
     """Run one command; returns its exit code: 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
     try:
         with _sigterm_unwinds():
-            return _dispatch(list(sys.argv[1:] if argv is None else argv))
+            return _dispatch(list(sys.argv[1:] if argv is None else argv), commands, prog)
     except UserError as error:
-        print(f"corral: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return 2
     except (EnvFailed, RunFailed) as error:
-        print(f"corral: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return 1
     except MemoryError:
-        print("corral: There is not enough memory for this: lower num_envs, length or capacity.", file=sys.stderr)
+        print(f"{prog}: There is not enough memory for this: lower num_envs, length or capacity.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("corral: interrupted", file=sys.stderr)
+        print(f"{prog}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -126,55 +100,55 @@ def _sigterm_unwinds() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _dispatch(argv: list[str]) -> int:
+def _dispatch(argv: list[str], commands: Commands, prog: str) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(_help())
+        print(_help(commands, prog))
         return 0
     if argv[0] in ("-V", "--version"):
         from corral import __version__
 
         print(f"corral {__version__}")
         return 0
-    words, options = _split(argv)
-    module_name, _, class_name = COMMANDS[words][0].partition(":")
+    words, options = _split(argv, commands, prog)
+    module_name, _, class_name = commands[words][0].partition(":")
     sys.path.insert(0, os.getcwd())  # so that module:Class finds the user's own files, as with `python -m`
     from corral.cli.options import parse
 
-    command = parse(getattr(importlib.import_module(module_name), class_name), options, f"corral {words}")
+    command = parse(getattr(importlib.import_module(module_name), class_name), options, f"{prog} {words}")
     code: int = command.run()
     if sys.stdout is not None:  # closed from the start
         sys.stdout.flush()  # here, so that a closed pipe is noticed before Python's own exit
     return code
 
 
-def _split(argv: list[str]) -> tuple[str, list[str]]:
+def _split(argv: list[str], commands: Commands, prog: str) -> tuple[str, list[str]]:
     """The command's words and the rest."""
     for count in (2, 1):
         words = " ".join(argv[:count])
-        if words in COMMANDS:
+        if words in commands:
             return words, argv[count:]
-    family = [words.partition(" ")[2] for words in COMMANDS if words.startswith(f"{argv[0]} ")]
+    family = [words.partition(" ")[2] for words in commands if words.startswith(f"{argv[0]} ")]
     if family and (len(argv) == 1 or argv[1].startswith("-")):
         if argv[1:] in (["-h"], ["--help"]):
-            print(_help(argv[0]))
+            print(_help(commands, prog, argv[0]))
             raise SystemExit(0)
-        raise UserError(f"`corral {argv[0]}` needs one more word: {', '.join(family)}.")
+        raise UserError(f"`{prog} {argv[0]}` needs one more word: {', '.join(family)}.")
     typed = " ".join(argv[:2]) if family else argv[0]
-    names = [*COMMANDS, *{words.partition(" ")[0] for words in COMMANDS}]
+    names = [*commands, *{words.partition(" ")[0] for words in commands}]
     close = difflib.get_close_matches(" ".join(argv[:2]), names, 1) or difflib.get_close_matches(typed, names, 1)
-    hint = f"did you mean `corral {close[0]}`?" if close else "`corral --help` lists the commands."
+    hint = f"did you mean `{prog} {close[0]}`?" if close else f"`{prog} --help` lists the commands."
     raise UserError(f"No command {typed!r}; {hint}")
 
 
-def _help(family: str = "") -> str:
-    rows = [f"  {words:<16} {what}" for words, (_, what) in COMMANDS.items() if words.startswith(family)]
+def _help(commands: Commands, prog: str, family: str = "") -> str:
+    rows = [f"  {words:<16} {what}" for words, (_, what) in commands.items() if words.startswith(family)]
     return "\n".join(
         [
-            "usage: corral COMMAND [OPTIONS]",
+            f"usage: {prog} COMMAND [OPTIONS]",
             "",
             *rows,
             "",
-            "`corral COMMAND --help` shows the options of a command, `corral --version` the version.",
+            f"`{prog} COMMAND --help` shows the options of a command, `{prog} --version` the version.",
         ]
     )
 

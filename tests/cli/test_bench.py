@@ -1,313 +1,162 @@
+"""`corral bench` on environments and simulators of the user."""
+
 from __future__ import annotations
 
 import json
-import os
-import signal
-import struct
-import subprocess
-import sys
-import threading
-import time
 
 import pytest
+from helpers.faulty_envs import Good, Raising
+from helpers.sims import Sim, free_url
 
-from corral.bench import cases
-from corral.bench.cases import Case, make_cases
-from corral.bench.chart import save_chart
-from corral.bench.deadline import TookTooLong, deadline
-from corral.bench.facts import CpuTimes
-from corral.bench.layers import layers_of
-from corral.bench.report import CaseReport, Report
-from corral.bench.rounds import Entry, Outcome, Slice, Spread, play, rotated
-from corral.bench.targets import verdicts
+from corral.cli.bench import advice, bound
+from corral.cli.main import main
+from corral.testing.speed import CORRAL, ENVIRONMENT, IPC, WIRE, Speed, Way
 
-COMMAND = [sys.executable, "-m", "corral.cli.main", "bench", "sampling"]
-
-
-class Player:
-    """Writes down when it is called, and is as fast as it is told."""
-
-    def __init__(self, name, log, rates, fails=None):
-        self.name, self.log, self.rates, self.fails = name, log, iter(rates), fails
-
-    def run(self, seconds):
-        self.log.append(self.name)
-        if self.fails:
-            raise self.fails
-        return Slice(round(next(self.rates) * seconds), seconds)
-
-    def close(self):
-        self.log.append(f"close {self.name}")
-
-
-def entry(name, log, rates, kind="peer", fails=None):
-    return Entry(name, kind, lambda: Player(name, log, rates, fails), "pip install it")
-
-
-def in_turns(*rates):
-    """The warm-up's rate, and then each round's rate for all its turns."""
-    return [1, *(rate for rate in rates for _ in range(5))]
-
-
-def test_everybody_runs_five_times_in_every_round_and_each_time_begins_with_another():
-    log = []
-    rates = in_turns(10, 20, 30)
-    entries = [entry(name, log, rates) for name in "abc"]
-    outcome = play(entries, rounds=3, seconds=1.0)
-    assert log[:3] == ["a", "b", "c"]
-    played = ["".join(log[3 + 3 * k : 6 + 3 * k]) for k in range(15)]
-    assert played == ["abc", "bca", "cab"] * 5
-    assert log[48:] == ["close c", "close b", "close a"]
-    assert outcome.rates == {name: [10.0, 20.0, 30.0] for name in "abc"}
-    assert outcome.skipped == {}
-
-
-def test_the_beginnings_of_the_rounds_are_spread_over_all():
-    entries = [entry(str(k), [], []) for k in range(10)]
-    assert [rotated(entries, r, 5)[0].name for r in range(5)] == ["0", "2", "4", "6", "8"]
-    assert [rotated(entries[:2], r, 5)[0].name for r in range(5)] == ["0", "1", "0", "1", "0"]
-    assert all(len(set(rotated(entries, r, 5))) == 10 for r in range(5))
-
-
-def test_ratios_are_taken_within_rounds():
-    # The machine slows down to a third; ours is always twice as fast.
-    outcome = Outcome({"ours": [600.0, 400.0, 200.0], "theirs": [300.0, 200.0, 100.0]}, {})
-    assert outcome.ratios("ours", "theirs") == [2.0, 2.0, 2.0]
-    assert outcome.ratio("ours", "theirs") == Spread(2.0, 2.0, 2.0)
-    assert outcome.spread("ours") == Spread(400.0, 200.0, 600.0)
-    assert outcome.ratios("ours", "nobody") == []
-
-
-def test_spread_is_median_and_range():
-    assert Spread.of([5.0, 1.0, 9.0]) == Spread(5.0, 1.0, 9.0)
-    assert Spread.of([4.0, 1.0, 2.0, 9.0]) == Spread(3.0, 1.0, 9.0)
-    nothing = Spread.of([])
-    assert nothing.median != nothing.median
-
-
-def test_whoever_fails_is_left_out_with_the_reason_and_closed():
-    log = []
-    entries = [entry("good", log, in_turns(20, 30)), entry("bad", log, [], fails=RuntimeError("it\nbroke"))]
-    outcome = play(entries, rounds=2, seconds=1.0)
-    assert outcome.rates == {"good": pytest.approx([20.0, 30.0])}
-    assert outcome.skipped == {"bad": "failed: RuntimeError: it broke"}
-    assert "close bad" in log
-    assert log.count("bad") == 1, "not asked again"
-
-
-def test_a_contestant_that_fails_in_the_middle_has_no_figures():
-    outcome = play([entry("a", [], in_turns(20, 30)), entry("b", [], in_turns(20))], rounds=2, seconds=1.0)
-    assert outcome.rates == {"a": pytest.approx([20.0, 30.0])}
-    assert list(outcome.skipped) == ["b"]
-
-
-@pytest.mark.parametrize("module", ["envpool", "stable_baselines3", "ale_py"])
-def test_a_missing_peer_is_named_and_skipped(monkeypatch, module):
-    for name in [module, *(n for n in sys.modules if n.startswith(f"{module}."))]:
-        monkeypatch.setitem(sys.modules, name, None)  # makes the import fail, whatever was imported before
-    chosen = {
-        "envpool": ("cartpole", "EnvPool sync"),
-        "stable_baselines3": ("cartpole", "SB3 Dummy"),
-        "ale_py": ("pong", "ALE vector"),
-    }
-    case_name, name = chosen[module]
-    (case,) = make_cases([case_name], 2)
-    wanted = [e for e in case.entries if e.name == name]
-    outcome = play(wanted, rounds=1, seconds=0.01)
-    assert outcome.rates == {}
-    assert "pip install 'corral-rl[" in outcome.skipped[name]
-    assert module in outcome.skipped[name]
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs SIGALRM")
-def test_a_wait_without_end_is_ended():
-    ours, theirs = os.pipe()
-    try:
-        with pytest.raises(TookTooLong), deadline(0.05):
-            os.read(ours, 1)
-    finally:
-        os.close(ours)
-        os.close(theirs)
-    with deadline(0.05):
-        pass
-    time.sleep(0.1)  # the alarm of a block that is over does not ring
-
-
-def test_layers_are_differences_within_rounds():
-    outcome = Outcome(
-        {
-            cases.BARE_ONE: [1e5, 0.5e5],  # 10 and 20 us
-            cases.GROUP_ONE: [0.8e5, 0.4e5],  # 12.5 and 25
-            cases.LOCAL: [0.5e5, 0.25e5],  # 20 and 40
-            cases.LOCAL_SAMPLER: [0.4e5, 0.2e5],  # 25 and 50
-            cases.BARE_ALL: [2e5, 1e5],
-            cases.GROUP_ALL: [1.6e5, 0.8e5],
-            cases.LOCKSTEP: [1e5, 0.5e5],
-            cases.HALVES: [1.25e5, 0.625e5],
-            cases.SAMPLER: [1e5, 0.5e5],
-        },
-        {},
-    )
-    local, lockstep, halves = layers_of(outcome)
-    assert local.layers["simulator"].low == pytest.approx(10)
-    assert local.layers["group"].low == pytest.approx(2.5)
-    assert local.layers["group"].high == pytest.approx(5)
-    assert local.layers["send/recv"].median == pytest.approx(11.25)
-    assert local.total.median == pytest.approx(37.5)
-    assert sum(part.median for part in local.layers.values()) == pytest.approx(local.total.median)
-    assert lockstep.layers["IPC"].low == pytest.approx(10 - 6.25)
-    assert halves.layers["sampler"].low == pytest.approx(2)
-    assert layers_of(Outcome({cases.BARE_ONE: [1.0]}, {})) == []
-
-
-def test_verdicts_state_target_figure_and_bound():
-    case = Case("cartpole", "CartPole", 64, [])
-    rates = {
-        cases.SYNC: [50_000.0, 25_000.0],
-        cases.ASYNC: [4_000.0, 2_000.0],
-        cases.LOCKSTEP: [60_000.0, 30_000.0],
-        cases.FIRST: [75_000.0, 37_500.0],
-        cases.BARE_ONE: [80_000.0, 40_000.0],
-        cases.BARE_ALL: [128_000.0, 64_000.0],
-        cases.BARE_LOCKSTEP: [85_000.0, 42_500.0],
-    }
-    sync, async_ = verdicts(case, Outcome(rates, {}))
-    assert (sync.figure, sync.contestant, sync.reached) == (Spread(1.5, 1.5, 1.5), cases.FIRST, False)
-    assert str(sync).startswith("NOT reached: CartPole x 64, process over gymnasium Sync >= 1.6: 1.50 (range 1.50")
-    for words in ("reach 2.56", "1.60 times one such loop", "1.70 when they are only woken"):
-        assert words in str(sync)
-    assert async_.reached
-    assert str(async_).startswith("reached: CartPole x 64, process over gymnasium Async >= 10: 18.75")
-    assert verdicts(Case("cartpole", "CartPole", 8, []), Outcome(rates, {})) == []
-    assert verdicts(case, Outcome({cases.SYNC: [1.0]}, {})) == []
-
-
-def test_verdict_of_slow_environments_is_a_share_of_the_ideal():
-    case = Case("slow", "slow", 16, [], ideal=500.0)
-    (verdict,) = verdicts(case, Outcome({cases.FIRST: [480.0, 490.0, 470.0]}, {}))
-    assert (verdict.figure, verdict.reached) == (Spread(0.96, 0.94, 0.98), True)
-
-
-def test_the_report_keeps_every_number_and_draws_them(tmp_path):
-    case = Case("cartpole", "CartPole", 2, [entry("a", [], []), entry("b", [], [], "corral")])
-    outcome = Outcome({"a": [1.0, 3.0], "b": [2.0, 4.0]}, {"c": "not installed"})
-    facts = {"cores": 2, "cpu": "a processor", "date": "2026-01-01T00:00:00"}
-    report = Report({"rounds": 2, "seconds": 1.0}, facts, [CaseReport(case, outcome, [], [])])
-    data = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    assert [c["rates"] for c in data["cases"][0]["contestants"]] == [[1.0, 3.0], [2.0, 4.0]]
-    assert data["cases"][0]["contestants"][0]["ratio_to_sync"] is None
-    assert data["cases"][0]["skipped"] == {"c": "not installed"}
-    assert report.cases[0].ranking() == [("b", "corral"), ("a", "peer")]
-    pytest.importorskip("matplotlib")
-    save_chart(report, tmp_path / "x.png")
-    assert png_size(tmp_path / "x.png") > (400, 100)
-
-
-def test_what_others_used_is_told_apart_from_our_own():
-    before, after = CpuTimes(100.0, 50.0, 7.0), CpuTimes(110.0, 62.0, 10.0)
-    assert after.others_since(before) == pytest.approx(9.0 / 10.0 / os.cpu_count())
-    read = CpuTimes.now()
-    assert read is None or read.everybody >= read.ours > 0
-
-
-def test_the_command_gives_tables_a_picture_and_numbers(tmp_path):
-    pytest.importorskip("matplotlib")
-    done = run("--rounds", "1", "--seconds", "0.05", "--num-envs", "3", "--out", tmp_path / "new" / "folder")
-    assert done.returncode == 0, done.stderr
-    for words in (
-        "CartPole x 3, steps per second",
-        "microseconds per step and layer",
-        "| gymnasium Sync ",
-        "Pong 84x84x4 x 3",
-        "% of ideal",
-        "No target" if "skipped ALE vector" in done.stdout else "native over ALE's vector env >= 0.95",
-        "waking a process takes",
-        "Wrote ",
-    ):
-        assert words in done.stdout
-    data = json.loads((tmp_path / "new" / "folder" / "sampling.json").read_text())
-    assert [case["case"] for case in data["cases"]] == ["cartpole", "pong", "slow"]
-    for case in data["cases"]:
-        assert not [why for why in case["skipped"].values() if why.startswith("failed")], case["skipped"]
-        assert all(c["rates"][0] > 0 for c in case["contestants"])
-    assert data["facts"]["cores"] >= 1
-    assert data["facts"]["versions"]["gymnasium"]
-    assert png_size(tmp_path / "new" / "folder" / "sampling.png") > (800, 600)
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["--rounds", "0"], "--rounds must be at least 1"),
-        (["--num-envs", "-3"], "--num-envs must be at least 1"),
-        (["--seconds", "0"], "--seconds must be positive"),
-        (["--seconds", "nan"], "--seconds must be positive"),
-        (["--case", "doom"], "doom"),
-        (["--out", __file__], "cannot be a folder"),
-    ],
-)
-def test_a_mistake_is_one_sentence(args, words):
-    done = run(*args)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks at /proc")
-@pytest.mark.parametrize("to_the_group", [True, False], ids=["as a terminal sends it", "to the command alone"])
-def test_ctrl_c_leaves_no_process(tmp_path, to_the_group):
-    """The children are found by a mark in their environment."""
-    mark = f"CORRAL_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
-    name, _, value = mark.partition("=")
-    process = subprocess.Popen(
-        [*COMMAND, "--case", "cartpole", "--num-envs", "3", "--rounds", "1000", "--seconds", "0.05", "--out", tmp_path],
-        env={**os.environ, name: value},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    timer = threading.Timer(120, process.kill)
-    timer.start()
-    try:
-        most = 0
-        until = time.monotonic() + 90
-        while time.monotonic() < until and most < 10:  # async, subproc, loops, workers
-            most = max(most, len(marked(mark)))
-            time.sleep(0.1)
-        assert most >= 10
-        time.sleep(3.0)
-        (os.killpg if to_the_group else os.kill)(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=90)
-    finally:
-        timer.cancel()
-        process.kill()
-    assert process.returncode == 130, errors
-    assert errors.endswith("corral: interrupted\n")  # a peer's worker may have its own last words
-    until = time.monotonic() + 10
-    while marked(mark) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert marked(mark) == []
-
-
-def marked(mark):
-    """Processes that have this in their environment."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if mark.encode() in file.read():
-                    found.append(int(pid))
-        except OSError:
-            continue
-    return found
-
-
-def png_size(path):
-    data = path.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    return struct.unpack(">II", data[16:24])
+SHORT = ["--seconds", "0.1"]
 
 
 def run(*args):
-    return subprocess.run([*COMMAND, *map(str, args)], capture_output=True, text=True, timeout=280)
+    return main(["bench", *args, *SHORT])
+
+
+def report(path):
+    return json.loads(path.read_text())
+
+
+def test_gymnasium_id_has_every_backend(tmp_path, capfd):
+    assert run("CartPole-v1", "--num-envs", "4", "--json", str(tmp_path / "speed.json")) == 0
+    text = capfd.readouterr().out
+    for part in ("the environment alone", "local", "process, ", "us/step", "IPC", "Bound: ", "Change: --set backend="):
+        assert part in text
+    ways = report(tmp_path / "speed.json")["ways"]
+    assert [way["backend"] for way in ways][:3] == ["none", "local", "process"]
+    assert [way["num_envs"] for way in ways][:3] == [1, 4, 4]
+    assert all(way["steps_per_s"] > 0 for way in ways)
+    assert set(ways[2]["layers"]) == {ENVIRONMENT, CORRAL, IPC}
+
+
+def test_own_class_with_arguments(tmp_path, capfd):
+    path = tmp_path / "speed.json"
+    assert run("helpers.faulty_envs:Good", "--num-envs", "2", "--env-kwargs", "length=3", "--json", str(path)) == 0
+    assert "Not measured: native: " in capfd.readouterr().out
+    assert [way["backend"] for way in report(path)["ways"]] == ["none", "local", "process"]
+
+
+def test_environment_that_waits_gets_a_worker_each(tmp_path):
+    path = tmp_path / "speed.json"
+    assert run("corral.testing.envs:SlowEnv", "--num-envs", "3", "--json", str(path)) == 0
+    processes = [way["workers"] for way in report(path)["ways"] if way["backend"] == "process"]
+    assert processes[-1] == 3
+
+
+@pytest.fixture
+def serve():
+    sims = []
+
+    def start(scheme, slots, **options):
+        url = free_url(scheme)
+        sims.append(Sim(Good, url, slots=slots, **options))
+        return url
+
+    yield start
+    for sim in sims:
+        sim.end()
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "zmq"])
+def test_url_has_one_and_several_environments(serve, tmp_path, capfd, scheme):
+    path = tmp_path / "speed.json"
+    assert run(serve(scheme, 4), "--json", str(path)) == 0
+    assert "over the link" in capfd.readouterr().out
+    ways = report(path)["ways"]
+    assert [(way["backend"], way["num_envs"]) for way in ways] == [("link", 1), ("link", 3)]
+    assert set(ways[0]["layers"]) == {ENVIRONMENT, CORRAL, WIRE}
+
+
+def test_url_with_all_environments_of_the_simulator(serve, tmp_path):
+    path = tmp_path / "speed.json"
+    assert run(serve("tcp", 4), "--num-envs", "4", "--json", str(path)) == 0
+    assert [way["num_envs"] for way in report(path)["ways"]] == [1, 4]
+
+
+def test_url_with_room_for_one(serve, capfd):
+    assert run(serve("tcp", 1)) == 0
+    assert "Not measured: more environments: the simulator has room for one." in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["CartPole-v9"], "CartPole-v9"),
+        (["nowhere:Env"], "nowhere"),
+        (["http://127.0.0.1:1"], "http"),
+        (["CartPole-v1", "--num-envs", "0"], "--num-envs must be at least 1, got 0."),
+        (["CartPole-v1", "--workers", "-1"], "--workers must be at least 1, got -1."),
+        (["corral/TicTacToe-v0"], "has an action mask"),
+        (["CartPole-v1", "--num-envs", "2", "--json", "/nowhere/speed.json"], "cannot be written to /nowhere"),
+        ([], "ENV|URL"),
+    ],
+)
+def test_user_error_is_one_sentence(args, message, capfd):
+    assert run(*args) == 2
+    errors = capfd.readouterr().err
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("seconds", ["0", "nan", "1e9"])
+def test_seconds_are_bounded(seconds, capfd):
+    assert main(["bench", "CartPole-v1", "--seconds", seconds]) == 2
+    assert "--seconds must be positive and at most 3600" in capfd.readouterr().err
+
+
+def test_environment_that_raises_is_named(capfd):
+    assert run(f"helpers.faulty_envs:{Raising.__name__}") == 1
+    assert "the joint exploded" in capfd.readouterr().err
+
+
+def way(backend, num_envs, workers, **layers):
+    return Way(backend, num_envs, workers, [(1_000_000, sum(layers.values()), 0.0)], layers)
+
+
+ALONE, LOCAL = way("none", 1, 1, environment=20.0), way("local", 8, 1, environment=20.0, Corral=5.0)
+
+
+@pytest.mark.parametrize(
+    ("best", "waits", "limit", "change"),
+    [
+        (LOCAL, False, "the environment itself, 20.0 of 25.0 us per step", "--set backend=local num_envs=8."),
+        (way("local", 64, 1, environment=2.0, Corral=8.0), False, "Corral's stepping, checks and copies, 8.0 of 10.0",
+         "--set backend=local num_envs=64, 2.5 times the rate of local with 8."),
+        (way("process", 64, 2, environment=9.0, Corral=1.0, IPC=2.5), False, "the environment itself on ",
+         "--set backend=process workers=2 num_envs=64, 2.0 times the rate of local with 8."),
+        (way("process", 8, 8, environment=9.0, Corral=1.0, IPC=2.5), True, "more workers than cores can wait",
+         "--set backend=process workers=8 num_envs=8"),
+        (way("process", 8, 2, environment=2.0, Corral=1.0, IPC=7.0), False, "messages between processes, 7.0 of 10.0",
+         "--set backend=process workers=2 num_envs=8"),
+    ],
+)  # fmt: skip
+def test_bound_and_advice_follow_the_fastest_backend(best, waits, limit, change):
+    speed = Speed("mine", list({id(each): each for each in (ALONE, LOCAL, best)}.values()), waits=waits)
+    assert limit in bound(speed)
+    assert advice(speed).startswith(change)
+
+
+def test_native_version_is_a_hint_alone():
+    speed = Speed("mine", [ALONE, LOCAL, Way("native", 8, 2, [(1_000_000, 5.0, 0.0)])])
+    assert speed.best is LOCAL
+    assert advice(speed).endswith("backend=native, a version of its own, is 5.0 times as fast.")
+
+
+@pytest.mark.parametrize(
+    ("layers", "limit", "change"),
+    [
+        ({"environment": 9.0, "Corral": 1.0, "wire": 1.0}, "the simulator's own step", "more simulators at once"),
+        ({"environment": 1.0, "Corral": 1.0, "wire": 9.0}, "the link, messages and waiting", "--set num_envs=32"),
+        ({"environment": 1.0, "Corral": 9.0, "wire": 1.0}, "Corral's stepping", "the link is not what bounds it"),
+    ],
+)
+def test_bound_and_advice_over_the_link(layers, limit, change):
+    speed = Speed("tcp://x:1", [way("link", 1, 1, environment=90.0), way("link", 8, 1, **layers)])
+    assert limit in bound(speed)
+    assert change in advice(speed)

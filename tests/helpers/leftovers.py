@@ -1,12 +1,15 @@
-"""Finds processes that tests have started and not ended."""
+"""Finds processes that tests have started and not ended. A conftest.py imports the hook and the fixture."""
 
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import signal
+import time
 import uuid
 from bisect import bisect
 
 import psutil
+import pytest
 
 TAG, SESSION = "CORRAL_TEST_SESSION", uuid.uuid4().hex
 
@@ -18,9 +21,9 @@ class Leftovers:
         os.environ[TAG] = SESSION
         self._starts, self._tests = [], []
 
-    def note(self, test, now):
+    def note(self, test):
         """Remember when a test began, so that a process can be attributed to it."""
-        self._starts.append(now)
+        self._starts.append(time.time())
         self._tests.append(test)
 
     def end(self, patience_s=10.0):
@@ -48,3 +51,19 @@ def _is_tagged(process):
         return process.environ().get(TAG) == SESSION and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:  # it is gone, or another user's
         return False
+
+
+LEFTOVERS = Leftovers()
+# What a shell starts with `&` ignores SIGINT, and so would everything that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup(item):
+    LEFTOVERS.note(item.nodeid)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left():
+    yield
+    left = LEFTOVERS.end()
+    assert not left, "processes were left behind, and have been ended:\n" + "\n".join(left)

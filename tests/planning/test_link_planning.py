@@ -10,7 +10,6 @@ from helpers.declared_walk import Declared, Undeclared
 from helpers.sims import Sim, free_url
 
 import corral
-from corral.bench.search_remote import Apart, OneByOne, Searching
 from corral.core.errors import EnvFailed, UserError
 from corral.envs.backends.simulators.states import LinkStates
 from corral.envs.suites.games.connect4 import CONNECT4
@@ -396,16 +395,3 @@ def test_snapshots_of_a_url_are_states_in_the_simulator(make):
         on = snapshots.expand(int(steps.children[1]), 0)
         vec.send(np.array([0]), np.array([0]))
         np.testing.assert_array_equal(vec.recv().obs, on.obs)
-
-
-def test_the_ways_to_ask_that_are_measured_find_the_same_trees(built):
-    found = []
-    for kind in (LinkStates, OneByOne, Apart):
-        searching = Searching(built / "connect4", kind, trees=3, leaves=2, sims=20)
-        found.append(searching.search.forest.n.copy())
-        done = searching.run(0.0)
-        searching.close()
-        assert done.steps == 3 * 20
-    assert found[0][:, 0].sum() == 3 * 20
-    for other in found[1:]:
-        np.testing.assert_array_equal(other, found[0])

@@ -80,9 +80,10 @@ HEADS = ["discrete", "multi_discrete", "half_open", "hybrid_lstm", "dqn", "dqn_j
 
 def files(cases, quick):
     """Each case in each format; ONNX takes seconds, so `make test-slow` has the cases that are not in `quick`."""
-    for case in cases:
-        yield pytest.param(case, "pt")
-        yield pytest.param(case, "onnx", marks=[] if case in quick else pytest.mark.slow)
+    later = [case for case in cases if case not in quick]
+    return [(case, "pt") for case in cases] + [
+        pytest.param(case, "onnx", marks=pytest.mark.slow if case in later else []) for case in cases
+    ]
 
 
 @pytest.mark.parametrize(("case", "suffix"), files(CASES, quick=HEADS))

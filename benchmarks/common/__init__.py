@@ -1,0 +1,1 @@
+"""What every benchmark uses: interleaved rounds, reports, charts, facts of the machine."""

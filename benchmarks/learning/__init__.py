@@ -1,0 +1,1 @@
+"""What Corral claims to learn, trained over several seeds."""

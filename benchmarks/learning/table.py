@@ -1,0 +1,115 @@
+"""What the learning claims came to, as a table in Markdown, and its place in BENCHMARKS.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.markdown import table as aligned
+from benchmarks.common.rounds import Spread
+from benchmarks.learning.trials import Finding
+from corral.core.errors import UserError
+
+MARKS = {
+    "learning": (
+        "<!-- learning table: written by `python -m benchmarks learning` -->",
+        "<!-- end of the learning table -->",
+    ),
+    "sharing": (
+        "<!-- sharing table: written by `python -m benchmarks learning --table sharing` -->",
+        "<!-- end of the sharing table -->",
+    ),
+    "simulators": (
+        "<!-- simulators table: written by `python -m benchmarks learning --table simulators` -->",
+        "<!-- end of the simulators table -->",
+    ),
+    "planning": (
+        "<!-- planning claims: written by `python -m benchmarks learning --table planning` -->",
+        "<!-- end of the planning claims -->",
+    ),
+}
+"""Table -> lines before and after it in BENCHMARKS.md."""
+_MEASURES = {"train100": "mean of 100 training episodes", "eval": "evaluation"}
+_HEAD = ("task", "algorithm", "bar", "within", "seeds", "reached after, steps", "seconds", "at the end", "run, s",
+         "simulator steps", "games won", "bytes per update")  # fmt: skip
+_ALWAYS = 9  # columns; the others are there where a claim has something to say in them
+
+
+def table(findings: Sequence[Finding]) -> list[str]:
+    """Lines of Markdown, one row per claim: medians and ranges over the seeds that reached the bar."""
+    rows = [_row(finding) for finding in findings]
+    shown = [k for k in range(len(_HEAD)) if k < _ALWAYS or any(row[k] != "-" for row in rows)]
+    return aligned([_HEAD[k] for k in shown], [[row[k] for k in shown] for row in rows])
+
+
+def rivalries(findings: Sequence[Finding]) -> list[str]:
+    """A line for each claim with a rival: whose environment steps to the bar are how many times the other's."""
+    lines = []
+    for finding in findings:
+        claim = finding.claim
+        wanted = claim.rival, claim.env, claim.measure
+        rivals = [f for f in findings if (f.claim.label or f.claim.algo, f.claim.env, f.claim.measure) == wanted]
+        if not rivals:
+            continue
+        theirs = {trial.seed: trial.steps for trial in rivals[0].trials}
+        ratios = [t.steps / base for t in finding.trials if t.steps and (base := theirs.get(t.seed))]
+        figure = f"{_spread(ratios, '.2f')} times" if ratios else "no known number of"
+        bar = f"{claim.bar:g}, {_MEASURES[claim.measure]}"
+        lines.append(f"- {claim.name}: {figure} the environment steps of {claim.rival} to {bar}, seed by seed.")
+    return lines
+
+
+def section(findings: Sequence[Finding], facts: dict[str, Any], command: str, jobs: int) -> list[str]:
+    """The table with what a reader must know about it."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    beside = "one run at a time" if jobs == 1 else f"{jobs} runs side by side"
+    return [
+        f"`{command}` on {facts['date'][:10]}: {facts['cores']} cores of {facts['cpu']}, Python {facts['python']}, "
+        f"{versions}; {beside}. Medians, and ranges over the seeds in brackets.",
+        "",
+        *table(findings),
+        *(["", *compared] if (compared := rivalries(findings)) else []),
+    ]
+
+
+def write_section(path: Path, lines: Sequence[str], name: str = "learning") -> None:
+    """Put lines between the markers of a file, in place of what was there."""
+    before, after = MARKS[name]
+    text = path.read_text() if path.exists() else f"# Benchmarks\n\n## {name.capitalize()}\n{before}\n{after}\n"
+    head, start, rest = text.partition(before)
+    _, end, tail = rest.partition(after)
+    if not start or not end:
+        raise UserError(f"{path} has no place for the table: it needs the lines {before} and {after}.")
+    path.write_text("\n".join([f"{head}{before}", *lines, f"{after}{tail}"]))
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    claim, trials = finding.claim, finding.trials
+    done = [trial for trial in trials if trial.steps is not None]
+    return (
+        claim.env.rpartition(":")[2],
+        claim.label or claim.algo,
+        f"{claim.bar:g}, {_MEASURES[claim.measure]}",
+        f"{claim.steps:,}" + ("" if claim.within_s == math.inf else f", {claim.within_s / 60:g} min"),
+        f"{len(done)} of {len(trials)}",
+        _spread([trial.steps for trial in done if trial.steps is not None], ",.0f"),
+        _spread([trial.seconds for trial in done if trial.seconds is not None], ".1f"),
+        _spread([trial.final for trial in trials], ".2f" if abs(claim.bar) < 10 else ".1f"),
+        _spread([trial.total_s for trial in trials], ".1f"),
+        _spread([trial.simulator_steps for trial in done if trial.simulator_steps is not None], ",.0f"),
+        _spread([trial.won for trial in trials if trial.won is not None], ".1%"),
+        _bytes([trial.bytes_per_update for trial in trials if trial.bytes_per_update is not None]),
+    )
+
+
+def _bytes(values: Sequence[float]) -> str:
+    return f"{Spread.of(values).median:,.0f}" if values else "-"
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    if not values:
+        return "-"
+    spread = Spread.of(values)
+    return f"{spread.median:{form}} ({spread.low:{form}} to {spread.high:{form}})"

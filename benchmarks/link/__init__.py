@@ -1,0 +1,1 @@
+"""Rows per second of external simulators, beside other ways to connect them."""

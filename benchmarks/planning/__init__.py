@@ -1,0 +1,1 @@
+"""What looking ahead adds to a half-trained policy, and to none."""

@@ -1,0 +1,108 @@
+"""`python -m benchmarks planning`: what looking ahead adds when acting, with a half-trained policy and without any."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from benchmarks.common.command import machine_line, open_report, progress, require_at_least_one, require_folder
+from benchmarks.common.markdown import write_between
+from benchmarks.common.report import Report
+from benchmarks.link.report import relative
+from benchmarks.planning.case import (
+    AHEAD,
+    TASKS,
+    PlanningFigure,
+    compile_pendulum,
+    half_trained,
+    planners,
+    verdicts,
+)  # fmt: skip
+from benchmarks.planning.report import MARKS, save_curves, section
+from corral.core.errors import UserError
+
+_MIN_BUDGET = 40
+
+
+@dataclass(frozen=True)
+class BenchPlanning:
+    """Measure the return of a half-trained PPO over the number of simulations that it looks ahead with.
+
+    Beside it planners that have learned nothing: shooting, search with random rollouts, and MPPI, also on a simulator
+    in C++. Prints a table, and writes planning.png and planning.json.
+    """
+
+    task: Literal["cartpole", "pendulum", "all"] = "all"
+    """Which task."""
+    sims: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 128)
+    """Simulations of a decision."""
+    budget: int = 640
+    """Simulator steps of a decision that planners without learning may make, about."""
+    episodes: int = 32
+    """Episodes of each figure and seed."""
+    seeds: int = 3
+    """Seeds of everything, from 1 on."""
+    out: Path = Path("bench")
+    """Folder for the PNG and the JSON."""
+    table: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """File to write the table to, between its markers, such as BENCHMARKS.md; the picture goes to docs/ beside it."""
+
+    def run(self) -> int:
+        """Measure, print, and write the files."""
+        require_at_least_one(seeds=self.seeds, sims=min(self.sims, default=0))
+        if self.episodes < 2:
+            raise UserError(f"--episodes must be at least 2, for an interval of their mean, got {self.episodes}.")
+        if self.budget < _MIN_BUDGET:
+            raise UserError(f"--budget must be at least {_MIN_BUDGET}, two looks ahead of 20 steps, got {self.budget}.")
+        require_folder(self.out)
+        figures: list[PlanningFigure] = []
+        seeds, simulations = range(1, self.seeds + 1), self.budget // AHEAD
+        with progress() as say, tempfile.TemporaryDirectory(prefix="corral-planning-") as folder:
+            report, machine = open_report(asdict(self) | {"out": str(self.out), "table": None}, say)
+            pendulum = None if self.task == "cartpole" else compile_pendulum(Path(folder))
+            for task in [task for name, task in TASKS.items() if self.task in (name, "all")]:
+                figures += half_trained(task, seeds, sorted(set(self.sims)), self.episodes, Path(folder), say)
+                figures += planners(task, seeds, simulations, self.episodes, pendulum, say)
+        self._write(figures, report, machine_line(report, machine))
+        return 0
+
+    def _write(self, figures: list[PlanningFigure], report: Report, machine: str) -> None:
+        report.more["figures"] = [asdict(figure) for figure in figures]
+        report.more["verdicts"] = [asdict(found) | {"reached": found.reached} for found in verdicts(figures)]
+        (self.out / "planning.json").write_text(json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
+        folder = self.out
+        if self.table is not None:
+            beside = self.table.parent / "docs"
+            folder = beside if beside.is_dir() else self.table.parent
+        picture = self._draw(figures, folder / "planning.png")
+        how = f"{self.episodes} episodes of each seed from 1 to {self.seeds}, the same for all but simulators in C++."
+        shown = relative(picture, self.table) if picture and self.table else None
+        lines = section(figures, report.facts, self._command(), machine, how, shown)
+        print("\n".join(lines))
+        written = [self.out / "planning.json", *([picture] if picture else [])]
+        if self.table is not None:
+            write_between(self.table, MARKS, lines)
+            written.append(self.table)
+        missing = "" if picture else " No PNG: matplotlib is missing, pip install 'corral-rl[plot]'."
+        print(f"Wrote {', '.join(map(str, written))}.{missing}")
+
+    def _draw(self, figures: list[PlanningFigure], path: Path) -> Path | None:
+        try:
+            save_curves(figures, path, self._command())
+        except ImportError:
+            return None
+        return path
+
+    def _command(self) -> str:
+        given = {name: getattr(self, name) for name in ("task", "sims", "budget", "episodes", "seeds")}
+        options = [
+            f" --{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+            for name, value in given.items()
+            if value != getattr(type(self), name)
+        ]
+        return f"python -m benchmarks planning{''.join(options)}"

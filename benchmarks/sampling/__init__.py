@@ -1,0 +1,1 @@
+"""Environment steps per second of every backend, beside other libraries."""

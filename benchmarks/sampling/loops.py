@@ -1,0 +1,125 @@
+"""What bounds everybody: the same environments stepped in a bare loop, in processes that never communicate.
+
+The same loop around Corral's `EnvGroup` shows what that layer adds.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from benchmarks.common.children import child_env
+from benchmarks.common.contestants import draw_actions, timed
+from benchmarks.common.rounds import Slice
+from corral.core.types import Array
+from corral.envs.resolve import resolve
+from corral.envs.stepping.group import EnvGroup
+from corral.envs.stepping.id_set import IdSets
+from corral.envs.stepping.rows import EnvRows
+from corral.envs.supervision import IDLE
+
+Layer = Literal["bare", "group"]
+
+_PATIENCE_S = 60.0
+_ASK, _ANSWER = struct.Struct("d"), struct.Struct("qd")  # seconds to run for; steps made in how many seconds
+
+
+class Loops:
+    """`num_envs` environments shared out to `workers` processes that only meet at the end of a slice.
+
+    In `lockstep` they meet after every step of all: the parent wakes each with a few bytes, and each wakes the
+    parent. No sampler in processes can wait less, for this one carries neither actions nor results.
+    """
+
+    def __init__(self, env: str, layer: Layer, num_envs: int, workers: int, *, lockstep: bool = False):
+        self._lockstep = lockstep
+        self._loops = []
+        for ids in np.array_split(np.arange(num_envs), min(workers, num_envs)):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                # A fresh interpreter, not multiprocessing's, which would import the caller's main module.
+                call = f"serve({theirs.fileno()}, {env!r}, {layer!r}, {len(ids)})"
+                code = f"from benchmarks.sampling.loops import serve; {call}"
+                process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], env=child_env())
+            self._loops.append((process, ours))
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes."""
+        return [process.pid for process, _ in self._loops]
+
+    def run(self, seconds: float) -> Slice:
+        """Let all loops run at once."""
+        if self._lockstep:
+            return timed(lambda: self._ask(0.0).steps, seconds)
+        return self._ask(seconds)
+
+    def close(self) -> None:
+        """End the processes."""
+        for process, end in self._loops:
+            end.close()
+            process.kill()
+            process.wait()
+
+    def _ask(self, seconds: float) -> Slice:
+        """Wake everybody, and wait for all answers; for 0 seconds everybody steps once."""
+        for _, end in self._loops:
+            end.send(_ASK.pack(seconds))
+        steps, longest = 0, 0.0
+        for _, end in self._loops:
+            end.settimeout(seconds + _PATIENCE_S)
+            made, took = _ANSWER.unpack(end.recv(_ANSWER.size))
+            steps, longest = steps + made, max(longest, took)
+        return Slice(steps, longest)
+
+
+def serve(fd: int, env: str, layer: Layer, num_envs: int) -> None:
+    """In a process of its own: run slices until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes its end
+    step = (_bare if layer == "bare" else _group)(env, num_envs)
+    actions = draw_actions(2, num_envs)
+    with socket.socket(fileno=fd) as end:
+        while asked := end.recv(_ASK.size):
+            done = timed(lambda: step(next(actions)), *_ASK.unpack(asked))
+            end.send(_ANSWER.pack(done.steps, done.seconds))
+
+
+def _bare(env: str, num_envs: int) -> Callable[[Array], int]:
+    """Nothing but `step` and `reset`."""
+    factory = resolve(env).factory
+    envs = [factory() for _ in range(num_envs)]
+    for number, one in enumerate(envs):
+        one.reset(seed=number)
+
+    def step(actions: Array) -> int:
+        for one, action in zip(envs, list(actions), strict=True):
+            _, _, terminated, truncated, _ = one.step(action)
+            if terminated or truncated:
+                one.reset()
+        return num_envs
+
+    return step
+
+
+def _group(env: str, num_envs: int) -> Callable[[Array], int]:
+    """Corral's group, which also copies, checks and starts new episodes."""
+    factory = resolve(env).factory
+    group = EnvGroup(dict.fromkeys(range(num_envs), factory), env, lambda fault: None, [IDLE])
+    rows, sets = EnvRows(group.build(), num_envs), IdSets(num_envs)
+    group.attach(rows, sets)
+    group.reset(sets.everyone.ids, 0, "train")
+
+    def step(actions: Array) -> int:
+        rows.flip(sets.everyone)
+        rows.action[0][:] = actions
+        group.step(sets.everyone, lambda ready: None)
+        return num_envs
+
+    return step

@@ -1,0 +1,1 @@
+"""Simulations per second of tree search on Connect Four, beside other libraries."""

@@ -1,0 +1,219 @@
+"""What `python -m benchmarks search` compares: tree search on Connect Four, with a network and without one.
+
+Every engine searches the same positions with the same network, 100 simulations each; mctx, OpenSpiel and LightZero by
+their own trees. Engines are processes of their own, and only one of them works at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.common.facts import CpuTimes
+from benchmarks.common.report import LayerRow, Scale, Verdict
+from benchmarks.common.rounds import Entry, Outcome, Spread
+from benchmarks.search.process import ANSWER_S, EngineProcess, EngineSearch
+from benchmarks.search.task import SearchTask
+
+CaseName = Literal["network", "tree"]
+CASES: tuple[CaseName, ...] = ("network", "tree")
+
+NEEDS = {
+    "mctx": "pip install mctx pgx",
+    "open_spiel": "pip install open_spiel",
+    "open_spiel_cpp": "pip install open_spiel",
+    "lightzero": "pip install --no-deps LightZero",
+}
+PEERS = tuple(NEEDS)
+_TITLES = {"corral": "corral", "mctx": "mctx + pgx", "open_spiel": "OpenSpiel Python",
+           "open_spiel_cpp": "OpenSpiel C++", "lightzero": "LightZero mz_tree"}  # fmt: skip
+SCALE = Scale("python -m benchmarks search", "simulations per second", "mctx", "microseconds per simulation and part",
+              ("network", "simulator", "tree"), "corral")  # fmt: skip
+_MEMORY_TARGET, _LATENCY_TARGET_S = 300.0, 0.008
+
+
+class Lab:
+    """The engines, each made when it is first needed."""
+
+    def __init__(self, problem: Path, peer_python: str = sys.executable):
+        self._problem, self._peer_python = problem, peer_python
+        self._engines: dict[str, EngineProcess] = {}
+        self._stack = ExitStack()
+        self.searching: dict[str, EngineSearch] = {}
+        """Contestants by name, with what they counted."""
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def engine(self, name: str, copy: int = 0) -> EngineProcess:
+        """The process of an engine, or another one of the same."""
+        key = f"{name} {copy}"
+        if key not in self._engines:
+            python = sys.executable if name == "corral" else self._peer_python
+            self._engines[key] = EngineProcess(name, self._problem, python)
+            self._stack.callback(self._engines[key].close)
+        return self._engines[key]
+
+    def search(self, engine: str, copies: int, name: str, task: SearchTask) -> EngineSearch:
+        """A contestant."""
+        engines = [self.engine(engine, copy) for copy in range(copies)]
+        self.searching[name] = EngineSearch(engines, name, task)
+        return self.searching[name]
+
+    def facts(self) -> dict[str, Any]:
+        """Version, peak memory and bytes of a node of every engine that is there."""
+        return {key.partition(" ")[0]: facts for key, facts in self._ask_all("facts").items() if key.endswith(" 0")}
+
+    def cpu_times(self) -> CpuTimes | None:
+        """With the time of the engines as ours, although they have not ended."""
+        now = CpuTimes.now()
+        return None if now is None else replace(now, ours=now.ours + sum(self._ask_all("cpu").values()))
+
+    def _ask_all(self, question: str) -> dict[str, Any]:
+        found = {}
+        for key, engine in self._engines.items():
+            with suppress(ImportError, RuntimeError):
+                found[key] = engine.ask(question)
+        return found
+
+
+def title(engine: str, task: SearchTask, copies: int = 1) -> str:
+    """A contestant's name: trees times leaves."""
+    size = f"{task.trees} x {task.leaves}" if engine == "corral" else str(task.trees)
+    what = {"network": "", "zero": "", "rollouts": ", random games"}[task.evaluator]
+    return f"{_TITLES[engine]}, {size}{what}" + (f", {copies} processes" if copies > 1 else "")
+
+
+@dataclass(frozen=True)
+class SearchCase:
+    """One evaluation of leaves, all engines, several numbers of trees."""
+
+    name: CaseName
+    sims: int
+    lab: Lab
+    tasks: Sequence[tuple[str, SearchTask, int]]
+    num_envs: int | None = field(default=None, init=False)
+    seconds: float = 1.0
+    """How long each row of layers is measured."""
+    ideal: float | None = field(default=None, init=False)
+    scale: Scale = field(default=SCALE, init=False)
+
+    @property
+    def label(self) -> str:
+        """Title."""
+        what = "MLP 84-128-128-(7+1)" if self.name == "network" else "no network"
+        return f"Connect Four, {self.sims} simulations, {what}"
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Everybody, with what to install."""
+        found = []
+        for engine, task, copies in self.tasks:
+            name = title(engine, task, copies)
+            build = partial(self.lab.search, engine, copies, name, task)
+            kind: Literal["corral", "peer"] = "corral" if engine == "corral" else "peer"
+            found.append(Entry(name, kind, build, NEEDS.get(engine, ""), ANSWER_S))
+        return found
+
+    def base(self, outcome: Outcome) -> str:
+        """mctx where it is fastest."""
+        return self.best("mctx", outcome) or "mctx"
+
+    def best(self, engine: str, outcome: Outcome) -> str | None:
+        """An engine's fastest contestant, if it took part."""
+        names = [title(*task) for task in self.tasks if task[0] == engine]
+        there = [name for name in names if name in outcome.rates]
+        return max(there, key=lambda name: outcome.spread(name).median) if there else None
+
+    def layers(self, outcome: Outcome) -> list[LayerRow]:
+        """Where Corral's time goes."""
+        rows = []
+        for engine, task, _ in self.tasks:
+            if engine == "corral" and task.evaluator != "rollouts" and task.trees in (1, 64) and task.leaves > 1:
+                found = self.lab.engine("corral").ask("parts", task=vars(task), seconds=self.seconds)
+                spreads = {part: Spread(micros, micros, micros) for part, micros in found.items()}
+                total = sum(found.values())
+                rows.append(LayerRow(title(engine, task), spreads, Spread(total, total, total)))
+        return rows
+
+    def verdicts(self, outcome: Outcome, layers: Sequence[LayerRow]) -> list[Verdict]:
+        """The targets at 100 simulations."""
+        if self.sims != 100:
+            return []
+        evaluator: Literal["network", "zero"] = "network" if self.name == "network" else "zero"
+        ours = title("corral", SearchTask(evaluator, 64, 4))
+        bound = _bound(ours, layers)
+        floor, ratios = (700e3, {"mctx": 8.0, "open_spiel_cpp": 1.0}) if self.name == "tree" else (
+            120e3, {"mctx": 2.0, "lightzero": 5.0, "open_spiel": 2.0})  # fmt: skip
+        found = [_over(f"{self.label}, simulations/s over {floor:,.0f}", 1.0, outcome.rates[ours], floor, ours, bound)]
+        for engine, needed in ratios.items():
+            if theirs := self.best(engine, outcome):
+                target = f"{self.label}, over {theirs}"
+                found.append(Verdict(target, needed, outcome.ratio(ours, theirs), ours, bound))
+        if self.name == "network":
+            found += self._of_one_tree(outcome, layers)
+        memory = self.lab.engine("corral").ask("facts")["node_bytes"]
+        target = f"{_MEMORY_TARGET:.0f} bytes over those of a node with its state"
+        return [*found, _over(target, 1.0, [_MEMORY_TARGET], memory, ours, f"A node has {memory:.0f} bytes.")]
+
+    def _of_one_tree(self, outcome: Outcome, layers: Sequence[LayerRow]) -> list[Verdict]:
+        many, one, quick = (title("corral", SearchTask("network", *size)) for size in ((64, 4), (1, 4), (1, 8)))
+        bound = _bound(quick, layers)
+        of = self.lab.searching[quick]
+        spread = Spread(*(_LATENCY_TARGET_S / of.percentile(share) for share in (0.5, 0.95, 0.0)))
+        return [
+            Verdict("8 ms over the time of a decision for one tree", 1.0, spread, quick, bound),
+            Verdict("64 trees over one, simulations/s", 5.0, outcome.ratio(many, one), many, bound),
+        ]
+
+
+def make_cases(names: Sequence[CaseName], sims: int, lab: Lab, seconds: float = 1.0) -> list[SearchCase]:
+    """The tasks of each case."""
+    network, zero, rollouts = (
+        partial(SearchTask, evaluator, sims=sims) for evaluator in ("network", "zero", "rollouts")
+    )
+    tasks = {
+        "network": [
+            *[("corral", network(trees, leaves), 1) for trees, leaves in _CORRAL_SIZES],
+            *[("mctx", network(trees), 1) for trees in (1, 8, 64, 256)],
+            *[("lightzero", network(trees), 1) for trees in (1, 8, 64, 256)],
+            ("open_spiel", network(1), 1),
+        ],
+        "tree": [
+            ("corral", zero(64, 4), 1),
+            ("corral", zero(64, 1), 1),
+            ("corral", zero(1, 8), 1),
+            ("corral", rollouts(64, 4), 1),
+            *[("mctx", zero(trees), 1) for trees in (64, 256)],
+            ("lightzero", zero(64), 1),
+            ("open_spiel", zero(1), 1),
+            ("open_spiel_cpp", rollouts(1), 1),
+            ("open_spiel_cpp", rollouts(1), 2),
+        ],
+    }
+    return [SearchCase(name, sims, lab, tasks[name], seconds) for name in names]
+
+
+_CORRAL_SIZES = ((1, 1), (1, 4), (1, 8), (8, 4), (64, 1), (64, 4), (256, 4))
+
+
+def _over(target: str, needed: float, figures: Sequence[float], unit: float, by: str, bound: str) -> Verdict:
+    return Verdict(target, needed, Spread.of(figure / unit for figure in figures), by, bound)
+
+
+def _bound(name: str, layers: Sequence[LayerRow]) -> str:
+    """What a simulation's time is spent on most."""
+    row = next((row for row in layers if row.name == name), None)
+    if row is None:
+        return ""
+    parts = ", ".join(f"{part} {spread.median:.2f}" for part, spread in row.layers.items())
+    most = max(row.layers, key=lambda part: row.layers[part].median)
+    return f"Bound: the {most}, of {parts} us of a simulation on one core."

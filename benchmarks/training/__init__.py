@@ -1,0 +1,1 @@
+"""Steps per second of training, and the time to learn CartPole, beside other libraries."""

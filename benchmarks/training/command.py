@@ -1,0 +1,60 @@
+"""`python -m benchmarks training`: steps per second of training, beside other libraries, in one run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from benchmarks.common.command import Say, require_interleaved, run_cases
+from benchmarks.common.report import Report
+from benchmarks.training import cases, scaling
+from benchmarks.training.time_to_score import print_race, race
+
+
+@dataclass(frozen=True)
+class BenchTraining:
+    """Measure steps per second of training beside other libraries, in interleaved rounds.
+
+    Prints tables, and writes training.png and training.json. A library that is not installed is skipped.
+    """
+
+    case: Literal["all", "ppo", "a2c", "dqn", "appo", "impala", "sleep", "central", "central-pong", "time-to-475"] = (
+        "all"
+    )
+    """An algorithm's speed, environments that sleep, central inference against local policies, the time that PPO takes
+    to learn CartPole, or all of them."""
+    rounds: int = 5
+    """How often every contestant runs; for the time to learn, seeds."""
+    seconds: float = 5.0
+    """How long it runs each time."""
+    sample_factory: Path = Path(sys.executable)
+    """The Python that has Sample Factory, which needs older packages than Corral."""
+    out: Path = Path("bench")
+    """Folder for the PNG and the JSON."""
+
+    def run(self) -> int:
+        """Measure, print, and write the files."""
+        require_interleaved(self)
+        settings = asdict(self) | {"out": str(self.out), "sample_factory": str(self.sample_factory)}
+        return run_cases("training", settings, self, self._cases(), self._race)
+
+    def _cases(self) -> Iterator[cases.TrainingCase | scaling.ScalingCase]:
+        for name in cases.CASES:
+            if self.case in ("all", name):
+                yield cases.make_case(name)
+        for scaled in scaling.CASES:
+            if self.case in ("all", scaled):
+                yield scaling.make_case(scaled, str(self.sample_factory))
+
+    def _race(self, report: Report, console: Console, say: Say) -> None:
+        if self.case not in ("all", "time-to-475"):
+            return
+        result = race(range(1, self.rounds + 1), say)
+        say("")
+        print_race(console, result)
+        report.more["time_to_475"] = result.to_json()

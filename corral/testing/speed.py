@@ -1,0 +1,291 @@
+"""How fast an environment or an external simulator steps on this machine, and where the time of a step goes.
+
+Layers are differences between ways to step the same environment: alone, in a `local` VecEnv, in worker processes. All
+ways take short turns one after the other, so that a machine whose speed drifts slows all of them down alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from corral.core.errors import EnvFailed, UserError
+from corral.core.gym_env import build_env, seeded_reset, unpack_step
+from corral.core.machine import cores
+from corral.core.types import Array, EnvSpec, Tree
+from corral.envs.backends.simulators.options import is_url
+from corral.envs.backends.simulators.vec_env import LinkVecEnv
+from corral.envs.make import make_vec
+from corral.envs.resolve import resolve
+from corral.envs.supervision import Supervision
+from corral.envs.vec_env import VecEnv
+
+ENVIRONMENT, CORRAL, IPC, WIRE = "environment", "Corral", "IPC", "wire"
+"""The environment's own step and reset; stepping, checks and copies; messages between processes; messages of the link
+and waiting for them."""
+
+_TURNS = 3
+_DRAWN = 64
+_SIZES = (8, 64)
+_LINK_ENVS = 8
+_SLOW_BATCH_S = 0.25  # a step of a whole batch that takes longer leaves too few of them to measure
+_START_S = 60.0
+_WAITING_SHARE = 0.5  # of a step on the CPU; below it, an environment waits for something else
+_SHORT_STEP_US = 1e3
+
+
+@dataclass
+class Way:
+    """A way to step the environment: what `backend`, how many environments and workers, and what it took."""
+
+    backend: str
+    num_envs: int
+    workers: int = 1
+    turns: list[tuple[int, float, float]] = field(default_factory=list)
+    """Steps, seconds, and CPU seconds of this process."""
+    layers: dict[str, float] = field(default_factory=dict)
+    """Microseconds of one step of one environment."""
+
+    @property
+    def step_us(self) -> float:
+        """Wall time of one step of one environment in microseconds, the median of the turns."""
+        return 1e6 * statistics.median(seconds / steps for steps, seconds, _ in self.turns)
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU time of this process for it."""
+        return 1e6 * statistics.median(cpu / steps for steps, _, cpu in self.turns)
+
+    @property
+    def rate(self) -> float:
+        """Environment steps per second."""
+        return 1e6 / self.step_us
+
+
+@dataclass
+class Speed:
+    """What was measured: every way, and why others are missing."""
+
+    env: str
+    ways: list[Way]
+    left_out: dict[str, str] = field(default_factory=dict)
+    waits: bool = False
+    """Whether the environment's step mostly waits for something else than this machine's CPU."""
+
+    @property
+    def best(self) -> Way:
+        """The fastest way that trains the same environment: EnvPool and ALE have versions of their own."""
+        return max((way for way in self.ways if way.backend in ("local", "process", "link")), key=lambda way: way.rate)
+
+
+Run = Callable[[], int]
+"""Steps all environments of a way once; returns how many steps that were."""
+
+
+def measure_speed(
+    env: str, env_kwargs: Mapping[str, Any], seconds: float, num_envs: int | None, workers: int | None
+) -> Speed:
+    """Step `env`, a Gymnasium id, `module:Class` or URL, for about `seconds`, not counting the time to build it."""
+    with contextlib.ExitStack() as stack:
+        if is_url(env):
+            return _measure_link(env, env_kwargs, seconds, num_envs, stack)
+        return _measure_backends(env, env_kwargs, seconds, num_envs, workers, stack)
+
+
+# -- environments in Python --------------------------------------------------------------------------------------------
+
+
+def _measure_backends(
+    env: str, kwargs: Mapping[str, Any], seconds: float, num_envs: int | None, workers: int | None,
+    stack: contextlib.ExitStack,
+) -> Speed:  # fmt: skip
+    alone, build_s = Way("none", 1), time.perf_counter()
+    step_alone = _bare(env, kwargs, stack)
+    build_s = time.perf_counter() - build_s
+    switches = _voluntary_switches()
+    _turn(alone, step_alone, min(0.2, seconds / 10))
+    # A busy machine takes the CPU away as well, but then the process does not give it up by itself.
+    gave_up = _voluntary_switches() - switches >= _WAITING_SHARE * alone.turns[0][0]
+    waits = gave_up and alone.step_us > _SHORT_STEP_US and alone.cpu_us < _WAITING_SHARE * alone.step_us
+    sizes = [num_envs] if num_envs else _sizes(alone.step_us, build_s, seconds)
+    speed = Speed(env, [alone], waits=waits)
+    runs = [step_alone]
+    for size in sizes:
+        counts = {workers or min(cores(), size), *([size] if waits and not workers else [])}
+        for backend, count in (("local", 1), *(("process", count) for count in sorted(counts)), ("native", cores())):
+            try:
+                vec = stack.enter_context(make_vec(env, size, backend, count, env_kwargs=kwargs))
+                runs.append(_lockstep(vec, vec.recv().env_ids))
+                speed.ways.append(Way(backend, size, count))
+            except (UserError, ImportError) as error:
+                if backend != "native":
+                    raise
+                speed.left_out[backend] = str(error)
+    alone.turns.clear()
+    _take_turns(list(zip(speed.ways, runs, strict=True)), seconds)
+    for way in speed.ways:
+        way.layers = _layers(way, speed)
+    return speed
+
+
+def _voluntary_switches() -> int:
+    """How often this process has waited for something."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+def _sizes(step_us: float, build_s: float, seconds: float) -> list[int]:
+    """Numbers of environments that can be built and stepped in the time there is."""
+    return [n for n in _SIZES if n * build_s < seconds and n * step_us * 1e-6 < _SLOW_BATCH_S] or [min(_SIZES)]
+
+
+def _layers(way: Way, speed: Speed) -> dict[str, float]:
+    """Workers share the environment's and Corral's part of a step; what remains is communication."""
+    alone = speed.ways[0].step_us
+    if way.backend == "none":
+        return {ENVIRONMENT: alone}
+    if way.backend == "native":
+        return {}
+    if way.backend == "local":
+        return {ENVIRONMENT: min(alone, way.step_us), CORRAL: max(0.0, way.step_us - alone)}
+    local = next(other for other in speed.ways if other.backend == "local" and other.num_envs == way.num_envs)
+    share = way.workers if speed.waits else min(way.workers, cores())
+    inside = {ENVIRONMENT: alone / share, CORRAL: max(0.0, local.step_us - alone) / share}
+    return {**inside, IPC: max(0.0, way.step_us - sum(inside.values()))}
+
+
+def _bare(name: str, kwargs: Mapping[str, Any], stack: contextlib.ExitStack) -> Run:
+    """Nothing but `step` and `reset` of one environment."""
+    env, spec = build_env(resolve(name, kwargs).factory, name)
+    stack.callback(_close_quietly, env)
+    _, info = seeded_reset(env, 0)
+    if isinstance(info, dict) and "action_mask" in info:
+        raise UserError(f"{name} has an action mask, and `corral bench` steps with random actions, legal or not.")
+    actions = itertools.cycle(_draw(spec, _DRAWN))
+
+    def step() -> int:
+        try:
+            _, _, terminated, truncated, _ = unpack_step(env.step(next(actions)), name)
+            if terminated or truncated:
+                env.reset()
+        except UserError:
+            raise
+        except Exception as error:
+            raise EnvFailed(f"{name} raised {error!r} in a step; `corral check-env {name}` shows where.") from error
+        return 1
+
+    return step
+
+
+def _close_quietly(env: Any) -> None:
+    with contextlib.suppress(Exception):
+        env.close()
+
+
+def _draw(spec: EnvSpec, count: int) -> list[Any]:
+    spec.action_space.seed(0)
+    return [spec.action_space.sample() for _ in range(count)]
+
+
+def _lockstep(vec: VecEnv, ids: Array) -> Run:
+    """These environments step, then all of them get their next action; the actions are drawn beforehand."""
+    layout = vec.spec.action
+    rows = [layout.flatten(action) for action in _draw(vec.spec, _DRAWN)]
+    batches: list[Tree] = []
+    for first in range(_DRAWN):
+        chosen = [rows[(first + k) % _DRAWN] for k in range(len(ids))]
+        batches.append(layout.unflatten([np.stack(leaf) for leaf in zip(*chosen, strict=True)]))
+    actions = itertools.cycle(batches)
+
+    def step() -> int:
+        vec.send(ids, next(actions))
+        vec.recv()
+        return len(ids)
+
+    return step
+
+
+# -- external simulators -----------------------------------------------------------------------------------------------
+
+
+def _measure_link(
+    url: str, kwargs: Mapping[str, Any], seconds: float, num_envs: int | None, stack: contextlib.ExitStack
+) -> Speed:
+    supervision = Supervision(start_timeout_s=_START_S)
+
+    def connect(count: int) -> LinkVecEnv:
+        vec = stack.enter_context(make_vec(url, count, env_kwargs=kwargs, supervision=supervision))
+        assert isinstance(vec, LinkVecEnv)
+        return vec
+
+    vec, speed = connect(num_envs or 1), Speed(url, [])
+    if num_envs is None:
+        room = sum(session.simulator.hello.slots for session in vec.fleet.sessions.values())
+        if room > 1:
+            vec = connect(min(_LINK_ENVS, room - 1))  # the first one keeps its place, so that simulators stay
+        else:
+            speed.left_out["more environments"] = "the simulator has room for one."
+    ids = vec.recv().env_ids
+    for count in dict.fromkeys((1, vec.num_envs)):
+        way = Way("link", count)
+        # One after the other: sessions report an average over their latest steps.
+        _take_turns([(way, _lockstep(vec, ids[:count]))], seconds / len({1, vec.num_envs}))
+        way.layers = _link_layers(way, _simulator_us(vec))
+        speed.ways.append(way)
+    return speed
+
+
+def _simulator_us(vec: LinkVecEnv) -> float:
+    """Microseconds per step that the simulators, which work at the same time, report."""
+    sessions = vec.fleet.sessions.values()
+    return 1e6 * statistics.fmean(session.row_s for session in sessions) / len(sessions) if sessions else 0.0
+
+
+def _link_layers(way: Way, simulator_us: float) -> dict[str, float]:
+    own = min(way.cpu_us, way.step_us)
+    simulator = min(simulator_us, way.step_us - own)
+    return {ENVIRONMENT: simulator, CORRAL: own, WIRE: max(0.0, way.step_us - own - simulator)}
+
+
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+
+def _take_turns(ways: Sequence[tuple[Way, Run]], seconds: float) -> None:
+    """Let every way run several times, one after the other, each time for its share of the seconds."""
+    each = seconds / len(ways) / (_TURNS + 0.5)
+    for way, run in ways:
+        _turn(way, run, each / 2)  # caches and branch predictors
+        way.turns.clear()
+    with _no_collections():
+        for _ in range(_TURNS):
+            for way, run in ways:
+                _turn(way, run, each)
+
+
+def _turn(way: Way, run: Run, seconds: float) -> None:
+    steps, cpu, start = 0, time.process_time(), time.perf_counter()
+    while True:
+        steps += run()
+        elapsed = time.perf_counter() - start
+        if elapsed >= seconds:
+            break
+    way.turns.append((steps, elapsed, time.process_time() - cpu))
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep what was built before out of garbage collections, which would slow down whichever way is running."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
