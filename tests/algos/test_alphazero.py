@@ -103,7 +103,7 @@ def test_quick_searches_are_learned_from_as_outcomes_only():
     assert policy.simulator_steps < 0.6 * 16 * searched.size
 
 
-def test_scripted_players_play_their_share_and_are_not_learned_from_as_a_policy():
+def test_scripted_players_give_no_policy_targets():
     traj, *_ = played(steps=60, num_envs=16, scripted_share=1.0, scripted=("perfect",), temperature_moves=0)
     by_search, turn = traj.extras["searched"], traj.extras["to_play"]
     for t, b in zip(*np.nonzero(~by_search), strict=True):
@@ -165,7 +165,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_tictactoe_is_learned_and_a_perfect_player_hardly_ever_wins(tmp_path):
+def test_tictactoe_is_learned_against_perfect_player(tmp_path):
     """Seconds of self-play; that it never wins after a minute is a claim of BENCHMARKS.md."""
     result = corral.train(
         "alphazero", env=ENV, steps=25_000, seed=1, run_dir=tmp_path / "x", preset="none", num_envs=32, sims=32,
@@ -282,7 +282,7 @@ class MoveAgain(AECEnv):
         self.agent_selection = mover if action else waiting
 
 
-def test_who_moved_is_on_record_also_where_players_do_not_move_in_turn():
+def test_player_to_move_is_recorded_without_alternation():
     with corral.make_vec(lambda: AecEnv(MoveAgain()), 4, "local") as vec:
         algo = AlphaZero(Config(sims=4, net=SMALL, temperature_moves=99), vec.spec, 4)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))
@@ -292,7 +292,7 @@ def test_who_moved_is_on_record_also_where_players_do_not_move_in_turn():
     assert (np.diff(traj.extras["to_play"], axis=0) == 0).any()
 
 
-def test_against_an_opponent_of_the_environment_all_moves_on_record_are_the_agent_s_own():
+def test_only_own_moves_are_recorded_against_env_opponent():
     with corral.make_vec(ENV, 8, "local", env_kwargs={"opponent": "random"}) as vec:
         algo = AlphaZero(Config(sims=4, net=SMALL), vec.spec, 8)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))

@@ -121,7 +121,7 @@ def test_the_first_update_on_fresh_data_has_ratio_1(space, core, path):
 
 
 @pytest.mark.parametrize("core", ["plain", "gru"])
-def test_every_sequence_is_used_once_per_epoch_whole_and_in_a_new_order(core):
+def test_epochs_use_every_sequence_once_reshuffled(core):
     algo, model = make(core=core, epochs=3, minibatches=2)
     traj = batch_for(algo, model, width=6)
     parts = list(algo.minibatches(traj, torch.Generator().manual_seed(0)))
@@ -174,7 +174,7 @@ def test_nothing_of_a_faulty_row_reaches_the_loss(space, core, path):
         assert torch.equal(a, b)
 
 
-def test_the_bound_of_the_lag_counts_batches_and_every_minibatch_is_a_version():
+def test_lag_bound_counts_batches_not_minibatches():
     algo, _ = make(epochs=3, minibatches=2, max_lag=5)
     assert algo.data.max_lag == 30
     model = algo.build_model()

@@ -252,7 +252,7 @@ def game(tmp_path_factory):
     return folder
 
 
-def test_a_game_that_a_search_plays_is_filmed_and_its_network_is_exported(game, tmp_path, capsys):
+def test_alphazero_run_is_filmed_and_exported(game, tmp_path, capsys):
     run(Record, game, "-o", tmp_path / "game.mp4")
     moves = int(re.search(r"(\d+) frames", capsys.readouterr().out)[1]) - 1
     assert 5 <= moves <= 9
@@ -260,7 +260,7 @@ def test_a_game_that_a_search_plays_is_filmed_and_its_network_is_exported(game, 
     assert (tmp_path / "policy.onnx").exists()
 
 
-def test_a_game_is_evaluated_against_whoever_is_named_and_on_solved_positions(tmp_path, capsys):
+def test_eval_of_a_game_by_opponent_and_solved_positions(tmp_path, capsys):
     few = {"sims": 2, "learning_starts": 32, "batch_size": 16, "num_envs": 4, "evaluation.episodes": 4, "quiet": True}
     for game in ("Connect4", "TicTacToe"):
         easy = {"evaluation.env_kwargs": {"opponent": "random"}}
@@ -311,7 +311,7 @@ def test_a_policy_without_probabilities_is_not_searched_with(tmp_path):
     ("kwargs", "sentence"),
     [({"opponnt": "random"}, "takes no keyword argument 'opponnt'"), ({"opponent": "x"}, "player")],
 )
-def test_what_the_environment_of_evaluations_does_not_take_is_said_before_training(kwargs, sentence, tmp_path):
+def test_wrong_evaluation_env_kwargs_fail_before_training(kwargs, sentence, tmp_path):
     settings = {"run_dir": tmp_path / "x", "evaluation.env_kwargs": kwargs, "evaluation.every_steps": 10**9}
     with pytest.raises(UserError, match=sentence):
         corral.train("alphazero", env="corral/TicTacToe-v0", steps=10**9, quiet=True, **settings)

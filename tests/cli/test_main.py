@@ -98,7 +98,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(run, args, words):
     assert_one_sentence(run(*args), *words)
 
 
-def test_an_environment_that_cannot_be_served_is_one_sentence_and_exit_code_1():
+def test_serve_of_a_broken_env_is_exit_code_1():
     done = run_process("serve", "helpers.faulty_envs:NoStart", "--bind", "tcp://127.0.0.1:0")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -191,7 +191,7 @@ def test_list_envs_filters_by_text(run):
     ]  # fmt: skip
 
 
-def test_list_envs_on_a_terminal_groups_and_names_what_is_missing():
+def test_list_envs_on_a_terminal_groups_by_package():
     text = in_a_terminal("list", "envs")
     assert "Classic control (6)" in text
     for group in ("Box2D", "MuJoCo"):
@@ -232,7 +232,7 @@ def test_doctor_knows_every_extra_that_users_install():
     assert set(EXTRAS) == set(data["project"]["optional-dependencies"]) - {"dev", "test", "all"}
 
 
-def test_doctor_explains_a_bad_machine_and_has_nothing_to_say_about_a_good_one():
+def test_doctor_advises_about_a_bad_machine_only():
     good = Machine(8, 8, None, 0.1, 64 << 30, 60 << 30, 32 << 30, True, 6e-6, 1.97)
     assert advice(good, 1) == []
     bad = Machine(2, 16, 1.5, 3.0, 4 << 30, 1 << 30, 64 << 20, True, 90e-6, 1.2)

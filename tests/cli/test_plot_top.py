@@ -157,7 +157,7 @@ def test_what_is_no_run_or_has_no_rows_is_named(tmp_path):
         plot(late.path)
 
 
-def test_the_metrics_of_a_run_are_not_replaced_by_the_csv_of_a_plot(tmp_path):
+def test_plot_csv_does_not_replace_metrics_of_run(tmp_path):
     run = make(tmp_path / "run", rows(1))
     before = run.metrics_csv.read_text()
     with pytest.raises(UserError, match=r"would replace the run's own metrics\.csv"):

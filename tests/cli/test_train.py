@@ -173,7 +173,7 @@ def test_listing_loads_no_torch():
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_simulators_are_started_and_found_again_from_another_folder(tmp_path):
+def test_simulators_start_again_from_another_folder(tmp_path):
     program = tmp_path / "sim"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m corral serve CartPole-v1 --connect "$1"\n')
     program.chmod(0o755)

@@ -206,7 +206,7 @@ def test_a_file_whose_settings_are_commented_out_changes_nothing(tmp_path, text)
 
 
 @pytest.mark.parametrize("text", ["inner: {nett: {}}", "nett:", "inner: {lrr: 1}"])
-def test_an_unknown_name_in_a_file_is_an_error_that_names_the_file(toy, tmp_path, text):
+def test_unknown_setting_in_file_names_the_file(toy, tmp_path, text):
     (tmp_path / "f.yaml").write_text(text.replace("inner", "algorithm"))
     with pytest.raises(UserError, match=r"f\.yaml: No setting"):
         Experiment.make("toy", "CartPole-v1", config_file=tmp_path / "f.yaml")
@@ -241,7 +241,7 @@ def _as_text(config, name):
     return ",".join(map(str, config)) if isinstance(config, tuple) else str(config)
 
 
-def test_the_file_wins_over_the_preset_and_the_caller_over_the_file(tmp_path):
+def test_caller_overrides_file_overrides_preset(tmp_path):
     path = tmp_path / "f.yaml"
     path.write_text("algorithm: {lr: 5e-3}\ngamma: 0.5\nnum_envs: 3\n")
     preset = Experiment.make("ppo", "CartPole-v1")
@@ -321,7 +321,7 @@ def test_a_callable_that_can_be_imported_is_stored_by_name(toy):
     assert again(made).environment() == (made.env, {})
 
 
-def test_a_callable_that_cannot_be_imported_runs_here_and_says_so_elsewhere(toy):
+def test_local_callable_runs_here_and_fails_elsewhere(toy):
     def build():
         return MyEnv()
 

@@ -57,7 +57,7 @@ def test_a_preset_is_described_with_its_status():
     assert "gone-v0" in describe("ppo", "gone-v0")
 
 
-def test_a_preset_that_is_not_there_is_an_error_with_a_suggestion():
+def test_unknown_preset_suggests_another():
     with pytest.raises(UserError, match=r"no preset 'Cartpole'; did you mean CartPole-v1\?"):
         Experiment.make("ppo", "CartPole-v1", preset="Cartpole")
     with pytest.raises(UserError, match="there are CartPole-v1, none"):

@@ -34,7 +34,7 @@ def sgd(params):
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=IDS)
-def test_one_learner_alone_is_the_same_as_with_no_exchange_bit_by_bit(kind, options):
+def test_single_learner_equals_no_exchange(kind, options):
     alone = Model(START)
     for grad in grads(0):
         alone.update(Local(), grad)
@@ -178,7 +178,7 @@ def test_nor_by_resting_in_between():
     assert made <= 4
 
 
-def test_without_a_bound_the_fast_one_runs_ahead_and_stale_gradients_are_counted():
+def test_unbounded_async_counts_stale_gradients():
     def work(exchange, rank):
         model = Model(START)
         exchange.begin(model.weights.data, 0, 2)
@@ -256,7 +256,7 @@ def test_what_is_dropped_is_sent_again_where_errors_are_fed_back():
         assert crew.servers[0].state()["weights"][7] == pytest.approx(before - 0.01 * 5.0)
 
 
-def test_a_gradient_that_is_not_finite_is_not_sent_and_holds_nobody_up():
+def test_not_finite_gradient_is_not_sent():
     def work(exchange, rank):
         model = Model(START, sgd)
         exchange.begin(model.weights.data, 0, 2)
@@ -418,7 +418,7 @@ def test_a_round_of_gossip_is_the_literal_formula():
         assert crew.run(work) == [[3.25, 0.0]] * 2
 
 
-def test_a_learner_that_is_gone_is_left_out_of_gossip_and_can_come_back():
+def test_gossip_drops_lost_learner_and_takes_it_back():
     def work(exchange, rank):
         weights = torch.full((10,), float(rank))
         exchange.begin(weights, 0, 3)
@@ -454,7 +454,7 @@ def test_a_learner_that_is_gone_is_left_out_of_gossip_and_can_come_back():
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_steps_stay_as_large_as_they_are_when_a_neighbour_is_gone(mode):
+def test_gossip_step_size_without_a_neighbour(mode):
     gone = threading.Event()
 
     def work(exchange, rank):

@@ -92,7 +92,7 @@ def test_arrays_of_every_kind_come_back_as_they_were(runtime):
     np.testing.assert_array_equal(back["nested"][4]["more"], value["nested"][4]["more"])
 
 
-def test_large_answers_and_large_questions_do_not_block_each_other(runtime):
+def test_large_calls_and_results_do_not_deadlock(runtime):
     role = runtime.spawn("echo", Echo)
     big = np.zeros(3_000_000)
     calls = [role.call("grown", big) for _ in range(4)]

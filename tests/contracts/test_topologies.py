@@ -57,7 +57,7 @@ RUNTIMES = ["inline", "process"]
     ("weights", "runtime"),
     on_runtimes(["sync", "async", "lag"], quick={("sync", "process"), ("async", "process"), ("async", "ray")}),
 )
-def test_the_counting_agent_finds_no_gap_no_repeat_and_no_reordering(weights, runtime):
+def test_no_gap_repeat_or_reorder(weights, runtime):
     settings = {"weights": weights} | ({"pull_lag": 3} if weights == "lag" else {})
     topology = make(topology="actor_learner", runtime=runtime, actors=2, **settings)
     seen = run(topology)
@@ -78,7 +78,7 @@ def test_nor_with_central_inference(weights, runtime):
 
 
 @pytest.mark.parametrize("weights", ["sync", "async"])
-def test_nor_with_central_inference_for_workers_that_dial_in_though_it_is_killed(weights):
+def test_central_inference_with_dialling_workers_survives_kill(weights):
     address, notes, killed = grpc_workers.free_address(), [], []
 
     def kill(topology):
@@ -164,14 +164,14 @@ def test_measured_lag_never_exceeds_its_bound(bound):
     assert topology.metrics()["lag/max"] == max(lags)
 
 
-def test_on_policy_algorithms_keep_everybody_in_step_with_central_inference():
+def test_central_inference_keeps_on_policy_actors_in_step():
     topology = make("ppo", "CartPole-v1", topology="central_inference", runtime="inline", actors=2, steps=3000)
     seen = run(topology)
     assert all(traj.shape[1] == 8 for traj in seen)
     assert topology.metrics()["lag/max"] == 0
 
 
-def test_a_slow_environments_sequence_has_the_version_of_its_first_step():
+def test_sequence_version_is_that_of_its_first_step():
     with make_vec([CountingEnv, SlowEnv], backend="process", workers=2) as vec:
         sampler = Sampler(vec, lambda obs: np.zeros(len(obs), np.int64))
         began = {}
@@ -240,7 +240,7 @@ def test_several_learners_are_one_with_the_whole_batch(algo, settings):
 
 
 @pytest.mark.faults
-def test_a_killed_learner_beside_the_first_comes_back_and_joins_again():
+def test_killed_second_learner_rejoins():
     notes, killed = [], []
     topology = make(
         "a2c", "CartPole-v1", notes, topology="actor_learner", runtime="process", actors=1, learners=3, steps=100_000,
@@ -259,7 +259,7 @@ def test_a_killed_learner_beside_the_first_comes_back_and_joins_again():
     assert "learner 2" in notes[0][1]
 
 
-def test_a_batch_that_cannot_be_shared_out_among_the_learners_is_refused():
+def test_batch_not_divisible_by_learners_is_refused():
     with pytest.raises(UserError, match="batch of 7 cannot be shared out among 2 learners"):
         make("impala", "CartPole-v1", topology="actor_learner", runtime="inline", actors=1, learners=2, batch_size=7)
 
@@ -332,7 +332,7 @@ class _Noted(gymnasium.Env):
 
 
 @pytest.mark.parametrize("algo", ["impala", "a3c", "dppo"])
-def test_a_run_that_goes_on_from_a_checkpoint_plays_other_episodes_than_at_its_beginning(algo, tmp_path):
+def test_resumed_run_plays_new_episodes(algo, tmp_path):
     starts = []
     state = None
     for part in range(2):

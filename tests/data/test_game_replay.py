@@ -55,7 +55,7 @@ def test_it_is_the_store_of_replayed_episodes():
     assert isinstance(make(), GameReplay)
 
 
-def test_a_batch_has_steps_of_episodes_that_have_ended_with_what_came_of_them():
+def test_batch_has_outcomes_of_finished_episodes():
     store = make()
     _, made = played(store, 12)
     for traj in made:

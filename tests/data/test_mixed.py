@@ -94,7 +94,7 @@ def column(traj, b):
     return vars(slice_envs(traj, np.array([b])))
 
 
-def test_what_is_replayed_is_a_sequence_as_it_was_its_ends_and_extras_included():
+def test_replayed_sequence_keeps_ends_and_extras():
     store = MixedStore(MIXED, DataSpec("sequence", 8, 6, "once", capacity=7, replayed=0.5), 3, seed=1)
     streams = [Stream(MIXED, seed, end=0.2, fault=0.05) for seed in range(3)]
     seen, met = {}, Counter()

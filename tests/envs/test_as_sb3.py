@@ -80,7 +80,7 @@ def counting(length, end="terminated"):
     return lambda: CountingEnv(length, end)
 
 
-def test_steps_exactly_like_sb3s_own_vec_env_on_the_same_episodes():
+def test_steps_equal_sb3_vec_env():
     seed, rng = 11, np.random.default_rng(0)
     vec = corral.make_vec("CartPole-v1", 2, backend="local")
     ours, theirs = vec.as_sb3(), vec_env.DummyVecEnv([lambda: Monitor(gymnasium.make("CartPole-v1"))] * 2)
@@ -145,7 +145,7 @@ def test_a_faulty_episode_is_not_in_the_statistics():
     env.close()
 
 
-def test_lives_lost_end_rows_but_only_the_game_is_an_episode_with_its_raw_return():
+def test_monitor_episode_is_the_game_not_the_life():
     def factory():
         return ClipReward(EpisodicLife(LivesEnv(length=4)))
 

@@ -151,7 +151,7 @@ def test_more_workers_than_environments_are_not_started():
         assert len(vec.worker_pids) == 2
 
 
-def test_an_environment_whose_first_steps_fail_goes_to_worker_processes():
+def test_auto_sends_failing_env_to_processes():
     with corral.make_vec(partial(FaultyEnv, "raise", 1, 1), 2) as vec:
         assert type(vec).__name__ == "ProcessVecEnv"
         assert "first steps failed" in vec.choice

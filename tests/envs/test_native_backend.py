@@ -88,7 +88,7 @@ def test_envpool_rows_are_real_steps_with_true_last_observations():
     assert ends > 20
 
 
-def test_envpool_tells_an_end_in_the_last_allowed_step_from_the_time_limit():
+def test_envpool_termination_at_last_allowed_step():
     seen = set()
     with cartpole(32, env_kwargs={"max_episode_steps": 10}) as vec:
         assert vec.spec.max_episode_steps == 10

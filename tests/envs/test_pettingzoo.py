@@ -125,7 +125,7 @@ def test_a_copy_goes_on_by_itself_exactly_as_the_original(name):
 
 
 @pytest.mark.parametrize("name", KNOWN[:2])
-def test_states_are_what_the_environment_would_do_and_leave_it_as_it_was(name):
+def test_states_step_like_env_and_leave_it_unchanged(name):
     env, rng = PettingZoo(name), np.random.default_rng(1)
     env.reset(seed=0)
     states = AecStates([env])
@@ -166,7 +166,7 @@ def test_a_game_can_be_put_back():
     assert states.look(kept).obs[0].tobytes() == before[0].tobytes()
 
 
-def test_a_search_by_its_states_plays_legally_to_the_end_and_takes_a_win():
+def test_search_plays_legally_and_takes_a_win():
     with corral.make_vec(lambda: PettingZoo("connect_four_v3"), 2, "local") as vec:
         batch = vec.recv()
         states = states_of(vec)

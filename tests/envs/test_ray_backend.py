@@ -68,7 +68,7 @@ def test_transitions_are_those_of_the_local_backend(workers):
 
 
 @pytest.mark.ray
-def test_a_slow_environment_does_not_hold_up_the_one_before_it_in_the_same_actor(tmp_path):
+def test_slow_env_does_not_delay_env_of_same_actor(tmp_path):
     gate = tmp_path / "open"
     envs, supervision = [CountingEnv, partial(WaitsForFile, str(gate))], corral.Supervision(step_timeout_s=20)
     with corral.make_vec(envs, backend="ray", workers=1, supervision=supervision) as vec:
@@ -81,7 +81,7 @@ def test_a_slow_environment_does_not_hold_up_the_one_before_it_in_the_same_actor
 
 
 @pytest.mark.ray
-def test_an_actor_that_is_killed_costs_its_environments_one_faulty_row_and_others_nothing():
+def test_killed_actor_yields_one_faulty_row():
     with corral.make_vec(partial(CountingEnv, 0), 4, "ray", workers=2) as vec:
         vec.recv()
         step(vec)
@@ -100,7 +100,7 @@ def test_an_actor_that_is_killed_costs_its_environments_one_faulty_row_and_other
 
 
 @pytest.mark.ray
-def test_of_several_environments_in_an_actor_the_one_that_hangs_is_named():
+def test_hanging_env_of_an_actor_is_named():
     supervision = corral.Supervision(step_timeout_s=1.0)
     envs = [CountingEnv, HangsAtThird, CountingEnv]
     with corral.make_vec(envs, backend="ray", workers=1, supervision=supervision) as vec:
@@ -113,13 +113,13 @@ def test_of_several_environments_in_an_actor_the_one_that_hangs_is_named():
 
 
 @pytest.mark.ray
-def test_more_workers_than_the_cluster_has_cpus_are_refused_with_the_remedy():
+def test_more_workers_than_cpus_are_refused_with_remedy():
     with pytest.raises(UserError, match=r"workers=9 needs 9 CPUs and the Ray cluster has 4: ask for at most 4.*nodes"):
         corral.make_vec(CountingEnv, 9, "ray", workers=9)
 
 
 @pytest.mark.ray
-def test_cpus_that_others_hold_are_named_instead_of_waited_for_and_evaluation_needs_none():
+def test_busy_cpus_are_named_and_evaluation_needs_none():
     with corral.make_vec(CountingEnv, 4, "ray", workers=4):
         with pytest.raises(UserError, match=r"needs 1 CPUs on the Ray cluster: 0 of its 4 CPUs are free; .*fewer"):
             corral.make_vec(CountingEnv, 1, "ray", workers=1)
@@ -150,7 +150,7 @@ class _StartsAProcess(CountingEnv):
 
 
 @pytest.mark.ray
-def test_answers_are_dropped_from_the_object_store_once_they_are_read():
+def test_read_results_leave_the_object_store():
     import ray
 
     def objects():

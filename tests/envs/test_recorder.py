@@ -274,7 +274,7 @@ def test_the_lives_of_one_game_are_repeated_together(monkeypatch):
     same_trajectories(trajs, expected)
 
 
-def test_what_is_kept_between_episodes_is_found_missing_long_after_the_seed(monkeypatch):
+def test_state_kept_between_episodes_is_detected(monkeypatch):
     monkeypatch.setattr(restore, "_SINCE_SEED_STEPS", 0)
     *_, restarted = with_a_break(partial(make, partial(CountingEnv, 5)))
     assert restarted == [0, 1, 2, 3, 4]
@@ -298,7 +298,7 @@ def test_a_game_that_is_too_long_is_not_kept(monkeypatch):
         (OddlyDeclaringEnv, "process"),
     ],
 )
-def test_an_environment_that_cannot_be_restored_starts_a_new_episode_and_is_named(env, backend):
+def test_unrestorable_env_starts_new_episode(env, backend):
     factories = [CountingEnvOfTwo, env, CountingEnvOfTwo]
     trajs, episodes, restarted = with_a_break(partial(make, factories, backend))
     assert restarted == [1]
@@ -394,7 +394,7 @@ class GlobalEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("backend", ["local", "process"])
-def test_faults_stay_counted_and_restarted_environments_can_be_restored(backend):
+def test_restarted_envs_and_fault_counts_are_restored(backend):
     envs = [partial(FaultyEnv, "raise"), CountingEnv]
     expected, episodes = straight(partial(make, envs, backend))
     trajs, resumed_episodes, restarted = with_a_break(partial(make, envs, backend))
@@ -428,7 +428,7 @@ def test_a_worker_that_dies_while_loading_starts_new_episodes(tmp_path):
         assert vec.restarts == 1
 
 
-def test_a_worker_that_is_dead_when_saving_leaves_its_environments_out():
+def test_dead_worker_is_left_out_when_saving():
     with make(CountingEnv, "process", 4) as vec:
         sampler = corral.Sampler(vec, Draws(vec.spec))
         sample(sampler)

@@ -33,7 +33,7 @@ def test_episodes_look_as_in_gymnasiums_next_step_mode(end):
     ours.close()
 
 
-def test_environments_end_at_different_times_and_none_misses_a_step():
+def test_envs_ending_at_different_times_miss_no_step():
     ours = NextStepVector(corral.make_vec([partial(CountingEnv, n) for n in (2, 3, 5)], backend="local"))
     ours.reset(seed=1)
     lives = [0, 0, 0]

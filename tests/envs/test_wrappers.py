@@ -46,7 +46,7 @@ def values(stack):
 
 
 @pytest.mark.parametrize("reuse_buffer", [False, True])
-def test_frame_stack_repeats_the_first_frame_and_keeps_the_old_ones_until_the_end(reuse_buffer):
+def test_frame_stack_repeats_first_frame(reuse_buffer):
     env = wrappers.FrameStack(Script([10, 11, 12, 13], reuse_buffer=reuse_buffer), 3)
     first, _ = env.reset()
     assert env.observation_space.contains(first)
@@ -83,7 +83,7 @@ def test_max_and_skip_shows_the_brighter_of_the_last_two_frames(reuse_buffer):
     assert env.unwrapped.actions == [1] * 9
 
 
-def test_frame_skip_shows_the_last_frame_and_adds_up_rewards_raw_ones_too():
+def test_frame_skip_sums_rewards_and_raw_rewards():
     env = wrappers.FrameSkip(wrappers.ClipReward(Script([1, 9, 8, 7, 5])), 3)
     env.reset()
     obs, reward, _, _, info = env.step(0)

@@ -52,7 +52,7 @@ def test_nor_for_other_actions_and_with_a_memory(env, settings):
     ("env", "settings"),
     [(f"{ENVS}:IdentityEnv", {"env_kwargs": {"kind": "hybrid"}}), ("CartPole-v1", {"normalize_reward": True})],
 )
-def test_the_number_of_workers_does_not_matter_where_the_halves_do(env, settings):
+def test_weights_equal_for_any_number_of_workers(env, settings):
     """Two kinds of draws, and statistics that learn while halves of the environments come in, depend on the halves."""
     runs = [weights("ppo", env, backend="process", workers=workers, **settings) for workers in (1, 2)]
     assert torch.equal(*runs)

@@ -204,7 +204,7 @@ def tcp_bytes():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what was sent")
 @pytest.mark.parametrize("size", [2, 3])
-def test_the_bytes_of_an_update_are_those_of_a_ring_and_really_sent(size):
+def test_bytes_per_update_are_those_of_a_ring(size):
     count, updates, met, seen = 100_000, 5, threading.Barrier(size), []
 
     def work(exchange, rank):
@@ -230,7 +230,7 @@ def test_the_bytes_of_an_update_are_those_of_a_ring_and_really_sent(size):
 @pytest.mark.parametrize(
     ("stays_s", "patience_s", "says"), [(0, 20, "a worker is gone"), (9, 1.5, "a worker did not come within 1.5 s")]
 )
-def test_who_is_lost_is_said_in_plain_words_and_torchs_own_are_the_cause(stays_s, patience_s, says):
+def test_peer_lost_names_the_reason(stays_s, patience_s, says):
     store, noticed, met, lost = open_store(HOST), threading.Event(), threading.Barrier(2), []
 
     def work(rank):
@@ -307,7 +307,7 @@ def test_more_servers_than_there_is_work_for(compress):
 # -- parameter server ---------------------------------------------------------------------------------------------
 
 
-def test_a_gradient_too_large_for_its_norm_is_not_sent_to_a_server():
+def test_gradient_with_infinite_norm_is_not_sent():
     """It cannot be clipped, and squares of it are not finite."""
     with Crew("param_server", 1, START) as crew:
         crew.join(0)
@@ -320,7 +320,7 @@ def test_a_gradient_too_large_for_its_norm_is_not_sent_to_a_server():
         assert torch.isfinite(model.weights).all()
 
 
-def test_who_asks_a_server_waits_longer_than_the_server_for_others():
+def test_client_timeout_exceeds_server_timeout():
     assert param_server._PATIENCE_S > server._PATIENCE_S
 
 
@@ -397,7 +397,7 @@ def test_who_is_more_than_the_lag_ahead_in_gossip_waits(lag):
     assert counts == [lag, lag + 1, lag + 2, lag + 3]
 
 
-def test_learners_round_their_weights_by_random_numbers_of_their_own():
+def test_learners_round_weights_with_own_generators():
     sharing = SharingConfig(exchange="gossip", quantize_weights=True)
     exchanges = [make_exchange(sharing, nn.Linear(2, 2), HOST, bytes(32), seed=k) for k in range(3)]
     codes = [exchange._codec.encode(START.numpy(), exchange._rng).tobytes() for exchange in exchanges]

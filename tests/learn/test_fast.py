@@ -122,7 +122,7 @@ def test_explicit_q_loss_equals_autograd(double, dueling, prioritised):
         np.testing.assert_allclose(found[3].priorities, expected[3].priorities.numpy(), atol=1e-5)
 
 
-def test_a_lean_network_has_the_optimizers_latest_weights_and_acts_like_the_plain_one():
+def test_numpy_network_acts_with_latest_weights():
     spec = EnvSpec(OBSERVATIONS["vector"], ACTIONS["continuous"])
     algo = ppo.Ppo(ppo.Config(), spec, 1)
     plain, lean, (_, flat) = twins(algo)

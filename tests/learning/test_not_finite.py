@@ -30,7 +30,7 @@ def events(path, kind):
 
 @pytest.mark.parametrize("algo", SMALL)
 @pytest.mark.parametrize("env", ["NanObservation", "NanReward"])
-def test_steps_that_are_not_finite_are_faults_and_never_reach_the_weights(algo, env):
+def test_not_finite_steps_never_reach_weights(algo, env):
     if algo == "dqn" and env == "NanObservation":
         pytest.skip("dqn needs discrete actions")
     trainer = learn(algo, f"helpers.nan_envs:{env}", 1500, normalize_reward=True, normalize_obs=True, **SMALL[algo])
@@ -44,7 +44,7 @@ def test_steps_that_are_not_finite_are_faults_and_never_reach_the_weights(algo, 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("algo", SMALL)
-def test_updates_that_are_not_finite_are_left_out_and_named_and_learning_goes_on(tmp_path, algo):
+def test_not_finite_updates_are_skipped_and_logged(tmp_path, algo):
     """Each environment gives one reward that float32 has no number for."""
     result = train(
         algo, "helpers.nan_envs:HugeReward", 1200, run_dir=tmp_path / "run", env_kwargs={"since": 40, "until": 41},

@@ -57,7 +57,7 @@ def play(change, steps=3):
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_an_answer_that_cannot_be_ends_the_session_and_is_not_delivered(what, caplog):
+def test_invalid_reply_ends_the_session(what, caplog):
     change, words = BAD[what]
     with pytest.raises(EnvFailed, match="no simulator"):
         play(change)

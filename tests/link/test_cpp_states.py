@@ -114,7 +114,7 @@ def test_a_wrong_token_is_refused_in_one_sentence(built, serve, token, tmp_path)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_server_that_is_gone_is_said_at_the_deadline_and_found_again_when_it_is_back(built, serve, tmp_path, scheme):
+def test_lost_state_server_times_out_and_is_found_again(built, serve, tmp_path, scheme):
     process, url = serve("--dir", tmp_path / "s", bind=f"{scheme}://127.0.0.1:0")
     with CppStates(built, url, timeout_s=1.0) as hasty, CppStates(built, url, timeout_s=60.0) as patient:
         for cpp in (hasty, patient):

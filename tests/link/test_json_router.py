@@ -248,7 +248,7 @@ def test_the_loop_word_by_word(hand):
     assert hand.hear() == {"action": None, "terminate": True}
 
 
-def test_a_reset_is_satisfied_by_what_an_unseeded_client_has_sent_and_forwarded_to_a_seeded_one(hand):
+def test_reset_of_seeded_and_unseeded_json_clients(hand):
     with vec_of(hand.fleet, 1) as vec:
         assert vec.recv().obs.tolist() == [[0, 7]]
         act(vec, 1)
@@ -275,7 +275,7 @@ def test_a_reset_is_satisfied_by_what_an_unseeded_client_has_sent_and_forwarded_
         assert seeds[0] == seeds[1] != seeds[2]
 
 
-def test_a_simulator_that_starts_over_in_the_middle_of_an_episode_costs_a_faulty_row(hand):
+def test_restart_in_mid_episode_yields_faulty_row(hand):
     with vec_of(hand.fleet, 1) as vec:
         vec.recv()
         act(vec, 1)
@@ -337,7 +337,7 @@ def test_environments_wait_for_late_joiners(context, hand):
         assert vec.recv().obs.tolist() == [[1, 7], [3, 3]]
 
 
-def test_a_client_killed_in_the_middle_of_a_step_costs_a_faulty_row_and_the_others_nothing(gate, start):
+def test_client_killed_in_mid_step_yields_one_faulty_row(gate, start):
     script = """
 import json, sys, time, zmq
 socket = zmq.Context().socket(zmq.REQ)
@@ -386,7 +386,7 @@ time.sleep(60)
         process.communicate()
 
 
-def test_clients_that_are_gone_before_they_are_heard_take_no_place(context, gate):
+def test_client_gone_before_hello_takes_no_slot(context, gate):
     fleet = gate()
     binding = fleet.binding
     ghosts = [Hand(context, fleet, name) for name in "abc"]
@@ -442,7 +442,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_costs_its_client_the_episode_and_the_others_nothing(context, hand, name):
+def test_mistake_of_a_client_ends_only_its_episode(context, hand, name):
     body, words = MISTAKES[name]
     frames = body if isinstance(body, list) else [json.dumps(body).encode() if isinstance(body, dict) else body]
     other = Hand(context, hand.fleet, 1)
@@ -574,7 +574,7 @@ def test_a_token_cannot_be_proven(context, gate):
     assert "token" in hand.hear()["error"]
 
 
-def test_a_client_in_the_middle_of_a_step_hears_that_the_run_is_over(context, hand):
+def test_client_in_mid_step_hears_end_of_run(context, hand):
     with vec_of(hand.fleet, 1) as vec:
         vec.recv()
         act(vec, 1)

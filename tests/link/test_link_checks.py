@@ -137,12 +137,12 @@ class Unhurried:
         return {"snapshots": len(self._kept), "snapshot_bytes": 8 * len(self._kept)}
 
 
-def test_states_may_be_dropped_after_statistics_that_were_asked_for_later():
+def test_memory_check_allows_late_drops():
     subject = SimpleNamespace(states=Unhurried(), slots=np.arange, seed=1, facts={})
     assert check_memory(subject) == ("pass", "a state takes 8 bytes; dropped, they take none")
 
 
-def test_the_command_prints_a_list_writes_a_report_and_exits_by_the_verdict(serve, tmp_path, capfd):
+def test_check_env_command_report_and_exit_code(serve, tmp_path, capfd):
     report = tmp_path / "report.json"
     assert main(["check-env", serve("forgets rng"), "--json", str(report), "--steps", "100"]) == 1
     assert "fail  save and load" in capfd.readouterr().out

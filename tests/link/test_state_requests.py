@@ -119,7 +119,7 @@ def test_a_rollout_is_its_steps_and_stops_at_the_end(states):
     assert states.expand(parent, np.array([0]))[1].status[0] == clp.Status.E_NO_EPISODE
 
 
-def test_unknown_dropped_and_foreign_states_are_errors_of_their_rows(states):
+def test_unknown_states_are_errors_of_their_rows(states):
     slots = states.take_slots(2)
     states.reset(slots, np.array([1, 2]))
     ids, _ = states.save(slots)

@@ -33,7 +33,7 @@ def test_who_begins_changes_and_results_are_of_the_one():
 
 
 @pytest.mark.parametrize("opening", [1, 3, 4])
-def test_players_are_asked_only_about_boards_where_it_is_their_turn(opening):
+def test_players_are_asked_only_for_own_turns(opening):
     asked = {"one": [], "other": []}
 
     def player(name):
@@ -53,7 +53,7 @@ def test_players_are_asked_only_about_boards_where_it_is_their_turn(opening):
         assert np.sum(stones == opening + 1) <= games // 2
 
 
-def test_deterministic_players_never_play_a_game_twice_after_random_openings():
+def test_random_openings_make_games_differ():
     rng = np.random.default_rng(0)
     assert play_match(CONNECT4, first_legal, first_legal, 40, rng, opening=0).different == 2
     match = play_match(CONNECT4, first_legal, first_legal, 40, rng, opening=3)

@@ -195,7 +195,7 @@ def test_sampling_of_values_explores_as_little_as_at_that_step(runs):
     assert odd == pytest.approx(epsilon / 2, abs=0.02)
 
 
-def test_memory_is_kept_between_calls_and_cleared_where_an_episode_begins(runs):
+def test_recurrent_state_is_kept_within_an_episode(runs):
     policy = load_policy(runs / "lstm")
     assert policy.recurrent
     assert not load_policy(runs / "ppo").recurrent

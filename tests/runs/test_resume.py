@@ -148,7 +148,7 @@ QUICK = ("ppo", "dqn, prioritised")
 
 
 @pytest.mark.parametrize("case", [*QUICK, *(pytest.param(c, marks=pytest.mark.slow) for c in CASES if c not in QUICK)])
-def test_a_run_that_is_killed_at_any_moment_goes_on_as_if_it_had_not_been(tmp_path, uninterrupted, case):
+def test_killed_run_resumes_exactly(tmp_path, uninterrupted, case):
     chance = random.Random(case)
     broken, (whole, expected) = tmp_path / "broken", uninterrupted(case)
     killed = kill_at_a_random_moment(start(in_child, train, run_dir=broken, **settings_of(case)), broken, chance)
@@ -185,7 +185,7 @@ def test_the_next_turns_after_loading_are_those_without(case):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_told_to_stop_saves_exits_cleanly_and_goes_on_exactly(tmp_path, uninterrupted, number):
+def test_stopped_run_saves_and_resumes_exactly(tmp_path, uninterrupted, number):
     stopped, (whole, _) = tmp_path / "stopped", uninterrupted("ppo")
     child = start(in_child, train, run_dir=stopped, **settings_of("ppo"))
     wait_for(lambda: checkpoints(stopped), child)
@@ -229,7 +229,7 @@ def test_the_best_checkpoint_is_the_one_that_was_evaluated(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json", "manifest.json"])
-def test_a_checkpoint_cut_in_half_is_found_out_and_the_one_before_it_used(tmp_path, name):
+def test_truncated_checkpoint_falls_back_to_previous(tmp_path, name):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     settings = settings_of("a2c", **{"evaluation.episodes": 0, "steps": 1200})
     train(run_dir=whole, **settings)
@@ -340,7 +340,7 @@ def test_a_run_whose_network_has_changed_is_refused(tmp_path):
         resume(tmp_path / "run", quiet=True)
 
 
-def test_environments_that_cannot_be_restored_start_anew_and_the_run_says_so(tmp_path):
+def test_unrestorable_envs_start_anew_and_are_logged(tmp_path):
     settings = settings_of("a2c", **{"evaluation.episodes": 0, "steps": 400, "normalize_reward": False})
     settings["env"] = f"{Path(__file__).stem}:Forgetful"
     train(run_dir=tmp_path / "run", **settings)

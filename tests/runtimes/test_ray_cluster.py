@@ -43,7 +43,7 @@ def test_an_address_where_nobody_answers_is_refused_in_words(monkeypatch):
         ray_cluster.connect()
 
 
-def test_without_an_address_a_local_ray_is_started_quietly_and_ends_with_the_program(tmp_path):
+def test_local_ray_starts_quietly_and_ends_with_program(tmp_path):
     code = """
 import corral, psutil
 from corral.testing.envs import CountingEnv
@@ -61,7 +61,7 @@ print(*[p.pid for p in psutil.Process().children(recursive=True)])
 
 
 @pytest.mark.slow
-def test_a_lost_node_costs_one_faulty_row_and_its_environments_go_on_elsewhere(monkeypatch):
+def test_lost_node_yields_one_faulty_row(monkeypatch):
     from ray.cluster_utils import Cluster
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -98,7 +98,7 @@ def test_names_of_any_alphabet_and_look(keeper):
     assert keeper.get("状態") == "状態".encode()
 
 
-def test_files_are_there_for_the_next_process_and_damaged_ones_are_left_out(tmp_path):
+def test_files_persist_and_damaged_ones_are_skipped(tmp_path):
     first = FileStates(tmp_path, BUDGET)
     for name in ("a", "b", "c"):
         first.put(name, name.encode() * 10)

@@ -26,7 +26,7 @@ def test_what_was_closed_keeps_nothing_more():
 
 
 @pytest.mark.parametrize("shown", [np.zeros(7), "x", None])
-def test_what_is_no_observation_is_said_before_anything_is_searched(shown):
+def test_invalid_observation_is_refused_before_search(shown):
     env = gymnasium.make("CartPole-v1")
     env.reset(seed=0)
     with corral.Snapshots(env) as snapshots, pytest.raises(UserError, match=r"shape \(4,\), got|no observation"):

@@ -111,7 +111,7 @@ def test_every_exchange_goes_to_the_end_and_tells_its_bytes(name):
 
 @pytest.mark.parametrize("algo", ["reinforce", "dqn"])
 @pytest.mark.parametrize("name", ["all_reduce", "all_reduce topk", "server sync", "gossip sync"])
-def test_workers_whose_data_is_ready_at_different_times_do_not_wait_in_vain(name, algo):
+def test_workers_with_uneven_data_do_not_deadlock(name, algo):
     settings = (
         {"learning_starts": 200, "train_every": 8, "batch_size": 16} if algo == "dqn" else {"algorithm.episodes": 3}
     )
@@ -221,7 +221,7 @@ def test_with_too_few_workers_the_rest_wait():
         topology.close()
 
 
-def test_who_is_found_dead_when_asked_for_the_state_does_not_hide_the_others():
+def test_dead_worker_does_not_hide_state_of_others():
     topology = make(topology="data_parallel", runtime="inline", actors=2)
     try:
         while topology.env_steps < 500:

@@ -51,7 +51,7 @@ class StatesContract:
         with Snapshots(self.make) as snapshots:
             assert snapshots.level == self.level
 
-    def test_saves_loads_and_expansions_in_any_order_are_bit_equal_to_an_uninterrupted_run(self) -> None:
+    def test_save_load_expand_equal_uninterrupted_run(self) -> None:
         run = UninterruptedRun(self.make(), self.steps)
         rng = np.random.default_rng(0)
         with Snapshots(self.make, rng="replay") as snapshots:

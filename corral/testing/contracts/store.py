@@ -83,7 +83,7 @@ class StoreContract:
             store.get()
 
     @pytest.mark.parametrize("factory", [partial(CountingEnv, 4, "mixed"), partial(FaultyEnv, "raise"), TreeEnv])
-    def test_a_state_that_was_saved_and_loaded_gives_bit_equal_samples(self, factory: Callable[[], Any]) -> None:
+    def test_loaded_state_gives_equal_samples(self, factory: Callable[[], Any]) -> None:
         spec, parts = fragments(factory, self.fragment_length, 16)
         store = self.make(spec, self.data, NUM_ENVS, seed=5)
         for traj in parts[:9]:

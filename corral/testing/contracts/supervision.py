@@ -28,7 +28,7 @@ class SupervisionContract:
         raise NotImplementedError
 
     @pytest.mark.parametrize("kind", ["raise", "exit", "nan", "nan_reward"])
-    def test_a_failing_environment_ends_its_episode_as_faulty_and_comes_back(self, kind: str) -> None:
+    def test_failing_env_yields_faulty_row_and_recovers(self, kind: str) -> None:
         self.check_fault(kind)
 
     def check_fault(self, kind: str) -> None:
@@ -84,7 +84,7 @@ class IsolationContract(SupervisionContract):
     """The same for failures that only environments in processes of their own can survive."""
 
     @pytest.mark.parametrize("kind", ["kill", "hang"])
-    def test_a_killed_or_hanging_environment_ends_its_episode_as_faulty_and_comes_back(self, kind: str) -> None:
+    def test_killed_or_hanging_env_yields_faulty_row_and_recovers(self, kind: str) -> None:
         self.check_fault(kind)
 
 

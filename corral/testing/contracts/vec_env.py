@@ -88,7 +88,7 @@ class VecEnvContract:
         with self.make(CountingEnv, 16) as vec:
             assert len(set(vec.recv().obs[:, ID])) == 16
 
-    def test_the_same_seed_gives_the_same_transitions_and_another_seed_shares_none(self) -> None:
+    def test_transitions_depend_on_the_seed_alone(self) -> None:
         ids = []
         for seed in (0, 0, 1):
             with self.make(CountingEnv, 8, seed) as vec:
@@ -155,7 +155,7 @@ class VecEnvContract:
                 value += 0.05 * (target - value)
             assert abs(value - 10.0) < 0.5  # 3.6 where the limit is taken for an end
 
-    def test_clipped_rewards_keep_the_raw_ones_and_lives_are_not_games(self) -> None:
+    def test_raw_rewards_and_games_survive_clipping_and_lives(self) -> None:
         from corral.envs.wrappers import ClipReward, EpisodicLife
 
         def game() -> Any:
