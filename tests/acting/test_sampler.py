@@ -155,7 +155,7 @@ def test_nested_spaces_come_out_as_trees():
 
 
 @pytest.mark.parametrize("backend", ["local", "process"])
-def test_first_ready_yields_whoever_is_done_and_loses_nothing(backend):
+def test_first_ready_loses_nothing(backend):
     factories = [partial(SlowEnv, 0.0, 0.02 * (i == 0), 7) for i in range(4)]
     vec = corral.make_vec(factories, backend=backend, workers=4)
     seen = {i: [] for i in range(4)}
@@ -213,7 +213,7 @@ def test_second_rollouts_call_in_every_autoreset_mode(mode):
                 check(traj)
 
 
-def test_an_older_call_of_rollouts_says_that_another_took_over():
+def test_older_rollouts_iterator_is_refused():
     with corral.Sampler(partial(CountingEnv, 0), zeros, 2, "local") as sampler:
         first = sampler.rollouts(4)
         next(first)
@@ -250,7 +250,7 @@ def test_a_state_without_a_row_per_environment_is_refused():
         take(sampler, 3, 1)
 
 
-def test_memory_stays_flat_while_an_endless_episode_flows():
+def test_endless_episode_keeps_memory_flat():
     with corral.Sampler(partial(CountingEnv, 0), zeros, 4, "local") as sampler:
         rollouts = sampler.rollouts(64)
         for _ in range(20):
@@ -281,7 +281,7 @@ def test_environments_may_be_sliced_and_joined():
         (lambda s: next(s.rollouts(4, first_ready=9)), "between 1 and num_envs"),
     ],
 )
-def test_misuse_is_refused_in_words(call, words):
+def test_misuse_is_refused(call, words):
     with (
         corral.Sampler(CountingEnv, zeros, 2, "local") as sampler,
         pytest.raises(corral.UserError, match=words),

@@ -81,7 +81,7 @@ def counted(tensor, rows):
 # -- values and advantages -----------------------------------------------------------------------------------------
 
 
-def test_values_are_of_what_was_seen_and_of_the_true_successors():
+def test_values_are_of_observations_and_true_successors():
     algo, model = make("ppo")
     traj = batch_for(algo, model)
     assert len(traj.final_at) > 3
@@ -249,7 +249,7 @@ def one_row(algo, model, **changes):
     ],
 )
 @pytest.mark.parametrize("path", PATHS)
-def test_the_clip_stops_only_what_goes_further_away(log_ratio, advantage, moves, path):
+def test_clip_stops_only_moves_away(log_ratio, advantage, moves, path):
     algo, model = make("ppo", entropy=0.0, value_coef=0.0)
     rows = one_row(algo, model, advantage=advantage)
     rows.logp = (evaluate(model, rows)[0] - log_ratio).detach()
@@ -324,7 +324,7 @@ def test_every_row_is_used_once_per_epoch_in_a_new_order(minibatches):
         assert torch.equal(part.logp, rows.logp[rows_of_part])
 
 
-def test_with_a_memory_minibatches_are_whole_sequences():
+def test_recurrent_minibatches_are_whole_sequences():
     algo, model = make("ppo", epochs=1, minibatches=2, net=LSTM)
     rows = algo.prepare(model, batch_for(algo, model))
     rows.target = torch.arange(4.0).expand(12, 4).contiguous()
@@ -672,13 +672,13 @@ def test_a_batch_of_nothing_but_faults_changes_nothing(name, net):
         (dqn.Config, {"net": GRU}),
     ],
 )
-def test_settings_that_cannot_be_are_refused_in_one_sentence(config, settings):
+def test_invalid_settings_are_refused(config, settings):
     with pytest.raises(UserError) as caught:
         config(**settings)
     assert "\n" not in str(caught.value)
 
 
-def test_dqn_refuses_numbers_and_says_what_to_use():
+def test_dqn_refuses_continuous_actions():
     for space in ("box", "hybrid"):
         with pytest.raises(UserError, match="use ppo or a2c"):
             dqn.Dqn(dqn.Config(), SPECS[space], 1)

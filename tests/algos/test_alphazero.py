@@ -45,7 +45,7 @@ def test_every_move_is_legal_and_players_take_turns():
     np.testing.assert_array_equal(turn[1:][went_on], 1 - turn[:-1][went_on])
 
 
-def test_what_a_search_found_is_a_policy_over_legal_moves():
+def test_search_target_is_a_policy_over_legal_moves():
     traj, *_ = played(steps=24)
     better, legal = traj.extras["better"], traj.extras["legal"]
     assert traj.extras["searched"].all()
@@ -152,7 +152,7 @@ def test_the_same_seed_plays_the_same_games_and_another_does_not():
     assert (moves(1) != moves(2)).any()
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
+def test_stopped_run_resumes_exactly(tmp_path):
     settings = {
         "env": ENV, "seed": 3, "sims": 4, "num_envs": 8, "learning_starts": 100, "batch_size": 32, "hidden": (16,),
         "episodes": 0, "capacity": 2_000,
@@ -200,7 +200,7 @@ def test_two_actors_feed_one_learner(runtime, tmp_path):
         ({"value_coef": -1.0}, "value_coef"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(changes, sentence):
+def test_invalid_settings_are_refused(changes, sentence):
     with pytest.raises(UserError, match=sentence):
         Config(**changes)
 
@@ -239,7 +239,7 @@ def test_an_environment_for_one_is_left_to_ppo(tmp_path):
         corral.train("alphazero", env="CartPole-v1", steps=100, run_dir=tmp_path / "x")
 
 
-def test_actions_that_cannot_be_counted_are_refused(tmp_path):
+def test_continuous_actions_are_refused(tmp_path):
     with pytest.raises(UserError, match="counted"):
         corral.train("alphazero", env="Pendulum-v1", steps=100, run_dir=tmp_path / "x")
 
@@ -303,7 +303,7 @@ def test_only_own_moves_are_recorded_against_env_opponent():
     assert set(turn.ravel().tolist()) == {0, 1}
 
 
-def test_a_run_that_goes_on_keeps_its_past_selves_apart():
+def test_resumed_run_keeps_past_opponents():
     with corral.make_vec(ENV, 4, "local") as vec:
         algo = AlphaZero(Config(sims=2, net=SMALL, past_share=0.5, past_every=0.1), vec.spec, 4)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))

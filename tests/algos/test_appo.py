@@ -188,7 +188,7 @@ def test_lag_bound_counts_batches_not_minibatches():
     [{"lr": 0.0}, {"gamma": 1.5}, {"length": 0}, {"batch_size": 0}, {"epochs": 0}, {"minibatches": 0},
      {"clip": 0.0}, {"rho_bar": 0.0}, {"c_bar": float("nan")}, {"max_grad_norm": 0.0}, {"max_lag": 0}],
 )  # fmt: skip
-def test_settings_that_cannot_be_are_refused_in_one_sentence(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(UserError) as caught:
         appo.Config(**settings)
     assert "\n" not in str(caught.value)

@@ -247,7 +247,7 @@ def test_the_optimizer_is_rmsprop_with_the_papers_constants():
     assert isinstance(large, torch.optim.RMSprop)
 
 
-def test_a_run_with_replay_goes_on_from_its_state_exactly():
+def test_run_with_replay_resumes_exactly():
     settings = {"num_envs": 4, "length": 8, "batch_size": 8, "replayed": 0.5, "replay_capacity": 10, "backend": "local"}
     experiment = Experiment.make("impala", "CartPole-v1", preset="none", overrides={**settings, "device": "cpu"})
     first, second = (Sync(experiment, lambda kind, text: None) for _ in range(2))
@@ -266,7 +266,7 @@ def test_a_run_with_replay_goes_on_from_its_state_exactly():
         second.close()
 
 
-def test_what_it_needs_of_its_data():
+def test_data_spec():
     algo, _ = make(replayed=0.5, replay_capacity=77, max_lag=9)
     data = algo.data
     assert (data.unit, data.reuse, data.length, data.batch_size) == ("sequence", "once", 12, 4)
@@ -279,7 +279,7 @@ def test_what_it_needs_of_its_data():
     [{"lr": 0.0}, {"gamma": 1.5}, {"length": 0}, {"batch_size": 0}, {"replayed": 1.0}, {"replayed": -0.1},
      {"replay_capacity": 0}, {"rho_bar": 0.0}, {"c_bar": float("nan")}, {"max_grad_norm": 0.0}, {"max_lag": 0}],
 )  # fmt: skip
-def test_settings_that_cannot_be_are_refused_in_one_sentence(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(UserError) as caught:
         impala.Config(**settings)
     assert "\n" not in str(caught.value)

@@ -56,7 +56,7 @@ def test_simulations_may_be_between_whole_numbers():
 
 
 @pytest.mark.parametrize(("beta", "epsilon"), [(0.0, 0.0), (0.6, 0.0), (1.0, 0.25), (0.5, 1.0)])
-def test_what_acted_is_the_mixture_that_is_on_record(beta, epsilon):
+def test_recorded_log_prob_is_of_the_mixture(beta, epsilon):
     """(1 - epsilon) ((1 - beta) pi + beta search) + epsilon uniform, at the action that was taken."""
     _, model, traj, _ = trajectory(config(beta=beta, epsilon=epsilon))
     extras = {name: value.reshape(-1, *value.shape[2:]) for name, value in traj.extras.items()}
@@ -71,7 +71,7 @@ def test_what_acted_is_the_mixture_that_is_on_record(beta, epsilon):
     assert 0.3 < searched.mean() < 0.7
 
 
-def test_actions_are_drawn_as_often_as_the_record_says():
+def test_action_frequencies_match_recorded_probabilities():
     """Over many draws, the share of each action is its probability in mu: a chi-squared of a fixed seed."""
     _, _, traj, _ = trajectory(config(beta=1.0, share=1.0, epsilon=0.3), steps=256, num_envs=8)
     chosen, mu = traj.action.reshape(-1), np.exp(traj.extras["behaviour"].reshape(-1))
@@ -80,7 +80,7 @@ def test_actions_are_drawn_as_often_as_the_record_says():
     assert abs(seen - expected) < 4 * np.sqrt(spread)
 
 
-def test_temperature_changes_what_acts_and_not_what_is_learned():
+def test_temperature_changes_acting_but_not_targets():
     sharp, flat = (trajectory(config(beta=1.0, share=1.0, temperature=t))[2].extras for t in (0.1, 5.0))
     np.testing.assert_array_equal(sharp["better"][0], flat["better"][0])
     assert np.exp(sharp["behaviour"]).mean() > np.exp(flat["behaviour"]).mean()
@@ -108,7 +108,7 @@ def test_schedules_follow_progress():
             assert 16 * 4 * 6 * 0.8 <= made <= 16 * 4 * 6  # fewer where episodes end within the search
 
 
-def test_planning_leaves_what_acts_as_it_is():
+def test_planning_leaves_envs_unchanged():
     """With the same actions, environments that were searched go where others go."""
     _, _, traj, _ = trajectory(config(share=1.0, beta=1.0), factory=lambda: gymnasium.make("CartPole-v1"), steps=64)
     with corral.make_vec(lambda: gymnasium.make("CartPole-v1"), 4, "local", seed=0) as vec:
@@ -310,7 +310,7 @@ def test_targets_hold_only_actions_that_policy_drew():
     assert not (learned == 0).any()
 
 
-def test_a_hybrid_toy_is_learned_from_what_searches_find(tmp_path):
+def test_hybrid_task_is_learned_from_searches(tmp_path):
     result = corral.train(
         "ppo-search", env=HybridWalk, preset="none", steps=6_000, seed=1, run_dir=tmp_path / "x", num_envs=8, lr=3e-3,
         length=32, share=1.0, sims=12, distill=1.0, gate=-9.0, entropy=0.0, episodes=20,
@@ -331,13 +331,13 @@ def test_a_hybrid_toy_is_learned_from_what_searches_find(tmp_path):
         ({"rho_bar": 0.5}, "rho_bar"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(changes, sentence):
+def test_invalid_settings_are_refused(changes, sentence):
     with pytest.raises(UserError, match=sentence):
         Config(**changes)
 
 
 @pytest.mark.parametrize("topology", ["actor_learner", "data_parallel"])
-def test_what_searching_costs_is_counted_whoever_acts(tmp_path, topology):
+def test_simulator_steps_of_searches_are_counted(tmp_path, topology):
     corral.train(
         "ppo-search", env="CartPole-v1", steps=200, num_envs=4, topology=topology, actors=2, runtime="inline",
         length=16, sims=4, share=1.0, episodes=0, run_dir=tmp_path,

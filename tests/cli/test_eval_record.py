@@ -98,7 +98,7 @@ def frames_of(path):
     return facts, [np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader]
 
 
-def test_eval_repeats_what_the_run_has_recorded(runs, capsys):
+def test_eval_repeats_recorded_evaluation(runs, capsys):
     assert run(Eval, runs / "cartpole", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     recorded = load_policy(runs / "cartpole").evaluation
@@ -120,7 +120,7 @@ def test_eval_prints_a_table(runs, capsys):
     assert re.fullmatch(r"Recorded by the run: mean return [\d.]+ over 3 episodes, deterministic", recorded)
 
 
-def test_eval_plays_what_is_asked_for(runs, capsys):
+def test_eval_options(runs, capsys):
     def played(*args):
         run(Eval, runs / "cartpole", "--json", *args)
         return json.loads(capsys.readouterr().out)
@@ -221,7 +221,7 @@ def test_atari_is_filmed_at_the_speed_of_the_console(tmp_path):
         (Export, ["cartpole", "-o", "a.h5"], "must end in .onnx or .pt"),
     ],
 )
-def test_a_mistake_is_one_sentence(runs, monkeypatch, command, args, words):
+def test_mistake_is_one_line(runs, monkeypatch, command, args, words):
     monkeypatch.chdir(runs)
     before = sorted(os.listdir(runs))
     with pytest.raises(UserError) as caught:
@@ -232,7 +232,7 @@ def test_a_mistake_is_one_sentence(runs, monkeypatch, command, args, words):
 
 
 @pytest.mark.slow
-def test_export_says_what_goes_in_and_out(runs, tmp_path):
+def test_export_prints_inputs_and_outputs(runs, tmp_path):
     done = corral_command("export", runs / "cartpole", "-o", tmp_path / "policy.onnx")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -285,13 +285,13 @@ def test_eval_of_a_game_by_opponent_and_solved_positions(tmp_path, capsys):
         run(Eval, tmp_path / "TicTacToe", "--opponent", "solved")
 
 
-def test_an_environment_without_opponents_says_so(runs):
+def test_env_without_opponents_is_refused(runs):
     with pytest.raises(UserError, match="takes no keyword argument 'opponent'"):
         run(Eval, runs / "cartpole", "--opponent", "random", "--episodes", "1")
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_what_a_search_tries_out_is_not_in_the_video(env, tmp_path):
+def test_searched_steps_are_not_in_the_video(env, tmp_path):
     corral.train("ppo-search", env=env, mode="eval", sims=3, steps=1, episodes=0, run_dir=tmp_path / "x", quiet=True)
     loaded = load_policy(tmp_path / "x")
     made = record(loaded.experiment, loaded.as_policy(), tmp_path / "x.mp4", seconds=1 if env == "Pendulum-v1" else 60)

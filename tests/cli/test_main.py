@@ -94,7 +94,7 @@ def test_version():
         (["doctor", "--fast"], ["has no option --fast"]),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(run, args, words):
+def test_command_line_mistake_is_exit_code_2(run, args, words):
     assert_one_sentence(run(*args), *words)
 
 
@@ -149,7 +149,7 @@ def test_check_env_stops_where_going_on_makes_no_sense(run):
     )
 
 
-def test_check_env_says_where_an_environment_hangs():
+def test_check_env_shows_where_an_env_hangs():
     done = run_process("check-env", "helpers.faulty_envs:Hanging", "--timeout-s", "1")
     assert done.returncode == 1
     assert done.stderr.startswith("corral: no answer from the environment for 1 s; it hangs here:")

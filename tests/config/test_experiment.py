@@ -140,7 +140,7 @@ def test_a_setting_is_found_by_its_name_and_read_by_its_type(key, value, name, e
         ("lr", -1, ["lr must be above 0"]),
     ],
 )
-def test_a_mistake_is_one_sentence_with_the_remedy(key, value, words):
+def test_mistake_is_one_line_with_remedy(key, value, words):
     with pytest.raises(UserError) as caught:
         set_one(key, value)
     for word in words:
@@ -156,7 +156,7 @@ def test_a_setting_that_is_given_twice_is_refused():
         split_items(["lr"])
 
 
-def test_what_is_checked_is_the_final_value():
+def test_final_value_is_validated():
     broken_for_a_while = read(Outer(), {"lr": -1}) | read(Outer(), {"lr": 1})
     assert apply(Outer(), broken_for_a_while).inner.lr == 1
 
@@ -305,7 +305,7 @@ def test_backends_are_those_of_make_vec():
         assert Experiment.make("ppo", "CartPole-v1", overrides=given).backend == backend
 
 
-def test_evaluations_are_a_tenth_of_the_run_unless_told():
+def test_default_evaluation_interval_is_a_tenth():
     assert Experiment.make("ppo", "CartPole-v1", overrides={"steps": 1000}).evaluate_every == 100
     assert Experiment.make("ppo", "CartPole-v1", overrides={"steps": 3}).evaluate_every == 1
     assert Experiment.make("ppo", "CartPole-v1", overrides={"evaluation.every_steps": 7}).evaluate_every == 7
@@ -346,7 +346,7 @@ def test_suites_are_stored_with_their_options(toy):
 
 
 @pytest.mark.parametrize("env", [3, [MyEnv], MyEnv()])
-def test_what_is_no_environment_is_refused(toy, env):
+def test_invalid_env_is_refused(toy, env):
     with pytest.raises(UserError):
         Experiment.make("toy", env)
 

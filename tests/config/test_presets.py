@@ -26,7 +26,7 @@ def test_every_preset_names_settings_that_exist_and_takes_effect(algo, name):
 
 
 @pytest.mark.parametrize(("algo", "name"), PRESETS)
-def test_a_verified_preset_says_how(algo, name):
+def test_verified_preset_has_evidence(algo, name):
     preset = PRESETS[algo, name]
     assert algo in ALGORITHMS
     assert preset.note

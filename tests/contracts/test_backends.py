@@ -36,7 +36,7 @@ class TestProcessSupervision(IsolationContract):
 
 @pytest.mark.ray
 class TestRay(VecEnvContract):
-    slow_tests = r"test_(?!first_batch|every_row|received_arrays|nested_spaces|results_can|environments_go)"
+    slow_tests = r"test_(?!first_batch|every_row|received_arrays|nested_spaces|results_can|envs_continue)"
 
     def make(self, factory, num_envs, seed=0):
         return corral.make_vec(factory, num_envs, "ray", workers=2, seed=seed)

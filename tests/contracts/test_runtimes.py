@@ -124,14 +124,14 @@ def test_a_shared_value_is_passed_to_calls_of_several_roles(runtime):
     ("kind", "error", "text"),
     [("user", UserError, "a mistake"), ("failed", RunFailed, "a failure"), ("other", RunFailed, "KeyError")],
 )
-def test_an_error_arrives_and_the_role_goes_on(runtime, kind, error, text):
+def test_role_continues_after_an_error(runtime, kind, error, text):
     role = runtime.spawn("echo", Echo)
     with pytest.raises(error, match=text):
         result(runtime, role.call("fail", kind))
     assert result(runtime, role.call("echo", 1))["value"] == 1
 
 
-def test_a_role_that_cannot_be_built_says_why(runtime):
+def test_role_that_cannot_be_built_names_the_reason(runtime):
     role = runtime.spawn("broken", Broken)
     with pytest.raises(UserError, match="build it otherwise"):
         result(runtime, role.call("echo", 1))
@@ -164,7 +164,7 @@ def test_a_stopped_role_does_not_answer(runtime):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_killed_role_is_lost_and_says_how(processes, number):
+def test_killed_role_is_lost_with_its_signal(processes, number):
     role, other = processes.spawn("victim", Echo), processes.spawn("other", Echo)
     assert result(processes, role.call("echo", 0))
     call = role.call("sleep", 60)

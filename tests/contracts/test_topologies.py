@@ -71,7 +71,7 @@ def test_no_gap_repeat_or_reorder(weights, runtime):
     ("weights", "runtime"),
     on_runtimes(["sync", "async"], quick={("sync", "process"), ("async", "process"), ("async", "ray")}),
 )
-def test_nor_with_central_inference(weights, runtime):
+def test_no_gap_repeat_or_reorder_with_central_inference(weights, runtime):
     seen = run(make(topology="central_inference", runtime=runtime, actors=2, weights=weights))
     assert gaps(seen) == []
     assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
@@ -102,7 +102,7 @@ def test_central_inference_with_dialling_workers_survives_kill(weights):
     assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
 
 
-def test_the_counting_agent_would_notice():
+def test_gaps_finds_every_defect():
     seen = run(make())
     assert gaps(seen) == []
     assert gaps(seen[:2] + seen[3:])  # a gap
@@ -214,7 +214,7 @@ def test_a_killed_actor_comes_back_and_the_others_lose_nothing(settings):
 
 
 @pytest.mark.parametrize(("learners", "runtime"), on_runtimes([2], quick={(2, "process")}))
-def test_the_counting_agent_finds_nothing_with_several_learners(learners, runtime):
+def test_no_gap_repeat_or_reorder_with_learners(learners, runtime):
     topology = make(topology="actor_learner", runtime=runtime, actors=1, learners=learners, batch_size=8)
     assert gaps(run(topology)) == []
     assert topology.learner.version > 0
@@ -264,12 +264,12 @@ def test_batch_not_divisible_by_learners_is_refused():
         make("impala", "CartPole-v1", topology="actor_learner", runtime="inline", actors=1, learners=2, batch_size=7)
 
 
-def test_an_environment_that_cannot_be_built_is_one_sentence():
+def test_env_that_cannot_be_built_is_one_line():
     with pytest.raises(UserError, match="NoSuchEnv"):
         make(env="corral.testing.envs:NoSuchEnv", topology="actor_learner", runtime="process")
 
 
-def test_environments_that_cannot_be_shared_out_are_refused():
+def test_envs_not_divisible_by_actors_are_refused():
     with pytest.raises(UserError, match="cannot be shared out among 3 actors"):
         make(topology="actor_learner", actors=3)
 
@@ -300,7 +300,7 @@ def test_sync_has_nothing_to_scale():
         make(learners=2)
 
 
-def test_a_run_goes_on_from_its_state():
+def test_run_continues_from_its_state():
     first = make(topology="actor_learner", runtime="inline", actors=2, weights="async")
     run(first, steps=2000)
     state = first.state_dict()

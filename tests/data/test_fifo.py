@@ -91,7 +91,7 @@ def test_episodes_are_padded_with_final_observation(length):
     assert len(expected) < 3  # of the last batch
 
 
-def test_an_endless_episode_is_cut_as_truncated_and_goes_on(caplog):
+def test_endless_episode_is_cut_as_truncated(caplog):
     store = EpisodeStore(VECTOR, DataSpec("episode", 1, 1, "once"), 1, max_length=7)
     stream = Stream(VECTOR, 0, end=0.0)
     seen, successors, batches = [], [], []

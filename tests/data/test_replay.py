@@ -252,7 +252,7 @@ def test_rewards_are_scaled_when_sampled(n):
         np.testing.assert_array_equal(scaled, np.clip(plain * np.float32(scale), -10 * n, 10 * n))
 
 
-def test_what_a_sample_holds_is_the_receivers():
+def test_samples_are_copies():
     store = make(PIXELS, 1, samples_per_insert=1e9)
     stream = Stream(PIXELS, 1)
     store.put(fragment([stream], [0], 40)[0])
@@ -296,7 +296,7 @@ def test_million_atari_transitions_fit_in_7_5_gb(monkeypatch):
     assert store._observations.sizes.min() >= 1_000_000 * 33 / 32
 
 
-def test_memory_of_a_filled_store_is_what_it_says():
+def test_reported_memory_is_that_of_a_full_store():
     import psutil
 
     spec = _atari()

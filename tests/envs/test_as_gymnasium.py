@@ -106,7 +106,7 @@ def test_faulty_rows_are_marked_and_truncated():
         assert np.array(faulty).sum(0).tolist()[1] >= 1
 
 
-def test_same_seed_repeats_and_no_seed_goes_on():
+def test_same_seed_repeats_and_no_seed_continues():
     def first_obs(*seeds):
         with corral.make_vec("CartPole-v1", 2, backend="local", seed=3) as vec:
             env = vec.as_gymnasium()
@@ -171,7 +171,7 @@ def test_observation_wrappers_equal_gymnasium_same_step():
         env.close()
 
 
-def test_an_action_of_the_wrong_shape_is_one_sentence():
+def test_action_of_wrong_shape_is_refused():
     with corral.make_vec("CartPole-v1", 3, backend="local") as vec:
         env = vec.as_gymnasium()
         env.reset()

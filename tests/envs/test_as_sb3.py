@@ -176,7 +176,7 @@ def test_ppo_trains_and_logs_the_episode_return(backend):
     env.close()
 
 
-def test_vecnormalize_and_framestack_go_on_top():
+def test_vecnormalize_and_framestack_wrap_it():
     env = corral.make_vec("CartPole-v1", 4, backend="process", workers=2).as_sb3()
     env = vec_env.VecFrameStack(vec_env.VecNormalize(env), 2)
     model = sb3.PPO("MlpPolicy", env, n_steps=64, n_epochs=2, seed=0, device="cpu").learn(1024)

@@ -126,7 +126,7 @@ def test_games_go_by_all_their_names(name):
         ("Pong", {"sticky": 1.5}, "sticky"),
     ],
 )
-def test_a_wrong_game_or_option_is_refused_in_words(name, options, message):
+def test_wrong_game_or_option_is_refused(name, options, message):
     with pytest.raises(UserError, match=message):
         atari(name, **options)
 

@@ -103,7 +103,7 @@ def test_opponent_game_alternates_who_begins(name):
     assert {1.0, -1.0} <= set(results) <= {1.0, 0.0, -1.0}
 
 
-def test_a_seed_decides_who_begins_and_what_the_opponent_does():
+def test_seed_decides_first_player_and_opponent_moves():
     def game(seed):
         env, seen = TicTacToe(opponent="random"), []
         for k in range(4):
@@ -132,12 +132,12 @@ def test_opponent_is_a_function_or_a_name():
 
 
 @pytest.mark.parametrize("text", ["strong", "mcts:many", "mcts:0", "no_such_module:player", "json:player"])
-def test_an_opponent_that_is_none_is_refused_in_one_sentence(text):
+def test_invalid_opponent_is_refused(text):
     with pytest.raises(UserError, match=r"player|simulation"):
         Connect4(opponent=text)
 
 
-def test_a_saved_game_goes_on_as_it_would_have():
+def test_saved_game_continues_exactly():
     env, other, rng = Connect4("random"), Connect4("random"), np.random.default_rng(0)
     env.reset(seed=1)
     play_on(env, rng, 3)
@@ -227,7 +227,7 @@ def test_a_game_can_be_filmed(tmp_path):
     assert film.fps == 2
 
 
-def test_a_resumed_run_goes_on_with_the_same_games(tmp_path):
+def test_resumed_run_continues_its_games(tmp_path):
     def played(vec, obs):
         seen = []
         for _ in range(20):

@@ -99,7 +99,7 @@ def test_accuracy_is_one_for_the_solver_and_grows_with_search():
     assert accuracy(Random(CONNECT4)) < accuracy(RolloutMcts(CONNECT4, 100)) < accuracy(RolloutMcts(CONNECT4, 3000)) < 1
 
 
-def test_positions_are_made_anew_by_the_seed():
+def test_positions_are_reproduced_by_seed():
     first, again = (generate(6, 1, plies=(20, 24, 28)) for _ in range(2))
     assert [int(every).bit_count() for _, every in first[0].tolist()] == [20, 24, 28] * 2
     for one, two in zip(first, again, strict=True):

@@ -23,7 +23,7 @@ def won(board, length):
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_random_games_end_when_a_slow_look_at_the_board_says_so(name):
+def test_random_games_end_as_plain_rules(name):
     game, rng, ends = GAMES[name], np.random.default_rng(0), []
     for _ in range(200):
         states, over, moves = game.start(1), np.array([False]), 0

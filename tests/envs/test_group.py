@@ -156,7 +156,7 @@ def test_a_later_reset_that_fails_is_a_fault_not_the_end():
 
 
 @pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple(())])
-def test_empty_spaces_are_refused_in_words(space):
+def test_empty_spaces_are_refused(space):
     class Empty(CountingEnv):
         def __init__(self):
             super().__init__()

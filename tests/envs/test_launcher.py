@@ -179,7 +179,7 @@ with corral.make_vec("tcp://127.0.0.1:0", 2, env_kwargs={{"sim": {sim!r}}}) as v
         ("x 'unclosed {url}", "cannot be read as a command"),
     ],
 )
-def test_a_command_that_cannot_be_is_refused_in_words(command, words):
+def test_invalid_command_is_refused(command, words):
     with pytest.raises(UserError, match=words.replace("{", r"\{")):
         corral.make_vec("tcp://127.0.0.1:0", 1, env_kwargs={"sim": command})
     assert simulators() == []
@@ -200,6 +200,6 @@ def test_simulator_that_exits_at_once_is_given_up():
         ({"token_file": "/no/such/file"}, "cannot be read"),
     ],
 )
-def test_options_that_cannot_be_are_refused_in_words(kwargs, words):
+def test_invalid_options_are_refused(kwargs, words):
     with pytest.raises(UserError, match=words):
         corral.make_vec("tcp://127.0.0.1:0", 1, env_kwargs=kwargs)

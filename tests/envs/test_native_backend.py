@@ -129,7 +129,7 @@ def test_envpool_seeds_come_from_the_run():
         assert [tuple(row) for row in vec.recv().obs.tolist()] == starts(1)
 
 
-def test_auto_never_changes_what_an_environment_is():
+def test_auto_keeps_the_environment():
     for env in ("CartPole-v1", "ALE/Pong-v5", CountingEnv):
         assert native_vec_env(env, None, 2, 1, "train", required=False) is None
 
@@ -144,7 +144,7 @@ def test_auto_never_changes_what_an_environment_is():
         ("ALE/Pongo-v5", None, "Pong"),
     ],
 )
-def test_what_native_cannot_do_is_refused_in_words(env, kwargs, message):
+def test_native_refuses_unsupported_envs(env, kwargs, message):
     pytest.importorskip("envpool")
     pytest.importorskip("ale_py")
     with pytest.raises(UserError, match=message):

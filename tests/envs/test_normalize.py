@@ -124,7 +124,7 @@ def test_values_are_clipped():
         assert np.abs(result.reward).max() <= 0.5
 
 
-def test_only_float_leaves_are_touched_and_the_spec_says_so():
+def test_only_float_leaves_are_normalized():
     with (
         NormalizedVecEnv(corral.make_vec(TreeEnv, 2, "local")) as vec,
         corral.make_vec(TreeEnv, 2, "local") as plain,

@@ -76,7 +76,7 @@ def test_an_illegal_move_is_refused_and_changes_nothing():
     np.testing.assert_array_equal(env.view()[0], before[0])
 
 
-def test_what_cannot_be_played_is_refused_with_a_remedy():
+def test_unsupported_game_is_refused_with_remedy():
     for game, message in (
         ("connect_for_v3", "choose connect_four_v3"),
         ("rps_v2", "does not say which moves are legal"),
@@ -104,7 +104,7 @@ def test_the_checker_and_backends_play_it():
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_copy_goes_on_by_itself_exactly_as_the_original(name):
+def test_copy_continues_exactly_as_original(name):
     env, rng = PettingZoo(name), np.random.default_rng(0)
     env.reset(seed=0)
     for _ in range(5):
@@ -190,7 +190,7 @@ def test_search_plays_legally_and_takes_a_win():
         assert planner.plan(np.array([0]), np.array([True]), noise=0.0).best.tolist() == [0]
 
 
-def test_memory_is_bounded():
+def test_state_memory_is_bounded():
     env = PettingZoo("connect_four_v3")
     env.reset()
     states = AecStates([env], memory_mb=0.02)

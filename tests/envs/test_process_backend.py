@@ -207,7 +207,7 @@ class Launcher(CountingEnv):
         return obs, info
 
 
-def test_what_an_environment_started_dies_with_its_worker():
+def test_processes_of_an_env_die_with_its_worker():
     with corral.make_vec(Launcher, 1, "process") as vec:
         batch = vec.recv()
         first = int(batch.obs[0, 1])
@@ -260,7 +260,7 @@ def test_sigkill_of_parent_leaves_no_process(how, start, tmp_path):
     assert gone(pids)
 
 
-def test_a_vec_env_made_in_a_thread_that_ends_goes_on():
+def test_vec_env_outlives_the_thread_that_made_it():
     made = []
     thread = threading.Thread(target=lambda: made.append(corral.make_vec(CountingEnv, 2, "process", workers=2)))
     thread.start()
@@ -427,7 +427,7 @@ def test_a_failed_start_leaves_no_process_behind():
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
 
 
-def test_a_factory_that_cannot_travel_is_refused_in_words():
+def test_unpicklable_factory_is_refused():
     lock = threading.Lock()
     with pytest.raises(corral.UserError, match="cannot be sent to a worker"):
         corral.make_vec(lambda: (lock, CountingEnv())[1], 2, "process")

@@ -128,7 +128,7 @@ def test_busy_cpus_are_named_and_evaluation_needs_none():
 
 
 @pytest.mark.ray
-def test_closing_ends_the_actors_and_what_they_started():
+def test_closing_ends_actors_and_their_processes():
     vec = corral.make_vec(_StartsAProcess, 2, "ray", workers=2)
     children = vec.recv().obs[:, 0].astype(int).tolist()
     pids = [place.pid for place in vec.places]
@@ -167,7 +167,7 @@ def test_read_results_leave_the_object_store():
 
 
 @pytest.mark.ray
-def test_a_state_saved_on_ray_goes_on_locally():
+def test_state_saved_on_ray_continues_locally():
     with corral.make_vec("CartPole-v1", 3, "ray", workers=2, seed=1) as vec:
         vec.record_episodes()
         vec.recv()
@@ -182,7 +182,7 @@ def test_a_state_saved_on_ray_goes_on_locally():
 
 
 @pytest.mark.ray
-def test_a_factory_that_cannot_travel_is_refused_in_words():
+def test_unpicklable_factory_is_refused():
     import threading
 
     lock = threading.Lock()

@@ -233,7 +233,7 @@ def test_a_run_with_a_break_is_the_same_run_bit_by_bit(env, backend):
 
 
 @pytest.mark.parametrize("backend", ["local", "process"])
-def test_a_generator_that_no_seed_reaches_goes_on_where_it_was(backend):
+def test_unseeded_generator_continues(backend):
     with make(OwnGeneratorEnv, backend) as vec:
         sampler = corral.Sampler(vec, Draws(vec.spec))
         sample(sampler)
@@ -355,7 +355,7 @@ def test_a_state_may_be_taken_before_the_first_trajectory():
 
 
 @pytest.mark.parametrize("backend", ["local", "process"])
-def test_normalised_environments_go_on_with_their_statistics(backend):
+def test_normalised_envs_keep_their_statistics(backend):
     def make_normalised():
         return NormalizedVecEnv(make("Pendulum-v1", backend))
 
@@ -365,7 +365,7 @@ def test_normalised_environments_go_on_with_their_statistics(backend):
     same_trajectories(trajs, expected)
 
 
-def test_the_workers_global_generators_go_on(tmp_path):
+def test_global_generators_of_workers_continue(tmp_path):
     def finals(parts):
         state = None
         for steps in parts:
@@ -461,7 +461,7 @@ def test_nothing_is_recorded_unless_asked_for():
         assert corral.Sampler(vec, Draws(vec.spec)).load_state_dict(state) == [0, 1, 2]
 
 
-def test_misuse_is_refused_in_words():
+def test_misuse_is_refused():
     with make("CartPole-v1", num_envs=3) as vec:
         with pytest.raises(corral.UserError, match="idle"):
             vec.state_dict()

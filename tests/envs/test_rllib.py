@@ -95,7 +95,7 @@ def test_rllib_ppo_trains(runners, mode, env):
     assert len({length for length, _, _ in played}) > 1
 
 
-def test_what_rllib_decides_is_refused_in_words():
+def test_options_of_rllib_are_refused():
     with pytest.raises(UserError, match=r"debugging\(seed"):
         register("x", "CartPole-v1", seed=3)
     with pytest.raises(UserError, match="num_envs_per_env_runner"):

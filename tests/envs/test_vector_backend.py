@@ -138,7 +138,7 @@ class Odd(gymnasium.vector.VectorEnv):
         self.closed_count += 1
 
 
-def test_a_vector_environment_must_say_how_it_resets():
+def test_vector_env_needs_an_autoreset_mode():
     with pytest.raises(UserError, match="autoreset_mode"):
         VectorVecEnv(Odd(mode=None))
 

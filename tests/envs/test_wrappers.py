@@ -65,7 +65,7 @@ def test_frame_stack_gives_arrays_away():
     assert values(env.step(0)[0]) == [10, 11]
 
 
-def test_frame_stack_refuses_what_it_cannot_stack():
+def test_frame_stack_refuses_other_spaces():
     with pytest.raises(UserError, match="Box"):
         wrappers.FrameStack(gymnasium.make("FrozenLake-v1"))
 
@@ -90,7 +90,7 @@ def test_frame_skip_sums_rewards_and_raw_rewards():
     assert (obs[0, 0], reward, info["raw_reward"]) == (7, 3.0, 1 + 2 + 3)
 
 
-def test_a_lost_life_ends_the_episode_and_the_game_goes_on():
+def test_lost_life_ends_episode_but_not_game():
     game = Script([0, 1, 2, 3, 4], lives=[2, 2, 1, 1, 0])
     env = wrappers.EpisodicLife(game)
     env.reset(seed=0)
@@ -117,7 +117,7 @@ def test_a_seed_starts_a_new_game_even_after_a_lost_life():
     assert (game.resets, game.t) == (2, 0)
 
 
-def test_episodic_life_says_when_there_are_no_lives():
+def test_episodic_life_without_lives_is_refused():
     env = wrappers.EpisodicLife(gymnasium.make("CartPole-v1"))
     env.reset()
     with pytest.raises(UserError, match="lives"):
@@ -202,7 +202,7 @@ def test_pixels_are_stacked_frames_of_any_rendered_environment():
         lined.close()
 
 
-def test_pixels_say_what_they_need():
+def test_pixels_name_missing_packages():
     with pytest.raises(UserError, match="size"):
         pixels("CartPole-v1", size=0)
     with pytest.raises(UserError, match="rgb_array"):

@@ -30,7 +30,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(algo):
 
 
 @pytest.mark.parametrize("algo", SETTINGS)
-def test_it_does_not_matter_which_processes_run_the_environments(algo):
+def test_weights_equal_local_and_process(algo):
     local = weights(algo)
     for workers in (1, 2):
         assert torch.equal(local, weights(algo, backend="process", workers=workers)), workers
@@ -44,7 +44,7 @@ def test_it_does_not_matter_which_processes_run_the_environments(algo):
         ("CartPole-v1", {"core": "lstm", "core_size": 8, "hidden": (8,)}),
     ],
 )
-def test_nor_for_other_actions_and_with_a_memory(env, settings):
+def test_weights_equal_for_other_actions_and_cores(env, settings):
     assert torch.equal(weights("ppo", env, **settings), weights("ppo", env, backend="process", workers=2, **settings))
 
 

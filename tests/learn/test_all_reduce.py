@@ -75,7 +75,7 @@ def test_when_one_stops_all_do():
     assert together(lambda exchange, rank: exchange.grads(torch.ones(4), 2, 0.1, stop=rank == 1)) == ["stop"] * 3
 
 
-def test_what_is_shared_comes_in_the_same_order_everywhere():
+def test_shared_values_have_one_order():
     def work(exchange, rank):
         return [values.tolist() for values in exchange.share(torch.tensor([rank, 10.0 * rank], dtype=torch.float64))]
 

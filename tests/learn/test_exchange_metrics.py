@@ -98,7 +98,7 @@ def test_gradients_that_are_sums_add_up_in_fewer_bytes(compress):
     assert [sorted(values) for values in results] == [[pytest.approx(6.0, rel=2**-7)]] * 3
 
 
-def test_what_a_low_rank_leaves_out_comes_later():
+def test_powersgd_feeds_back_its_error():
     """A gradient that is always the same, and of full rank: over time its mean is sent, by default."""
 
     def work(exchange, rank, net):
@@ -121,7 +121,7 @@ def test_what_a_low_rank_leaves_out_comes_later():
 
 
 @pytest.mark.parametrize("why", ["stop", "not finite", "gone"])
-def test_a_code_that_nobody_used_is_sent_with_the_next(why):
+def test_code_of_failed_reduce_is_sent_later(why):
     store, results, met = open_store(HOST), {}, threading.Barrier(2)
 
     def work(rank):
@@ -257,7 +257,7 @@ def test_peer_lost_names_the_reason(stays_s, patience_s, says):
     assert "gloo" in str(lost[0].__cause__)
 
 
-def test_nor_is_who_does_not_come_said_in_torchs_words():
+def test_missing_peer_is_not_reported_by_torch():
     store = open_store(HOST)
     with pytest.raises(PeerLost, match=r"^a worker did not come within 0\.3 s$") as caught:
         AllReduce().join(HOST, store.port, 1, 0, 2, 0.3)
@@ -266,7 +266,7 @@ def test_nor_is_who_does_not_come_said_in_torchs_words():
         AllReduce().join(HOST, 9, 1, 0, 2, 0.3)
 
 
-def test_an_error_that_is_about_nobody_is_not_said_to_be():
+def test_other_errors_are_not_peer_lost():
     text = "[/__w/pytorch/gloo/allreduce.cc:12] Invalid scalar type\nframe #0"
     assert _plain(text, 1.0) == "workers cannot reduce: Invalid scalar type"
 
@@ -360,7 +360,7 @@ def test_nothing_is_lost_by_rounding_weights_to_8_bits(graph, mode):
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
-def test_who_is_more_than_the_lag_ahead_in_gossip_waits(lag):
+def test_gossip_waits_at_lag_bound(lag):
     done, go, begun = [0], threading.Semaphore(0), threading.Barrier(2)
 
     def work(exchange, rank):

@@ -145,7 +145,7 @@ def test_large_inputs_saturate_without_a_warning():
         assert np.isfinite(lean.lean_params(np.full((4, 5), 1e4, np.float32))).all()
 
 
-def test_small_adam_equals_torchs_and_goes_on_from_its_state():
+def test_flat_adam_equals_torch_and_restores():
     from corral.ops.optim import SmallAdam, adam
 
     torch.manual_seed(3)

@@ -44,7 +44,7 @@ def assert_one_sentence(capsys, words):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_exit_code_2_one_sentence_and_no_folder(tmp_path, monkeypatch, capsys, mistake):
+def test_mistake_is_exit_code_2_one_line_no_folder(tmp_path, monkeypatch, capsys, mistake):
     args, words = MISTAKES[mistake]
     monkeypatch.chdir(tmp_path)
     if args[0] == "train":
@@ -71,7 +71,7 @@ def test_a_run_of_another_format_is_refused_and_left_as_it_is(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("option", [["--num-envs", "100000000000"], ["--set", "length=100000000000", "backend=local"]])
-def test_what_no_memory_can_hold_is_a_sentence(tmp_path, capsys, option):
+def test_too_little_memory_is_one_line(tmp_path, capsys, option):
     settings = [*CART, "--preset", "none", "--run-dir", str(tmp_path / "run")]
     assert main(["train", "ppo", *settings, *option]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]

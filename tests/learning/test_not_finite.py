@@ -95,7 +95,7 @@ def test_a_learning_rate_beyond_all_reason_is_refused(tmp_path, capsys, algo, ki
     assert not (tmp_path / "run").exists()
 
 
-def test_the_environments_of_this_file_are_as_they_say():
+def test_nan_envs():
     with make_vec("helpers.nan_envs:NanReward", 1, "local") as vec:
         vec.recv()
         faults = 0

@@ -39,7 +39,7 @@ def start(built):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_its_own_tests_pass(built):
+def test_cpp_tests_pass(built):
     build(built)
     run("ctest", "--test-dir", built, "--output-on-failure")
 

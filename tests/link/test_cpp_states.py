@@ -81,7 +81,7 @@ def test_many_names_come_page_by_page(built, serve):
         assert cpp.names() == [f"s{k:05}" for k in range(2300)]
 
 
-def test_a_budget_that_is_spent_is_said(built, serve):
+def test_full_budget_is_reported(built, serve):
     _, url = serve("--max-states", 1, "--max-mb", 1)
     with CppStates(built, url) as cpp:
         with pytest.raises(StatesFull, match="budget of 1048576"):
@@ -93,7 +93,7 @@ def test_a_budget_that_is_spent_is_said(built, serve):
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 600, b"\xff\xfe"])
-def test_what_is_no_name_is_refused(built, serve, name):
+def test_invalid_name_is_refused(built, serve, name):
     _, url = serve()
     with CppStates(built, url) as cpp:
         with pytest.raises(UserError, match="name of a state"):
@@ -101,7 +101,7 @@ def test_what_is_no_name_is_refused(built, serve, name):
         cpp.put("and it goes on", b"")
 
 
-def test_a_wrong_token_is_refused_in_one_sentence(built, serve, token, tmp_path):
+def test_wrong_token_is_refused(built, serve, token, tmp_path):
     (tmp_path / "other").write_text(TOKEN[::-1])
     _, url = serve("--token-file", token)
     for path, words in ((tmp_path / "other", "did not prove that it knows"), ("", "refused: a client did not")):

@@ -23,7 +23,7 @@ def first_wire(listener):
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "zmq", "grpc"])
-def test_a_peer_that_does_not_read_what_it_is_sent_is_lost(scheme, monkeypatch):
+def test_peer_that_does_not_read_is_lost(scheme, monkeypatch):
     monkeypatch.setattr(binding, "MAX_UNSENT_BYTES", 4 << 20)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(

@@ -41,7 +41,7 @@ def _array(place, dtype, shape):
     ],
     ids=["place", "shape", "dtype", "depth"],
 )
-def test_a_value_that_cannot_be_is_a_bad_message(data):
+def test_invalid_value_is_a_bad_message(data):
     with pytest.raises(encoding.DecodeError):
         encoding.decode(data)
 
@@ -67,7 +67,7 @@ def test_huge_space_is_refused_before_it_is_built(space, monkeypatch):
         read_space(space, "observation")
 
 
-def test_the_words_about_a_space_are_few():
+def test_space_error_is_short():
     with pytest.raises(BadMessage) as refused:
         read_space({**LARGE, "shape": [2], "low": "x" * 1_000_000}, "observation")
     assert len(str(refused.value)) < 1000
@@ -168,7 +168,7 @@ def test_later_of_two_resuming_connections_wins(server):
     assert list(server._by_wire) == [three]
 
 
-def test_a_learner_that_wants_no_words_gets_none(server):
+def test_reasons_are_sent_only_if_asked_for(server):
     wire = Strange()
     _welcome(server, wire, info=0)
     _ask(server, wire, clp.Op.RESET, bytes(4), bytes(8))
@@ -206,7 +206,7 @@ def test_whatever_an_author_raises_at_a_foreign_state_refuses_it():
 # -- what clients are answered -----------------------------------------------------------------------------------------
 
 
-def test_words_about_rows_that_there_are_not_are_ignored():
+def test_reasons_of_unknown_rows_are_ignored():
     meta = {"rows": {"1" * 5000: "x", "7": "x", "0": "it broke", "1": 5}}
     assert _row_messages(Message(clp.Op.SAVE, meta=meta), 2) == {0: "it broke"}
 

@@ -153,6 +153,6 @@ def test_check_env_command_report_and_exit_code(serve, tmp_path, capfd):
     assert main(["check-env", serve(), "--steps", "100"]) == 0
 
 
-def test_nobody_there_is_said_in_words(capfd):
+def test_check_env_of_wrong_url_is_exit_code_2(capfd):
     assert main(["check-env", "tcp://127.0.0.1:99999"]) == 2
     assert "is not tcp://HOST:PORT" in capfd.readouterr().err

@@ -57,7 +57,7 @@ def lives(batches, env_id):
     ("scheme", "later_s"),
     [("tcp", 1.5), ("zmq", 1.5), ("grpc", 1.5), pytest.param("tcp", 10.0, marks=pytest.mark.slow)],
 )
-def test_the_learner_may_start_ten_seconds_earlier(sims, scheme, later_s):
+def test_learner_may_start_before_simulator(sims, scheme, later_s):
     url = free_url(scheme)
     later = threading.Timer(later_s, lambda: sims.append(Sim(CountingEnv, url, bind=True)))
     later.start()
@@ -85,7 +85,7 @@ def test_listening_server_stays_for_next_learner():
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "zmq", "grpc"])
-def test_the_simulator_may_start_first(sims, scheme):
+def test_simulator_may_start_before_learner(sims, scheme):
     url = free_url(scheme)
     sims.append(Sim(CountingEnv, url))
     time.sleep(1.0)
@@ -248,7 +248,7 @@ def test_env_failing_in_simulator_ends_own_episode(sims, kind):
         np.testing.assert_array_equal(b.next_obs[good, 2], b.reward[good])
 
 
-def test_a_stopped_process_is_given_up_and_the_others_go_on(sims):
+def test_stopped_simulator_is_given_up(sims):
     url = free_url()
     sims += [Sim(partial(CountingEnv, 0), url) for _ in range(2)]
     supervision = corral.Supervision(step_timeout_s=1.0)
@@ -366,7 +366,7 @@ def test_32_simulators_at_once(sims):
             assert [row.next_obs[LIFE] for row in rows] == list(range(1, 21))
 
 
-def test_other_spaces_are_refused_with_the_difference_in_words(sims, caplog):
+def test_other_spaces_are_refused_with_difference(sims, caplog):
     url = free_url()
     sims.append(Sim(CountingEnv, url))
     with corral.make_vec(url, 1) as vec:
@@ -401,7 +401,7 @@ def test_listening_for_other_machines_needs_a_token_or_insecure():
 
 
 @pytest.mark.parametrize("bad", ["tcp://host", "tcp://host:99999", "http://127.0.0.1:80", "tcp://a b:1"])
-def test_what_is_no_address_is_refused(bad):
+def test_invalid_address_is_refused(bad):
     with pytest.raises(UserError, match=r"HOST:PORT|not one of"):
         corral.make_vec(bad, 1)
 

@@ -247,7 +247,7 @@ def shrink(model):
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("hidden", [(), (64, 64)])
-def test_acting_in_numpy_says_what_the_network_says(net, observation, activation, normalize, hidden):
+def test_numpy_acting_equals_torch(net, observation, activation, normalize, hidden):
     space = OBSERVATIONS[observation]
     config = NetConfig(hidden=hidden, activation=activation, normalize_obs=normalize)
     model = shrink(randomize(NETS[net](spec_of(space, ACTIONS["hybrid"]), config)))
@@ -279,7 +279,7 @@ def test_acting_in_numpy_says_what_the_network_says(net, observation, activation
         QNetwork(spec_of(spaces.Box(0, 255, (40, 40), np.uint8)), 4, NetConfig(), dueling=False),
     ],
 )
-def test_what_is_more_than_plain_layers_stays_with_torch(model):
+def test_other_layers_stay_with_torch(model):
     assert not model.use_numpy()
     assert model.lean is None
 
@@ -296,7 +296,7 @@ def test_policy_and_value_of_a_vector_share_nothing():
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_memory_is_that_of_torch(kind):
+def test_numpy_core_equals_torch(kind):
     core = randomize(Core(kind, 3, 5))
     cell = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](3, 5)
     with torch.no_grad():
@@ -363,7 +363,7 @@ def test_every_observation_gets_parameters_and_a_value(space, core):
         assert states.shape == (3, 2, 2 * 128)
 
 
-def test_a_lean_network_refuses_rows_of_another_size():
+def test_numpy_network_refuses_rows_of_another_size():
     net = mlp(3, (8,), "tanh")
     with pytest.raises(ValueError, match="of 3 inputs got rows of 5"):
         NumpyMlp(linears(net), "tanh")(np.zeros((2, 5), np.float32))

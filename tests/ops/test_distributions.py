@@ -240,7 +240,7 @@ def test_joint_choices_number_every_combination_once(name):
         (spaces.MultiBinary(64), "more than 4096"),
     ],
 )
-def test_joint_choices_refuse_what_they_cannot_number(space, words):
+def test_joint_choices_refuse_continuous_spaces(space, words):
     with pytest.raises(UserError, match=words):
         JointChoices(Layout(space), "dqn")
 
@@ -254,7 +254,7 @@ def test_log_prob_is_of_the_rounded_action():
 
 
 @pytest.mark.parametrize("name", ["discrete", "multi_discrete", "multi_binary", "box"])
-def test_a_batch_in_two_halves_draws_what_the_whole_draws(name):
+def test_batch_in_two_halves_draws_equally(name):
     """So that it does not matter for whom a policy decides together."""
     actions = Actions(Layout(SPACES[name]))
     params = params_of(actions, 8)

@@ -158,7 +158,7 @@ def test_two_planners_on_the_same_simulators_do_not_meet(make):
     assert not other.expand(theirs, np.array([5]), other.new_ids(1)).terminated[0]
 
 
-def test_rewards_are_of_who_acted(make):
+def test_rewards_are_of_the_acting_player(make):
     vec = make("connect4", 1)
     vec.recv()
     states = states_of(vec)
@@ -230,7 +230,7 @@ def test_an_environment_can_be_put_back(make):
     assert seen[0] == seen[1]
 
 
-def test_dice_are_the_parents_unless_there_are_seeds(walk):
+def test_rng_is_the_parents_unless_seeded(walk):
     states = states_of(walk)
     parents, actions = states.save(np.arange(3)), np.zeros(3, np.int64)
     real = states.expand(parents, actions, states.new_ids(3))
@@ -272,7 +272,7 @@ def test_full_simulator_names_remedy_and_recovers(make):
     states.expand(parents, actions, states.new_ids(5000))
 
 
-def test_memory_for_observations_is_bounded(make):
+def test_observation_memory_is_bounded(make):
     vec = make("cartpole", 1)
     vec.recv()
     states = states_of(vec, memory_mb=0.5)
@@ -318,7 +318,7 @@ def test_lost_simulator_fails_only_its_searches(make, built):
 
 
 @pytest.mark.parametrize("policy", [lambda: corral.Search(None, sims=12, rollout_steps=3), lambda: Shooting(8, 4)])
-def test_who_acts_by_planning_goes_on_when_a_simulator_is_killed(built, policy):
+def test_planning_policy_survives_killed_simulator(built, policy):
     url = free_url()
     running = [subprocess.Popen([built / "cartpole", "--connect", url]) for _ in range(2)]
     try:

@@ -67,7 +67,7 @@ def test_rare_outcomes_are_weighted_by_probability(leaves, sides, sims):
     assert abs(mean.mean() - 1) < 4 * mean.std() / np.sqrt(mean.size)
 
 
-def test_a_search_that_may_know_the_dice_sees_one_outcome():
+def test_replayed_rng_gives_one_outcome():
     forest = search_of(ScriptedStates(pull, 3), 3, 50, 4, rng=False)
     means = forest.total[:, 0] / forest.n[:, 0]
     assert set(means.ravel().tolist()) <= {0.0, 1.0}

@@ -46,7 +46,7 @@ def knows_nothing(obs):
     return np.zeros((len(obs), 2)), np.zeros(len(obs))
 
 
-def test_it_finds_what_is_behind_the_horizon_of_a_greedy_one():
+def test_search_looks_beyond_a_greedy_horizon():
     env = Corridor()
     obs, _ = env.reset(seed=0)
     search, steps = corral.Search(env, knows_nothing, sims=100), 0
@@ -59,7 +59,7 @@ def test_it_finds_what_is_behind_the_horizon_of_a_greedy_one():
 
 @pytest.mark.parametrize("root", ["gumbel", "puct"])
 @pytest.mark.parametrize("reuse", [False, True])
-def test_by_every_root_and_with_what_the_last_search_found(root, reuse):
+def test_search_with_every_root_rule_and_reuse(root, reuse):
     with corral.make_vec(Corridor, 4, "local") as vec:
         found = evaluate(vec, corral.Search(vec, knows_nothing, sims=80, root=root, reuse=reuse), 8, 0)
     assert found.mean == 1.0
@@ -158,7 +158,7 @@ def test_stand_in_is_searched_instead_of_env():
     assert Heavy.steps <= 2 * 3 + 3  # and the episode that begins after the last
 
 
-def test_what_a_stand_in_takes_over_can_be_said_by_a_function():
+def test_transfer_function_sets_up_stand_in():
     with corral.make_vec(Corridor, 1, "local") as vec:
         search = corral.Search(Light, knows_nothing, sims=80, transfer=lambda env: {"x": env.unwrapped.x})
         assert evaluate(vec, search, 2, 0).mean == 1.0
@@ -203,7 +203,7 @@ def test_a_game_of_the_user_s_own_is_searched_for_two_players():
         ({"policy": 3}, "cannot judge"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(arguments, sentence):
+def test_invalid_arguments_are_refused(arguments, sentence):
     env = Corridor()
     env.reset(seed=0)
     with pytest.raises(UserError, match=sentence):
@@ -297,7 +297,7 @@ def test_rollout_steps_count_as_simulator_steps(env):
     assert counted[0] > 6 * 3
 
 
-def test_shooting_refuses_what_cannot_be_and_closes_what_it_made():
+def test_shooting_validates_and_closes():
     for settings in ({"sims": 0}, {"sims": 4.5}, {"horizon": 0}, {"discount": 1.5}, {"discount": float("nan")}):
         with pytest.raises(UserError):
             Shooting(**settings)
@@ -316,7 +316,7 @@ def test_shooting_refuses_what_cannot_be_and_closes_what_it_made():
         assert len(closed) == 1
 
 
-def test_a_search_without_environments_says_so():
+def test_search_without_envs_is_refused():
     with pytest.raises(UserError, match="no environments"):
         corral.Search("CartPole-v1", sims=3)()
 

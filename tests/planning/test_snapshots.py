@@ -36,7 +36,7 @@ def test_planning_has_own_rng_and_replay_that_of_state(kind):
         assert replay.stochastic
 
 
-def test_an_environment_without_dice_is_not_taken_for_one_with():
+def test_deterministic_env_is_recognised():
     with corral.Snapshots("CartPole-v1") as snapshots:
         snapshots.expand([snapshots.save()] * 5, [0, 1, 0, 1, 0])
         assert not snapshots.stochastic

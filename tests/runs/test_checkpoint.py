@@ -103,7 +103,7 @@ def test_big_endian_arrays_keep_their_values(run):
     assert round_trip(run, np.arange(3, dtype=">i4")).tolist() == [0, 1, 2]
 
 
-def test_parameters_and_an_optimizer_go_on_where_they_were(run):
+def test_parameters_and_optimizer_round_trip(run):
     def make():
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 2)
@@ -126,7 +126,7 @@ def test_parameters_and_an_optimizer_go_on_where_they_were(run):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_what_is_loaded_can_be_changed_without_changing_the_file(run, monkeypatch):
+def test_loaded_arrays_are_copies(run, monkeypatch):
     monkeypatch.setattr("corral.runs.state_files._MAPPED", 8)
     save(run, {"small": np.zeros(1, np.uint8), "mapped": np.zeros(64), "torch": torch.zeros(64)}, 1, {}, keep=1)
     state, _ = load(run)
@@ -227,7 +227,7 @@ def test_steps_beyond_a_million_million_stay_in_order(run):
     assert len(names(run)) == 2
 
 
-def test_what_a_resume_has_left_behind_goes(run):
+def test_checkpoints_after_resumed_step_are_removed(run):
     for step in (1, 2, 3):
         save(run, {"step": step}, step, {}, keep=5)
     damage_half(run.checkpoints / "step_000000003")
@@ -313,7 +313,7 @@ def test_a_broken_best_falls_back_to_the_one_before_it(run):
     assert load(run, "best")[0] == {"step": 1}
 
 
-def test_without_checkpoints_a_sentence_says_so(run):
+def test_missing_checkpoints_are_an_error(run):
     with pytest.raises(UserError, match="no checkpoint yet"):
         load(run)
     save(run, {}, 1, {}, keep=1)
@@ -414,7 +414,7 @@ def test_best_checkpoint_is_complete_while_replay_is_dropped(run):
     assert not (run.checkpoints / "best" / "replay.safetensors").exists()
 
 
-def test_what_a_killed_save_has_left_is_swept(run):
+def test_remains_of_a_killed_save_are_removed(run):
     (run.checkpoints / ".tmp-step_000000001").mkdir()
     (run.checkpoints / ".tmp-step_000000001" / "state.safetensors").write_bytes(b"x")
     (run.checkpoints / ".tmp-latest").symlink_to("step_000000001")

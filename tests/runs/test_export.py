@@ -149,7 +149,7 @@ def test_of_two_choices_that_score_the_same_either_is_right():
     assert head.gap(scores, best, [np.array([[0, 3]])]) == float("inf")
 
 
-def test_mistakes_are_one_sentence(tmp_path):
+def test_mistakes_are_one_line(tmp_path):
     loaded = untrained(VECTOR, spaces.Discrete(2))
     with pytest.raises(UserError, match="must end in"):
         export(loaded, tmp_path / "policy.pkl")

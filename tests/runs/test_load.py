@@ -216,7 +216,7 @@ def test_recurrent_state_is_kept_within_an_episode(runs):
     np.testing.assert_array_equal(policy._state, states[0])
 
 
-def test_memory_belongs_to_a_number_of_rows(runs):
+def test_recurrent_state_has_a_number_of_rows(runs):
     policy = load_policy(runs / "lstm")
     policy(np.zeros((3, 4)))
     with pytest.raises(UserError, match=r"memory of 3 rows and got 2: call reset\(\)"):
@@ -244,7 +244,7 @@ def test_memory_belongs_to_a_number_of_rows(runs):
         ("own", {"place": np.zeros((2, 3)), "mode": [1], "pair": ([[0, 1]], [0.0])}, "as many in each"),
     ],
 )
-def test_a_wrong_observation_is_one_sentence(runs, name, obs, words):
+def test_wrong_observation_is_one_line(runs, name, obs, words):
     with pytest.raises(UserError, match=words) as caught:
         load_policy(runs / name)(obs)
     assert "\n" not in str(caught.value)
@@ -273,7 +273,7 @@ def test_a_run_without_a_best_checkpoint_gives_its_latest(runs, tmp_path):
     assert load_policy(tmp_path / "run").step == 96
 
 
-def test_what_cannot_be_loaded_is_one_sentence(runs, tmp_path):
+def test_unloadable_run_is_one_line(runs, tmp_path):
     with pytest.raises(UserError, match="no run at"):
         load_policy(tmp_path / "nowhere")
     shutil.copytree(runs / "ppo" / "checkpoints" / "latest", tmp_path / "checkpoint")

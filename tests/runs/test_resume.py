@@ -244,7 +244,7 @@ def test_truncated_checkpoint_falls_back_to_previous(tmp_path, name):
     assert_same(final_state(cut), final_state(whole))
 
 
-def test_with_no_checkpoint_left_it_says_so_in_one_sentence(tmp_path):
+def test_resume_without_checkpoints_is_refused(tmp_path):
     train(run_dir=tmp_path / "run", **settings_of("a2c", **{"steps": 200, "evaluation.episodes": 0}))
     for name in checkpoints(tmp_path / "run"):
         (tmp_path / "run" / "checkpoints" / name / "state.json").unlink()
@@ -252,7 +252,7 @@ def test_with_no_checkpoint_left_it_says_so_in_one_sentence(tmp_path):
         resume(tmp_path / "run", quiet=True)
 
 
-def test_resuming_what_is_finished_changes_nothing(tmp_path):
+def test_resume_of_finished_run_changes_nothing(tmp_path):
     train(run_dir=tmp_path / "run", **settings_of("a2c", steps=600))
     state, table = final_state(tmp_path / "run"), rows(tmp_path / "run")
     resume(tmp_path / "run", quiet=True)
@@ -276,7 +276,7 @@ def test_a_run_that_another_process_trains_keeps_its_settings(tmp_path):
     assert (tmp_path / "run" / "config.yaml").read_text() == before
 
 
-def test_a_run_too_short_to_learn_from_says_so(tmp_path):
+def test_run_too_short_to_learn_warns(tmp_path):
     for steps, said in ((60, 1), (400, 0)):
         train(run_dir=tmp_path / str(steps), **settings_of("dqn", steps=steps))
         assert len(events(tmp_path / str(steps), "not_trained")) == said
@@ -310,7 +310,7 @@ class Forgetful(gymnasium.Env):
         return np.array([next(self._numbers)], np.float32), 1.0, False, self._t >= 30, {}
 
 
-def test_a_run_without_its_replay_says_so(tmp_path):
+def test_resume_without_replay_is_logged(tmp_path):
     settings = settings_of("dqn", **{"steps": 200, "checkpoints.replay": False})
     train(run_dir=tmp_path / "run", **settings)
     resume(tmp_path / "run", steps=400, quiet=True)

@@ -68,7 +68,7 @@ def test_nan_and_infinity_are_kept(run):
     assert found["y"][0] == -np.inf
 
 
-def test_a_resumed_run_cuts_what_came_after_the_checkpoint(run):
+def test_resume_cuts_rows_after_checkpoint(run):
     log = MetricsLog(run)
     for step in (10, 20, 30, 40):
         log.write(step, step / 10, {"x": step})

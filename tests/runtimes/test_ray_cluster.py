@@ -37,7 +37,7 @@ def ended(pid, timeout_s=20):
     return not psutil.pid_exists(pid)
 
 
-def test_an_address_where_nobody_answers_is_refused_in_words(monkeypatch):
+def test_address_without_cluster_is_refused(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(UserError, match=r"No Ray cluster answers at '127\.0\.0\.1:1'"):
         ray_cluster.connect()

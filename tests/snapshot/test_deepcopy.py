@@ -51,7 +51,7 @@ def test_deep_copy_keeps_shared_parts_shared():
     assert made[6].maxlen == 3
 
 
-def test_what_does_not_change_is_not_copied():
+def test_immutable_parts_are_not_copied():
     value = (1, "a", np.float32(2), len, np, Colour, None, (3, frozenset()))
     assert Copier({}).copy(value)[0:7] == value[0:7]
     assert Copier({}).copy((1, (2, "x"))) is not None
@@ -81,7 +81,7 @@ def test_nested_generators_are_copied_and_reseeded(make):
     assert alive[0].random() != first
 
 
-def test_numbers_thrown_anew_are_uniform_over_seeds():
+def test_reseeded_numbers_are_uniform():
     generator, drawn = np.random.default_rng(0), []
     for seed in range(4000):
         reseed(generator, seed, 0)

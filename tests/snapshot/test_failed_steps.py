@@ -109,7 +109,7 @@ def test_search_survives_failing_branch(root, policy):
     assert len(snapshots.states) == 0
 
 
-def test_a_run_with_search_goes_on_when_steps_fail_in_it(tmp_path, caplog):
+def test_searching_run_survives_failing_steps(tmp_path, caplog):
     result = corral.train(
         "ppo-search", lambda: Ledge(edge=12, limit=40), 600, 1, tmp_path / "x", quiet=True,
         **{"share": 1.0, "sims": 8, "num_envs": 4, "ppo.length": 16, "evaluation.episodes": 0, "backend": "local"},

@@ -65,7 +65,7 @@ def weights_of_sync(algo):
 
 @pytest.mark.parametrize("algo", ["a2c", "ppo"])
 @pytest.mark.parametrize("name", [name for name in EXCHANGES if "quantize_weights" not in EXCHANGES[name]])
-def test_with_one_worker_a_run_is_that_of_sync_bit_by_bit(name, algo):
+def test_single_worker_equals_sync(name, algo):
     exchange = dict(EXCHANGES[name])
     if exchange.get("exchange") == "param_server":
         exchange.pop("compress", None)  # to a server, gradients are compressed by one worker as well
@@ -83,7 +83,7 @@ def test_with_one_worker_a_run_is_that_of_sync_bit_by_bit(name, algo):
         quick={("all_reduce", "process"), ("server async", "process"), ("all_reduce", "ray")},
     ),
 )
-def test_runs_go_to_their_end_everywhere(name, runtime):
+def test_runs_finish_on_every_runtime(name, runtime):
     topology = make(topology="data_parallel", runtime=runtime, actors=2 if name != "server async" or runtime != "ray"
                     else 1, **EXCHANGES[name])  # fmt: skip
     state, metrics = run(topology)
@@ -94,7 +94,7 @@ def test_runs_go_to_their_end_everywhere(name, runtime):
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
-def test_every_exchange_goes_to_the_end_and_tells_its_bytes(name):
+def test_every_exchange_finishes_and_reports_bytes(name):
     def watch(topology):
         if not seen:
             seen.append({w: topology._ask([w], "state", [[]], 20)[w] for w in topology._end_turns() or topology._crew})
@@ -122,7 +122,7 @@ def test_workers_with_uneven_data_do_not_deadlock(name, algo):
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "server sync"])
-def test_statistics_of_observations_and_rewards_are_everybodys(name):
+def test_statistics_are_of_all_workers(name):
     settings = {"normalize_obs": True, "normalize_reward": True}
     topology = make(topology="data_parallel", runtime="inline", actors=2, **EXCHANGES[name], **settings)
     state, _ = run(topology)
@@ -174,7 +174,7 @@ def test_a_killed_worker_is_left_out_and_comes_back(name):
 @pytest.mark.parametrize(
     "name", ["server async", *(pytest.param(n, marks=LATER) for n in ("server sync, shards", "server lag"))]
 )
-def test_a_killed_server_goes_on_from_its_last_state(name):
+def test_killed_server_continues_from_last_state(name):
     notes, killed, versions = [], [], []
 
     def watch(topology):
@@ -235,7 +235,7 @@ def test_dead_worker_does_not_hide_state_of_others():
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "server async", "gossip async"])
-def test_who_dies_while_all_meet_is_left_out(name):
+def test_worker_dying_in_rendezvous_is_left_out(name):
     topology = make(topology="data_parallel", runtime="inline", actors=2, steps=100_000, **EXCHANGES[name])
     try:
         topology._workers[1]._handle.stop()
@@ -249,7 +249,7 @@ def test_who_dies_while_all_meet_is_left_out(name):
         topology.close()
 
 
-def test_a_resumed_run_goes_on_with_what_was_learned():
+def test_resumed_run_keeps_learned_weights():
     topology = make(topology="data_parallel", runtime="inline", actors=2, steps=2000)
     try:
         while topology.env_steps < 1000:
@@ -294,7 +294,7 @@ def test_a_resumed_run_goes_on_with_what_was_learned():
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_in_one_sentence(settings, says):
+def test_invalid_combinations_are_refused(settings, says):
     with pytest.raises(UserError, match=says) as caught:
         make(**({"topology": "data_parallel", "runtime": "process", "actors": 2} | settings))
     assert "\n" not in str(caught.value)

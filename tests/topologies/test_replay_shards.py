@@ -49,7 +49,7 @@ def test_samples_per_insert_are_as_configured_within_a_percent(runtime, shards):
     assert topology.learner.version == pytest.approx(metrics["store/sampled"] / 32, abs=5)
 
 
-def test_a_killed_shard_comes_back_empty_and_the_run_goes_on():
+def test_killed_shard_comes_back_empty():
     notes, killed = [], []
     topology = make(notes, runtime="process", replay_shards=2)
 

@@ -69,7 +69,7 @@ class SupervisionContract:
             play(vec, 50)
         vec.close()
 
-    def test_an_environment_that_cannot_be_built_says_why(self) -> None:
+    def test_env_that_cannot_be_built_names_the_reason(self) -> None:
         with pytest.raises(Exception, match="no licence for this simulator"):
             self.make_supervised([_broken], Supervision())
 

@@ -107,7 +107,7 @@ class VecEnvContract:
         assert second.first.all()
         np.testing.assert_array_equal(first, third)
 
-    def test_nested_spaces_and_hybrid_actions_arrive_unharmed(self) -> None:
+    def test_nested_spaces_and_hybrid_actions(self) -> None:
         with self.make(TreeEnv, 3) as vec:
             for rows in play(vec, 10):
                 for row in rows:
@@ -122,7 +122,7 @@ class VecEnvContract:
             assert all([row.next_obs[LIFE] for row in r] == list(range(1, 9)) for r in rows)
 
     @pytest.mark.parametrize("nbytes", [1 << 10, 1 << 22, (1 << 22) + 1, 1 << 26])
-    def test_observations_of_any_size_arrive_unharmed(self, nbytes: int) -> None:
+    def test_observations_of_any_size(self, nbytes: int) -> None:
         count, steps = (1, 1) if nbytes > 1 << 25 else (2, 3)  # memory is slow to come by the first time
         with self.make(partial(BigEnv, nbytes), count) as vec:
             batch = vec.recv()
@@ -170,7 +170,7 @@ class VecEnvContract:
             for rows in play(vec, 25, min_ready=2):
                 assert [row.next_obs[LIFE] for row in rows] == list(range(1, 26))
 
-    def test_environments_go_on_from_a_saved_state_or_start_anew(self) -> None:
+    def test_envs_continue_from_saved_state(self) -> None:
         def everyone(vec: VecEnv) -> Any:
             vec.send(np.arange(4), np.zeros(4, np.int64))
             return vec.recv()
@@ -196,7 +196,7 @@ class VecEnvContract:
                 assert after.obs[row, LIFE] == (before.obs[env_id, LIFE] + 1 if restored else 1)
                 assert (after.obs[row, ID] == before.obs[env_id, ID]) == restored
 
-    def test_misuse_is_refused_in_words(self) -> None:
+    def test_misuse_is_refused(self) -> None:
         with self.make(CountingEnv, 3) as vec:
             act, batch = random_actions(vec), vec.recv()
             with pytest.raises(UserError, match="nothing to wait for"):
