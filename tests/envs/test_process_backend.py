@@ -318,7 +318,7 @@ def test_idle_env_killed_twice_keeps_last_observation(wait_between):
 
 
 def test_ready_result_does_not_wait_for_slow_worker():
-    factories = [CountingEnv, partial(SlowEnv, 5.0, 5.0)]
+    factories = [CountingEnv, partial(SlowEnv, 2.0, 2.0)]
     with corral.make_vec(factories, backend="process", workers=2) as vec:
         batch = vec.recv()
         vec.send(np.array([0]), np.zeros(1, np.int64))
