@@ -4,7 +4,6 @@ import os
 import signal
 from functools import partial
 
-import grpc_workers
 import gymnasium
 import numpy as np
 import pytest
@@ -73,31 +72,6 @@ def test_no_gap_repeat_or_reorder(weights, runtime):
 )
 def test_no_gap_repeat_or_reorder_with_central_inference(weights, runtime):
     seen = run(make(topology="central_inference", runtime=runtime, actors=2, weights=weights))
-    assert gaps(seen) == []
-    assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
-
-
-@pytest.mark.parametrize("weights", ["sync", "async"])
-def test_central_inference_with_dialling_workers_survives_kill(weights):
-    address, notes, killed = grpc_workers.free_address(), [], []
-
-    def kill(topology):
-        if not killed and topology.env_steps > 2000:
-            killed.append(topology.parts()[0]["pid"])
-            os.kill(killed[0], signal.SIGKILL)
-
-    crew = grpc_workers.start_join(address, 2)
-    try:
-        topology = make(
-            topology="central_inference", runtime="process", actors=2, weights=weights, notes=notes,
-            backend="grpc", listen=address,
-        )  # fmt: skip
-        seen = run(topology, watch=kill)
-        assert crew.wait(20) == 0
-    finally:
-        grpc_workers.end(crew)
-    assert killed
-    assert [kind for kind, _ in notes].count("lost") == 1
     assert gaps(seen) == []
     assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
 
@@ -277,11 +251,6 @@ def test_envs_not_divisible_by_actors_are_refused():
 def test_where_the_environments_live_must_fit_the_topology():
     with pytest.raises(UserError, match="backend=local cannot be"):
         make(topology="central_inference", backend="local")
-    with pytest.raises(UserError, match="Several actors cannot listen at one address"):
-        make(topology="actor_learner", actors=2, backend="grpc", listen="127.0.0.1:5555")
-    for odd in ({"backend": "grpc"}, {"listen": "127.0.0.1:5555"}):
-        with pytest.raises(UserError, match=r"backend=grpc and listen=HOST:PORT.* go together"):
-            make(**odd)
 
 
 def test_numbers_of_parts_that_contradict_each_other_are_refused():

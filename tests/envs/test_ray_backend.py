@@ -109,7 +109,7 @@ def test_hanging_env_of_an_actor_is_named():
         assert faulty == [[False] * 3, [False] * 3, [True] * 3]  # cheap steps travel, and are lost, together
         fault = next(fault for fault in vec.faults if fault.kind == "hung")
         assert fault.env_id == 1
-        assert "test_ray_vec.py" in fault.detail  # the stack
+        assert "test_ray_backend.py" in fault.detail  # the stack
 
 
 @pytest.mark.ray

@@ -30,7 +30,7 @@ def there_and_back(value):
     out = Copier({})
     kept = out.copy(value)
     back = Copier({})
-    return kept, back.copy(kept), out.dice, back.dice
+    return kept, back.copy(kept), out.rngs, back.rngs
 
 
 def test_deep_copy_keeps_shared_parts_shared():

@@ -11,7 +11,8 @@ from helpers.row_cartpole import make as make_rows
 import corral
 from corral.core.errors import EnvFailed
 from corral.planning.shooting import Mppi, Shooting, average
-from corral.snapshot.array_states import RowStates
+from corral.snapshot.array_states import ArrayStates
+from corral.snapshot.live_env import WatchedEnv
 from corral.snapshot.states import FailedSteps
 
 
@@ -144,21 +145,22 @@ def test_env_whose_steps_all_fail_ends_planning():
 
 
 def test_failures_are_logged_at_powers_of_ten(caplog):
-    mishaps = FailedSteps("Walk")
+    failed_steps = FailedSteps("Walk")
     with caplog.at_level(logging.WARNING):
         for _ in range(2500):
-            assert mishaps.note(np.array([True]), "x") is not None
-            assert mishaps.note(np.array([False]), "") is None
-    assert mishaps.count == 2500
+            assert failed_steps.note(np.array([True]), "x") is not None
+            assert failed_steps.note(np.array([False]), "") is None
+    assert failed_steps.count == 2500
     assert len(caplog.records) == 4
 
 
 def test_rows_that_are_not_finite_are_steps_that_failed():
     env = make_rows()
     env.reset(seed=0)
-    states = RowStates(lambda _: env, corral.make_vec(make_rows, 1, backend="local").spec)
+    spec = corral.make_vec(make_rows, 1, backend="local").spec
+    states = ArrayStates(env.unwrapped.rows, spec, [WatchedEnv(env, spec.observation)])
     here = states.save(np.array([0]))
-    model, states._model = states._model, _Broken(states._model)
+    model, states.model = states.model, _Broken(states.model)
     steps = states.expand(np.repeat(here, 2), np.array([0, 1]), states.new_ids(2))
     np.testing.assert_array_equal(steps.faulty, [False, True])
     np.testing.assert_array_equal(steps.obs[1], states.look(here).obs[0])
@@ -166,7 +168,7 @@ def test_rows_that_are_not_finite_are_steps_that_failed():
     np.testing.assert_array_equal(found.faulty, [False, True])
     assert np.isfinite(found.reward).all()
     assert np.isfinite(found.obs).all()
-    states._model = model
+    states.model = model
     assert states.expand(here, np.array([1]), states.new_ids(1)).faulty is None
 
 

@@ -16,7 +16,6 @@ from corral.envs.vec_env import VecEnv
 from corral.nets.actor_critic import ActorCritic
 from corral.planning.action_set import ActionSet, Choices
 from corral.planning.mcts.network import NetworkEvaluation
-from corral.planning.of_vec import states_of
 from corral.planning.planner import Plan, Planner, SearchConfig, known_scale
 from corral.planning.search_policy import draw, sharpened
 
@@ -49,7 +48,7 @@ class SearchBehaviour:
 
     def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
-        states = states_of(vec, self._config.memory_mb)
+        states = vec.states(self._config.memory_mb)
         if states.players > 1:
             raise UserError(f"{vec.spec.name} is a game of two players: train it with alphazero.")
         evaluate = NetworkEvaluation(self._model, self._actions, self._rng)

@@ -13,15 +13,16 @@ from corral.algos.schedule import Schedule
 from corral.core.errors import UserError
 from corral.core.types import Array, Tree
 from corral.envs.normalize import NormalizedVecEnv
+from corral.envs.suites.games.game import Game
 from corral.envs.suites.games.players import Player, make_player
 from corral.envs.vec_env import VecEnv
 from corral.nets.actor_critic import ActorCritic
 from corral.planning.action_set import Choices
-from corral.planning.game_states import GameStates
 from corral.planning.mcts.network import NetworkEvaluation
-from corral.planning.of_vec import states_of
 from corral.planning.planner import Plan, Planner
 from corral.planning.search_policy import draw, sharpened
+from corral.snapshot.array_states import ArrayStates
+from corral.snapshot.states import States
 
 if TYPE_CHECKING:
     from corral.algos.search.alphazero import Config
@@ -55,7 +56,7 @@ class SelfPlay:
         """From now on it plays on these boards."""
         if isinstance(vec, NormalizedVecEnv):
             raise UserError("alphazero learns who won, in the game's own reward: leave out normalize_reward.")
-        states, config = states_of(vec, self._config.search.memory_mb), self._config
+        states, config = vec.states(self._config.search.memory_mb), self._config
         if states.players != 2:
             raise UserError(
                 f"alphazero plays games of two players against itself, and {vec.spec.name} has one: use ppo-search."
@@ -159,7 +160,7 @@ class SelfPlay:
             edges = draw(plan.policy, self._rng)
             self._past_planner.took(env_ids, edges)
             return edges
-        assert isinstance(self._states, GameStates)
+        assert isinstance(self._states, ArrayStates)
         positions = self._states.rows[roots].copy()
         self._states.drop(roots)
         moves: Array = self._scripted[kind - _PAST - 1](positions, self._rng)
@@ -173,10 +174,10 @@ class SelfPlay:
         self._past.append({name: value.clone() for name, value in self._model.state_dict().items()})
         self._past_model.load_state_dict(self._past[self._rng.integers(len(self._past))])
 
-    def _players(self, states: Any) -> list[Player]:
-        if not isinstance(states, GameStates):
+    def _players(self, states: States) -> list[Player]:
+        if not isinstance(states, ArrayStates) or not isinstance(states.model, Game):
             raise UserError("Scripted players are for Corral's own games: set scripted_share=0, or past_share instead.")
-        return [make_player(states.game, name) for name in self._config.scripted]
+        return [make_player(states.model, name) for name in self._config.scripted]
 
     def _now(self, name: str) -> float:
         return self._schedules[name](self.progress)
