@@ -14,7 +14,7 @@ from corral.core.gym_env import legal
 from corral.envs.suites.games import Connect4, TicTacToe
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.runs.state_files import read_state, write_state
-from corral.runs.views.video import record
+from corral.runs.views.video import record_policy
 from corral.testing import check_env
 
 FACTORIES = {"corral/Connect4-v0": Connect4, "corral/TicTacToe-v0": TicTacToe}
@@ -220,7 +220,7 @@ def test_search_restores_the_boards():
 
 
 def test_a_game_can_be_filmed(tmp_path):
-    film = record(Experiment.make("ppo", "corral/Connect4-v0"), as_policy(random_legal), tmp_path / "game.mp4")
+    film = record_policy(Experiment.make("ppo", "corral/Connect4-v0"), as_policy(random_legal), tmp_path / "game.mp4")
     assert film.path.stat().st_size > 0
     assert film.frames >= 8  # the empty board, and at least seven moves
     assert film.fps == 2

@@ -19,7 +19,7 @@ from corral.planning.mcts.evaluation import know_nothing
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
 from corral.planning.shooting import Shooting
-from corral.runs.sinks.base import read_metrics
+from corral.runs.sinks.csv import read_metrics
 from corral.snapshot.states import Level
 
 FEW = {"step_timeout_s": 20.0, "start_timeout_s": 30.0}
@@ -340,7 +340,7 @@ def test_searching_simulators_share_one_evaluator(built, tmp_path, topology):
     result = corral.train(
         "ppo-search", "tcp://127.0.0.1:0", 512, 1, tmp_path / "x", preset="CartPole-v1", topology=topology, quiet=True,
         env_kwargs={"sim": f"{built / 'cartpole'} --connect {{url}}", "sims": 2}, num_envs=4,
-        **{"ppo.length": 32, "sims": 8, "share": 1.0, "evaluation.episodes": 0, "log.every_steps": 1},
+        **{"ppo.num_steps": 32, "num_simulations": 8, "search_fraction": 1.0, "eval_episodes": 0, "log_every": 1},
     )  # fmt: skip
     metrics = read_metrics(result.run_dir)
     assert metrics["search/simulator_steps"][-1] > 7 * metrics["env_steps"][-1] > 7 * 500
