@@ -13,7 +13,7 @@ MISTAKES = {
     "environment": (["train", "ppo", "--env", "CartPoel-v1"], "CartPole-v1"),
     "module": (["train", "ppo", "--env", "nowhere:Env"], "nowhere"),
     "key": (["train", "ppo", *CART, "--set", "learning_rat=1"], "No setting 'learning_rat'"),
-    "nearly a key": (["train", "ppo", *CART, "--set", "ent_coeff=0.1"], "did you mean ent_coef?"),
+    "nearly a key": (["train", "ppo", *CART, "--set", "ent_coeff=0.1"], "did you mean ent_coef"),
     "key of another": (["train", "dqn", *CART, "--set", "clip_coef=0.1"], "clip"),
     "type": (["train", "ppo", *CART, "--set", "update_epochs=many"], "update_epochs must be a whole number"),
     "choice": (["train", "a2c", *CART, "--set", "optimizer=sgd"], "optimizer must be"),
