@@ -23,11 +23,11 @@ from corral.envs.serve.slots import Slots
 from corral.envs.serve.state_errors import BadRequest, pack_state, unpack_state
 from corral.link import protocol as clp
 from corral.link.address import parse_url
+from corral.link.client import states as link_states
 from corral.link.client.fleet import Fleet
 from corral.link.client.session import Simulator as LinkSimulator
 from corral.link.client.session import SimulatorSession
-from corral.link.client.states import States as LinkStates
-from corral.link.control import Budget, Hello, Knock, Ready, Stats, Welcome, from_meta, to_meta
+from corral.link.control import Budget, Hello, Knock, Ready, Welcome, from_meta, to_meta
 from corral.link.layout import RowsLayout, layout_hash, read_space
 from corral.link.message import BadMessage, Message, read_message, read_meta
 from corral.link.protocol import Limits
@@ -125,7 +125,7 @@ def _grpc(data):
         read_message(unpack(data, MAX))
 
 
-CONTROLS = (Knock, Hello, Welcome, Ready, Stats, sw.ClientKnock, sw.ServerWelcome, sw.Dropped, sw.Page, sw.Held)
+CONTROLS = (Knock, Hello, Welcome, Ready, sw.ClientKnock, sw.ServerWelcome, sw.Dropped, sw.Page, sw.Held)
 
 
 def _meta(data):
@@ -312,7 +312,7 @@ class Planner:
         self._binding.events, session.wire.answers = [], partial(self._answer, answer)
         name, arguments = _ASKED[zlib.crc32(data) % len(_ASKED)]
         with contextlib.suppress(EnvFailed):
-            getattr(LinkStates(self._fleet, session), name)(*arguments)
+            getattr(link_states.StateClient(self._fleet, session), name)(*arguments)
 
     def _answer(self, frames, request):
         head = frames[0]

@@ -21,7 +21,7 @@ from corral.envs.backends.simulators.slots import Slot
 from corral.link import protocol as clp
 from corral.link.client.fleet import Fleet
 from corral.link.client.session import SimulatorSession
-from corral.link.client.states import Part, Table, ask, split
+from corral.link.client.states import Part, StateReplies, ask, read_rollout, split
 from corral.link.message import BadMessage, Message
 from corral.link.protocol import rows_per_message
 from corral.snapshot.array_states import LOST, StateIndex
@@ -88,10 +88,10 @@ class LinkStates(States):
         ids = self.new_ids(len(env_ids))
         self._index.home[ids] = homes  # before they are there: where this raises, some may be
         try:
-            table = Table(self._simulator, len(ids), obs=False)
+            table = StateReplies(self._simulator, len(ids), obs=False)
             self._place(clp.Op.SAVE, homes, seats.slots, ids, table, table.miss)
             if table.failed.any():
-                raise EnvFailed(f"A state was not saved: {table.words}.")
+                raise EnvFailed(f"A state was not saved: {table.message}.")
         except BaseException:
             self.drop(ids)
             raise
@@ -107,11 +107,11 @@ class LinkStates(States):
             raise EnvFailed("Some of these environments have lost their simulator; their episodes are over.")
         if (homes != self._index.homes_of(ids)).any():
             raise UserError("A state can be loaded only in the simulator that keeps it: load it where it was saved.")
-        table = Table(self._simulator, len(ids))
+        table = StateReplies(self._simulator, len(ids))
         self._place(clp.Op.LOAD, homes, seats.slots, ids, table, None, flags=clp.WANT_OBS)
         if table.failed.any():
-            raise EnvFailed(f"A state was not loaded: {table.words}.")
-        self._vec.note_moved(env_ids, table.obs, table.to_play)
+            raise EnvFailed(f"A state was not loaded: {table.message}.")
+        self._vec.note_moved(env_ids, table.leaves, table.to_play)
         return self.look(ids)
 
     def look(self, ids: Array) -> Views:
@@ -145,13 +145,13 @@ class LinkStates(States):
         except BaseException:
             self.drop(children)
             raise
-        index.put(children, table.to_play, table.obs)
+        index.put(children, table.to_play, table.leaves)
         reward = table.reward[:, 0]
         if self.players > 1:
             reward = table.reward[np.arange(len(parents)), turn]
-        obs = self.spec.observation.unflatten(table.obs)
+        obs = self.spec.observation.unflatten(table.leaves)
         ended = (table.flags & clp.TERMINATED) != 0, (table.flags & clp.TRUNCATED) != 0
-        return Expansion(children, obs, reward, *ended, self._legal(table.obs), table.to_play, faulty)
+        return Expansion(children, obs, reward, *ended, self._legal(table.leaves), table.to_play, faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
         """ROLLOUT to each simulator. With two players, or where dice are to be others, step by step at first."""
@@ -188,36 +188,38 @@ class LinkStates(States):
         return np.where(seats.lost, np.int16(LOST), numbers[seats.which])
 
     def _place(
-        self, op: int, homes: Array, slots: Array, ids: Array, table: Table, miss: Miss | None, flags: int = 0
+        self, op: int, homes: Array, slots: Array, ids: Array, table: StateReplies, miss: Miss | None, flags: int = 0
     ) -> None:
         """Ask for states of slots."""
-        parts, gone = split(homes, self._homes, _most_rows)
+        parts, gone = split(homes, self._homes, _max_rows)
         for rows in gone:
             table.miss(rows, _GONE)
         remote = ids | self._bases[homes] if len(self._bases) else ids
         payloads: list[tuple[Part, list[Buffer]]] = [
             (part, [slots[part.rows].tobytes(), _u8(remote[part.rows])]) for part in parts
         ]
-        ask(self._fleet, op, payloads, table.take, self._timeout_s, miss=miss, flags=flags)
+        ask(self._fleet, op, payloads, table.take_steps, self._timeout_s, miss=miss, flags=flags)
 
-    def _failed(self, table: Table, parents: Array) -> Array | None:
+    def _failed(self, table: StateReplies, parents: Array) -> Array | None:
         """Rows that failed, which are now as steps that did are; None where none did."""
-        faulty = self._failed_steps.note(table.failed, table.words)
+        faulty = self._failed_steps.note(table.failed, table.message)
         if table.lost.any():  # of which the environments' own supervision keeps count
             faulty = table.failed | table.lost
         if faulty is not None:
             table.reward[faulty], table.flags[faulty] = 0.0, clp.TRUNCATED
             table.to_play[faulty] = self._index.turn[parents[faulty]]
-            for leaf, seen in zip(table.obs, self._index.obs, strict=True):
+            for leaf, seen in zip(table.leaves, self._index.obs, strict=True):
                 leaf[faulty] = seen[parents[faulty]]
         return faulty
 
-    def _expand(self, parents: Array, homes: Array, leaves: list[Array], children: Array, seeds: Array | None) -> Table:
+    def _expand(
+        self, parents: Array, homes: Array, leaves: list[Array], children: Array, seeds: Array | None
+    ) -> StateReplies:
         """Children of 0 are not kept."""
-        parts, gone = split(homes, self._homes, _most_rows)
+        parts, gone = split(homes, self._homes, _max_rows)
         bases = self._bases[homes]
         remote, kept = parents | bases, np.where(children > 0, children | bases, 0)
-        table = Table(self._simulator, len(parents))
+        table = StateReplies(self._simulator, len(parents))
         for missing in gone:
             table.miss(missing, _GONE)
         payloads = []
@@ -228,7 +230,7 @@ class LinkStates(States):
             if seeds is not None and "reseed" in simulator.hello.capabilities:
                 payload.append(_u8(seeds[rows]))
             payloads.append((part, payload))
-        ask(self._fleet, clp.Op.EXPAND, payloads, table.take, self._timeout_s, miss=table.miss)
+        ask(self._fleet, clp.Op.EXPAND, payloads, table.take_steps, self._timeout_s, miss=table.miss)
         return table
 
     def _roll(self, found: Rollouts, rows: Array, ids: Array, leaves: list[Array]) -> None:
@@ -236,10 +238,10 @@ class LinkStates(States):
         steps = leaves[0].shape[1]
         before = found.reward.shape[1] - steps
         homes = self._index.homes_of(ids)
-        parts, gone = split(homes, self._homes, lambda session: _most_rows(session, steps))
+        parts, gone = split(homes, self._homes, lambda session: _max_rows(session, steps))
         remote = ids | self._bases[homes]
         table, rewards, lengths = (
-            Table(self._simulator, len(ids)),
+            StateReplies(self._simulator, len(ids)),
             np.zeros((len(ids), steps)),
             np.zeros(len(ids), np.int64),
         )
@@ -253,12 +255,11 @@ class LinkStates(States):
             payloads.append((part, [_u8(remote[part.rows]), group.write(flat, count)]))
 
         def take(part: Part, reply: Message) -> None:
-            table.take(part, reply, at=2)
-            shape = part.count, steps
-            reward, length = (np.frombuffer(f, t) for f, t in zip(reply.payload[:2], ("<f8", "<u4"), strict=True))
-            if reward.size != part.count * steps or length.size != part.count or not np.isfinite(reward).all():
-                raise BadMessage("an answer to a rollout whose frames do not fit")
-            rewards[part.rows], lengths[part.rows] = reward.reshape(shape), np.minimum(length, steps)
+            table.take_steps(part, reply, at=2)
+            reward, length = read_rollout(reply, part.count, steps)
+            if not np.isfinite(reward).all():
+                raise BadMessage("rewards of a rollout that are not finite")
+            rewards[part.rows], lengths[part.rows] = reward, np.minimum(length, steps)
 
         ask(self._fleet, clp.Op.ROLLOUT, payloads, take, self._timeout_s, miss=table.miss, meta={"steps": steps})
         faulty = self._failed(table, ids)
@@ -269,7 +270,7 @@ class LinkStates(States):
         found.terminated[rows], found.truncated[rows] = (
             (table.flags & flag) != 0 for flag in (clp.TERMINATED, clp.TRUNCATED)
         )
-        for place, leaf in zip(self.spec.observation.flatten(found.obs), table.obs, strict=True):
+        for place, leaf in zip(self.spec.observation.flatten(found.obs), table.leaves, strict=True):
             place[rows] = leaf
 
     def _step_by_step(self, ids: Array, leaves: list[Array], seeds: Array | None, before: int) -> Rollouts:
@@ -314,7 +315,7 @@ class LinkStates(States):
         seeds = self._probes.integers(1, 2**63, len(twice), np.uint64)
         homes, nowhere = self._index.homes_of(parents[twice]), np.zeros(len(twice), np.int64)
         table = self._expand(parents[twice], homes, [leaf[twice] for leaf in leaves], nowhere, seeds)
-        outcome: list[Array] = [table.reward, table.flags, table.to_play, *table.obs]
+        outcome: list[Array] = [table.reward, table.flags, table.to_play, *table.leaves]
         for seen in outcome:
             self.stochastic |= seen[: len(some)].tobytes() != seen[len(some) :].tobytes()
 
@@ -357,7 +358,7 @@ class LinkStates(States):
         return None if self._mask is None else obs[self._mask] != 0
 
 
-def _most_rows(session: SimulatorSession, steps: int = 1) -> int:
+def _max_rows(session: SimulatorSession, steps: int = 1) -> int:
     """Rows of a request, each of so many steps."""
     if steps == 1:
         return session.most_rows
