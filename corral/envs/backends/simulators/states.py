@@ -1,9 +1,8 @@
-"""States inside external simulators: saved where the environments sit, and stepped from by one message to each.
+"""`LinkStates`: states inside external simulators, saved where their environments are, and stepped by one message each.
 
-Nothing but ids and actions travels there, and observations and rewards back. The slots in which environments sit are
-read by `save` and written by `load` alone. States go with their simulator: what was seen there is still known here, and
-every step from them is one that fails. Whoever plans goes on, and the environments end their episodes as soon as they
-act.
+Only ids and actions are sent, and observations and rewards come back. The slots of environments are read by `save` and
+written by `load` alone. When a simulator disconnects, its states are lost: their observations are still known here, but
+every step from them fails. Planning continues, and the environments end their episodes at their next step.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, Stat
 _MASK = "action_mask"
 _GONE = "states went with their simulator"
 Miss = Callable[[Any, str], None]
-_FIRST_CALLS, _EVERY_CALLS, _SOME = 4, 64, 16  # when to look for dice, and at how many steps
+_FIRST_CALLS, _EVERY_CALLS, _SOME = 4, 64, 16  # when to test for randomness, and with how many steps
 
 
 class SimulatedEnvs(Protocol):
@@ -50,12 +49,12 @@ class SimulatedEnvs(Protocol):
 
 
 class LinkStates(States):
-    """States of a LinkVecEnv's environments. Each stays in the simulator where its environment sat, and goes with it.
+    """States of the environments of a LinkVecEnv, each in the simulator of its environment.
 
     Args:
-        vec: whose environments they are; it may act meanwhile.
+        vec: of the environments; it may be stepped meanwhile.
         memory_mb: for observations, which are kept here.
-        timeout_s: for every request; a simulator that takes longer is given up.
+        timeout_s: for every request; a simulator that takes longer is disconnected.
     """
 
     def __init__(self, vec: SimulatedEnvs, memory_mb: float = 1024.0, timeout_s: float = 60.0):
@@ -78,7 +77,6 @@ class LinkStates(States):
             self.level = min(self.level, Level(session.simulator.hello.level))
 
     def new_ids(self, count: int) -> Array:
-        """Ids that no state has."""
         return self._index.new_ids(count)
 
     def save(self, env_ids: Array) -> Array:
@@ -154,7 +152,7 @@ class LinkStates(States):
         return Expansion(children, obs, reward, *ended, self._legal(table.leaves), table.to_play, faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
-        """ROLLOUT to each simulator. With two players, or where dice are to be others, step by step at first."""
+        """ROLLOUT to each simulator; with two players, or where steps are reseeded, the first ones by EXPAND."""
         leaves: list[Array] = self.spec.action.flatten(actions)
         count, steps = leaves[0].shape[:2]
         flat = tree_map(lambda leaf: leaf.reshape(count * steps, *leaf.shape[2:]), actions)
@@ -234,7 +232,7 @@ class LinkStates(States):
         return table
 
     def _roll(self, found: Rollouts, rows: Array, ids: Array, leaves: list[Array]) -> None:
-        """Go on from these states, which are these rows of what has been found so far."""
+        """Continue from these states, which are these rows of what has been found so far."""
         steps = leaves[0].shape[1]
         before = found.reward.shape[1] - steps
         homes = self._index.homes_of(ids)
@@ -274,7 +272,7 @@ class LinkStates(States):
             place[rows] = leaf
 
     def _step_by_step(self, ids: Array, leaves: list[Array], seeds: Array | None, before: int) -> Rollouts:
-        """Make the first steps one by one; `ids` then are the states to go on from."""
+        """Make the first steps one by one; `ids` then are the states to continue from."""
         count, steps = leaves[0].shape[:2]
         scene = [np.zeros((count, *leaf.shape), leaf.dtype) for leaf in self.spec.observation.leaves]
         ended = np.zeros((2, count), np.bool_)
@@ -303,7 +301,7 @@ class LinkStates(States):
         return found
 
     def _detect_randomness(self, parents: Array, leaves: list[Array]) -> None:
-        """From time to time, make some steps twice and keep nothing of it: where they differ there are dice."""
+        """From time to time, make some steps twice without keeping them: where they differ, steps are random."""
         self._calls += 1
         if self.stochastic or (self._calls > _FIRST_CALLS and self._calls % _EVERY_CALLS):
             return
