@@ -26,7 +26,9 @@ def values_by(source: ActorCritic | Callable[[Tree], Tree]) -> Values:
     """Observations [B, ...] -> values [B]."""
     if isinstance(source, ActorCritic):
         if source.recurrent:
-            raise UserError("A plan ends in states seen by themselves, and this value has a memory: use core=none.")
+            raise UserError(
+                "A plan ends in states seen by themselves, and this value function is recurrent: use rnn=none."
+            )
         return _OfNetwork(source)
     if not callable(source):
         raise UserError(f"{source!r} gives no values: pass a function of the observations, or a policy of Corral's.")
