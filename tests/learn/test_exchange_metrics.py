@@ -12,7 +12,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from helpers.learners import HOST, Crew, Model
+from helpers.learners import HOST, Learners, Model
 from torch import nn
 
 from corral.algos.base import ParamGroup
@@ -55,12 +55,12 @@ class Net:
 
 def reduced(sharing, size, work):
     """What `work(exchange, rank, net)` returns for learners whose exchanges a run would make."""
-    with Crew("all_reduce", size, START) as crew:
+    with Learners("all_reduce", size, START) as learners:
         nets = [Net() for _ in range(size)]
-        crew.exchanges[:] = [
-            make_exchange(sharing, net.model, GROUPS, HOST, crew.secret, seed=k) for k, net in enumerate(nets)
+        learners.exchanges[:] = [
+            make_exchange(sharing, net.model, GROUPS, HOST, learners.secret, seed=k) for k, net in enumerate(nets)
         ]
-        return crew.run(lambda exchange, rank: work(exchange, rank, nets[rank]))
+        return learners.run(lambda exchange, rank: work(exchange, rank, nets[rank]))
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_gradients_that_are_sums_add_up_in_fewer_bytes(compress):
     assert [sorted(values) for values in results] == [[pytest.approx(6.0, rel=2**-7)]] * 3
 
 
-def test_what_a_low_rank_leaves_out_comes_later():
+def test_powersgd_feeds_back_its_error():
     """A gradient that is always the same, and of full rank: over time its mean is sent, by default."""
 
     def work(exchange, rank, net):
@@ -125,7 +125,7 @@ def test_what_a_low_rank_leaves_out_comes_later():
 
 
 @pytest.mark.parametrize("why", ["stop", "not finite", "gone"])
-def test_a_code_that_nobody_used_is_sent_with_the_next(why):
+def test_code_of_failed_reduce_is_sent_later(why):
     store, results, met = open_store(HOST), {}, threading.Barrier(2)
 
     def work(rank):
@@ -208,7 +208,7 @@ def tcp_bytes():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what was sent")
 @pytest.mark.parametrize("size", [2, 3])
-def test_the_bytes_of_an_update_are_those_of_a_ring_and_really_sent(size):
+def test_bytes_per_update_are_those_of_a_ring(size):
     count, updates, met, seen = 100_000, 5, threading.Barrier(size), []
 
     def work(exchange, rank):
@@ -223,8 +223,8 @@ def test_the_bytes_of_an_update_are_those_of_a_ring_and_really_sent(size):
                 exchange.grads(grad, 1, 0.1)
         return exchange.metrics()["exchange/bytes_per_update"]
 
-    with Crew("all_reduce", size, START) as crew:
-        told = crew.run(work)
+    with Learners("all_reduce", size, START) as learners:
+        told = learners.run(work)
     ring = 4 * (count + _HEAD) * 2 * (size - 1) / size
     assert told == pytest.approx([ring] * size, rel=1e-6)
     sent = sum(seen[1][link] - seen[0][link] for link in seen[0].keys() & seen[1].keys())
@@ -234,7 +234,7 @@ def test_the_bytes_of_an_update_are_those_of_a_ring_and_really_sent(size):
 @pytest.mark.parametrize(
     ("stays_s", "patience_s", "says"), [(0, 20, "a worker is gone"), (9, 1.5, "a worker did not come within 1.5 s")]
 )
-def test_who_is_lost_is_said_in_plain_words_and_torchs_own_are_the_cause(stays_s, patience_s, says):
+def test_peer_lost_names_the_reason(stays_s, patience_s, says):
     store, noticed, met, lost = open_store(HOST), threading.Event(), threading.Barrier(2), []
 
     def work(rank):
@@ -261,7 +261,7 @@ def test_who_is_lost_is_said_in_plain_words_and_torchs_own_are_the_cause(stays_s
     assert "gloo" in str(lost[0].__cause__)
 
 
-def test_nor_is_who_does_not_come_said_in_torchs_words():
+def test_missing_peer_is_not_reported_by_torch():
     store = open_store(HOST)
     with pytest.raises(PeerLost, match=r"^a worker did not come within 0\.3 s$") as caught:
         AllReduce().join(HOST, store.port, 1, 0, 2, 0.3)
@@ -270,7 +270,7 @@ def test_nor_is_who_does_not_come_said_in_torchs_words():
         AllReduce().join(HOST, 9, 1, 0, 2, 0.3)
 
 
-def test_an_error_that_is_about_nobody_is_not_said_to_be():
+def test_other_errors_are_not_peer_lost():
     text = "[/__w/pytorch/gloo/allreduce.cc:12] Invalid scalar type\nframe #0"
     assert _plain(text, 1.0) == "workers cannot reduce: Invalid scalar type"
 
@@ -299,11 +299,11 @@ def test_no_numbers_are_no_bytes(codec):
 @pytest.mark.parametrize("compress", ["none", "fp16", "bf16", "qsgd:8", "sign", "topk:0.5", "topk:0.5+bf16"])
 def test_more_servers_than_there_is_work_for(compress):
     """10 weights are one slice of 16: the others have none."""
-    with Crew("param_server", 1, START[:10], servers=3, compress=compress) as crew:
-        crew.join(0)
+    with Learners("param_server", 1, START[:10], servers=3, compress=compress) as learners:
+        learners.join(0)
         model = Model(START[:10])
-        crew.exchanges[0].begin(model.weights.data, 0, 1)
-        assert model.update(crew.exchanges[0], torch.ones(10)) == "skip"
+        learners.exchanges[0].begin(model.weights.data, 0, 1)
+        assert model.update(learners.exchanges[0], torch.ones(10)) == "skip"
         assert torch.isfinite(model.weights).all()
         assert not torch.equal(model.weights.detach(), START[:10])
 
@@ -311,20 +311,20 @@ def test_more_servers_than_there_is_work_for(compress):
 # -- parameter server ---------------------------------------------------------------------------------------------
 
 
-def test_a_gradient_too_large_for_its_norm_is_not_sent_to_a_server():
+def test_gradient_with_infinite_norm_is_not_sent():
     """It cannot be clipped, and squares of it are not finite."""
-    with Crew("param_server", 1, START) as crew:
-        crew.join(0)
+    with Learners("param_server", 1, START) as learners:
+        learners.join(0)
         model = Model(START)
-        crew.exchanges[0].begin(model.weights.data, 0, 1)
+        learners.exchanges[0].begin(model.weights.data, 0, 1)
         grad = torch.full((1000,), 3e19)
-        assert crew.exchanges[0].grads(grad, 1, 0.1) == "apply"  # its learner looks at it, and reports
-        np.testing.assert_array_equal(crew.servers[0].state()["parts"][0]["weights"], START.numpy())
-        assert model.update(crew.exchanges[0], torch.ones(1000)) == "skip"
+        assert learners.exchanges[0].grads(grad, 1, 0.1) == "apply"  # its learner looks at it, and reports
+        np.testing.assert_array_equal(learners.servers[0].state()["parts"][0]["weights"], START.numpy())
+        assert model.update(learners.exchanges[0], torch.ones(1000)) == "skip"
         assert torch.isfinite(model.weights).all()
 
 
-def test_who_asks_a_server_waits_longer_than_the_server_for_others():
+def test_client_timeout_exceeds_server_timeout():
     assert param_server._PATIENCE_S > server._PATIENCE_S
 
 
@@ -347,24 +347,24 @@ def test_nothing_is_lost_by_rounding_weights_to_8_bits(graph, mode):
             exchange.params(weights)
         met.wait(20)  # who ends is not waited for, and what comes then is late
 
-    with Crew("gossip", 3, START, **options) as crew:
-        crew.run(work)
+    with Learners("gossip", 3, START, **options) as learners:
+        learners.run(work)
         until = time.monotonic() + 10
         while time.monotonic() < until:  # some is on its way
-            shares = [share for exchange in crew.exchanges for share in list(exchange._inbox.values())]
-            weight = sum(exchange._weight for exchange in crew.exchanges) + sum(w for _, w in shares)
+            shares = [share for exchange in learners.exchanges for share in list(exchange._inbox.values())]
+            weight = sum(exchange._weight for exchange in learners.exchanges) + sum(w for _, w in shares)
             if abs(weight - 3) < 1e-9:
                 break
-        x = sum(exchange._x.double() for exchange in crew.exchanges) + sum(
+        x = sum(exchange._x.double() for exchange in learners.exchanges) + sum(
             torch.from_numpy(x).double() for x, _ in shares
         )
-        assert all(exchange._error > 1e-3 for exchange in crew.exchanges)  # there was something to lose
+        assert all(exchange._error > 1e-3 for exchange in learners.exchanges)  # there was something to lose
     assert weight == pytest.approx(3.0, abs=1e-9)
     assert float((x - starts.double().sum(0)).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
-def test_who_is_more_than_the_lag_ahead_in_gossip_waits(lag):
+def test_gossip_waits_at_lag_bound(lag):
     done, go, begun = [0], threading.Semaphore(0), threading.Barrier(2)
 
     def work(exchange, rank):
@@ -392,16 +392,16 @@ def test_who_is_more_than_the_lag_ahead_in_gossip_waits(lag):
             go.release()
         return counts
 
-    with Crew("gossip", 2, START, graph="ring", mode="ssp", lag=lag) as crew:
+    with Learners("gossip", 2, START, graph="ring", mode="ssp", lag=lag) as learners:
         counts: list[int] = []
         watcher = threading.Thread(target=lambda: counts.extend(look()), daemon=True)
         watcher.start()
-        crew.run(work)
+        learners.run(work)
         watcher.join(20)
     assert counts == [lag, lag + 1, lag + 2, lag + 3]
 
 
-def test_learners_round_their_weights_by_random_numbers_of_their_own():
+def test_learners_round_weights_with_own_generators():
     config = DataParallelConfig(exchange="gossip", quantize_weights=True)
     exchanges = [make_exchange(config, nn.Linear(2, 2), GROUPS, HOST, bytes(32), seed=k) for k in range(3)]
     codes = [exchange._codec.encode(START.numpy(), exchange._rng).tobytes() for exchange in exchanges]

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from helpers.learners import Crew, Model
+from helpers.learners import Learners, Model
 
 from corral.learn.exchange import server
 
@@ -12,7 +12,7 @@ START = torch.linspace(-1, 1, 40)
 
 
 @pytest.mark.parametrize(("mode", "lag"), [("ssp", 1), ("sync", 0)])
-def test_who_is_let_go_is_counted_and_the_lead_is_what_it_was(mode, lag, monkeypatch):
+def test_learner_past_timeout_is_dropped_and_counted(mode, lag, monkeypatch):
     monkeypatch.setattr(server, "_PATIENCE_S", 0.3)
     done, begun = threading.Event(), threading.Barrier(2)
 
@@ -27,9 +27,9 @@ def test_who_is_let_go_is_counted_and_the_lead_is_what_it_was(mode, lag, monkeyp
         done.set()
         exchange.end()
 
-    with Crew("param_server", 2, START, mode=mode, lag=lag) as crew:
-        crew.run(work)
-        metrics = crew.servers[0].metrics()
+    with Learners("param_server", 2, START, mode=mode, lag=lag) as learners:
+        learners.run(work)
+        metrics = learners.servers[0].metrics()
     assert metrics["exchange/let_go"] == 1
     if mode == "ssp":
         assert metrics["exchange/lead_max"] == lag + 1

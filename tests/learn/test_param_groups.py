@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from helpers.batches import batch_for
-from helpers.learners import Crew
+from helpers.learners import Learners
 from helpers.short_runs import learn
 from helpers.two_groups import Config, TwoGroups
 from torch import nn
@@ -171,9 +171,9 @@ def test_groups_in_every_exchange(kind, options):
         exchange.end()
         return learner.flat.weights.detach().clone(), learner.version
 
-    with Crew(kind, 3, start, groups=slices, optimizer=optimizers, **options) as crew:
-        results = crew.run(work)
-        served = [server.state() for server in crew.servers]
+    with Learners(kind, 3, start, groups=slices, optimizer=optimizers, **options) as group:
+        results = group.run(work)
+        served = [server.state() for server in group.servers]
     weights = [weights for weights, _ in results]
     assert all(torch.isfinite(one).all() and not torch.equal(one, start) for one in weights)
     assert all(version == 4 for _, version in results)
@@ -195,8 +195,8 @@ def test_all_reduced_groups_equal_one_learner_with_all_rows():
             learner.step(batch(learner, k), 0.0)  # the same batch everywhere: their mean is one learner's gradient
         return learner.flat.weights.detach().clone()
 
-    with Crew("all_reduce", 2, start) as crew:
-        weights = crew.run(work)
+    with Learners("all_reduce", 2, start) as group:
+        weights = group.run(work)
     alone = make(noise=0.0)
     for k in range(4):
         alone.step(batch(alone, k), 0.0)

@@ -14,7 +14,8 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from helpers.decoders import DECODERS, VECTORS, Scripted, Strange, frames_in
+from helpers.decoders import DECODERS
+from helpers.decoders.wires import VECTORS, Scripted, Strange, frames_in
 
 from corral.envs.serve.server import SimulatorServer
 from corral.link import protocol as clp
@@ -104,7 +105,7 @@ def mutated_frames(rng):
     return frames
 
 
-def test_spaces_that_cannot_be():
+def test_invalid_spaces_are_refused():
     kinds = ("box", "discrete", "multi_discrete", "multi_binary", "dict", "tuple", "graph", None, 3)
     odd = (
         -1,

@@ -12,7 +12,7 @@ from helpers.sims import Sim, free_url
 import corral
 from corral.core.errors import EnvFailed
 from corral.link import protocol as clp
-from corral.link.client.states import States
+from corral.link.client.states import StateClient
 
 KINDS = {"copies": "CartPole-v1", "whole": partial(Declared, True), "key": partial(Declared, False)}
 
@@ -29,7 +29,7 @@ def states(request):
     sim = Sim(partial(build, request.param), url)
     with corral.make_vec(url, 1) as vec:
         (session,) = vec._fleet.sessions.values()
-        yield States(vec._fleet, session, 20.0)
+        yield StateClient(vec._fleet, session, 20.0)
     sim.end()
 
 
@@ -50,7 +50,7 @@ def same(a, b):
             np.testing.assert_array_equal(x, y)
 
 
-def test_what_follows_a_load_is_what_followed_the_save(states):
+def test_steps_after_load_equal_steps_after_save(states):
     slots = states.take_slots(2)
     states.reset(slots, np.array([1, 2])).require_good("reset")
     walk(states, slots, 0, 3)
@@ -119,7 +119,7 @@ def test_a_rollout_is_its_steps_and_stops_at_the_end(states):
     assert states.expand(parent, np.array([0]))[1].status[0] == clp.Status.E_NO_EPISODE
 
 
-def test_unknown_dropped_and_foreign_states_are_errors_of_their_rows(states):
+def test_unknown_states_are_errors_of_their_rows(states):
     slots = states.take_slots(2)
     states.reset(slots, np.array([1, 2]))
     ids, _ = states.save(slots)
@@ -132,7 +132,7 @@ def test_unknown_dropped_and_foreign_states_are_errors_of_their_rows(states):
     assert (states.load(slots, ids).status == clp.Status.E_UNKNOWN_STATE).all()
 
 
-def test_exported_states_go_on_in_another_simulator(states):
+def test_exported_states_continue_in_another_simulator(states):
     if states.level < 4:
         slots = states.take_slots(1)
         states.reset(slots, np.array([1]))
@@ -151,7 +151,7 @@ def test_exported_states_go_on_in_another_simulator(states):
     sim = Sim(partial(build, "whole" if whole else "key"), url)
     with corral.make_vec(url, 1) as vec:
         (session,) = vec._fleet.sessions.values()
-        other = States(vec._fleet, session, 20.0)
+        other = StateClient(vec._fleet, session, 20.0)
         copies, rows = other.take_in(blobs)
         rows.require_good("import")
         np.testing.assert_array_equal(other.expand(copies, np.array([2, 1]))[1].obs, expected.obs)
@@ -160,7 +160,7 @@ def test_exported_states_go_on_in_another_simulator(states):
     sim.end()
 
 
-def test_memory_is_bounded_exactly_and_nothing_is_evicted(states):
+def test_state_memory_is_bounded_without_eviction(states):
     slots = states.take_slots(1)
     states.reset(slots, np.array([1]))
     ids, _ = states.save(slots)
