@@ -34,7 +34,7 @@ class Claim:
     overrides: Mapping[str, str] = field(default_factory=dict)
     label: str = ""
     options: tuple[str, ...] = ()
-    """More words of the command line."""
+    """More options of the command line."""
     once: bool = False
     """One seed is enough: the same claim stands on another runtime already."""
     table: Table = "learning"
@@ -57,16 +57,16 @@ class Claim:
         """The `corral train` that tests it; simulators are found beside `folder`."""
         watching = {"log.every_steps": max(1, self.steps // _LOOKS), "log.every_s": 0, "checkpoints.every_s": 0}
         settings = [f"{key}={value}" for key, value in {**self.overrides, **watching}.items()]
-        words = ["train", self.algo, "--steps", self.steps, "--seed", seed, "--run-dir", folder, *self.options]
+        args = ["train", self.algo, "--steps", self.steps, "--seed", seed, "--run-dir", folder, *self.options]
         if self.simulator:
             start = f"{shlex.quote(str(folder.parent / self.simulator))} --connect {{url}}"
-            words += ["--env", _DIAL_IN, "--preset", self.env, "--sim", start, "--sims", _SIMULATORS]
+            args += ["--env", _LISTEN, "--preset", self.env, "--sim", start, "--sims", _SIMULATORS]
         else:
-            words += ["--env", self.env]
-        return [sys.executable, "-m", "corral", *map(str, words), "--quiet", "--set", *settings]
+            args += ["--env", self.env]
+        return [sys.executable, "-m", "corral", *map(str, args), "--quiet", "--set", *settings]
 
 
-_DIAL_IN, _SIMULATORS = "zmq://127.0.0.1:0", 8
+_LISTEN, _SIMULATORS = "zmq://127.0.0.1:0", 8
 _OFTEN = {"evaluation.every_steps": "2000", "evaluation.episodes": "20"}
 _EXPERT = _OFTEN | {"mode": "expert", "epsilon": "0.2"}  # by itself an expert does not explore, and stays near 115
 _BOTH: tuple[Measure, ...] = ("train100", "eval")
@@ -75,12 +75,12 @@ _RAY = ("--runtime", "ray", "--actors", "1")
 
 def _sharing(algo: str, workers: int, label: str = "", times: int = 1, **overrides: str) -> Claim:
     """A claim of learners that share, within so many times the steps of their preset."""
-    words: tuple[str, ...] = ("--actors", str(workers))
+    args: tuple[str, ...] = ("--actors", str(workers))
     if algo == "paac":  # its workers only act
-        words, overrides = (), {"workers": str(workers)}
+        args, overrides = (), {"workers": str(workers)}
     steps = times * int(presets.PRESETS[algo, "CartPole-v1"].settings["steps"])
     name = label or f"{algo}, {workers} workers"
-    return Claim(algo, "CartPole-v1", "train100", 450, steps, overrides, name, words, table="sharing")
+    return Claim(algo, "CartPole-v1", "train100", 450, steps, overrides, name, args, table="sharing")
 
 
 def _simulated(algo: str, env: str, simulator: str, measure: Measure, bar: float) -> Claim:
