@@ -128,12 +128,10 @@ class Experiment:
     """Root of all randomness."""
     num_envs: int = 8
     """Environments that are sampled at once."""
-    backend: Literal["auto", "local", "process", "native", "ray", "grpc"] = "auto"
+    backend: Literal["auto", "local", "process", "native", "ray"] = "auto"
     """How the environments run."""
     workers: int | None = None
     """Worker processes or threads of the environments; none: as the backend thinks best."""
-    listen: str | None = None
-    """HOST:PORT where workers of the environments dial in by `corral join`, with backend=grpc."""
     topology: Literal["sync", "actor_learner", "central_inference", "data_parallel"] = "sync"
     """How acting and learning are wired together."""
     runtime: Literal["auto", "inline", "process", "ray"] = "auto"
@@ -163,8 +161,6 @@ class Experiment:
         _at_least("", self, steps=1, seed=0, num_envs=1, workers=1, actors=1, threads=1)
         if not _DEVICE.fullmatch(self.device):
             raise UserError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}.")
-        if (self.backend == "grpc") != (self.listen is not None):
-            raise UserError("backend=grpc and listen=HOST:PORT, where its workers dial in, go together.")
         if self.topology != "data_parallel" and self.sharing != SharingConfig():
             names = ", ".join(f.name for f in fields(SharingConfig) if getattr(self.sharing, f.name) != f.default)
             raise UserError(f"{names} is for learners that share: set topology=data_parallel.")
@@ -177,8 +173,6 @@ class Experiment:
                 f"central_inference acts for environments in parts of their own: backend={self.backend} cannot be; "
                 "set another, or for algorithms that search topology=actor_learner."
             )
-        elif self.topology != "central_inference" and self.backend == "grpc" and self.num_actors > 1:
-            raise UserError("Several actors cannot listen at one address: set topology=central_inference, or actors=1.")
         elif self.scale.envs_per_actor is None and self.num_envs % self.num_actors:
             raise UserError(
                 f"{self.num_envs} environments cannot be shared out among {self.num_actors} actors; "

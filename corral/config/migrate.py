@@ -6,12 +6,15 @@ or of a default adds a step and leaves the others alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from corral.config.overrides import read_yaml
 from corral.core.errors import UserError
+
+_log = logging.getLogger("corral.runs")
 
 FORMAT = 2
 """What this version writes."""
@@ -46,6 +49,14 @@ def migrate(config: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _to_2(config: dict[str, Any]) -> dict[str, Any]:
+    listen = config.pop("listen", None)
+    if config.get("backend") == "grpc":
+        _log.warning(
+            "This run had its environments on other machines (backend=grpc, which is gone): now they run here. "
+            "To have them elsewhere, train with --env grpc://%s and start `corral serve %s --connect grpc://%s` there.",
+            listen, config.get("env"), listen,
+        )  # fmt: skip
+        config["backend"] = "auto"
     return config | {name: _ENVS_2[config[name]] for name in ("env", "preset") if config.get(name) in _ENVS_2}
 
 

@@ -15,8 +15,9 @@ from corral.acting.policy import Policy, bind_envs, to_numpy
 from corral.core import seeding
 from corral.core.errors import UserError
 from corral.core.types import Tree, tree_map
-from corral.envs.backends.simulators.options import is_url
+from corral.envs.backends.simulators.options import external_vec_env, is_url
 from corral.envs.make import make_vec
+from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
 from corral.runs.load import LoadedPolicy
 
@@ -72,18 +73,16 @@ def num_eval_envs(episodes: int) -> int:
 def make_eval_vec(experiment: Experiment, episodes: int, seed: int, *, here: bool = False) -> VecEnv:
     """A run's environments for an evaluation of so many episodes; their seeds are never those of training.
 
-    `here`: in this process, for policies that plan.
+    External simulators run it in the slots that training leaves free. `here`: in this process, for policies that plan.
     """
     env, kwargs = experiment.environment()
     kwargs = kwargs | experiment.evaluation.env_kwargs
     count = num_eval_envs(episodes)
-    # Workers that dial in are the training's; an evaluation runs beside the learner.
-    elsewhere = experiment.backend == "grpc"
-    backend, workers = ("auto", None) if elsewhere else (experiment.backend, experiment.workers)
-    if is_url(env):  # simulators run where they are
-        backend, workers = "auto", experiment.workers
-    elif here:
-        backend, workers = "local", None
+    if is_url(env):
+        vec = external_vec_env(env, count, experiment.workers, Supervision(), "eval", kwargs, fewer=True)  # type: ignore[arg-type]
+        vec.seed = seed
+        return vec
+    backend, workers = ("local", None) if here else (experiment.backend, experiment.workers)
     with _quiet_choice():
         return make_vec(env, count, backend, workers, seed, env_kwargs=kwargs, role="eval")
 

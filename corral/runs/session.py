@@ -21,6 +21,7 @@ from corral.acting.policy import PlanningPolicy
 from corral.config import presets
 from corral.config.experiment import Experiment
 from corral.core.types import EnvSpec
+from corral.envs.backends.simulators.options import is_url
 from corral.envs.suites.games.board_env import has_both_sides
 from corral.envs.vec_env import VecEnv
 from corral.runs import checkpoint
@@ -108,7 +109,7 @@ class TrainingLoop:
             stack.callback(self._progress.close)
             stack.enter_context(self._signals())
             evaluation = self._experiment.evaluation
-            if evaluation.episodes and (evaluation.env_kwargs or self._looks_ahead()):
+            if evaluation.episodes and (evaluation.env_kwargs or is_url(self._experiment.env) or self._looks_ahead()):
                 self._open_eval()  # what the environment does not take is said now, not hours later
             self._announce()
             self._start_s, self._start_steps, self.began = time.monotonic(), start, True

@@ -19,11 +19,12 @@ from corral.core.machine import cores
 from corral.core.types import EnvSpec, LossOutput, Sample, Trajectory
 from corral.data.pack import unpack
 from corral.data.store import Store
+from corral.envs.backends.simulators.options import is_url
 from corral.learn.exchange.all_reduce import AllReduce
 from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.actor import Actor
-from corral.topologies.base import Note, Topology, planning_metrics
+from corral.topologies.base import Note, Topology, choose_runtime, planning_metrics
 from corral.topologies.learner_group import LearnerGroup
 from corral.topologies.replay_shards import ShardedStore
 from corral.topologies.weight_channel import WeightChannel, weights_mode
@@ -50,10 +51,10 @@ class ActorLearner(Topology):
         parts = names + [f"replay {k}" for k in range(experiment.scale.replay_shards)]
         parts += [f"learner {k}" for k in range(1, experiment.scale.learners)]
         # With central inference the environments' workers are the inference part's own.
-        beside = experiment.num_actors if central and experiment.backend != "grpc" else 0
+        beside = experiment.num_actors if central and not is_url(experiment.env) else 0
         named = ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
         what = f"A run of {len(parts)} parts ({named})" + (f" and {beside} workers" if beside else "")
-        name = "process" if experiment.runtime == "auto" else experiment.runtime
+        name = choose_runtime(experiment)
         require_room(name, len(parts) + beside, what)
         self._runtime = make_runtime(name)
         self._others = len(parts) + beside if self._runtime.here else 0

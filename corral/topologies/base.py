@@ -15,9 +15,10 @@ from corral.algos.base import Algorithm
 from corral.algos.registry import find_algorithm
 from corral.config.experiment import Experiment
 from corral.core import seeding
+from corral.core.errors import UserError
 from corral.core.types import EnvSpec, LossOutput, Sample
 from corral.data.store import Store, make_store
-from corral.envs.backends.simulators.options import is_url, share_simulators
+from corral.envs.backends.simulators.options import connect_here, is_url, share_simulators
 from corral.envs.make import make_vec
 from corral.envs.normalize import NormalizedVecEnv
 from corral.envs.vec_env import VecEnv
@@ -58,10 +59,26 @@ def make_train_vec(
         backend, workers = "auto", experiment.workers
         one_vec = experiment.topology in ("sync", "central_inference")
         kwargs = share_simulators(kwargs, 1 if one_vec else experiment.num_actors)
-    vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs, listen=experiment.listen, cores=cores)
+    vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs, cores=cores)
     if experiment.normalize_reward:
         return NormalizedVecEnv(vec, obs=False, gamma=getattr(experiment.algorithm, "gamma", 0.99))
     return vec
+
+
+def choose_runtime(experiment: Experiment) -> str:
+    """The runtime of a topology's roles: processes, but threads where simulators connect to one process of the run.
+
+    All roles and the evaluation then share these simulators.
+    """
+    env, kwargs = experiment.environment()
+    if not connect_here(env, kwargs):
+        return "process" if experiment.runtime == "auto" else experiment.runtime
+    if experiment.runtime in ("process", "ray"):
+        raise UserError(
+            f"Simulators that connect to {env} reach one process, and runtime={experiment.runtime} has several: leave "
+            "runtime out, or start the simulators first with --bind and name their addresses."
+        )
+    return "inline"
 
 
 Note = Callable[[str, str], None]

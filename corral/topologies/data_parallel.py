@@ -21,7 +21,7 @@ from corral.learn.exchange.peers import new_secret
 from corral.learn.weights import to_arrays, to_tensors
 from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
-from corral.topologies.base import Note, Topology, planning_metrics
+from corral.topologies.base import Note, Topology, choose_runtime, planning_metrics
 from corral.topologies.rendezvous import ANSWER_S, AllReduceRendezvous, GossipRendezvous, Rendezvous, ServerRendezvous
 from corral.topologies.worker import Worker
 
@@ -46,7 +46,7 @@ class DataParallel(Topology):
         servers = experiment.sharing.servers if experiment.sharing.exchange == "param_server" else 0
         self._parts = experiment.num_actors + servers
         what = f"A run of {experiment.num_actors} workers" + (f" and {servers} parameter servers" if servers else "")
-        name = "process" if experiment.runtime == "auto" else experiment.runtime
+        name = choose_runtime(experiment)
         require_room(name, self._parts, what)
         self._runtime = make_runtime(name)
         try:

@@ -4,7 +4,6 @@ import os
 import signal
 from functools import partial
 
-import grpc_workers
 import gymnasium
 import numpy as np
 import pytest
@@ -70,31 +69,6 @@ def test_the_counting_agent_finds_no_gap_no_repeat_and_no_reordering(runtime, se
 @pytest.mark.parametrize("weights", ["sync", "async"])
 def test_nor_with_central_inference(runtime, weights):
     seen = run(make(topology="central_inference", runtime=runtime, actors=2, weights=weights))
-    assert gaps(seen) == []
-    assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
-
-
-@pytest.mark.parametrize("weights", ["sync", "async"])
-def test_nor_with_central_inference_for_workers_that_dial_in_though_it_is_killed(weights):
-    address, notes, killed = grpc_workers.free_address(), [], []
-
-    def kill(topology):
-        if not killed and topology.env_steps > 2000:
-            killed.append(topology.parts()[0]["pid"])
-            os.kill(killed[0], signal.SIGKILL)
-
-    crew = grpc_workers.start_join(address, 2)
-    try:
-        topology = make(
-            topology="central_inference", runtime="process", actors=2, weights=weights, notes=notes,
-            backend="grpc", listen=address,
-        )  # fmt: skip
-        seen = run(topology, watch=kill)
-        assert crew.wait(20) == 0
-    finally:
-        grpc_workers.end(crew)
-    assert killed
-    assert [kind for kind, _ in notes].count("lost") == 1
     assert gaps(seen) == []
     assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
 
@@ -275,11 +249,6 @@ def test_environments_that_cannot_be_shared_out_are_refused():
 def test_where_the_environments_live_must_fit_the_topology():
     with pytest.raises(UserError, match="backend=local cannot be"):
         make(topology="central_inference", backend="local")
-    with pytest.raises(UserError, match="Several actors cannot listen at one address"):
-        make(topology="actor_learner", actors=2, backend="grpc", listen="127.0.0.1:5555")
-    for odd in ({"backend": "grpc"}, {"listen": "127.0.0.1:5555"}):
-        with pytest.raises(UserError, match=r"backend=grpc and listen=HOST:PORT.* go together"):
-            make(**odd)
 
 
 def test_numbers_of_parts_that_contradict_each_other_are_refused():

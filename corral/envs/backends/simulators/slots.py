@@ -191,6 +191,17 @@ class SlotTimeouts:
             self._fleet.poll(_POLL_S)
         self._since = None
 
+    def wait_for_slot(self) -> int:
+        """Wait for a slot that no environment has; returns how many there are."""
+        while not (free := sum(session.room for session in self._fleet.sessions.values() if session.has_room)):
+            self._wait(
+                f"All slots of the simulators at {self._where} are in use, and evaluation needs one",
+                "start them with more --envs, or set evaluation.episodes=0",
+            )
+            self._fleet.poll(_POLL_S)
+        self._since = None
+        return free
+
     def check(self, homeless: int) -> None:
         """Say that so many environments wait for a simulator, if any do."""
         if homeless:
@@ -202,13 +213,13 @@ class SlotTimeouts:
     def _where(self) -> str:
         return ", ".join(self._fleet.binding.urls)
 
-    def _wait(self, words: str) -> None:
+    def _wait(self, words: str, remedy: str = "start them, or raise Supervision.start_timeout_s") -> None:
         now = time.monotonic()
         if self._since is None:
             self._since, self._said = now, False
         waited = now - self._since
         if waited > self._most_s:
-            raise EnvFailed(f"{words} after {waited:.0f} s; start them, or raise Supervision.start_timeout_s.")
+            raise EnvFailed(f"{words} after {waited:.0f} s; {remedy}.")
         if waited > _SAY_S and not self._said:
             self._said = True
             log.warning("%s; waiting for more, for up to %.0f s.", words, self._most_s - waited)
