@@ -44,6 +44,18 @@ class Share:
         return self._parts[most]
 
 
+@dataclass(frozen=True)
+class Slot:
+    """Slots of some environments in their simulators, and their last observations."""
+
+    sessions: list[SimulatorSession]
+    which: Array  # [n], of these sessions
+    slots: Array  # [n] uint32, of that session
+    obs: list[Array]  # [n, ...] leaves
+    to_play: Array  # [n] int8
+    lost: Array  # [n] bool, whether the simulator disconnected, and the state is gone with it
+
+
 class SlotTable:
     """Seats of `num_envs` environments. A fleet may seat those of several VecEnvs; sessions know what is free."""
 
@@ -196,7 +208,7 @@ class SlotTimeouts:
         while not (free := sum(session.room for session in self._fleet.sessions.values() if session.has_room)):
             self._wait(
                 f"All slots of the simulators at {self._where} are in use, and evaluation needs one",
-                "start them with more --envs, or set evaluation.episodes=0",
+                "start them with more --envs, or set eval_episodes=0",
             )
             self._fleet.poll(_POLL_S)
         self._since = None

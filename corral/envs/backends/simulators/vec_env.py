@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,8 @@ from corral.core.encoding import Buffer
 from corral.core.errors import UserError
 from corral.core.types import Array, StepBatch, Tree
 from corral.envs.backends.simulators.replies import ReplyRows, StepReply, read_answer
-from corral.envs.backends.simulators.slots import SlotTable, SlotTimeouts
+from corral.envs.backends.simulators.slots import Slot, SlotTable, SlotTimeouts
+from corral.envs.backends.simulators.states import LinkStates
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.pending_faults import PendingFaults
@@ -40,18 +40,6 @@ _SLOW_ROW_S = 500e-6  # slower steps are asked for one by one, so that `recv(min
 
 
 Take = Callable[[SimulatorSession, IdSet, StepReply], None]
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where environments sit, and what they were last seen to be."""
-
-    sessions: list[SimulatorSession]
-    which: Array  # [n], of these sessions
-    slots: Array  # [n] uint32, of that session
-    obs: list[Array]  # [n, ...] leaves
-    to_play: Array  # [n] int8
-    lost: Array  # [n] bool, whose simulator is gone, and with it whatever they were in
 
 
 class LinkVecEnv(VecEnv):
@@ -141,6 +129,10 @@ class LinkVecEnv(VecEnv):
             which[~lost], slots[~lost] = where[1:]
             obs = [leaf.copy() for leaf in rows.current(chosen, rows.half(chosen))]
             return Slot(where[0], which, slots, obs, self._to_play[chosen.ids], lost)
+
+    def states(self, memory_mb: float = 1024.0) -> LinkStates:
+        """States inside the simulators; UserError where a simulator keeps none."""
+        return LinkStates(self, memory_mb)
 
     def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
         """Somebody has put these idle environments into other states."""
