@@ -86,10 +86,9 @@ class Eval:
 
         experiment = loaded.experiment
         if self.opponent is not None:
-            changed = dict(experiment.evaluation.env_kwargs) | {"opponent": self.opponent}
-            experiment = replace(experiment, evaluation=replace(experiment.evaluation, env_kwargs=changed))
-            loaded.experiment = experiment
-        episodes = self.episodes or experiment.evaluation.episodes or _EPISODES
+            changed = experiment.eval_env_kwargs | {"opponent": self.opponent}
+            experiment = loaded.experiment = replace(experiment, eval_env_kwargs=changed)
+        episodes = self.episodes or experiment.eval_episodes or _EPISODES
         both = self.deterministic == self.sampled and not self.render
         kinds = [True, False] if both else [self.deterministic or not self.sampled]
         vec = make_screen(experiment) if self.render else None
@@ -119,7 +118,7 @@ def _print(loaded: LoadedPolicy, results: dict[str, Evaluation], opponent: str |
             f"{max(result.returns):.1f}", f"{sum(lengths) / count:.0f} ({min(lengths)} to {max(lengths)})",
         )  # fmt: skip
     console.print(table)
-    against = opponent or experiment.evaluation.env_kwargs.get("opponent")
+    against = opponent or experiment.eval_env_kwargs.get("opponent")
     if against is not None:
         for name, result in results.items():
             won, lost = sum(r > 0 for r in result.returns), sum(r < 0 for r in result.returns)

@@ -179,7 +179,7 @@ class Search:
         return self._planner
 
     def _look_ahead_in(self, states: States, num_envs: int) -> None:
-        actions = choose_action_set(states.spec.action, self.config.samples)
+        actions = choose_action_set(states.spec.action, self.config.num_sampled_actions)
         discount = self._discount
         if discount is None:
             trained = getattr(getattr(self._policy, "experiment", None), "algorithm", None)

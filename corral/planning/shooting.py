@@ -29,7 +29,9 @@ def values_by(said: ActorCritic | Callable[[Tree], Tree]) -> Values:
     """Observations [B, ...] -> values [B]."""
     if isinstance(said, ActorCritic):
         if said.recurrent:
-            raise UserError("A plan ends in states seen by themselves, and this value has a memory: use core=none.")
+            raise UserError(
+                "A plan ends in states seen by themselves, and this value function is recurrent: use rnn=none."
+            )
         return _OfNetwork(said)
     if not callable(said):
         raise UserError(f"{said!r} gives no values: pass a function of the observations, or a policy of Corral's.")

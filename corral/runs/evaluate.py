@@ -139,8 +139,8 @@ class Evaluator:
     def open_early(self) -> None:
         """Build environments now if they differ from those of training: mistakes show at once, not hours later."""
         experiment = self._topology.experiment
-        config = experiment.evaluation
-        if config.episodes and (config.env_kwargs or is_url(experiment.env) or self._plans()):
+        elsewhere = experiment.eval_env_kwargs or is_url(experiment.env) or self._plans()
+        if experiment.eval_episodes and elsewhere:
             self._open()
 
     def evaluate(self) -> tuple[Evaluation, dict[str, float]]:
@@ -151,7 +151,7 @@ class Evaluator:
             policy = topology.eval_policy(
                 deterministic=deterministic, seed=acting_seed(experiment.seed, deterministic=deterministic)
             )
-            found.append(evaluate_policy(vec, policy, experiment.evaluation.episodes, experiment.seed))
+            found.append(evaluate_policy(vec, policy, experiment.eval_episodes, experiment.seed))
         result, sampled = found
         return result, {
             "eval/return": result.mean,
@@ -174,7 +174,7 @@ class Evaluator:
     def _open(self) -> VecEnv:
         if self._vec is None:
             experiment = self._topology.experiment
-            self._vec = make_eval_vec(experiment, experiment.evaluation.episodes, experiment.seed, here=self._plans())
+            self._vec = make_eval_vec(experiment, experiment.eval_episodes, experiment.seed, here=self._plans())
             self.self_play = has_both_sides(self._vec)
             if self.self_play:
                 self._note(
@@ -212,7 +212,7 @@ def make_eval_vec(
 def _environment(experiment: Experiment, env: EnvLike | None) -> tuple[EnvLike, dict[str, Any]]:
     if env is None:
         own, kwargs = experiment.environment()
-        return own, kwargs | experiment.evaluation.env_kwargs
+        return own, kwargs | experiment.eval_env_kwargs
     if isinstance(env, str):  # an id of Atari stands for the same preprocessing as in training
         return replace(experiment, env=env, env_kwargs={}, factory=None).environment()
     return env, {}

@@ -137,7 +137,7 @@ class ActiveRun:
     def save(self, *, best: bool = False) -> Path:
         """Write a checkpoint."""
         topology = self._topology
-        state = {"trainer": topology.state_dict(replay=self.config.checkpoints.replay), "session": self._state()}
+        state = {"trainer": topology.state_dict(replay=self.config.save_replay_buffer), "session": self._state()}
         meta = {
             "spec": topology.spec.to_json(),
             "precision": topology.precision.name,
@@ -148,7 +148,7 @@ class ActiveRun:
             "reward_scale": topology.reward_scale,
         }
         path = checkpoint.save(
-            self._folder, state, topology.env_steps, meta, keep=self.config.checkpoints.keep, best=best
+            self._folder, state, topology.env_steps, meta, keep=self.config.keep_checkpoints, best=best
         )
         self._callbacks.on_checkpoint(self, path)
         return path
@@ -156,7 +156,7 @@ class ActiveRun:
     def finish(self) -> None:
         """The last evaluation, row and checkpoint."""
         # Saving may have let workers finish what they were doing, after the evaluation that ended the run.
-        if self.evaluated_at != self.steps and self.stop_reason is None and self.config.evaluation.episodes:
+        if self.evaluated_at != self.steps and self.stop_reason is None and self.config.eval_episodes:
             self.evaluate()
         self.write_metrics()
         result = self.last_evaluation

@@ -27,6 +27,8 @@ from corral.runtimes.supervised_role import SupervisedRole
 if TYPE_CHECKING:
     from corral.envs.resolve import EnvLike
 
+_log = logging.getLogger(__name__)
+
 
 def train(  # noqa: PLR0913 - the settings that most runs name
     algo: str,
@@ -60,7 +62,8 @@ def train(  # noqa: PLR0913 - the settings that most runs name
             `module:Class`. Naming built-in ones chooses among them: `["csv"]` writes no TensorBoard file.
         quiet: show no progress.
         overwrite: replace a run that is in `run_dir`.
-        overrides: any setting, by its name: `lr=1e-3`, `num_envs=16`; dotted ones as `**{"net.hidden": (32, 32)}`.
+        overrides: any setting, by its name: `learning_rate=1e-3`, `num_envs=16`; dotted ones as
+            `**{"net.hidden_sizes": (32, 32)}`.
     """
     plugins = Plugins.find(callbacks, sinks)
     given = {"steps": steps, "seed": seed, "env_kwargs": dict(env_kwargs) if env_kwargs else None}
@@ -99,13 +102,22 @@ def resume(
                 f"{run_dir} was to run for {experiment.steps:,} steps; give at least as many, got {steps:,}."
             )
         # A tenth of the run would be another interval now: the one in force stays.
-        evaluation = replace(experiment.evaluation, every_steps=experiment.evaluate_every)
-        experiment = replace(experiment, steps=steps, evaluation=evaluation)
+        experiment = replace(experiment, steps=steps, eval_every=experiment.eval_interval)
+    if steps is not None or folder.notes:
         with folder.lock():  # of a run that another process trains, nothing is changed
+            _note_migration(folder)
             folder.write_config(experiment.to_dict())
     if experiment.guarded:
         return _run_guarded(experiment, folder, plugins, resume=True, quiet=quiet)
     return TrainingLoop(experiment, folder, plugins, resume=True, quiet=quiet).run()
+
+
+def _note_migration(folder: RunFolder) -> None:
+    log = EventLog(folder)
+    for note in folder.notes:
+        _log.warning("%s: %s", folder.path / "config.yaml", note)
+        log.add("migrated", note)
+    log.close()
 
 
 # Runs whose learner has a process of its own: when it is lost, another one resumes from the last checkpoint.
@@ -149,7 +161,7 @@ def _supervise(experiment: Experiment, folder: RunFolder, plugins: Plugins, *, r
 
     level = logging.getLogger("corral").getEffectiveLevel()
     make = partial(_make_learner, experiment, folder.path, plugins, resume, quiet, level)
-    learner = SupervisedRole(runtime, "learner", make, note, experiment.scale.max_restarts)
+    learner = SupervisedRole(runtime, "learner", make, note, experiment.actor_learner.max_restarts)
     try:
         with _signals_passed_on(learner) as received:
             learner.call("run")

@@ -31,7 +31,7 @@ from corral.learn.learner import Learner
 
 def make_algorithm(experiment: Experiment, spec: EnvSpec) -> Algorithm:
     """The experiment's algorithm, for environments that look like `spec`."""
-    algo: Algorithm = find_algorithm(experiment.algo).load()(experiment.algorithm, spec, experiment.total_envs)
+    algo: Algorithm = find_algorithm(experiment.algo).load()(experiment.algorithm, spec, experiment.num_envs)
     return algo
 
 
@@ -111,7 +111,7 @@ class Topology(ABC):
         self.spec = spec
         self.algo = make_algorithm(experiment, spec)
         self.model = build_model(self.algo, seed, self.device)
-        self.threads = set_threads(experiment.threads, self.model, others)
+        self.threads = set_threads(experiment.torch_threads, self.model, others)
         trial = encoder_trial(self.model, spec.observation, self.device)
         self.precision = choose(precision or experiment.precision, self.model, trial, self.device)
         order = torch.Generator().manual_seed(seeding.part_seed(seed, "train", "learning"))
@@ -122,7 +122,7 @@ class Topology(ABC):
 
     def _make_store(self) -> Store:
         seed = seeding.part_seed(self.experiment.seed, "train", "store")
-        return make_store(self.spec, self.algo.data, self.experiment.total_envs, seed)
+        return make_store(self.spec, self.algo.data, self.experiment.num_envs, seed)
 
     @property
     def progress(self) -> float:

@@ -23,7 +23,12 @@ from corral.runs.folder import RunFolder
 from corral.runs.sinks.csv import CsvSink
 from corral.runs.views.plot import curves
 
-CONFIG = {"algo": "ppo", "env": "CartPole-v1", "steps": 1000, "algorithm": {"lr": 0.001, "net": {"hidden": [64]}}}
+CONFIG = {
+    "algo": "ppo",
+    "env": "CartPole-v1",
+    "steps": 1000,
+    "algorithm": {"learning_rate": 0.001, "net": {"hidden_sizes": [64]}},
+}
 
 
 def make(path, rows=(), seed=0, **changes):
@@ -67,7 +72,7 @@ def test_one_run_becomes_a_png_and_a_csv(tmp_path, capsys):
 
 
 def test_seeds_of_one_configuration_become_a_mean_with_a_band(tmp_path):
-    runs = [make(tmp_path / str(s), rows(s, step=100 + 20 * s), seed=s, log={"every_s": s}).path for s in (1, 2, 3)]
+    runs = [make(tmp_path / str(s), rows(s, step=100 + 20 * s), seed=s, log_every_s=s).path for s in (1, 2, 3)]
     (curve,) = curves(runs, "train/return")
     assert (curve.label, curve.env, curve.runs) == ("ppo", "CartPole-v1", 3)
     everyone = curve.count == 3
@@ -81,19 +86,19 @@ def test_seeds_of_one_configuration_become_a_mean_with_a_band(tmp_path):
 def test_curves_are_told_apart_by_what_differs(tmp_path):
     runs = [
         make(tmp_path / "a", rows(1)),
-        make(tmp_path / "b", rows(1), algorithm={"lr": 0.1, "net": {"hidden": [64]}}),
+        make(tmp_path / "b", rows(1), algorithm={"learning_rate": 0.1, "net": {"hidden_sizes": [64]}}),
         make(tmp_path / "c", rows(1), algo="dqn", algorithm={"eps": 1}),
         make(tmp_path / "d", rows(1), seed=7),
     ]
     paths = [run.path for run in runs]
     assert [(c.label, c.runs) for c in curves(paths, "train/return")] == [
-        ("ppo lr=0.001", 2), ("ppo lr=0.1", 1), ("dqn", 1),
+        ("ppo learning_rate=0.001", 2), ("ppo learning_rate=0.1", 1), ("dqn", 1),
     ]  # fmt: skip
     paths.append(make(tmp_path / "e", rows(1), env="Acrobot-v1").path)
     assert "ppo Acrobot-v1" in [c.label for c in curves(paths, "train/return")]
     assert plot(*paths, "-o", tmp_path / "all.png") == 0
     assert {row["curve"] for row in table(tmp_path / "all.csv")} == {
-        "ppo CartPole-v1 lr=0.001", "ppo CartPole-v1 lr=0.1", "dqn CartPole-v1", "ppo Acrobot-v1",
+        "ppo CartPole-v1 learning_rate=0.001", "ppo CartPole-v1 learning_rate=0.1", "dqn CartPole-v1", "ppo Acrobot-v1",
     }  # fmt: skip
 
 

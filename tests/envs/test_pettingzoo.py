@@ -172,7 +172,7 @@ def test_a_search_by_its_states_plays_legally_to_the_end_and_takes_a_win():
         actions = choose_action_set(states.spec.action, 16)
         rng = np.random.default_rng(0)
         evaluate = RolloutEvaluation(states, actions, 8, 1.0, rng)
-        planner = Planner(states, actions, evaluate, SearchConfig(root="puct"), 2, 24, discount=1.0, rng=rng)
+        planner = Planner(states, actions, evaluate, SearchConfig(root_selection="puct"), 2, 24, discount=1.0, rng=rng)
         ended = 0
         while ended < 2:
             plan = planner.plan(np.arange(2), batch.first)

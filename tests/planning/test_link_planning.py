@@ -340,7 +340,7 @@ def test_training_with_search_in_simulators_is_one_part_that_judges_all_leaves(b
     result = corral.train(
         "ppo-search", "tcp://127.0.0.1:0", 512, 1, tmp_path / "x", preset="CartPole-v1", topology=topology, quiet=True,
         env_kwargs={"sim": f"{built / 'cartpole'} --connect {{url}}", "sims": 2}, num_envs=4,
-        **{"ppo.length": 32, "sims": 8, "share": 1.0, "evaluation.episodes": 0, "log.every_steps": 1},
+        **{"ppo.num_steps": 32, "num_simulations": 8, "search_fraction": 1.0, "eval_episodes": 0, "log_every": 1},
     )  # fmt: skip
     metrics = read_metrics(result.run_dir)
     assert metrics["search/simulator_steps"][-1] > 7 * metrics["env_steps"][-1] > 7 * 500

@@ -162,7 +162,9 @@ def test_noise_has_its_covariance_at_every_step(vec, smoothness):
 
 
 def test_a_trained_policys_value_is_worth_what_it_says(vec):
-    model = ActorCritic(EnvSpec(gs.Box(-9, 9, (2,), np.float32), ReplayPoint.action_space), NetConfig(hidden=(8,)))
+    model = ActorCritic(
+        EnvSpec(gs.Box(-9, 9, (2,), np.float32), ReplayPoint.action_space), NetConfig(hidden_sizes=(8,))
+    )
     batch = vec.recv()
     batch.obs = batch.obs.astype(np.float32)
 

@@ -24,14 +24,14 @@ from corral.runs.sinks.csv import read_metrics
 
 TESTS = Path(__file__).parents[1]
 SMALL = {
-    "num_envs": 4, "length": 8, "minibatches": 1, "backend": "local", "preset": "none", "device": "cpu",
-    "precision": "fp32", "quiet": True, "checkpoints.every_s": 0, "log.every_s": 0,
+    "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "backend": "local", "preset": "none", "device": "cpu",
+    "precision": "fp32", "quiet": True, "checkpoint_every_s": 0, "log_every_s": 0,
 }  # fmt: skip
 CLOCKS = {
-    "evaluation.episodes": 1,
-    "evaluation.every_steps": 256,
-    "checkpoints.every_steps": 256,
-    "log.every_steps": 64,
+    "eval_episodes": 1,
+    "eval_every": 256,
+    "checkpoint_every": 256,
+    "log_every": 64,
 }
 GUARDED = {"topology": "actor_learner", "actors": 1, "runtime": "process"}
 
@@ -95,7 +95,7 @@ def test_on_update_without_updates_needs_every_turn(tmp_path):
     class Often(Plain):
         every_turn = True
 
-    settings = {"learning_starts": 64, "train_every": 4, "length": None, "minibatches": None}
+    settings = {"learning_starts": 64, "train_frequency": 4, "num_steps": None, "num_minibatches": None}
     given = {k: v for k, v in (SMALL | CLOCKS | settings).items() if v is not None}
     corral.train("dqn", "CartPole-v1", steps=96, run_dir=tmp_path / "run", callbacks=[Plain(), Often()], **given)
     assert ("Often", False) in calls
@@ -119,7 +119,7 @@ def test_learning_rate_can_be_set(tmp_path):
         def on_evaluation(self, run, result):
             run.learning_rate = run.learning_rate / 2
 
-    train(tmp_path / "run", callbacks=[Halving()], lr=1e-3, anneal_lr=False)
+    train(tmp_path / "run", callbacks=[Halving()], learning_rate=1e-3, anneal_lr=False)
     assert read_metrics(tmp_path / "run")["learn/lr"].tolist() == [1e-3] * 3 + [5e-4] * 4 + [2.5e-4]
 
 
@@ -347,7 +347,7 @@ def test_callbacks_and_sinks_from_the_command_line(tmp_path):
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path[1:]])},
         )  # fmt: skip
 
-    small = ["--preset", "none", "--num-envs", "2", "--set", "length=8", "evaluation.episodes=1", "--quiet"]
+    small = ["--preset", "none", "--num-envs", "2", "--set", "num_steps=8", "eval_episodes=1", "--quiet"]
     plugins = ["--callback", "helpers.callbacks:Recorder", "--callback", "helpers.callbacks:Stopping",
                "--sink", "csv", "--sink", "helpers.callbacks:Lines"]  # fmt: skip
     done = run("train", "ppo", "--env", "CartPole-v1", "--steps", "10000", "--run-dir", "run", *small, *plugins)

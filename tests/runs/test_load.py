@@ -18,8 +18,8 @@ from corral.runs.evaluate import Evaluation, acting_seed, evaluate_policy, make_
 from corral.runs.load import load_policy
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"num_envs": 2, "preset": "none", "quiet": True, "evaluation.episodes": 3}
-PPO = {**SMALL, "length": 16, "minibatches": 1}
+SMALL = {"num_envs": 2, "preset": "none", "quiet": True, "eval_episodes": 3}
+PPO = {**SMALL, "num_steps": 16, "num_minibatches": 1}
 ENV = """
 import gymnasium, numpy as np
 from gymnasium import spaces
@@ -50,8 +50,8 @@ def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     (root / "my_own_env.py").write_text(ENV)
     corral.train("ppo", "Pendulum-v1", 96, 1, root / "ppo", **PPO, **{"net.normalize_obs": True})
-    corral.train("dqn", "CartPole-v1", 160, 2, root / "dqn", **SMALL, learning_starts=32, epsilon_fraction=0.5)
-    memory = {"net.core": "lstm", "net.core_size": 8}
+    corral.train("dqn", "CartPole-v1", 160, 2, root / "dqn", **SMALL, learning_starts=32, exploration_fraction=0.5)
+    memory = {"net.rnn": "lstm", "net.rnn_size": 8}
     corral.train("ppo", "CartPole-v1", 96, 3, root / "lstm", **PPO, **memory)
     sys.path.insert(0, str(root))
     try:

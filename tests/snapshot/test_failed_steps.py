@@ -97,7 +97,7 @@ def test_a_search_goes_on_beside_a_branch_that_fails_and_leaves_no_states_behind
     env = Ledge()
     obs, _ = env.reset(seed=0)
     snapshots = corral.Snapshots(env)
-    search = corral.Search(snapshots, policy, sims=60, root=root, rollout_steps=5)
+    search = corral.Search(snapshots, policy, sims=60, root_selection=root, rollout_steps=5)
     for _ in range(3):
         obs, *_ = env.step(1)
     search(obs)
@@ -113,7 +113,8 @@ def test_a_search_goes_on_beside_a_branch_that_fails_and_leaves_no_states_behind
 def test_a_run_with_search_goes_on_when_steps_fail_in_it(tmp_path, caplog):
     result = corral.train(
         "ppo-search", lambda: Ledge(edge=12, limit=40), 600, 1, tmp_path / "x", quiet=True,
-        **{"share": 1.0, "sims": 8, "num_envs": 4, "ppo.length": 16, "evaluation.episodes": 0, "backend": "local"},
+        **{"search_fraction": 1.0, "num_simulations": 8, "num_envs": 4, "ppo.num_steps": 16, "eval_episodes": 0,
+            "backend": "local"},
     )  # fmt: skip
     assert result.steps >= 600
     said = [record for record in caplog.records if "each the end of its branch" in record.getMessage()]

@@ -31,8 +31,8 @@ class EvaluationClock(Callback):
     """Evaluates every `eval_every` steps, and at the end of the run."""
 
     def __init__(self, config: Experiment) -> None:
-        self._enabled = config.evaluation.episodes > 0
-        self._clock = Clock(config.evaluate_every if self._enabled else 0, 0.0)
+        self._enabled = config.eval_episodes > 0
+        self._clock = Clock(config.eval_interval if self._enabled else 0, 0.0)
 
     def on_start(self, run: Run) -> None:
         """Count from here."""
@@ -49,7 +49,7 @@ class MetricsClock(Callback):
     """Writes rows of metrics, by default one per second."""
 
     def __init__(self, config: Experiment) -> None:
-        self._clock = Clock(config.log.every_steps, config.log.every_s)
+        self._clock = Clock(config.log_every, config.log_every_s)
 
     def on_start(self, run: Run) -> None:
         """Count from here."""
@@ -69,8 +69,8 @@ class Checkpoints(Callback):
     """
 
     def __init__(self, config: Experiment, *, save_first: bool) -> None:
-        self._every_s = config.checkpoints.every_s
-        self._clock = Clock(config.checkpoints.every_steps, self._every_s)
+        self._every_s = config.checkpoint_every_s
+        self._clock = Clock(config.checkpoint_every, self._every_s)
         self._save_first, self._best = save_first, False
 
     def on_start(self, run: Run) -> None:
