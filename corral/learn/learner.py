@@ -52,8 +52,6 @@ class Learner:
         """Updates so far."""
         self.skipped = 0
         """Updates left out because they were not finite."""
-        self.lr_factor = 1.0
-        """Multiplies the algorithm's learning rate; a callback may change it."""
         self._bad_in_a_row = 0
         self._lr = 0.0
 
@@ -63,7 +61,7 @@ class Learner:
 
     def step(self, sample: Sample, progress: float) -> list[LossOutput]:
         """Learn from one batch: prepare it, and update once per minibatch."""
-        self._lr = self.algo.learning_rate(progress) * self.lr_factor
+        self._lr = self.algo.learning_rate(progress)
         for group in self.optimizer.param_groups:
             group["lr"] = self._lr
         with np.errstate(all="ignore"):  # what is not finite is looked for, and reported, once per update

@@ -69,16 +69,21 @@ class ActiveRun:
         """The latest value of every metric."""
         return self._latest | {"train/return": self._topology.episodes.mean_return()}
 
+    @property
+    def learning_rate(self) -> float:
+        """The current learning rate."""
+        return self._topology.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._topology.set_learning_rate(value)
+
     def log(self, name: str, value: float) -> None:
         """Add a value of a metric; the next row has the mean of the values since the last row."""
         if name in (STEP, WALL_S):
             raise ValueError(f"{name} is written by the run itself: choose another name for the metric")
         self._latest[name] = float(value)
         self._pending.setdefault(name, []).append(float(value))
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the algorithm's learning rate by `factor` from the next batch on."""
-        self._topology.scale_learning_rate(factor)
 
     def stop(self, reason: str) -> None:
         """End the run after the current iteration."""

@@ -253,11 +253,11 @@ class ActorLearner(Topology):
             self._lag_max = max(self._lag_max, int(np.max(lag)))
         super()._learn(sample, metrics)
 
-    def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the algorithm's learning rate, if this is the only learner."""
+    def set_learning_rate(self, value: float) -> None:
+        """A constant rate, if this is the only learner."""
         if self._team is not None:
             raise UserError("The learning rate cannot be changed while several learners share the updates.")
-        super().scale_learning_rate(factor)
+        super().set_learning_rate(value)
 
     def _step(self, sample: Sample) -> list[LossOutput]:
         return super()._step(sample) if self._team is None else self._team.step(sample, self.progress)

@@ -129,9 +129,14 @@ class Topology(ABC):
         """Share of the run's steps that are done."""
         return min(1.0, self.env_steps / self.experiment.steps)
 
-    def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the algorithm's learning rate from now on; UserError where learners are in other processes."""
-        self.learner.lr_factor = factor
+    @property
+    def learning_rate(self) -> float:
+        """The current learning rate."""
+        return self.algo.learning_rate(self.progress)
+
+    def set_learning_rate(self, value: float) -> None:
+        """Replace the algorithm's schedule by a constant; UserError where learners are in other processes."""
+        setattr(self.algo, "learning_rate", lambda progress: value)  # noqa: B010 - mypy forbids to assign a method
 
     @abstractmethod
     def advance(self) -> dict[str, list[float]]:
@@ -165,7 +170,7 @@ class Topology(ABC):
         return {
             "learn/version": float(self.learner.version),
             "learn/skipped": float(self.learner.skipped),
-            "learn/lr": self.algo.learning_rate(self.progress) * self.learner.lr_factor,
+            "learn/lr": self.learning_rate,
             **self.store.metrics(),
         }
 

@@ -248,8 +248,8 @@ class DataParallel(Topology):
 
     # -- what others see ---------------------------------------------------------------------------------------
 
-    def scale_learning_rate(self, factor: float) -> None:
-        """Not here: the workers learn, each by the algorithm's schedule."""
+    def set_learning_rate(self, value: float) -> None:
+        """Workers learn, each by the algorithm's schedule."""
         raise UserError("The learning rate cannot be changed in data_parallel, where workers learn.")
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
@@ -274,7 +274,7 @@ class DataParallel(Topology):
         return {
             "learn/version": float(max((answer["version"] for answer in latest), default=0)),
             "learn/skipped": float(_all(answer["skipped"] for answer in latest)),
-            "learn/lr": self.algo.learning_rate(self.progress),
+            "learn/lr": self.learning_rate,
             "env/restarts": float(sum(answer["restarts"] for answer in latest)),
             **planning_metrics(answer["simulator_steps"] for answer in latest),
             "workers/alive": float(sum(worker.alive for worker in self._workers)),

@@ -114,13 +114,10 @@ def test_reserved_metric_names_are_refused(tmp_path):
     assert "wall_s is written by the run itself" in event["text"]
 
 
-def test_learning_rate_can_be_scaled(tmp_path):
+def test_learning_rate_can_be_set(tmp_path):
     class Halving(corral.Callback):
-        factor = 1.0
-
         def on_evaluation(self, run, result):
-            self.factor /= 2
-            run.scale_learning_rate(self.factor)
+            run.learning_rate = run.learning_rate / 2
 
     train(tmp_path / "run", callbacks=[Halving()], learning_rate=1e-3, anneal_lr=False)
     assert read_metrics(tmp_path / "run")["learn/lr"].tolist() == [1e-3] * 3 + [5e-4] * 4 + [2.5e-4]

@@ -30,14 +30,18 @@ class Run(Protocol):
     def run_dir(self) -> Path:
         """The folder of the run."""
 
+    @property
+    def learning_rate(self) -> float:
+        """The current learning rate. Assigning one replaces the algorithm's schedule from the next batch on."""
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None: ...
+
     def log(self, name: str, value: float) -> None:
         """Add a value of a metric; the next row has the mean of the values since the last row."""
 
     def stop(self, reason: str) -> None:
         """End the run after the current iteration, with a checkpoint; `corral resume` can continue it."""
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the algorithm's learning rate by `factor` from the next batch on; 1 restores its schedule."""
 
     def evaluate(self) -> Evaluation:
         """Evaluate the policy now, deterministically and by sampling; `on_evaluation` follows."""
