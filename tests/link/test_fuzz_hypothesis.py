@@ -14,7 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 from gymnasium import spaces as gs
-from helpers.decoders import CONTROLS, DECODERS, Scripted, Strange, Walk
+from helpers.decoders import DECODERS
+from helpers.decoders.plain import CONTROLS
+from helpers.decoders.wires import Scripted, Strange, Walk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

@@ -7,7 +7,9 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from helpers.decoders import ExportedState, Scripted, StateClient, Strange, Walk
+from helpers.decoders.simulator import ExportedState
+from helpers.decoders.state_store import StateClient
+from helpers.decoders.wires import Scripted, Strange, Walk
 
 from corral.core import encoding
 from corral.core.errors import EnvFailed
