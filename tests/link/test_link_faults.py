@@ -19,7 +19,7 @@ from helpers.sims import Sim, free_url, wait_for
 
 import corral
 from corral.core.errors import EnvFailed, UserError
-from corral.envs.backends.simulators import vec_env as link_vec
+from corral.envs.backends.simulators import slots as link_slots
 from corral.link import layout
 from corral.link.client import session
 from corral.link.message import BadMessage, Message
@@ -258,7 +258,7 @@ def test_a_stopped_process_is_given_up_and_the_others_go_on(sims):
 
 
 def test_a_slow_simulator_hands_environments_over_when_episodes_end(sims, monkeypatch):
-    monkeypatch.setattr(link_vec, "_BALANCE_S", 0.2)
+    monkeypatch.setattr(link_slots, "_BALANCE_S", 0.2)
     url = free_url()
     for pause_s in (0.001, 0.01):
         sims.append(Sim(partial(SlowEnv, pause_s, pause_s, length=10), url))

@@ -190,7 +190,8 @@ class States:
             answer.append(reply)
 
         session = self.session
-        session.submit(op, batch, payload, done, deadline_s=self._timeout_s, flags=flags, meta=meta)
+        with self._fleet.lock:
+            session.submit(op, batch, payload, done, deadline_s=self._timeout_s, flags=flags, meta=meta)
         until = time.monotonic() + self._timeout_s + 5.0
         while not answer and session.lost is None and time.monotonic() < until:
             self._fleet.poll(0.25)

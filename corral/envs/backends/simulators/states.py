@@ -17,7 +17,8 @@ from gymnasium.spaces import Discrete
 from corral.core.encoding import Buffer
 from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, Tree, tree_map
-from corral.envs.backends.simulators.vec_env import LinkVecEnv, Slot
+from corral.envs.backends.simulators.slots import EnvSlots
+from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.link import protocol as clp
 from corral.link.client.session import SimulatorSession
 from corral.link.client.states import Part, Table, ask, split
@@ -66,7 +67,7 @@ class LinkStates(States):
 
     def save(self, env_ids: Array) -> Array:
         """Keep the states that these environments are in, in their simulators."""
-        seats = self._vec.seats(env_ids)
+        seats = self._vec.slots_of(env_ids)
         homes = self._homes_at(seats)
         ids = self.new_ids(len(env_ids))
         self._shelf.home[ids] = homes  # before they are there: where this raises, some may be
@@ -84,7 +85,7 @@ class LinkStates(States):
 
     def load(self, ids: Array, env_ids: Array) -> Views:
         """Put these environments into these states, which must be in the simulators where they sit."""
-        seats = self._vec.seats(env_ids)
+        seats = self._vec.slots_of(env_ids)
         homes = self._homes_at(seats)
         if (homes == LOST).any():
             raise EnvFailed("Some of these environments have lost their simulator; their episodes are over.")
@@ -165,7 +166,7 @@ class LinkStates(States):
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def _homes_at(self, seats: Slot) -> Array:
+    def _homes_at(self, seats: EnvSlots) -> Array:
         """Which simulators environments sit in, by their numbers here."""
         numbers = np.array([self._home_of(session) for session in seats.sessions] or [LOST], np.int16)
         return np.where(seats.lost, np.int16(LOST), numbers[seats.which])
