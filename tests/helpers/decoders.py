@@ -32,10 +32,10 @@ from corral.link.layout import RowsLayout, layout_hash, read_space
 from corral.link.message import BadMessage, Message, read_message, read_meta
 from corral.link.protocol import Limits
 from corral.link.transports.base import Binding, Event, Wire
+from corral.link.transports.framing import BadFrames, FrameReader, pack
 from corral.link.transports.grpc import unpack
 from corral.link.transports.json_client import JsonPeer
 from corral.link.transports.json_values import Mistake, read_obs, read_said, spaces_of
-from corral.link.transports.tcp import BadFrames, FrameReader, pack
 from corral.snapshot.keepers.choose import keeping_of
 from corral.snapshot.store import client as sw
 from corral.snapshot.store.base import MemoryStates, StateBudget, StatesFull

@@ -327,7 +327,7 @@ def test_environments_stay_in_a_simulator_that_should_go_until_there_is_another(
         batches = steps(vec, 3)
         (session,) = vec.fleet.sessions.values()
         session.retiring = True
-        vec._rebalance()
+        vec._rebalancer.plan(vec._sessions)
         batches += steps_on(vec, batches[-1], 12)
         assert session.seated == 2
         sims.append(Sim(partial(CountingEnv, 5), url))

@@ -26,7 +26,7 @@ from corral.link.address import Address
 from corral.link.protocol import MAX_FRAMES
 from corral.link.transports import base as binding
 from corral.link.transports.base import Binding, Event, Wire
-from corral.link.transports.tcp import MAGIC, BadFrames, pack
+from corral.link.transports.framing import MAGIC, BadFrames, pack
 
 MAX_BYTES = 1 << 30  # of a message
 _PING_MS, _PONG_MS = 10_000, 20_000
