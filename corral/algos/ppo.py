@@ -3,7 +3,7 @@
 Maximises `min(r A, clip(r, 1 - eps, 1 + eps) A)` with `r = pi(a|s) / pi_old(a|s)` over several epochs of
 minibatches of one batch of sequences. Advantages by GAE, normalised within each minibatch. The old policy's
 log-probabilities are those recorded while acting. The value loss is not clipped unless asked for; its clip
-keeps the new value within `clip_value` of the old *value*, not of the return. Needs data of the current
+keeps the new value within `clip_range_vf` of the old *value*, not of the return. Needs data of the current
 policy: `max_lag=0`.
 """
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.algos.base import Algorithm, ModelPolicy, require
 from corral.algos.explicit import explicit_loss
+from corral.algos.schedule import read_clip_coef
 from corral.algos.trajectories import (
     Minibatch,
     compute_values,
@@ -41,48 +42,45 @@ from corral.ops.surrogate import clipped_surrogate
 class Config:
     """Settings of PPO."""
 
-    lr: float = 2.5e-4
+    learning_rate: float = 2.5e-4
     """Learning rate of Adam."""
     anneal_lr: bool = True
-    """Let the learning rate fall linearly to 0."""
+    """Decay the learning rate linearly to 0."""
     gamma: float = 0.99
     """Discount."""
-    lam: float = 0.95
+    gae_lambda: float = 0.95
     """Lambda of GAE."""
-    length: int = 128
+    num_steps: int = 128
     """Steps of each environment between updates."""
-    epochs: int = 4
+    update_epochs: int = 4
     """Passes over each batch."""
-    minibatches: int = 4
-    """Updates per pass; with a memory, each takes whole sequences."""
-    clip: float = 0.2
-    """Range of the probability ratio."""
-    anneal_clip: bool = False
-    """Let the range fall linearly to 0."""
-    clip_value: float | None = None
-    """Range of a new value around the old one, in the reward's own scale; none: not clipped."""
-    entropy: float = 0.01
+    num_minibatches: int = 4
+    """Minibatches per pass. With a recurrent core each consists of whole sequences."""
+    clip_coef: float | str = 0.2
+    """Clip range of the probability ratio; may be a schedule, such as 0.2:0."""
+    clip_range_vf: float | None = None
+    """Clip range of a new value around the old one, in the scale of the rewards; none: no clipping."""
+    ent_coef: float = 0.01
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
-    """Weight of the value loss, half the squared error; of SB3's vf_coef, which weighs all of it, twice as much."""
+    vf_coef: float = 0.5
+    """Weight of 0.5 * (V - R)^2, as in CleanRL. To match SB3's `vf_coef=c`, set `vf_coef=2c`."""
     max_grad_norm: float = 0.5
-    """Gradients are scaled down to this norm."""
+    """Maximum gradient norm."""
     target_kl: float | None = None
-    """Stop the epochs when the policy has moved further than this."""
+    """Stop the epochs of a batch when the KL divergence from the old policy exceeds 1.5 times this."""
     normalize_advantage: bool = True
-    """Within each minibatch."""
+    """Normalize advantages within each minibatch."""
     net: NetConfig = field(default_factory=NetConfig)
     """The network."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        require("lr", self.lr, above=0, most=100)
+        require("learning_rate", self.learning_rate, above=0, most=100)
         require("gamma", self.gamma, least=0, most=1)
-        require("lam", self.lam, least=0, most=1)
-        for name in ("length", "epochs", "minibatches"):
+        require("gae_lambda", self.gae_lambda, least=0, most=1)
+        for name in ("num_steps", "update_epochs", "num_minibatches"):
             require(name, getattr(self, name), least=1)
-        require("clip", self.clip, above=0)
-        for name in ("clip_value", "target_kl"):
+        read_clip_coef(self.clip_coef)
+        for name in ("clip_range_vf", "target_kl"):
             if getattr(self, name) is not None:
                 require(name, getattr(self, name), above=0)
         require("max_grad_norm", self.max_grad_norm, above=0)
@@ -93,8 +91,8 @@ class Ppo(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.max_grad_norm = config.max_grad_norm
-        self.data = DataSpec("sequence", config.length, num_envs, "once", ("action", "logp"), max_lag=0)
+        self.max_grad_norm, self.clip_coef = config.max_grad_norm, read_clip_coef(config.clip_coef)
+        self.data = DataSpec("sequence", config.num_steps, num_envs, "once", ("action", "logp"), max_lag=0)
 
     def build_model(self) -> ActorCritic:
         """Policy and value."""
@@ -107,11 +105,11 @@ class Ppo(Algorithm):
 
     def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         """Adam with the epsilon that PPO's results were made with."""
-        return adam(params, self.config.lr, eps=1e-5)
+        return adam(params, self.config.learning_rate, eps=1e-5)
 
     def learning_rate(self, progress: float) -> float:
         """Constant, or falling to 0."""
-        return self.config.lr * (1 - progress if self.config.anneal_lr else 1.0)
+        return self.config.learning_rate * (1 - progress if self.config.anneal_lr else 1.0)
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Advantages and the values' targets."""
@@ -119,24 +117,24 @@ class Ppo(Algorithm):
         value, after = compute_values(model, batch)
         advantage = gae(
             batch.reward, value, after, batch.terminated, batch.truncated, batch.faulty,
-            self.config.gamma, self.config.lam,
+            self.config.gamma, self.config.gae_lambda,
         )  # fmt: skip
         return flatten_steps(model, batch, value, advantage, advantage + value)
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
         """Every row once per epoch, in a new order each time."""
-        for _ in range(self.config.epochs):
-            yield from shuffled(batch, self.config.minibatches, rng)
+        for _ in range(self.config.update_epochs):
+            yield from shuffled(batch, self.config.num_minibatches, rng)
 
     def loss(self, model: nn.Module, target: nn.Module | None, batch: Minibatch, progress: float) -> LossOutput:
         """Clipped surrogate, value error and entropy."""
         assert isinstance(model, ActorCritic)
         config = self.config
-        clip = config.clip * (1 - progress if config.anneal_clip else 1.0)
-        if model.lean is not None and config.clip_value is None:
+        clip = self.clip_coef(progress)
+        if model.lean is not None and config.clip_range_vf is None:
             output = explicit_loss(
                 model, batch, lambda logp, advantage: _clipped(logp, batch.logp.numpy(), advantage, clip),
-                normalize=config.normalize_advantage, value_coef=config.value_coef, entropy_coef=config.entropy,
+                normalize=config.normalize_advantage, value_coef=config.vf_coef, entropy_coef=config.ent_coef,
             )  # fmt: skip
             output.stop = self.too_far(output.metrics["loss/kl"])
             return output
@@ -146,11 +144,11 @@ class Ppo(Algorithm):
         ratio = log_ratio.exp()
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
         error = (value - batch.target).square()
-        if config.clip_value is not None:
-            near = batch.value + (value - batch.value).clamp(-config.clip_value, config.clip_value)
+        if config.clip_range_vf is not None:
+            near = batch.value + (value - batch.value).clamp(-config.clip_range_vf, config.clip_range_vf)
             error = torch.maximum(error, (near - batch.target).square())
         policy_loss, value_loss, spread = -mean(surrogate, batch), 0.5 * mean(error, batch), mean(entropy, batch)
-        loss = policy_loss + config.value_coef * value_loss - config.entropy * spread
+        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * spread
         with torch.no_grad():
             kl = mean(ratio - 1 - log_ratio, batch)
             beyond = mean(((ratio - 1).abs() > clip).float(), batch)

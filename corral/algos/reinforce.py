@@ -34,35 +34,34 @@ _FRAGMENT = 32
 class Config:
     """Settings of REINFORCE."""
 
-    lr: float = 1e-3
+    learning_rate: float = 1e-3
     """Learning rate of Adam."""
     anneal_lr: bool = False
-    """Let the learning rate fall linearly to 0."""
+    """Decay the learning rate linearly to 0."""
     gamma: float = 0.99
     """Discount."""
-    episodes: int = 8
+    episodes_per_update: int = 8
     """Whole episodes in an update."""
     baseline: bool = True
-    """Learn a value and subtract it."""
-    normalize_return: bool = True
-    """Give returns, or their advantages over the baseline, mean 0 and deviation 1 within an update."""
-    entropy: float = 0.0
+    """Learn a value and subtract it from the returns."""
+    normalize_advantage: bool = True
+    """Normalize the returns, or the advantages over the baseline, within each update."""
+    ent_coef: float = 0.0
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
-    """Weight of the baseline's loss."""
+    vf_coef: float = 0.5
+    """Weight of the baseline's loss, 0.5 * (V - R)^2."""
     max_grad_norm: float = 0.5
-    """Gradients are scaled down to this norm."""
+    """Maximum gradient norm."""
     net: NetConfig = field(default_factory=NetConfig)
     """The network."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        require("lr", self.lr, above=0, most=100)
+        require("learning_rate", self.learning_rate, above=0, most=100)
         require("gamma", self.gamma, least=0, most=1)
-        require("episodes", self.episodes, least=1)
+        require("episodes_per_update", self.episodes_per_update, least=1)
         require("max_grad_norm", self.max_grad_norm, above=0)
-        if self.net.core != "none":
-            raise UserError("REINFORCE has no memory; use core=none, or a2c or ppo with one.")
+        if self.net.rnn != "none":
+            raise UserError("REINFORCE does not support recurrent networks: set rnn=none, or use a2c or ppo.")
 
 
 class Reinforce(Algorithm):
@@ -71,7 +70,7 @@ class Reinforce(Algorithm):
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self.max_grad_norm = config.max_grad_norm
-        self.data = DataSpec("episode", _FRAGMENT, config.episodes, "once", ("action", "logp"), max_lag=0)
+        self.data = DataSpec("episode", _FRAGMENT, config.episodes_per_update, "once", ("action", "logp"), max_lag=0)
 
     def build_model(self) -> ActorCritic:
         """Policy and baseline."""
@@ -84,11 +83,11 @@ class Reinforce(Algorithm):
 
     def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         """Adam."""
-        return adam(params, self.config.lr)
+        return adam(params, self.config.learning_rate)
 
     def learning_rate(self, progress: float) -> float:
         """Constant, or falling to 0."""
-        return self.config.lr * (1 - progress if self.config.anneal_lr else 1.0)
+        return self.config.learning_rate * (1 - progress if self.config.anneal_lr else 1.0)
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Returns to go, and what they exceed the baseline by."""
@@ -107,16 +106,16 @@ class Reinforce(Algorithm):
         config = self.config
         if model.lean is not None and config.baseline:
             return explicit_loss(
-                model, batch, policy_gradient, normalize=config.normalize_return,
-                value_coef=config.value_coef, entropy_coef=config.entropy,
+                model, batch, policy_gradient, normalize=config.normalize_advantage,
+                value_coef=config.vf_coef, entropy_coef=config.ent_coef,
             )  # fmt: skip
-        advantage = normalized(batch.advantage, batch) if config.normalize_return else batch.advantage
+        advantage = normalized(batch.advantage, batch) if config.normalize_advantage else batch.advantage
         logp, entropy, value = evaluate(model, batch)
         policy_loss, spread = -mean(logp * advantage, batch), mean(entropy, batch)
-        loss = policy_loss - config.entropy * spread
+        loss = policy_loss - config.ent_coef * spread
         metrics = {"loss/policy": policy_loss, "loss/entropy": spread}
         if config.baseline:
             value_loss = 0.5 * mean((value - batch.target).square(), batch)
-            loss = loss + config.value_coef * value_loss
+            loss = loss + config.vf_coef * value_loss
             metrics["loss/value"] = value_loss
         return LossOutput(loss, metrics, rows=count(batch))

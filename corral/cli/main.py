@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog:
         print(f"{prog}: {error}", file=sys.stderr)
         return 1
     except MemoryError:
-        print(f"{prog}: There is not enough memory for this: lower num_envs, length or capacity.", file=sys.stderr)
+        print(
+            f"{prog}: There is not enough memory for this: lower num_envs, num_steps or buffer_size.", file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)

@@ -58,7 +58,7 @@ def require_memory(needed: int, capacity: int, what: str) -> None:
         fits = int(capacity * 0.9 * available / needed)
         raise UserError(
             f"{what} for {capacity:,} transitions takes {needed / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: "
-            f"lower its capacity to {fits:,} or less."
+            f"lower buffer_size to {fits:,} or less."
         )
 
 

@@ -125,8 +125,8 @@ class Learner:
         self._report(f"update {self.version + 1} was left out: its {source} is not finite; the weights stay")
         if self._bad_in_a_row >= _MAX_BAD_IN_A_ROW:
             raise RunFailed(
-                f"{self._bad_in_a_row} updates in a row had a {source} that is not finite; try a lower lr, or check "
-                "the rewards' scale."
+                f"{self._bad_in_a_row} updates in a row had a {source} that is not finite; try a lower "
+                "learning_rate, or check the rewards' scale."
             )
         return False
 

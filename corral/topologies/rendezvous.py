@@ -153,8 +153,8 @@ class ServerRendezvous:
         self._ask, self._secret, self._learner = ask, secret, learner
         make = partial(_make_server, experiment, spec.to_json(), runtime.host, secret)
         self.members = [
-            SupervisedRole(runtime, f"server {k}", partial(make, k), note, experiment.scale.max_restarts)
-            for k in range(experiment.sharing.servers)
+            SupervisedRole(runtime, f"server {k}", partial(make, k), note, experiment.actor_learner.max_restarts)
+            for k in range(experiment.data_parallel.servers)
         ]
         self._slices = slices(learner.flat.weights.numel(), len(self.members))
         self._last: list[Value] = [None] * len(self.members)  # states to start again from
@@ -249,15 +249,15 @@ class ServerRole:
     def __init__(
         self, experiment: Experiment, spec: Value, host: str, secret: bytes, index: int, mailbox: Mailbox
     ):  # fmt: skip
-        sharing = experiment.sharing
+        config = experiment.data_parallel
         algo = make_algorithm(experiment, EnvSpec.from_json(spec))
         weights = FlatParams(build_model(algo, experiment.seed, torch.device("cpu"))).weights
         torch.set_num_threads(1)
-        own = slices(weights.numel(), sharing.servers)[index]
+        own = slices(weights.numel(), config.servers)[index]
         self._address = own_address(host)
         self._make = partial(
-            ParamServerProcess, weights.detach()[own], algo.optimizer, Rules(sharing.mode, sharing.lag, sharing.drop),
-            gradient_codec(sharing), broadcast_codec(sharing), self._address, secret,
+            ParamServerProcess, weights.detach()[own], algo.optimizer, Rules(*config.rule, config.backup_workers),
+            gradient_codec(config), broadcast_codec(config), self._address, secret,
         )  # fmt: skip
         self._server: ParamServerProcess | None = None
 

@@ -67,7 +67,7 @@ def test_environments_without_exported_states_start_again(sims):
 def test_resumed_run_continues_its_episodes(sims, tmp_path):
     url, run = free_url(), tmp_path / "run"
     sims.append(Sim(Declared, url))
-    corral.train("ppo", url, 512, 0, run, quiet=True, num_envs=4, **{"evaluation.episodes": 0})
+    corral.train("ppo", url, 512, 0, run, quiet=True, num_envs=4, eval_episodes=0)
     sims.append(Sim(Declared, url))
     assert corral.resume(run, steps=1024, quiet=True).steps >= 1024
     assert "every environment goes on where it was" in (run / "events.jsonl").read_text()

@@ -73,11 +73,11 @@ def gradients(algo, model, flat, target, batch):
 @pytest.mark.parametrize("kind", ["ppo", "a2c", "reinforce"])
 def test_explicit_policy_losses_equal_autograd(actions, observation, activation, normalize_obs, kind):
     spec = EnvSpec(OBSERVATIONS[observation], ACTIONS[actions])
-    net = NetConfig(hidden=(16, 8), activation=activation, normalize_obs=normalize_obs, log_std=-0.3)
+    net = NetConfig(hidden_sizes=(16, 8), activation=activation, normalize_obs=normalize_obs, log_std_init=-0.3)
     algo = {
-        "ppo": lambda: ppo.Ppo(ppo.Config(net=net, entropy=0.05, anneal_clip=True), spec, 1),
-        "a2c": lambda: a2c.A2c(a2c.Config(net=net, entropy=0.05), spec, 1),
-        "reinforce": lambda: reinforce.Reinforce(reinforce.Config(net=net, entropy=0.05), spec, 1),
+        "ppo": lambda: ppo.Ppo(ppo.Config(net=net, ent_coef=0.05, clip_coef="0.2:0"), spec, 1),
+        "a2c": lambda: a2c.A2c(a2c.Config(net=net, ent_coef=0.05), spec, 1),
+        "reinforce": lambda: reinforce.Reinforce(reinforce.Config(net=net, ent_coef=0.05), spec, 1),
     }[kind]()
     plain, lean, (plain_flat, lean_flat) = twins(algo)
     batch = rows_for(algo, plain)
@@ -97,7 +97,9 @@ def test_explicit_policy_losses_equal_autograd(actions, observation, activation,
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_explicit_q_loss_equals_autograd(double, dueling, prioritised):
     spec = EnvSpec(OBSERVATIONS["vector"], ACTIONS["multi-discrete"])
-    config = dqn.Config(double=double, dueling=dueling, prioritised=prioritised, net=NetConfig(hidden=(16,)))
+    config = dqn.Config(
+        double_q=double, dueling=dueling, prioritized_replay=prioritised, net=NetConfig(hidden_sizes=(16,))
+    )
     algo = dqn.Dqn(config, spec, 1)
     plain, lean, (plain_flat, lean_flat) = twins(algo)
     rng = np.random.default_rng(2)

@@ -47,8 +47,8 @@ def settings(algo, token, steps):
     return {
         "steps": steps,
         "env_kwargs": {"token_file": str(token)},
-        "evaluation.episodes": 2,
-        "evaluation.every_steps": 2_000,
+        "eval_episodes": 2,
+        "eval_every": 2_000,
         **actors,
     }
 
@@ -82,7 +82,7 @@ def test_servers_return_to_a_resumed_learner(algo, serve, token, tmp_path):
     served = serve(url)
     words = ["--env", url, "--env-kwargs", f"token_file={token}"]
     words += ["--actors", str(ACTORS[algo])] if algo in ACTORS else []
-    run = Run(tmp_path, algo, 6_000, "evaluation.every_steps=2000", words=words)
+    run = Run(tmp_path, algo, 6_000, "eval_every=2000", words=words)
     try:
         run.wait_for((run.path / "checkpoints" / "latest").exists)
         run.look()
@@ -100,9 +100,8 @@ def test_servers_return_to_a_resumed_learner(algo, serve, token, tmp_path):
 def test_server_without_the_token_is_refused_in_one_sentence(serve, token, tmp_path, caplog):
     url = free_url()
     stranger, served = serve(url, token_file=None), serve(url)
-    result = corral.train("ppo", url, 256, 0, tmp_path / "run", quiet=True, **{
-        "env_kwargs": {"token_file": str(token)}, "evaluation.episodes": 0,
-    })  # fmt: skip
+    result = corral.train("ppo", url, 256, 0, tmp_path / "run", quiet=True,
+        env_kwargs={"token_file": str(token)}, eval_episodes=0)  # fmt: skip
     assert result.steps >= 256
     assert "did not prove that it knows the token; give it the same --token-file" in caplog.text
     assert stranger.wait() == 2

@@ -9,12 +9,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from corral.core.encoding import Buffer
 from corral.core.errors import RunFailed, UserError
 from corral.core.gym_env import EnvFactory, build_env
 from corral.core.log import RateLimitedLog
-from corral.envs.serve.slots import BadRequest, SlotReply, Slots, most_slots
-from corral.envs.serve.states import States
+from corral.envs.serve.slots import SlotReply, Slots, most_slots
+from corral.envs.serve.state_errors import BadRequest
 from corral.envs.serve.supervisor import RequestClock
 from corral.link import protocol as clp
 from corral.link.auth import LEARNER, SIMULATOR, is_proven, new_nonce, prove
@@ -22,7 +24,7 @@ from corral.link.control import OURS, Hello, Knock, Ready, Welcome, from_meta, t
 from corral.link.layout import layout_hash
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.transports.base import Binding, Event, Wire
-from corral.snapshot.keepers.choose import keeping_of
+from corral.snapshot.keepers.choose import find_keeper
 
 log = logging.getLogger("corral.envs")
 
@@ -73,7 +75,7 @@ class SimulatorServer:
         env, self._spec = build_env(factory, name)
         env.close()
         self._slots = most_slots(self._spec, slots)
-        self._keeping = keeping_of(factory)
+        self._keeper = find_keeper(factory)
         self._layout = layout_hash(self._spec.observation, self._spec.action)
         self._instance = instance or new_nonce()
         self._sessions: list[_Session] = []  # learners choose their numbers, so two may have the same
@@ -176,12 +178,12 @@ class SimulatorServer:
         waiting = [s for s in self._sessions if s.wire is None and (wire.dialled or s.number == wanted)]
         resumes = waiting[-1] if waiting else None
         greeting.resumes = resumes
-        keeping = self._keeping
-        capabilities = ["raw_reward", *(("rollout", *keeping.capabilities) if keeping else ())]
+        keeper = self._keeper
+        capabilities = ["raw_reward", *(("rollout", *keeper.capabilities) if keeper else ())]
         hello = Hello(
             list(OURS), "corral-python", self._name, 0, self._instance, greeting.nonce,
             resumes.number if resumes else 0, self._spec.observation.to_json(), self._spec.action.to_json(),
-            1, self._slots, 1, keeping.level if keeping else 0, keeping.exact if keeping else True, capabilities,
+            1, self._slots, 1, keeper.level if keeper else 0, keeper.exact if keeper else True, capabilities,
         )  # fmt: skip
         wire.send(Message(clp.Op.HELLO, meta=to_meta(hello)).frames())
 
@@ -203,8 +205,7 @@ class SimulatorServer:
                 self._refuse(wire, clp.Status.E_FULL, f"{_MAX_SESSIONS} learners are here already")
                 return
             slots = min(self._slots, welcome.limits.slots)
-            states = States(self._spec.observation, welcome.snapshots, self._keeping, self._factory)
-            hosted = Slots(self._factory, self._name, self._spec, slots, states)
+            hosted = Slots(self._factory, self._name, self._spec, slots, self._keeper, welcome.snapshots)
             session = _Session(welcome.session, hosted, welcome, wire)
             self._sessions.append(session)
         elif session not in self._sessions or session.number != welcome.session:
@@ -297,7 +298,8 @@ class SimulatorServer:
         if op == clp.Op.STATS:
             return {
                 "slots": self._slots, "steps": hosted.steps, "episodes": hosted.episodes, "faults": hosted.faults,
-                "snapshots": len(hosted.states), "snapshot_bytes": hosted.states.nbytes, "rss": _rss(), "work_us": 0,
+                "snapshots": len(hosted.states or ()), "snapshot_bytes": hosted.states.nbytes if hosted.states else 0,
+                "rss": _rss(), "work_us": 0,
             }  # fmt: skip
         if batch < 1:
             raise BadRequest("no rows")
@@ -323,10 +325,12 @@ class SimulatorServer:
     def _drop(self, session: _Session, message: Message) -> None:
         states = session.hosted.states
         generation = (message.meta or {}).get("generation")
+        if states is None:
+            return
         if isinstance(generation, int):
-            states.drop_generation(generation)
+            states.drop_where(lambda key: key >> clp.GENERATION_BITS == generation)
         elif len(message.payload) == 1 and len(message.payload[0]) == 8 * message.batch:
-            states.drop(list(memoryview(message.payload[0]).cast("B").cast("Q")))
+            states.drop(np.frombuffer(message.payload[0], "<u8"))
 
     def _closed(self, wire: Wire, message: Message) -> None:
         """The learner leaves; if this side dialled it, and the run is over, there is nothing more to do."""

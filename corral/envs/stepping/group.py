@@ -155,16 +155,16 @@ class EnvGroup:
         for view, value in zip(self._obs_views[self._rows.phase[env_id]][env_id], obs, strict=True):
             view[...] = value
 
-    def shown(self, env_id: int) -> list[Array]:
+    def last_obs(self, env_id: int) -> list[Array]:
         """Leaves of its last observation, views of its row."""
         return self._obs_views[int(self._rows.phase[env_id])][env_id]
 
-    def beginning(self, env_id: int) -> EpisodeStart | None:
+    def episode_start(self, env_id: int) -> EpisodeStart | None:
         """What leads another environment to where this one is; None where that is not recorded."""
         if self._recorder is None:
             return None
-        layout, seed, shown = self._rows.spec.observation, int(self._rows.seed[env_id]), self.shown(env_id)
-        return episode_start(self._recorder, env_id, self._envs[env_id], seed, layout, shown)
+        layout, seed, last_obs = self._rows.spec.observation, int(self._rows.seed[env_id]), self.last_obs(env_id)
+        return episode_start(self._recorder, env_id, self._envs[env_id], seed, layout, last_obs)
 
     def forget(self, env_id: int) -> None:
         """What was recorded does not lead to where this environment is now."""

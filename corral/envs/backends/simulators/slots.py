@@ -248,7 +248,7 @@ class SlotTimeouts:
         while not (free := sum(session.room for session in self._fleet.sessions.values() if session.has_room)):
             self._wait(
                 f"All slots of the simulators at {self._where} are in use, and evaluation needs one",
-                "start them with more --envs, or set evaluation.episodes=0",
+                "start them with more --envs, or set eval_episodes=0",
             )
             self._fleet.poll(_POLL_S)
         self._since = None

@@ -19,6 +19,7 @@ from corral.envs.backends.simulators.checkpoint import export_states, import_sta
 from corral.envs.backends.simulators.replies import QuickSteps
 from corral.envs.backends.simulators.requests import RequestingVecEnv
 from corral.envs.backends.simulators.slots import EnvSlots, Rebalancer, SlotTable, SlotTimeouts
+from corral.envs.backends.simulators.states import LinkStates
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.pending_faults import PendingFaults
 from corral.envs.stepping.rows import EnvRows
@@ -116,6 +117,10 @@ class LinkVecEnv(RequestingVecEnv):
             which[~lost], slots[~lost] = where[1:]
             obs = [leaf.copy() for leaf in rows.current(chosen, rows.half(chosen))]
             return EnvSlots(where[0], which, slots, obs, self._to_play[chosen.ids], lost)
+
+    def states(self, memory_mb: float = 1024.0) -> LinkStates:
+        """States inside the simulators; UserError where a simulator keeps none."""
+        return LinkStates(self, memory_mb)
 
     def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
         """These idle environments were put into other states."""
