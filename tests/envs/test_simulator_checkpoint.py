@@ -70,4 +70,4 @@ def test_resumed_run_continues_its_episodes(sims, tmp_path):
     corral.train("ppo", url, 512, 0, run, quiet=True, num_envs=4, eval_episodes=0)
     sims.append(Sim(Declared, url))
     assert corral.resume(run, steps=1024, quiet=True).steps >= 1024
-    assert "every environment goes on where it was" in (run / "events.jsonl").read_text()
+    assert "every environment continues its episode" in (run / "events.jsonl").read_text()
