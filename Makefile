@@ -5,15 +5,30 @@ COMMA := ,
 # Quiet unless it fails: what pip and setuptools say is of no use to anybody otherwise.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
-.PHONY: demo test test-benchmarks measure check format bench bench-training bench-replay bench-exchange bench-link bench-search bench-planning learning learning-sharing learning-simulators learning-planning \
+.PHONY: demo test test-fast test-slow test-all test-benchmarks measure check format bench bench-training bench-replay bench-exchange bench-link bench-search bench-planning learning learning-sharing learning-simulators learning-planning \
 	frozen states faults fuzz fuzz-atheris fuzz-cpp soak clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
-# Files side by side on two cores; within a file, one test after the other.
+# Two test modules at a time; those that need Ray share one process, those that need the C++ SDK another.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+# What a change must pass: every behaviour once, under ten minutes on two cores.
 test: .venv/test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
+
+# The inner loop, a minute: no Ray, no C++, no runs of processes, no learning curves.
+test-fast: .venv/test
+	$(PYTEST) tests/test_imports.py $(addprefix tests/,core ops nets data acting algos/test_algos.py algos/test_apex.py \
+	algos/test_appo.py algos/test_impala.py algos/test_schedule.py learn config golden/test_golden_weights.py)
+
+# What `make test` shows once, on more backends, runtimes, algorithms and formats, or for longer: ten minutes.
+test-slow: .venv/test
+	$(PYTEST) -m slow
+
+# Everything but benchmarks of speed and learning, fuzzing and soaking: two hours.
+test-all: check test test-slow test-benchmarks faults frozen states
 
 # Small runs of every benchmark, with the peers that are installed.
 test-benchmarks: .venv/test

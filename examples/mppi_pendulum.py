@@ -5,7 +5,7 @@ from corral.planning.shooting import Mppi
 
 with corral.make_vec("Pendulum-v1", num_envs=1, backend="local") as vec:
     policy = Mppi(horizon=15, samples=16)  # 16 plans of 15 steps for every action
-    policy.attach(vec)
+    policy.bind_envs(vec)
     batch, state, total = vec.recv(), policy.initial_state(1), 0.0
     while True:
         action, state, _ = policy.act(batch.obs, state, batch.first)

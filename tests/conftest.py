@@ -1,37 +1,56 @@
-"""Fixtures that tests of several folders use."""
+"""Fixtures that tests of several folders use, and in which order and processes tests run."""
 
-import fcntl
-import os
+import re
 
 import pytest
-from helpers.cpp_sdk import build
+from helpers.cpp_sdk import EXAMPLES, build
+from helpers.leftovers import no_process_is_left, pytest_runtest_setup  # noqa: F401
+
+HEAVY = ("ray", "cpp", "test_topologies", "test_resume", "test_data_parallel", "test_examples", "test_process_backend")
 
 
-@pytest.fixture(scope="module")
-def ray_session():
-    """A small Ray with more CPUs than the machine has, since the environments are tiny."""
-    ray = pytest.importorskip("ray")
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=300 << 20,
-        logging_level="ERROR",
-        log_to_driver=False,
-    )
-    yield ray
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Group tests for `--dist loadgroup`, the longest groups first, and mark what a class leaves to `slow`."""
+    groups = {}
+    for item in items:
+        if re.match(getattr(item.cls, "slow_tests", "$"), item.name):
+            item.add_marker(pytest.mark.slow)
+        groups[item] = item.path.stem
+        if item.get_closest_marker("ray"):
+            groups[item] = "ray"
+        elif "built" in item.fixturenames:
+            groups[item] = "cpp"
+        item.add_marker(pytest.mark.xdist_group(groups[item]))
+    items.sort(key=lambda item: HEAVY.index(groups[item]) if groups[item] in HEAVY else len(HEAVY))
+
+
+@pytest.fixture(scope="session")
+def _end_ray():
+    yield
+    import ray
+
     ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _start_ray(request):
+    """For tests marked `ray`, one small Ray, with more CPUs than the machine has, since the environments are tiny."""
+    if request.node.get_closest_marker("ray"):
+        ray = pytest.importorskip("ray")
+        request.getfixturevalue("_end_ray")
+        if not ray.is_initialized():
+            ray.init(
+                address="local",
+                num_cpus=4,
+                include_dashboard=False,
+                object_store_memory=300 << 20,
+                logging_level="ERROR",
+                log_to_driver=False,
+            )
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
-    """The folder of the C++ SDK's compiled examples and tests: built once, even if several processes run tests."""
-    here = tmp_path_factory.getbasetemp()
-    folder = (here.parent if "PYTEST_XDIST_WORKER" in os.environ else here) / "sdk"
-    folder.mkdir(exist_ok=True)
-    with (folder.parent / "sdk.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # bounded, because compiling has a time limit
-        if not (folder / "done").exists():
-            build(folder)
-            (folder / "done").touch()
-    return folder
+    """The folder of the C++ SDK's compiled examples."""
+    return build(tmp_path_factory.mktemp("sdk"), *EXAMPLES, "state_driver")

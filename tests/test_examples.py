@@ -1,6 +1,9 @@
 """Every example runs, from another directory, as a user would run it."""
 
+import multiprocessing
+import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +14,12 @@ ROOT = Path(__file__).parents[1]
 ARGUMENTS = {"demo.py": ["--steps", "2000"]}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def examples():
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        yield pytest.param(path, id=path.name, marks=pytest.mark.slow if "rllib" in path.name else [])
+
+
+@pytest.mark.parametrize("path", list(examples()))
 def test_example_runs(path, tmp_path):
     command = [sys.executable, path, *ARGUMENTS.get(path.name, [])]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -33,10 +41,25 @@ def python_blocks():
                 yield pytest.param(code, id=f"{page.name}-{k}")
 
 
+def run_script(folder):
+    """Run folder/script.py as a program of its own, with its output in a file."""
+    os.chdir(folder)
+    output = os.open("output.txt", os.O_CREAT | os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    runpy.run_path("script.py", run_name="__main__")
+
+
 @pytest.mark.parametrize("code", list(python_blocks()))
 def test_code_in_the_docs_runs(code, tmp_path):
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "script.py").write_text(code)
+    context = multiprocessing.get_context("forkserver")  # has imported torch already, which takes seconds
+    context.set_forkserver_preload(["torch", "corral.runs.train"])
+    child = context.Process(target=run_script, args=(tmp_path,))
+    child.start()
+    child.join(120)
+    child.kill()
+    assert child.exitcode == 0, (tmp_path / "output.txt").read_text()
 
 
 def test_the_readme_is_short():

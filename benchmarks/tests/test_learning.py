@@ -203,7 +203,7 @@ def test_section_names_machine_versions_and_command():
         (["learning", "--only", "chess"], "No claim has 'chess' in its name; there are ppo CartPole-v1"),
     ],
 )
-def test_user_error_is_one_sentence(args, words):
+def test_user_error_is_one_line(args, words):
     done = run(*args)
     assert done.returncode == 2
     assert words in done.stderr

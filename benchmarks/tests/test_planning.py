@@ -164,7 +164,7 @@ def test_command_writes_table_picture_and_json(tmp_path):
         (["--task", "chess"], "chess"),
     ],
 )
-def test_user_error_is_one_sentence(args, words):
+def test_user_error_is_one_line(args, words):
     done = run("planning", *args)
     assert done.returncode == 2
     assert words in done.stderr

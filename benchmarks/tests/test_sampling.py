@@ -250,7 +250,7 @@ def test_command_writes_tables_chart_and_json(tmp_path):
         (["--out", __file__], "cannot be a folder"),
     ],
 )
-def test_user_error_is_one_sentence(args, words):
+def test_user_error_is_one_line(args, words):
     done = run("sampling", *args)
     assert done.returncode == 2
     assert words in done.stderr

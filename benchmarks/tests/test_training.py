@@ -92,7 +92,7 @@ def test_command_prints_tables_and_writes_json(tmp_path):
         (["training", "--case", "sac"], "sac"),
     ],
 )
-def test_user_error_is_one_sentence(args, words):
+def test_user_error_is_one_line(args, words):
     done = run(*args)
     assert done.returncode == 2
     assert words in done.stderr

@@ -70,7 +70,7 @@ def test_successors_across_truncations_equal_a_naive_buffer():
     np.testing.assert_array_equal(pairs, naive)
 
 
-def test_gae_over_mixed_ends_equals_the_formula_episode_by_episode():
+def test_gae_over_mixed_ends_equals_formula_per_episode():
     gamma, lam = 0.9, 0.8
     with corral.Sampler(partial(CountingEnv, 4, "mixed"), zeros, 2, "local") as sampler:
         (traj,) = take(sampler, 14, 1)
@@ -108,7 +108,7 @@ def test_a_time_limit_leads_to_the_true_value():
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_a_random_policy_gives_the_same_trajectories_for_any_number_of_workers(workers):
+def test_trajectories_do_not_depend_on_number_of_workers(workers):
     def rollout(workers):
         rng = np.random.default_rng(0)
         policy = lambda obs: rng.integers(0, 2, len(obs))  # noqa: E731
@@ -134,7 +134,7 @@ class Memory:
 
 
 @pytest.mark.parametrize("backend", ["local", "process"])
-def test_a_policy_with_state_keeps_it_per_environment_and_its_extras_are_recorded(backend):
+def test_policy_state_is_per_env_and_extras_are_recorded(backend):
     with corral.Sampler(partial(CountingEnv, 5), Memory(), 5, backend, 2) as sampler:
         for traj in take(sampler, 8, 3):
             np.testing.assert_array_equal(traj.extras["count"], traj.obs[:-1][..., T] + 1)
@@ -155,7 +155,7 @@ def test_nested_spaces_come_out_as_trees():
 
 
 @pytest.mark.parametrize("backend", ["local", "process"])
-def test_first_ready_yields_whoever_is_done_and_loses_nothing(backend):
+def test_first_ready_loses_nothing(backend):
     factories = [partial(SlowEnv, 0.0, 0.02 * (i == 0), 7) for i in range(4)]
     vec = corral.make_vec(factories, backend=backend, workers=4)
     seen = {i: [] for i in range(4)}
@@ -170,7 +170,7 @@ def test_first_ready_yields_whoever_is_done_and_loses_nothing(backend):
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_gymnasium_vector_env_can_be_sampled_in_every_autoreset_mode(mode):
+def test_gymnasium_vector_env_in_every_autoreset_mode(mode):
     vec = corral.make_vec(SyncVectorEnv([partial(CountingEnv, 4, "mixed")] * 3, autoreset_mode=mode))
     seen = {i: [] for i in range(3)}
     with vec, corral.Sampler(vec, zeros) as sampler:
@@ -193,7 +193,7 @@ def test_faulty_rows_are_marked_and_kept_out_of_the_statistics():
     assert sampler.episodes.mean_return() == 15.0
 
 
-def test_a_new_call_of_rollouts_goes_on_from_where_the_environments_are():
+def test_second_rollouts_call_continues_episodes():
     with corral.Sampler(partial(CountingEnv, 0), zeros, 3, "process", 2) as sampler:
         (a,) = take(sampler, 4, 1)
         (b,) = take(sampler, 6, 1)
@@ -205,7 +205,7 @@ def test_a_new_call_of_rollouts_goes_on_from_where_the_environments_are():
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_new_call_goes_on_with_a_vector_env_in_every_autoreset_mode(mode):
+def test_second_rollouts_call_in_every_autoreset_mode(mode):
     vec = corral.make_vec(SyncVectorEnv([partial(CountingEnv, 4, "mixed")] * 3, autoreset_mode=mode))
     with vec, corral.Sampler(vec, zeros) as sampler:
         for steps in (4, 5, 6, 7, 8):
@@ -213,7 +213,7 @@ def test_a_new_call_goes_on_with_a_vector_env_in_every_autoreset_mode(mode):
                 check(traj)
 
 
-def test_an_older_call_of_rollouts_says_that_another_took_over():
+def test_older_rollouts_iterator_is_refused():
     with corral.Sampler(partial(CountingEnv, 0), zeros, 2, "local") as sampler:
         first = sampler.rollouts(4)
         next(first)
@@ -250,7 +250,7 @@ def test_a_state_without_a_row_per_environment_is_refused():
         take(sampler, 3, 1)
 
 
-def test_memory_stays_flat_while_an_endless_episode_flows():
+def test_endless_episode_keeps_memory_flat():
     with corral.Sampler(partial(CountingEnv, 0), zeros, 4, "local") as sampler:
         rollouts = sampler.rollouts(64)
         for _ in range(20):
@@ -281,7 +281,7 @@ def test_environments_may_be_sliced_and_joined():
         (lambda s: next(s.rollouts(4, first_ready=9)), "between 1 and num_envs"),
     ],
 )
-def test_misuse_is_refused_in_words(call, words):
+def test_misuse_is_refused(call, words):
     with (
         corral.Sampler(CountingEnv, zeros, 2, "local") as sampler,
         pytest.raises(corral.UserError, match=words),
@@ -289,7 +289,7 @@ def test_misuse_is_refused_in_words(call, words):
         call(sampler)
 
 
-def test_a_policy_that_is_none_or_answers_nonsense_is_refused_in_words():
+def test_invalid_policy_is_refused():
     with pytest.raises(corral.UserError, match="not a policy"):
         corral.Sampler(CountingEnv, None, 2, "local")
     with (

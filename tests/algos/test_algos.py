@@ -81,7 +81,7 @@ def counted(tensor, rows):
 # -- values and advantages -----------------------------------------------------------------------------------------
 
 
-def test_values_are_of_what_was_seen_and_of_the_true_successors():
+def test_values_are_of_observations_and_true_successors():
     algo, model = make("ppo")
     traj = batch_for(algo, model)
     assert len(traj.final_at) > 3
@@ -94,7 +94,7 @@ def test_values_are_of_what_was_seen_and_of_the_true_successors():
 
 
 @pytest.mark.parametrize("net", [LSTM, GRU])
-def test_with_a_memory_it_goes_on_into_an_episodes_last_observation(net):
+def test_recurrent_state_continues_into_final_observation(net):
     algo, model = make("ppo", net=net)
     traj = batch_for(algo, model, end=0.2)
     value, after = compute_values(model, traj)
@@ -118,7 +118,7 @@ def test_with_a_memory_it_goes_on_into_an_episodes_last_observation(net):
 
 @pytest.mark.parametrize("name", ["ppo", "a2c"])
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
-def test_advantages_are_summed_to_the_end_of_the_episode_and_no_further(name, lam):
+def test_advantage_sum_stops_at_episode_end(name, lam):
     algo, model = make(name, gamma=0.9, gae_lambda=lam)
     traj = batch_for(algo, model, end=0.2)
     assert traj.terminated.any()
@@ -249,7 +249,7 @@ def one_row(algo, model, **changes):
     ],
 )
 @pytest.mark.parametrize("path", PATHS)
-def test_the_clip_stops_only_what_goes_further_away(log_ratio, advantage, moves, path):
+def test_clip_stops_only_moves_away(log_ratio, advantage, moves, path):
     algo, model = make("ppo", ent_coef=0.0, vf_coef=0.0)
     rows = one_row(algo, model, advantage=advantage)
     rows.logp = (evaluate(model, rows)[0] - log_ratio).detach()
@@ -268,7 +268,7 @@ def test_the_clip_stops_only_what_goes_further_away(log_ratio, advantage, moves,
     ],
 )
 @pytest.mark.parametrize("path", PATHS)
-def test_the_value_clip_is_around_the_old_value_and_keeps_a_gradient(old, target, error, moves, path):
+def test_value_clip_is_around_old_value(old, target, error, moves, path):
     algo, model = make("ppo", ent_coef=0.0, clip_range_vf=0.5, vf_coef=1.0)
     rows = one_row(algo, model, advantage=0.0)
     value = float(evaluate(model, rows)[2].detach())
@@ -324,7 +324,7 @@ def test_every_row_is_used_once_per_epoch_in_a_new_order(minibatches):
         assert torch.equal(part.logp, rows.logp[rows_of_part])
 
 
-def test_with_a_memory_minibatches_are_whole_sequences():
+def test_recurrent_minibatches_are_whole_sequences():
     algo, model = make("ppo", update_epochs=1, num_minibatches=2, net=LSTM)
     rows = algo.prepare(model, batch_for(algo, model))
     rows.target = torch.arange(4.0).expand(12, 4).contiguous()
@@ -388,7 +388,7 @@ def episodes_for(algo, model, count=6, seed=0):
 @pytest.mark.parametrize("baseline", [True, False])
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("path", PATHS)
-def test_the_reinforce_loss_is_over_whole_episodes_and_no_padding(space, baseline, normalize, path):
+def test_reinforce_loss_ignores_padding(space, baseline, normalize, path):
     algo, model = make(
         "reinforce",
         space,
@@ -436,7 +436,7 @@ def transitions_for(algo, seed=0):
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("prioritised", [True, False])
 @pytest.mark.parametrize("path", PATHS)
-def test_the_dqn_loss_regresses_to_the_value_of_the_best_next_action(space, double, dueling, prioritised, path):
+def test_dqn_loss_regresses_to_best_next_value(space, double, dueling, prioritised, path):
     config = dqn.Config(
         double_q=double, dueling=dueling, prioritized_replay=prioritised, batch_size=64, learning_starts=64
     )
@@ -517,7 +517,7 @@ def test_epsilon_falls_linearly_and_stays():
     assert algo.epsilon(0.0) == pytest.approx(algo.config.exploration_final_eps)
 
 
-def test_epsilon_is_the_share_of_random_actions_and_the_rest_are_the_best():
+def test_epsilon_is_share_of_random_actions():
     algo = dqn.Dqn(dqn.Config(exploration_initial_eps=0.4, exploration_final_eps=0.4), SPECS["multi_discrete"], 1)
     model = randomize(algo.build_model())
     obs = np.random.default_rng(0).normal(size=(20_000, 3)).astype(np.float32)
@@ -579,7 +579,7 @@ def log_prob(model, rows):
 
 
 @pytest.mark.parametrize(("name", "space", "net"), cases(["ppo"], cores=(LSTM,)))
-def test_the_ratio_is_against_the_policy_that_acted_not_the_one_that_learns(name, space, net):
+def test_ratio_is_against_behaviour_policy(name, space, net):
     algo, model = make(name, space, **({"net": net} if net else {}))
     traj = batch_for(algo, model)
     recorded = traj.extras["logp"].copy()
@@ -684,13 +684,13 @@ def test_a_batch_of_nothing_but_faults_changes_nothing(name, net):
         (dqn.Config, {"net": GRU}),
     ],
 )
-def test_settings_that_cannot_be_are_refused_in_one_sentence(config, settings):
+def test_invalid_settings_are_refused(config, settings):
     with pytest.raises(UserError) as caught:
         config(**settings)
     assert "\n" not in str(caught.value)
 
 
-def test_dqn_refuses_numbers_and_says_what_to_use():
+def test_dqn_refuses_continuous_actions():
     for space in ("box", "hybrid"):
         with pytest.raises(UserError, match="use ppo or a2c"):
             dqn.Dqn(dqn.Config(), SPECS[space], 1)

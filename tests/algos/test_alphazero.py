@@ -45,7 +45,7 @@ def test_every_move_is_legal_and_players_take_turns():
     np.testing.assert_array_equal(turn[1:][went_on], 1 - turn[:-1][went_on])
 
 
-def test_what_a_search_found_is_a_policy_over_legal_moves():
+def test_search_target_is_a_policy_over_legal_moves():
     traj, *_ = played(steps=24)
     better, legal = traj.extras["better"], traj.extras["legal"]
     assert traj.extras["searched"].all()
@@ -103,7 +103,7 @@ def test_quick_searches_are_learned_from_as_outcomes_only():
     assert policy.simulator_steps < 0.6 * 16 * searched.size
 
 
-def test_scripted_players_play_their_share_and_are_not_learned_from_as_a_policy():
+def test_scripted_players_give_no_policy_targets():
     traj, *_ = played(steps=60, num_envs=16, opponent_fraction=1.0, opponents=("perfect",), temperature_moves=0)
     by_search, turn = traj.extras["searched"], traj.extras["to_play"]
     for t, b in zip(*np.nonzero(~by_search), strict=True):
@@ -152,7 +152,7 @@ def test_the_same_seed_plays_the_same_games_and_another_does_not():
     assert (moves(1) != moves(2)).any()
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
+def test_stopped_run_resumes_exactly(tmp_path):
     settings = {
         "env": ENV, "seed": 3, "num_simulations": 4, "num_envs": 8, "learning_starts": 100, "batch_size": 32,
         "hidden_sizes": (16,),
@@ -166,7 +166,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_tictactoe_is_learned_and_a_perfect_player_hardly_ever_wins(tmp_path):
+def test_tictactoe_is_learned_against_perfect_player(tmp_path):
     """Seconds of self-play; that it never wins after a minute is a claim of BENCHMARKS.md."""
     result = corral.train(
         "alphazero", env=ENV, steps=25_000, seed=1, run_dir=tmp_path / "x", preset="none", num_envs=32,
@@ -183,10 +183,12 @@ def test_tictactoe_is_learned_and_a_perfect_player_hardly_ever_wins(tmp_path):
     assert loaded(board) == 2
 
 
-def test_two_actors_feed_one_learner(tmp_path):
+@pytest.mark.parametrize("runtime", ["inline", pytest.param("process", marks=pytest.mark.slow)])
+def test_two_actors_feed_one_learner(runtime, tmp_path):
     result = corral.train(
         "alphazero", env=ENV, steps=3_000, seed=1, run_dir=tmp_path / "x", topology="actor_learner", actors=2,
-        num_envs=8, num_simulations=4, learning_starts=200, batch_size=32, hidden_sizes=(16,), eval_episodes=2,
+        runtime=runtime, num_envs=8, num_simulations=4, learning_starts=200, batch_size=32, hidden_sizes=(16,),
+        eval_episodes=2,
     )  # fmt: skip
     assert result.version > 50
 
@@ -202,7 +204,7 @@ def test_two_actors_feed_one_learner(tmp_path):
         ({"value_coef": -1.0}, "value_coef"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(changes, sentence):
+def test_invalid_settings_are_refused(changes, sentence):
     with pytest.raises(UserError, match=sentence):
         Config(**changes)
 
@@ -242,7 +244,7 @@ def test_an_environment_for_one_is_left_to_ppo(tmp_path):
         corral.train("alphazero", env="CartPole-v1", steps=100, run_dir=tmp_path / "x")
 
 
-def test_actions_that_cannot_be_counted_are_refused(tmp_path):
+def test_continuous_actions_are_refused(tmp_path):
     with pytest.raises(UserError, match="counted"):
         corral.train("alphazero", env="Pendulum-v1", steps=100, run_dir=tmp_path / "x")
 
@@ -285,7 +287,7 @@ class MoveAgain(AECEnv):
         self.agent_selection = mover if action else waiting
 
 
-def test_who_moved_is_on_record_also_where_players_do_not_move_in_turn():
+def test_player_to_move_is_recorded_without_alternation():
     with corral.make_vec(lambda: AecEnv(MoveAgain()), 4, "local") as vec:
         algo = AlphaZero(Config(num_simulations=4, net=SMALL, temperature_moves=99), vec.spec, 4)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))
@@ -295,7 +297,7 @@ def test_who_moved_is_on_record_also_where_players_do_not_move_in_turn():
     assert (np.diff(traj.extras["to_play"], axis=0) == 0).any()
 
 
-def test_against_an_opponent_of_the_environment_all_moves_on_record_are_the_agent_s_own():
+def test_only_own_moves_are_recorded_against_env_opponent():
     with corral.make_vec(ENV, 8, "local", env_kwargs={"opponent": "random"}) as vec:
         algo = AlphaZero(Config(num_simulations=4, net=SMALL), vec.spec, 8)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))
@@ -306,7 +308,7 @@ def test_against_an_opponent_of_the_environment_all_moves_on_record_are_the_agen
     assert set(turn.ravel().tolist()) == {0, 1}
 
 
-def test_a_run_that_goes_on_keeps_its_past_selves_apart():
+def test_resumed_run_keeps_past_opponents():
     with corral.make_vec(ENV, 4, "local") as vec:
         algo = AlphaZero(Config(num_simulations=2, net=SMALL, past_self_fraction=0.5), vec.spec, 4)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))

@@ -18,7 +18,7 @@ def make_algo(spec, num_envs=8, **settings):
     )
 
 
-def test_the_ladder_is_that_of_the_paper():
+def test_epsilon_ladder_is_that_of_the_paper():
     ladder = epsilon_ladder(360)
     np.testing.assert_allclose(ladder[[0, 359]], [0.4, 0.4**8])
     np.testing.assert_allclose(ladder[100], 0.4 ** (1 + 7 * 100 / 359))
@@ -26,7 +26,7 @@ def test_the_ladder_is_that_of_the_paper():
     assert epsilon_ladder(1) == [0.4]
 
 
-def test_every_environment_explores_as_its_rung_says():
+def test_each_env_explores_with_its_epsilon():
     with make_vec("CartPole-v1", 4, "local") as vec:
         algo = make_algo(vec.spec, num_envs=8, epsilon_ladder=True)
         model = algo.build_model()

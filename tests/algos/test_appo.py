@@ -121,7 +121,7 @@ def test_the_first_update_on_fresh_data_has_ratio_1(space, core, path):
 
 
 @pytest.mark.parametrize("core", ["plain", "gru"])
-def test_every_sequence_is_used_once_per_epoch_whole_and_in_a_new_order(core):
+def test_epochs_use_every_sequence_once_reshuffled(core):
     algo, model = make(core=core, update_epochs=3, num_minibatches=2)
     traj = batch_for(algo, model, width=6)
     parts = list(algo.minibatches(traj, torch.Generator().manual_seed(0)))
@@ -174,7 +174,7 @@ def test_nothing_of_a_faulty_row_reaches_the_loss(space, core, path):
         assert torch.equal(a, b)
 
 
-def test_the_bound_of_the_lag_counts_batches_and_every_minibatch_is_a_version():
+def test_lag_bound_counts_batches_not_minibatches():
     algo, _ = make(update_epochs=3, num_minibatches=2, max_policy_lag=5)
     assert algo.data.max_lag == 30
     model = algo.build_model()
@@ -190,7 +190,7 @@ def test_the_bound_of_the_lag_counts_batches_and_every_minibatch_is_a_version():
      {"clip_coef": 0.0}, {"vtrace_rho": 0.0}, {"vtrace_c": float("nan")}, {"max_grad_norm": 0.0},
      {"max_policy_lag": 0}],
 )  # fmt: skip
-def test_settings_that_cannot_be_are_refused_in_one_sentence(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(UserError) as caught:
         appo.Config(**settings)
     assert "\n" not in str(caught.value)

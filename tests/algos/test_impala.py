@@ -102,7 +102,7 @@ def test_both_paths_are_equal(space, vtrace, normalize_obs):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_without_a_correction_old_data_is_taken_for_the_current_policys(path):
+def test_uncorrected_loss_treats_old_data_as_on_policy(path):
     algo, model = make(vtrace=False)
     traj = stale(algo, model)
     output, found = learned(algo, model, traj, path)
@@ -117,7 +117,7 @@ def test_without_a_correction_old_data_is_taken_for_the_current_policys(path):
 
 
 @pytest.mark.parametrize("core", ["plain", "lstm"])
-def test_with_data_of_its_own_and_no_bars_targets_are_n_step_returns(core):
+def test_on_policy_unclipped_targets_are_n_step_returns(core):
     algo, model = make(core=core, gamma=0.9, vtrace_rho=float("inf"), vtrace_c=float("inf"))
     traj = batch_for(algo, model, fault=0.05)
     seen = look(model, traj)
@@ -144,7 +144,7 @@ def test_the_first_update_on_fresh_data_has_ratio_1(space, core, path):
 
 @pytest.mark.parametrize("core", ["plain", "lstm"])
 @pytest.mark.parametrize("path", PATHS)
-def test_losses_are_sums_two_batches_side_by_side_have_both_gradients(core, path):
+def test_loss_is_a_sum_over_batches(core, path):
     algo, model = make(core=core)
     a, b = stale(algo, model, seed=0, fault=0.05), stale(algo, model, seed=1)
     parts = [learned(algo, model, traj, path)[1] for traj in (a, b)]
@@ -155,7 +155,7 @@ def test_losses_are_sums_two_batches_side_by_side_have_both_gradients(core, path
 
 @pytest.mark.parametrize("core", ["plain", "gru"])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_truncated_row_goes_on_in_its_own_last_observation_and_a_terminated_one_does_not(core, path):
+def test_bootstrap_after_truncation_but_not_termination(core, path):
     algo, model = make(core=core)
     on_path(model, path)
     traj = batch_for(algo, model, end=0.0)
@@ -247,7 +247,7 @@ def test_the_optimizer_is_rmsprop_with_the_papers_constants():
     assert isinstance(large, torch.optim.RMSprop)
 
 
-def test_a_run_with_replay_goes_on_from_its_state_exactly():
+def test_run_with_replay_resumes_exactly():
     settings = {
         "num_envs": 4,
         "num_steps": 8,
@@ -273,7 +273,7 @@ def test_a_run_with_replay_goes_on_from_its_state_exactly():
         second.close()
 
 
-def test_what_it_needs_of_its_data():
+def test_data_spec():
     algo, _ = make(replay_fraction=0.5, buffer_size=77, max_policy_lag=9)
     data = algo.data
     assert (data.unit, data.reuse, data.length, data.batch_size) == ("sequence", "once", 12, 4)
@@ -288,7 +288,7 @@ def test_what_it_needs_of_its_data():
      {"buffer_size": 0}, {"vtrace_rho": 0.0}, {"vtrace_c": float("nan")}, {"max_grad_norm": 0.0},
      {"max_policy_lag": 0}],
 )  # fmt: skip
-def test_settings_that_cannot_be_are_refused_in_one_sentence(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(UserError) as caught:
         impala.Config(**settings)
     assert "\n" not in str(caught.value)

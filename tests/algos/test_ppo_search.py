@@ -56,7 +56,7 @@ def test_simulations_may_be_between_whole_numbers():
 
 
 @pytest.mark.parametrize(("beta", "epsilon"), [(0.0, 0.0), (0.6, 0.0), (1.0, 0.25), (0.5, 1.0)])
-def test_what_acted_is_the_mixture_that_is_on_record(beta, epsilon):
+def test_recorded_log_prob_is_of_the_mixture(beta, epsilon):
     """(1 - epsilon) ((1 - beta) pi + beta search) + epsilon uniform, at the action that was taken."""
     _, model, traj, _ = trajectory(config(search_acts_fraction=beta, random_action_fraction=epsilon))
     extras = {name: value.reshape(-1, *value.shape[2:]) for name, value in traj.extras.items()}
@@ -71,7 +71,7 @@ def test_what_acted_is_the_mixture_that_is_on_record(beta, epsilon):
     assert 0.3 < searched.mean() < 0.7
 
 
-def test_actions_are_drawn_as_often_as_the_record_says():
+def test_action_frequencies_match_recorded_probabilities():
     """Over many draws, the share of each action is its probability in mu: a chi-squared of a fixed seed."""
     _, _, traj, _ = trajectory(
         config(search_acts_fraction=1.0, search_fraction=1.0, random_action_fraction=0.3), steps=256, num_envs=8
@@ -82,7 +82,7 @@ def test_actions_are_drawn_as_often_as_the_record_says():
     assert abs(seen - expected) < 4 * np.sqrt(spread)
 
 
-def test_temperature_changes_what_acts_and_not_what_is_learned():
+def test_temperature_changes_acting_but_not_targets():
     sharp, flat = (
         trajectory(config(search_acts_fraction=1.0, search_fraction=1.0, temperature=t))[2].extras for t in (0.1, 5.0)
     )
@@ -112,7 +112,7 @@ def test_schedules_follow_progress():
             assert 16 * 4 * 6 * 0.8 <= made <= 16 * 4 * 6  # fewer where episodes end within the search
 
 
-def test_planning_leaves_what_acts_as_it_is():
+def test_planning_leaves_envs_unchanged():
     """With the same actions, environments that were searched go where others go."""
     _, _, traj, _ = trajectory(
         config(search_fraction=1.0, search_acts_fraction=1.0), factory=lambda: gymnasium.make("CartPole-v1"), steps=64
@@ -142,7 +142,7 @@ class Ledger(gymnasium.Env):
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_a_search_goes_on_below_the_action_that_was_taken_and_from_no_older_tree(share):
+def test_tree_is_reused_below_the_taken_action_only(share):
     """States look alike here, so only the action says where a tree goes on: q(a) must be what the state pays for a."""
     settings = config(
         search_fraction=share,
@@ -210,7 +210,7 @@ def test_the_loss_is_the_stated_one(mode):
     assert loss == pytest.approx(literal_loss(algo, model, rows, 0.2), rel=1e-4)
 
 
-def test_a_policy_that_moved_too_far_stops_the_epochs_however_often_searches_acted():
+def test_target_kl_stops_epochs_whatever_searches_acted():
     """KL(pi_old, pi) by samples of mu is the mean of pi_old / mu (r - 1 - log r)."""
     settings = config(
         search_acts_fraction=0.5, random_action_fraction=0.2, max_importance_weight=1e9, ppo=PpoConfig(target_kl=0.002)
@@ -231,7 +231,7 @@ def test_a_policy_that_moved_too_far_stops_the_epochs_however_often_searches_act
     assert output.stop
 
 
-def test_trust_is_how_much_more_the_policy_likes_an_action_than_what_acted_up_to_a_bound():
+def test_trust_is_bounded_ratio_of_policy_to_behaviour():
     algo, model, traj, _ = trajectory(config(search_acts_fraction=1.0, search_fraction=1.0, max_importance_weight=1.5))
     trust = algo.prepare(model, traj).trust.numpy()
     ratio = np.exp(traj.extras["logp"] - traj.extras["behaviour"]).reshape(-1)
@@ -240,14 +240,14 @@ def test_trust_is_how_much_more_the_policy_likes_an_action_than_what_acted_up_to
     assert trust.min() < 1
 
 
-def test_while_the_critic_explains_nothing_searches_are_not_learned_from():
+def test_gate_closes_while_critic_explains_nothing():
     algo, model, traj, _ = trajectory(config(min_explained_variance=0.99))
     assert not algo.prepare(model, traj).distill.any()
     algo, model, traj, _ = trajectory(config(min_explained_variance=-9.0))
     assert algo.prepare(model, traj).distill.any()
 
 
-def test_explained_variance_is_one_of_a_perfect_critic_and_zero_of_a_constant_one():
+def test_explained_variance_of_perfect_and_constant_critic():
     target, valid = np.array([1.0, 2.0, 4.0, 8.0]), np.ones(4, bool)
     assert explained_variance(target, target, valid) == 1.0
     assert explained_variance(np.full(4, 3.0), target, valid) == pytest.approx(0.0)
@@ -255,7 +255,7 @@ def test_explained_variance_is_one_of_a_perfect_critic_and_zero_of_a_constant_on
     assert explained_variance(target, np.where([1, 1, 1, 0], target, 99.0), np.array([1, 1, 1, 0], bool)) == 1.0
 
 
-def test_bootstraps_take_the_search_s_value_where_the_successor_was_searched():
+def test_bootstrap_uses_search_value_of_searched_successor():
     after = np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
     done = np.array([[False, True], [False, False], [False, False]])
     search = np.array([[0.0, 0.0], [10.0, 10.0], [20.0, 20.0]])
@@ -264,7 +264,7 @@ def test_bootstraps_take_the_search_s_value_where_the_successor_was_searched():
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
-def test_returns_take_the_search_s_value_once_where_they_end_and_not_in_every_step(lam):
+def test_returns_use_search_value_only_at_their_end(lam):
     """R[t] = r + gamma ((1 - lam) v[t + 1] + lam R[t + 1]), v = (1 - kappa) V + kappa v_search; with lam=1 no v counts
     but the last.
     """
@@ -299,7 +299,7 @@ def test_without_search_it_is_ppo_bit_for_bit(tmp_path):
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_hybrid_actions_that_a_search_chose_have_no_density_and_train_by_cross_entropy():
+def test_searched_hybrid_actions_train_by_cross_entropy():
     algo, model, traj, policy = trajectory(config(search_acts_fraction=1.0), HybridWalk)
     assert isinstance(policy, SearchBehaviour)
     dense = np.isfinite(traj.extras["behaviour"])
@@ -320,7 +320,7 @@ def test_hybrid_actions_that_a_search_chose_have_no_density_and_train_by_cross_e
     assert np.isfinite(output.loss.item())
 
 
-def test_what_is_learned_from_has_no_action_but_those_that_the_policy_drew():
+def test_targets_hold_only_actions_that_policy_drew():
     """The likeliest action among equal samples would narrow the policy; for play it is there."""
     layout = EnvSpec(spaces.Box(-1, 1, (1,), np.float32), spaces.Box(-1, 1, (2,), np.float32)).action
     params = np.zeros((1, 4), np.float32)
@@ -332,7 +332,7 @@ def test_what_is_learned_from_has_no_action_but_those_that_the_policy_drew():
     assert not (learned == 0).any()
 
 
-def test_a_hybrid_toy_is_learned_from_what_searches_find(tmp_path):
+def test_hybrid_task_is_learned_from_searches(tmp_path):
     result = corral.train(
         "ppo-search", env=HybridWalk, preset="none", steps=6_000, seed=1, run_dir=tmp_path / "x", num_envs=8,
         learning_rate=3e-3,
@@ -355,13 +355,13 @@ def test_a_hybrid_toy_is_learned_from_what_searches_find(tmp_path):
         ({"max_importance_weight": 0.5}, "max_importance_weight"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(changes, sentence):
+def test_invalid_settings_are_refused(changes, sentence):
     with pytest.raises(UserError, match=sentence):
         Config(**changes)
 
 
 @pytest.mark.parametrize("topology", ["actor_learner", "data_parallel"])
-def test_what_searching_costs_is_counted_whoever_acts(tmp_path, topology):
+def test_simulator_steps_of_searches_are_counted(tmp_path, topology):
     corral.train(
         "ppo-search", env="CartPole-v1", steps=200, num_envs=4, topology=topology, actors=2, runtime="inline",
         num_steps=16, num_simulations=4, search_fraction=1.0, eval_episodes=0, run_dir=tmp_path,
@@ -371,7 +371,7 @@ def test_what_searching_costs_is_counted_whoever_acts(tmp_path, topology):
     assert float(row["search/simulator_steps"]) > 3 * float(row["env_steps"]) * 0.8
 
 
-def test_actors_say_in_which_unit_values_are_so_that_evaluations_can_search(tmp_path):
+def test_actors_report_reward_scale_for_searching_evaluations(tmp_path):
     corral.train(
         "ppo-search", env="Pendulum-v1", search_mode="eval", steps=400, num_envs=2, topology="actor_learner", actors=2,
         runtime="inline", num_steps=50, num_simulations=2, eval_episodes=1, normalize_reward=True, run_dir=tmp_path,
@@ -395,21 +395,21 @@ class Live(gymnasium.Env):
         return np.frombuffer(os.urandom(4), np.uint32).astype(np.float64)
 
 
-def test_an_environment_that_cannot_be_saved_is_refused_with_the_remedy(tmp_path):
+def test_env_without_states_is_refused_with_remedy(tmp_path):
     with pytest.raises(UserError, match=r"Live cannot be saved: .*give it state_dict\(\) and load_state_dict\(state\)"):
         corral.train(
             "ppo-search", Live, 64, 1, tmp_path / "x", quiet=True, **{"ppo.num_steps": 16, "search_fraction": 1.0}
         )
 
 
-def test_environments_in_other_processes_are_refused_with_the_remedy(tmp_path):
+def test_envs_in_other_processes_are_refused_with_remedy(tmp_path):
     with pytest.raises(UserError, match="backend=local"):
         corral.train(
             "ppo-search", env="CartPole-v1", steps=1_000, run_dir=tmp_path / "x", backend="process", num_envs=4
         )
 
 
-def test_evaluations_by_search_are_in_this_process_wherever_training_is(tmp_path, capsys):
+def test_searching_evaluation_runs_in_this_process(tmp_path, capsys):
     corral.train(
         "ppo-search", env="CartPole-v1", search_mode="eval", steps=64, num_envs=2, num_steps=16, num_simulations=2,
         eval_episodes=1,

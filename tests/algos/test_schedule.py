@@ -29,7 +29,7 @@ def test_the_most_that_it_gets_is_known():
 
 
 @pytest.mark.parametrize("text", ["much", "8:", "8:64@", "8:64@0", "8:64@2", ":3"])
-def test_what_is_no_schedule_is_refused_by_name(text):
+def test_invalid_schedule_names_the_setting(text):
     with pytest.raises(UserError, match="sims"):
         read_schedule("sims", text)
 

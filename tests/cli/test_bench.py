@@ -97,7 +97,7 @@ def test_url_with_room_for_one(serve, capfd):
         ([], "ENV|URL"),
     ],
 )
-def test_user_error_is_one_sentence(args, message, capfd):
+def test_user_error_is_one_line(args, message, capfd):
     assert run(*args) == 2
     errors = capfd.readouterr().err
     assert message in errors

@@ -84,7 +84,7 @@ def test_a_declared_lack_of_determinism_is_a_warning():
     assert found["worker process"].detail == "runs in a worker process"
 
 
-def test_what_cannot_be_pickled_is_a_warning_with_the_remedy():
+def test_unpicklable_env_is_a_warning_with_remedy():
     lock = __import__("threading").Lock()
 
     def factory():
@@ -113,7 +113,7 @@ def test_env_kwargs_reach_the_environment():
         (Good(), {}, "pass something that builds one"),
     ],
 )
-def test_bad_input_is_a_user_error_in_one_sentence(env, options, words):
+def test_bad_input_is_a_user_error(env, options, words):
     with pytest.raises(UserError, match=words.replace("(", r"\(")) as caught:
         check_env(env, **options)
     assert "\n" not in str(caught.value)

@@ -96,10 +96,9 @@ def frames_of(path):
     return facts, [np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader]
 
 
-def test_eval_repeats_what_the_run_has_recorded(runs):
-    done = corral_command("eval", runs / "cartpole", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_eval_repeats_recorded_evaluation(runs, capsys):
+    assert run(Eval, runs / "cartpole", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
     recorded = load_policy(runs / "cartpole").evaluation
     assert found["deterministic"] == {k: recorded[k] for k in found["deterministic"]}
     with open(runs / "cartpole" / "metrics.csv") as file:
@@ -119,7 +118,7 @@ def test_eval_prints_a_table(runs, capsys):
     assert re.fullmatch(r"Recorded by the run: mean return [\d.]+ over 3 episodes, deterministic", recorded)
 
 
-def test_eval_plays_what_is_asked_for(runs, capsys):
+def test_eval_options(runs, capsys):
     def played(*args):
         run(Eval, runs / "cartpole", "--json", *args)
         return json.loads(capsys.readouterr().out)
@@ -220,7 +219,7 @@ def test_atari_is_filmed_at_the_speed_of_the_console(tmp_path):
         (Export, ["cartpole", "-o", "a.h5"], "must end in .onnx or .pt"),
     ],
 )
-def test_a_mistake_is_one_sentence(runs, monkeypatch, command, args, words):
+def test_mistake_is_one_line(runs, monkeypatch, command, args, words):
     monkeypatch.chdir(runs)
     before = sorted(os.listdir(runs))
     with pytest.raises(UserError) as caught:
@@ -230,7 +229,8 @@ def test_a_mistake_is_one_sentence(runs, monkeypatch, command, args, words):
     assert sorted(os.listdir(runs)) == before
 
 
-def test_export_says_what_goes_in_and_out(runs, tmp_path):
+@pytest.mark.slow
+def test_export_prints_inputs_and_outputs(runs, tmp_path):
     done = corral_command("export", runs / "cartpole", "-o", tmp_path / "policy.onnx")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -257,7 +257,7 @@ def game(tmp_path_factory):
     return folder
 
 
-def test_a_game_that_a_search_plays_is_filmed_and_its_network_is_exported(game, tmp_path, capsys):
+def test_alphazero_run_is_filmed_and_exported(game, tmp_path, capsys):
     run(Record, game, "-o", tmp_path / "game.mp4")
     moves = int(re.search(r"(\d+) frames", capsys.readouterr().out)[1]) - 1
     assert 5 <= moves <= 9
@@ -265,7 +265,7 @@ def test_a_game_that_a_search_plays_is_filmed_and_its_network_is_exported(game, 
     assert (tmp_path / "policy.onnx").exists()
 
 
-def test_a_game_is_evaluated_against_whoever_is_named_and_on_solved_positions(tmp_path, capsys):
+def test_eval_of_a_game_by_opponent_and_solved_positions(tmp_path, capsys):
     few = {
         "num_simulations": 2,
         "learning_starts": 32,
@@ -297,13 +297,13 @@ def test_a_game_is_evaluated_against_whoever_is_named_and_on_solved_positions(tm
         run(Eval, tmp_path / "TicTacToe", "--opponent", "solved")
 
 
-def test_an_environment_without_opponents_says_so(runs):
+def test_env_without_opponents_is_refused(runs):
     with pytest.raises(UserError, match="takes no keyword argument 'opponent'"):
         run(Eval, runs / "cartpole", "--opponent", "random", "--episodes", "1")
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_what_a_search_tries_out_is_not_in_the_video(env, tmp_path):
+def test_searched_steps_are_not_in_the_video(env, tmp_path):
     corral.train(
         "ppo-search",
         env=env,
@@ -334,7 +334,7 @@ def test_a_policy_without_probabilities_is_not_searched_with(tmp_path):
     ("kwargs", "sentence"),
     [({"opponnt": "random"}, "takes no keyword argument 'opponnt'"), ({"opponent": "x"}, "player")],
 )
-def test_what_the_environment_of_evaluations_does_not_take_is_said_before_training(kwargs, sentence, tmp_path):
+def test_wrong_evaluation_env_kwargs_fail_before_training(kwargs, sentence, tmp_path):
     settings = {"run_dir": tmp_path / "x", "eval_env_kwargs": kwargs, "eval_every": 10**9}
     with pytest.raises(UserError, match=sentence):
         corral.train("alphazero", env="corral/TicTacToe-v0", steps=10**9, quiet=True, **settings)

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import corral
 from corral.cli.doctor import EXTRAS, Machine, advice, measure_speedup, measure_wake_up
-from corral.cli.main import COMMANDS
+from corral.cli.main import COMMANDS, main
 from corral.cli.options import parse_env_kwargs
 from corral.core.errors import UserError
 
@@ -19,15 +20,24 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "corral.cli.main"]
 
 
-def run(*args, timeout=120, env=None):
-    return subprocess.run(
-        [*COMMAND, *args],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=ROOT / "tests",
-        env={**os.environ, **(env or {})},
-    )
+def run_process(*args):
+    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, timeout=120, cwd=ROOT / "tests")
+
+
+@pytest.fixture
+def run(capfd, monkeypatch):
+    """Run a command in this process, which saves the time to import; the result is that of `subprocess.run`."""
+
+    def go(*args):
+        try:
+            code = main(list(args))
+        except SystemExit as end:
+            code = end.code or 0
+        said = capfd.readouterr()
+        return SimpleNamespace(returncode=code, stdout=said.out, stderr=said.err)
+
+    monkeypatch.chdir(ROOT / "tests")
+    return go
 
 
 def assert_one_sentence(done, *words):
@@ -49,7 +59,7 @@ def test_help_lists_the_commands_without_loading_anything_heavy():
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_every_command_has_help_with_its_options(words):
+def test_every_command_has_help_with_its_options(run, words):
     pytest.importorskip(COMMANDS[words][0].partition(":")[0])
     done = run(*words.split(), "--help")
     assert done.returncode == 0, done.stderr
@@ -57,7 +67,7 @@ def test_every_command_has_help_with_its_options(words):
 
 
 def test_version():
-    done = run("--version")
+    done = run_process("--version")
     assert (done.returncode, done.stdout) == (0, f"corral {corral.__version__}\n")
 
 
@@ -84,12 +94,12 @@ def test_version():
         (["doctor", "--fast"], ["has no option --fast"]),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(args, words):
+def test_command_line_mistake_is_exit_code_2(run, args, words):
     assert_one_sentence(run(*args), *words)
 
 
-def test_an_environment_that_cannot_be_served_is_one_sentence_and_exit_code_1():
-    done = run("serve", "helpers.faulty_envs:NoStart", "--bind", "tcp://127.0.0.1:0")
+def test_serve_of_a_broken_env_is_exit_code_1():
+    done = run_process("serve", "helpers.faulty_envs:NoStart", "--bind", "tcp://127.0.0.1:0")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     (said,) = [line for line in done.stderr.splitlines() if "listening" not in line]
@@ -98,7 +108,7 @@ def test_an_environment_that_cannot_be_served_is_one_sentence_and_exit_code_1():
 
 
 def test_check_env_of_a_good_environment():
-    done = run("check-env", "CartPole-v1", "--steps", "50")
+    done = run_process("check-env", "CartPole-v1", "--steps", "50")
     assert done.returncode == 0
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -107,7 +117,7 @@ def test_check_env_of_a_good_environment():
     assert not any(line.endswith(" ") for line in lines)
 
 
-def test_check_env_of_the_users_own_file_with_arguments():
+def test_check_env_of_the_users_own_file_with_arguments(run):
     done = run(
         "check-env",
         "helpers.faulty_envs:Good",
@@ -122,7 +132,7 @@ def test_check_env_of_the_users_own_file_with_arguments():
     assert "after 4 steps" in done.stdout
 
 
-def test_check_env_of_a_bad_environment_is_exit_code_1():
+def test_check_env_of_a_bad_environment_is_exit_code_1(run):
     done = run("check-env", "helpers.faulty_envs:NotFinite", "--steps", "50")
     assert done.returncode == 1
     assert "fail  observations    at step 4" in done.stdout
@@ -130,7 +140,7 @@ def test_check_env_of_a_bad_environment_is_exit_code_1():
     assert "fails 3 of 16 checks." in done.stdout
 
 
-def test_check_env_stops_where_going_on_makes_no_sense():
+def test_check_env_stops_where_going_on_makes_no_sense(run):
     done = run("check-env", "helpers.faulty_envs:OldStep")
     assert done.returncode == 1
     assert (
@@ -139,8 +149,8 @@ def test_check_env_stops_where_going_on_makes_no_sense():
     )
 
 
-def test_check_env_says_where_an_environment_hangs():
-    done = run("check-env", "helpers.faulty_envs:Hanging", "--timeout-s", "1")
+def test_check_env_shows_where_an_env_hangs():
+    done = run_process("check-env", "helpers.faulty_envs:Hanging", "--timeout-s", "1")
     assert done.returncode == 1
     assert done.stderr.startswith("corral: no answer from the environment for 1 s; it hangs here:")
     assert "faulty_envs.py" in done.stderr
@@ -150,8 +160,6 @@ def test_ctrl_c_is_exit_code_130_without_a_traceback():
     process = subprocess.Popen(
         [*COMMAND, "check-env", "helpers.faulty_envs:Hanging"], cwd=ROOT / "tests", text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        # A shell's background job ignores SIGINT, and so would what the tests start there.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         assert process.stdout is not None
@@ -167,7 +175,7 @@ def test_ctrl_c_is_exit_code_130_without_a_traceback():
     assert errors == "corral: interrupted\n"
 
 
-def test_list_envs_in_a_pipe_is_one_id_per_line():
+def test_list_envs_in_a_pipe_is_one_id_per_line(run):
     done = run("list", "envs")
     assert done.returncode == 0
     ids = done.stdout.splitlines()
@@ -177,13 +185,13 @@ def test_list_envs_in_a_pipe_is_one_id_per_line():
     assert not any(i.startswith("GymV") for i in ids), "ids that only raise are no environments"
 
 
-def test_list_envs_filters_by_text():
+def test_list_envs_filters_by_text(run):
     assert run("list", "envs", "--filter", "cartpole").stdout.splitlines() == [
         "CartPole-v0", "CartPole-v1", "phys2d/CartPole-v0", "phys2d/CartPole-v1",
     ]  # fmt: skip
 
 
-def test_list_envs_on_a_terminal_groups_and_names_what_is_missing():
+def test_list_envs_on_a_terminal_groups_by_package():
     text = in_a_terminal("list", "envs")
     assert "Classic control (6)" in text
     for group in ("Box2D", "MuJoCo"):
@@ -202,7 +210,7 @@ def test_list_envs_into_a_closed_pipe_is_quiet():
 
 
 def test_doctor_reports_and_exits_0():
-    done = run("doctor")
+    done = run_process("doctor")
     assert done.returncode == 0, done.stderr
     for word in (
         "cores",
@@ -224,7 +232,7 @@ def test_doctor_knows_every_extra_that_users_install():
     assert set(EXTRAS) == set(data["project"]["optional-dependencies"]) - {"dev", "test", "all"}
 
 
-def test_doctor_explains_a_bad_machine_and_has_nothing_to_say_about_a_good_one():
+def test_doctor_advises_about_a_bad_machine_only():
     good = Machine(8, 8, None, 0.1, 64 << 30, 60 << 30, 32 << 30, True, 6e-6, 1.97)
     assert advice(good, 1) == []
     bad = Machine(2, 16, 1.5, 3.0, 4 << 30, 1 << 30, 64 << 20, True, 90e-6, 1.2)

@@ -83,7 +83,7 @@ def test_seeds_of_one_configuration_become_a_mean_with_a_band(tmp_path):
     assert curve.count.min() == 2  # a place that one seed alone has come to is not drawn
 
 
-def test_curves_are_told_apart_by_what_differs(tmp_path):
+def test_curves_are_labelled_by_their_difference(tmp_path):
     runs = [
         make(tmp_path / "a", rows(1)),
         make(tmp_path / "b", rows(1), algorithm={"learning_rate": 0.1, "net": {"hidden_sizes": [64]}}),
@@ -143,14 +143,14 @@ def test_rows_without_the_metric_are_passed_over(tmp_path):
         (["-o", "/proc/none/c.png"], "cannot be written"),
     ],
 )
-def test_mistakes_are_one_sentence(tmp_path, monkeypatch, options, words):
+def test_mistakes_are_one_line(tmp_path, monkeypatch, options, words):
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "run", rows(1))
     with pytest.raises(UserError, match=words):
         plot("run", *options)
 
 
-def test_what_is_no_run_or_has_no_rows_is_named(tmp_path):
+def test_folder_without_run_or_rows_is_named(tmp_path):
     with pytest.raises(UserError, match="at least one run"):
         plot()
     with pytest.raises(UserError, match="is no run"):
@@ -162,7 +162,7 @@ def test_what_is_no_run_or_has_no_rows_is_named(tmp_path):
         plot(late.path)
 
 
-def test_the_metrics_of_a_run_are_not_replaced_by_the_csv_of_a_plot(tmp_path):
+def test_plot_csv_does_not_replace_metrics_of_run(tmp_path):
     run = make(tmp_path / "run", rows(1))
     before = run.metrics_csv.read_text()
     with pytest.raises(UserError, match=r"would replace the run's own metrics\.csv"):
@@ -226,7 +226,7 @@ def test_top_shows_a_run_that_is_training(tmp_path, capsys):
         (["stopped", "resumed", "fault", "finished"], "finished"),
     ],
 )
-def test_top_tells_how_a_run_ended(tmp_path, capsys, kinds, words):
+def test_top_shows_how_a_run_ended(tmp_path, capsys, kinds, words):
     run = make(tmp_path / "run", rows(1))
     events = EventLog(run)
     for kind in kinds:
@@ -245,7 +245,7 @@ def test_top_shows_a_run_that_has_not_begun(tmp_path, capsys):
     assert "none yet" in text
 
 
-def test_top_of_what_is_no_run_is_one_sentence(tmp_path):
+def test_top_of_no_run_is_one_line(tmp_path):
     with pytest.raises(UserError, match="is no run"):
         top(tmp_path)
 

@@ -60,7 +60,7 @@ def test_train_then_resume_from_the_command_line(tmp_path):
     assert settings_of(run)["steps"] == 128
 
 
-def test_a_mistake_is_exit_code_2_and_leaves_no_folder(tmp_path):
+def test_mistake_is_exit_code_2_without_folder(tmp_path):
     done = corral("train", "ppo", "--env", "CartPole-v1", "--set", "gamm=1", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "corral: No setting 'gamm'; did you mean gamma?\n"
@@ -97,7 +97,7 @@ def test_a_mistake_is_exit_code_2_and_leaves_no_folder(tmp_path):
         (["ppo", "--env", "CartPole-v1", "--env-kwargs", "sutton"], "--env-kwargs takes key=value"),
     ],
 )
-def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, args, words):
+def test_mistake_is_one_line(tmp_path, monkeypatch, args, words):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
         train(*args)
@@ -114,7 +114,7 @@ def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, args, words):
         ([], "DIR"),
     ],
 )
-def test_a_run_that_cannot_be_resumed_is_one_sentence(tmp_path, monkeypatch, args, words):
+def test_unresumable_run_is_one_line(tmp_path, monkeypatch, args, words):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
         parse(Resume, args, "corral resume").run()
@@ -157,7 +157,7 @@ def test_options_and_files_reach_the_run(tmp_path, monkeypatch, capsys):
         (Result(Path("x"), 10, 2.0, 1.0, 5, stopped=True), ["stopped after 10 steps", "1.0", "corral resume x"]),
     ],
 )
-def test_the_end_of_a_run_says_where_how_good_and_what_next(capsys, result, lines):
+def test_result_names_folder_score_and_next_commands(capsys, result, lines):
     print_result(result)
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 3
@@ -190,7 +190,7 @@ def test_listing_loads_no_torch():
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_simulators_are_started_and_found_again_from_another_folder(tmp_path):
+def test_simulators_start_again_from_another_folder(tmp_path):
     program = tmp_path / "sim"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m corral serve CartPole-v1 --connect "$1"\n')
     program.chmod(0o755)

@@ -141,7 +141,7 @@ def test_a_setting_is_found_by_its_name_and_read_by_its_type(key, value, name, e
         ("lr", -1, ["lr must be above 0"]),
     ],
 )
-def test_a_mistake_is_one_sentence_with_the_remedy(key, value, words):
+def test_mistake_is_one_line_with_remedy(key, value, words):
     with pytest.raises(UserError) as caught:
         set_one(key, value)
     for word in words:
@@ -157,7 +157,7 @@ def test_a_setting_that_is_given_twice_is_refused():
         split_items(["lr"])
 
 
-def test_what_is_checked_is_the_final_value():
+def test_final_value_is_validated():
     broken_for_a_while = read(Outer(), {"lr": -1}) | read(Outer(), {"lr": 1})
     assert apply(Outer(), broken_for_a_while).inner.lr == 1
 
@@ -207,7 +207,7 @@ def test_a_file_whose_settings_are_commented_out_changes_nothing(tmp_path, text)
 
 
 @pytest.mark.parametrize("text", ["inner: {nett: {}}", "nett:", "inner: {lrr: 1}"])
-def test_an_unknown_name_in_a_file_is_an_error_that_names_the_file(toy, tmp_path, text):
+def test_unknown_setting_in_file_names_the_file(toy, tmp_path, text):
     (tmp_path / "f.yaml").write_text(text.replace("inner", "algorithm"))
     with pytest.raises(UserError, match=r"f\.yaml: No setting"):
         Experiment.make("toy", "CartPole-v1", config_file=tmp_path / "f.yaml")
@@ -244,7 +244,7 @@ def _as_text(config, name):
     return ",".join(map(str, config)) if isinstance(config, tuple) else str(config)
 
 
-def test_the_file_wins_over_the_preset_and_the_caller_over_the_file(tmp_path):
+def test_caller_overrides_file_overrides_preset(tmp_path):
     path = tmp_path / "f.yaml"
     path.write_text("algorithm: {learning_rate: 5e-3}\ngamma: 0.5\nnum_envs: 3\n")
     preset = Experiment.make("ppo", "CartPole-v1")
@@ -307,7 +307,7 @@ def test_backends_are_those_of_make_vec():
         assert Experiment.make("ppo", "CartPole-v1", overrides={"backend": backend}).backend == backend
 
 
-def test_evaluations_are_a_tenth_of_the_run_unless_told():
+def test_default_evaluation_interval_is_a_tenth():
     assert Experiment.make("ppo", "CartPole-v1", overrides={"steps": 1000}).eval_interval == 100
     assert Experiment.make("ppo", "CartPole-v1", overrides={"steps": 3}).eval_interval == 1
     assert Experiment.make("ppo", "CartPole-v1", overrides={"eval_every": 7}).eval_interval == 7
@@ -323,7 +323,7 @@ def test_a_callable_that_can_be_imported_is_stored_by_name(toy):
     assert again(made).environment() == (made.env, {})
 
 
-def test_a_callable_that_cannot_be_imported_runs_here_and_says_so_elsewhere(toy):
+def test_local_callable_runs_here_and_fails_elsewhere(toy):
     def build():
         return MyEnv()
 
@@ -348,7 +348,7 @@ def test_suites_are_stored_with_their_options(toy):
 
 
 @pytest.mark.parametrize("env", [3, [MyEnv], MyEnv()])
-def test_what_is_no_environment_is_refused(toy, env):
+def test_invalid_env_is_refused(toy, env):
     with pytest.raises(UserError):
         Experiment.make("toy", env)
 

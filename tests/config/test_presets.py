@@ -28,7 +28,7 @@ def test_every_preset_names_settings_that_exist_and_takes_effect(algo, name):
 
 
 @pytest.mark.parametrize(("algo", "name"), PRESETS)
-def test_a_verified_preset_says_how(algo, name):
+def test_verified_preset_has_evidence(algo, name):
     preset = PRESETS[algo, name]
     assert algo in ALGORITHMS
     assert preset.note
@@ -59,7 +59,7 @@ def test_a_preset_is_described_with_its_status():
     assert "gone-v0" in describe("ppo", "gone-v0")
 
 
-def test_a_preset_that_is_not_there_is_an_error_with_a_suggestion():
+def test_unknown_preset_suggests_another():
     with pytest.raises(UserError, match=r"no preset 'Cartpole'; did you mean CartPole-v1\?"):
         Experiment.make("ppo", "CartPole-v1", preset="Cartpole")
     with pytest.raises(UserError, match="there are CartPole-v1, none"):

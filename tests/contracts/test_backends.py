@@ -30,14 +30,16 @@ class TestProcessSupervision(IsolationContract):
         return ProcessVecEnv(factories, "test", supervision, workers=len(factories))
 
 
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.ray
 class TestRay(VecEnvContract):
+    slow_tests = r"test_(?!first_batch|every_row|received_arrays|nested_spaces|results_can|envs_continue)"
+
     def make(self, factory, num_envs, seed=0):
         return corral.make_vec(factory, num_envs, "ray", workers=2, seed=seed)
 
 
 @pytest.mark.faults  # Ray is slow to notice a death, slower than the deadlines here on a busy machine
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.ray
 class TestRaySupervision(IsolationContract):
     def make_supervised(self, factories, supervision):
         return RayVecEnv(factories, "test", supervision, workers=len(factories))
@@ -45,6 +47,7 @@ class TestRaySupervision(IsolationContract):
 
 class _Vector(VecEnvContract):
     vector_class, mode = SyncVectorEnv, AutoresetMode.SAME_STEP
+    slow_tests = r".*\[67108864\]"
 
     def make(self, factory, num_envs, seed=0):
         vec = corral.make_vec(self.vector_class([factory] * num_envs, autoreset_mode=self.mode))

@@ -34,7 +34,7 @@ def sgd(params):
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=IDS)
-def test_one_learner_alone_is_the_same_as_with_no_exchange_bit_by_bit(kind, options):
+def test_single_learner_equals_no_exchange(kind, options):
     alone = Model(START)
     for grad in grads(0):
         alone.update(Local(), grad)
@@ -124,7 +124,7 @@ def test_several_synchronous_learners_equal_one_with_all_rows(kind, servers):
 
 
 @pytest.mark.parametrize("lag", [0, 1, 4])
-def test_nobody_is_more_than_the_lag_ahead_of_the_slowest(lag):
+def test_lag_bounds_the_lead_over_the_slowest(lag):
     lead, clocks, lock, begun = [], [0, 0, 0], threading.Lock(), threading.Barrier(3)
 
     def work(exchange, rank):
@@ -149,7 +149,7 @@ def test_nobody_is_more_than_the_lag_ahead_of_the_slowest(lag):
     assert max(lead) <= lag + 2
 
 
-def test_nor_by_resting_in_between():
+def test_lag_bounds_the_lead_after_a_pause():
     """Turns of fewer updates than the lag: who rests and comes back is as far ahead as before."""
     slow_done = threading.Event()
 
@@ -178,7 +178,7 @@ def test_nor_by_resting_in_between():
     assert made <= 4
 
 
-def test_without_a_bound_the_fast_one_runs_ahead_and_stale_gradients_are_counted():
+def test_unbounded_async_counts_stale_gradients():
     def work(exchange, rank):
         model = Model(START)
         exchange.begin(model.weights.data, 0, 2)
@@ -195,7 +195,7 @@ def test_without_a_bound_the_fast_one_runs_ahead_and_stale_gradients_are_counted
         assert crew.servers[0].version == 44
 
 
-def test_an_update_does_not_wait_for_who_may_be_dropped():
+def test_update_does_not_wait_for_droppable_learner():
     """Of 3 workers 1 may be late: its gradients are dropped, and it gets the new weights."""
 
     def work(exchange, rank):
@@ -214,7 +214,7 @@ def test_an_update_does_not_wait_for_who_may_be_dropped():
         assert crew.servers[0].version >= 20
 
 
-def test_only_as_many_of_the_crew_are_dropped_as_was_said():
+def test_at_most_drop_learners_are_dropped():
     """One of 3 may be dropped; when one is gone, the other two are both waited for."""
 
     def work(exchange, rank):
@@ -235,7 +235,7 @@ def test_only_as_many_of_the_crew_are_dropped_as_was_said():
         assert crew.servers[0].version == 10
 
 
-def test_what_is_dropped_is_sent_again_where_errors_are_fed_back():
+def test_dropped_gradient_is_resent_with_error_feedback():
     model = Model(torch.zeros(100), sgd)
     with Crew("param_server", 2, torch.zeros(100), mode="sync", drop=1, compress="topk:0.1", optimizer=sgd) as crew:
         for rank in (0, 1):
@@ -256,7 +256,7 @@ def test_what_is_dropped_is_sent_again_where_errors_are_fed_back():
         assert crew.servers[0].state()["weights"][7] == pytest.approx(before - 0.01 * 5.0)
 
 
-def test_a_gradient_that_is_not_finite_is_not_sent_and_holds_nobody_up():
+def test_not_finite_gradient_is_not_sent():
     def work(exchange, rank):
         model = Model(START, sgd)
         exchange.begin(model.weights.data, 0, 2)
@@ -269,7 +269,7 @@ def test_a_gradient_that_is_not_finite_is_not_sent_and_holds_nobody_up():
         np.testing.assert_allclose(crew.servers[0].state()["weights"], START.numpy() - 0.01, rtol=1e-5)
 
 
-def test_a_server_goes_on_from_the_state_of_another():
+def test_server_continues_from_state():
     model = Model(START)
     with Crew("param_server", 1, START, mode="async") as crew:
         crew.join(0)
@@ -322,7 +322,7 @@ def test_strangers_are_not_let_in():
 
 
 @pytest.mark.parametrize("kind", ["param_server", "gossip"])
-def test_moments_of_observations_reach_everybody_once(kind):
+def test_observation_moments_reach_each_learner_once(kind):
     rows = [torch.from_numpy(np.random.default_rng(k).normal(k, 1 + k, (50, 4))) for k in range(3)]
     met = threading.Barrier(3)
 
@@ -351,7 +351,7 @@ def test_moments_of_observations_reach_everybody_once(kind):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("graph", ["ring", "exponential", "complete"])
-def test_who_sends_and_who_receives_agree(graph, size):
+def test_senders_and_receivers_agree(graph, size):
     for number in range(6):
         for rank in range(size):
             for other in receivers(graph, rank, size, number):
@@ -418,7 +418,7 @@ def test_a_round_of_gossip_is_the_literal_formula():
         assert crew.run(work) == [[3.25, 0.0]] * 2
 
 
-def test_a_learner_that_is_gone_is_left_out_of_gossip_and_can_come_back():
+def test_gossip_drops_lost_learner_and_takes_it_back():
     def work(exchange, rank):
         weights = torch.full((10,), float(rank))
         exchange.begin(weights, 0, 3)
@@ -454,7 +454,7 @@ def test_a_learner_that_is_gone_is_left_out_of_gossip_and_can_come_back():
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_steps_stay_as_large_as_they_are_when_a_neighbour_is_gone(mode):
+def test_gossip_step_size_without_a_neighbour(mode):
     gone = threading.Event()
 
     def work(exchange, rank):
@@ -482,7 +482,7 @@ def test_steps_stay_as_large_as_they_are_when_a_neighbour_is_gone(mode):
     assert steps[-4:] == pytest.approx([1.0] * 4)
 
 
-def test_who_nobody_sends_to_keeps_enough_weight_to_divide_by():
+def test_push_sum_weight_stays_positive():
     def work(exchange, rank):
         weights = START.clone()
         exchange.begin(weights, 0, 2)

@@ -11,6 +11,7 @@ from corral.testing.play import play
 
 class _Link(VecEnvContract):
     scheme, bind, count = "tcp", False, 2
+    slow_tests = r".*\[67108864\]"
 
     @pytest.fixture(autouse=True)
     def _simulators(self):
@@ -28,7 +29,7 @@ class _Link(VecEnvContract):
 
 
 class TestTcpDialledByTwoSimulators(_Link):
-    pass
+    slow_tests = r"$"
 
 
 class TestZmqDialledByTwoSimulators(_Link):

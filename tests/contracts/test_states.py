@@ -21,7 +21,7 @@ def slow(steps, cycles):
 
 
 class TestFields(StatesContract):
-    cycles = 100_000
+    steps, cycles = slow(10_000, 20_000)
 
     def make(self):
         return gymnasium.make("CartPole-v1")
@@ -53,7 +53,7 @@ class TestReplay(StatesContract):
 
 class TestAtari(StatesContract):
     load_share = 0.02
-    steps, cycles = slow(10_000, 2_000)
+    steps, cycles = slow(3_000, 2_000)
 
     def make(self):
         ale_py = pytest.importorskip("ale_py")

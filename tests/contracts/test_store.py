@@ -64,6 +64,6 @@ class TestPrioritisedNStepThatForgets(ReplayContract):
 
 
 @pytest.mark.parametrize(("unit", "reuse"), [("transition", "once"), ("sequence", "replay")])
-def test_what_no_store_does_is_refused_in_words(unit, reuse):
+def test_invalid_data_spec_is_refused(unit, reuse):
     with pytest.raises(UserError, match="no store"):
         make_store(counting_spec(), DataSpec(unit, 1, 4, reuse, capacity=10), 2)

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from helpers.on_runtimes import on_runtimes
 
 from corral.acting.sampler import Sampler
 from corral.config.experiment import Experiment
@@ -49,14 +50,14 @@ def run(topology, steps=None, watch=None):
 
 
 RUNTIMES = ["inline", "process"]
-ALL = [*RUNTIMES, "ray"]
 
 
-@pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("runtime", ALL)
-@pytest.mark.parametrize("settings", [{"weight_sync": "sync"}, {"weight_sync": "async"}, {"weight_sync": "lag:3"}])
-def test_the_counting_agent_finds_no_gap_no_repeat_and_no_reordering(runtime, settings):
-    topology = make(topology="actor_learner", runtime=runtime, actors=2, **settings)
+@pytest.mark.parametrize(
+    ("weights", "runtime"),
+    on_runtimes(["sync", "async", "lag:3"], quick={("sync", "process"), ("async", "process"), ("async", "ray")}),
+)
+def test_no_gap_repeat_or_reorder(weights, runtime):
+    topology = make(topology="actor_learner", runtime=runtime, actors=2, weight_sync=weights)
     seen = run(topology)
     assert gaps(seen) == []
     assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
@@ -64,16 +65,17 @@ def test_the_counting_agent_finds_no_gap_no_repeat_and_no_reordering(runtime, se
     assert len(ids) == 8  # eight seeds
 
 
-@pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("runtime", ALL)
-@pytest.mark.parametrize("weights", ["sync", "async"])
-def test_nor_with_central_inference(runtime, weights):
+@pytest.mark.parametrize(
+    ("weights", "runtime"),
+    on_runtimes(["sync", "async"], quick={("sync", "process"), ("async", "process"), ("async", "ray")}),
+)
+def test_no_gap_repeat_or_reorder_with_central_inference(weights, runtime):
     seen = run(make(topology="central_inference", runtime=runtime, actors=2, weight_sync=weights))
     assert gaps(seen) == []
     assert {int(i) for traj in seen for i in traj.env_id} == set(range(8))
 
 
-def test_the_counting_agent_would_notice():
+def test_gaps_finds_every_defect():
     seen = run(make())
     assert gaps(seen) == []
     assert gaps(seen[:2] + seen[3:])  # a gap
@@ -135,14 +137,14 @@ def test_measured_lag_never_exceeds_its_bound(bound):
     assert topology.metrics()["lag/max"] == max(lags)
 
 
-def test_on_policy_algorithms_keep_everybody_in_step_with_central_inference():
+def test_central_inference_keeps_on_policy_actors_in_step():
     topology = make("ppo", "CartPole-v1", topology="central_inference", runtime="inline", actors=2, steps=3000)
     seen = run(topology)
     assert all(traj.shape[1] == 8 for traj in seen)
     assert topology.metrics()["lag/max"] == 0
 
 
-def test_a_slow_environments_sequence_has_the_version_of_its_first_step():
+def test_sequence_version_is_that_of_its_first_step():
     with make_vec([CountingEnv, SlowEnv], backend="process", workers=2) as vec:
         sampler = Sampler(vec, lambda obs: np.zeros(len(obs), np.int64))
         began = {}
@@ -161,10 +163,10 @@ def test_an_on_policy_algorithm_is_not_trained_on_stale_data():
         make("ppo", "CartPole-v1", topology="actor_learner", runtime="inline", weight_sync="async")
 
 
-@pytest.mark.parametrize("settings", [{"weight_sync": "sync"}, {"weight_sync": "async"}])
-def test_a_killed_actor_comes_back_and_the_others_lose_nothing(settings):
+@pytest.mark.parametrize("weights", [pytest.param("sync", marks=pytest.mark.slow), "async"])
+def test_killed_actor_comes_back_and_no_step_is_lost(weights):
     notes, killed = [], []
-    topology = make(notes=notes, topology="actor_learner", runtime="process", actors=2, steps=8000, **settings)
+    topology = make(notes=notes, topology="actor_learner", runtime="process", actors=2, steps=8000, weight_sync=weights)
 
     def kill(topology):
         if len(killed) < 3 and topology.env_steps > 2000 * (len(killed) + 1):
@@ -184,10 +186,9 @@ def test_a_killed_actor_comes_back_and_the_others_lose_nothing(settings):
             os.kill(pid, 0)
 
 
-@pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("runtime", ALL)
-def test_the_counting_agent_finds_nothing_with_several_learners(runtime):
-    topology = make(topology="actor_learner", runtime=runtime, actors=1, learners=2, batch_size=8)
+@pytest.mark.parametrize(("learners", "runtime"), on_runtimes([2], quick={(2, "process")}))
+def test_no_gap_repeat_or_reorder_with_learners(learners, runtime):
+    topology = make(topology="actor_learner", runtime=runtime, actors=1, learners=learners, batch_size=8)
     assert gaps(run(topology)) == []
     assert topology.learner.version > 0
 
@@ -212,7 +213,7 @@ def test_several_learners_are_one_with_the_whole_batch(algo, settings):
 
 
 @pytest.mark.faults
-def test_a_killed_learner_beside_the_first_comes_back_and_joins_again():
+def test_killed_second_learner_rejoins():
     notes, killed = [], []
     topology = make(
         "a2c", "CartPole-v1", notes, topology="actor_learner", runtime="process", actors=1, learners=3, steps=100_000,
@@ -231,17 +232,17 @@ def test_a_killed_learner_beside_the_first_comes_back_and_joins_again():
     assert "learner 2" in notes[0][1]
 
 
-def test_a_batch_that_cannot_be_shared_out_among_the_learners_is_refused():
+def test_batch_not_divisible_by_learners_is_refused():
     with pytest.raises(UserError, match="batch of 7 cannot be shared out among 2 learners"):
         make("impala", "CartPole-v1", topology="actor_learner", runtime="inline", actors=1, learners=2, batch_size=7)
 
 
-def test_an_environment_that_cannot_be_built_is_one_sentence():
+def test_env_that_cannot_be_built_is_one_line():
     with pytest.raises(UserError, match="NoSuchEnv"):
         make(env="corral.testing.envs:NoSuchEnv", topology="actor_learner", runtime="process")
 
 
-def test_environments_that_cannot_be_shared_out_are_refused():
+def test_envs_not_divisible_by_actors_are_refused():
     with pytest.raises(UserError, match="cannot be divided among 3 actors"):
         make(topology="actor_learner", actors=3)
 
@@ -267,7 +268,7 @@ def test_sync_has_nothing_to_scale():
         make(learners=2)
 
 
-def test_a_run_goes_on_from_its_state():
+def test_run_continues_from_its_state():
     first = make(topology="actor_learner", runtime="inline", actors=2, weight_sync="async")
     run(first, steps=2000)
     state = first.state_dict()
@@ -299,7 +300,7 @@ class _Noted(gymnasium.Env):
 
 
 @pytest.mark.parametrize("algo", ["impala", "a3c", "dppo"])
-def test_a_run_that_goes_on_from_a_checkpoint_plays_other_episodes_than_at_its_beginning(algo, tmp_path):
+def test_resumed_run_plays_new_episodes(algo, tmp_path):
     starts = []
     state = None
     for part in range(2):

@@ -10,7 +10,7 @@ def double(x):
     return 2 * x
 
 
-def test_what_cannot_be_kept_on_disk_is_compiled_all_the_same(monkeypatch):
+def test_compiles_without_a_disk_cache(monkeypatch):
     def no_place(*args, **kwargs):
         raise RuntimeError("cannot cache function: no locator available")
 

@@ -52,7 +52,7 @@ def episodes_of(rows_by_env):
 
 
 @pytest.mark.parametrize("length", [1, 3, 17])
-def test_episodes_come_out_whole_padded_and_with_their_last_observation(length):
+def test_episodes_are_padded_with_final_observation(length):
     store = EpisodeStore(MIXED, DataSpec("episode", 1, 3, "once"), 2)
     streams = [Stream(MIXED, seed, end=0.1, fault=0.02) for seed in range(2)]
     history = [[], []]
@@ -91,7 +91,7 @@ def test_episodes_come_out_whole_padded_and_with_their_last_observation(length):
     assert len(expected) < 3  # of the last batch
 
 
-def test_an_endless_episode_is_cut_as_truncated_and_goes_on(caplog):
+def test_endless_episode_is_cut_as_truncated(caplog):
     store = EpisodeStore(VECTOR, DataSpec("episode", 1, 1, "once"), 1, max_length=7)
     stream = Stream(VECTOR, 0, end=0.0)
     seen, successors, batches = [], [], []

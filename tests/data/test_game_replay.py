@@ -21,7 +21,7 @@ def literal(reward, to_play, gamma):
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_an_outcome_is_the_return_seen_by_who_acted(gamma):
+def test_outcome_is_return_of_the_acting_player(gamma):
     rng = np.random.default_rng(0)
     for length in (1, 2, 9, 40):
         reward, to_play = rng.normal(size=length), rng.integers(2, size=length)
@@ -55,7 +55,7 @@ def test_it_is_the_store_of_replayed_episodes():
     assert isinstance(make(), GameReplay)
 
 
-def test_a_batch_has_steps_of_episodes_that_have_ended_with_what_came_of_them():
+def test_batch_has_outcomes_of_finished_episodes():
     store = make()
     _, made = played(store, 12)
     for traj in made:
@@ -92,7 +92,7 @@ def test_outcomes_are_those_of_whole_episodes_across_fragments():
         assert outcome == pytest.approx(expected[tuple(obs[:3])])
 
 
-def test_batches_are_owed_by_what_was_put_in():
+def test_batches_follow_inserted_steps():
     store = make()
     _, made = played(store, 30)
     drawn = 0
@@ -106,12 +106,12 @@ def test_batches_are_owed_by_what_was_put_in():
     assert store.metrics()["store/size"] == 64
 
 
-def test_an_empty_one_says_so():
+def test_empty_game_replay_is_not_ready():
     with pytest.raises(RunFailed, match="ready"):
         make().get()
 
 
-def test_it_goes_on_from_its_state_as_if_nothing_had_happened():
+def test_game_replay_continues_from_its_state():
     store, again = make(seed=3), make(seed=4)
     _, made = played(store, 24)
     for traj in made[:12]:

@@ -94,7 +94,7 @@ def column(traj, b):
     return vars(slice_envs(traj, np.array([b])))
 
 
-def test_what_is_replayed_is_a_sequence_as_it_was_its_ends_and_extras_included():
+def test_replayed_sequence_keeps_ends_and_extras():
     store = MixedStore(MIXED, DataSpec("sequence", 8, 6, "once", capacity=7, replayed=0.5), 3, seed=1)
     streams = [Stream(MIXED, seed, end=0.2, fault=0.05) for seed in range(3)]
     seen, met = {}, Counter()
@@ -115,7 +115,7 @@ def test_what_is_replayed_is_a_sequence_as_it_was_its_ends_and_extras_included()
     assert any(len(s["final_at"]) > 1 for s in seen.values())
 
 
-def test_all_that_is_kept_is_drawn_alike_and_what_is_older_never():
+def test_kept_sequences_are_drawn_uniformly():
     """60 kept of 400: each is drawn 1/60 of the time."""
     ring = SequenceRing(VECTOR, 60)
     streams = [Stream(VECTOR, seed) for seed in range(20)]
@@ -172,7 +172,7 @@ def test_a_batch_without_one_of_each_kind_is_refused(batch_size, replayed):
         make_store(VECTOR, DataSpec("sequence", 2, batch_size, "once", capacity=9, replayed=replayed), 2)
 
 
-def test_a_ring_that_does_not_fit_is_refused_with_what_fits():
+def test_ring_beyond_memory_is_refused_with_remedy():
     ring = SequenceRing(VECTOR, 10**12)
     with pytest.raises(UserError, match="lower buffer_size to"):
         ring.add(recorded([Stream(VECTOR, 0)], 4, 0))

@@ -17,7 +17,7 @@ def test_samples_follow_inserts_at_the_configured_ratio(ratio):
     assert ratio * (limiter.inserted - 100) - 32 <= limiter.sampled <= ratio * (limiter.inserted - 100) + 1e-3
 
 
-def test_nothing_is_sampled_below_the_minimum_size_and_no_burst_follows():
+def test_no_samples_below_minimum_size_and_no_burst():
     limiter = RateLimiter(8.0, min_size=100, tolerance=64)
     limiter.inserted = 99
     assert not limiter.may_sample(1)

@@ -83,7 +83,7 @@ def test_frames_of_stacks_are_stored_once(fill):
     assert frames < 1000 * 1.1  # stored whole they would be 8000
 
 
-def test_images_that_are_no_stacks_come_back_unharmed_and_the_loss_of_room_is_told(caplog):
+def test_images_that_are_not_stacks_are_stored_whole(caplog):
     store = make(RGB, 1, batch_size=32, samples_per_insert=8.0)
     with caplog.at_level("WARNING", "corral"):
         play(store, NaiveReplay(1, 0.9, 1), [Stream(RGB, 3, stacked=False)], 100, 3)
@@ -101,7 +101,7 @@ def test_environments_may_come_in_any_number_and_order():
     play(store, NaiveReplay(3, 0.9, 4), streams, 60, 2, pick)
 
 
-def test_an_environment_that_stood_still_while_all_was_overwritten_does_no_harm():
+def test_idle_env_survives_overwrite_of_whole_ring():
     store = make(PIXELS, 2, length=3, batch_size=32, samples_per_insert=4.0)
     streams = [Stream(PIXELS, seed) for seed in range(2)]
     for ids, puts in (([0, 1], 5), ([0], 200), ([0, 1], 5), ([1], 200), ([0, 1], 40)):
@@ -193,7 +193,7 @@ def test_weights_are_the_formula(progress):
     assert sample.batch.weight.dtype == np.float32
 
 
-def test_new_transitions_have_the_largest_priority_unless_they_bring_their_own():
+def test_new_transitions_have_max_or_given_priority():
     store = make(VECTOR, 1, prioritised=True, samples_per_insert=1e9)
     stream = Stream(VECTOR, 1, end=0.0)
     store.put(fragment([stream], [0], 3)[0])
@@ -206,7 +206,7 @@ def test_new_transitions_have_the_largest_priority_unless_they_bring_their_own()
     np.testing.assert_allclose(leaves[5:7], (np.array([3, 4]) + 1e-6) ** 0.6)
 
 
-def test_given_priorities_stay_with_their_transition_through_n_step_assembly():
+def test_given_priorities_survive_n_step_assembly():
     store = make(VECTOR, 1, prioritised=True, length=3)
     stream = Stream(VECTOR, 1, end=0.0)
     for k in range(4):
@@ -214,7 +214,7 @@ def test_given_priorities_stay_with_their_transition_through_n_step_assembly():
     np.testing.assert_allclose(store._tree.leaves[:6], (np.arange(1, 7) + 1e-6) ** 0.6)
 
 
-def test_feedback_on_what_was_overwritten_and_on_what_is_not_a_number_is_ignored():
+def test_stale_and_nan_priorities_are_ignored():
     store = make(VECTOR, 1, prioritised=True, samples_per_insert=1e9)
     stream = Stream(VECTOR, 1)
     store.put(fragment([stream], [0], 3)[0])
@@ -240,7 +240,7 @@ def test_evicted_transitions_have_no_weight():
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_rewards_are_scaled_when_they_are_drawn_and_not_when_they_come(n):
+def test_rewards_are_scaled_when_sampled(n):
     stores = [make(VECTOR, 1, length=n, samples_per_insert=1e9) for _ in range(2)]
     stream = Stream(VECTOR, 1)
     traj = fragment([stream], [0], 40)[0]
@@ -252,7 +252,7 @@ def test_rewards_are_scaled_when_they_are_drawn_and_not_when_they_come(n):
         np.testing.assert_array_equal(scaled, np.clip(plain * np.float32(scale), -10 * n, 10 * n))
 
 
-def test_what_a_sample_holds_is_the_receivers():
+def test_samples_are_copies():
     store = make(PIXELS, 1, samples_per_insert=1e9)
     stream = Stream(PIXELS, 1)
     store.put(fragment([stream], [0], 40)[0])
@@ -289,14 +289,14 @@ def test_a_state_of_other_settings_is_refused():
         make(VECTOR, 1).load_state_dict(make(VECTOR, 1, capacity=99).state_dict())
 
 
-def test_a_million_atari_transitions_fit_into_seven_and_a_half_gigabytes(monkeypatch):
+def test_million_atari_transitions_fit_in_7_5_gb(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 8_000_000_000)
     store = make(_atari(), 8, capacity=1_000_000, length=3, prioritised=True)  # takes no memory before it is filled
     assert store.nbytes <= 7.5e9
     assert store._observations.sizes.min() >= 1_000_000 * 33 / 32
 
 
-def test_memory_of_a_filled_store_is_what_it_says():
+def test_reported_memory_is_that_of_a_full_store():
     import psutil
 
     spec = _atari()
@@ -312,7 +312,7 @@ def test_memory_of_a_filled_store_is_what_it_says():
     assert grown < store.nbytes * 1.1 + 30e6
 
 
-def test_a_capacity_beyond_the_machines_memory_is_refused_with_one_that_fits():
+def test_capacity_beyond_memory_is_refused_with_remedy():
     with pytest.raises(UserError, match="lower buffer_size to"):
         make(_atari(), 1, capacity=10**9)
 

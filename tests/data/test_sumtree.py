@@ -45,7 +45,7 @@ def test_no_slot_without_weight_is_ever_drawn(size):
         assert (np.diff(drawn) >= 0).all()
 
 
-def test_the_tree_depends_on_the_weights_alone_and_does_not_drift():
+def test_sumtree_does_not_drift():
     rng = np.random.default_rng(0)
     worn, fresh = SumTree(1000), SumTree(1000)
     for _ in range(300):

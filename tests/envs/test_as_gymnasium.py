@@ -48,7 +48,7 @@ def test_steps_exactly_like_gymnasiums_own_vector_env(backend):
         theirs.close()
 
 
-def test_final_obs_is_the_last_observation_of_the_episode_that_ended():
+def test_final_obs_is_last_observation_of_episode():
     vec = corral.make_vec(lambda: CountingEnv(length=4, end="mixed"), 2, backend="local")
     env = vec.as_gymnasium()
     env.reset(seed=0)
@@ -106,7 +106,7 @@ def test_faulty_rows_are_marked_and_truncated():
         assert np.array(faulty).sum(0).tolist()[1] >= 1
 
 
-def test_same_seed_repeats_and_no_seed_goes_on():
+def test_same_seed_repeats_and_no_seed_continues():
     def first_obs(*seeds):
         with corral.make_vec("CartPole-v1", 2, backend="local", seed=3) as vec:
             env = vec.as_gymnasium()
@@ -163,7 +163,7 @@ def test_gymnasiums_vector_wrappers_work_on_top():
         vec.recv()
 
 
-def test_observation_wrappers_say_the_same_as_about_gymnasiums_own_same_step_envs():
+def test_observation_wrappers_equal_gymnasium_same_step():
     ours, theirs = corral.make_vec("CartPole-v1", 2, backend="local").as_gymnasium(), sync_cartpoles(2)
     for env in (ours, theirs):
         with pytest.raises(ValueError, match="SAME_STEP"):
@@ -171,7 +171,7 @@ def test_observation_wrappers_say_the_same_as_about_gymnasiums_own_same_step_env
         env.close()
 
 
-def test_an_action_of_the_wrong_shape_is_one_sentence():
+def test_action_of_wrong_shape_is_refused():
     with corral.make_vec("CartPole-v1", 3, backend="local") as vec:
         env = vec.as_gymnasium()
         env.reset()

@@ -80,7 +80,7 @@ def counting(length, end="terminated"):
     return lambda: CountingEnv(length, end)
 
 
-def test_steps_exactly_like_sb3s_own_vec_env_on_the_same_episodes():
+def test_steps_equal_sb3_vec_env():
     seed, rng = 11, np.random.default_rng(0)
     vec = corral.make_vec("CartPole-v1", 2, backend="local")
     ours, theirs = vec.as_sb3(), vec_env.DummyVecEnv([lambda: Monitor(gymnasium.make("CartPole-v1"))] * 2)
@@ -145,7 +145,7 @@ def test_a_faulty_episode_is_not_in_the_statistics():
     env.close()
 
 
-def test_lives_lost_end_rows_but_only_the_game_is_an_episode_with_its_raw_return():
+def test_monitor_episode_is_the_game_not_the_life():
     def factory():
         return ClipReward(EpisodicLife(LivesEnv(length=4)))
 
@@ -176,7 +176,7 @@ def test_ppo_trains_and_logs_the_episode_return(backend):
     env.close()
 
 
-def test_vecnormalize_and_framestack_go_on_top():
+def test_vecnormalize_and_framestack_wrap_it():
     env = corral.make_vec("CartPole-v1", 4, backend="process", workers=2).as_sb3()
     env = vec_env.VecFrameStack(vec_env.VecNormalize(env), 2)
     model = sb3.PPO("MlpPolicy", env, n_steps=64, n_epochs=2, seed=0, device="cpu").learn(1024)

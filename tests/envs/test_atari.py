@@ -56,7 +56,7 @@ def test_the_python_stack_and_the_native_one_agree_exactly(game, steps, options)
     assert (ends > games) == (game == "Breakout" and options.get("episodic_life", True))
 
 
-def test_a_new_episode_shows_its_first_frame_everywhere_after_a_lost_life_too():
+def test_first_frame_fills_stack_after_lost_life():
     with corral.make_vec(atari("Breakout"), 2, "native") as vec:
         batch = vec.recv()
         lives = 0
@@ -126,7 +126,7 @@ def test_games_go_by_all_their_names(name):
         ("Pong", {"sticky": 1.5}, "sticky"),
     ],
 )
-def test_a_wrong_game_or_option_is_refused_in_words(name, options, message):
+def test_wrong_game_or_option_is_refused(name, options, message):
     with pytest.raises(UserError, match=message):
         atari(name, **options)
 

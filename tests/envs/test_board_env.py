@@ -40,7 +40,7 @@ def random_legal(obs):
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_steps_are_moves_of_both_in_turn_and_the_reward_is_the_movers(name):
+def test_moves_alternate_and_reward_is_the_movers(name):
     env, rng = FACTORIES[name](), np.random.default_rng(0)
     rewards = set()
     for _ in range(50):
@@ -60,7 +60,7 @@ def test_steps_are_moves_of_both_in_turn_and_the_reward_is_the_movers(name):
     assert rewards == {0.0, 1.0}
 
 
-def test_an_illegal_move_is_refused_with_the_legal_ones_and_changes_nothing():
+def test_illegal_move_is_refused_without_effect():
     env = TicTacToe()
     env.reset()
     env.step(4)
@@ -85,7 +85,7 @@ def test_a_game_that_is_over_takes_no_move_until_it_is_reset():
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_against_an_opponent_rewards_are_the_agents_and_who_begins_alternates(name):
+def test_opponent_game_alternates_who_begins(name):
     env, rng = FACTORIES[name](opponent="random"), np.random.default_rng(1)
     obs, _ = env.reset(seed=3)
     results, begins = [], []
@@ -102,7 +102,7 @@ def test_against_an_opponent_rewards_are_the_agents_and_who_begins_alternates(na
     assert {1.0, -1.0} <= set(results) <= {1.0, 0.0, -1.0}
 
 
-def test_a_seed_decides_who_begins_and_what_the_opponent_does():
+def test_seed_decides_first_player_and_opponent_moves():
     def game(seed):
         env, seen = TicTacToe(opponent="random"), []
         for k in range(4):
@@ -117,7 +117,7 @@ def test_a_seed_decides_who_begins_and_what_the_opponent_does():
     assert len({tuple(game(seed)) for seed in range(6)}) > 1
 
 
-def test_an_opponent_of_ones_own_is_a_function_of_positions_or_named():
+def test_opponent_is_a_function_or_a_name():
     def first_free(positions, rng):
         return np.argmax(~positions[:, 1:] >> np.arange(9) & 1, axis=1)
 
@@ -131,12 +131,12 @@ def test_an_opponent_of_ones_own_is_a_function_of_positions_or_named():
 
 
 @pytest.mark.parametrize("text", ["strong", "mcts:many", "mcts:0", "no_such_module:player", "json:player"])
-def test_an_opponent_that_is_none_is_refused_in_one_sentence(text):
+def test_invalid_opponent_is_refused(text):
     with pytest.raises(UserError, match=r"player|simulation"):
         Connect4(opponent=text)
 
 
-def test_a_saved_game_goes_on_as_it_would_have():
+def test_saved_game_continues_exactly():
     env, other, rng = Connect4("random"), Connect4("random"), np.random.default_rng(0)
     env.reset(seed=1)
     play_on(env, rng, 3)
@@ -196,7 +196,7 @@ def test_as_gymnasium_plays_them():
             assert set(reward.tolist()) <= {0.0, 1.0}
 
 
-def test_a_search_of_their_states_leaves_the_boards_as_they_were_and_can_put_them_back():
+def test_search_restores_the_boards():
     with corral.make_vec("corral/Connect4-v0", 2, "local") as vec:
         vec.recv()
         vec.send(np.array([0]), np.array([3]))
@@ -226,7 +226,7 @@ def test_a_game_can_be_filmed(tmp_path):
     assert film.fps == 2
 
 
-def test_a_resumed_run_goes_on_with_the_same_games(tmp_path):
+def test_resumed_run_continues_its_games(tmp_path):
     def played(vec, obs):
         seen = []
         for _ in range(20):
@@ -254,7 +254,7 @@ def test_actions_that_are_not_legal_are_exchanged_for_legal_ones():
     assert legal(2, {"action_mask": np.zeros(4, np.int8)}) == 2
 
 
-def test_a_wrapped_game_is_not_searched_by_the_rules_of_the_bare_one():
+def test_wrapped_game_is_searched_with_its_wrapper():
     with corral.make_vec(lambda: gymnasium.wrappers.TimeLimit(Connect4(), 10), 1, "local") as vec:
         vec.recv()
         with pytest.raises(UserError, match="TimeLimit changes: leave it out"):

@@ -54,12 +54,12 @@ def test_scores_and_values_are_those_of_brute_force(stones):
         assert signs[legal].tolist() == np.sign(expected).tolist()
 
 
-def test_a_table_that_forgets_nearly_everything_changes_no_result():
+def test_tiny_transposition_table_gives_equal_scores():
     where = positions(20, 5, 0)
     np.testing.assert_array_equal(Connect4Solver(4).scores(where, 10**9), Connect4Solver(20).scores(where, 10**9))
 
 
-def test_what_is_in_the_table_of_other_positions_changes_no_result():
+def test_filled_transposition_table_gives_equal_scores():
     where, solver = positions(18, 6, 1), Connect4Solver()
     together = solver.values(where, 20_000)
     assert (together == UNKNOWN).any()  # so the budget matters, and what it reaches must not depend on the table
@@ -67,7 +67,7 @@ def test_what_is_in_the_table_of_other_positions_changes_no_result():
         np.testing.assert_array_equal(solver.values(where[k : k + 1], 20_000)[0], together[k])
 
 
-def test_a_budget_that_does_not_suffice_leaves_moves_unknown_and_the_others_right():
+def test_exhausted_budget_leaves_moves_unknown():
     where = positions(16, 4, 2)
     exact, cheap = Connect4Solver().values(where, 10**9), Connect4Solver().values(where, 3_000)
     assert (cheap == UNKNOWN).any()
@@ -75,7 +75,7 @@ def test_a_budget_that_does_not_suffice_leaves_moves_unknown_and_the_others_righ
     assert (cheap == exact)[known].all()
 
 
-def test_known_positions_are_distinct_legal_and_leave_room_for_mistakes():
+def test_solved_positions_are_distinct_and_legal():
     where, values = known_positions()
     assert len(where) == 1000
     assert len({row.tobytes() for row in where}) == 1000
@@ -99,7 +99,7 @@ def test_accuracy_is_one_for_the_solver_and_grows_with_search():
     assert accuracy(Random(CONNECT4)) < accuracy(RolloutMcts(CONNECT4, 100)) < accuracy(RolloutMcts(CONNECT4, 3000)) < 1
 
 
-def test_positions_are_made_anew_by_the_seed():
+def test_positions_are_reproduced_by_seed():
     first, again = (generate(6, 1, plies=(20, 24, 28)) for _ in range(2))
     assert [int(every).bit_count() for _, every in first[0].tolist()] == [20, 24, 28] * 2
     for one, two in zip(first, again, strict=True):

@@ -23,7 +23,7 @@ def won(board, length):
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_random_games_end_when_a_slow_look_at_the_board_says_so(name):
+def test_random_games_end_as_plain_rules(name):
     game, rng, ends = GAMES[name], np.random.default_rng(0), []
     for _ in range(200):
         states, over, moves = game.start(1), np.array([False]), 0
@@ -45,7 +45,7 @@ def test_random_games_end_when_a_slow_look_at_the_board_says_so(name):
     assert {reward for _, reward in ends} == {0.0, 1.0} or name == "connect4"
 
 
-def test_numbers_of_connect4_games_are_those_that_everybody_counts():
+def test_connect4_perft_counts():
     """Sequences of moves that no earlier move has ended; 7^d as long as nobody can have won."""
     states, counts = CONNECT4.start(1), []
     for _ in range(8):
@@ -57,7 +57,7 @@ def test_numbers_of_connect4_games_are_those_that_everybody_counts():
     assert counts == [7, 49, 343, 2401, 16807, 117649, 823536, 5673234]
 
 
-def test_perfect_play_of_tictactoe_is_a_draw_from_every_first_move_and_takes_a_win():
+def test_perfect_tictactoe_draws_and_takes_wins():
     assert best_values(TICTACTOE.start(1)).tolist() == [0]
     assert best_moves(0, 0) == list(range(9))
     assert best_values(np.array([[0b000000011, 0b011000011]])).tolist() == [1]  # 0 and 1 against 6 and 7: 2 wins

@@ -28,7 +28,7 @@ class Reuses(CountingEnv):
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
-def test_a_reward_in_a_reused_array_is_read_before_the_reset_clears_it(shape):
+def test_reward_in_reused_array_is_read_before_reset(shape):
     with corral.make_vec(lambda: Reuses(shape), 2, "local") as vec:
         for rows in play(vec, 9):
             assert [row.reward for row in rows] == [1, 2, 3] * 3
@@ -57,7 +57,7 @@ class BadEnds(CountingEnv):
 
 
 @pytest.mark.parametrize(("last", "reset"), [(True, True), (True, False), (False, True)])
-def test_nan_at_the_end_of_an_episode_in_the_reset_or_in_both_never_gets_through(last, reset):
+def test_nan_at_episode_end_or_reset_is_a_fault(last, reset):
     with corral.make_vec(lambda: BadEnds(last, reset), 2, "local") as vec:
         rows = play(vec, 60)
         faults = list(vec.faults)
@@ -97,7 +97,7 @@ class Infos(CountingEnv):
         return *super().step(action)[:4], self._info
 
 
-def test_a_raw_reward_that_is_not_finite_is_a_fault_and_one_that_is_no_number_a_mistake():
+def test_not_finite_raw_reward_is_a_fault():
     with corral.make_vec(lambda: Infos({"raw_reward": np.nan}), 1, "local") as vec:
         assert all(row.faulty and row.raw_reward == 0 for row in play(vec, 4)[0])
     for info in ({"raw_reward": "x"}, {"raw_reward": None}, [1], 5):
@@ -156,7 +156,7 @@ def test_a_later_reset_that_fails_is_a_fault_not_the_end():
 
 
 @pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple(())])
-def test_empty_spaces_are_refused_in_words(space):
+def test_empty_spaces_are_refused(space):
     class Empty(CountingEnv):
         def __init__(self):
             super().__init__()
@@ -166,7 +166,7 @@ def test_empty_spaces_are_refused_in_words(space):
         corral.make_vec(Empty, 1, "local")
 
 
-def test_ends_of_episodes_are_seen_when_torch_flushes_denormal_numbers():
+def test_episode_ends_survive_flushed_denormals():
     # Flags share an array with float64 rewards; read as a number, a flag is denormal and would count as 0.
     import torch
 

@@ -66,7 +66,7 @@ def test_a_killed_simulator_is_started_again():
     assert simulators() == []
 
 
-def test_recycling_replaces_simulators_without_cutting_an_episode():
+def test_recycling_cuts_no_episode():
     with make("corral.testing:CountingEnv", 2, 1, recycle_episodes=20) as vec:
         batch, first, seen = vec.recv(), {p.pid for p in simulators()}, set()
         until = time.monotonic() + 60
@@ -81,6 +81,7 @@ def test_recycling_replaces_simulators_without_cutting_an_episode():
     assert simulators() == []
 
 
+@pytest.mark.slow
 def test_a_leaking_simulator_is_recycled_under_its_limit():
     with make("helpers.leaky_env:Leaky", 2, 1, recycle_mb=300) as vec:
         batch, most, seen = vec.recv(), 0, set()
@@ -139,7 +140,7 @@ os.execv(command[0], command)
 
 
 @pytest.mark.parametrize("end", ["closed", "killed"])
-def test_what_a_simulator_started_in_a_session_of_its_own_ends_with_it(tmp_path, end):
+def test_grandchildren_in_own_session_end_with_simulator(tmp_path, end):
     (tmp_path / "sim.py").write_text(HELPER)
     note, serve = tmp_path / "helpers", SERVE.format(env="corral.testing:CountingEnv")
     sim = f"{shlex.quote(sys.executable)} {tmp_path}/sim.py {note} {serve}"
@@ -178,13 +179,13 @@ with corral.make_vec("tcp://127.0.0.1:0", 2, env_kwargs={{"sim": {sim!r}}}) as v
         ("x 'unclosed {url}", "cannot be read as a command"),
     ],
 )
-def test_a_command_that_cannot_be_is_refused_in_words(command, words):
+def test_invalid_command_is_refused(command, words):
     with pytest.raises(UserError, match=words.replace("{", r"\{")):
         corral.make_vec("tcp://127.0.0.1:0", 1, env_kwargs={"sim": command})
     assert simulators() == []
 
 
-def test_a_simulator_that_ends_at_once_is_given_up_with_its_exit_code():
+def test_simulator_that_exits_at_once_is_given_up():
     with pytest.raises(EnvFailed, match="exit code 3"):
         corral.make_vec("tcp://127.0.0.1:0", 1, env_kwargs={"sim": "sh -c 'exit 3' {url}"})
 
@@ -199,6 +200,6 @@ def test_a_simulator_that_ends_at_once_is_given_up_with_its_exit_code():
         ({"token_file": "/no/such/file"}, "cannot be read"),
     ],
 )
-def test_options_that_cannot_be_are_refused_in_words(kwargs, words):
+def test_invalid_options_are_refused(kwargs, words):
     with pytest.raises(UserError, match=words):
         corral.make_vec("tcp://127.0.0.1:0", 1, env_kwargs=kwargs)

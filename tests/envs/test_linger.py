@@ -10,7 +10,7 @@ from corral.testing.envs import CountingEnv, SlowEnv
 
 
 @pytest.mark.parametrize("backend", ["process", "local"])
-def test_lingering_brings_more_at_once_where_environments_step_elsewhere(backend):
+def test_linger_gathers_results_of_other_processes(backend):
     with corral.make_vec(CountingEnv, 4, backend, workers=2) as vec:
         ids = vec.recv().env_ids
         for _ in range(20):

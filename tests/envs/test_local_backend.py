@@ -11,7 +11,7 @@ from corral.envs.supervision import Supervision
 from corral.testing import CountingEnv, SlowEnv
 
 
-def test_the_watchdog_names_what_hangs_and_shows_its_stack(caplog):
+def test_watchdog_shows_stack_of_hanging_env(caplog):
     factories = [CountingEnv, partial(SlowEnv, 1.5, 1.5)]
     with corral.make_vec(factories, backend="local", supervision=Supervision(step_timeout_s=0.3)) as vec:
         batch = vec.recv()

@@ -109,7 +109,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("backend", ["auto", "local", "process"])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_bad_input_is_one_readable_sentence(mistake, backend):
+def test_bad_input_is_one_line(mistake, backend):
     env, words = MISTAKES[mistake]
     with pytest.raises(corral.UserError, match=words) as caught:
         first_steps(corral.make_vec(env(), 2, backend))
@@ -151,7 +151,7 @@ def test_more_workers_than_environments_are_not_started():
         assert len(vec.worker_pids) == 2
 
 
-def test_an_environment_whose_first_steps_fail_goes_to_worker_processes():
+def test_auto_sends_failing_env_to_processes():
     with corral.make_vec(partial(FaultyEnv, "raise", 1, 1), 2) as vec:
         assert type(vec).__name__ == "ProcessVecEnv"
         assert "first steps failed" in vec.choice
@@ -177,7 +177,7 @@ def test_keyword_arguments_reach_the_environment():
             assert batch.terminated[0] == expected
 
 
-def test_auto_says_what_it_chose_and_why(caplog):
+def test_auto_logs_its_choice(caplog):
     with caplog.at_level(logging.INFO, "corral"), corral.make_vec(partial(SlowEnv, 0.004, 0.004), 4) as vec:
         assert type(vec).__name__ == "ProcessVecEnv"
         assert len(vec.worker_pids) == 4

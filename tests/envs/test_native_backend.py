@@ -88,7 +88,7 @@ def test_envpool_rows_are_real_steps_with_true_last_observations():
     assert ends > 20
 
 
-def test_envpool_tells_an_end_in_the_last_allowed_step_from_the_time_limit():
+def test_envpool_termination_at_last_allowed_step():
     seen = set()
     with cartpole(32, env_kwargs={"max_episode_steps": 10}) as vec:
         assert vec.spec.max_episode_steps == 10
@@ -129,7 +129,7 @@ def test_envpool_seeds_come_from_the_run():
         assert [tuple(row) for row in vec.recv().obs.tolist()] == starts(1)
 
 
-def test_auto_never_changes_what_an_environment_is():
+def test_auto_keeps_the_environment():
     for env in ("CartPole-v1", "ALE/Pong-v5", CountingEnv):
         assert native_vec_env(env, None, 2, 1, "train", required=False) is None
 
@@ -144,7 +144,7 @@ def test_auto_never_changes_what_an_environment_is():
         ("ALE/Pongo-v5", None, "Pong"),
     ],
 )
-def test_what_native_cannot_do_is_refused_in_words(env, kwargs, message):
+def test_native_refuses_unsupported_envs(env, kwargs, message):
     pytest.importorskip("envpool")
     pytest.importorskip("ale_py")
     with pytest.raises(UserError, match=message):

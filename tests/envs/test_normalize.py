@@ -88,7 +88,7 @@ def script():
     return Played(copy.deepcopy(SCRIPT))
 
 
-def test_observation_statistics_count_every_good_observation_once():
+def test_observation_statistics_count_each_row_once():
     vec = NormalizedVecEnv(script(), reward=False)
     seen = []
     for rows in ([1, 2], [3, 4], [5, 6, 60], [8], [9, 10]):  # the faulty row's are left out
@@ -103,7 +103,7 @@ def test_observation_statistics_count_every_good_observation_once():
             np.testing.assert_allclose(result.obs[:, 0], (np.array([5, 6]) - mean) / std, rtol=1e-6)
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
+def test_reward_scale_is_std_of_discounted_return():
     vec = NormalizedVecEnv(script(), obs=False, gamma=0.5, clip=1e9)
     returns = []
     # By hand: the second one's starts again at its end, the first one's at its fault.
@@ -124,7 +124,7 @@ def test_values_are_clipped():
         assert np.abs(result.reward).max() <= 0.5
 
 
-def test_only_float_leaves_are_touched_and_the_spec_says_so():
+def test_only_float_leaves_are_normalized():
     with (
         NormalizedVecEnv(corral.make_vec(TreeEnv, 2, "local")) as vec,
         corral.make_vec(TreeEnv, 2, "local") as plain,

@@ -75,7 +75,7 @@ def test_an_illegal_move_is_refused_and_changes_nothing():
     np.testing.assert_array_equal(env.view()[0], before[0])
 
 
-def test_what_cannot_be_played_is_refused_with_a_remedy():
+def test_unsupported_game_is_refused_with_remedy():
     for game, message in (
         ("connect_for_v3", "choose connect_four_v3"),
         ("rps_v2", "does not say which moves are legal"),
@@ -103,7 +103,7 @@ def test_the_checker_and_backends_play_it():
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_copy_goes_on_by_itself_exactly_as_the_original(name):
+def test_copy_continues_exactly_as_original(name):
     env, rng = PettingZoo(name), np.random.default_rng(0)
     env.reset(seed=0)
     for _ in range(5):
@@ -124,7 +124,7 @@ def test_a_copy_goes_on_by_itself_exactly_as_the_original(name):
 
 
 @pytest.mark.parametrize("name", KNOWN[:2])
-def test_states_are_what_the_environment_would_do_and_leave_it_as_it_was(name):
+def test_states_step_like_env_and_leave_it_unchanged(name):
     env, rng = PettingZoo(name), np.random.default_rng(1)
     env.reset(seed=0)
     states = corral.Snapshots(env).states
@@ -165,7 +165,7 @@ def test_a_game_can_be_put_back():
     assert states.look(kept).obs[0].tobytes() == before[0].tobytes()
 
 
-def test_a_search_by_its_states_plays_legally_to_the_end_and_takes_a_win():
+def test_search_plays_legally_and_takes_a_win():
     with corral.make_vec(lambda: PettingZoo("connect_four_v3"), 2, "local") as vec:
         batch = vec.recv()
         states = vec.states()
@@ -189,7 +189,7 @@ def test_a_search_by_its_states_plays_legally_to_the_end_and_takes_a_win():
         assert planner.plan(np.array([0]), np.array([True]), noise=0.0).best.tolist() == [0]
 
 
-def test_memory_is_bounded():
+def test_state_memory_is_bounded():
     env = PettingZoo("connect_four_v3")
     env.reset()
     states = corral.Snapshots(env, memory_mb=0.02).states

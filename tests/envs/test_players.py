@@ -46,7 +46,7 @@ class OneSeed:
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_the_compiled_search_visits_what_a_plain_one_with_the_same_dice_does(name):
+def test_compiled_rollout_mcts_equals_plain_uct(name):
     game, rng = GAMES[name], np.random.default_rng(0)
     for k in range(6):
         moves = random_moves(game, k, rng)
@@ -83,7 +83,7 @@ def test_perfect_tictactoe_plays_the_best_moves_and_all_of_them():
     assert seen == set(best_moves(*position[0].tolist())) == {0, 2, 6, 8}
 
 
-def test_perfect_connect4_takes_the_fastest_win_and_the_slowest_loss():
+def test_perfect_connect4_fastest_win_slowest_loss():
     rng, player, solver = np.random.default_rng(0), PerfectConnect4(), Connect4Solver()
     for stones in (18, 22, 26):
         position = after(CONNECT4, random_moves(CONNECT4, stones, rng))
@@ -91,14 +91,14 @@ def test_perfect_connect4_takes_the_fastest_win_and_the_slowest_loss():
         assert scores[player(position, rng)[0]] == scores.max()
 
 
-def test_perfect_connect4_without_budget_still_stops_what_it_can_see():
+def test_perfect_connect4_without_budget_blocks_threats():
     rng, player = np.random.default_rng(0), PerfectConnect4(budget=50, sims=30_000)
     stop = after(CONNECT4, [6, 0, 6, 1, 4, 2])
     assert player(stop, rng).tolist() == [3]
     assert player(CONNECT4.start(1), rng).tolist() == [3]
 
 
-def test_what_is_not_known_is_hoped_for_and_what_loses_is_avoided():
+def test_unknown_moves_are_preferred_to_losing_ones():
     def left(*values):
         return promising(np.array(values)).tolist()
 

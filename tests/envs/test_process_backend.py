@@ -30,7 +30,7 @@ def gone(pids, within_s=5.0):
 
 
 @pytest.mark.parametrize("total", [2_000, pytest.param(20_000, marks=pytest.mark.faults)])
-def test_killing_one_of_eight_again_and_again_costs_the_others_no_transition(total):
+def test_repeated_kills_cost_other_envs_no_transition(total):
     """SIGKILL 1 of 8 environments every 200 steps, now idle, now in the middle of a step."""
     kills = faulty = steps = 0
     life = np.zeros(8)
@@ -58,7 +58,7 @@ def test_killing_one_of_eight_again_and_again_costs_the_others_no_transition(tot
         assert vec.restarts in (faulty, faulty + 1)
 
 
-def test_an_idle_environment_that_is_killed_delivers_its_faulty_row_when_next_sent_to():
+def test_killed_idle_env_yields_faulty_row_at_next_send():
     with corral.make_vec(partial(CountingEnv, 50), 4, "process", workers=2) as vec:
         act, batch = random_actions(vec), vec.recv()
         vec.send(batch.env_ids, act(batch))
@@ -77,7 +77,7 @@ def test_an_idle_environment_that_is_killed_delivers_its_faulty_row_when_next_se
         assert not any(row.faulty for rows in play(vec, 20) for row in rows)
 
 
-def test_results_that_were_ready_before_a_kill_are_delivered_first():
+def test_results_before_a_kill_are_delivered_first():
     with corral.make_vec(partial(CountingEnv, 50), 2, "process", workers=1) as vec:
         act, batch = random_actions(vec), vec.recv()
         vec.send(batch.env_ids, act(batch))
@@ -107,7 +107,7 @@ def test_reset_works_while_a_worker_is_being_replaced():
         assert not batch.faulty.any()
 
 
-def test_a_hanging_environment_holds_up_nobody_who_asks_for_the_first_ready():
+def test_hanging_env_does_not_delay_first_ready():
     factories = [partial(FaultyEnv, "hang", 3, 1)] + [CountingEnv] * 3
     with corral.make_vec(factories, backend="process", workers=4, supervision=Supervision(step_timeout_s=1.5)) as vec:
         act, batch = random_actions(vec), vec.recv()
@@ -176,7 +176,7 @@ def script(tmp_path):
     child.stdout.close()
 
 
-def test_a_plain_script_needs_no_main_guard_and_workers_die_when_it_is_killed(script):
+def test_script_without_main_guard_and_its_kill(script):
     pids = [int(p) for _ in range(2) for p in script.stdout.readline().split()]
     assert len(pids) == 4
     assert all(psutil.pid_exists(p) for p in pids[2:])
@@ -207,7 +207,7 @@ class Launcher(CountingEnv):
         return obs, info
 
 
-def test_what_an_environment_started_dies_with_its_worker():
+def test_processes_of_an_env_die_with_its_worker():
     with corral.make_vec(Launcher, 1, "process") as vec:
         batch = vec.recv()
         first = int(batch.obs[0, 1])
@@ -249,7 +249,7 @@ time.sleep(1000)
 
 @pytest.mark.parametrize("start", ["make()", "t = threading.Thread(target=make); t.start(); t.join()"])
 @pytest.mark.parametrize("how", ["time.sleep(1000)", "while True: pass", "ctypes.PyDLL(None).sleep(1000)"])
-def test_after_kill_9_of_the_parent_no_worker_and_nothing_it_started_is_left(how, start, tmp_path):
+def test_sigkill_of_parent_leaves_no_process(how, start, tmp_path):
     path = tmp_path / "script.py"
     path.write_text(ORPHANS.format(how=how, start=start))
     with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True) as child:
@@ -260,7 +260,7 @@ def test_after_kill_9_of_the_parent_no_worker_and_nothing_it_started_is_left(how
     assert gone(pids)
 
 
-def test_a_vec_env_made_in_a_thread_that_ends_goes_on():
+def test_vec_env_outlives_the_thread_that_made_it():
     made = []
     thread = threading.Thread(target=lambda: made.append(corral.make_vec(CountingEnv, 2, "process", workers=2)))
     thread.start()
@@ -296,7 +296,7 @@ def test_reset_after_an_idle_worker_died_gives_plain_first_rows():
 
 
 @pytest.mark.parametrize("wait_between", [True, False])
-def test_an_idle_environment_killed_twice_still_has_its_last_observation(wait_between):
+def test_idle_env_killed_twice_keeps_last_observation(wait_between):
     with corral.make_vec(partial(CountingEnv, 50), 2, "process", workers=2) as vec:
         act, batch = random_actions(vec), vec.recv()
         for _ in range(3):
@@ -317,8 +317,8 @@ def test_an_idle_environment_killed_twice_still_has_its_last_observation(wait_be
         assert batch.obs[0, T] == 0
 
 
-def test_a_ready_result_does_not_wait_for_a_slow_worker_that_was_sent_to_later():
-    factories = [CountingEnv, partial(SlowEnv, 5.0, 5.0)]
+def test_ready_result_does_not_wait_for_slow_worker():
+    factories = [CountingEnv, partial(SlowEnv, 2.0, 2.0)]
     with corral.make_vec(factories, backend="process", workers=2) as vec:
         batch = vec.recv()
         vec.send(np.array([0]), np.zeros(1, np.int64))
@@ -338,7 +338,7 @@ class FlakyStart(CountingEnv):
         super().__init__(50)
 
 
-def test_a_replacement_that_cannot_be_built_at_once_is_tried_again(tmp_path):
+def test_failed_replacement_is_retried(tmp_path):
     flag = tmp_path / "flag"
     with corral.make_vec(partial(FlakyStart, flag), 1, "process") as vec:
         batch = vec.recv()
@@ -370,7 +370,7 @@ def test_the_death_of_a_worker_that_forked_is_noticed():
 
 
 def test_an_interrupted_recv_closes_instead_of_hanging_later():
-    with corral.make_vec(partial(SlowEnv, 5.0, 5.0), 1, "process") as vec:
+    with corral.make_vec(partial(SlowEnv, 2.0, 2.0), 1, "process") as vec:
         batch = vec.recv()
         vec.send(batch.env_ids, np.zeros(1, np.int64))
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
@@ -427,13 +427,13 @@ def test_a_failed_start_leaves_no_process_behind():
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
 
 
-def test_a_factory_that_cannot_travel_is_refused_in_words():
+def test_unpicklable_factory_is_refused():
     lock = threading.Lock()
     with pytest.raises(corral.UserError, match="cannot be sent to a worker"):
         corral.make_vec(lambda: (lock, CountingEnv())[1], 2, "process")
 
 
-def test_slow_environments_in_one_worker_are_delivered_one_by_one():
+def test_slow_envs_of_one_worker_arrive_one_by_one():
     with corral.make_vec(partial(SlowEnv, 0.02, 0.02), 4, "process", workers=1) as vec:
         act, batch = random_actions(vec), vec.recv()
         sizes = []
@@ -468,7 +468,7 @@ def test_global_generators_of_workers_are_seeded_differently():
     assert len(set(first[0])) == 2
 
 
-def test_mismatched_environment_variables_do_not_leak_into_the_parent():
+def test_worker_env_variables_do_not_leak_to_parent():
     before = dict(os.environ)
     with corral.make_vec("CartPole-v1", 2, "process"):
         assert dict(os.environ) == before

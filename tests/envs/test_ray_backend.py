@@ -17,7 +17,6 @@ from corral.testing.envs import BigEnv, CountingEnv
 from corral.testing.play import play
 
 pytest.importorskip("ray")
-on_ray = pytest.mark.usefixtures("ray_session")
 
 
 def step(vec, ids=None):
@@ -54,7 +53,7 @@ class HangsAtThird(CountingEnv):
         return result
 
 
-@on_ray
+@pytest.mark.ray
 @pytest.mark.parametrize("workers", [1, 3])
 def test_transitions_are_those_of_the_local_backend(workers):
     with corral.make_vec("CartPole-v1", 5, "local", seed=3) as vec:
@@ -68,8 +67,8 @@ def test_transitions_are_those_of_the_local_backend(workers):
             assert (x.reward, x.terminated, x.truncated) == (y.reward, y.terminated, y.truncated)
 
 
-@on_ray
-def test_a_slow_environment_does_not_hold_up_the_one_before_it_in_the_same_actor(tmp_path):
+@pytest.mark.ray
+def test_slow_env_does_not_delay_env_of_same_actor(tmp_path):
     gate = tmp_path / "open"
     envs, supervision = [CountingEnv, partial(WaitsForFile, str(gate))], corral.Supervision(step_timeout_s=20)
     with corral.make_vec(envs, backend="ray", workers=1, supervision=supervision) as vec:
@@ -81,8 +80,8 @@ def test_a_slow_environment_does_not_hold_up_the_one_before_it_in_the_same_actor
         assert vec.recv().env_ids.tolist() == [1]
 
 
-@on_ray
-def test_an_actor_that_is_killed_costs_its_environments_one_faulty_row_and_others_nothing():
+@pytest.mark.ray
+def test_killed_actor_yields_one_faulty_row():
     with corral.make_vec(partial(CountingEnv, 0), 4, "ray", workers=2) as vec:
         vec.recv()
         step(vec)
@@ -100,8 +99,8 @@ def test_an_actor_that_is_killed_costs_its_environments_one_faulty_row_and_other
         assert [(f.env_id, f.kind) for f in vec.faults] == [(0, "killed"), (2, "neighbour")]
 
 
-@on_ray
-def test_of_several_environments_in_an_actor_the_one_that_hangs_is_named():
+@pytest.mark.ray
+def test_hanging_env_of_an_actor_is_named():
     supervision = corral.Supervision(step_timeout_s=1.0)
     envs = [CountingEnv, HangsAtThird, CountingEnv]
     with corral.make_vec(envs, backend="ray", workers=1, supervision=supervision) as vec:
@@ -110,17 +109,17 @@ def test_of_several_environments_in_an_actor_the_one_that_hangs_is_named():
         assert faulty == [[False] * 3, [False] * 3, [True] * 3]  # cheap steps travel, and are lost, together
         fault = next(fault for fault in vec.faults if fault.kind == "hung")
         assert fault.env_id == 1
-        assert "test_ray_vec.py" in fault.detail  # the stack
+        assert "test_ray_backend.py" in fault.detail  # the stack
 
 
-@on_ray
-def test_more_workers_than_the_cluster_has_cpus_are_refused_with_the_remedy():
+@pytest.mark.ray
+def test_more_workers_than_cpus_are_refused_with_remedy():
     with pytest.raises(UserError, match=r"workers=9 needs 9 CPUs and the Ray cluster has 4: ask for at most 4.*nodes"):
         corral.make_vec(CountingEnv, 9, "ray", workers=9)
 
 
-@on_ray
-def test_cpus_that_others_hold_are_named_instead_of_waited_for_and_evaluation_needs_none():
+@pytest.mark.ray
+def test_busy_cpus_are_named_and_evaluation_needs_none():
     with corral.make_vec(CountingEnv, 4, "ray", workers=4):
         with pytest.raises(UserError, match=r"needs 1 CPUs on the Ray cluster: 0 of its 4 CPUs are free; .*fewer"):
             corral.make_vec(CountingEnv, 1, "ray", workers=1)
@@ -128,8 +127,8 @@ def test_cpus_that_others_hold_are_named_instead_of_waited_for_and_evaluation_ne
             assert len(vec.recv()) == 1
 
 
-@on_ray
-def test_closing_ends_the_actors_and_what_they_started():
+@pytest.mark.ray
+def test_closing_ends_actors_and_their_processes():
     vec = corral.make_vec(_StartsAProcess, 2, "ray", workers=2)
     children = vec.recv().obs[:, 0].astype(int).tolist()
     pids = [place.pid for place in vec.places]
@@ -150,10 +149,12 @@ class _StartsAProcess(CountingEnv):
         return obs, info
 
 
-@on_ray
-def test_answers_are_dropped_from_the_object_store_once_they_are_read(ray_session):
+@pytest.mark.ray
+def test_read_results_leave_the_object_store():
+    import ray
+
     def objects():
-        return len(ray_session._private.worker.global_worker.core_worker.get_all_reference_counts())
+        return len(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
 
     with corral.make_vec(partial(BigEnv, 1 << 20), 2, "ray", workers=2) as vec:
         vec.recv()
@@ -165,8 +166,8 @@ def test_answers_are_dropped_from_the_object_store_once_they_are_read(ray_sessio
         assert objects() <= before + 4
 
 
-@on_ray
-def test_a_state_saved_on_ray_goes_on_locally():
+@pytest.mark.ray
+def test_state_saved_on_ray_continues_locally():
     with corral.make_vec("CartPole-v1", 3, "ray", workers=2, seed=1) as vec:
         vec.record_episodes()
         vec.recv()
@@ -180,8 +181,8 @@ def test_a_state_saved_on_ray_goes_on_locally():
             np.testing.assert_array_equal(step(vec).obs, obs)
 
 
-@on_ray
-def test_a_factory_that_cannot_travel_is_refused_in_words():
+@pytest.mark.ray
+def test_unpicklable_factory_is_refused():
     import threading
 
     lock = threading.Lock()

@@ -233,7 +233,7 @@ def test_a_run_with_a_break_is_the_same_run_bit_by_bit(env, backend):
 
 
 @pytest.mark.parametrize("backend", ["local", "process"])
-def test_a_generator_that_no_seed_reaches_goes_on_where_it_was(backend):
+def test_unseeded_generator_continues(backend):
     with make(OwnGeneratorEnv, backend) as vec:
         sampler = corral.Sampler(vec, Draws(vec.spec))
         sample(sampler)
@@ -274,7 +274,7 @@ def test_the_lives_of_one_game_are_repeated_together(monkeypatch):
     same_trajectories(trajs, expected)
 
 
-def test_what_is_kept_between_episodes_is_found_missing_long_after_the_seed(monkeypatch):
+def test_state_kept_between_episodes_is_detected(monkeypatch):
     monkeypatch.setattr(restore, "_SINCE_SEED_STEPS", 0)
     *_, restarted = with_a_break(partial(make, partial(CountingEnv, 5)))
     assert restarted == [0, 1, 2, 3, 4]
@@ -298,7 +298,7 @@ def test_a_game_that_is_too_long_is_not_kept(monkeypatch):
         (OddlyDeclaringEnv, "process"),
     ],
 )
-def test_an_environment_that_cannot_be_restored_starts_a_new_episode_and_is_named(env, backend):
+def test_unrestorable_env_starts_new_episode(env, backend):
     factories = [CountingEnvOfTwo, env, CountingEnvOfTwo]
     trajs, episodes, restarted = with_a_break(partial(make, factories, backend))
     assert restarted == [1]
@@ -355,7 +355,7 @@ def test_a_state_may_be_taken_before_the_first_trajectory():
 
 
 @pytest.mark.parametrize("backend", ["local", "process"])
-def test_normalised_environments_go_on_with_their_statistics(backend):
+def test_normalised_envs_keep_their_statistics(backend):
     def make_normalised():
         return NormalizedVecEnv(make("Pendulum-v1", backend))
 
@@ -365,7 +365,7 @@ def test_normalised_environments_go_on_with_their_statistics(backend):
     same_trajectories(trajs, expected)
 
 
-def test_the_workers_global_generators_go_on(tmp_path):
+def test_global_generators_of_workers_continue(tmp_path):
     def finals(parts):
         state = None
         for steps in parts:
@@ -394,7 +394,7 @@ class GlobalEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("backend", ["local", "process"])
-def test_faults_stay_counted_and_restarted_environments_can_be_restored(backend):
+def test_restarted_envs_and_fault_counts_are_restored(backend):
     envs = [partial(FaultyEnv, "raise"), CountingEnv]
     expected, episodes = straight(partial(make, envs, backend))
     trajs, resumed_episodes, restarted = with_a_break(partial(make, envs, backend))
@@ -428,7 +428,7 @@ def test_a_worker_that_dies_while_loading_starts_new_episodes(tmp_path):
         assert vec.restarts == 1
 
 
-def test_a_worker_that_is_dead_when_saving_leaves_its_environments_out():
+def test_dead_worker_is_left_out_when_saving():
     with make(CountingEnv, "process", 4) as vec:
         sampler = corral.Sampler(vec, Draws(vec.spec))
         sample(sampler)
@@ -461,7 +461,7 @@ def test_nothing_is_recorded_unless_asked_for():
         assert corral.Sampler(vec, Draws(vec.spec)).load_state_dict(state) == [0, 1, 2]
 
 
-def test_misuse_is_refused_in_words():
+def test_misuse_is_refused():
     with make("CartPole-v1", num_envs=3) as vec:
         with pytest.raises(corral.UserError, match="idle"):
             vec.state_dict()

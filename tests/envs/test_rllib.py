@@ -33,7 +33,7 @@ def test_episodes_look_as_in_gymnasiums_next_step_mode(end):
     ours.close()
 
 
-def test_environments_end_at_different_times_and_none_misses_a_step():
+def test_envs_ending_at_different_times_miss_no_step():
     ours = NextStepVector(corral.make_vec([partial(CountingEnv, n) for n in (2, 3, 5)], backend="local"))
     ours.reset(seed=1)
     lives = [0, 0, 0]
@@ -65,7 +65,8 @@ def clipped_cartpole(**kwargs):
 @pytest.mark.parametrize(
     ("runners", "mode", "env"), [(1, "vector_entry_point", "CartPole-v1"), (0, "sync", clipped_cartpole)]
 )
-def test_rllib_ppo_trains(ray_session, runners, mode, env):
+@pytest.mark.ray
+def test_rllib_ppo_trains(runners, mode, env):
     from ray.rllib.algorithms.ppo import PPOConfig
 
     def play_episodes(runner):
@@ -94,7 +95,7 @@ def test_rllib_ppo_trains(ray_session, runners, mode, env):
     assert len({length for length, _, _ in played}) > 1
 
 
-def test_what_rllib_decides_is_refused_in_words():
+def test_options_of_rllib_are_refused():
     with pytest.raises(UserError, match=r"debugging\(seed"):
         register("x", "CartPole-v1", seed=3)
     with pytest.raises(UserError, match="num_envs_per_env_runner"):

@@ -78,7 +78,7 @@ def test_worker_processes_of_gymnasium_and_nested_spaces(mode):
             assert any(row.done for row in rows)
 
 
-def test_seeds_are_one_per_environment_where_the_vector_takes_them():
+def test_vector_env_gets_one_seed_per_env():
     with VectorVecEnv(SyncVectorEnv([CountingEnv] * 3, autoreset_mode=AutoresetMode.SAME_STEP)) as vec:
         seen = []
         for seed in (0, 0, 1):
@@ -138,7 +138,7 @@ class Odd(gymnasium.vector.VectorEnv):
         self.closed_count += 1
 
 
-def test_a_vector_environment_must_say_how_it_resets():
+def test_vector_env_needs_an_autoreset_mode():
     with pytest.raises(UserError, match="autoreset_mode"):
         VectorVecEnv(Odd(mode=None))
 

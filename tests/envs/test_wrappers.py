@@ -46,7 +46,7 @@ def values(stack):
 
 
 @pytest.mark.parametrize("reuse_buffer", [False, True])
-def test_frame_stack_repeats_the_first_frame_and_keeps_the_old_ones_until_the_end(reuse_buffer):
+def test_frame_stack_repeats_first_frame(reuse_buffer):
     env = wrappers.FrameStack(Script([10, 11, 12, 13], reuse_buffer=reuse_buffer), 3)
     first, _ = env.reset()
     assert env.observation_space.contains(first)
@@ -65,7 +65,7 @@ def test_frame_stack_gives_arrays_away():
     assert values(env.step(0)[0]) == [10, 11]
 
 
-def test_frame_stack_refuses_what_it_cannot_stack():
+def test_frame_stack_refuses_other_spaces():
     with pytest.raises(UserError, match="Box"):
         wrappers.FrameStack(gymnasium.make("FrozenLake-v1"))
 
@@ -83,14 +83,14 @@ def test_max_and_skip_shows_the_brighter_of_the_last_two_frames(reuse_buffer):
     assert env.unwrapped.actions == [1] * 9
 
 
-def test_frame_skip_shows_the_last_frame_and_adds_up_rewards_raw_ones_too():
+def test_frame_skip_sums_rewards_and_raw_rewards():
     env = wrappers.FrameSkip(wrappers.ClipReward(Script([1, 9, 8, 7, 5])), 3)
     env.reset()
     obs, reward, _, _, info = env.step(0)
     assert (obs[0, 0], reward, info["raw_reward"]) == (7, 3.0, 1 + 2 + 3)
 
 
-def test_a_lost_life_ends_the_episode_and_the_game_goes_on():
+def test_lost_life_ends_episode_but_not_game():
     game = Script([0, 1, 2, 3, 4], lives=[2, 2, 1, 1, 0])
     env = wrappers.EpisodicLife(game)
     env.reset(seed=0)
@@ -117,7 +117,7 @@ def test_a_seed_starts_a_new_game_even_after_a_lost_life():
     assert (game.resets, game.t) == (2, 0)
 
 
-def test_episodic_life_says_when_there_are_no_lives():
+def test_episodic_life_without_lives_is_refused():
     env = wrappers.EpisodicLife(gymnasium.make("CartPole-v1"))
     env.reset()
     with pytest.raises(UserError, match="lives"):
@@ -202,7 +202,7 @@ def test_pixels_are_stacked_frames_of_any_rendered_environment():
         lined.close()
 
 
-def test_pixels_say_what_they_need():
+def test_pixels_name_missing_packages():
     with pytest.raises(UserError, match="size"):
         pixels("CartPole-v1", size=0)
     with pytest.raises(UserError, match="rgb_array"):

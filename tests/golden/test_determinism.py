@@ -30,7 +30,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(algo):
 
 
 @pytest.mark.parametrize("algo", SETTINGS)
-def test_it_does_not_matter_which_processes_run_the_environments(algo):
+def test_weights_equal_local_and_process(algo):
     local = weights(algo)
     for workers in (1, 2):
         assert torch.equal(local, weights(algo, backend="process", workers=workers)), workers
@@ -44,7 +44,7 @@ def test_it_does_not_matter_which_processes_run_the_environments(algo):
         ("CartPole-v1", {"rnn": "lstm", "rnn_size": 8, "hidden_sizes": (8,)}),
     ],
 )
-def test_nor_for_other_actions_and_with_a_memory(env, settings):
+def test_weights_equal_for_other_actions_and_cores(env, settings):
     assert torch.equal(weights("ppo", env, **settings), weights("ppo", env, backend="process", workers=2, **settings))
 
 
@@ -52,7 +52,7 @@ def test_nor_for_other_actions_and_with_a_memory(env, settings):
     ("env", "settings"),
     [(f"{ENVS}:IdentityEnv", {"env_kwargs": {"kind": "hybrid"}}), ("CartPole-v1", {"normalize_reward": True})],
 )
-def test_the_number_of_workers_does_not_matter_where_the_halves_do(env, settings):
+def test_weights_equal_for_any_number_of_workers(env, settings):
     """Two kinds of draws, and statistics that learn while halves of the environments come in, depend on the halves."""
     runs = [weights("ppo", env, backend="process", workers=workers, **settings) for workers in (1, 2)]
     assert torch.equal(*runs)

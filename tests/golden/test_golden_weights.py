@@ -95,7 +95,7 @@ def statistics(learner):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_updates_make_of_the_weights_what_they_always_made(case):
+def test_golden_weights(case):
     expected = json.loads(GOLDEN.read_text())[case]
     found = statistics(learn(case))
     assert found.keys() == expected.keys()

@@ -10,6 +10,7 @@ import zmq
 SDK = Path(__file__).parents[2] / "sdk" / "cpp"
 LIBZMQ = next(Path(zmq.__file__).parents[1].glob("pyzmq.libs/libzmq*.so*"), None)
 NEEDS_ZMQ = pytest.mark.skipif(LIBZMQ is None, reason="this pyzmq has no libzmq of its own to build with")
+EXAMPLES = ("cartpole", "connect4", "hybrid", "owned_loop", "pendulum")
 SCHEMES = ("tcp", pytest.param("zmq", marks=NEEDS_ZMQ))
 
 
@@ -20,12 +21,12 @@ def run(*command, timeout=280):
     return done.stdout
 
 
-def build(folder):
-    """All examples and tests, with zmq:// by the libzmq of the pyzmq wheel if there is one."""
+def build(folder, *targets):
+    """The programs named, or all, with zmq:// by the libzmq of the pyzmq wheel if there is one."""
     for tool in ("cmake", "g++"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is missing: the C++ SDK is not tested (apt-get install g++ cmake)")
     with_zmq = [] if LIBZMQ is None else ["-DCORRAL_ZMQ=ON", f"-DCORRAL_ZMQ_LIBRARY={LIBZMQ}"]
     run("cmake", "-S", SDK, "-B", folder, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O0", *with_zmq)
-    run("cmake", "--build", folder, "-j2")
+    run("cmake", "--build", folder, "-j2", *(["--target", *targets] if targets else []))
     return folder

@@ -48,7 +48,7 @@ def together(work, size=3, timeout_s=20.0):
     return [results[rank] for rank in range(size)]
 
 
-def test_gradients_are_averaged_by_rows_and_equal_bit_by_bit_everywhere():
+def test_gradients_are_averaged_by_rows():
     own, rows = np.random.default_rng(0).normal(size=(3, 101)).astype(np.float32), [5, 1, 10]
 
     def work(exchange, rank):
@@ -75,14 +75,14 @@ def test_when_one_stops_all_do():
     assert together(lambda exchange, rank: exchange.grads(torch.ones(4), 2, 0.1, stop=rank == 1)) == ["stop"] * 3
 
 
-def test_what_is_shared_comes_in_the_same_order_everywhere():
+def test_shared_values_have_one_order():
     def work(exchange, rank):
         return [values.tolist() for values in exchange.share(torch.tensor([rank, 10.0 * rank], dtype=torch.float64))]
 
     assert together(work) == [[[0.0, 0.0], [1.0, 10.0], [2.0, 20.0]]] * 3
 
 
-def test_one_that_leaves_in_the_middle_is_noticed_by_the_others_at_once():
+def test_leaving_learner_is_noticed_at_once():
     def work(exchange, rank):
         exchange.grads(torch.ones(1000), 1, 0.1)
         if rank < 2:
@@ -93,7 +93,7 @@ def test_one_that_leaves_in_the_middle_is_noticed_by_the_others_at_once():
     assert together(work, timeout_s=600) == ["went on"] * 3  # the threads have a minute
 
 
-def test_one_that_does_not_come_is_waited_for_in_vain_and_not_for_ever():
+def test_missing_learner_times_out():
     store = open_store("127.0.0.1")
     with pytest.raises(PeerLost):
         AllReduce().join("127.0.0.1", store.port, 1, 0, 2, 0.5)
@@ -113,7 +113,7 @@ class Uneven(Counting):
 
 
 @pytest.mark.parametrize(("counts", "updates"), [([2, 2, 2], 2), ([3, 1, 2], 1), ([0, 4, 4], 0), ([0, 0, 0], 0)])
-def test_learners_whose_shares_give_different_numbers_of_updates_make_the_same(counts, updates):
+def test_uneven_shares_make_the_same_number_of_updates(counts, updates):
     def work(exchange, rank):
         algo = Uneven(Config(), EnvSpec(spaces.Box(-1, 1, (1,)), spaces.Discrete(2)), 1)
         learner = Learner(algo, algo.build_model(), torch.Generator(), Precision("fp32", ""), exchange)
@@ -133,7 +133,7 @@ class Odd(Counting):
         return LossOutput(float(batch.reward[0]) * 1e300 * 1e300, {}, backward=lambda: weights.grad.add_(1.0))
 
 
-def test_a_loss_that_is_not_finite_for_one_learner_is_left_out_by_all():
+def test_not_finite_loss_of_one_is_skipped_by_all():
     def batch(reward):
         ones = np.ones(1, np.float32)
         return Sample(Transitions(ones, ones, np.full(1, reward, np.float32), ones, ones, ones))

@@ -27,7 +27,7 @@ def vector(count, seed=0):
 
 @pytest.mark.parametrize("count", [1, 7, 511, 512, 513, 2000, 70_000])
 @pytest.mark.parametrize("name", CODECS)
-def test_every_codec_gives_float32_of_the_same_length_in_the_bytes_it_said(name, count):
+def test_codec_round_trip_has_declared_size(name, count):
     codec, values = CODECS[name], vector(count)
     code = codec.encode(values, np.random.default_rng(1))
     read = codec.decode(code, count)
@@ -39,7 +39,7 @@ def test_every_codec_gives_float32_of_the_same_length_in_the_bytes_it_said(name,
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_a_code_does_not_change_with_what_it_is_of(name):
+def test_encoding_is_a_copy(name):
     values = vector(600)
     code = CODECS[name].encode(values, np.random.default_rng(0))
     before = code.copy()
@@ -106,7 +106,7 @@ def test_and_rounding_to_the_nearest_would_not_be():
     assert (np.abs(reads.mean(0) - values) > 5 * reads.std(0) / 10 + 1e-6).any()
 
 
-def test_what_is_left_out_is_sent_later():
+def test_error_feedback_sends_omitted_values_later():
     literal_left = np.zeros(50, np.float32)
     compression = Compression(TopK(0.1, Whole()), 50, 0, feedback=True)
     sent_in_all, given_in_all = np.zeros(50), np.zeros(50)
@@ -139,7 +139,7 @@ def test_momentum_correction_is_as_in_the_paper():
         np.testing.assert_allclose(sent, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_what_was_not_used_is_sent_again():
+def test_unused_code_is_sent_again():
     compression = Compression(TopK(0.2, Whole()), 10, 0, feedback=True)
     code = compression.pack(np.arange(10, dtype=np.float32))
     compression.put_back(code)
@@ -147,7 +147,7 @@ def test_what_was_not_used_is_sent_again():
     np.testing.assert_array_equal(again, compression.unpack(code))
 
 
-def test_velocities_of_what_was_not_used_go_on():
+def test_velocities_of_unused_codes_continue():
     compression = Compression(TopK(0.2, Whole()), 10, 0, feedback=True, momentum=0.9)
     grad = np.arange(1, 11, dtype=np.float32)
     compression.put_back(compression.pack(grad))
@@ -190,7 +190,7 @@ def test_error_feedback_on_beats_off(name):
         ("powersgd:0", "between 1 and 64"),
     ],
 )
-def test_names_that_say_nothing_are_refused_with_what_there_is(name, says):
+def test_unknown_compression_lists_the_known(name, says):
     with pytest.raises(UserError, match=says):
         find_compression(name)
 

@@ -98,7 +98,7 @@ def test_gradients_that_are_sums_add_up_in_fewer_bytes(compress):
     assert [sorted(values) for values in results] == [[pytest.approx(6.0, rel=2**-7)]] * 3
 
 
-def test_what_a_low_rank_leaves_out_comes_later():
+def test_powersgd_feeds_back_its_error():
     """A gradient that is always the same, and of full rank: over time its mean is sent, by default."""
 
     def work(exchange, rank, net):
@@ -121,7 +121,7 @@ def test_what_a_low_rank_leaves_out_comes_later():
 
 
 @pytest.mark.parametrize("why", ["stop", "not finite", "gone"])
-def test_a_code_that_nobody_used_is_sent_with_the_next(why):
+def test_code_of_failed_reduce_is_sent_later(why):
     store, results, met = open_store(HOST), {}, threading.Barrier(2)
 
     def work(rank):
@@ -204,7 +204,7 @@ def tcp_bytes():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what was sent")
 @pytest.mark.parametrize("size", [2, 3])
-def test_the_bytes_of_an_update_are_those_of_a_ring_and_really_sent(size):
+def test_bytes_per_update_are_those_of_a_ring(size):
     count, updates, met, seen = 100_000, 5, threading.Barrier(size), []
 
     def work(exchange, rank):
@@ -230,7 +230,7 @@ def test_the_bytes_of_an_update_are_those_of_a_ring_and_really_sent(size):
 @pytest.mark.parametrize(
     ("stays_s", "patience_s", "says"), [(0, 20, "a worker is gone"), (9, 1.5, "a worker did not come within 1.5 s")]
 )
-def test_who_is_lost_is_said_in_plain_words_and_torchs_own_are_the_cause(stays_s, patience_s, says):
+def test_peer_lost_names_the_reason(stays_s, patience_s, says):
     store, noticed, met, lost = open_store(HOST), threading.Event(), threading.Barrier(2), []
 
     def work(rank):
@@ -257,7 +257,7 @@ def test_who_is_lost_is_said_in_plain_words_and_torchs_own_are_the_cause(stays_s
     assert "gloo" in str(lost[0].__cause__)
 
 
-def test_nor_is_who_does_not_come_said_in_torchs_words():
+def test_missing_peer_is_not_reported_by_torch():
     store = open_store(HOST)
     with pytest.raises(PeerLost, match=r"^a worker did not come within 0\.3 s$") as caught:
         AllReduce().join(HOST, store.port, 1, 0, 2, 0.3)
@@ -266,7 +266,7 @@ def test_nor_is_who_does_not_come_said_in_torchs_words():
         AllReduce().join(HOST, 9, 1, 0, 2, 0.3)
 
 
-def test_an_error_that_is_about_nobody_is_not_said_to_be():
+def test_other_errors_are_not_peer_lost():
     text = "[/__w/pytorch/gloo/allreduce.cc:12] Invalid scalar type\nframe #0"
     assert _plain(text, 1.0) == "workers cannot reduce: Invalid scalar type"
 
@@ -307,7 +307,7 @@ def test_more_servers_than_there_is_work_for(compress):
 # -- parameter server ---------------------------------------------------------------------------------------------
 
 
-def test_a_gradient_too_large_for_its_norm_is_not_sent_to_a_server():
+def test_gradient_with_infinite_norm_is_not_sent():
     """It cannot be clipped, and squares of it are not finite."""
     with Crew("param_server", 1, START) as crew:
         crew.join(0)
@@ -320,7 +320,7 @@ def test_a_gradient_too_large_for_its_norm_is_not_sent_to_a_server():
         assert torch.isfinite(model.weights).all()
 
 
-def test_who_asks_a_server_waits_longer_than_the_server_for_others():
+def test_client_timeout_exceeds_server_timeout():
     assert param_server._PATIENCE_S > server._PATIENCE_S
 
 
@@ -360,7 +360,7 @@ def test_nothing_is_lost_by_rounding_weights_to_8_bits(graph, mode):
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
-def test_who_is_more_than_the_lag_ahead_in_gossip_waits(lag):
+def test_gossip_waits_at_lag_bound(lag):
     done, go, begun = [0], threading.Semaphore(0), threading.Barrier(2)
 
     def work(exchange, rank):
@@ -397,7 +397,7 @@ def test_who_is_more_than_the_lag_ahead_in_gossip_waits(lag):
     assert counts == [lag, lag + 1, lag + 2, lag + 3]
 
 
-def test_learners_round_their_weights_by_random_numbers_of_their_own():
+def test_learners_round_weights_with_own_generators():
     config = DataParallelConfig(exchange="gossip", quantize_weights=True)
     exchanges = [make_exchange(config, nn.Linear(2, 2), HOST, bytes(32), seed=k) for k in range(3)]
     codes = [exchange._codec.encode(START.numpy(), exchange._rng).tobytes() for exchange in exchanges]

@@ -124,7 +124,7 @@ def test_explicit_q_loss_equals_autograd(double, dueling, prioritised):
         np.testing.assert_allclose(found[3].priorities, expected[3].priorities.numpy(), atol=1e-5)
 
 
-def test_a_lean_network_has_the_optimizers_latest_weights_and_acts_like_the_plain_one():
+def test_numpy_network_acts_with_latest_weights():
     spec = EnvSpec(OBSERVATIONS["vector"], ACTIONS["continuous"])
     algo = ppo.Ppo(ppo.Config(), spec, 1)
     plain, lean, (_, flat) = twins(algo)
@@ -147,7 +147,7 @@ def test_large_inputs_saturate_without_a_warning():
         assert np.isfinite(lean.lean_params(np.full((4, 5), 1e4, np.float32))).all()
 
 
-def test_small_adam_equals_torchs_and_goes_on_from_its_state():
+def test_flat_adam_equals_torch_and_restores():
     from corral.ops.optim import SmallAdam, adam
 
     torch.manual_seed(3)

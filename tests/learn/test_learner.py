@@ -151,7 +151,7 @@ def test_the_learning_rate_follows_progress():
         ({"discount": np.full(32, np.inf, np.float32)}, "loss"),
     ],
 )
-def test_an_update_that_is_not_finite_is_left_out_and_its_source_is_named(changes, source):
+def test_not_finite_update_is_skipped_and_named(changes, source):
     said = []
     learner = make_dqn(report=said.append, target_update_period=1)
     learner.step(transitions(), 0.0)
@@ -179,7 +179,7 @@ def test_a_gradient_that_is_not_finite_is_named():
     assert torch.equal(weights_of(learner), before)
 
 
-def test_statistics_of_observations_do_not_learn_from_what_is_not_finite():
+def test_obs_statistics_ignore_not_finite_rows():
     learner = make_dqn(net=NetConfig(activation="relu", normalize_obs=True))
     learner.step(transitions(), 0.0)
     before = learner.model.encoder.norm.mean.clone()
@@ -187,7 +187,7 @@ def test_statistics_of_observations_do_not_learn_from_what_is_not_finite():
     assert torch.equal(learner.model.encoder.norm.mean, before)
 
 
-def test_ten_in_a_row_end_the_run_and_one_good_one_starts_the_count_anew():
+def test_ten_not_finite_updates_in_a_row_fail():
     learner = make_dqn()
     bad = transitions(reward=np.full(32, np.nan, np.float32))
     for _ in range(9):

@@ -12,7 +12,7 @@ START = torch.linspace(-1, 1, 40)
 
 
 @pytest.mark.parametrize(("mode", "lag"), [("ssp", 1), ("sync", 0)])
-def test_who_is_let_go_is_counted_and_the_lead_is_what_it_was(mode, lag, monkeypatch):
+def test_learner_past_timeout_is_dropped_and_counted(mode, lag, monkeypatch):
     monkeypatch.setattr(server, "_PATIENCE_S", 0.3)
     done, begun = threading.Event(), threading.Barrier(2)
 

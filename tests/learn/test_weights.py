@@ -5,7 +5,7 @@ import numpy as np
 from corral.learn.weights import mean_state
 
 
-def test_real_numbers_are_averaged_counters_are_the_highest_and_the_rest_is_the_first():
+def test_merged_state_averages_floats_and_keeps_max_counts():
     one = {"w": np.float32([1, 3]), "n": np.array(2.0), "version": 4, "rng": np.uint8([1]), "target": None}
     other = {"w": np.float32([3, 5]), "n": np.array(4.0), "version": 7, "rng": np.uint8([2]), "target": None}
     mean = mean_state([one, other])

@@ -13,7 +13,7 @@ MISTAKES = {
     "environment": (["train", "ppo", "--env", "CartPoel-v1"], "CartPole-v1"),
     "module": (["train", "ppo", "--env", "nowhere:Env"], "nowhere"),
     "key": (["train", "ppo", *CART, "--set", "learning_rat=1"], "No setting 'learning_rat'"),
-    "nearly a key": (["train", "ppo", *CART, "--set", "ent_coeff=0.1"], "did you mean ent_coef?"),
+    "nearly a key": (["train", "ppo", *CART, "--set", "ent_coeff=0.1"], "did you mean ent_coef"),
     "key of another": (["train", "dqn", *CART, "--set", "clip_coef=0.1"], "clip"),
     "type": (["train", "ppo", *CART, "--set", "update_epochs=many"], "update_epochs must be a whole number"),
     "choice": (["train", "a2c", *CART, "--set", "optimizer=sgd"], "optimizer must be"),
@@ -27,7 +27,7 @@ MISTAKES = {
     "images": (["train", "ppo", *CART, "--set", "encoder=nature"], "needs image observations"),
     "replay": (["train", "dqn", *CART, "--set", "buffer_size=10", "--preset", "none"], "buffer_size"),
     "layers": (
-        ["train", "ppo", *CART, "--set", "hidden_sizes=100000000,100000000"],
+        ["train", "ppo", *CART, "--set", "hidden_sizes=100000,100000000000"],
         "takes 40,000,000 GB: lower hidden_sizes",
     ),
     "device": (["train", "ppo", *CART, "--set", "device=cuda:7"], "device"),
@@ -47,7 +47,7 @@ def assert_one_sentence(capsys, words):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_exit_code_2_one_sentence_and_no_folder(tmp_path, monkeypatch, capsys, mistake):
+def test_mistake_is_exit_code_2_one_line_no_folder(tmp_path, monkeypatch, capsys, mistake):
     args, words = MISTAKES[mistake]
     monkeypatch.chdir(tmp_path)
     if args[0] == "train":
@@ -76,7 +76,7 @@ def test_a_run_of_another_format_is_refused_and_left_as_it_is(tmp_path, monkeypa
 @pytest.mark.parametrize(
     "option", [["--num-envs", "100000000000"], ["--set", "num_steps=100000000000", "backend=local"]]
 )
-def test_what_no_memory_can_hold_is_a_sentence(tmp_path, capsys, option):
+def test_too_little_memory_is_one_line(tmp_path, capsys, option):
     settings = [*CART, "--preset", "none", "--run-dir", str(tmp_path / "run")]
     assert main(["train", "ppo", *settings, *option]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]

@@ -33,7 +33,7 @@ CLOCKS = {
 
 
 @pytest.mark.parametrize(("algo", "precision"), [("ppo", "fp32"), ("ppo", "bf16"), ("dqn", "fp32"), ("dqn", "auto")])
-def test_a_run_that_was_broken_off_goes_on_exactly_and_its_policy_is_the_one_evaluated(tmp_path, algo, precision):
+def test_pixel_run_resumes_exactly(tmp_path, algo, precision):
     whole, part = tmp_path / "whole", tmp_path / "part"
     train(algo, SPOT, 384, 1, whole, **COMMON, **CLOCKS, **SETTINGS[algo], precision=precision)
     shutil.copytree(whole, part, symlinks=True)
@@ -54,7 +54,7 @@ def test_a_run_that_was_broken_off_goes_on_exactly_and_its_policy_is_the_one_eva
         assert list(evaluate_policy(vec, policy, 2, seed).returns) == loaded.evaluation["returns"]
 
 
-def test_a_replay_of_stacked_frames_is_saved_with_each_frame_once(tmp_path):
+def test_saved_replay_has_each_frame_once(tmp_path):
     train("dqn", SPOT, 384, 1, tmp_path / "run", **COMMON, **CLOCKS, **SETTINGS["dqn"])
     size = os.path.getsize(tmp_path / "run" / "checkpoints" / "latest" / "replay.safetensors")
     frames, episodes, frame = 384, 384 / 16, 36 * 36

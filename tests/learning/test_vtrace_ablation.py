@@ -24,7 +24,7 @@ def reached(vtrace, replayed, seed):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_with_half_of_the_data_replayed_vtrace_learns_where_the_uncorrected_version_does_not(seed):
+def test_vtrace_needed_with_replay(seed):
     assert reached(True, 0.5, seed) > 0.85
     assert reached(False, 0.5, seed) < 0.65
 

@@ -8,14 +8,18 @@ import time
 import gymnasium
 import numpy as np
 import pytest
-from helpers.cpp_sdk import NEEDS_ZMQ, SCHEMES, run
+from helpers.cpp_sdk import EXAMPLES, NEEDS_ZMQ, SCHEMES, build, run
 from helpers.relay import Relay
 from helpers.sims import free_url, wait_for
 
 import corral
 from corral.testing import check_env
+from corral.testing.checks import link as link_checks
 
-EXAMPLES = ("cartpole", "connect4", "hybrid", "owned_loop", "pendulum")
+
+@pytest.fixture(autouse=True)
+def _measure_speed_briefly(monkeypatch):
+    monkeypatch.setattr(link_checks, "_SPEED_S", 0.1)
 
 
 @pytest.fixture
@@ -33,7 +37,10 @@ def start(built):
         process.communicate()
 
 
-def test_its_own_tests_pass(built):
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_cpp_tests_pass(built):
+    build(built)
     run("ctest", "--test-dir", built, "--output-on-failure")
 
 
@@ -91,7 +98,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("after_bytes", [1, 37, 150, 333])
-def test_a_cut_connection_costs_nothing_and_every_step_happens_once(start, after_bytes, scheme):
+def test_cut_connection_repeats_and_loses_no_step(start, after_bytes, scheme):
     url = free_url(scheme)
     start("cartpole", "--bind", url)
     wait_for(url)
@@ -122,7 +129,7 @@ def test_zmq_carries_the_same(start):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_told_to_listen_it_stays_for_the_next_learner_though_it_had_to_dial_the_first(start, scheme):
+def test_listening_simulator_stays_for_next_learner(start, scheme):
     url, started = free_url(scheme), []
 
     def late():
@@ -155,7 +162,7 @@ def test_it_ends_when_the_run_is_over_and_on_sigterm(start):
     [(), ("--bind",), ("--bind", "tcp://0.0.0.0:0"), ("--connect", "nonsense"), ("--envs", "0", "--bind", "tcp://127.0.0.1:0"),
      ("--wrong",), ("--connect", "tcp://127.0.0.1:1", "--token-file", "/no/such/file")],
 )  # fmt: skip
-def test_a_mistake_on_its_command_line_is_one_sentence_and_exit_code_2(start, options):
+def test_cpp_command_line_mistake_is_exit_code_2(start, options):
     process = start("cartpole", *options)
     assert process.wait(10) == 2
     said = process.stderr.read().strip()

@@ -81,7 +81,7 @@ def test_many_names_come_page_by_page(built, serve):
         assert cpp.names() == [f"s{k:05}" for k in range(2300)]
 
 
-def test_a_budget_that_is_spent_is_said(built, serve):
+def test_full_budget_is_reported(built, serve):
     _, url = serve("--max-states", 1, "--max-mb", 1)
     with CppStates(built, url) as cpp:
         with pytest.raises(StatesFull, match="budget of 1048576"):
@@ -93,7 +93,7 @@ def test_a_budget_that_is_spent_is_said(built, serve):
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 600, b"\xff\xfe"])
-def test_what_is_no_name_is_refused(built, serve, name):
+def test_invalid_name_is_refused(built, serve, name):
     _, url = serve()
     with CppStates(built, url) as cpp:
         with pytest.raises(UserError, match="name of a state"):
@@ -101,7 +101,7 @@ def test_what_is_no_name_is_refused(built, serve, name):
         cpp.put("and it goes on", b"")
 
 
-def test_a_wrong_token_is_refused_in_one_sentence(built, serve, token, tmp_path):
+def test_wrong_token_is_refused(built, serve, token, tmp_path):
     (tmp_path / "other").write_text(TOKEN[::-1])
     _, url = serve("--token-file", token)
     for path, words in ((tmp_path / "other", "did not prove that it knows"), ("", "refused: a client did not")):
@@ -114,7 +114,7 @@ def test_a_wrong_token_is_refused_in_one_sentence(built, serve, token, tmp_path)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_server_that_is_gone_is_said_at_the_deadline_and_found_again_when_it_is_back(built, serve, tmp_path, scheme):
+def test_lost_state_server_times_out_and_is_found_again(built, serve, tmp_path, scheme):
     process, url = serve("--dir", tmp_path / "s", bind=f"{scheme}://127.0.0.1:0")
     with CppStates(built, url, timeout_s=1.0) as hasty, CppStates(built, url, timeout_s=60.0) as patient:
         for cpp in (hasty, patient):

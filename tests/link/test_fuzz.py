@@ -104,7 +104,7 @@ def mutated_frames(rng):
     return frames
 
 
-def test_spaces_that_cannot_be():
+def test_invalid_spaces_are_refused():
     kinds = ("box", "discrete", "multi_discrete", "multi_binary", "dict", "tuple", "graph", None, 3)
     odd = (
         -1,

@@ -200,7 +200,7 @@ def test_spaces_and_their_rows_come_back_as_they_were(space, seed, batch):
 
 @FEW
 @given(spaces, st.integers(0, 1000))
-def test_observations_and_actions_of_the_json_loop_come_back_as_they_were(space, seed):
+def test_json_observations_and_actions_round_trip(space, seed):
     layout = Layout(space)
     row = samples(space, seed, 1)
     plain = action_value(row, layout)

@@ -23,7 +23,7 @@ def first_wire(listener):
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "zmq", "grpc"])
-def test_a_peer_that_does_not_read_what_it_is_sent_is_lost(scheme, monkeypatch):
+def test_peer_that_does_not_read_is_lost(scheme, monkeypatch):
     monkeypatch.setattr(binding, "MAX_UNSENT_BYTES", 4 << 20)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(
@@ -60,7 +60,7 @@ class _NoMore:
         return self._door.accept()
 
 
-def test_who_cannot_be_let_in_for_want_of_descriptors_does_not_keep_the_listener_busy():
+def test_listener_rests_when_out_of_descriptors():
     with contextlib.closing(open_binding("tcp", listen=parse_url("tcp://127.0.0.1:0"))) as listener:
         listener._door = door = _NoMore(listener._door)
         host, port = listener.urls[0].partition("://")[2].split(":")

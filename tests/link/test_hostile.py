@@ -41,7 +41,7 @@ def _array(place, dtype, shape):
     ],
     ids=["place", "shape", "dtype", "depth"],
 )
-def test_a_value_that_cannot_be_is_a_bad_message(data):
+def test_invalid_value_is_a_bad_message(data):
     with pytest.raises(encoding.DecodeError):
         encoding.decode(data)
 
@@ -61,13 +61,13 @@ SMALL = {"type": "discrete", "n": 2, "start": 0, "dtype": "int64"}
     ],
     ids=["bytes", "leaves", "a box with parts"],
 )
-def test_a_space_that_would_cost_much_is_refused_before_it_is_built(space, monkeypatch):
+def test_huge_space_is_refused_before_it_is_built(space, monkeypatch):
     monkeypatch.setattr(Layout, "from_json", lambda data: pytest.fail("it was built"))
     with pytest.raises(BadMessage, match="more than"):
         read_space(space, "observation")
 
 
-def test_the_words_about_a_space_are_few():
+def test_space_error_is_short():
     with pytest.raises(BadMessage) as refused:
         read_space({**LARGE, "shape": [2], "low": "x" * 1_000_000}, "observation")
     assert len(str(refused.value)) < 1000
@@ -76,12 +76,12 @@ def test_the_words_about_a_space_are_few():
 # -- the JSON loop -----------------------------------------------------------------------------------------------------
 
 
-def test_text_in_an_observation_is_refused_before_it_takes_the_room_of_the_longest_for_each():
+def test_text_observation_is_refused_before_allocation():
     with pytest.raises(Mistake, match="expected numbers"):
         inferred([["x" * 1_000_000] + [""] * 200_000])
 
 
-def test_an_observation_of_too_many_parts_is_refused_before_a_space_is_made_for_each():
+def test_observation_with_too_many_parts_is_refused():
     with pytest.raises(Mistake, match="300 parts"):
         inferred({"a": {str(k): 1 for k in range(300)}})
 
@@ -125,7 +125,7 @@ def test_a_learner_that_allows_nothing_is_refused(server, limits):
     assert _welcome(server, Strange()).op == clp.Op.READY
 
 
-def test_learners_that_chose_the_same_number_each_have_their_session(server):
+def test_learners_with_equal_ids_have_own_sessions(server):
     one, other = Strange(), Strange()
     for wire in (one, other):
         assert _welcome(server, wire).op == clp.Op.READY
@@ -135,7 +135,7 @@ def test_learners_that_chose_the_same_number_each_have_their_session(server):
     assert _ask(server, one, clp.Op.STEP, bytes(4), bytes(8), seq=2).status == 0
 
 
-def test_a_session_that_its_learner_does_not_know_any_more_is_freed(server):
+def test_session_unknown_to_learner_is_freed(server):
     one, again = Strange(), Strange()
     _welcome(server, one)
     _post(server, Event(one, lost="cut"))
@@ -143,7 +143,7 @@ def test_a_session_that_its_learner_does_not_know_any_more_is_freed(server):
     assert [session.number for session in server._sessions] == [6]
 
 
-def test_a_session_that_ended_between_hello_and_welcome_is_not_resumed(server):
+def test_session_ended_during_handshake_is_not_resumed(server):
     one, again = Strange(), Strange()
     _welcome(server, one)
     _post(server, Event(one, lost="cut"))
@@ -154,7 +154,7 @@ def test_a_session_that_ended_between_hello_and_welcome_is_not_resumed(server):
     assert read_message(again.last).status == clp.Status.E_SESSION
 
 
-def test_of_two_connections_that_resume_a_session_the_later_has_it(server):
+def test_later_of_two_resuming_connections_wins(server):
     one, two, three = Strange(), Strange(), Strange()
     _welcome(server, one)
     _post(server, Event(one, lost="cut"))
@@ -168,7 +168,7 @@ def test_of_two_connections_that_resume_a_session_the_later_has_it(server):
     assert list(server._by_wire) == [three]
 
 
-def test_a_learner_that_wants_no_words_gets_none(server):
+def test_reasons_are_sent_only_if_asked_for(server):
     wire = Strange()
     _welcome(server, wire, info=0)
     _ask(server, wire, clp.Op.RESET, bytes(4), bytes(8))
@@ -186,7 +186,7 @@ def _import(state, kept, over, obs):
 @pytest.mark.parametrize(
     "obs", [[], [np.zeros(3)], [np.zeros(2, np.float32)], [np.zeros(2), np.zeros(2)], ["text"], [[0, 0]]]
 )
-def test_an_exported_state_whose_observation_does_not_fit_is_refused(obs):
+def test_exported_state_with_wrong_observation_is_refused(obs):
     state = ExportedState()
     kept = state._states.get(1).kept
     assert _import(state, kept, False, [np.zeros(2)]) is None
@@ -206,7 +206,7 @@ def test_whatever_an_author_raises_at_a_foreign_state_refuses_it():
 # -- what clients are answered -----------------------------------------------------------------------------------------
 
 
-def test_words_about_rows_that_there_are_not_are_ignored():
+def test_reasons_of_unknown_rows_are_ignored():
     meta = {"rows": {"1" * 5000: "x", "7": "x", "0": "it broke", "1": 5}}
     assert _row_messages(Message(clp.Op.SAVE, meta=meta), 2) == {0: "it broke"}
 
@@ -218,7 +218,7 @@ def test_a_state_server_that_lists_no_names_is_an_error(meta):
         client.names()
 
 
-def test_a_state_server_that_lists_the_same_names_for_ever_is_an_error():
+def test_endless_list_of_state_server_is_an_error():
     page = Message(clp.Op.LIST, clp.REPLY, meta={"names": ["a", "b"], "more": True})
     with pytest.raises(EnvFailed, match="not asked for"):
         _client(page, page).names()

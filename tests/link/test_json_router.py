@@ -171,8 +171,8 @@ class TestContract(VecEnvContract):
     # As JSON a byte takes up to four, and seconds to write and read where the suite goes up to 64 MB: users of such
     # observations want the link.
     @pytest.mark.parametrize("nbytes", [1 << 10, (1 << 16) + 1, 1 << 20])
-    def test_observations_of_any_size_arrive_unharmed(self, nbytes):
-        super().test_observations_of_any_size_arrive_unharmed(nbytes)
+    def test_observations_of_any_size(self, nbytes):
+        super().test_observations_of_any_size(nbytes)
 
 
 def test_sixteen_clients_play_at_once(start):
@@ -248,7 +248,7 @@ def test_the_loop_word_by_word(hand):
     assert hand.hear() == {"action": None, "terminate": True}
 
 
-def test_a_reset_is_satisfied_by_what_an_unseeded_client_has_sent_and_forwarded_to_a_seeded_one(hand):
+def test_reset_of_seeded_and_unseeded_json_clients(hand):
     with vec_of(hand.fleet, 1) as vec:
         assert vec.recv().obs.tolist() == [[0, 7]]
         act(vec, 1)
@@ -275,7 +275,7 @@ def test_a_reset_is_satisfied_by_what_an_unseeded_client_has_sent_and_forwarded_
         assert seeds[0] == seeds[1] != seeds[2]
 
 
-def test_a_simulator_that_starts_over_in_the_middle_of_an_episode_costs_a_faulty_row(hand):
+def test_restart_in_mid_episode_yields_faulty_row(hand):
     with vec_of(hand.fleet, 1) as vec:
         vec.recv()
         act(vec, 1)
@@ -290,7 +290,7 @@ def test_a_simulator_that_starts_over_in_the_middle_of_an_episode_costs_a_faulty
 
 
 @pytest.mark.parametrize("how", ["terminate", "disconnect", "mistake"])
-def test_who_leaves_after_an_episode_has_delivered_its_end(hand, how):
+def test_client_leaving_after_an_episode_delivers_its_end(hand, how):
     with vec_of(hand.fleet, 1) as vec:
         vec.recv()
         act(vec, 1)
@@ -310,7 +310,7 @@ def test_who_leaves_after_an_episode_has_delivered_its_end(hand, how):
         assert vec.restarts == 1
 
 
-def test_who_leaves_in_an_episode_is_replaced_by_a_late_joiner(context, hand):
+def test_late_client_replaces_one_that_left(context, hand):
     with vec_of(hand.fleet, 1) as vec:
         vec.recv()
         act(vec, 1)
@@ -337,7 +337,7 @@ def test_environments_wait_for_late_joiners(context, hand):
         assert vec.recv().obs.tolist() == [[1, 7], [3, 3]]
 
 
-def test_a_client_killed_in_the_middle_of_a_step_costs_a_faulty_row_and_the_others_nothing(gate, start):
+def test_client_killed_in_mid_step_yields_one_faulty_row(gate, start):
     script = """
 import json, sys, time, zmq
 socket = zmq.Context().socket(zmq.REQ)
@@ -386,7 +386,7 @@ time.sleep(60)
         process.communicate()
 
 
-def test_clients_that_are_gone_before_they_are_heard_take_no_place(context, gate):
+def test_client_gone_before_hello_takes_no_slot(context, gate):
     fleet = gate()
     binding = fleet.binding
     ghosts = [Hand(context, fleet, name) for name in "abc"]
@@ -442,7 +442,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_costs_its_client_the_episode_and_the_others_nothing(context, hand, name):
+def test_mistake_of_a_client_ends_only_its_episode(context, hand, name):
     body, words = MISTAKES[name]
     frames = body if isinstance(body, list) else [json.dumps(body).encode() if isinstance(body, dict) else body]
     other = Hand(context, hand.fleet, 1)
@@ -485,7 +485,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_first_message_that_cannot_be_used_is_refused_in_words(context, gate, caplog, name):
+def test_invalid_first_message_is_refused(context, gate, caplog, name):
     message, words = REFUSED[name]
     hand = Hand(context, gate(most=1 << 18))
     hand.socket.send_string(json.dumps(message))
@@ -497,7 +497,7 @@ def test_a_first_message_that_cannot_be_used_is_refused_in_words(context, gate, 
     assert hand.hear()["terminate"]
 
 
-def test_an_action_space_that_nobody_has_described_is_asked_for(context, gate):
+def test_missing_action_space_is_asked_for(context, gate):
     hand = Hand(context, gate(action=None))
     hand.reset(1, 2)
     assert "env_kwargs={'action': ...}" in hand.hear()["error"]
@@ -574,7 +574,7 @@ def test_a_token_cannot_be_proven(context, gate):
     assert "token" in hand.hear()["error"]
 
 
-def test_a_client_in_the_middle_of_a_step_hears_that_the_run_is_over(context, hand):
+def test_client_in_mid_step_hears_end_of_run(context, hand):
     with vec_of(hand.fleet, 1) as vec:
         vec.recv()
         act(vec, 1)
@@ -583,7 +583,7 @@ def test_a_client_in_the_middle_of_a_step_hears_that_the_run_is_over(context, ha
     assert json.loads(hand.socket.recv()) == {"action": None, "terminate": True}
 
 
-def test_the_learner_listens_and_never_dials():
+def test_json_learner_only_listens():
     with sockets.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -631,7 +631,7 @@ _VALUES = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from([*STEP, "action_space", "observation_space", "seeded"]), _VALUES), _VALUES)
-def test_whatever_a_client_says_is_read_or_refused_in_words(more, space):
+def test_any_client_message_is_read_or_refused(more, space):
     body = json.dumps({**STEP, "obs": [1], "action_space": {"type": "box", "shape": space}, **more}).encode()
     with contextlib.suppress(Mistake):
         said = read_said(body)

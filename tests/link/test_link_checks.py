@@ -12,6 +12,7 @@ from helpers.sims import Sim, free_url
 from corral.cli.main import main
 from corral.link import protocol as clp
 from corral.testing import check_env
+from corral.testing.checks import link as link_checks
 from corral.testing.checks.link import check_memory
 
 CHECKS = [
@@ -59,6 +60,11 @@ class Walk(gymnasium.Env):
         self._t = state.get("t", self._t)
         if "rng" in state:
             self.np_random.bit_generator.state = state["rng"]
+
+
+@pytest.fixture(autouse=True)
+def _measure_speed_briefly(monkeypatch):
+    monkeypatch.setattr(link_checks, "_SPEED_S", 0.1)
 
 
 @pytest.fixture
@@ -131,12 +137,12 @@ class Unhurried:
         return {"snapshots": len(self._kept), "snapshot_bytes": 8 * len(self._kept)}
 
 
-def test_states_may_be_dropped_after_statistics_that_were_asked_for_later():
+def test_memory_check_allows_late_drops():
     subject = SimpleNamespace(states=Unhurried(), slots=np.arange, seed=1, facts={})
     assert check_memory(subject) == ("pass", "a state takes 8 bytes; dropped, they take none")
 
 
-def test_the_command_prints_a_list_writes_a_report_and_exits_by_the_verdict(serve, tmp_path, capfd):
+def test_check_env_command_report_and_exit_code(serve, tmp_path, capfd):
     report = tmp_path / "report.json"
     assert main(["check-env", serve("forgets rng"), "--json", str(report), "--steps", "100"]) == 1
     assert "fail  save and load" in capfd.readouterr().out
@@ -147,6 +153,6 @@ def test_the_command_prints_a_list_writes_a_report_and_exits_by_the_verdict(serv
     assert main(["check-env", serve(), "--steps", "100"]) == 0
 
 
-def test_nobody_there_is_said_in_words(capfd):
+def test_check_env_of_wrong_url_is_exit_code_2(capfd):
     assert main(["check-env", "tcp://127.0.0.1:99999"]) == 2
     assert "is not tcp://HOST:PORT" in capfd.readouterr().err

@@ -50,7 +50,7 @@ def same(a, b):
             np.testing.assert_array_equal(x, y)
 
 
-def test_what_follows_a_load_is_what_followed_the_save(states):
+def test_steps_after_load_equal_steps_after_save(states):
     slots = states.take_slots(2)
     states.reset(slots, np.array([1, 2])).require_good("reset")
     walk(states, slots, 0, 3)
@@ -119,7 +119,7 @@ def test_a_rollout_is_its_steps_and_stops_at_the_end(states):
     assert states.expand(parent, np.array([0]))[1].status[0] == clp.Status.E_NO_EPISODE
 
 
-def test_unknown_dropped_and_foreign_states_are_errors_of_their_rows(states):
+def test_unknown_states_are_errors_of_their_rows(states):
     slots = states.take_slots(2)
     states.reset(slots, np.array([1, 2]))
     ids, _ = states.save(slots)
@@ -132,7 +132,7 @@ def test_unknown_dropped_and_foreign_states_are_errors_of_their_rows(states):
     assert (states.load(slots, ids).status == clp.Status.E_UNKNOWN_STATE).all()
 
 
-def test_exported_states_go_on_in_another_simulator(states):
+def test_exported_states_continue_in_another_simulator(states):
     if states.level < 4:
         slots = states.take_slots(1)
         states.reset(slots, np.array([1]))
@@ -160,7 +160,7 @@ def test_exported_states_go_on_in_another_simulator(states):
     sim.end()
 
 
-def test_memory_is_bounded_exactly_and_nothing_is_evicted(states):
+def test_state_memory_is_bounded_without_eviction(states):
     slots = states.take_slots(1)
     states.reset(slots, np.array([1]))
     ids, _ = states.save(slots)

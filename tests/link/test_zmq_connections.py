@@ -49,7 +49,7 @@ def lost(events):
     return [e.wire for e in events if e.lost is not None]
 
 
-def test_who_gets_the_number_of_a_lost_connection_is_not_lost_with_it(binding):
+def test_reused_connection_number_is_not_lost(binding):
     router = binding(listen=parse_url("zmq://127.0.0.1:0"))
     with peer(zmq.DEALER, router.urls[0]) as (first, _):
         first.send(b"first")
@@ -67,7 +67,7 @@ def test_who_gets_the_number_of_a_lost_connection_is_not_lost_with_it(binding):
     assert lost(poll_until(router, lost)) == [two.wire]
 
 
-def test_a_dialled_connection_that_was_made_again_meanwhile_was_lost_before(binding):
+def test_redialled_connection_reports_loss_first(binding):
     url = free_url("zmq")
     with peer(zmq.ROUTER, url, listen=True) as (_, wait):
         dealer = binding(dial=[parse_url(url)])

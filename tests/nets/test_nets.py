@@ -111,7 +111,7 @@ def test_trees_are_laid_side_by_side_and_every_part_arrives():
         ((4, 40, 48, 3), lambda x: x.transpose(0, 1, 4, 2, 3).reshape(len(x), 12, 40, 48)),
     ],
 )
-def test_images_reach_the_convolutions_with_channels_first_and_scaled(shape, to_chw):
+def test_images_are_channels_first_and_scaled(shape, to_chw):
     space = spaces.Box(0, 255, shape, np.uint8)
     encoder = Encoder(Layout(space), NetConfig())
     seen = []
@@ -131,7 +131,7 @@ def test_images_and_numbers_go_side_by_side():
     assert out.shape[1] == 3 + 512
 
 
-def test_an_image_as_a_plain_vector_when_asked_and_a_sentence_where_there_is_none():
+def test_image_as_vector_or_refused_torso():
     space = spaces.Box(0, 255, (40, 40), np.uint8)
     assert encode(space, batch_of(space, 1), encoder="mlp").shape == (1, 1600)
     with pytest.raises(UserError, match="needs image observations"):
@@ -144,7 +144,7 @@ def test_an_image_as_a_plain_vector_when_asked_and_a_sentence_where_there_is_non
 # -- normalisation -------------------------------------------------------------------------------------------------
 
 
-def test_normalisation_has_the_moments_of_all_rows_whatever_the_batches():
+def test_normalisation_moments_are_those_of_all_rows():
     rows = np.random.default_rng(0).normal([3, -50, 0], [1, 1e-3, 40], (1000, 3)).astype(np.float32)
     norm = ObsNorm(3)
     torch.testing.assert_close(norm(torch.ones(1, 3)), torch.ones(1, 3))  # nothing seen yet: as it is
@@ -159,7 +159,7 @@ def test_normalisation_has_the_moments_of_all_rows_whatever_the_batches():
     assert norm(torch.full((1, 3), 1e9)).tolist() == [[10.0] * 3]
 
 
-def test_only_float_parts_are_normalised_and_the_statistics_are_saved_with_the_network():
+def test_only_float_leaves_are_normalised():
     space = spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3), "c": spaces.Box(-1, 1, (1,), np.float64)})
     encoder = Encoder(Layout(space), NetConfig(normalize_obs=True))
     obs = batch_of(space, 200)
@@ -178,7 +178,7 @@ def test_only_float_parts_are_normalised_and_the_statistics_are_saved_with_the_n
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("hidden", [(), (8,), (8, 6), (5, 8, 6)])
-def test_a_small_network_in_numpy_is_torchs_in_value_and_gradient(activation, hidden):
+def test_numpy_mlp_equals_torch_value_and_gradient(activation, hidden):
     net = randomize(nn.Sequential(mlp(3, hidden, activation), nn.Linear(hidden[-1] if hidden else 3, 4)))
     for param in net.parameters():
         param.grad = torch.ones_like(param)  # gradients are added to
@@ -247,7 +247,7 @@ def shrink(model):
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("hidden", [(), (64, 64)])
-def test_acting_in_numpy_says_what_the_network_says(net, observation, activation, normalize, hidden):
+def test_numpy_acting_equals_torch(net, observation, activation, normalize, hidden):
     space = OBSERVATIONS[observation]
     config = NetConfig(hidden_sizes=hidden, activation=activation, normalize_obs=normalize)
     model = shrink(randomize(NETS[net](spec_of(space, ACTIONS["hybrid"]), config)))
@@ -279,7 +279,7 @@ def test_acting_in_numpy_says_what_the_network_says(net, observation, activation
         QNetwork(spec_of(spaces.Box(0, 255, (40, 40), np.uint8)), 4, NetConfig(), dueling=False),
     ],
 )
-def test_what_is_more_than_plain_layers_stays_with_torch(model):
+def test_other_layers_stay_with_torch(model):
     assert not model.use_numpy()
     assert model.lean is None
 
@@ -296,7 +296,7 @@ def test_policy_and_value_of_a_vector_share_nothing():
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_memory_is_that_of_torch(kind):
+def test_numpy_core_equals_torch(kind):
     core = randomize(Core(kind, 3, 5))
     cell = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](3, 5)
     with torch.no_grad():
@@ -310,7 +310,7 @@ def test_memory_is_that_of_torch(kind):
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_an_unroll_is_acting_step_by_step_across_the_ends_of_episodes(kind):
+def test_unroll_equals_stepwise_acting_across_episodes(kind):
     model = randomize(ActorCritic(spec_of(), NetConfig(rnn=kind, rnn_size=6, hidden_sizes=(8,))))
     length, width = 9, 3
     obs = torch.randn(length, width, 3)
@@ -363,7 +363,7 @@ def test_every_observation_gets_parameters_and_a_value(space, core):
         assert states.shape == (3, 2, 2 * 128)
 
 
-def test_a_lean_network_refuses_rows_of_another_size():
+def test_numpy_network_refuses_rows_of_another_size():
     net = mlp(3, (8,), "tanh")
     with pytest.raises(ValueError, match="of 3 inputs got rows of 5"):
         NumpyMlp(linears(net), "tanh")(np.zeros((2, 5), np.float32))

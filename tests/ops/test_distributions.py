@@ -124,7 +124,7 @@ def chi_square(counts, probabilities):
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def test_choices_come_as_often_as_their_probability_says_and_independently():
+def test_sampled_choices_have_their_probabilities():
     actions = Actions(Layout(spaces.MultiDiscrete([4, 3])))
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05, 0.2, 0.2, 0.6], np.float32))
     n = 60_000
@@ -240,12 +240,12 @@ def test_joint_choices_number_every_combination_once(name):
         (spaces.MultiBinary(64), "more than 4096"),
     ],
 )
-def test_joint_choices_refuse_what_they_cannot_number(space, words):
+def test_joint_choices_refuse_continuous_spaces(space, words):
     with pytest.raises(UserError, match=words):
         JointChoices(Layout(space), "dqn")
 
 
-def test_the_log_probability_is_that_of_the_number_as_it_was_rounded():
+def test_log_prob_is_of_the_rounded_action():
     actions = Actions(Layout(spaces.Box(-np.inf, np.inf, (1,), np.float32)))
     params = np.tile(np.array([1000.0, -4.0], np.float32), (200, 1))
     action, logp = actions.sample(params, np.random.default_rng(0))
@@ -254,7 +254,7 @@ def test_the_log_probability_is_that_of_the_number_as_it_was_rounded():
 
 
 @pytest.mark.parametrize("name", ["discrete", "multi_discrete", "multi_binary", "box"])
-def test_a_batch_in_two_halves_draws_what_the_whole_draws(name):
+def test_batch_in_two_halves_draws_equally(name):
     """So that it does not matter for whom a policy decides together."""
     actions = Actions(Layout(SPACES[name]))
     params = params_of(actions, 8)

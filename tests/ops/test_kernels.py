@@ -21,7 +21,7 @@ def test_tanh_is_tanh(scale):
 
 
 @pytest.mark.parametrize("name", ["add_bias_tanh", "add_bias_relu"])
-def test_what_is_not_finite_does_not_look_finite_afterwards(name):
+def test_not_finite_values_stay_not_finite(name):
     x = np.array([[np.nan, 1.0]], np.float32)
     getattr(kernels, name)(x, np.zeros(2, np.float32))
     assert np.isnan(x[0, 0])
@@ -74,7 +74,7 @@ def test_adam_follows_its_formula():
     np.testing.assert_allclose(w, wanted, atol=2e-6)
 
 
-def test_choices_follow_their_probabilities_and_say_them():
+def test_choices_follow_and_return_probabilities():
     logits = np.array([[0.3, -1.0, 2.0, 0.0, 1.0]], np.float32)  # a choice of three, and one of two
     n, sizes = 200_000, np.array([3, 2])
     params = np.repeat(logits, n, 0)

@@ -114,7 +114,7 @@ def test_gae_is_the_sum_of_discounted_deltas(d, lam):
 
 @settings(max_examples=60, deadline=None)
 @given(random_data, lams)
-def test_lambda_return_is_the_mean_of_n_step_returns_and_gae_plus_value(d, lam):
+def test_lambda_return_equals_gae_plus_value(d, lam):
     target = lambda_return(d.reward, d.next_value, *d.flags, GAMMA, lam)
     np.testing.assert_allclose(target, literal_lambda(d, lam), atol=1e-12)
     advantage = gae(d.reward, d.value, d.next_value, *d.flags, GAMMA, lam)
@@ -160,7 +160,7 @@ def test_on_policy_vtrace_is_the_n_step_return(d):
 
 
 @pytest.mark.parametrize(("terminated", "truncated"), FLAGS)
-def test_only_termination_stops_the_bootstrap_and_any_end_stops_the_chain(terminated, truncated):
+def test_termination_stops_bootstrap_any_end_stops_chain(terminated, truncated):
     """Two rows, the flags on the first: r = 1, 2; V = 10, 20; V' = 30 at the end (20 if none), 40 at last."""
     end = terminated or truncated
     reward, value = np.array([[1.0], [2.0]]), np.array([[10.0], [20.0]])
@@ -211,7 +211,7 @@ def test_three_episodes_with_mixed_ends_by_hand():
     np.testing.assert_allclose(pg.ravel(), [0.375, -0.5, 0.625, 0.5, -0.5, 0.5, 0, 0.5])
 
 
-def test_nothing_of_a_faulty_row_gets_out_even_if_it_is_not_a_number():
+def test_faulty_nan_row_reaches_no_return():
     d = Data(3, faults=0.3)
     clean = [gae(d.reward, d.value, d.next_value, *d.flags, GAMMA, 0.9)]
     clean += [nstep_return(d.reward, d.next_value, *d.flags, GAMMA, 4)]
@@ -234,7 +234,7 @@ def test_a_huge_ratio_is_cut_without_a_warning():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_results_have_the_dtype_of_what_came_in_and_inputs_stay_as_they_were(dtype):
+def test_results_keep_dtype_and_inputs(dtype):
     d = Data(5, dtype=dtype)
     before = [x.copy() for x in (d.reward, d.value, d.next_value, *d.flags, d.mu, d.pi)]
     results = [

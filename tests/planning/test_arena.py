@@ -19,7 +19,7 @@ def first_legal(positions, rng):
     return np.argmax(CONNECT4.look(positions)[1], axis=1)
 
 
-def test_who_begins_changes_and_results_are_of_the_one():
+def test_first_player_alternates_in_a_match():
     """Who fills the first column and begins has four in a row first."""
 
     def second_column(positions, rng):
@@ -33,7 +33,7 @@ def test_who_begins_changes_and_results_are_of_the_one():
 
 
 @pytest.mark.parametrize("opening", [1, 3, 4])
-def test_players_are_asked_only_about_boards_where_it_is_their_turn(opening):
+def test_players_are_asked_only_for_own_turns(opening):
     asked = {"one": [], "other": []}
 
     def player(name):
@@ -53,7 +53,7 @@ def test_players_are_asked_only_about_boards_where_it_is_their_turn(opening):
         assert np.sum(stones == opening + 1) <= games // 2
 
 
-def test_deterministic_players_never_play_a_game_twice_after_random_openings():
+def test_random_openings_make_games_differ():
     rng = np.random.default_rng(0)
     assert play_match(CONNECT4, first_legal, first_legal, 40, rng, opening=0).different == 2
     match = play_match(CONNECT4, first_legal, first_legal, 40, rng, opening=3)
@@ -69,7 +69,7 @@ def test_openings_are_not_over_and_too_many_are_refused():
         openings(TICTACTOE, 10, 1, np.random.default_rng(0))
 
 
-def test_players_who_cheat_are_named():
+def test_illegal_move_of_a_player_is_named():
     def cheat(positions, rng):
         return np.full(len(positions), 3)
 

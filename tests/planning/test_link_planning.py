@@ -88,7 +88,7 @@ def searcher(states, trees, sims, leaves=4):
     return TreeSearch(states, know_nothing, trees, 7, sims, leaves)
 
 
-def test_a_search_in_cpp_simulators_is_the_search_over_the_same_game_in_process(make):
+def test_search_in_cpp_simulators_equals_in_process(make):
     vec = make("connect4", 6, sims=2)
     states, here = vec.states(), CONNECT4.states()
     assert isinstance(states, LinkStates)
@@ -111,7 +111,7 @@ def test_a_search_in_cpp_simulators_is_the_search_over_the_same_game_in_process(
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_environments_do_is_the_same_bit_by_bit_with_planning_in_between(make, threads):
+def test_planning_does_not_change_episodes(make, threads):
     options = f"--threads {threads}"
     alone = play(make("connect4", 5, 2, options), 60)
     vec = make("connect4", 5, 2, options)
@@ -121,7 +121,7 @@ def test_what_environments_do_is_the_same_bit_by_bit_with_planning_in_between(ma
     assert any(step[3].any() for step in alone)
 
 
-def test_a_wave_is_one_message_to_each_simulator_and_states_are_dropped_with_their_trees(make):
+def test_wave_is_one_message_per_simulator(make):
     vec = make("connect4", 8, 2)
     vec.recv()
     states = vec.states()
@@ -156,7 +156,7 @@ def test_two_planners_on_the_same_simulators_do_not_meet(make):
     assert not other.expand(theirs, np.array([5]), other.new_ids(1)).terminated[0]
 
 
-def test_rewards_are_of_who_acted(make):
+def test_rewards_are_of_the_acting_player(make):
     vec = make("connect4", 1)
     vec.recv()
     states = vec.states()
@@ -228,7 +228,7 @@ def test_an_environment_can_be_put_back(make):
     assert seen[0] == seen[1]
 
 
-def test_dice_are_the_parents_unless_there_are_seeds(walk):
+def test_rng_is_the_parents_unless_seeded(walk):
     states = walk.states()
     parents, actions = states.save(np.arange(3)), np.zeros(3, np.int64)
     real = states.expand(parents, actions, states.new_ids(3))
@@ -252,7 +252,7 @@ def test_dice_are_the_parents_unless_there_are_seeds(walk):
     np.testing.assert_array_equal(walk.recv().obs, real.obs)
 
 
-def test_a_full_simulator_is_said_with_the_remedy_and_goes_on_when_states_are_dropped(make):
+def test_full_simulator_names_remedy_and_recovers(make):
     vec = make("connect4", 1, snapshot_mb=0)
     vec.recv()
     with pytest.raises(UserError, match="snapshot_mb"):
@@ -270,7 +270,7 @@ def test_a_full_simulator_is_said_with_the_remedy_and_goes_on_when_states_are_dr
     states.expand(parents, actions, states.new_ids(5000))
 
 
-def test_memory_for_observations_is_bounded(make):
+def test_observation_memory_is_bounded(make):
     vec = make("cartpole", 1)
     vec.recv()
     states = vec.states(memory_mb=0.5)
@@ -280,7 +280,7 @@ def test_memory_for_observations_is_bounded(make):
         states.new_ids(9000)
 
 
-def test_a_simulator_that_dies_or_hangs_costs_its_own_searches_and_planning_goes_on_with_others(make, built):
+def test_lost_simulator_fails_only_its_searches(make, built):
     url = free_url()
     running = [subprocess.Popen([built / "connect4", "--connect", url]) for _ in range(2)]
     try:
@@ -316,7 +316,7 @@ def test_a_simulator_that_dies_or_hangs_costs_its_own_searches_and_planning_goes
 
 
 @pytest.mark.parametrize("policy", [lambda: corral.Search(None, sims=12, rollout_steps=3), lambda: Shooting(8, 4)])
-def test_who_acts_by_planning_goes_on_when_a_simulator_is_killed(built, policy):
+def test_planning_policy_survives_killed_simulator(built, policy):
     url = free_url()
     running = [subprocess.Popen([built / "cartpole", "--connect", url]) for _ in range(2)]
     try:
@@ -336,7 +336,7 @@ def test_who_acts_by_planning_goes_on_when_a_simulator_is_killed(built, policy):
 
 
 @pytest.mark.parametrize("topology", ["sync", "central_inference"])
-def test_training_with_search_in_simulators_is_one_part_that_judges_all_leaves(built, tmp_path, topology):
+def test_searching_simulators_share_one_evaluator(built, tmp_path, topology):
     result = corral.train(
         "ppo-search", "tcp://127.0.0.1:0", 512, 1, tmp_path / "x", preset="CartPole-v1", topology=topology, quiet=True,
         env_kwargs={"sim": f"{built / 'cartpole'} --connect {{url}}", "sims": 2}, num_envs=4,
@@ -363,7 +363,7 @@ def test_simulators_without_states_are_refused_with_the_remedy(make):
         vec.states()
 
 
-def test_ids_that_nobody_has_are_passed_over_by_drop_and_refused_by_others(make):
+def test_unknown_ids_are_refused_but_for_drop(make):
     vec = make("cartpole", 1)
     vec.recv()
     states = vec.states()

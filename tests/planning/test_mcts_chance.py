@@ -49,7 +49,7 @@ def test_a_slot_machine_is_worth_its_true_mean(leaves, rule):
 @pytest.mark.parametrize("leaves", [1, 4])
 @pytest.mark.parametrize("sides", [2, 6, 20])
 @pytest.mark.parametrize("sims", [8, 32])
-def test_what_is_rare_counts_as_often_as_it_happens_however_few_visits_there_are(leaves, sides, sims):
+def test_rare_outcomes_are_weighted_by_probability(leaves, sides, sims):
     """One throw in ten pays 10, and both show half of the sides: worth 1 in the mean of many trees."""
     trees = 1000
 
@@ -67,7 +67,7 @@ def test_what_is_rare_counts_as_often_as_it_happens_however_few_visits_there_are
     assert abs(mean.mean() - 1) < 4 * mean.std() / np.sqrt(mean.size)
 
 
-def test_a_search_that_may_know_the_dice_sees_one_outcome():
+def test_replayed_rng_gives_one_outcome():
     forest = search_of(ScriptedStates(pull, 3), 3, 50, 4, rng=False)
     means = forest.total[:, 0] / forest.n[:, 0]
     assert set(means.ravel().tolist()) <= {0.0, 1.0}
@@ -99,7 +99,7 @@ def test_it_looks_below_outcomes_and_decides_in_each_of_them(leaves, rule):
 
 
 @pytest.mark.parametrize("leaves", [1, 8])
-def test_dice_with_endless_sides_make_no_more_outcomes_than_visits_allow(leaves):
+def test_outcomes_are_bounded_by_visits(leaves):
     def step(place, action, rng):
         return float(rng.normal()), float(rng.normal(0.25)), False, False
 

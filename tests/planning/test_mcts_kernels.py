@@ -73,7 +73,7 @@ def search(boards, simulations, leaves, rule):
 PUCT = Puct(C_INIT, C_BASE, FPU)
 
 
-def test_with_one_leaf_in_flight_puct_counts_are_those_of_a_plain_search_on_256_positions():
+def test_puct_counts_equal_plain_search():
     boards = positions(256)
     forest = search(boards, 60, 1, PUCT)
     for t, board in enumerate(boards):
@@ -85,7 +85,7 @@ def test_with_one_leaf_in_flight_puct_counts_are_those_of_a_plain_search_on_256_
         np.testing.assert_allclose(forest.total[t, 0][forest.prior[t, 0] >= 0], q, rtol=1e-4, atol=1e-5)
 
 
-def test_gumbel_counts_are_those_of_the_published_formulas_on_64_positions():
+def test_gumbel_counts_equal_published_formulas():
     boards, simulations = positions(64), 50
     noise = np.random.default_rng(2).gumbel(size=(len(boards), WIDTH))
     orders = np.stack([visits_in_order(min(4, len(legal(board))), simulations) for board in boards])
@@ -111,7 +111,7 @@ def test_sequential_halving_gives_every_round_the_same_share(considered, simulat
         assert visits[-1] == simulations // (rounds * considered) or considered == 1
 
 
-def test_several_leaves_in_flight_make_as_many_simulations_and_no_node_twice():
+def test_leaves_in_flight_expand_no_node_twice():
     boards = positions(32)
     forest = search(boards, 60, 8, PUCT)
     np.testing.assert_array_equal(forest.visits[:, 0], 61)

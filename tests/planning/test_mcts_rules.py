@@ -62,7 +62,7 @@ def test_noise_of_roots_is_another_for_every_root_and_every_seed():
     assert len({tuple(row) for row in np.concatenate(drawn).tolist()}) == 6
 
 
-def test_a_lower_temperature_sharpens_the_policy_and_a_higher_one_flattens_it():
+def test_temperature_sharpens_or_flattens_policy():
     forest = make_forest(1, 1, 3)
     forest.n[0, 0] = 10, 20, 70
     shares = {t: visit_policy(forest, np.array([0]), t)[0] for t in (0, 0.5, 1, 2)}
@@ -95,7 +95,7 @@ def test_no_node_of_a_tree_is_left_by_an_illegal_action(rule, leaves):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_is_cut_short_is_worth_its_value_and_what_has_ended_nothing(rule):
+def test_truncated_leaf_has_value_terminated_none(rule):
     states = ScriptedStates(lambda place, action, rng: (1 + action, 1.0, action == 0, action == 1), 2)
     search, _ = grown(states, worth(10.0), states.put([0]), 2, 20, rule=rule, discount=0.5)
     n, total = search.forest.n[0, 0], search.forest.total[0, 0]
@@ -103,7 +103,7 @@ def test_what_is_cut_short_is_worth_its_value_and_what_has_ended_nothing(rule):
     np.testing.assert_allclose(total / n, [1.0, 1.0 + 0.5 * 10.0])
 
 
-def test_an_evaluation_may_return_arrays_that_cannot_be_written_to():
+def test_evaluator_may_return_read_only_arrays():
     values = np.full(1, 3.0)
     values.flags.writeable = False
     states = a_bandit([1.0])
@@ -111,7 +111,7 @@ def test_an_evaluation_may_return_arrays_that_cannot_be_written_to():
     assert search.forest.total[0, 0, 0] == 4.0
 
 
-def test_rewards_are_discounted_once_for_every_step_and_a_tree_with_one_action_comes_to_its_end():
+def test_single_action_chain_is_discounted_per_step():
     def step(place, action, rng):
         return place + 1, (1.0, 2.0, 4.0)[place], place == 2, False
 
@@ -125,7 +125,7 @@ def test_rewards_are_discounted_once_for_every_step_and_a_tree_with_one_action_c
 
 
 @pytest.mark.parametrize("leaves", [1, 4])
-def test_what_is_good_for_the_other_is_bad_for_who_moves_even_if_somebody_moves_twice(leaves):
+def test_value_sign_follows_the_player_to_move(leaves):
     # 0 chooses 1 or 2; in 1 the same player moves again and gets 1, in 2 the other does and gets 1
     def step(place, action, rng):
         return (1 + action, 0.0, False, False) if place == 0 else (3, 1.0, True, False)
@@ -137,7 +137,7 @@ def test_what_is_good_for_the_other_is_bad_for_who_moves_even_if_somebody_moves_
     np.testing.assert_allclose(total, [n[0] - 1, 1 - n[1]])  # but for the first visit, which sees nothing yet
 
 
-def test_scores_are_between_the_least_and_the_greatest_return_so_that_the_scale_of_rewards_does_not_matter():
+def test_puct_scores_ignore_reward_scale():
     def counts(scale):
         def step(place, action, rng):
             return 10 * place + action, scale * ((7 * place + 3 * action) % 5 - 2), place > 1000, False
@@ -149,7 +149,7 @@ def test_scores_are_between_the_least_and_the_greatest_return_so_that_the_scale_
 
 
 @pytest.mark.parametrize("discount", [1.0, 0.5])
-def test_rollouts_take_only_what_is_legal_where_they_come_to_and_end_where_nothing_is(discount):
+def test_rollouts_take_legal_actions_only(discount):
     """All is legal at first, then only action 2, then nothing although the episode goes on: 1 + 2 gamma."""
     taken = []
 
@@ -169,7 +169,7 @@ def test_rollouts_take_only_what_is_legal_where_they_come_to_and_end_where_nothi
     assert {action for place, action in taken if place == 0} == {0, 1, 2}
 
 
-def test_a_node_that_widens_counts_the_returns_of_all_its_edges_in_its_mean():
+def test_widened_node_averages_all_edges():
     forest = make_forest(1, 1, 3)
     zeros = np.zeros(1, np.int64)
     plant(forest, zeros, zeros, np.zeros(1, np.int8), np.full((1, 3), 1 / 3, np.float32), np.zeros(1, np.float32))
@@ -179,7 +179,7 @@ def test_a_node_that_widens_counts_the_returns_of_all_its_edges_in_its_mean():
     assert puct_edge(forest, 0, 0, rule) == 0
 
 
-def test_a_widening_node_tries_as_many_actions_as_its_visits_allow():
+def test_widening_is_bounded_by_visits():
     states = ScriptedStates(lambda place, action, rng: (place + 1, rng.random(), False, False), 32)
     search = TreeSearch(states, know_nothing, 1, 32, 100)
     forest = search.run(states.put([0]), Puct(widen_k=1.0, widen_alpha=0.5))
@@ -192,7 +192,7 @@ def test_a_widening_node_tries_as_many_actions_as_its_visits_allow():
 
 @pytest.mark.parametrize("leaves", [1, 3, 8, 64])
 @pytest.mark.parametrize("actions", [1, 2, 5, 8])
-def test_sequential_halving_makes_the_same_visits_with_any_number_of_leaves_in_flight(leaves, actions):
+def test_sequential_halving_ignores_leaves_in_flight(leaves, actions):
     """Which half goes on is known once all of it has been seen: the better ones, and never before."""
     rewards = np.random.default_rng(actions).permutation(actions) / actions
     states = a_bandit(rewards)
@@ -207,7 +207,7 @@ def test_sequential_halving_makes_the_same_visits_with_any_number_of_leaves_in_f
 
 
 @pytest.mark.parametrize("leaves", [1, 8])
-def test_sequential_halving_waits_for_the_results_that_it_chooses_by(leaves):
+def test_sequential_halving_waits_for_results(leaves):
     """Rewards come with the second step, so with the second visit of an action; then the better half goes on."""
     rewards = (0.0, 0.2, 0.6, 1.0)
 
@@ -219,7 +219,7 @@ def test_sequential_halving_waits_for_the_results_that_it_chooses_by(leaves):
     assert search.forest.n[0, 0].tolist() == [2, 2, 6, 6]
 
 
-def test_a_search_that_has_nothing_to_try_says_so_instead_of_trying_for_ever():
+def test_search_without_actions_is_an_error():
     states = a_bandit([0.0, 1.0])
     for rule in RULES:
         with pytest.raises(RunFailed, match="not finite"):
@@ -233,7 +233,7 @@ def test_a_search_that_has_nothing_to_try_says_so_instead_of_trying_for_ever():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_where_nothing_can_be_done_below_the_root_simulations_end(rule):
+def test_simulations_end_where_no_action_is_legal(rule):
     states = ScriptedStates(
         lambda place, action, rng: (place + 1, 1.0, False, False), 2, legal=lambda place: (0, 1) if place == 0 else ()
     )
@@ -250,7 +250,7 @@ def subtree(forest, t, node):
 
 
 @pytest.mark.parametrize("leaves", [1, 8])
-def test_a_tree_that_goes_on_below_an_action_knows_what_it_knew_there(leaves):
+def test_rerooted_tree_keeps_its_statistics(leaves):
     states, trees = CONNECT4.states(), np.arange(4)
     search = TreeSearch(states, RandomGames(states, 0), 4, 7, 100, leaves, keep=100)
     forest = search.run(states.put(CONNECT4.start(4)), Puct())
@@ -304,7 +304,7 @@ def test_the_kernels_as_plain_python_find_the_same():
     assert run({"NUMBA_DISABLE_JIT": "1"}) == run({})
 
 
-def test_edges_that_stand_for_samples_step_by_what_was_drawn_and_keep_it_when_the_tree_goes_on():
+def test_sampled_edges_keep_actions_when_rerooted():
     """Reward is the number that was drawn; the second step ends the episode."""
     rng = np.random.default_rng(3)
 

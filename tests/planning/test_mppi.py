@@ -99,7 +99,7 @@ def test_the_update_is_the_papers(vec, where, monkeypatch):
     assert state["env"].tolist() == [0, 1, 2]
 
 
-def test_a_plan_begins_anew_with_its_episode_and_only_there(vec):
+def test_plan_restarts_only_with_its_episode(vec):
     policy, again = attached(vec, seed=4), attached(vec, seed=4)
     batch, old = vec.recv(), policy.initial_state(3)
     old["plan"] += 0.2
@@ -161,7 +161,7 @@ def test_noise_has_its_covariance_at_every_step(vec, smoothness):
     assert abs(between - smoothness) < 0.03
 
 
-def test_a_trained_policys_value_is_worth_what_it_says(vec):
+def test_value_of_a_trained_policy_is_used(vec):
     model = ActorCritic(
         EnvSpec(gs.Box(-9, 9, (2,), np.float32), ReplayPoint.action_space), NetConfig(hidden_sizes=(8,))
     )
@@ -199,7 +199,7 @@ def test_a_trained_policys_value_is_worth_what_it_says(vec):
         ({"value": 3}, "a function of the observations"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_remedy(vec, settings, words):
+def test_unsupported_envs_are_refused_with_remedy(vec, settings, words):
     with pytest.raises(UserError, match=words):
         attached(vec, **settings)
 
@@ -223,12 +223,12 @@ def test_pendulum_swings_up_with_the_true_simulator():
 @pytest.mark.parametrize(
     "settings", [{"discount": 1.1}, {"temperature": float("nan")}, {"horizon": 2.5}, {"samples": 8.0}]
 )
-def test_settings_that_cannot_be_are_refused_at_once(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(UserError):
         Mppi(**settings)
 
 
-def test_returns_that_are_no_numbers_are_said_with_who_gave_them(vec):
+def test_not_finite_returns_name_their_source(vec):
     def nowhere(obs, actions):
         return obs, np.full(len(obs), np.nan), np.zeros(len(obs), np.bool_)
 

@@ -48,7 +48,7 @@ def back(env, snapshots, advice, begin):
 
 
 @pytest.mark.parametrize("do", [as_advised, otherwise, twice, anew, back])
-def test_a_search_goes_on_from_the_last_one_only_if_its_action_alone_was_taken(do):
+def test_tree_is_reused_only_after_its_action(do):
     env, sims = Blank(), 12
     snapshots = corral.Snapshots(env)
     search = corral.Search(snapshots, sims=sims, reuse_tree=True, rollout_steps=2)

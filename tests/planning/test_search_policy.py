@@ -46,7 +46,7 @@ def knows_nothing(obs):
     return np.zeros((len(obs), 2)), np.zeros(len(obs))
 
 
-def test_it_finds_what_is_behind_the_horizon_of_a_greedy_one():
+def test_search_looks_beyond_a_greedy_horizon():
     env = Corridor()
     obs, _ = env.reset(seed=0)
     search, steps = corral.Search(env, knows_nothing, sims=100), 0
@@ -59,7 +59,7 @@ def test_it_finds_what_is_behind_the_horizon_of_a_greedy_one():
 
 @pytest.mark.parametrize("root", ["gumbel", "puct"])
 @pytest.mark.parametrize("reuse", [False, True])
-def test_by_every_root_and_with_what_the_last_search_found(root, reuse):
+def test_search_with_every_root_rule_and_reuse(root, reuse):
     with corral.make_vec(Corridor, 4, "local") as vec:
         search = corral.Search(vec, knows_nothing, sims=80, root_selection=root, reuse_tree=reuse)
         found = evaluate_policy(vec, search, 8, 0)
@@ -79,7 +79,7 @@ def test_an_environment_of_the_user_s_own_is_left_as_it_is():
     assert env.unwrapped.np_random.bit_generator.state == other.unwrapped.np_random.bit_generator.state
 
 
-def test_it_is_a_policy_for_a_sampler_by_id_by_snapshots_and_by_nothing():
+def test_search_acts_in_a_sampler():
     for env in ("CartPole-v1", None):
         with Sampler("CartPole-v1", corral.Search(env, sims=4), 3, "local") as sampler:
             assert next(sampler.rollouts(6)).extras["search_value"].shape == (6, 3)
@@ -151,7 +151,7 @@ class Light(Corridor):
         self.x = state["x"]
 
 
-def test_a_stand_in_is_searched_and_the_environment_itself_is_only_acted_in():
+def test_stand_in_is_searched_instead_of_env():
     Heavy.steps = 0
     with corral.make_vec(Heavy, 1, "local") as vec:
         found = evaluate_policy(vec, corral.Search(Light, knows_nothing, sims=80), 2, 0)
@@ -159,7 +159,7 @@ def test_a_stand_in_is_searched_and_the_environment_itself_is_only_acted_in():
     assert Heavy.steps <= 2 * 3 + 3  # and the episode that begins after the last
 
 
-def test_what_a_stand_in_takes_over_can_be_said_by_a_function():
+def test_transfer_function_sets_up_stand_in():
     with corral.make_vec(Corridor, 1, "local") as vec:
         search = corral.Search(Light, knows_nothing, sims=80, transfer=lambda env: {"x": env.unwrapped.x})
         assert evaluate_policy(vec, search, 2, 0).mean == 1.0
@@ -204,14 +204,14 @@ def test_a_game_of_the_user_s_own_is_searched_for_two_players():
         ({"policy": 3}, "cannot judge"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(arguments, sentence):
+def test_invalid_arguments_are_refused(arguments, sentence):
     env = Corridor()
     env.reset(seed=0)
     with pytest.raises(UserError, match=sentence):
         corral.Search(env, **arguments)
 
 
-def test_a_function_that_returns_something_else_is_told_what_is_wanted():
+def test_wrong_evaluator_result_is_explained():
     obs, _ = (env := Corridor()).reset(seed=0)
     with pytest.raises(UserError, match="logits"):
         corral.Search(env, lambda obs: obs)(obs)
@@ -219,7 +219,7 @@ def test_a_function_that_returns_something_else_is_told_what_is_wanted():
         corral.Search(env, lambda obs: (np.zeros((1, 3)), np.zeros(1)))(obs)
 
 
-def test_what_an_environment_showed_before_anybody_knew_it_has_to_be_said():
+def test_search_needs_last_observation_of_running_env():
     env = Corridor()
     obs, _ = env.reset(seed=0)
     search = corral.Search(env, knows_nothing, sims=20)
@@ -243,7 +243,7 @@ class Clock(gymnasium.Env):
         return np.zeros(1, np.float32), float(self.t), False, False, {}
 
 
-def test_a_search_that_is_called_knows_nothing_of_what_was_done_since_the_last_time():
+def test_called_search_forgets_earlier_trees():
     env = Clock()
     env.reset(seed=0)
     search = corral.Search(env, sims=8, reuse_tree=True, discount=0.0, rollout_steps=1)
@@ -265,7 +265,7 @@ def test_a_game_that_is_over_is_not_searched():
             search()
 
 
-def test_widening_leaves_no_legal_move_out_where_moves_can_be_counted():
+def test_widening_covers_all_discrete_actions():
     vec = corral.make_vec("corral/TicTacToe-v0", 4, "local", seed=0)
     with Sampler(vec, corral.Search(vec, sims=8, root_selection="puct", progressive_widening=True, seed=1)) as sampler:
         for traj in islice(sampler.rollouts(steps=20), 3):
@@ -288,7 +288,7 @@ def test_a_search_that_raises_leaves_no_states_behind():
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "corral/Connect4-v0"])
-def test_steps_that_judge_leaves_are_counted_as_steps_of_the_simulator(env):
+def test_rollout_steps_count_as_simulator_steps(env):
     counted = []
     for policy in (None, lambda obs: (np.zeros((len(obs), 7 if obs.ndim == 4 else 2)), np.zeros(len(obs)))):
         search = corral.Search(corral.Snapshots(env), policy, sims=6, rollout_steps=3)
@@ -298,7 +298,7 @@ def test_steps_that_judge_leaves_are_counted_as_steps_of_the_simulator(env):
     assert counted[0] > 6 * 3
 
 
-def test_shooting_refuses_what_cannot_be_and_closes_what_it_made():
+def test_shooting_validates_and_closes():
     for settings in ({"sims": 0}, {"sims": 4.5}, {"horizon": 0}, {"discount": 1.5}, {"discount": float("nan")}):
         with pytest.raises(UserError):
             Shooting(**settings)
@@ -317,12 +317,12 @@ def test_shooting_refuses_what_cannot_be_and_closes_what_it_made():
         assert len(closed) == 1
 
 
-def test_a_search_without_environments_says_so():
+def test_search_without_envs_is_refused():
     with pytest.raises(UserError, match="no environments"):
         corral.Search("CartPole-v1", sims=3)()
 
 
-def test_environments_elsewhere_cannot_be_searched_and_the_sentence_says_where_to():
+def test_envs_in_other_processes_cannot_be_searched():
     search = corral.Search(None, sims=3)
     with (
         corral.make_vec("CartPole-v1", 2, "process", workers=1) as vec,

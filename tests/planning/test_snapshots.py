@@ -19,7 +19,7 @@ DRAWS, CHANCE = 2000, 0.375
 
 
 @pytest.mark.parametrize("kind", ["own", "inner", "space", "declared", "locked"])
-def test_planning_throws_dice_of_its_own_and_replay_those_of_the_state(kind):
+def test_planning_has_own_rng_and_replay_that_of_state(kind):
     with corral.Snapshots(partial(SlotMachine, kind)) as planning:
         root = planning.save()
         rewards = planning.expand([root] * DRAWS, [0] * DRAWS).reward
@@ -36,14 +36,14 @@ def test_planning_throws_dice_of_its_own_and_replay_those_of_the_state(kind):
         assert replay.stochastic
 
 
-def test_an_environment_without_dice_is_not_taken_for_one_with():
+def test_deterministic_env_is_recognised():
     with corral.Snapshots("CartPole-v1") as snapshots:
         snapshots.expand([snapshots.save()] * 5, [0, 1, 0, 1, 0])
         assert not snapshots.stochastic
 
 
 @pytest.mark.parametrize("make", [Walk, Entangled, DeclaredWalk, lambda: TimeLimit(Walk(), 30)])
-def test_an_environment_of_ones_own_is_stepped_by_its_user_and_left_as_it_was(make):
+def test_users_env_is_left_unchanged(make):
     env = make()
     obs, _ = env.reset(seed=1)
     with corral.Snapshots(env, rng="replay") as snapshots:
@@ -60,7 +60,7 @@ def test_an_environment_of_ones_own_is_stepped_by_its_user_and_left_as_it_was(ma
     assert "reset" not in vars(env)
 
 
-def test_one_that_can_neither_be_copied_nor_built_again_is_a_sentence():
+def test_env_that_cannot_be_copied_or_rebuilt_is_refused():
     with pytest.raises(UserError, match="pass what builds it"):
         corral.Snapshots(LockedWalk())
 
@@ -79,7 +79,7 @@ def test_states_of_several_environments_of_a_vec_env():
         np.testing.assert_array_equal(vec.recv().obs, steps.obs[::-1])
 
 
-def test_environments_by_their_registered_id_in_a_vec_env_share_what_steps_from_their_states():
+def test_envs_with_one_id_share_the_stepping_env():
     with corral.make_vec("CartPole-v1", 3, "local") as vec, corral.Snapshots(vec) as snapshots:
         first = vec.recv()
         steps = snapshots.expand(snapshots.save(first.env_ids), [0, 1, 0])
@@ -87,7 +87,7 @@ def test_environments_by_their_registered_id_in_a_vec_env_share_what_steps_from_
         np.testing.assert_array_equal(vec.recv().obs, steps.obs)
 
 
-def test_what_a_vec_env_records_serves_where_nothing_can_be_copied():
+def test_recorded_actions_restore_uncopyable_env():
     with corral.make_vec(partial(LockedWalk, 7), 2, "local") as vec, corral.Snapshots(vec, rng="replay") as snapshots:
         assert snapshots.level == Level.REPLAY
         batch = vec.recv()
@@ -100,7 +100,7 @@ def test_what_a_vec_env_records_serves_where_nothing_can_be_copied():
             snapshots.drop([*ids, *steps.children])
 
 
-def test_environments_that_were_built_otherwise_keep_their_own_make():
+def test_differently_built_envs_keep_own_factory():
     with corral.make_vec([partial(Walk, 3), partial(Walk, 5)], backend="local") as vec:
         vec.recv()
         with corral.Snapshots(vec) as snapshots:
@@ -133,7 +133,7 @@ def test_the_end_of_an_episode_is_seen_and_not_gone_on_from():
 
 
 @pytest.mark.parametrize("kind", ["raise", "nan"])
-def test_an_environment_that_fails_in_a_search_is_named_with_its_action(kind, caplog):
+def test_failure_in_search_names_env_and_action(kind, caplog):
     with corral.Snapshots(partial(FaultyEnv, kind, 1, 1)) as snapshots:
         assert snapshots.expand(snapshots.save(), 0).faulty.tolist() == [True]
     words = "at action 0: " if kind == "raise" else "not finite"
@@ -162,7 +162,7 @@ def test_a_window_is_not_opened_for_a_search():
         acting.step(1)
 
 
-def test_state_outside_of_an_environments_fields_is_found_out_and_its_actions_repeated_instead():
+def test_hidden_state_falls_back_to_replayed_actions():
     elsewhere = {}
 
     class Outside(Walk):
@@ -181,7 +181,7 @@ def test_state_outside_of_an_environments_fields_is_found_out_and_its_actions_re
         assert snapshots.expand([root, root], [0, 1]).reward.tolist() == [1.0, 1.0]
 
 
-def test_bullet_is_restored_only_where_that_is_declared_to_be_exact():
+def test_bullet_is_restored_only_if_declared_exact():
     pytest.importorskip("pybullet")
     with corral.Snapshots(Racecar, rng="replay") as snapshots:
         assert snapshots.level == Level.REPLAY
@@ -192,7 +192,7 @@ def test_bullet_is_restored_only_where_that_is_declared_to_be_exact():
         np.testing.assert_array_equal(known.obs[0], snapshots.env.step(action)[0])
 
 
-def test_sticky_actions_stick_otherwise_in_planning_than_in_the_game():
+def test_sticky_actions_differ_between_planning_and_game():
     gymnasium.register_envs(pytest.importorskip("ale_py"))
     make = partial(gymnasium.make, "ALE/Breakout-v5", obs_type="ram", repeat_action_probability=0.5)
     with corral.Snapshots(make) as snapshots:
@@ -210,7 +210,7 @@ GAMES = {"own": "corral/Connect4-v0", "pettingzoo": partial(PettingZoo, game="co
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", make_row_cartpole, *GAMES.values()])
-def test_numbers_that_nothing_has_are_a_sentence_and_are_passed_over_when_dropped(env):
+def test_unknown_state_ids_are_refused_but_for_drop(env):
     with corral.Snapshots(env) as snapshots:
         gone = snapshots.save()
         snapshots.drop([gone, gone, 99_999, -3, 0])
@@ -230,7 +230,7 @@ def test_numbers_that_nothing_has_are_a_sentence_and_are_passed_over_when_droppe
 
 
 @pytest.mark.parametrize("env", GAMES.values(), ids=GAMES)
-def test_a_move_that_is_not_legal_is_a_sentence_and_so_is_one_after_the_end(env):
+def test_illegal_or_late_move_is_refused(env):
     with corral.Snapshots(env) as snapshots:
         at = snapshots.save()
         for _ in range(6):

@@ -77,7 +77,7 @@ def test_everything_that_is_no_array_comes_back(run):
     assert same(round_trip(run, state), state)
 
 
-def test_keys_with_slashes_dots_and_the_same_text_keep_their_arrays_apart(run):
+def test_keys_with_slashes_and_dots_stay_apart(run):
     state = {
         "a/b": np.array([1]),
         "a": {"b": np.array([2])},
@@ -103,7 +103,7 @@ def test_big_endian_arrays_keep_their_values(run):
     assert round_trip(run, np.arange(3, dtype=">i4")).tolist() == [0, 1, 2]
 
 
-def test_parameters_and_an_optimizer_go_on_where_they_were(run):
+def test_parameters_and_optimizer_round_trip(run):
     def make():
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 2)
@@ -126,7 +126,7 @@ def test_parameters_and_an_optimizer_go_on_where_they_were(run):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_what_is_loaded_can_be_changed_without_changing_the_file(run, monkeypatch):
+def test_loaded_arrays_are_copies(run, monkeypatch):
     monkeypatch.setattr("corral.runs.state_files._MAPPED", 8)
     save(run, {"small": np.zeros(1, np.uint8), "mapped": np.zeros(64), "torch": torch.zeros(64)}, 1, {}, keep=1)
     state, _ = load(run)
@@ -144,7 +144,7 @@ def test_a_mapped_array_outlives_its_checkpoint(run, monkeypatch):
     assert x.sum() == 499500
 
 
-def test_the_arrays_are_a_safetensors_file_that_the_library_reads(run):
+def test_arrays_are_a_safetensors_file(run):
     from safetensors.numpy import load_file
     from safetensors.torch import load_file as load_torch
 
@@ -177,7 +177,7 @@ def test_a_state_without_arrays_can_be_saved(run):
         (lambda: 0, "function"),
     ],
 )
-def test_what_needs_pickle_is_refused_by_name_and_leaves_no_checkpoint(run, value, words):
+def test_value_that_needs_pickle_is_refused(run, value, words):
     with pytest.raises(UserError, match=rf"cannot hold model\.extra, a {words}"):
         save(run, {"model": {"extra": value}}, 1, {}, keep=1)
     save(run, {}, 2, {}, keep=1)
@@ -211,7 +211,7 @@ def test_the_last_ones_and_the_best_are_kept(run):
     assert load(run, "step_000000005")[0] == {"step": 5}
 
 
-def test_a_second_checkpoint_of_the_same_step_replaces_the_first_when_it_is_whole(run):
+def test_checkpoint_of_same_step_replaces_when_complete(run):
     save(run, {"x": 1}, 5, {}, keep=2, best=True)
     for x in (2, 3, 4):
         save(run, {"x": x}, 5, {}, keep=2)
@@ -227,7 +227,7 @@ def test_steps_beyond_a_million_million_stay_in_order(run):
     assert len(names(run)) == 2
 
 
-def test_what_a_resume_has_left_behind_goes(run):
+def test_checkpoints_after_resumed_step_are_removed(run):
     for step in (1, 2, 3):
         save(run, {"step": step}, step, {}, keep=5)
     damage_half(run.checkpoints / "step_000000003")
@@ -285,7 +285,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_broken_checkpoint_is_noticed_and_the_one_before_it_is_used(run, damage, caplog):
+def test_broken_checkpoint_falls_back_to_previous(run, damage, caplog):
     for step in (1, 2, 3):
         save(run, {"step": step, "x": np.arange(10 * step)}, step, {}, keep=3)
     damage(run.checkpoints / "step_000000003")
@@ -313,7 +313,7 @@ def test_a_broken_best_falls_back_to_the_one_before_it(run):
     assert load(run, "best")[0] == {"step": 1}
 
 
-def test_without_checkpoints_a_sentence_says_so(run):
+def test_missing_checkpoints_are_an_error(run):
     with pytest.raises(UserError, match="no checkpoint yet"):
         load(run)
     save(run, {}, 1, {}, keep=1)
@@ -331,7 +331,7 @@ def test_a_link_that_was_lost_or_points_nowhere_is_no_loss(run):
     assert load(run)[0] == {"step": 2}
 
 
-def test_a_newer_format_asks_for_an_upgrade_and_is_not_passed_over(run, monkeypatch):
+def test_newer_checkpoint_format_asks_for_upgrade(run, monkeypatch):
     save(run, {"step": 1}, 1, {}, keep=2)
     monkeypatch.setattr(checkpoint, "FORMAT", 2)
     save(run, {"step": 2}, 2, {}, keep=2)
@@ -348,7 +348,7 @@ def test_an_older_format_is_migrated_step_by_step(run, monkeypatch):
     assert load(run) == ({"z": 1}, {"a": 1, "step": 1})
 
 
-def test_a_reader_follows_when_the_run_removes_what_it_was_about_to_read(run, monkeypatch):
+def test_reader_follows_removed_checkpoint(run, monkeypatch):
     save(run, {"step": 1}, 1, {}, keep=1)
     real = checkpoint.load_checkpoint
 
@@ -391,7 +391,7 @@ def test_a_policy_that_was_changed_is_noticed(run):
     assert load(run, only=POLICY)[1]["step"] == load(run)[1]["step"] == 1
 
 
-def test_the_best_checkpoint_lets_go_of_its_replay_when_it_is_not_one_of_the_last(run):
+def test_best_checkpoint_drops_its_replay(run):
     for step in range(1, 5):
         save(run, whole_state(step), step, {}, keep=2, best=step == 1)
         held = (run.checkpoints / "best" / "replay.safetensors").exists()
@@ -402,7 +402,7 @@ def test_the_best_checkpoint_lets_go_of_its_replay_when_it_is_not_one_of_the_las
     assert load(run, "best", only=POLICY)[1]["step"] == 1
 
 
-def test_a_best_checkpoint_that_was_about_to_lose_its_replay_is_whole(run):
+def test_best_checkpoint_is_complete_while_replay_is_dropped(run):
     save(run, whole_state(1), 1, {}, keep=1, best=True)
     kept = {file.name: file.read_bytes() for file in (run.checkpoints / "best").iterdir()}
     save(run, whole_state(2), 2, {}, keep=1)
@@ -414,7 +414,7 @@ def test_a_best_checkpoint_that_was_about_to_lose_its_replay_is_whole(run):
     assert not (run.checkpoints / "best" / "replay.safetensors").exists()
 
 
-def test_what_a_killed_save_has_left_is_swept(run):
+def test_remains_of_a_killed_save_are_removed(run):
     (run.checkpoints / ".tmp-step_000000001").mkdir()
     (run.checkpoints / ".tmp-step_000000001" / "state.safetensors").write_bytes(b"x")
     (run.checkpoints / ".tmp-latest").symlink_to("step_000000001")
@@ -437,7 +437,7 @@ except RunFailed as error:
 """
 
 
-def test_a_full_disk_fails_the_run_in_one_sentence_and_harms_no_checkpoint(run):
+def test_full_disk_harms_no_checkpoint(run):
     out = subprocess.run([sys.executable, "-c", _FULL_DISK, str(run.path)], capture_output=True, text=True, check=True)
     assert "step_000000002 cannot be written (File too large): make room" in out.stdout
     assert names(run) == ["latest", "step_000000001"]
@@ -461,7 +461,7 @@ with run.lock():
 """
 
 
-def test_a_run_killed_at_any_moment_leaves_a_checkpoint_that_loads(run):
+def test_kill_at_any_moment_leaves_loadable_checkpoint(run):
     rng = random.Random(0)
     reached = 0
     for _ in range(6):

@@ -36,7 +36,7 @@ def test_a_kind_that_happens_all_the_time_is_only_counted(run):
     assert read_events(run.events_jsonl)[-1]["env_steps"] == 9999
 
 
-def test_a_run_that_goes_on_counts_on(run):
+def test_resumed_run_continues_counting(run):
     for _ in range(3):
         log = EventLog(run)
         for _ in range(600):

@@ -18,7 +18,6 @@ from corral.runs.load import LoadedPolicy
 from corral.testing.envs import TreeEnv
 from corral.topologies.base import build_model, make_algorithm
 
-FORMATS = ["onnx", "pt"]
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
@@ -76,10 +75,18 @@ CASES = {
     "dqn": (VECTOR, spaces.Discrete(4, start=1), "dqn", {}),
     "dqn_joint": (SEEN, spaces.Tuple((spaces.MultiDiscrete([2, 3], start=[1, 0]), spaces.MultiBinary(2))), "dqn", {}),
 }
+HEADS = ["discrete", "multi_discrete", "half_open", "hybrid_lstm", "dqn", "dqn_joint"]  # every kind of output
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("case", CASES)
+def files(cases, quick):
+    """Each case in each format; ONNX takes seconds, so `make test-slow` has the cases that are not in `quick`."""
+    later = [case for case in cases if case not in quick]
+    return [(case, "pt") for case in cases] + [
+        pytest.param(case, "onnx", marks=pytest.mark.slow if case in later else []) for case in cases
+    ]
+
+
+@pytest.mark.parametrize(("case", "suffix"), files(CASES, quick=HEADS))
 def test_a_file_acts_as_the_policy(case, suffix, tmp_path):
     observation, action, algo, net = CASES[case]
     loaded = untrained(observation, action, algo, **net)
@@ -120,8 +127,7 @@ def test_inputs_and_outputs_are_named_after_the_spaces(tmp_path):
     assert str(written.inputs[0]) == "obs.camera uint8 [n, 40, 36, 3]"
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("case", ["half_open", "multi_discrete", "dqn_joint"])
+@pytest.mark.parametrize(("case", "suffix"), files(["half_open", "multi_discrete", "dqn_joint"], ["multi_discrete"]))
 def test_a_file_that_acts_differently_is_not_written(case, suffix, tmp_path):
     observation, action, algo, net = CASES[case]
     loaded = untrained(observation, action, algo, **net)
@@ -143,7 +149,7 @@ def test_of_two_choices_that_score_the_same_either_is_right():
     assert head.gap(scores, best, [np.array([[0, 3]])]) == float("inf")
 
 
-def test_mistakes_are_one_sentence(tmp_path):
+def test_mistakes_are_one_line(tmp_path):
     loaded = untrained(VECTOR, spaces.Discrete(2))
     with pytest.raises(UserError, match="must end in"):
         export(loaded, tmp_path / "policy.pkl")

@@ -28,7 +28,7 @@ def test_a_new_run_is_read_back_as_it_was(tmp_path):
     assert "hidden: [64, 64]" in (found.path / "config.yaml").read_text()
 
 
-def test_run_json_says_who_made_it_with_what(tmp_path):
+def test_run_json_has_versions_and_machine(tmp_path):
     info = json.loads((RunFolder.create(tmp_path, CONFIG).path / "run.json").read_text())
     assert info["format"] == 1
     assert set(info["versions"]) == {"python", "corral-rl", "torch", "numpy", "gymnasium"}
@@ -100,7 +100,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
-def test_what_a_killed_creation_has_left_is_no_obstacle(tmp_path):
+def test_remains_of_a_killed_creation_are_ignored(tmp_path):
     RunFolder.create(tmp_path, CONFIG)
     (tmp_path / "run.json").rename(tmp_path / ".tmp-run.json")
     assert RunFolder.create(tmp_path, CONFIG).config == CONFIG
@@ -112,7 +112,7 @@ def test_a_file_cannot_be_a_run(tmp_path):
         RunFolder.create(tmp_path / "f", CONFIG)
 
 
-def test_opening_what_is_no_run_says_what_to_give(tmp_path):
+def test_open_of_no_run_names_remedy(tmp_path):
     with pytest.raises(UserError, match=r"There is no run at .*nowhere"):
         RunFolder.open(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"no run, it has no run\.json"):
@@ -131,7 +131,7 @@ def test_a_run_of_another_format_is_refused(tmp_path, found, words):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{"])
-def test_a_damaged_run_json_is_a_sentence(tmp_path, text):
+def test_damaged_run_json_is_one_line(tmp_path, text):
     RunFolder.create(tmp_path, CONFIG)
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UserError, match="cannot be read"):
@@ -159,7 +159,7 @@ def test_two_processes_cannot_train_one_run(tmp_path):
         pass
 
 
-def test_the_lock_tells_a_process_from_itself(tmp_path):
+def test_lock_names_its_holder(tmp_path):
     run = RunFolder.create(tmp_path, CONFIG)
     with run.lock():
         assert run.holder() == os.getpid()

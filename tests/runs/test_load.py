@@ -97,8 +97,15 @@ print(json.dumps(sorted(unwanted & set(sys.modules))))
     assert in_a_fresh_process(code, runs / "own") == []
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "lstm"])
-@pytest.mark.parametrize("which", ["best", "latest"])
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        ("ppo", "best"),
+        ("lstm", "latest"),
+        *(pytest.param(*case, marks=pytest.mark.slow)
+          for case in [("ppo", "latest"), ("lstm", "best"), ("dqn", "best"), ("dqn", "latest")]),
+    ],
+)  # fmt: skip
 def test_evaluation_in_a_fresh_process_equals_that_of_training(runs, name, which):
     code = """
 import json, sys, corral
@@ -188,7 +195,7 @@ def test_sampling_of_values_explores_as_little_as_at_that_step(runs):
     assert odd == pytest.approx(epsilon / 2, abs=0.02)
 
 
-def test_memory_is_kept_between_calls_and_cleared_where_an_episode_begins(runs):
+def test_recurrent_state_is_kept_within_an_episode(runs):
     policy = load_policy(runs / "lstm")
     assert policy.recurrent
     assert not load_policy(runs / "ppo").recurrent
@@ -209,7 +216,7 @@ def test_memory_is_kept_between_calls_and_cleared_where_an_episode_begins(runs):
     np.testing.assert_array_equal(policy._state, states[0])
 
 
-def test_memory_belongs_to_a_number_of_rows(runs):
+def test_recurrent_state_has_a_number_of_rows(runs):
     policy = load_policy(runs / "lstm")
     policy(np.zeros((3, 4)))
     with pytest.raises(UserError, match=r"memory of 3 rows and got 2: call reset\(\)"):
@@ -237,7 +244,7 @@ def test_memory_belongs_to_a_number_of_rows(runs):
         ("own", {"place": np.zeros((2, 3)), "mode": [1], "pair": ([[0, 1]], [0.0])}, "as many in each"),
     ],
 )
-def test_a_wrong_observation_is_one_sentence(runs, name, obs, words):
+def test_wrong_observation_is_one_line(runs, name, obs, words):
     with pytest.raises(UserError, match=words) as caught:
         load_policy(runs / name)(obs)
     assert "\n" not in str(caught.value)
@@ -266,7 +273,7 @@ def test_a_run_without_a_best_checkpoint_gives_its_latest(runs, tmp_path):
     assert load_policy(tmp_path / "run").step == 96
 
 
-def test_what_cannot_be_loaded_is_one_sentence(runs, tmp_path):
+def test_unloadable_run_is_one_line(runs, tmp_path):
     with pytest.raises(UserError, match="no run at"):
         load_policy(tmp_path / "nowhere")
     shutil.copytree(runs / "ppo" / "checkpoints" / "latest", tmp_path / "checkpoint")

@@ -21,7 +21,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_the_line_says_everything():
+def test_progress_line():
     assert progress_line(45_056, 100_000, 12_345.0, METRICS, None) == (
         "45,056/100k 45%  12.3k steps/s  return 123.5  eval 475  loss 0.0342  ETA 0:04"
     )
@@ -53,7 +53,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(clock):
     assert not re.search(r"[\r\x1b]", out.getvalue())
 
 
-def test_the_speed_is_that_of_the_last_seconds_and_of_this_start(clock):
+def test_speed_is_of_recent_seconds_and_this_start(clock):
     out = io.StringIO()
     shown = Progress(10**6, start=500_000, stream=out)
     for second in range(1, 61):
@@ -124,7 +124,7 @@ def test_durations_are_brief(seconds, text):
     assert duration(seconds) == text
 
 
-def test_a_process_without_stderr_goes_on_without_progress(monkeypatch):
+def test_no_progress_without_stderr(monkeypatch):
     monkeypatch.setattr("sys.stderr", None)
     shown = Progress(100)
     shown.update(50, {"train/return": 1.0})

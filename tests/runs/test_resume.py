@@ -132,11 +132,27 @@ def events(path, kind=None):
     return [event for event in found if kind in (None, event["kind"])]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_run_that_is_killed_at_any_moment_goes_on_as_if_it_had_not_been(tmp_path, case):
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Trains a case to its end, once: the folder and the result."""
+    done = {}
+
+    def get(case):
+        if case not in done:
+            folder = tmp_path_factory.mktemp("whole")
+            done[case] = folder, train(run_dir=folder, **settings_of(case))
+        return done[case]
+
+    return get
+
+
+QUICK = ("ppo", "dqn, prioritised")
+
+
+@pytest.mark.parametrize("case", [*QUICK, *(pytest.param(c, marks=pytest.mark.slow) for c in CASES if c not in QUICK)])
+def test_killed_run_resumes_exactly(tmp_path, uninterrupted, case):
     chance = random.Random(case)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    expected = train(run_dir=whole, **settings_of(case))
+    broken, (whole, expected) = tmp_path / "broken", uninterrupted(case)
     killed = kill_at_a_random_moment(start(in_child, train, run_dir=broken, **settings_of(case)), broken, chance)
     assert killed
     kill_at_a_random_moment(start(in_child, resume, broken, quiet=True), broken, chance)
@@ -171,9 +187,8 @@ def test_the_next_turns_after_loading_are_those_without(case):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_told_to_stop_saves_exits_cleanly_and_goes_on_exactly(tmp_path, number):
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    train(run_dir=whole, **settings_of("ppo"))
+def test_stopped_run_saves_and_resumes_exactly(tmp_path, uninterrupted, number):
+    stopped, (whole, _) = tmp_path / "stopped", uninterrupted("ppo")
     child = start(in_child, train, run_dir=stopped, **settings_of("ppo"))
     wait_for(lambda: checkpoints(stopped), child)
     os.kill(child.pid, number)
@@ -216,7 +231,7 @@ def test_the_best_checkpoint_is_the_one_that_was_evaluated(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json", "manifest.json"])
-def test_a_checkpoint_cut_in_half_is_found_out_and_the_one_before_it_used(tmp_path, name):
+def test_truncated_checkpoint_falls_back_to_previous(tmp_path, name):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     settings = settings_of("a2c", eval_episodes=0, steps=1200)
     train(run_dir=whole, **settings)
@@ -231,7 +246,7 @@ def test_a_checkpoint_cut_in_half_is_found_out_and_the_one_before_it_used(tmp_pa
     assert_same(final_state(cut), final_state(whole))
 
 
-def test_with_no_checkpoint_left_it_says_so_in_one_sentence(tmp_path):
+def test_resume_without_checkpoints_is_refused(tmp_path):
     train(run_dir=tmp_path / "run", **settings_of("a2c", steps=200, eval_episodes=0))
     for name in checkpoints(tmp_path / "run"):
         (tmp_path / "run" / "checkpoints" / name / "state.json").unlink()
@@ -239,7 +254,7 @@ def test_with_no_checkpoint_left_it_says_so_in_one_sentence(tmp_path):
         resume(tmp_path / "run", quiet=True)
 
 
-def test_resuming_what_is_finished_changes_nothing(tmp_path):
+def test_resume_of_finished_run_changes_nothing(tmp_path):
     train(run_dir=tmp_path / "run", **settings_of("a2c", steps=600))
     state, table = final_state(tmp_path / "run"), rows(tmp_path / "run")
     resume(tmp_path / "run", quiet=True)
@@ -263,7 +278,7 @@ def test_a_run_that_another_process_trains_keeps_its_settings(tmp_path):
     assert (tmp_path / "run" / "config.yaml").read_text() == before
 
 
-def test_a_run_too_short_to_learn_from_says_so(tmp_path):
+def test_run_too_short_to_learn_warns(tmp_path):
     for steps, said in ((60, 1), (400, 0)):
         train(run_dir=tmp_path / str(steps), **settings_of("dqn", steps=steps))
         assert len(events(tmp_path / str(steps), "not_trained")) == said
@@ -297,7 +312,7 @@ class Forgetful(gymnasium.Env):
         return np.array([next(self._numbers)], np.float32), 1.0, False, self._t >= 30, {}
 
 
-def test_a_run_without_its_replay_says_so(tmp_path):
+def test_resume_without_replay_is_logged(tmp_path):
     settings = settings_of("dqn", steps=200, save_replay_buffer=False)
     train(run_dir=tmp_path / "run", **settings)
     resume(tmp_path / "run", steps=400, quiet=True)
@@ -327,7 +342,7 @@ def test_a_run_whose_network_has_changed_is_refused(tmp_path):
         resume(tmp_path / "run", quiet=True)
 
 
-def test_environments_that_cannot_be_restored_start_anew_and_the_run_says_so(tmp_path):
+def test_unrestorable_envs_start_anew_and_are_logged(tmp_path):
     settings = settings_of("a2c", eval_episodes=0, steps=400, normalize_reward=False)
     settings["env"] = f"{Path(__file__).stem}:Forgetful"
     train(run_dir=tmp_path / "run", **settings)

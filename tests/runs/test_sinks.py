@@ -75,7 +75,7 @@ def test_nan_and_infinity_are_kept(run):
     assert found["y"][0] == -np.inf
 
 
-def test_a_resumed_run_cuts_what_came_after_the_checkpoint(run):
+def test_resume_cuts_rows_after_checkpoint(run):
     log = open_sinks(run)
     for step in (10, 20, 30, 40):
         log.write(step, step / 10, {"x": step})
@@ -89,7 +89,7 @@ def test_a_resumed_run_cuts_what_came_after_the_checkpoint(run):
     assert tensorboard(run)["x"] == [(10, 10), (20, 20), (25, -25)]
 
 
-def test_a_resume_from_the_very_start_keeps_the_columns_and_no_row(run):
+def test_resume_from_step_0_keeps_columns_only(run):
     log = open_sinks(run)
     log.write(10, 1, {"x": 1})
     log.close()
@@ -130,7 +130,7 @@ def test_the_end_of_a_long_file_can_be_read_alone(run):
     assert len(read_metrics(run.path, last_bytes=10**9)["x"]) == 1000
 
 
-def test_tensorboard_is_written_without_tensorflow_and_without_a_thread(run):
+def test_tensorboard_needs_no_tensorflow_or_thread(run):
     code = (
         "import sys, threading\n"
         "from pathlib import Path; from corral.runs.sinks.tensorboard import TensorBoardSink\n"

@@ -17,13 +17,13 @@ def vec():
         yield made
 
 
-def test_an_environment_that_says_so_is_kept_by_row(vec):
+def test_env_with_row_states_is_kept_by_row(vec):
     assert isinstance(vec.states(), ArrayStates)
     assert not has_rows(gymnasium.make("CartPole-v1"))
     assert not has_rows(gymnasium.wrappers.FrameStackObservation(make(), 2))
 
 
-def test_what_comes_of_an_expansion_is_what_the_environment_does(vec):
+def test_expansion_equals_env_steps(vec):
     states, rng = vec.states(), np.random.default_rng(0)
     for _ in range(200):
         actions = rng.integers(2, size=4)
@@ -78,7 +78,7 @@ def test_rollouts_are_expansions_one_after_the_other(vec):
         np.testing.assert_array_equal(rolled.obs[i], steps.obs[0])
 
 
-def test_memory_is_bounded_and_the_sentence_says_what_to_do(vec):
+def test_state_memory_is_bounded_with_remedy(vec):
     states = vec.states(memory_mb=0.1)
 
     def fill():

@@ -142,7 +142,7 @@ def test_planning_reaches_only_its_own_environment(kind, given):
     assert real == planned == alone
 
 
-def test_a_generator_that_only_a_method_leads_to_is_given_other_dice():
+def test_generator_reached_by_a_method_is_reseeded():
     with corral.Snapshots(ByDrawing) as snapshots:
         real, planned = follow(snapshots.env, snapshots)
     assert not set(real) & set(planned)

@@ -33,7 +33,7 @@ def there_and_back(value):
     return kept, back.copy(kept), out.rngs, back.rngs
 
 
-def test_containers_objects_and_arrays_are_copied_and_shared_parts_stay_shared():
+def test_deep_copy_keeps_shared_parts_shared():
     slotted = Slotted()
     slotted.a, slotted.b = [1], Colour.RED
     array, held = np.arange(6.0).reshape(2, 3), Held()
@@ -51,7 +51,7 @@ def test_containers_objects_and_arrays_are_copied_and_shared_parts_stay_shared()
     assert made[6].maxlen == 3
 
 
-def test_what_does_not_change_is_not_copied():
+def test_immutable_parts_are_not_copied():
     value = (1, "a", np.float32(2), len, np, Colour, None, (3, frozenset()))
     assert Copier({}).copy(value)[0:7] == value[0:7]
     assert Copier({}).copy((1, (2, "x"))) is not None
@@ -64,7 +64,7 @@ def sfc64(seed):
 
 
 @pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState, random.Random, sfc64])
-def test_generators_anywhere_are_found_go_on_where_they_were_and_can_be_told_otherwise(make):
+def test_nested_generators_are_copied_and_reseeded(make):
     generator = make(3)
     generator.random()
     value = {"deep": [types.SimpleNamespace(rng=generator)], "again": generator}
@@ -81,7 +81,7 @@ def test_generators_anywhere_are_found_go_on_where_they_were_and_can_be_told_oth
     assert alive[0].random() != first
 
 
-def test_numbers_thrown_anew_are_uniform_over_seeds():
+def test_reseeded_numbers_are_uniform():
     generator, drawn = np.random.default_rng(0), []
     for seed in range(4000):
         reseed(generator, seed, 0)
@@ -90,7 +90,7 @@ def test_numbers_thrown_anew_are_uniform_over_seeds():
     assert abs(counts - 400).max() < 5 * np.sqrt(400 * 0.9)
 
 
-def test_what_a_twister_gave_last_and_gives_next_is_read_from_its_words():
+def test_mt19937_outputs_are_read_from_its_state():
     twister, given = np.random.MT19937(5), []
     for _ in range(1400):
         given.append(twister.random_raw() / 2.0**32)

@@ -58,7 +58,7 @@ def judge(obs):
 
 
 @pytest.mark.parametrize("how", ["raise", "nan"])
-def test_a_step_that_fails_is_truncated_and_faulty_where_its_parent_was(how):
+def test_failed_step_is_faulty_at_its_parent(how):
     with corral.Snapshots(lambda: Ledge(how)) as snapshots:
         env = snapshots.env
         for _ in range(3):
@@ -93,7 +93,7 @@ def test_a_rollout_ends_where_a_step_of_it_fails(how):
 
 @pytest.mark.parametrize("root", ["gumbel", "puct"])
 @pytest.mark.parametrize("policy", [judge, None])
-def test_a_search_goes_on_beside_a_branch_that_fails_and_leaves_no_states_behind(root, policy):
+def test_search_survives_failing_branch(root, policy):
     env = Ledge()
     obs, _ = env.reset(seed=0)
     snapshots = corral.Snapshots(env)
@@ -110,7 +110,7 @@ def test_a_search_goes_on_beside_a_branch_that_fails_and_leaves_no_states_behind
     assert len(snapshots.states) == 0
 
 
-def test_a_run_with_search_goes_on_when_steps_fail_in_it(tmp_path, caplog):
+def test_searching_run_survives_failing_steps(tmp_path, caplog):
     result = corral.train(
         "ppo-search", lambda: Ledge(edge=12, limit=40), 600, 1, tmp_path / "x", quiet=True,
         **{"search_fraction": 1.0, "num_simulations": 8, "num_envs": 4, "ppo.num_steps": 16, "eval_episodes": 0,
@@ -136,7 +136,7 @@ def test_where_every_plan_fails_all_weigh_the_same():
     np.testing.assert_allclose(average(noise, returns, 1.0)[:, 0], [1.5, 5.0])
 
 
-def test_an_environment_whose_steps_all_fail_ends_the_planner_with_the_remedy():
+def test_env_whose_steps_all_fail_ends_planning():
     with corral.Snapshots(lambda: Ledge(edge=0)) as snapshots:
         here = snapshots.save()
         for _ in range(3):
@@ -145,7 +145,7 @@ def test_an_environment_whose_steps_all_fail_ends_the_planner_with_the_remedy():
             snapshots.expand([here] * 300, [1] * 300)
 
 
-def test_failures_are_said_at_every_power_of_ten_and_forgiven_by_good_steps(caplog):
+def test_failures_are_logged_at_powers_of_ten(caplog):
     failed_steps = FailedSteps("Walk")
     with caplog.at_level(logging.WARNING):
         for _ in range(2500):

@@ -128,7 +128,7 @@ THROWERS = [Thrower, Locked, Declared, CopiesItself, Torch, Shared, SharedDeclar
 
 
 @pytest.mark.parametrize("kind", THROWERS)
-def test_a_planner_neither_knows_the_dice_nor_throws_them(kind):
+def test_planner_neither_knows_nor_advances_rng(kind):
     def run(env, plan=lambda: None):
         env.reset(seed=5)
         seen = []
@@ -152,7 +152,7 @@ def test_a_planner_neither_knows_the_dice_nor_throws_them(kind):
 
 
 @pytest.mark.parametrize("kind", THROWERS)
-def test_replayed_dice_are_those_of_the_state(kind):
+def test_replayed_rng_is_that_of_the_state(kind):
     with corral.Snapshots(kind, rng="replay") as snapshots:
         snapshots.env.reset(seed=5)
         for _ in range(5):
@@ -160,7 +160,7 @@ def test_replayed_dice_are_those_of_the_state(kind):
             assert snapshots.env.step(0)[1] == steps.reward[0]
 
 
-def test_a_die_that_comes_later_or_moves_is_found_again():
+def test_later_or_moved_generator_is_found():
     env, dice = Thrower(), RngFinder()
     assert dice.read(env) == []
     env.reset(seed=0)
@@ -171,7 +171,7 @@ def test_a_die_that_comes_later_or_moves_is_found_again():
     assert len(dice.read(env)) == 2
 
 
-def test_dice_are_found_in_closures_slots_and_arrays_each_once():
+def test_generators_in_closures_slots_and_arrays_are_found_once():
     rng, slotted = np.random.default_rng(0), type("Slotted", (), {"__slots__": ("rng",)})()
     slotted.rng = np.random.RandomState(0)
     many = np.array([rng, None, slotted], object)

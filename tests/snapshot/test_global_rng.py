@@ -42,7 +42,7 @@ def python_die():
 @pytest.mark.parametrize("lock", [None, threading.Lock()])
 @pytest.mark.parametrize("first", [1, 8])
 @pytest.mark.parametrize(("die", "name"), [(numpy_die, "numpy.random"), (python_die, "random")])
-def test_an_environment_whose_steps_draw_from_them_is_refused_and_they_stay_where_they_are(die, name, first, lock):
+def test_env_drawing_from_global_rng_is_refused(die, name, first, lock):
     def plan_and_act():
         with corral.Snapshots(lambda: Common(die, first, lock)) as snapshots:
             snapshots.env.reset()
@@ -58,7 +58,7 @@ def test_an_environment_whose_steps_draw_from_them_is_refused_and_they_stay_wher
         plan_and_act()
 
 
-def test_planning_on_one_whose_resets_draw_leaves_its_episodes_alone():
+def test_env_resetting_from_global_rng_is_unchanged():
     def run(plan):
         np.random.seed(3)
         env = Common(numpy_die, 1000)

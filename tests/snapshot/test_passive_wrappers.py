@@ -55,7 +55,7 @@ def videos(monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["instance", "factory"])
-def test_a_video_is_of_what_was_done(tmp_path, videos, given):
+def test_video_has_only_real_steps(tmp_path, videos, given):
     env = record(tmp_path)
     env.reset(seed=0)
     snapshots = corral.Snapshots(env if given == "instance" else lambda: record(tmp_path))
@@ -74,7 +74,7 @@ def test_a_video_is_of_what_was_done(tmp_path, videos, given):
     assert videos == [[0, 1, 1, 2, 2]]
 
 
-def test_frames_that_are_collected_are_those_of_what_was_done():
+def test_collected_frames_are_of_real_steps():
     env = RenderCollection(Drawn())
     env.reset(seed=0)
     search = corral.Search(env, sims=8, rollout_steps=5)

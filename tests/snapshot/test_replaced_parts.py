@@ -60,7 +60,7 @@ def other_body():
 
 @pytest.mark.parametrize("given", ["instance", "factory"])
 @pytest.mark.parametrize("make", [another_inside, other_spaces, other_body])
-def test_steps_from_states_are_those_of_the_episode_that_they_are_of(make, given):
+def test_states_step_with_parts_of_their_episode(make, given):
     states, real = [], []
     env = make()
     env.reset(seed=0)
@@ -81,7 +81,7 @@ def test_steps_from_states_are_those_of_the_episode_that_they_are_of(make, given
     np.testing.assert_array_equal(np.array(planned), np.array(real))
 
 
-def test_a_state_loaded_after_other_episodes_brings_its_mass_back():
+def test_loaded_state_restores_replaced_mass():
     with corral.Snapshots(other_body, rng="replay") as snapshots:
         env = snapshots.env
         env.reset(seed=0)

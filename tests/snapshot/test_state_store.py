@@ -52,7 +52,7 @@ def keeper(request, tmp_path):
     served.end()
 
 
-def test_what_is_put_is_got_back_until_it_is_dropped(keeper):
+def test_put_get_drop(keeper):
     assert keeper.get("a") is None
     keeper.put("a", b"\x00state\xff")
     keeper.put("b/1", b"")
@@ -87,7 +87,7 @@ def test_a_budget_is_never_exceeded_and_nothing_is_evicted(keeper):
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 600, None, 3])
-def test_what_is_no_name_is_refused(keeper, name):
+def test_invalid_name_is_refused(keeper, name):
     with pytest.raises(UserError, match="name of a state"):
         keeper.put(name, b"")
 
@@ -99,7 +99,7 @@ def test_names_of_any_alphabet_and_look(keeper):
     assert keeper.get("状態") == "状態".encode()
 
 
-def test_files_are_there_for_the_next_process_and_damaged_ones_are_left_out(tmp_path):
+def test_files_persist_and_damaged_ones_are_skipped(tmp_path):
     first = FileStates(tmp_path, BUDGET)
     for name in ("a", "b", "c"):
         first.put(name, name.encode() * 10)
@@ -153,12 +153,12 @@ def test_the_token_is_asked_for_on_both_sides(tmp_path):
     served.end()
 
 
-def test_nobody_there_is_said_within_the_time_given():
+def test_missing_server_times_out():
     with RemoteStates("tcp://127.0.0.1:9", timeout_s=0.5) as states, pytest.raises(EnvFailed, match="is it running"):
         states.get("a")
 
 
-def test_words_choose_the_keeper(tmp_path):
+def test_state_store_is_chosen_by_address(tmp_path):
     assert isinstance(open_states(), MemoryStates)
     assert isinstance(open_states(str(tmp_path)), FileStates)
     with open_states("tcp://127.0.0.1:9") as remote:

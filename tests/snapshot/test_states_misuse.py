@@ -11,7 +11,7 @@ import corral
 from corral.core.errors import UserError
 
 
-def test_what_was_closed_keeps_nothing_more():
+def test_closed_states_are_refused():
     env = Walk()
     env.reset(seed=0)
     snapshots = corral.Snapshots(env)
@@ -26,14 +26,14 @@ def test_what_was_closed_keeps_nothing_more():
 
 
 @pytest.mark.parametrize("shown", [np.zeros(7), "x", None])
-def test_what_is_no_observation_is_said_before_anything_is_searched(shown):
+def test_invalid_observation_is_refused_before_search(shown):
     env = gymnasium.make("CartPole-v1")
     env.reset(seed=0)
     with corral.Snapshots(env) as snapshots, pytest.raises(UserError, match=r"shape \(4,\), got|no observation"):
         snapshots.tell(shown)
 
 
-def test_memory_that_is_no_number_is_refused():
+def test_invalid_memory_limit_is_refused():
     with pytest.raises(UserError, match="memory_mb must be above 0"):
         corral.Snapshots("CartPole-v1", memory_mb=float("nan"))
 
@@ -65,7 +65,7 @@ class ByteArrays(Pictures):
 
 
 @pytest.mark.parametrize("kind", [Pictures, ByteArrays, Tensors])
-def test_memory_is_bounded_whatever_states_are_made_of(kind):
+def test_state_memory_is_bounded_for_every_keeper(kind):
     with corral.Snapshots(kind, memory_mb=1.0) as snapshots:
         here = snapshots.save()
         assert snapshots.states.nbytes > 100_000

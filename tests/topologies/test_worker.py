@@ -128,7 +128,7 @@ def test_moments_of_returns_come_to_every_worker(workers, exchange):
 
 
 @pytest.mark.parametrize("when", ["joins", "returns"])
-def test_who_comes_later_has_the_statistics_of_the_others(workers, when):
+def test_late_worker_gets_statistics_of_others(workers, when):
     topology = make(normalize_obs=True, exchange="param_server", mode="async")
     try:
         if when == "returns":
@@ -150,7 +150,7 @@ def test_who_comes_later_has_the_statistics_of_the_others(workers, when):
 # -- weights ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_saved_of_gossip_is_the_mean_of_all_workers(workers):
+def test_saved_gossip_state_is_mean_of_workers(workers):
     topology = make(exchange="gossip", mode="async", gossip_graph="ring", actors=3, num_envs=6)
     try:
         go_to(topology, 500)

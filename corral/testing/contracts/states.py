@@ -47,11 +47,11 @@ class StatesContract:
         """Make the environment under test."""
         raise NotImplementedError
 
-    def test_its_level_is_said(self) -> None:
+    def test_level_is_reported(self) -> None:
         with Snapshots(self.make) as snapshots:
             assert snapshots.level == self.level
 
-    def test_saves_loads_and_expansions_in_any_order_are_bit_equal_to_an_uninterrupted_run(self) -> None:
+    def test_save_load_expand_equal_uninterrupted_run(self) -> None:
         run = UninterruptedRun(self.make(), self.steps)
         rng = np.random.default_rng(0)
         with Snapshots(self.make, rng="replay") as snapshots:
@@ -134,7 +134,7 @@ class StatesContract:
             np.testing.assert_array_equal(steps.obs[:2], steps.obs[2:])
             np.testing.assert_array_equal(steps.reward[:2], steps.reward[2:])
 
-    def test_a_time_limit_goes_on_counting_from_the_state(self) -> None:
+    def test_time_limit_continues_from_the_state(self) -> None:
         with Snapshots(lambda: TimeLimit(self.make(), 10)) as snapshots:
             env = snapshots.env
             assert isinstance(env, gymnasium.Env)
@@ -172,7 +172,7 @@ class StatesContract:
                 for k in range(at, at + 10):
                     assert run.follow(snapshots.env, k) == run.seen[k]
 
-    def test_what_cannot_be_is_a_sentence(self) -> None:
+    def test_invalid_requests_are_refused(self) -> None:
         with Snapshots(self.make) as snapshots:
             root = snapshots.save()
             snapshots.drop([root, 12345])
@@ -181,7 +181,7 @@ class StatesContract:
                 with pytest.raises(UserError, match="was dropped, or never saved"):
                     call()
 
-    def test_a_budget_that_is_spent_is_said_and_nothing_is_evicted(self) -> None:
+    def test_full_budget_is_an_error_and_evicts_nothing(self) -> None:
         with Snapshots(self.make) as snapshots:
             state = snapshots.save()
             one = snapshots.states.nbytes  # type: ignore[attr-defined]

@@ -75,7 +75,7 @@ class StoreContract:
         """Make the store under test."""
         return make_store(spec, data, num_envs, seed)
 
-    def test_an_empty_store_is_not_ready_and_says_so(self) -> None:
+    def test_empty_store_is_not_ready(self) -> None:
         store = self.make(counting_spec(), self.data, NUM_ENVS)
         assert store.room()
         assert not store.ready()
@@ -83,7 +83,7 @@ class StoreContract:
             store.get()
 
     @pytest.mark.parametrize("factory", [partial(CountingEnv, 4, "mixed"), partial(FaultyEnv, "raise"), TreeEnv])
-    def test_a_state_that_was_saved_and_loaded_gives_bit_equal_samples(self, factory: Callable[[], Any]) -> None:
+    def test_loaded_state_gives_equal_samples(self, factory: Callable[[], Any]) -> None:
         spec, parts = fragments(factory, self.fragment_length, 16)
         store = self.make(spec, self.data, NUM_ENVS, seed=5)
         for traj in parts[:9]:
@@ -176,7 +176,7 @@ class FifoContract(StoreContract):
                 np.testing.assert_array_equal(batch.terminated, batch.done & (kind != 1))
                 np.testing.assert_array_equal(batch.truncated & rows, batch.done & (kind != 0))
 
-    def test_a_full_store_refuses_in_words(self) -> None:
+    def test_full_store_refuses(self) -> None:
         spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 40)
         store = self.make(spec, self.data, NUM_ENVS)
         for traj in parts:

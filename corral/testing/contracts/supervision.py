@@ -28,7 +28,7 @@ class SupervisionContract:
         raise NotImplementedError
 
     @pytest.mark.parametrize("kind", ["raise", "exit", "nan", "nan_reward"])
-    def test_a_failing_environment_ends_its_episode_as_faulty_and_comes_back(self, kind: str) -> None:
+    def test_failing_env_yields_faulty_row_and_recovers(self, kind: str) -> None:
         self.check_fault(kind)
 
     def check_fault(self, kind: str) -> None:
@@ -69,7 +69,7 @@ class SupervisionContract:
             play(vec, 50)
         vec.close()
 
-    def test_an_environment_that_cannot_be_built_says_why(self) -> None:
+    def test_env_that_cannot_be_built_names_the_reason(self) -> None:
         with pytest.raises(Exception, match="no licence for this simulator"):
             self.make_supervised([_broken], Supervision())
 
@@ -84,7 +84,7 @@ class IsolationContract(SupervisionContract):
     """The same for failures that only environments in processes of their own can survive."""
 
     @pytest.mark.parametrize("kind", ["kill", "hang"])
-    def test_a_killed_or_hanging_environment_ends_its_episode_as_faulty_and_comes_back(self, kind: str) -> None:
+    def test_killed_or_hanging_env_yields_faulty_row_and_recovers(self, kind: str) -> None:
         self.check_fault(kind)
 
 

@@ -88,7 +88,7 @@ class VecEnvContract:
         with self.make(CountingEnv, 16) as vec:
             assert len(set(vec.recv().obs[:, ID])) == 16
 
-    def test_the_same_seed_gives_the_same_transitions_and_another_seed_shares_none(self) -> None:
+    def test_transitions_depend_on_the_seed_alone(self) -> None:
         ids = []
         for seed in (0, 0, 1):
             with self.make(CountingEnv, 8, seed) as vec:
@@ -107,7 +107,7 @@ class VecEnvContract:
         assert second.first.all()
         np.testing.assert_array_equal(first, third)
 
-    def test_nested_spaces_and_hybrid_actions_arrive_unharmed(self) -> None:
+    def test_nested_spaces_and_hybrid_actions(self) -> None:
         with self.make(TreeEnv, 3) as vec:
             for rows in play(vec, 10):
                 for row in rows:
@@ -122,7 +122,7 @@ class VecEnvContract:
             assert all([row.next_obs[LIFE] for row in r] == list(range(1, 9)) for r in rows)
 
     @pytest.mark.parametrize("nbytes", [1 << 10, 1 << 22, (1 << 22) + 1, 1 << 26])
-    def test_observations_of_any_size_arrive_unharmed(self, nbytes: int) -> None:
+    def test_observations_of_any_size(self, nbytes: int) -> None:
         count, steps = (1, 1) if nbytes > 1 << 25 else (2, 3)  # memory is slow to come by the first time
         with self.make(partial(BigEnv, nbytes), count) as vec:
             batch = vec.recv()
@@ -155,7 +155,7 @@ class VecEnvContract:
                 value += 0.05 * (target - value)
             assert abs(value - 10.0) < 0.5  # 3.6 where the limit is taken for an end
 
-    def test_clipped_rewards_keep_the_raw_ones_and_lives_are_not_games(self) -> None:
+    def test_raw_rewards_and_games_survive_clipping_and_lives(self) -> None:
         from corral.envs.wrappers import ClipReward, EpisodicLife
 
         def game() -> Any:
@@ -170,7 +170,7 @@ class VecEnvContract:
             for rows in play(vec, 25, min_ready=2):
                 assert [row.next_obs[LIFE] for row in rows] == list(range(1, 26))
 
-    def test_environments_go_on_from_a_saved_state_or_start_anew(self) -> None:
+    def test_envs_continue_from_saved_state(self) -> None:
         def everyone(vec: VecEnv) -> Any:
             vec.send(np.arange(4), np.zeros(4, np.int64))
             return vec.recv()
@@ -196,7 +196,7 @@ class VecEnvContract:
                 assert after.obs[row, LIFE] == (before.obs[env_id, LIFE] + 1 if restored else 1)
                 assert (after.obs[row, ID] == before.obs[env_id, ID]) == restored
 
-    def test_misuse_is_refused_in_words(self) -> None:
+    def test_misuse_is_refused(self) -> None:
         with self.make(CountingEnv, 3) as vec:
             act, batch = random_actions(vec), vec.recv()
             with pytest.raises(UserError, match="nothing to wait for"):

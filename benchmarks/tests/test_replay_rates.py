@@ -34,7 +34,7 @@ def test_missing_cpprb_is_named_and_skipped(monkeypatch):
         (["replay", "--out", __file__], "cannot be a folder"),
     ],
 )
-def test_user_error_is_one_sentence(args, words):
+def test_user_error_is_one_line(args, words):
     done = run(*args)
     assert done.returncode == 2
     assert words in done.stderr

@@ -1,0 +1,18 @@
+"""Cases that are to work on every runtime."""
+
+import itertools
+
+import pytest
+
+RUNTIMES = ("inline", "process", "ray")
+
+
+def on_runtimes(cases, quick):
+    """Parameters (case, runtime): `make test` takes all inline and those of `quick`, `make test-slow` the rest."""
+    params = []
+    for case, runtime in itertools.product(cases, RUNTIMES):
+        marks = [pytest.mark.ray] if runtime == "ray" else []
+        if runtime != "inline" and (case, runtime) not in quick:
+            marks.append(pytest.mark.slow)
+        params.append(pytest.param(case, runtime, marks=marks, id=f"{case}-{runtime}"))
+    return params
