@@ -51,8 +51,8 @@ MAX = 1 << 20
 class Strange(Wire):
     """A wire whose other side is the test."""
 
-    def __init__(self, dialled=False):
-        self.peer, self.dialled, self.sent, self.closed = "strange", dialled, 0, False
+    def __init__(self, initiated=False):
+        self.peer, self.initiated, self.sent, self.closed = "strange", initiated, 0, False
         self.last = None
 
     def send(self, frames):

@@ -36,7 +36,7 @@ class StateReplies:
     status: Array  # [B] uint16, 0 is good
     to_play: Array  # [B] int8
     obs: Tree | None
-    words: dict[int, str]
+    texts: dict[int, str]
 
     def require_good(self, what: str) -> None:
         """EnvFailed, naming the first row that went wrong and why."""
@@ -44,7 +44,7 @@ class StateReplies:
         if len(bad):
             row = int(bad[0])
             name = clp.status_name(int(self.status[row]))
-            raise EnvFailed(f"{what}: row {row} of {len(self.status)}: {name} {self.words.get(row, '')}".rstrip())
+            raise EnvFailed(f"{what}: row {row} of {len(self.status)}: {name} {self.texts.get(row, '')}".rstrip())
 
 
 class States:
@@ -242,12 +242,12 @@ class Table:
         self.reward = np.zeros((count, simulator.hello.players))
         self.flags, self.to_play = np.zeros(count, np.uint8), np.zeros(count, np.int8)
         self.obs = [np.zeros((count, *leaf.shape), leaf.dtype) for leaf in leaves]
-        self.failed, self.lost, self.words = np.zeros(count, np.bool_), np.zeros(count, np.bool_), ""
+        self.failed, self.lost, self.reason = np.zeros(count, np.bool_), np.zeros(count, np.bool_), ""
         """Rows whose step failed, rows whose simulator is gone, and what was said of the last of either."""
 
-    def miss(self, rows: RowIndex, words: str) -> None:
+    def miss(self, rows: RowIndex, reason: str) -> None:
         """Rows of a simulator that is gone."""
-        self.lost[rows], self.words = True, words
+        self.lost[rows], self.reason = True, reason
 
     def take(self, part: Part, reply: Message, at: int = 0) -> None:
         """The rows of a part, which begin with this frame; those whose step failed are marked."""
@@ -258,7 +258,7 @@ class Table:
         reward, *_, flags, status = (table := simulator.rows.read(payload[0], part.count))[: len(table) - (players > 1)]
         if status.any():
             self.failed[rows] = _which_failed(part, status, reply)
-            self.words = _row_message(part, int(status.nonzero()[0][-1]), status, reply)
+            self.reason = _row_message(part, int(status.nonzero()[0][-1]), status, reply)
         leaves = simulator.observation.read(payload[1], part.count) if self.obs else []
         for leaf in (reward, *leaves):
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():

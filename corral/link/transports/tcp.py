@@ -56,7 +56,7 @@ class SpinWait:
 
 _MAX_PARTS = 64
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-_DIAL_S = 2.0
+_CONNECT_S = 2.0
 _SHUT_S = 0.25  # nobody is let in when there are no descriptors left
 _WRITABLE = select.EPOLLOUT
 _MAX_AT_ONCE = 64  # messages of one peer before the others get their turn
@@ -65,10 +65,10 @@ _MAX_AT_ONCE = 64  # messages of one peer before the others get their turn
 class TcpWire(Wire):
     """One socket."""
 
-    def __init__(self, sock: socket.socket, peer: str, dialled: bool):
+    def __init__(self, sock: socket.socket, peer: str, initiated: bool):
         sock.setblocking(False)
         tune(sock)
-        self.socket, self.peer, self.dialled = sock, peer, dialled
+        self.socket, self.peer, self.initiated = sock, peer, initiated
         self.reader = FrameReader(self.most_bytes)
         self.broken: str | None = None
         self._out: deque[memoryview] = deque()
@@ -160,14 +160,14 @@ class TcpWire(Wire):
 
 
 class TcpBinding(Binding):
-    """Listens at one address, or dials several and dials again when a connection is lost."""
+    """Listens at one address, or connects to several and reconnects when a connection is lost."""
 
-    def __init__(self, *, listen: Address | None = None, dial: Sequence[Address] = ()):
+    def __init__(self, *, listen: Address | None = None, connect: Sequence[Address] = ()):
         self._poller = select.epoll()
         self._awake = SpinWait(self._poller.poll)
         self._wires: dict[int, TcpWire] = {}
         self._door: socket.socket | None = None
-        self._dialled = {address: _Dialled() for address in dial}
+        self._targets = {address: _Target() for address in connect}
         self._more: deque[TcpWire] = deque()
         self._shut_until: float | None = None
         if listen is not None:
@@ -176,13 +176,13 @@ class TcpBinding(Binding):
             self._poller.register(self._door, select.EPOLLIN)
             self.urls = [listen.at(self._door.getsockname()[1]).url]
         else:
-            self.urls = [address.url for address in dial]
+            self.urls = [address.url for address in connect]
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Messages, new peers, and peers that are lost."""
         events: list[Event] = []
-        if self._dialled:
-            timeout_s = min(timeout_s, self._dial_due(events))
+        if self._targets:
+            timeout_s = min(timeout_s, self._connect_due(events))
         if self._shut_until is not None:
             timeout_s = min(timeout_s, self._open_again())
         ready: list[tuple[int, int]] = self._awake.wait(0.0 if events or self._more else timeout_s)
@@ -240,9 +240,9 @@ class TcpBinding(Binding):
                 wire.close()
                 with contextlib.suppress(ValueError):
                     self._more.remove(wire)
-                for dialled in self._dialled.values():
-                    if dialled.wire is wire:
-                        dialled.lost()
+                for target in self._targets.values():
+                    if target.wire is wire:
+                        target.lost()
                 events.append(Event(wire, lost=wire.broken))
 
     def _accept(self, events: list[Event]) -> None:
@@ -256,7 +256,7 @@ class TcpBinding(Binding):
             self._shut_until = time.monotonic() + _SHUT_S
             return
         with contextlib.suppress(OSError):
-            self._add(TcpWire(sock, f"{where[0]}:{where[1]}", dialled=False), events)
+            self._add(TcpWire(sock, f"{where[0]}:{where[1]}", initiated=False), events)
 
     def _open_again(self) -> float:
         """Let others in again when it is time; seconds to wait at most."""
@@ -272,35 +272,35 @@ class TcpBinding(Binding):
         wire.watch(self._poller)
         events.append(Event(wire))
 
-    def _dial_due(self, events: list[Event]) -> float:
-        """Dial whom it is time to; seconds until the next time."""
+    def _connect_due(self, events: list[Event]) -> float:
+        """Connect where that is due; seconds until the next attempt."""
         wait = 60.0
-        for address, dialled in self._dialled.items():
-            if dialled.wire is not None:
+        for address, target in self._targets.items():
+            if target.wire is not None:
                 continue
-            left = dialled.due - time.monotonic()
+            left = target.due - time.monotonic()
             if left <= 0:
                 try:
-                    sock = socket.create_connection((address.host, address.port), _DIAL_S)
+                    sock = socket.create_connection((address.host, address.port), _CONNECT_S)
                 except OSError:
-                    left = dialled.failed()
+                    left = target.failed()
                 else:
-                    dialled.wire = TcpWire(sock, address.url, dialled=True)
-                    self._add(dialled.wire, events)
+                    target.wire = TcpWire(sock, address.url, initiated=True)
+                    self._add(target.wire, events)
                     continue
             wait = min(wait, left)
         return wait
 
 
-class _Dialled:
-    """An address, and when to dial it."""
+class _Target:
+    """An address to connect to, and when."""
 
     def __init__(self) -> None:
         self.wire: TcpWire | None = None
         self.due, self._backoff = 0.0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=0.3)
 
     def failed(self) -> float:
-        """Nobody answered; seconds until the next try."""
+        """The attempt failed; seconds until the next one."""
         pause = self._backoff.next()
         self.due = time.monotonic() + pause
         return pause

@@ -76,9 +76,9 @@ class RemoteStates(StateStore):
     def __init__(self, url: str, token_file: str | None = None, timeout_s: float = 30.0):
         address = parse_url(url)
         if address.only_to_listen:
-            raise UserError(f"{url} cannot be dialled: name the state server's host and port.")
+            raise UserError(f"{url} cannot be connected to: name the state server's host and port.")
         self._url, self._token, self._timeout_s = url, read_token(token_file), timeout_s
-        self._binding = open_binding(address.scheme, dial=[address])
+        self._binding = open_binding(address.scheme, connect=[address])
         self._wire: Wire | None = None
         self._nonce, self._ready = b"", False
         self._seq = 0

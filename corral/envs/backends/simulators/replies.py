@@ -92,7 +92,7 @@ class StepReply:
         ):
             rows.flags[ids, place] = value
 
-    def words(self, row: int) -> str:
+    def text(self, row: int) -> str:
         """What the simulator says about a row that went wrong."""
         rows = (self._meta or {}).get("rows", {})
         text = rows.get(str(row), "") if isinstance(rows, dict) else ""

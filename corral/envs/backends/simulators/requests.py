@@ -146,7 +146,7 @@ class RequestingVecEnv(VecEnv):
         for row in np.flatnonzero(answer.status).tolist():
             env_id, status = int(ids[row]), int(answer.status[row])
             kind = "nan" if status == clp.Status.E_NOT_FINITE else "raised"
-            self._report(env_id, kind, f"in {session.name}: {clp.status_name(status)} {answer.words(row)}", in_step=0)
+            self._report(env_id, kind, f"in {session.name}: {clp.status_name(status)} {answer.text(row)}", in_step=0)
             if not answer.flags[row] & clp.FAULTY:  # between two episodes, which cost no row
                 continue
             if answer.flags[row] & clp.FIRST:  # it has started again by itself
@@ -169,7 +169,7 @@ class RequestingVecEnv(VecEnv):
         failed = ids[(answer.flags & clp.FAULTY) != 0]
         if len(failed):
             for row in np.flatnonzero(answer.flags & clp.FAULTY).tolist():
-                self._report(int(ids[row]), "raised", f"in reset, in {session.name}: {answer.words(row)}", in_step=0)
+                self._report(int(ids[row]), "raised", f"in reset, in {session.name}: {answer.text(row)}", in_step=0)
             rows.episode[failed] += 1
             self._pending.owe_reset(failed)
             self._start_due()

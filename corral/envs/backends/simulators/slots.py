@@ -265,13 +265,13 @@ class SlotTimeouts:
     def _where(self) -> str:
         return ", ".join(self._fleet.binding.urls)
 
-    def _wait(self, words: str, remedy: str = "start them, or raise Supervision.start_timeout_s") -> None:
+    def _wait(self, problem: str, remedy: str = "start them, or raise Supervision.start_timeout_s") -> None:
         now = time.monotonic()
         if self._since is None:
             self._since, self._said = now, False
         waited = now - self._since
         if waited > self._most_s:
-            raise EnvFailed(f"{words} after {waited:.0f} s; {remedy}.")
+            raise EnvFailed(f"{problem} after {waited:.0f} s; {remedy}.")
         if waited > _SAY_S and not self._said:
             self._said = True
-            log.warning("%s; waiting for more, for up to %.0f s.", words, self._most_s - waited)
+            log.warning("%s; waiting for more, for up to %.0f s.", problem, self._most_s - waited)

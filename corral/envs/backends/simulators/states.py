@@ -91,7 +91,7 @@ class LinkStates(States):
             table = Table(self._simulator, len(ids), obs=False)
             self._place(clp.Op.SAVE, homes, seats.slots, ids, table, table.miss)
             if table.failed.any():
-                raise EnvFailed(f"A state was not saved: {table.words}.")
+                raise EnvFailed(f"A state was not saved: {table.reason}.")
         except BaseException:
             self.drop(ids)
             raise
@@ -110,7 +110,7 @@ class LinkStates(States):
         table = Table(self._simulator, len(ids))
         self._place(clp.Op.LOAD, homes, seats.slots, ids, table, None, flags=clp.WANT_OBS)
         if table.failed.any():
-            raise EnvFailed(f"A state was not loaded: {table.words}.")
+            raise EnvFailed(f"A state was not loaded: {table.reason}.")
         self._vec.note_moved(env_ids, table.obs, table.to_play)
         return self.look(ids)
 
@@ -202,7 +202,7 @@ class LinkStates(States):
 
     def _failed(self, table: Table, parents: Array) -> Array | None:
         """Rows that failed, which are now as steps that did are; None where none did."""
-        faulty = self._failed_steps.note(table.failed, table.words)
+        faulty = self._failed_steps.note(table.failed, table.reason)
         if table.lost.any():  # of which the environments' own supervision keeps count
             faulty = table.failed | table.lost
         if faulty is not None:

@@ -54,7 +54,7 @@ class LinkVecEnv(RequestingVecEnv):
         self._role, self._seed = role, 0
         self._fleet, self._supervision = fleet, supervision
         self._faults = FaultLog(supervision)
-        self._member = FleetMember(lambda s: me().joined(s), lambda s, kind, words: me().lost(s, kind, words))
+        self._member = FleetMember(lambda s: me().joined(s), lambda s, kind, reason: me().lost(s, kind, reason))
         me: Any = weakref.ref(self)
         self._stop = weakref.finalize(self, _leave, fleet, self._member, release)
         self._timeouts = SlotTimeouts(fleet, supervision.start_timeout_s)
@@ -245,7 +245,7 @@ class LinkVecEnv(RequestingVecEnv):
         self._start_due()
         self._rebalancer.plan(self._sessions)
 
-    def lost(self, session: SimulatorSession, kind: str, words: str) -> None:
+    def lost(self, session: SimulatorSession, kind: str, reason: str) -> None:
         """A simulator is lost: its environments end their episodes and get slots in others."""
         ids = self._slots.leave(session)
         if not len(ids):
@@ -254,7 +254,7 @@ class LinkVecEnv(RequestingVecEnv):
         if self._in_flight.started:
             flying = self._in_flight.flying(ids)
             culprit = int(ids[flying][0]) if flying.any() else int(ids[0])
-            self._report(culprit, kind, words)
+            self._report(culprit, kind, reason)
             for env_id in ids.tolist():
                 if env_id != culprit:
                     self._report(env_id, "neighbour", f"environment {culprit}")
