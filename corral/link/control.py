@@ -71,19 +71,6 @@ class Ready(msgspec.Struct, frozen=True):
     proof: bytes
 
 
-class Stats(msgspec.Struct, frozen=True):
-    """What a simulator has done so far."""
-
-    slots: _Count = 0
-    steps: _Count = 0
-    episodes: _Count = 0
-    faults: _Count = 0
-    snapshots: _Count = 0
-    snapshot_bytes: _Count = 0
-    rss: _Count = 0
-    work_us: _Count = 0
-
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 

@@ -210,7 +210,8 @@ def _signals_passed_on(learner: SupervisedRole) -> Iterator[list[int]]:
         received.append(number)
         os.kill(pid, signal.SIGTERM)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in handled}  # ignored, as after `&`, stays ignored
     try:
         yield received
     finally:

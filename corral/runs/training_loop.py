@@ -208,7 +208,8 @@ class TrainingLoop:
             wait = "saving a checkpoint first" if callback is None else f"waiting for the callback {callback}"
             self._progress.say(f"stopping: {wait} (again to stop at once)")
 
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        handled = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, stop) for number in handled}  # ignored, as after `&`, stays ignored
         try:
             yield
         finally:

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from helpers.learners import HOST, Crew, Model
+from helpers.learners import HOST, Learners, Model
 
 from corral.learn.exchange.base import Local, PeerLost
 from corral.learn.exchange.gossip import receivers, senders
@@ -48,8 +48,8 @@ def test_single_learner_equals_no_exchange(kind, options):
             exchange.end()
         return model.weights.detach()
 
-    with Crew(kind, 1, START, **options) as crew:
-        (weights,) = crew.run(work)
+    with Learners(kind, 1, START, **options) as learners:
+        (weights,) = learners.run(work)
     assert torch.equal(weights, alone.weights.detach())
 
 
@@ -64,8 +64,8 @@ def test_several_learners_get_through_turns_of_different_lengths(kind, options):
             exchange.end()
         return model.weights.detach()
 
-    with Crew(kind, 3, START, **options) as crew:
-        results = crew.run(work)
+    with Learners(kind, 3, START, **options) as learners:
+        results = learners.run(work)
     assert all(torch.isfinite(weights).all() for weights in results)
     near = 0.2 if options.get("mode") != "async" else 1.0  # who is done before others begin has had nobody to mix with
     assert all(float((weights - results[0]).norm() / START.norm()) < near for weights in results)
@@ -93,8 +93,8 @@ def test_synchronous_learners_have_the_same_weights_bit_by_bit(kind, options):
         exchange.end()
         return model.weights.detach().clone()
 
-    with Crew(kind, 3, START, **options) as crew:
-        results = crew.run(work)
+    with Learners(kind, 3, START, **options) as learners:
+        results = learners.run(work)
     assert all(torch.equal(results[0], other) for other in results)
     assert not torch.equal(results[0], START)
 
@@ -115,8 +115,8 @@ def test_several_synchronous_learners_equal_one_with_all_rows(kind, servers):
         exchange.end()
         return model.weights.detach()
 
-    with Crew(kind, 3, START, servers=servers, optimizer=sgd) as crew:
-        for weights in crew.run(work):
+    with Learners(kind, 3, START, servers=servers, optimizer=sgd) as learners:
+        for weights in learners.run(work):
             torch.testing.assert_close(weights, whole.weights.detach(), rtol=0, atol=1e-6)
 
 
@@ -140,11 +140,11 @@ def test_lag_bounds_the_lead_over_the_slowest(lag):
         begun.wait(20)  # nor does one that has ended count
         exchange.end()
 
-    with Crew("param_server", 3, START, mode="ssp", lag=lag) as crew:
-        crew.run(work)
-        assert crew.servers[0].metrics()["exchange/lead_max"] <= lag
+    with Learners("param_server", 3, START, mode="ssp", lag=lag) as learners:
+        learners.run(work)
+        assert learners.servers[0].metrics()["exchange/lead_max"] <= lag
         if lag:  # it was made use of
-            assert crew.servers[0].metrics()["exchange/lead_max"] == lag
+            assert learners.servers[0].metrics()["exchange/lead_max"] == lag
     # What a learner counts comes after the server's word: it may be one behind, and one is under way.
     assert max(lead) <= lag + 2
 
@@ -172,9 +172,11 @@ def test_lag_bounds_the_lead_after_a_pause():
             exchange.end()
         return made
 
-    with Crew("param_server", 2, START, mode="ssp", lag=2) as crew:
-        made, _ = crew.run(work)
-        assert crew.servers[0].metrics()["exchange/staleness_max"] <= 4  # the bound, and one under way on either side
+    with Learners("param_server", 2, START, mode="ssp", lag=2) as learners:
+        made, _ = learners.run(work)
+        assert (
+            learners.servers[0].metrics()["exchange/staleness_max"] <= 4
+        )  # the bound, and one under way on either side
     assert made <= 4
 
 
@@ -188,11 +190,11 @@ def test_unbounded_async_counts_stale_gradients():
             model.update(exchange, 0.1 * grad)
         exchange.end()
 
-    with Crew("param_server", 2, START, mode="async") as crew:
-        crew.run(work)
-        told = crew.servers[0].metrics()
+    with Learners("param_server", 2, START, mode="async") as learners:
+        learners.run(work)
+        told = learners.servers[0].metrics()
         assert told["exchange/staleness_max"] > 4
-        assert crew.servers[0].version == 44
+        assert learners.servers[0].version == 44
 
 
 def test_update_does_not_wait_for_droppable_learner():
@@ -208,10 +210,10 @@ def test_update_does_not_wait_for_droppable_learner():
         exchange.end()
         return model.weights.detach()
 
-    with Crew("param_server", 3, START, mode="sync", drop=1) as crew:
-        crew.run(work)
-        assert crew.servers[0].metrics()["exchange/dropped"] >= 1
-        assert crew.servers[0].version >= 20
+    with Learners("param_server", 3, START, mode="sync", drop=1) as learners:
+        learners.run(work)
+        assert learners.servers[0].metrics()["exchange/dropped"] >= 1
+        assert learners.servers[0].version >= 20
 
 
 def test_at_most_drop_learners_are_dropped():
@@ -229,18 +231,20 @@ def test_at_most_drop_learners_are_dropped():
             model.update(exchange, grad)
         exchange.end()
 
-    with Crew("param_server", 3, START, mode="sync", drop=1) as crew:
-        crew.run(work)
-        assert crew.servers[0].metrics()["exchange/dropped"] == 0
-        assert crew.servers[0].version == 10
+    with Learners("param_server", 3, START, mode="sync", drop=1) as learners:
+        learners.run(work)
+        assert learners.servers[0].metrics()["exchange/dropped"] == 0
+        assert learners.servers[0].version == 10
 
 
 def test_dropped_gradient_is_resent_with_error_feedback():
     model = Model(torch.zeros(100), sgd)
-    with Crew("param_server", 2, torch.zeros(100), mode="sync", drop=1, compress="topk:0.1", optimizer=sgd) as crew:
+    with Learners(
+        "param_server", 2, torch.zeros(100), mode="sync", drop=1, compress="topk:0.1", optimizer=sgd
+    ) as learners:
         for rank in (0, 1):
-            crew.join(rank)
-        first, late = crew.exchanges
+            learners.join(rank)
+        first, late = learners.exchanges
         threads = [threading.Thread(target=e.begin, args=(model.weights.data, 0, 2)) for e in (first, late)]
         for thread in threads:
             thread.start()
@@ -250,10 +254,10 @@ def test_dropped_gradient_is_resent_with_error_feedback():
         grad = torch.zeros(100)
         grad[7] = 5.0
         model.update(late, grad)  # by weights that are not the newest any more
-        before = crew.servers[0].state()["weights"][7]
+        before = learners.servers[0].state()["weights"][7]
         model.update(late, torch.zeros(100))
-        assert crew.servers[0].metrics()["exchange/dropped"] == 1
-        assert crew.servers[0].state()["weights"][7] == pytest.approx(before - 0.01 * 5.0)
+        assert learners.servers[0].metrics()["exchange/dropped"] == 1
+        assert learners.servers[0].state()["weights"][7] == pytest.approx(before - 0.01 * 5.0)
 
 
 def test_not_finite_gradient_is_not_sent():
@@ -264,29 +268,29 @@ def test_not_finite_gradient_is_not_sent():
         exchange.end()
         return verdict
 
-    with Crew("param_server", 2, START, mode="sync", optimizer=sgd) as crew:
-        assert crew.run(work) == ["skip", "apply"]  # its learner looks at it, and reports
-        np.testing.assert_allclose(crew.servers[0].state()["weights"], START.numpy() - 0.01, rtol=1e-5)
+    with Learners("param_server", 2, START, mode="sync", optimizer=sgd) as learners:
+        assert learners.run(work) == ["skip", "apply"]  # its learner looks at it, and reports
+        np.testing.assert_allclose(learners.servers[0].state()["weights"], START.numpy() - 0.01, rtol=1e-5)
 
 
 def test_server_continues_from_state():
     model = Model(START)
-    with Crew("param_server", 1, START, mode="async") as crew:
-        crew.join(0)
-        crew.exchanges[0].begin(model.weights.data, 0, 1)
+    with Learners("param_server", 1, START, mode="async") as learners:
+        learners.join(0)
+        learners.exchanges[0].begin(model.weights.data, 0, 1)
         for grad in grads(0)[:10]:
-            model.update(crew.exchanges[0], grad)
-        state = crew.servers[0].state()
-        crew.servers[0].close()
+            model.update(learners.exchanges[0], grad)
+        state = learners.servers[0].state()
+        learners.servers[0].close()
         with pytest.raises(PeerLost):
-            model.update(crew.exchanges[0], grads(0)[10])
-    with Crew("param_server", 1, torch.zeros(1000), mode="async") as crew:
-        crew.servers[0].load(state)
-        crew.join(0)
-        crew.exchanges[0].begin(model.weights.data, 1, 1)
+            model.update(learners.exchanges[0], grads(0)[10])
+    with Learners("param_server", 1, torch.zeros(1000), mode="async") as learners:
+        learners.servers[0].load(state)
+        learners.join(0)
+        learners.exchanges[0].begin(model.weights.data, 1, 1)
         for grad in grads(0)[10:]:
-            model.update(crew.exchanges[0], grad)
-        assert crew.servers[0].version == 20
+            model.update(learners.exchanges[0], grad)
+        assert learners.servers[0].version == 20
     whole = Model(START)
     for grad in grads(0):
         whole.update(Local(), grad)
@@ -307,18 +311,18 @@ def test_a_learner_that_is_gone_is_not_waited_for():
         exchange.end()
         return model.weights.detach()
 
-    with Crew("param_server", 3, START, mode="sync") as crew:
-        one, other, _ = crew.run(work)
-        assert crew.servers[0].version == 20
+    with Learners("param_server", 3, START, mode="sync") as learners:
+        one, other, _ = learners.run(work)
+        assert learners.servers[0].version == 20
     assert torch.equal(one, other)
 
 
 def test_strangers_are_not_let_in():
-    with Crew("param_server", 1, START) as crew:
-        crew.secret = bytes(32)
-        crew.join(0)
+    with Learners("param_server", 1, START) as learners:
+        learners.secret = bytes(32)
+        learners.join(0)
         with pytest.raises(PeerLost):
-            crew.exchanges[0].begin(START.clone(), 0, 1)
+            learners.exchanges[0].begin(START.clone(), 0, 1)
 
 
 @pytest.mark.parametrize("kind", ["param_server", "gossip"])
@@ -339,8 +343,8 @@ def test_observation_moments_reach_each_learner_once(kind):
         exchange.end()
         return norm
 
-    with Crew(kind, 3, START) as crew:
-        for norm in crew.run(work):
+    with Learners(kind, 3, START) as learners:
+        for norm in learners.run(work):
             assert int(norm.count) == 150
             np.testing.assert_allclose(norm.mean, torch.cat(rows).mean(0), rtol=1e-9)
             np.testing.assert_allclose(norm.squares / 150, torch.cat(rows).var(0, correction=0), rtol=1e-9)
@@ -370,8 +374,8 @@ def test_an_exponential_graph_mixes_powers_of_two_exactly():
         exchange.end()
         return weights.tolist()
 
-    with Crew("gossip", 4, START, graph="exponential") as crew:
-        assert crew.run(work) == [[1.5] * 4] * 4
+    with Learners("gossip", 4, START, graph="exponential") as learners:
+        assert learners.run(work) == [[1.5] * 4] * 4
 
 
 @pytest.mark.parametrize("quantize", [False, True], ids=["whole", "8bit"])
@@ -393,8 +397,8 @@ def test_push_sum_goes_to_the_true_mean(graph, mode, quantize):
         return weights
 
     options = {"graph": graph, "mode": mode, "lag": 2 if mode == "ssp" else 0, "quantize": quantize}
-    with Crew("gossip", 3, START, **options) as crew:
-        results = crew.run(work)
+    with Learners("gossip", 3, START, **options) as learners:
+        results = learners.run(work)
     spread = float((starts - starts.mean(0)).norm())
     for weights in results:
         apart = float((weights - starts.mean(0)).norm())
@@ -414,8 +418,8 @@ def test_a_round_of_gossip_is_the_literal_formula():
         exchange.end()
         return weights.tolist()
 
-    with Crew("gossip", 2, START, graph="ring") as crew:
-        assert crew.run(work) == [[3.25, 0.0]] * 2
+    with Learners("gossip", 2, START, graph="ring") as learners:
+        assert learners.run(work) == [[3.25, 0.0]] * 2
 
 
 def test_gossip_drops_lost_learner_and_takes_it_back():
@@ -430,14 +434,14 @@ def test_gossip_drops_lost_learner_and_takes_it_back():
         exchange.end()
         return weights
 
-    with Crew("gossip", 3, START, graph="ring") as crew:
+    with Learners("gossip", 3, START, graph="ring") as learners:
         began = time.monotonic()
-        one, other, _ = crew.run(work)
+        one, other, _ = learners.run(work)
         assert torch.isfinite(one).all()
         assert torch.isfinite(other).all()
         assert time.monotonic() - began < 45  # nobody's patience of a minute was used up
         for rank in range(2):
-            crew.exchanges[rank].join([(HOST, other.port) for other in crew.exchanges[:2]], rank, 2)
+            learners.exchanges[rank].join([(HOST, other.port) for other in learners.exchanges[:2]], rank, 2)
 
         def again(exchange, rank):
             weights = [one, other][rank].clone()
@@ -447,8 +451,8 @@ def test_gossip_drops_lost_learner_and_takes_it_back():
             exchange.end()
             return weights
 
-        crew.size, crew.join = 2, lambda rank: None
-        first, second = crew.run(again)
+        learners.size, learners.join = 2, lambda rank: None
+        first, second = learners.run(again)
     torch.testing.assert_close(first, second)
     torch.testing.assert_close(first, (one + other) / 2)
 
@@ -477,8 +481,8 @@ def test_gossip_step_size_without_a_neighbour(mode):
             time.sleep(0.02)
         return steps
 
-    with Crew("gossip", 2, START, mode=mode, graph="ring") as crew:
-        steps, _ = crew.run(work)
+    with Learners("gossip", 2, START, mode=mode, graph="ring") as learners:
+        steps, _ = learners.run(work)
     assert steps[-4:] == pytest.approx([1.0] * 4)
 
 
@@ -493,7 +497,7 @@ def test_push_sum_weight_stays_positive():
         exchange.end()
         return exchange.metrics()["exchange/push_weight"], weights
 
-    with Crew("gossip", 2, START, mode="async", graph="ring") as crew:
-        (kept, weights), _ = crew.run(work)
+    with Learners("gossip", 2, START, mode="async", graph="ring") as learners:
+        (kept, weights), _ = learners.run(work)
     assert kept >= 0.25
     torch.testing.assert_close(weights, START, rtol=1e-4, atol=1e-4)

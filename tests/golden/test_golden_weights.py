@@ -84,7 +84,7 @@ def statistics(learner):
     """A few numbers that any wrong weight would change."""
     weights = np.concatenate([p.detach().numpy().reshape(-1) for p in learner.model.parameters()]).astype(np.float64)
     rng = np.random.default_rng(0)
-    found = {"count": len(weights), "gradient_steps": learner.version, "norm": float(np.linalg.norm(weights))}
+    found = {"count": len(weights), "updates": learner.version, "norm": float(np.linalg.norm(weights))}
     found |= {f"along_{i}": float(weights @ rng.normal(size=len(weights))) for i in range(6)}
     moved = randomize(learner.algo.build_model(), scale=0.3)
     start = np.concatenate([p.detach().numpy().reshape(-1) for p in moved.parameters()])

@@ -15,7 +15,7 @@ from corral.ops.optim import adam
 HOST = "127.0.0.1"
 
 
-class Crew:
+class Learners:
     """Makes exchanges of one kind for `size` learners who have met; everything ends with the block."""
 
     def __init__(

@@ -12,7 +12,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from helpers.learners import HOST, Crew, Model
+from helpers.learners import HOST, Learners, Model
 from torch import nn
 
 from corral.core.errors import UserError
@@ -53,10 +53,12 @@ class Net:
 
 def reduced(sharing, size, work):
     """What `work(exchange, rank, net)` returns for learners whose exchanges a run would make."""
-    with Crew("all_reduce", size, START) as crew:
+    with Learners("all_reduce", size, START) as learners:
         nets = [Net() for _ in range(size)]
-        crew.exchanges[:] = [make_exchange(sharing, net.model, HOST, crew.secret, seed=k) for k, net in enumerate(nets)]
-        return crew.run(lambda exchange, rank: work(exchange, rank, nets[rank]))
+        learners.exchanges[:] = [
+            make_exchange(sharing, net.model, HOST, learners.secret, seed=k) for k, net in enumerate(nets)
+        ]
+        return learners.run(lambda exchange, rank: work(exchange, rank, nets[rank]))
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------
@@ -219,8 +221,8 @@ def test_bytes_per_update_are_those_of_a_ring(size):
                 exchange.grads(grad, 1, 0.1)
         return exchange.metrics()["exchange/bytes_per_update"]
 
-    with Crew("all_reduce", size, START) as crew:
-        told = crew.run(work)
+    with Learners("all_reduce", size, START) as learners:
+        told = learners.run(work)
     ring = 4 * (count + _HEAD) * 2 * (size - 1) / size
     assert told == pytest.approx([ring] * size, rel=1e-6)
     sent = sum(seen[1][link] - seen[0][link] for link in seen[0].keys() & seen[1].keys())
@@ -295,11 +297,11 @@ def test_no_numbers_are_no_bytes(codec):
 @pytest.mark.parametrize("compress", ["none", "fp16", "bf16", "qsgd:8", "sign", "topk:0.5", "topk:0.5+bf16"])
 def test_more_servers_than_there_is_work_for(compress):
     """10 weights are one slice of 16: the others have none."""
-    with Crew("param_server", 1, START[:10], servers=3, compress=compress) as crew:
-        crew.join(0)
+    with Learners("param_server", 1, START[:10], servers=3, compress=compress) as learners:
+        learners.join(0)
         model = Model(START[:10])
-        crew.exchanges[0].begin(model.weights.data, 0, 1)
-        assert model.update(crew.exchanges[0], torch.ones(10)) == "skip"
+        learners.exchanges[0].begin(model.weights.data, 0, 1)
+        assert model.update(learners.exchanges[0], torch.ones(10)) == "skip"
         assert torch.isfinite(model.weights).all()
         assert not torch.equal(model.weights.detach(), START[:10])
 
@@ -309,14 +311,14 @@ def test_more_servers_than_there_is_work_for(compress):
 
 def test_gradient_with_infinite_norm_is_not_sent():
     """It cannot be clipped, and squares of it are not finite."""
-    with Crew("param_server", 1, START) as crew:
-        crew.join(0)
+    with Learners("param_server", 1, START) as learners:
+        learners.join(0)
         model = Model(START)
-        crew.exchanges[0].begin(model.weights.data, 0, 1)
+        learners.exchanges[0].begin(model.weights.data, 0, 1)
         grad = torch.full((1000,), 3e19)
-        assert crew.exchanges[0].grads(grad, 1, 0.1) == "apply"  # its learner looks at it, and reports
-        np.testing.assert_array_equal(crew.servers[0].state()["weights"], START.numpy())
-        assert model.update(crew.exchanges[0], torch.ones(1000)) == "skip"
+        assert learners.exchanges[0].grads(grad, 1, 0.1) == "apply"  # its learner looks at it, and reports
+        np.testing.assert_array_equal(learners.servers[0].state()["weights"], START.numpy())
+        assert model.update(learners.exchanges[0], torch.ones(1000)) == "skip"
         assert torch.isfinite(model.weights).all()
 
 
@@ -343,18 +345,18 @@ def test_nothing_is_lost_by_rounding_weights_to_8_bits(graph, mode):
             exchange.params(weights)
         met.wait(20)  # who ends is not waited for, and what comes then is late
 
-    with Crew("gossip", 3, START, **options) as crew:
-        crew.run(work)
+    with Learners("gossip", 3, START, **options) as learners:
+        learners.run(work)
         until = time.monotonic() + 10
         while time.monotonic() < until:  # some is on its way
-            shares = [share for exchange in crew.exchanges for share in list(exchange._inbox.values())]
-            weight = sum(exchange._weight for exchange in crew.exchanges) + sum(w for _, w in shares)
+            shares = [share for exchange in learners.exchanges for share in list(exchange._inbox.values())]
+            weight = sum(exchange._weight for exchange in learners.exchanges) + sum(w for _, w in shares)
             if abs(weight - 3) < 1e-9:
                 break
-        x = sum(exchange._x.double() for exchange in crew.exchanges) + sum(
+        x = sum(exchange._x.double() for exchange in learners.exchanges) + sum(
             torch.from_numpy(x).double() for x, _ in shares
         )
-        assert all(exchange._error > 1e-3 for exchange in crew.exchanges)  # there was something to lose
+        assert all(exchange._error > 1e-3 for exchange in learners.exchanges)  # there was something to lose
     assert weight == pytest.approx(3.0, abs=1e-9)
     assert float((x - starts.double().sum(0)).abs().max()) < 1e-5
 
@@ -388,11 +390,11 @@ def test_gossip_waits_at_lag_bound(lag):
             go.release()
         return counts
 
-    with Crew("gossip", 2, START, graph="ring", mode="ssp", lag=lag) as crew:
+    with Learners("gossip", 2, START, graph="ring", mode="ssp", lag=lag) as learners:
         counts: list[int] = []
         watcher = threading.Thread(target=lambda: counts.extend(look()), daemon=True)
         watcher.start()
-        crew.run(work)
+        learners.run(work)
         watcher.join(20)
     assert counts == [lag, lag + 1, lag + 2, lag + 3]
 

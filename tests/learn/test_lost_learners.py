@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from helpers.learners import Crew, Model
+from helpers.learners import Learners, Model
 
 from corral.learn.exchange import server
 
@@ -27,9 +27,9 @@ def test_learner_past_timeout_is_dropped_and_counted(mode, lag, monkeypatch):
         done.set()
         exchange.end()
 
-    with Crew("param_server", 2, START, mode=mode, lag=lag) as crew:
-        crew.run(work)
-        metrics = crew.servers[0].metrics()
+    with Learners("param_server", 2, START, mode=mode, lag=lag) as learners:
+        learners.run(work)
+        metrics = learners.servers[0].metrics()
     assert metrics["exchange/let_go"] == 1
     if mode == "ssp":
         assert metrics["exchange/lead_max"] == lag + 1

@@ -14,7 +14,8 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from helpers.decoders import DECODERS, VECTORS, Scripted, Strange, frames_in
+from helpers.decoders import DECODERS
+from helpers.decoders.wires import VECTORS, Scripted, Strange, frames_in
 
 from corral.envs.serve.server import SimulatorServer
 from corral.link import protocol as clp

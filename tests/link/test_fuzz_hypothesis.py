@@ -14,7 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 from gymnasium import spaces as gs
-from helpers.decoders import CONTROLS, DECODERS, Scripted, Strange, Walk
+from helpers.decoders import DECODERS
+from helpers.decoders.plain import CONTROLS
+from helpers.decoders.wires import Scripted, Strange, Walk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -24,7 +26,7 @@ from corral.core.gym_env import build_env
 from corral.core.spaces import Layout
 from corral.envs.serve.state_errors import pack_state, unpack_state
 from corral.link import protocol as clp
-from corral.link.control import Budget, Hello, Knock, Ready, Stats, Welcome, from_meta, to_meta
+from corral.link.control import Budget, Hello, Knock, Ready, Welcome, from_meta, to_meta
 from corral.link.layout import layout_hash, read_space, space_group
 from corral.link.message import Message, read_message, read_meta
 from corral.link.protocol import Limits
@@ -135,7 +137,6 @@ controls = {
         st.builds(Budget, counts, counts),
     ),
     Ready: st.builds(Ready, st.binary()),
-    Stats: st.builds(Stats, *[counts] * 8),
     sw.ClientKnock: st.builds(sw.ClientKnock, st.lists(versions), texts, nonces),
     sw.ServerWelcome: st.builds(sw.ServerWelcome, versions, nonces, st.binary(), counts),
     sw.Dropped: st.builds(sw.Dropped, st.booleans()),

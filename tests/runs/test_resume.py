@@ -201,6 +201,21 @@ def test_stopped_run_saves_and_resumes_exactly(tmp_path, uninterrupted, number):
     assert_same(final_state(stopped), final_state(whole))
 
 
+def ignoring_sigint(function, *args, **kwargs):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    in_child(function, *args, **kwargs)
+
+
+def test_ignored_sigint_stays_ignored(tmp_path):
+    child = start(ignoring_sigint, train, run_dir=tmp_path, **settings_of("ppo"))
+    wait_for(lambda: checkpoints(tmp_path), child)
+    os.kill(child.pid, signal.SIGINT)
+    child.join(60)
+    assert child.exitcode == 0
+    assert not events(tmp_path, "stopped")
+    assert load(RunFolder.open(tmp_path))[1]["step"] >= STEPS
+
+
 class Stopping(IdentityEnv):
     """Tells the run to stop, once, when one of its kind has lived for 90 steps."""
 

@@ -272,9 +272,9 @@ class SimulatorServer:
             result = self._carry_out(session.hosted, message)
             if isinstance(result, SlotReply):
                 reply.payload = result.payload
-                if result.texts:
+                if result.messages:
                     most = session.welcome.limits.info
-                    reply.meta = {"rows": {row: _last(text, most) for row, text in result.texts.items()}}
+                    reply.meta = {"rows": {row: _last(text, most) for row, text in result.messages.items()}}
             else:
                 reply.meta = result
         except (BadRequest, BadMessage) as error:

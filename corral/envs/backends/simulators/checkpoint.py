@@ -13,7 +13,7 @@ from corral.core.types import Array
 from corral.envs.backends.simulators.slots import EnvSlots
 from corral.link.client.fleet import Fleet
 from corral.link.client.session import SimulatorSession
-from corral.link.client.states import States
+from corral.link.client.states import StateClient
 
 log = logging.getLogger("corral.link")
 
@@ -22,11 +22,11 @@ _AT_ONCE = 16  # states in one message, whose size is not known before
 
 
 def export_states(fleet: Fleet, env_ids: Array, where: EnvSlots) -> dict[str, Array]:
-    """States of these idle environments by their ids, without those that no simulator exports."""
+    """StateClient of these idle environments by their ids, without those that no simulator exports."""
     found: dict[str, Array] = {}
     here = ~where.lost
     for session, ids, slots in _parts(env_ids[here], where.sessions, where.which[here], where.slots[here]):
-        states = States(fleet, session)
+        states = StateClient(fleet, session)
         try:
             kept, saved = states.save(slots)
             good = saved.status == 0
@@ -50,7 +50,7 @@ def import_states(
     sessions, which, all_slots = where
     restored: list[int] = []
     for session, ids, slots in _parts(env_ids[known], sessions, which[known], all_slots[known]):
-        states = States(fleet, session)
+        states = StateClient(fleet, session)
         try:
             kept, taken = states.take_in([saved[str(env_id)].tobytes() for env_id in ids.tolist()])
             good = taken.status == 0
