@@ -1,4 +1,4 @@
-"""Searches where steps are random: values are means over outcomes, not of one outcome that the search happens to know."""
+"""Searches where steps are random: values are means over outcomes, not of one that the search happens to know."""
 
 import numpy as np
 import pytest
