@@ -27,7 +27,7 @@ def report(case, rates, skipped=()):
 def test_bare_contestant_sends_as_many_bytes_as_the_link():
     from corral.link.layout import LeafGroup, RowsLayout
     from corral.link.message import Message
-    from corral.link.transports.tcp import pack
+    from corral.link.transports.framing import pack
 
     for n in (1, 64):
         request = Message(17, payload=[bytes(4 * n), np.zeros(n, np.int64).tobytes()]).frames()
