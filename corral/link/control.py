@@ -18,7 +18,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Knock(msgspec.Struct, frozen=True):
-    """A learner that dialled says that it is one, and which session it would go on with."""
+    """A learner that connected says that it is one, and which session it would resume."""
 
     versions: Versions = msgspec.field(default_factory=lambda: list(OURS))
     role: str = "learner"

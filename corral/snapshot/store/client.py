@@ -75,7 +75,7 @@ class RemoteStates(StateStore):
         if address.only_to_listen:
             raise UserError(f"{url} is no address to connect to: name the state server's host and port.")
         self._url, self._token, self._timeout_s = url, read_token(token_file), timeout_s
-        self._binding = open_binding(address.scheme, dial=[address])
+        self._binding = open_binding(address.scheme, connect=[address])
         self._wire: Wire | None = None
         self._nonce, self._ready = b"", False
         self._seq = 0

@@ -16,7 +16,7 @@ from gymnasium.spaces import Discrete
 from corral.core.encoding import Buffer
 from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, EnvSpec, Tree, tree_map
-from corral.envs.backends.simulators.slots import Slot
+from corral.envs.backends.simulators.slots import EnvSlots
 from corral.link import protocol as clp
 from corral.link.client.fleet import Fleet
 from corral.link.client.session import SimulatorSession
@@ -41,7 +41,7 @@ class SimulatedEnvs(Protocol):
     def fleet(self) -> Fleet:
         """The simulators."""
 
-    def seats(self, env_ids: Array) -> Slot:
+    def slots_of(self, env_ids: Array) -> EnvSlots:
         """Slots of idle environments."""
 
     def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
@@ -81,7 +81,7 @@ class LinkStates(States):
 
     def save(self, env_ids: Array) -> Array:
         """Keep the states that these environments are in, in their simulators."""
-        seats = self._vec.seats(env_ids)
+        seats = self._vec.slots_of(env_ids)
         homes = self._homes_at(seats)
         ids = self.new_ids(len(env_ids))
         self._index.home[ids] = homes  # before they are there: where this raises, some may be
@@ -99,7 +99,7 @@ class LinkStates(States):
 
     def load(self, ids: Array, env_ids: Array) -> Views:
         """Put these environments into these states, which must be in the simulators where they sit."""
-        seats = self._vec.seats(env_ids)
+        seats = self._vec.slots_of(env_ids)
         homes = self._homes_at(seats)
         if (homes == LOST).any():
             raise EnvFailed("Some of these environments have lost their simulator; their episodes are over.")
@@ -180,7 +180,7 @@ class LinkStates(States):
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def _homes_at(self, seats: Slot) -> Array:
+    def _homes_at(self, seats: EnvSlots) -> Array:
         """Which simulators environments sit in, by their numbers here."""
         numbers = np.array([self._home_of(session) for session in seats.sessions] or [LOST], np.int16)
         return np.where(seats.lost, np.int16(LOST), numbers[seats.which])
