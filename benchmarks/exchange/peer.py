@@ -18,7 +18,7 @@ from corral.learn.exchange.make import broadcast_codec, gradient_codec, make_exc
 from corral.learn.exchange.server import ParamServerProcess, Rules
 from corral.learn.weights import FlatParams
 
-_PATIENCE_S = 300.0
+_TIMEOUT_S = 300.0
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "atari": lambda: nn.Sequential(
         nn.Conv2d(4, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3), nn.Linear(3136, 512), nn.Linear(512, 7)
@@ -55,11 +55,11 @@ class Side:
     def join(self, hosts: list[str], ports: list[int]) -> None:
         """Meet."""
         if self._config.exchange == "all_reduce":
-            self._exchange.join(hosts[0], ports[0], 1, self._rank, 2, _PATIENCE_S)
+            self._exchange.join(hosts[0], ports[0], 1, self._rank, 2, _TIMEOUT_S)
         elif self._config.exchange == "gossip":
             self._exchange.join(list(zip(hosts, ports, strict=True)), self._rank, 1)
         else:
-            self._exchange.join([(hosts[0], ports[0])], self._secret, _PATIENCE_S)
+            self._exchange.join([(hosts[0], ports[0])], self._secret, _TIMEOUT_S)
 
     def run(self, updates: int) -> dict[str, Any]:
         """Seconds of each update, and bytes."""

@@ -1,6 +1,6 @@
 """What looking ahead adds when acting: a half-trained policy with and without search, and planners without learning.
 
-Everybody plays the same episodes, those of evaluations with the same seeds, so that returns are compared one by one;
+All play the same episodes, those of evaluations with the same seeds, so that returns are compared one by one;
 only a simulator in C++ draws its own.
 """
 

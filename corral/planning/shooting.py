@@ -19,23 +19,20 @@ from corral.planning.action_set import ActionSet, choose_action_set
 from corral.planning.planner import known_scale
 from corral.snapshot.states import States
 
-# What states are worth by their observations, whoever says it: a user's function, or a network's value function.
-
-
 Values = Callable[[Tree], Array]
 
 
-def values_by(said: ActorCritic | Callable[[Tree], Tree]) -> Values:
+def values_by(source: ActorCritic | Callable[[Tree], Tree]) -> Values:
     """Observations [B, ...] -> values [B]."""
-    if isinstance(said, ActorCritic):
-        if said.recurrent:
+    if isinstance(source, ActorCritic):
+        if source.recurrent:
             raise UserError(
                 "A plan ends in states seen by themselves, and this value function is recurrent: use rnn=none."
             )
-        return _OfNetwork(said)
-    if not callable(said):
-        raise UserError(f"{said!r} gives no values: pass a function of the observations, or a policy of Corral's.")
-    return lambda obs: np.asarray(to_numpy(said(obs)), np.float64).reshape(-1)
+        return _OfNetwork(source)
+    if not callable(source):
+        raise UserError(f"{source!r} gives no values: pass a function of the observations, or a policy of Corral's.")
+    return lambda obs: np.asarray(to_numpy(source(obs)), np.float64).reshape(-1)
 
 
 class _OfNetwork:
@@ -115,7 +112,7 @@ class Shooting:
             states.drop(roots)
         self.simulator_steps += int(found.length.sum())
         returns = found.reward @ self._discount ** np.arange(horizon)
-        if found.faulty is not None:  # what would have come of them nobody knows
+        if found.faulty is not None:  # their returns are not known
             returns[found.faulty] = -np.inf
         best = returns.reshape(n, sims).argmax(1) + sims * np.arange(n)
         return tree_map(lambda leaf: leaf[best, 0], shaped), state, {}
@@ -239,7 +236,7 @@ class Mppi:
             returns += np.where(
                 found.terminated, 0.0, self._discount**found.length * self._worth(found.obs, len(parents))
             )
-        if found.faulty is not None:  # what would have come of them nobody knows, so they weigh nothing
+        if found.faulty is not None:  # their returns are not known, so they weigh nothing
             returns[found.faulty] = -np.inf
         return returns.reshape(n, self.samples)
 
@@ -286,10 +283,10 @@ def average(noise: Array, returns: Array, temperature: float) -> Array:
     return summed
 
 
-def _require_finite(numbers: Array, who: str) -> None:
+def _require_finite(numbers: Array, source: str) -> None:
     """UserError unless plans can be weighed by these."""
     if not np.isfinite(numbers).all():
-        raise UserError(f"MPPI weighs plans by their returns, and {who} gave a number that is not finite.")
+        raise UserError(f"MPPI weighs plans by their returns, and {source} gave a number that is not finite.")
 
 
 class _Box:

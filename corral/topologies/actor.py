@@ -103,7 +103,6 @@ class Actor:
             "learning_scale": float(getattr(self._vec, "learning_scale", 1.0)),
             "simulator_steps": simulator_steps(self._policy),
             "games": self._finished_games(),
-            "faulty_games": self._sampler.episodes.faulty,
             "restarts": self._vec.restarts,
         }
 

@@ -16,7 +16,7 @@ from corral.link import protocol as clp
 from corral.link.client.fleet import Fleet
 from corral.link.client.session import Simulator as LinkSimulator
 from corral.link.client.session import SimulatorSession
-from corral.link.client.states import States as LinkStates
+from corral.link.client.states import StateClient
 from corral.link.control import Budget, Hello, Knock, to_meta
 from corral.link.layout import RowsLayout, layout_hash
 from corral.link.message import Message
@@ -170,7 +170,7 @@ class Planner:
         self._binding.events, session.wire.answers = [], partial(self._answer, answer)
         name, arguments = _ASKED[zlib.crc32(data) % len(_ASKED)]
         with contextlib.suppress(EnvFailed):
-            getattr(LinkStates(self._fleet, session), name)(*arguments)
+            getattr(StateClient(self._fleet, session), name)(*arguments)
 
     def _answer(self, frames, request):
         head = frames[0]
