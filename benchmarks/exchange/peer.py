@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from corral.algos.base import ParamGroup
 from corral.learn.exchange.all_reduce import open_store
 from corral.learn.exchange.base import Joint
 from corral.learn.exchange.config import DataParallelConfig
@@ -19,6 +20,7 @@ from corral.learn.exchange.server import ParamServerProcess, Rules
 from corral.learn.weights import FlatParams
 
 _TIMEOUT_S = 300.0
+_GROUPS = [ParamGroup(lambda params: torch.optim.SGD(params, 1e-3), lambda progress: 1e-3)]
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "atari": lambda: nn.Sequential(
         nn.Conv2d(4, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3), nn.Linear(3136, 512), nn.Linear(512, 7)
@@ -35,14 +37,14 @@ class Side:
         self, config: DataParallelConfig, rank: int, host: str, secret: bytes, model: nn.Module, flat: FlatParams
     ):
         self._config, self._rank, self._secret, self._flat = config, rank, secret, flat
-        self._exchange: Joint = make_exchange(config, model, host, secret, rank)
+        self._exchange: Joint = make_exchange(config, model, _GROUPS, host, secret, rank)
         self._own: Any = None
         if rank == 0 and config.exchange == "all_reduce":
             self._own = open_store(host)
         if rank == 0 and config.exchange == "param_server":
             rules = Rules(*config.rule, config.backup_workers)
             self._own = ParamServerProcess(
-                flat.weights.detach(), lambda params: torch.optim.SGD(params, 1e-3), rules, gradient_codec(config),
+                [(flat.weights.detach(), group.optimizer) for group in _GROUPS], rules, gradient_codec(config),
                 broadcast_codec(config), host, secret,
             )  # fmt: skip
         self._turn = 0
@@ -85,7 +87,7 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     torch.manual_seed(0)
     model = NETWORKS[job["network"]]()
-    flat = FlatParams(model)
+    flat = FlatParams(model, _GROUPS)
     torch.manual_seed(1 + job["rank"])
     host = job["hosts"][job["rank"]]
     sides = [

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces as gs
 
 from corral.acting.model_policy import acting_precision, to_tensors
-from corral.acting.policy import to_numpy
+from corral.acting.policy import ActContext, to_numpy
 from corral.core.errors import UserError
 from corral.core.spaces import Layout
 from corral.core.types import Array, Tree, tree_map
@@ -42,8 +42,8 @@ class _OfNetwork:
         self._model = model
 
     def __call__(self, obs: Tree) -> Array:
-        if self._model.lean:
-            _, values = self._model.lean_rows(obs)
+        if self._model.numpy_towers:
+            _, values = self._model.numpy_rows(obs)
         else:
             values = self._forward(obs)
         return values.astype(np.float64)
@@ -73,9 +73,11 @@ class Shooting:
             raise UserError(f"discount must be between 0 and 1, got {discount}.")
         self._sims, self._horizon, self._discount = sims, horizon, discount
         self._rng = np.random.default_rng(seed)
-        self.reward_scale: float | None = 1.0
         self.simulator_steps = 0
         self._parts: tuple[States, ActionSet] | None = None
+
+    def set_context(self, ctx: ActContext) -> None:
+        """It learned from no rewards."""
 
     def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
@@ -173,10 +175,13 @@ class Mppi:
         self._value: Values | None = None if value is None else values_by(value)
         self._model, self._rng = model, np.random.default_rng(seed)
         self._states: States | None = None
-        self.reward_scale: float | None = 1.0
-        """What the rewards that `value` was learned from are of the game's own."""
+        self._reward_scale: float | None = 1.0  # of the rewards that `value` was learned from
         self.simulator_steps = 0
         self._box: _Box | None = None
+
+    def set_context(self, ctx: ActContext) -> None:
+        """Know the scale of the rewards that `value` was learned from."""
+        self._reward_scale = ctx.reward_scale
 
     def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
@@ -259,7 +264,7 @@ class Mppi:
     def _worth(self, obs: Tree, count: int) -> Array:
         """Values of so many observations, in the unit of the game's own rewards."""
         assert self._value is not None
-        worth: Array = self._value(obs) / known_scale(self.reward_scale)
+        worth: Array = self._value(obs) / known_scale(self._reward_scale)
         if len(worth) != count:
             raise UserError(f"`value` gave {len(worth)} numbers for {count} observations: let it give one for each.")
         _require_finite(worth, "`value`")
