@@ -11,6 +11,7 @@ COMMANDS = {
         "benchmarks.exchange.command:BenchExchange",
         "seconds per update of learners that share gradients, over slow links",
     ),
+    "frozen": ("benchmarks.frozen:BenchFrozen", "Corral's own figures over those of an earlier commit"),
     "learning": (
         "benchmarks.learning.command:BenchLearning",
         "train every claim of BENCHMARKS.md over several seeds, and write its table",

@@ -19,7 +19,7 @@ _ROLLOUT_STEPS = 128
 
 
 def draw_actions(choices: int, num_envs: int, dtype: Any = np.int64) -> Iterator[Array]:
-    """Rows of random actions for ever, drawn once, so that nobody pays for drawing them."""
+    """Rows of random actions for ever, drawn once, so that drawing them is not measured."""
     table = np.random.default_rng(0).integers(choices, size=(_DRAWN, num_envs)).astype(dtype)
     return itertools.cycle(list(table))
 
@@ -41,7 +41,7 @@ class Lockstep:
         self._step, self._num_envs, self._actions, self.close = step, num_envs, actions, close
 
     def run(self, seconds: float) -> Slice:
-        """Step everybody again and again."""
+        """Step all environments again and again."""
         return timed(self._turn, seconds)
 
     def _turn(self) -> int:
@@ -52,7 +52,7 @@ class Lockstep:
 class Pipelined:
     """Some environments step while others get their next action.
 
-    The clock starts and stops with everybody in flight, so that what a slice counts is the steady state.
+    The clock starts and stops with all environments in flight, so that what a slice counts is the steady state.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Pipelined:
         self.close = close
 
     def run(self, seconds: float) -> Slice:
-        """Send to everybody, reach the steady state, measure, and take everybody in."""
+        """Send to all, reach the steady state, measure, and receive all."""
         self._take_off()
         settled = 0
         while settled < 4 * self._num_envs:
@@ -78,7 +78,7 @@ class Pipelined:
 
 
 def first_ready(vec: VecEnv, min_ready: int, actions: Iterator[Array]) -> Pipelined:
-    """Corral: take whoever is ready, at least `min_ready`, and send them on at once."""
+    """Corral: take the environments that are ready, at least `min_ready`, and send to them at once."""
     everyone = [vec.recv().env_ids]
 
     def turn() -> int:
@@ -132,7 +132,7 @@ def envpool_async(pool: Any, num_envs: int, actions: Iterator[Array]) -> Pipelin
     return Pipelined(num_envs, send, turn, land, close=lambda: None)
 
 
-class Rollouts:
+class SampledRollouts:
     """Corral's Sampler, whole trajectories with a policy that only hands out the actions drawn."""
 
     def __init__(self, make_sampler: Callable[[Callable[[Array], Array]], Sampler], actions: Iterator[Array]):

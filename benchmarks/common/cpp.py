@@ -12,7 +12,7 @@ _COMPILE_S = 600.0
 
 
 class CannotCompile(Exception):
-    """Why there is no program, in a few words."""
+    """Why there is no program, in one clause."""
 
 
 def compile_simulator(source: Path, binary: Path) -> bool:
@@ -24,13 +24,13 @@ def compile_simulator(source: Path, binary: Path) -> bool:
         raise CannotCompile(f"{SDK / 'corral.hpp'} is not there")
     library = _libzmq()
     with_zmq = ["-DCORRAL_ZMQ", str(library), f"-Wl,-rpath,{library.parent}"] if library else []
-    words = ["-O2", "-std=c++17", f"-I{SDK}", str(source), *with_zmq, "-pthread", "-o", str(binary)]
+    args = ["-O2", "-std=c++17", f"-I{SDK}", str(source), *with_zmq, "-pthread", "-o", str(binary)]
     try:
-        done = subprocess.run([compiler, *words], capture_output=True, text=True, timeout=_COMPILE_S)
+        done = subprocess.run([compiler, *args], capture_output=True, text=True, timeout=_COMPILE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotCompile(f"the compiler failed ({type(error).__name__})") from error
     if done.returncode:
-        first = next((line for line in done.stderr.splitlines() if "error" in line), "no words")
+        first = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
         raise CannotCompile(f"the compiler failed ({first[:200]})")
     return library is not None
 

@@ -1,4 +1,4 @@
-"""What a measurement depends on and a reader must know: machine, versions, date, and who else was at work."""
+"""What a measurement depends on and a reader must know: machine, versions, date, and other programs' use of the CPU."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds since some start: on the clock, of CPU by everybody, of CPU by this process and its children."""
+    """Seconds since some start: on the clock, of CPU by all processes, of CPU by this process and its children."""
 
     wall: float
-    everybody: float
+    total: float
     ours: float
 
     @classmethod
@@ -39,7 +39,7 @@ class CpuTimes:
 
     def others_since(self, before: CpuTimes) -> float:
         """Share of the machine's CPU time that other programs used in between."""
-        others = (self.everybody - before.everybody) - (self.ours - before.ours)
+        others = (self.total - before.total) - (self.ours - before.ours)
         return max(0.0, others / (self.wall - before.wall) / (os.cpu_count() or 1))
 
 

@@ -105,7 +105,7 @@ class CaseReport:
     scale: Scale
 
     def ranking(self) -> list[tuple[str, str]]:
-        """Names and kinds of those who belong in the table, the fastest first."""
+        """Names and kinds of the rows of the table, the fastest first."""
         shown = [e for e in self.case.entries if e.name in self.outcome.rates and e.kind != "layer"]
         shown.sort(key=lambda entry: -self.outcome.spread(entry.name).median)
         return [(entry.name, entry.kind) for entry in shown]

@@ -1,4 +1,4 @@
-"""Interleaved rounds: everybody runs several short slices in every round, in rotating order.
+"""Interleaved rounds: every contestant runs several short slices in every round, in rotating order.
 
 A shared machine drifts by more than the differences of interest, so a contestant is compared with another
 within each round, and the median and range of those ratios is what counts. The drift is felt within seconds,
@@ -21,11 +21,11 @@ from benchmarks.common.deadline import TookTooLong, deadline
 from corral.core.errors import UserError
 
 Kind = Literal["corral", "peer", "bound", "layer"]
-"""Ours; another library; what nobody can exceed; a part of ours that only the layer table shows."""
+"""Ours; another library; an upper bound; a part of ours that only the layer table shows."""
 
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 _WARM_UP_S = 0.2
-_TURNS = 5  # of everybody in a round
+_TURNS = 5  # of every contestant in a round
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Entry:
     kind: Kind
     build: Callable[[], Contestant]
     needs: str = ""
-    build_s: float = _PATIENCE_S
+    build_s: float = _TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def play(
                     if entry.name not in alive:
                         continue
                     say(f"round {number + 1} of {rounds}: {entry.name}")
-                    with _leaving_out(entry, skipped, alive), deadline(_PATIENCE_S + 2 * seconds):
+                    with _leaving_out(entry, skipped, alive), deadline(_TIMEOUT_S + 2 * seconds):
                         result = alive[entry.name].run(seconds / _TURNS)
                         done.setdefault(entry.name, []).append(result)
             for name, slices in done.items():
@@ -135,14 +135,14 @@ def play(
 
 
 def rotated(entries: Sequence[Entry], number: int, rounds: int) -> list[Entry]:
-    """Everybody, each round beginning with another one, the beginnings spread over all."""
+    """All contestants; each round begins with another one."""
     start = number * max(1, len(entries) // rounds) % len(entries)
     return [*entries[start:], *entries[:start]]
 
 
 @contextlib.contextmanager
 def _leaving_out(entry: Entry, skipped: dict[str, str], alive: dict[str, Contestant]) -> Iterator[None]:
-    """Note why a contestant cannot go on, and go on without it."""
+    """Note why a contestant failed, and continue without it."""
     try:
         yield
     except UserError as error:
@@ -169,19 +169,19 @@ def _built(entry: Entry) -> Iterator[Contestant]:
         finally:
             # A peer that was interrupted may be unable to close itself; its processes end all the same.
             ignored = Exception if entry.kind == "peer" else TookTooLong
-            with contextlib.suppress(ignored), deadline(_PATIENCE_S):
+            with contextlib.suppress(ignored), deadline(_TIMEOUT_S):
                 contestant.close()
     finally:
-        # Contestants end in reverse order, so whoever is new belongs to this one.
+        # Contestants end in reverse order, so new processes belong to this one.
         for process in multiprocessing.active_children():
             if process.pid not in before:
                 process.kill()
-                process.join(_PATIENCE_S)
+                process.join(_TIMEOUT_S)
 
 
 @contextlib.contextmanager
 def _no_old_garbage() -> Iterator[None]:
-    """Keep what exists out of garbage collections, or one library's imports would slow everybody down."""
+    """Keep what exists out of garbage collections, or one library's imports would slow down all of them."""
     gc.collect()
     gc.freeze()
     try:

@@ -18,7 +18,7 @@ from benchmarks.exchange.slow_link import ADDRESSES, SlowLink
 from corral.core.errors import RunFailed
 from corral.learn.exchange.peers import new_secret
 
-_PATIENCE_S = 600.0
+_TIMEOUT_S = 600.0
 _SERVER = {"exchange": "param_server"}
 _GOSSIP = {"exchange": "gossip", "gossip_graph": "ring"}
 CASES: dict[str, dict[str, Any]] = {
@@ -88,8 +88,8 @@ class Pair:
     def _hear(self, rank: int) -> Any:
         stdout = self._peers[rank].stdout
         assert stdout is not None
-        if not select.select([stdout], [], [], _PATIENCE_S)[0]:
-            raise RunFailed(f"Nothing came from a learner for {_PATIENCE_S:.0f} s.")
+        if not select.select([stdout], [], [], _TIMEOUT_S)[0]:
+            raise RunFailed(f"Nothing came from a learner for {_TIMEOUT_S:.0f} s.")
         line = stdout.readline()
         if not line:
             raise RunFailed("A learner has ended; what it wrote is above.")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from corral.algos.base import ParamGroup
 from corral.learn.exchange.all_reduce import open_store
 from corral.learn.exchange.base import Joint
 from corral.learn.exchange.config import DataParallelConfig
@@ -18,7 +19,8 @@ from corral.learn.exchange.make import broadcast_codec, gradient_codec, make_exc
 from corral.learn.exchange.server import ParamServerProcess, Rules
 from corral.learn.weights import FlatParams
 
-_PATIENCE_S = 300.0
+_TIMEOUT_S = 300.0
+_GROUPS = [ParamGroup(lambda params: torch.optim.SGD(params, 1e-3), lambda progress: 1e-3)]
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "atari": lambda: nn.Sequential(
         nn.Conv2d(4, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3), nn.Linear(3136, 512), nn.Linear(512, 7)
@@ -35,14 +37,14 @@ class Side:
         self, config: DataParallelConfig, rank: int, host: str, secret: bytes, model: nn.Module, flat: FlatParams
     ):
         self._config, self._rank, self._secret, self._flat = config, rank, secret, flat
-        self._exchange: Joint = make_exchange(config, model, host, secret, rank)
+        self._exchange: Joint = make_exchange(config, model, _GROUPS, host, secret, rank)
         self._own: Any = None
         if rank == 0 and config.exchange == "all_reduce":
             self._own = open_store(host)
         if rank == 0 and config.exchange == "param_server":
             rules = Rules(*config.rule, config.backup_workers)
             self._own = ParamServerProcess(
-                flat.weights.detach(), lambda params: torch.optim.SGD(params, 1e-3), rules, gradient_codec(config),
+                [(flat.weights.detach(), group.optimizer) for group in _GROUPS], rules, gradient_codec(config),
                 broadcast_codec(config), host, secret,
             )  # fmt: skip
         self._turn = 0
@@ -55,11 +57,11 @@ class Side:
     def join(self, hosts: list[str], ports: list[int]) -> None:
         """Meet."""
         if self._config.exchange == "all_reduce":
-            self._exchange.join(hosts[0], ports[0], 1, self._rank, 2, _PATIENCE_S)
+            self._exchange.join(hosts[0], ports[0], 1, self._rank, 2, _TIMEOUT_S)
         elif self._config.exchange == "gossip":
             self._exchange.join(list(zip(hosts, ports, strict=True)), self._rank, 1)
         else:
-            self._exchange.join([(hosts[0], ports[0])], self._secret, _PATIENCE_S)
+            self._exchange.join([(hosts[0], ports[0])], self._secret, _TIMEOUT_S)
 
     def run(self, updates: int) -> dict[str, Any]:
         """Seconds of each update, and bytes."""
@@ -85,7 +87,7 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     torch.manual_seed(0)
     model = NETWORKS[job["network"]]()
-    flat = FlatParams(model)
+    flat = FlatParams(model, _GROUPS)
     torch.manual_seed(1 + job["rank"])
     host = job["hosts"][job["rank"]]
     sides = [

@@ -64,7 +64,7 @@ def save_chart(cells: Sequence[Cell], title: str, path: Path) -> None:
 
 
 def rate_name(mbit: float) -> str:
-    """A link in words."""
+    """A link as text."""
     return f"{mbit:g} Mbit/s" if mbit else "not throttled"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from corral.core.errors import UserError
 
-ADDRESSES = ("198.51.100.1", "198.51.100.2")  # TEST-NET-2: they are nobody's
+ADDRESSES = ("198.51.100.1", "198.51.100.2")  # TEST-NET-2: reserved for documentation
 
 
 class SlowLink:
@@ -49,16 +49,16 @@ class SlowLink:
             else:
                 _run(*self.command(side, ("tc", "qdisc", "replace", *device, "pfifo")))
 
-    def command(self, side: int, words: Sequence[str]) -> list[str]:
+    def command(self, side: int, args: Sequence[str]) -> list[str]:
         """A command that is carried out on one of the machines."""
-        return ["ip", "netns", "exec", self._names[side], *words]
+        return ["ip", "netns", "exec", self._names[side], *args]
 
     def __exit__(self, *_: object) -> None:
         for name in self._names:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def _run(*words: str) -> None:
-    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=30)
+def _run(*args: str) -> None:
+    done = subprocess.run(args, check=False, capture_output=True, text=True, timeout=30)
     if done.returncode:
         raise UserError(f"Two network namespaces cannot be made here, which takes root: {done.stderr.strip()}.")

@@ -34,7 +34,7 @@ class Claim:
     overrides: Mapping[str, str] = field(default_factory=dict)
     label: str = ""
     options: tuple[str, ...] = ()
-    """More words of the command line."""
+    """More options of the command line."""
     once: bool = False
     """One seed is enough: the same claim stands on another runtime already."""
     table: Table = "learning"
@@ -57,18 +57,18 @@ class Claim:
         """The `corral train` that tests it; simulators are found beside `folder`."""
         watching = {"log_every": max(1, self.steps // _LOOKS), "log_every_s": 0, "checkpoint_every_s": 0}
         settings = [f"{key}={value}" for key, value in {**self.overrides, **watching}.items()]
-        words = ["train", self.algo, "--steps", self.steps, "--seed", seed, "--run-dir", folder, *self.options]
+        args = ["train", self.algo, "--steps", self.steps, "--seed", seed, "--run-dir", folder, *self.options]
         if self.simulator:
             start = f"{shlex.quote(str(folder.parent / self.simulator))} --connect {{url}}"
-            words += ["--env", _DIAL_IN, "--preset", self.env, "--sim", start, "--sims", _SIMULATORS]
+            args += ["--env", _LISTEN, "--preset", self.env, "--sim", start, "--sims", _SIMULATORS]
         else:
-            words += ["--env", self.env]
-        return [sys.executable, "-m", "corral", *map(str, words), "--quiet", "--set", *settings]
+            args += ["--env", self.env]
+        return [sys.executable, "-m", "corral", *map(str, args), "--quiet", "--set", *settings]
 
 
 _MOVE_OR_SHOOT, _STATELESS = "corral.testing.tasks:MoveOrShoot", "corral.testing.tasks:StatelessCartPole"
 _HYBRID_WALK = "corral.testing.tasks:HybridWalk"
-_DIAL_IN, _SIMULATORS = "zmq://127.0.0.1:0", 8
+_LISTEN, _SIMULATORS = "zmq://127.0.0.1:0", 8
 _OFTEN = {"eval_every": "2000", "eval_episodes": "20"}
 _EXPERT = _OFTEN | {
     "search_mode": "expert",
@@ -80,12 +80,12 @@ _RAY = ("--runtime", "ray", "--actors", "1")
 
 def _sharing(algo: str, workers: int, label: str = "", times: int = 1, **overrides: str) -> Claim:
     """A claim of learners that share, within so many times the steps of their preset."""
-    words: tuple[str, ...] = ("--actors", str(workers))
+    args: tuple[str, ...] = ("--actors", str(workers))
     if algo == "paac":  # its workers only act
-        words, overrides = (), {"workers": str(workers)}
+        args, overrides = (), {"workers": str(workers)}
     steps = times * int(presets.settings(algo, "CartPole-v1")["steps"])
     name = label or f"{algo}, {workers} workers"
-    return Claim(algo, "CartPole-v1", "train100", 450, steps, overrides, name, words, table="sharing")
+    return Claim(algo, "CartPole-v1", "train100", 450, steps, overrides, name, args, table="sharing")
 
 
 def _simulated(algo: str, env: str, simulator: str, measure: Measure, bar: float) -> Claim:

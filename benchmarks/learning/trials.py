@@ -19,7 +19,7 @@ from benchmarks.common.cpp import SDK, CannotCompile, compile_simulator
 from benchmarks.learning.claims import Claim
 from corral.core.errors import RunFailed, UserError
 
-_PATIENCE_S = 2 * 3600.0
+_TIMEOUT_S = 2 * 3600.0
 _EPISODES = 100
 _SEARCHED = "search/simulator_steps"
 
@@ -130,7 +130,7 @@ class _Run:
     name: str
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
-    until: float = field(default_factory=lambda: time.monotonic() + _PATIENCE_S)
+    until: float = field(default_factory=lambda: time.monotonic() + _TIMEOUT_S)
 
     @classmethod
     def start(cls, name: str, command: Sequence[str]) -> _Run:
@@ -143,7 +143,7 @@ class _Run:
         """Whether it is done; RunFailed when it failed, or takes too long."""
         if self.process.poll() is None:
             if time.monotonic() > self.until:
-                raise RunFailed(f"{self.name} took more than {_PATIENCE_S:.0f} s.")
+                raise RunFailed(f"{self.name} took more than {_TIMEOUT_S:.0f} s.")
             return False
         if self.process.returncode:
             self.errors.seek(0)
@@ -159,7 +159,7 @@ class _Run:
 
 
 def _run_all(commands: Sequence[tuple[str, list[str]]], jobs: int, say: Callable[[str], None]) -> None:
-    """Run all commands, a few at a time; whatever happens, none goes on after this."""
+    """Run all commands, a few at a time; whatever happens, none runs after this."""
     waiting, running = list(reversed(commands)), list[_Run]()
     try:
         while waiting or running:

@@ -82,7 +82,7 @@ class Meter:
         return self.per_row(self.wall_s - self.work_s)
 
 
-class Player:
+class MeteredContestant:
     """Something that steps all environments at once or one after the other, and whose time is written down."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Player:
         self._actions, self._num_envs, self._meter, self._row_s = actions, num_envs, meter, row_s
 
     def run(self, seconds: float) -> Slice:
-        """Step everybody again and again."""
+        """Step all environments again and again."""
         before = time.thread_time()
         done = timed(self._turn, seconds)
         self._meter.add(done, time.thread_time() - before, self._row_s())
@@ -105,7 +105,7 @@ class Player:
 
 
 class Linked:
-    """Corral's VecEnv over simulators that dial in."""
+    """Corral's VecEnv over simulators that connect."""
 
     def __init__(self, scheme: str, kind: str, num_envs: int, simulators: int, command: Callable[..., list[str]]):
         from corral.envs.make import make_vec
@@ -157,10 +157,10 @@ class RlLink:
         assert stdin is not None
         assert stdout is not None
         print(seconds, file=stdin, flush=True)
-        words = stdout.readline().split()
-        if len(words) != 2:
+        answer = stdout.readline().split()
+        if len(answer) != 2:
             raise RunFailed("RLlib's server has ended")
-        return Slice(int(words[0]), float(words[1]))
+        return Slice(int(answer[0]), float(answer[1]))
 
     def close(self) -> None:
         """End both: the learner ends the simulator when its orders end."""
@@ -224,7 +224,7 @@ class LinkCase:
         for row in layers[:1]:
             name, largest = max(row.layers.items(), key=lambda part: part[1].median)
             total, most = (value.median * self.num_envs for value in (row.total, largest))
-            texts.append(f"of the {total:.0f} us of a step of everybody, {most:.0f} are {name}, the largest part")
+            texts.append(f"of the {total:.0f} us of a step of all, {most:.0f} are {name}, the largest part")
         return "; ".join(texts) + "." if texts else ""
 
 
@@ -237,13 +237,13 @@ def _make_case(name: str, noop: Noop) -> LinkCase:
     title, n, kind, sims = CASES[name]
     meters: dict[str, Meter] = {}
 
-    def player(who: str, make: Callable[[], Any]) -> Contestant:
+    def metered(name: str, make: Callable[[], Any]) -> Contestant:
         stepper = make()
-        meter = meters[who] = Meter()
-        return Player(stepper, draw_actions(2, n), n, meter, getattr(stepper, "row_s", float))
+        meter = meters[name] = Meter()
+        return MeteredContestant(stepper, draw_actions(2, n), n, meter, getattr(stepper, "row_s", float))
 
-    def entry(who: str, our: bool, make: Callable[[], Any], needs: str = "") -> Entry:
-        return Entry(who, "corral" if our else "peer", partial(player, who, make), needs)
+    def entry(name: str, our: bool, make: Callable[[], Any], needs: str = "") -> Entry:
+        return Entry(name, "corral" if our else "peer", partial(metered, name, make), needs)
 
     entries = [
         entry(TCP, True, partial(Linked, "tcp", kind, n, sims, noop.command)),
@@ -259,7 +259,7 @@ def _make_case(name: str, noop: Noop) -> LinkCase:
         ]
     if name == _MANY:
         entries.append(Entry(RLLINK, "peer", partial(RlLink, n), _RLLIB))
-    bare = partial(player, BARE, partial(Bare, noop, sims, *message_sizes(kind, n // sims)))
+    bare = partial(metered, BARE, partial(Bare, noop, sims, *message_sizes(kind, n // sims)))
     entries.append(Entry(BARE, "bound", bare))
     return LinkCase(name, title, n, kind, entries, meters)
 

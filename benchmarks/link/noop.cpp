@@ -52,7 +52,7 @@ static int bytes(const char* port, size_t in, size_t out) {
 static int json(const char* url) {
   void* socket = zmq_socket(zmq_ctx_new(), 4);  // REP
   int alone_ms = 600000;
-  zmq_setsockopt(socket, 27, &alone_ms, sizeof alone_ms);  // RCVTIMEO: ends when nobody asks any more
+  zmq_setsockopt(socket, 27, &alone_ms, sizeof alone_ms);  // RCVTIMEO: ends when requests cease
   if (zmq_bind(socket, url) != 0) return 1;
   std::vector<uint32_t> t(65536);
   for (zmq_msg_t message;;) {

@@ -22,8 +22,8 @@ from benchmarks.link.sims import SHAPES, Noop, SimulatorProcess, free_port, pyth
 from corral.core.errors import UserError
 from corral.core.types import Array
 
-_PATIENCE_S = 120.0
-_ALONE_S = 600.0  # after which a simulator that nobody talks to ends
+_TIMEOUT_S = 120.0
+_ALONE_S = 600.0  # after which a simulator without a learner ends
 _THREADS = 10  # of a gRPC server, as in gRPC's own examples
 
 
@@ -49,7 +49,7 @@ class ReqRep(Results):
             url = f"tcp://127.0.0.1:{free_port()}"
             self._processes.append(SimulatorProcess(command("json", url)))
             self._sockets.append(self._context.socket(zmq.REQ))
-            self._sockets[-1].setsockopt(zmq.RCVTIMEO, int(1000 * _PATIENCE_S))
+            self._sockets[-1].setsockopt(zmq.RCVTIMEO, int(1000 * _TIMEOUT_S))
             self._sockets[-1].setsockopt(zmq.LINGER, 0)
             self._sockets[-1].connect(url)
 
@@ -85,7 +85,7 @@ class GrpcUnary(Results):
         port = free_port()
         self._process = SimulatorProcess(python_command("grpc", str(port)))
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-        grpc.channel_ready_future(self._channel).result(_PATIENCE_S)
+        grpc.channel_ready_future(self._channel).result(_TIMEOUT_S)
         self._step: Any = self._channel.unary_unary(
             "/noop.Env/Step", request_serializer=self._request.SerializeToString, response_deserializer=reply.FromString
         )
@@ -105,16 +105,16 @@ class GrpcUnary(Results):
 
 
 class Bare:
-    """Bytes there and bytes back, as many as Corral's `tcp://` sends: what nobody can exceed with sockets."""
+    """Bytes there and bytes back, as many as Corral's `tcp://` sends: an upper bound for sockets."""
 
     def __init__(self, noop: Noop, simulators: int, request: int, reply: int):
         self._request, self._room = b"x" * request, memoryview(bytearray(reply))
         self._sockets, self._processes = list[socket.socket](), list[SimulatorProcess]()
         with socket.create_server(("127.0.0.1", 0)) as door:
-            door.settimeout(_PATIENCE_S)
-            words = "bytes", str(door.getsockname()[1]), str(request), str(reply)
+            door.settimeout(_TIMEOUT_S)
+            args = "bytes", str(door.getsockname()[1]), str(request), str(reply)
             for _ in range(simulators):
-                self._processes.append(SimulatorProcess(noop.command(*words)))
+                self._processes.append(SimulatorProcess(noop.command(*args)))
                 self._sockets.append(door.accept()[0])
                 self._sockets[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -200,7 +200,7 @@ class NoopEnv(gymnasium.Env[Any, Any]):
 
 
 def serve_link(url: str) -> None:
-    """A simulator over the link; it dials."""
+    """A simulator over the link; it connects."""
     from corral.envs.serve.server import SimulatorServer
     from corral.link.address import parse_url
     from corral.link.transports.open import open_for_simulator
@@ -253,14 +253,14 @@ def serve_bytes(port: str, request: str, reply: str) -> None:
             sock.sendall(answer)
 
 
-def main(mode: str, *words: str) -> None:
+def main(mode: str, *args: str) -> None:
     """Be a simulator."""
     serve: dict[str, Callable[..., None]] = {
         "link": serve_link, "json": serve_json, "grpc": serve_grpc, "bytes": serve_bytes,
     }  # fmt: skip
     if mode not in serve:
         raise UserError(f"{mode} is not one of {', '.join(serve)}.")
-    serve[mode](*words)
+    serve[mode](*args)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def tables(reports: Sequence[CaseReport]) -> list[str]:
 
 
 def notes(noop: Noop, reports: Sequence[CaseReport]) -> list[str]:
-    """What every contestant is, in words."""
+    """What every contestant is."""
     names = {name for report in reports for name in report.outcome.rates}
     language = noop.language("link", "tcp://"), noop.language("link", "zmq://"), noop.language("json")
     lines = [

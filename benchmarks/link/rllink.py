@@ -20,7 +20,7 @@ import numpy as np
 
 _OBSERVATION = gymnasium.spaces.Box(-1e9, 1e9, (4,), np.float32)
 _ACTION = gymnasium.spaces.Discrete(2)
-_DIAL_S, _PAUSE_S = 60.0, 0.1
+_CONNECT_S, _PAUSE_S = 60.0, 0.1
 
 
 def learn(envs: int, steps: int) -> None:
@@ -86,7 +86,7 @@ def simulate(port: int, envs: int, steps: int) -> None:
 
 
 def _dial(port: int) -> socket.socket:
-    until = time.monotonic() + _DIAL_S
+    until = time.monotonic() + _CONNECT_S
     while True:
         try:
             return socket.create_connection(("localhost", port))

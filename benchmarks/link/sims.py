@@ -36,21 +36,21 @@ class Noop:
     why: str = ""
     """Why there is less than there could be."""
 
-    def command(self, *words: str) -> list[str]:
+    def command(self, *args: str) -> list[str]:
         """How to start it, or its double in Python; the first word is `link`, `json` or `bytes`."""
-        url = next((word for word in words if "://" in word), "")
-        if self.binary is None or (not self.zmq and (words[0] == "json" or url.startswith("zmq"))):
-            return python_command(*words)
-        return [str(self.binary), "--connect", *words[1:]] if words[0] == "link" else [str(self.binary), *words]
+        url = next((arg for arg in args if "://" in arg), "")
+        if self.binary is None or (not self.zmq and (args[0] == "json" or url.startswith("zmq"))):
+            return python_command(*args)
+        return [str(self.binary), "--connect", *args[1:]] if args[0] == "link" else [str(self.binary), *args]
 
     def language(self, mode: str, url: str = "") -> str:
         """What the simulator that `command` starts is written in."""
         return "Python" if self.command(mode, url)[0] == sys.executable else "C++"
 
 
-def python_command(*words: str) -> list[str]:
+def python_command(*args: str) -> list[str]:
     """How to start a simulator in Python."""
-    return [sys.executable, "-m", "benchmarks.link.peers", *words]
+    return [sys.executable, "-m", "benchmarks.link.peers", *args]
 
 
 def compile_noop(folder: Path) -> Noop:
@@ -65,14 +65,14 @@ def compile_noop(folder: Path) -> Noop:
 
 
 def free_port() -> int:
-    """A port that nobody has."""
+    """A free port."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
 class SimulatorProcess:
-    """A simulator, ended with whoever started it."""
+    """A simulator, ended with its parent."""
 
     def __init__(self, command: list[str], kind: str = "f4", **options: Any):
         self.popen: subprocess.Popen[str] = subprocess.Popen(

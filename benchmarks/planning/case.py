@@ -1,6 +1,6 @@
 """What looking ahead adds when acting: a half-trained policy with and without search, and planners without learning.
 
-Everybody plays the same episodes, those of evaluations with the same seeds, so that returns are compared one by one;
+All play the same episodes, those of evaluations with the same seeds, so that returns are compared one by one;
 only a simulator in C++ draws its own.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.common.cpp import SDK, CannotCompile, compile_simulator
 from benchmarks.common.report import Verdict
 from benchmarks.common.rounds import Spread
-from corral.acting.policy import FunctionPolicy, PlanningPolicy, Policy, bind_envs
+from corral.acting.policy import ActContext, FunctionPolicy, PlanningPolicy, Policy, bind_envs, set_context
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.core.types import Array, Tree
@@ -216,15 +216,9 @@ class _Watched:
     def __init__(self, policy: Policy):
         self._policy, self.seconds, self.decisions = policy, list[float](), 0
 
-    @property
-    def reward_scale(self) -> float | None:
-        """The policy's."""
-        return self._policy.reward_scale if isinstance(self._policy, PlanningPolicy) else 1.0
-
-    @reward_scale.setter
-    def reward_scale(self, scale: float | None) -> None:
-        if isinstance(self._policy, PlanningPolicy):
-            self._policy.reward_scale = scale
+    def set_context(self, ctx: ActContext) -> None:
+        """For the policy."""
+        set_context(self._policy, ctx)
 
     @property
     def simulator_steps(self) -> int:

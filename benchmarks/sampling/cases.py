@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import gymnasium
 
-from benchmarks.common.contestants import Lockstep, Pipelined, Rollouts, draw_actions, first_ready, in_halves
+from benchmarks.common.contestants import Lockstep, Pipelined, SampledRollouts, draw_actions, first_ready, in_halves
 from benchmarks.common.report import LayerRow, Scale, Verdict
 from benchmarks.common.rounds import Contestant, Entry, Outcome
 from benchmarks.sampling import peers
@@ -147,7 +147,7 @@ def pong(n: int) -> SamplingCase:
 
 
 def slow(n: int) -> SamplingCase:
-    """A simulator whose step waits for 10 to 50 ms: whoever waits for the slowest of all loses time."""
+    """A simulator whose step waits for 10 to 50 ms: waiting for the slowest of all costs time."""
     envs, choices = [SlowEnv] * n, 3
     return SamplingCase(
         "slow",
@@ -187,4 +187,4 @@ def _process(env: Any, n: int, workers: int) -> VecEnv:
 
 
 def _rollouts(n: int, backend: str) -> Contestant:
-    return Rollouts(lambda policy: Sampler(_CARTPOLE, policy, n, backend), draw_actions(2, n))
+    return SampledRollouts(lambda policy: Sampler(_CARTPOLE, policy, n, backend), draw_actions(2, n))

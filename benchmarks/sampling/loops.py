@@ -1,4 +1,4 @@
-"""What bounds everybody: the same environments stepped in a bare loop, in processes that never communicate.
+"""An upper bound: the same environments stepped in a bare loop, in processes that never communicate.
 
 The same loop around Corral's `EnvGroup` shows what that layer adds.
 """
@@ -27,7 +27,7 @@ from corral.envs.supervision import IDLE
 
 Layer = Literal["bare", "group"]
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _ASK, _ANSWER = struct.Struct("d"), struct.Struct("qd")  # seconds to run for; steps made in how many seconds
 
 
@@ -69,12 +69,12 @@ class Loops:
             process.wait()
 
     def _ask(self, seconds: float) -> Slice:
-        """Wake everybody, and wait for all answers; for 0 seconds everybody steps once."""
+        """Wake all processes, and wait for all answers; for 0 seconds every environment steps once."""
         for _, end in self._loops:
             end.send(_ASK.pack(seconds))
         steps, longest = 0, 0.0
         for _, end in self._loops:
-            end.settimeout(seconds + _PATIENCE_S)
+            end.settimeout(seconds + _TIMEOUT_S)
             made, took = _ANSWER.unpack(end.recv(_ANSWER.size))
             steps, longest = steps + made, max(longest, took)
         return Slice(steps, longest)

@@ -56,7 +56,7 @@ def _sb3(vec: Any, choices: int, stack: int) -> Lockstep:
 
 
 def envpool_sync(task: str, num_envs: int, choices: int, **options: Any) -> Lockstep:
-    """EnvPool with everybody in lockstep."""
+    """EnvPool with all environments in lockstep."""
     pool = _envpool(task, num_envs, num_envs, options)
     pool.reset()
     return Lockstep(pool.step, num_envs, draw_actions(choices, num_envs, "int32"), close=lambda: None)

@@ -27,7 +27,7 @@ def verdicts(case: SamplingCase, outcome: Outcome) -> list[Verdict]:
     if case.name == "slow" and case.num_envs == _SLOW_ENVS and names.FIRST in outcome.rates and case.ideal:
         figure = Spread.of(rate / case.ideal for rate in outcome.rates[names.FIRST])
         target = f"{case.label}, min_ready over the ideal rate"
-        bound = f"The ideal is {case.ideal:.0f} steps/s: nobody ever waits for anybody."
+        bound = f"The ideal is {case.ideal:.0f} steps/s: no environment ever waits for another."
         return [Verdict(target, 0.95, figure, names.FIRST, bound)]
     return []
 

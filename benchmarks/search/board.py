@@ -18,7 +18,7 @@ def boards_of(problem: Problem) -> Array:
 
 
 def count_games(depth: int) -> list[int]:
-    """Sequences of moves from the empty board by their length, of games that go on until the last one."""
+    """Sequences of moves from the empty board by their length, of games that last until the last one."""
     states, counts = CONNECT4.start(1), []
     for _ in range(depth):
         above, columns = np.nonzero(CONNECT4.look(states)[1])

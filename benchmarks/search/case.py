@@ -114,7 +114,7 @@ class SearchCase:
 
     @property
     def entries(self) -> list[Entry]:
-        """Everybody, with what to install."""
+        """All contestants, with what to install."""
         found = []
         for engine, task, copies in self.tasks:
             name = title(engine, task, copies)

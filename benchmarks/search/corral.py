@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.search.board import boards_of, count_games
 from benchmarks.search.engine import Work, measure
-from benchmarks.search.task import C_BASE, C_INIT, Array, Problem, SearchTask
+from benchmarks.search.task import C_INIT, Array, Problem, SearchTask
 from corral import __version__
 from corral.core.types import Tree
 from corral.envs.suites.games.connect4 import CONNECT4
@@ -95,7 +95,7 @@ class CorralSearcher:
         forest = search.forest
         if self._task.bounded:
             forest.low[trees], forest.high[trees] = -1.0, 1.0
-        search.grow(trees, Puct(C_INIT, C_BASE))
+        search.grow(trees, Puct(C_INIT))
         work = self.work
         assert work.network_calls is not None
         assert work.network_rows is not None

@@ -56,7 +56,7 @@ class Engine(Protocol):
     def __init__(self, problem: Problem): ...
 
     def perft(self, depth: int) -> list[int]:
-        """Sequences of moves from the empty board by their length, of games that go on until the last one."""
+        """Sequences of moves from the empty board by their length, of games that last until the last one."""
 
     def outputs(self) -> Array:
         """What the network says of all positions, [positions, 8]."""
@@ -83,7 +83,7 @@ def measure(searcher: Searcher, task: SearchTask, seconds: float, start: int) ->
 
 
 def main(name: str, file: str) -> None:
-    """Answer until nobody asks any more."""
+    """Answer until stdin is closed."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is no answer
     module, _, member = ENGINES[name].partition(":")

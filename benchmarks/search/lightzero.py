@@ -104,7 +104,7 @@ class LightZeroSearcher:
 
 
 def _step(boards: Array, over: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Move where it is legal and the game goes on; elsewhere everything stays as it is."""
+    """Move where it is legal and the game is not over; elsewhere everything stays as it is."""
     _, legal = CONNECT4.look(boards)
     on = np.flatnonzero(legal[np.arange(len(boards)), columns] & ~over)
     after, reward, ended = boards.copy(), np.zeros(len(boards)), over.copy()

@@ -50,7 +50,7 @@ class Mctx:
         return counts
 
     def outputs(self) -> Array:
-        """Of pgx's observations, turned as everybody's."""
+        """Of pgx's observations, in the common orientation."""
         logits, value = jax.jit(self._evaluate)(self._roots)
         return np.concatenate([np.asarray(logits), np.asarray(value)[:, None]], 1)
 

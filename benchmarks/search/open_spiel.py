@@ -45,7 +45,7 @@ class OpenSpiel:
         return counts
 
     def outputs(self) -> Array:
-        """Of its own observations, seen by who is to move."""
+        """Of its own observations, seen by the player to move."""
         return self._problem.outputs(np.stack([planes_of(state) for state in self.states]))
 
     def prepare(self, task: SearchTask) -> OpenSpielSearcher:

@@ -83,7 +83,7 @@ class EngineProcess:
         """Why it ended."""
         self._process.wait(_END_S)
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        lines = self._errors.read().decode(errors="replace").strip().splitlines() or ["nothing on stderr"]
         missing = next((found for line in reversed(lines) if (found := _MISSING.search(line))), None)
         if missing:
             return ModuleNotFoundError(missing[0], name=missing[1])
@@ -120,7 +120,7 @@ class EngineSearch:
         return Slice(sum(answer["sims"] for answer in answers), max(answer["seconds"] for answer in answers))
 
     def close(self) -> None:
-        """Its engines are closed by who made them."""
+        """Its engines are closed by the Lab."""
 
     def percentile(self, share: float) -> float:
         """Of the seconds of decisions."""

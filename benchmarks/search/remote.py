@@ -22,7 +22,7 @@ from corral.core.types import Array, Tree
 from corral.envs.backends.simulators.states import LinkStates
 from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.make import make_vec
-from corral.link.client.states import States as SlotStates
+from corral.link.client.states import StateClient
 from corral.planning.mcts.evaluation import know_nothing
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
@@ -83,7 +83,7 @@ def row_cost(program: Path, seconds: float = 1.0) -> Cost:
     try:
         expanding.run(0.2)
         (session,) = expanding.vec.fleet.sessions.values()
-        asked = SlotStates(expanding.vec.fleet, session)
+        asked = StateClient(expanding.vec.fleet, session)
         before = asked.stats()["work_us"]
         done = expanding.run(seconds)
         work_us = asked.stats()["work_us"] - before
@@ -167,7 +167,7 @@ class Apart(OneByOne):
     def __init__(self, vec: LinkVecEnv):
         super().__init__(vec)
         (session,) = vec.fleet.sessions.values()
-        self._slots = SlotStates(vec.fleet, session)
+        self._slots = StateClient(vec.fleet, session)
         self._slot = self._slots.take_slots(1)
 
     def _one(self, parent: Array, action: Array, child: Array) -> Expansion:

@@ -27,7 +27,7 @@ def report(case, rates, skipped=()):
 def test_bare_contestant_sends_as_many_bytes_as_the_link():
     from corral.link.layout import LeafGroup, RowsLayout
     from corral.link.message import Message
-    from corral.link.transports.tcp import pack
+    from corral.link.transports.framing import pack
 
     for n in (1, 64):
         request = Message(17, payload=[bytes(4 * n), np.zeros(n, np.int64).tobytes()]).frames()
@@ -84,7 +84,7 @@ def test_verdict_names_the_largest_part():
     (verdict,) = report(case, {link.TCP: [12_500.0, 13_000.0], link.BARE: [30_000.0, 34_000.0]}).verdicts
     assert verdict.reached
     assert "bare TCP, the same bytes reaches 32.0 thousand" in str(verdict)
-    assert "of the 80 us of a step of everybody, 40 are Python" in str(verdict)
+    assert "of the 80 us of a step of all, 40 are Python" in str(verdict)
     (many,) = link.make_cases(["many"], PYTHON)
     (verdict,) = report(many, {link.TCP: [900.0, 700.0], link.JSON: [100.0, 100.0]}).verdicts
     assert (verdict.reached, verdict.figure.low) == (False, 7.0)

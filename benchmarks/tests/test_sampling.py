@@ -24,7 +24,7 @@ from benchmarks.sampling.layers import layers_of
 from benchmarks.sampling.targets import verdicts
 
 
-class Player:
+class LoggingContestant:
     """Writes down when it is called, and is as fast as it is told."""
 
     def __init__(self, name, log, rates, fails=None):
@@ -41,7 +41,7 @@ class Player:
 
 
 def entry(name, log, rates, kind="peer", fails=None):
-    return Entry(name, kind, lambda: Player(name, log, rates, fails), "pip install it")
+    return Entry(name, kind, lambda: LoggingContestant(name, log, rates, fails), "pip install it")
 
 
 def in_turns(*rates):
@@ -209,7 +209,7 @@ def test_cpu_time_of_other_programs():
     before, after = CpuTimes(100.0, 50.0, 7.0), CpuTimes(110.0, 62.0, 10.0)
     assert after.others_since(before) == pytest.approx(9.0 / 10.0 / os.cpu_count())
     read = CpuTimes.now()
-    assert read is None or read.everybody >= read.ours > 0
+    assert read is None or read.total >= read.ours > 0
 
 
 def test_command_writes_tables_chart_and_json(tmp_path):

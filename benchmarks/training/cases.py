@@ -1,6 +1,6 @@
-"""What `python -m benchmarks training` compares: PPO, A2C and DQN on CartPole, with the same sizes for everybody.
+"""What `python -m benchmarks training` compares: PPO, A2C and DQN on CartPole, with the same sizes for all.
 
-Everybody has networks of 64 x 64, the same batches and the same number of updates per step, and writes no logs and
+All have networks of 64 x 64, the same batches and the same number of updates per step, and writes no logs and
 no checkpoints. Stable-Baselines3 is measured with one of torch's threads and with one per core; the faster counts.
 """
 
@@ -107,7 +107,7 @@ class Training:
 
 
 class Fragments:
-    """Trajectories of a few steps, nobody learning from them."""
+    """Trajectories of a few steps, without learning from them."""
 
     def __init__(self, sampler: Sampler, steps: int, close: Callable[[], None]):
         self._rollouts: Iterator[Trajectory] = sampler.rollouts(steps)

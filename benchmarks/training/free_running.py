@@ -121,7 +121,7 @@ class FreeRunning:
 
     def _failure(self) -> Exception:
         """Why the script ended."""
-        lines = self._errors.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        lines = self._errors.read_text(errors="replace").strip().splitlines() or ["nothing on stderr"]
         missing = next((found for line in reversed(lines) if (found := _MISSING.search(line))), None)
         if missing:
             return ModuleNotFoundError(missing[0], name=missing[1])
@@ -129,7 +129,7 @@ class FreeRunning:
 
 
 def _session(leader: int) -> list[tuple[int, int]]:
-    """Process and group ids of everybody in a session."""
+    """Process and group ids of all processes in a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

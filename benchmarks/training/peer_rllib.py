@@ -15,7 +15,7 @@ _ITERATION_S = 1.0  # its default is 10, longer than a slice
 
 
 def main(runners: int, envs: int, learners: int) -> None:
-    """Train until killed: its own CartPole example, with networks as everybody's here."""
+    """Train until killed: its own CartPole example, with networks of the common size."""
     import ray
     import ray.rllib.algorithms.impala as impala
     from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-_OPTIONS = {  # its own CartPole example, with the default batch and policy worker; networks as everybody's here
+_OPTIONS = {  # its own CartPole example, with the default batch and policy worker; networks of the common size
     "env": "CartPole-v1", "algo": "APPO", "use_rnn": False, "recurrence": 1, "with_vtrace": False, "device": "cpu",
     "rollout": 32, "batch_size": 1024, "num_epochs": 1, "encoder_mlp_layers": "64 64", "reward_scale": 0.1,
     "train_for_env_steps": 10**12, "train_dir": ".", "experiment": "bench", "save_every_sec": 10**6,
@@ -37,9 +37,9 @@ def main(workers: int, envs: int) -> None:
     os.dup2(2, 1)  # its log is not for us
     envs_of.register_env("CartPole-v1", make_env)
     given = _OPTIONS | {"num_workers": workers, "num_envs_per_worker": envs}
-    words = [word for name, value in given.items() for word in (f"--{name}", *str(value).split())]
-    parser, _ = arguments.parse_sf_args(words)
-    _, runner = train.make_runner(arguments.parse_full_cfg(parser, words))
+    args = [arg for name, value in given.items() for arg in (f"--{name}", *str(value).split())]
+    parser, _ = arguments.parse_sf_args(args)
+    _, runner = train.make_runner(arguments.parse_full_cfg(parser, args))
 
     def report(runner: Any, message: dict[str, Any], policy: int) -> None:
         print(message[names.LEARNER_ENV_STEPS], time.monotonic(), file=reports)

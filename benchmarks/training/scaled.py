@@ -18,7 +18,7 @@ from corral.topologies.base import Topology, make_topology
 
 @dataclass
 class Usage:
-    """Seconds of CPU over all slices, by whoever acts and by the learner."""
+    """Seconds of CPU over all slices, by actors and by the learner."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -34,7 +34,7 @@ class Usage:
 
 
 class Scaled:
-    """A topology as `corral train` runs it; its actors stop by themselves when nobody takes from them."""
+    """A topology as `corral train` runs it; its actors pause when nothing takes from them."""
 
     def __init__(self, algo: str, env: str, usage: Usage | None = None, **settings: Any):
         given = {"steps": 10**9, **settings}

@@ -1,6 +1,6 @@
 """What `python -m benchmarks training` compares with actors: APPO, IMPALA, steps that wait, central inference.
 
-On CartPole everybody has networks of 64 x 64 and one thread in each process. Sample Factory and RLlib run as their own
+On CartPole all have networks of 64 x 64 and one thread in each process. Sample Factory and RLlib run as their own
 CartPole examples say but for that, in as many processes as cores that act, with few and with many environments; the
 fastest counts.
 """
@@ -137,7 +137,7 @@ def _impala() -> ScalingCase:
 
 
 def _sleep() -> ScalingCase:
-    """A simulator elsewhere: nothing but waiting, so nobody should wait for anybody else."""
+    """A simulator elsewhere: nothing but waiting, so no environment should wait for another."""
     n, actors = 64, 4
     slow = partial(Scaled, _COUNTING, _SLOW, num_envs=n, length=20)
     entries = [
@@ -158,7 +158,7 @@ def _sleep() -> ScalingCase:
 
 
 def _central(case: CaseName, env: str) -> ScalingCase:
-    """The same environments in as many processes; who decides lives beside them, or elsewhere."""
+    """The same environments in as many processes; the policy is beside them, or elsewhere."""
     n = 32
     settings: dict[str, Any] = {"num_steps": 32, "batch_size": 16, "actors": cores(), "num_envs": n}
     entries = [

@@ -167,7 +167,7 @@ def _arrive(build: Callable[[int], _Learner], seed: int) -> Arrival:
 
 
 def print_race(console: Console, result: Race) -> None:
-    """Print who arrived when, and the ratio of the times."""
+    """Print when each seed arrived, and the ratio of the times."""
     console.print(f"\nPPO CartPole, zoo settings: training until an evaluation reaches {BAR:g}\n", style="bold")
     for name, found in result.arrivals.items():
         console.print(f"{name}: {', '.join(_told(found))}")

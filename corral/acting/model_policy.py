@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from corral.acting.policy import ActContext
 from corral.core.errors import RunFailed
 from corral.core.types import Array, Tree, tree_map
 
@@ -28,7 +29,6 @@ class ActorCriticPolicy:
     def __init__(self, model: ActorCritic, explore: bool, rng: np.random.Generator):
         self._model, self._explore, self._rng = model, explore, rng
         self._device = model.value_head.weight.device
-        self.progress = 0.0
 
     def initial_state(self, n: int) -> Tree:
         """The memory of `n` environments, None where the network has none."""
@@ -37,7 +37,7 @@ class ActorCriticPolicy:
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         """Decide for `n` environments."""
         model, actions = self._model, self._model.actions
-        params, after = (model.lean_params(obs), None) if model.lean else self._forward(obs, state, first)
+        params, after = (model.numpy_params(obs), None) if model.numpy_towers else self._forward(obs, state, first)
         if np.count_nonzero(np.isfinite(params)) != params.size:
             raise RunFailed("The policy's outputs are not finite any more; train again with a lower learning_rate.")
         if self._explore:
@@ -74,15 +74,19 @@ class EpsilonGreedyPolicy:
         self._model, self._to_env, self._num_actions, self._epsilon = model, to_env, num_actions, epsilon
         self._device = next(model.parameters()).device
         self._rng = rng
-        self.progress = 0.0
+        self._progress = 0.0
+
+    def set_context(self, ctx: ActContext) -> None:
+        """Follow the schedule of epsilon."""
+        self._progress = ctx.progress
 
     def initial_state(self, n: int) -> Tree:
-        """No memory."""
+        """No state."""
         return None
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         """Decide for `n` environments."""
-        return self._to_env(self._choose(obs, self._epsilon(self.progress), len(first))), None, {}
+        return self._to_env(self._choose(obs, self._epsilon(self._progress), len(first))), None, {}
 
     def _choose(self, obs: Tree, epsilon: float | Array, n: int) -> Array:
         # Drawn whatever epsilon is, so that a schedule does not change the stream of random numbers.
@@ -91,7 +95,7 @@ class EpsilonGreedyPolicy:
         if random.all():
             choice = np.zeros(n, np.int64)
         else:
-            choice = (self._model.lean_values(obs) if self._model.lean else self._values(obs)).argmax(-1)
+            choice = (self._model.numpy_values(obs) if self._model.numpy_tower else self._values(obs)).argmax(-1)
         if random.any():
             choice = np.where(random, (draws[1] * self._num_actions).astype(np.int64), choice)
         return choice

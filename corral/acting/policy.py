@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,15 +30,38 @@ class Policy(Protocol):
         """Actions, new states, and extras to record; where `first` is true the state belongs to an old episode."""
 
 
+@dataclass(frozen=True)
+class ActContext:
+    """What acting may depend on besides observations."""
+
+    progress: float = 0.0
+    """Share of the run's steps that are done, 0 to 1."""
+    version: int = 0
+    """Updates of the weights so far; stamped on trajectories."""
+    reward_scale: float | None = 1.0
+    """What the rewards that values were learned from are of the unscaled ones; None where that is not known."""
+
+
 @runtime_checkable
-class PlanningPolicy(Policy, Protocol):
+class ContextPolicy(Policy, Protocol):
+    """A policy that follows schedules, or needs to know the scale of rewards."""
+
+    def set_context(self, ctx: ActContext) -> None:
+        """Act by this from now on; called between rollouts."""
+
+
+def set_context(policy: Policy, ctx: ActContext) -> None:
+    """Tell a policy that wants to know it how far the run is."""
+    if isinstance(policy, ContextPolicy):
+        policy.set_context(ctx)
+
+
+@runtime_checkable
+class PlanningPolicy(ContextPolicy, Protocol):
     """A policy that looks ahead from the states that environments are in, so it has to know the environments.
 
     Its state names them: `initial_state(n)` are the numbers 0 to n - 1, with whatever else it remembers.
     """
-
-    reward_scale: float | None
-    """What the rewards that its values were learned from are of the game's own; None where that is not known."""
 
     @property
     def simulator_steps(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from corral.acting.episode_stats import EpisodeStats
-from corral.acting.policy import Policy, as_policy, bind_envs, to_numpy
+from corral.acting.policy import ActContext, Policy, as_policy, bind_envs, set_context, to_numpy
 from corral.acting.rollout_buffer import Envs, RolloutBuffer, Time
 from corral.core.errors import UserError
 from corral.core.types import Array, StepBatch, Trajectory, Tree, tree_map
@@ -47,13 +47,17 @@ class Sampler:
         )
         bind_envs(self._policy, self.vec)
         self.episodes = EpisodeStats(self.vec.num_envs)
-        self.version = 0
-        """Stamped on trajectories, as it was at their first step; raise it when the policy's weights change."""
+        self._version = 0
         self._latest: tuple[list[Array], Array] | None = None  # observations and firsts, per environment
         self._state: Tree = None
         self._in_flight = np.zeros(self.vec.num_envs, np.bool_)
         self._last_decision_s = 0.0
         self._turn = 0
+
+    def set_context(self, ctx: ActContext) -> None:
+        """Tell the policy how far the run is; trajectories that begin from now on are stamped with `ctx.version`."""
+        self._version = ctx.version
+        set_context(self._policy, ctx)
 
     def rollouts(
         self, steps: int = 128, *, first_ready: int | None = None, linger_s: float = 0.0
@@ -91,7 +95,7 @@ class Sampler:
             "first": first.copy(),
             "policy": {str(k): leaf.copy() for k, leaf in enumerate(_leaves(self._state))},
             "episodes": self.episodes.state_dict(),
-            "version": self.version,
+            "version": self._version,
             "vec": self.vec.state_dict(),
         }
 
@@ -112,7 +116,7 @@ class Sampler:
         for k, leaf in enumerate(held):
             leaf[...] = state["policy"][str(k)]
         self.episodes.load_state_dict(state["episodes"])
-        self.version = state["version"]
+        self._version = state["version"]
         if restarted:
             self.episodes.drop(restarted)
             batch = vec.recv(env_ids=np.array(restarted))
@@ -152,13 +156,13 @@ class Sampler:
                     self._note(part.envs, obs, batch)
                     if t + 1 < steps:
                         self._decide(columns, t + 1, part.envs, part.ids, batch.obs, batch.first)
-            yield columns.take(everyone.envs, everyone.ids, self.version)
+            yield columns.take(everyone.envs, everyone.ids, self._version)
             self._require_turn(turn)
 
     def _as_ready(self, steps: int, count: int, linger_s: float) -> Iterator[Trajectory]:
         columns, turn = self._start(steps)
         cursor = np.zeros(self.vec.num_envs, np.int64)  # how full each column is
-        born = np.full(self.vec.num_envs, self.version)  # a slow one's column may go through several versions
+        born = np.full(self.vec.num_envs, self._version)  # a slow one's column may go through several versions
         left_over = self._in_flight.copy()  # their next results were not decided for here
         idle = np.flatnonzero(~left_over)
         while True:
@@ -184,7 +188,7 @@ class Sampler:
                     self._decide(columns, cursor[more], more, more, *self._seen(more))
             yield columns.take(full, full, born[full])
             self._require_turn(turn)
-            cursor[full], born[full] = 0, self.version
+            cursor[full], born[full] = 0, self._version
             idle = full
 
     def _start(self, steps: int) -> tuple[RolloutBuffer, int]:

@@ -6,7 +6,7 @@ TD(0). Needs data of the current policy: `max_lag=0`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,9 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy
-from corral.algos.base import Algorithm, ModelPolicy, require
-from corral.algos.explicit import explicit_loss, policy_gradient
-from corral.algos.trajectories import Minibatch, compute_values, count, evaluate, flatten_steps, mean, normalized
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
+from corral.algos.schedule import linear_decay
+from corral.algos.trajectories import (
+    Minibatch,
+    compute_values,
+    evaluate_actions,
+    flatten_steps,
+    masked_mean,
+    normalize,
+    num_valid,
+    recorded,
+)
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
@@ -65,57 +75,55 @@ class A2c(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.max_grad_norm = config.max_grad_norm
-        self.data = DataSpec("sequence", config.num_steps, num_envs, "once", ("action", "logp"), max_lag=0)
+        self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded(config.net), max_lag=0)
 
     def build_model(self) -> ActorCritic:
         """Policy and value."""
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Sample, or take the most likely action."""
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
-    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+    def groups(self) -> Sequence[ParamGroup]:
         """RMSProp or Adam."""
+        config = self.config
+        return [
+            ParamGroup(self._optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)
+        ]
+
+    def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         if self.config.optimizer == "adam":
             return adam(params, self.config.learning_rate, eps=1e-5)
         return torch.optim.RMSprop(params, self.config.learning_rate, alpha=0.99, eps=1e-5)
 
-    def learning_rate(self, progress: float) -> float:
-        """Constant, or falling to 0."""
-        return self.config.learning_rate * (1 - progress if self.config.anneal_lr else 1.0)
-
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Advantages and the values' targets."""
         assert isinstance(model, ActorCritic)
-        value, after = compute_values(model, batch)
-        advantage = gae(
-            batch.reward, value, after, batch.terminated, batch.truncated, batch.faulty,
+        values, next_values = compute_values(model, batch)
+        advantages = gae(
+            batch.reward, values, next_values, batch.terminated, batch.truncated, batch.faulty,
             self.config.gamma, self.config.gae_lambda,
         )  # fmt: skip
-        return flatten_steps(model, batch, value, advantage, advantage + value)
+        return flatten_steps(model, batch, values, advantages, advantages + values)
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
         """All rows, unless every one was faulty."""
         if len(batch):
             yield batch
 
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Minibatch, progress: float) -> LossOutput:
-        """Policy gradient, value error and entropy."""
+    def losses(
+        self, model: nn.Module, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
+    ) -> Iterator[LossOutput]:
+        """Policy gradient, value error and entropy bonus."""
         assert isinstance(model, ActorCritic)
-        config = self.config
-        if model.lean is not None:
-            return explicit_loss(
-                model, batch, policy_gradient, normalize=config.normalize_advantage,
-                value_coef=config.vf_coef, entropy_coef=config.ent_coef,
-            )  # fmt: skip
-        advantage = normalized(batch.advantage, batch) if config.normalize_advantage else batch.advantage
-        logp, entropy, value = evaluate(model, batch)
-        policy_loss = -mean(logp * advantage, batch)
-        value_loss = 0.5 * mean((value - batch.target).square(), batch)
-        spread = mean(entropy, batch)
-        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * spread
-        metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": spread}
-        return LossOutput(loss, metrics, rows=count(batch))
+        config, mask = self.config, batch.mask
+        advantages = normalize(batch.advantages, mask) if config.normalize_advantage else batch.advantages
+        log_prob, entropy, values = evaluate_actions(model, batch)
+        policy_loss = -masked_mean(log_prob * advantages, mask)
+        value_loss = 0.5 * masked_mean((values - batch.returns).square(), mask)
+        entropy_mean = masked_mean(entropy, mask)
+        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean
+        metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": entropy_mean}
+        yield LossOutput(loss, metrics, rows=num_valid(batch))

@@ -8,24 +8,23 @@ anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from corral.acting.model_policy import ActorCriticPolicy, to_tensors
-from corral.algos.base import Algorithm, ModelPolicy, require
-from corral.algos.explicit import explicit_stale_loss
-from corral.algos.schedule import read_clip_coef
-from corral.algos.trajectories import VtraceTargets, look
-from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, slice_envs
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
+from corral.algos.schedule import linear_decay, read_clip_coef
+from corral.algos.trajectories import VtraceTargets, forward_sequences, normalize, recorded
+from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory, slice_envs
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import Optimizer, adam
-from corral.ops.surrogate import clipped_surrogate
+from corral.ops.optim import adam
 
 
 @dataclass(frozen=True)
@@ -80,30 +79,28 @@ class Appo(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.max_grad_norm, self.clip_coef = config.max_grad_norm, read_clip_coef(config.clip_coef)
+        self.clip_coef = read_clip_coef(config.clip_coef)
         self.data = DataSpec(
-            "sequence", config.num_steps, config.batch_size, "once", ("action", "logp"),
+            "sequence", config.num_steps, config.batch_size, "once", recorded(config.net),
             # Every minibatch is a version.
             max_lag=config.max_policy_lag * config.update_epochs * config.num_minibatches,
         )  # fmt: skip
-        self.correct = VtraceTargets(config.gamma, config.vtrace_rho, config.vtrace_c, None)
+        self.vtrace = VtraceTargets(config.gamma, config.vtrace_rho, config.vtrace_c, None)
 
     def build_model(self) -> ActorCritic:
         """Policy and value."""
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Sample, or take the most likely action."""
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
-    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+    def groups(self) -> Sequence[ParamGroup]:
         """Adam with PPO's epsilon."""
-        return adam(params, self.config.learning_rate, eps=1e-5)
-
-    def learning_rate(self, progress: float) -> float:
-        """Constant, or falling to 0."""
-        return self.config.learning_rate * (1 - progress if self.config.anneal_lr else 1.0)
+        config = self.config
+        optimizer = partial(adam, lr=config.learning_rate, eps=1e-5)
+        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def minibatches(self, batch: Trajectory, rng: torch.Generator) -> Iterator[Trajectory]:
         """Every sequence once per epoch, in a new order each time; those of nothing but faults are left out."""
@@ -119,41 +116,30 @@ class Appo(Algorithm):
                 if len(part):
                     yield slice_envs(batch, part)
 
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Trajectory, progress: float) -> LossOutput:
-        """Clipped surrogate, value error and entropy; V-trace takes the same forward pass."""
+    def losses(
+        self, model: nn.Module, target: nn.Module | None, batch: Trajectory, ctx: UpdateContext
+    ) -> Iterator[LossOutput]:
+        """Clipped surrogate, value error and entropy bonus; V-trace uses the same forward pass."""
         assert isinstance(model, ActorCritic)
-        config, clip = self.config, self.clip_coef(progress)
-        if model.lean is not None:
-            return explicit_stale_loss(
-                model, batch, self.correct, partial(self._policy_term, clip=clip), summed=False,
-                value_coef=config.vf_coef, entropy_coef=config.ent_coef,
-            )  # fmt: skip
-        seen = look(model, batch)
-        logp, value, device = seen.logp.detach(), seen.value.detach(), seen.value.device
-        targets = self.correct(batch, logp.cpu().numpy(), value.cpu().numpy(), seen.after)
+        config, clip, out = self.config, self.clip_coef(ctx.progress), forward_sequences(model, batch)
+        log_prob, values, device = out.log_prob.detach(), out.values.detach(), out.values.device
+        targets = self.vtrace(batch, log_prob.cpu().numpy(), values.cpu().numpy(), out.next_values)
         valid, behaviour, *targets = to_tensors((batch.valid, batch.extras["logp"], *targets), device)
-        target_value, advantage = (part[valid] for part in targets)
-        if config.normalize_advantage and len(advantage) > 1:
-            advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-        log_ratio = (seen.logp - behaviour)[valid]
+        returns, advantages = (part[valid] for part in targets)
+        if config.normalize_advantage:
+            advantages = normalize(advantages)
+
+        log_ratio = (out.log_prob - behaviour)[valid]
         ratio = log_ratio.exp()
-        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-        policy_loss, spread = -surrogate.mean(), seen.entropy[valid].mean()
-        value_loss = 0.5 * (seen.value[valid] - target_value).square().mean()
-        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * spread
+        surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+        policy_loss, entropy_mean = -surrogate.mean(), out.entropy[valid].mean()
+        value_loss = 0.5 * (out.values[valid] - returns).square().mean()
+        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean
         metrics = {
             "loss/policy": policy_loss,
             "loss/value": value_loss,
-            "loss/entropy": spread,
+            "loss/entropy": entropy_mean,
             "loss/kl": (ratio - 1 - log_ratio).mean(),
             "loss/clip_fraction": ((ratio - 1).abs() > clip).float().mean(),
         }
-        return LossOutput(loss, metrics, rows=int(batch.valid.sum()))
-
-    def _policy_term(
-        self, logp: Array, behaviour: Array, advantage: Array, clip: float
-    ) -> tuple[float, Array, dict[str, float]]:
-        if self.config.normalize_advantage and len(advantage) > 1:
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        result = clipped_surrogate(logp, behaviour, advantage, clip)
-        return result.loss, result.grad, {"loss/kl": result.kl, "loss/clip_fraction": result.beyond}
+        yield LossOutput(loss, metrics, rows=int(batch.valid.sum()))

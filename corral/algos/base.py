@@ -6,8 +6,10 @@ An algorithm never sees a process, a queue, or an optimizer step: topologies mov
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +21,34 @@ from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.ops.optim import Optimizer
 
 Batch = Any
-"""What `prepare` makes of a batch, and `loss` takes; each algorithm's own."""
+"""What `prepare` makes of a batch, and `losses` takes; each algorithm's own."""
+
+
+@dataclass(frozen=True)
+class ParamGroup:
+    """Parameters of the network that have an optimizer, a learning rate and a clip of their own."""
+
+    optimizer: Callable[[Iterable[Tensor]], Optimizer]
+    """Makes the optimizer of the learner's flat tensor."""
+    learning_rate: Callable[[float], float]
+    """Learning rate by progress."""
+    max_grad_norm: float = inf
+    """Gradients are scaled down to this norm."""
+    name: str = ""
+    prefixes: tuple[str, ...] = ("",)
+    """Beginnings of the parameters' names; a parameter belongs to the group with the longest one that fits."""
+
+
+@dataclass(frozen=True)
+class UpdateContext:
+    """What an update may depend on besides its batch."""
+
+    progress: float
+    """Share of the run's steps that are done, 0 to 1."""
+    generator: torch.Generator
+    """The learner's own random numbers, which are saved with it."""
+    reward_scale: float = 1.0
+    """What the batch's rewards were multiplied by."""
 
 
 class Algorithm(ABC):
@@ -29,7 +58,6 @@ class Algorithm(ABC):
     """
 
     data: DataSpec
-    max_grad_norm: float
     spec: EnvSpec
 
     @abstractmethod
@@ -37,27 +65,29 @@ class Algorithm(ABC):
         """A network for the environment, freshly initialised."""
 
     @abstractmethod
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """How to act with the network; `index` tells actors that explore differently apart."""
 
-    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> ModelPolicy:
+    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
         """How to act in evaluations, by the best actions or by sampling; by default as in training."""
         return self.make_policy(model, explore=not deterministic, rng=rng)
 
     @abstractmethod
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Batch, progress: float) -> LossOutput:
-        """Loss of one minibatch, with its graph."""
+    def groups(self) -> Sequence[ParamGroup]:
+        """The parameter groups, in the order in which `losses` yields them; most algorithms have one."""
 
     @abstractmethod
-    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
-        """The optimizer, over the learner's one flat parameter."""
+    def losses(
+        self, model: nn.Module, target: nn.Module | None, batch: Batch, ctx: UpdateContext
+    ) -> Iterator[LossOutput]:
+        """Losses of one minibatch, one for each group in order.
 
-    @abstractmethod
-    def learning_rate(self, progress: float) -> float:
-        """Learning rate now."""
+        The learner steps a group before it asks for the next loss, so a later one sees the new weights. Gradients
+        that a loss has outside of its own group are discarded: nothing needs to be frozen.
+        """
 
     def fragment_steps(self, num_envs: int) -> int:
-        """Steps of each environment between two looks at the store."""
+        """Steps of each environment between two calls of the store."""
         return self.data.length
 
     def prepare(self, model: nn.Module, batch: Batch) -> Batch:
@@ -77,18 +107,8 @@ class Algorithm(ABC):
 
     @property
     def uses_target(self) -> bool:
-        """Whether `loss` wants a target network."""
+        """Whether `losses` needs a target network."""
         return False
-
-
-class ModelPolicy(Policy, Protocol):
-    """A policy that acts with a network and follows a schedule."""
-
-    progress: float
-    """Share of the run's steps done; set by whoever runs it."""
-
-
-# Checks of settings, as sentences.
 
 
 def require(

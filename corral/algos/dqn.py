@@ -7,21 +7,24 @@ their true last observation. Discrete actions only; several choices are one join
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from corral.acting.model_policy import EpsilonGreedyPolicy, LadderPolicy, acting_precision, to_tensors
-from corral.algos.base import Algorithm, ModelPolicy, require
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
+from corral.algos.schedule import linear_decay
 from corral.core.errors import UserError
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Transitions, Tree, tree_map
 from corral.nets.config import NetConfig
 from corral.nets.q_network import QNetwork
 from corral.ops.distributions import JointChoices
-from corral.ops.optim import Optimizer, adam
+from corral.ops.optim import adam
 from corral.ops.returns import nstep_return
 
 
@@ -89,7 +92,6 @@ class Dqn(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec, self._num_envs = config, spec, num_envs
-        self.max_grad_norm = config.max_grad_norm
         self.choices = JointChoices(spec.action, "dqn")
         self.data = DataSpec(
             "transition",
@@ -116,7 +118,7 @@ class Dqn(Algorithm):
         """Action values."""
         return QNetwork(self.spec, self.choices.count, self.config.net, self.config.dueling)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Epsilon-greedy, or greedy."""
         assert isinstance(model, QNetwork)
         if explore and self.config.epsilon_ladder:
@@ -131,20 +133,17 @@ class Dqn(Algorithm):
         done = min(1.0, progress / config.exploration_fraction) if config.exploration_fraction else 1.0
         return config.exploration_initial_eps + done * (config.exploration_final_eps - config.exploration_initial_eps)
 
-    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+    def groups(self) -> Sequence[ParamGroup]:
         """Adam."""
-        return adam(params, self.config.learning_rate)
+        config = self.config
+        optimizer = partial(adam, lr=config.learning_rate)
+        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
-    def learning_rate(self, progress: float) -> float:
-        """Constant, or falling to 0."""
-        return self.config.learning_rate * (1 - progress if self.config.anneal_lr else 1.0)
-
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Transitions, progress: float) -> LossOutput:
+    def losses(
+        self, model: nn.Module, target: nn.Module | None, batch: Transitions, ctx: UpdateContext
+    ) -> Iterator[LossOutput]:
         """Weighted Huber loss of the temporal difference; its size is the priority."""
-        assert isinstance(target, QNetwork)
-        assert isinstance(model, QNetwork)
-        if model.lean is not None and target.lean is not None:
-            return self._explicit(model, target, batch)
+        assert target is not None
         device = next(model.parameters()).device
         obs, next_obs = to_tensors(batch.obs, device), to_tensors(batch.next_obs, device)
         number = to_tensors(np.ascontiguousarray(self.choices.from_env(batch.action)), device).unsqueeze(-1)
@@ -158,36 +157,7 @@ class Dqn(Algorithm):
         if self.config.prioritized_replay:
             loss = (loss * to_tensors(batch.weight, device)).mean()
         priorities = (q.detach() - goal).abs() if self.config.prioritized_replay else None
-        return LossOutput(loss, {"loss/td": loss, "loss/q": q.detach().mean()}, priorities, rows=len(batch.reward))
-
-    def _explicit(self, model: QNetwork, target: QNetwork, batch: Transitions) -> LossOutput:
-        """The same in NumPy, with its gradient: of the Huber loss, the difference clipped to [-1, 1]."""
-        assert model.lean is not None
-        rows, number = np.arange(len(batch.reward)), self.choices.from_env(batch.action)
-        next_q = target.lean_values(batch.next_obs)
-        best = (model.lean_values(batch.next_obs) if self.config.double_q else next_q).argmax(-1)
-        goal = batch.reward + batch.discount * next_q[rows, best]
-        x = model.encoder.in_numpy(batch.obs)
-        outputs = model.lean.forward(x)
-        q = model.combined(outputs[-1])[rows, number]
-        error = q - goal
-        slope = np.clip(error, -1.0, 1.0)
-        loss = slope * (error - 0.5 * slope)  # e^2 / 2 within [-1, 1], |e| - 1/2 beyond
-        if self.config.prioritized_replay:
-            loss, slope = loss * batch.weight, slope * batch.weight
-
-        def backward() -> None:
-            of_q = slope / np.float32(len(rows))
-            grad = np.zeros_like(outputs[-1])
-            grad[rows, number] = of_q
-            if model.dueling:  # Q = V + A - mean A
-                grad[:, :-1] -= of_q[:, None] / (grad.shape[1] - 1)
-                grad[:, -1] = of_q
-            model.lean.backward(x, outputs, grad)  # type: ignore[union-attr]
-
-        metrics = {"loss/td": float(loss.mean()), "loss/q": float(q.mean())}
-        priorities = np.abs(error) if self.config.prioritized_replay else None
-        return LossOutput(metrics["loss/td"], metrics, priorities, rows=len(batch.reward), backward=backward)
+        yield LossOutput(loss, {"loss/td": loss, "loss/q": q.detach().mean()}, priorities, rows=len(batch.reward))
 
     def priorities(self, model: nn.Module, traj: Trajectory) -> Array | None:
         """Sizes of the n-step temporal differences by the network that acted (Horgan et al. 2018, Ape-X).
@@ -200,7 +170,7 @@ class Dqn(Algorithm):
         joined = tree_map(
             lambda obs, final: np.concatenate([obs.reshape(-1, *obs.shape[2:]), final]), traj.obs, traj.final_obs
         )
-        q = model.lean_values(joined) if model.lean is not None else _values(model, joined)
+        q = model.numpy_values(joined) if model.numpy_tower is not None else _values(model, joined)
         count, (steps, width) = traj.first.size, traj.shape
         value = q.max(-1)
         after = value[width:count].reshape(steps, width).copy()

@@ -7,7 +7,7 @@ network's probabilities and values: `v_s` is the target of the value, and the po
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy, to_tensors
-from corral.algos.base import Algorithm, ModelPolicy, require
-from corral.algos.explicit import explicit_stale_loss, policy_gradient
-from corral.algos.trajectories import VtraceTargets, look
-from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
+from corral.algos.schedule import linear_decay
+from corral.algos.trajectories import VtraceTargets, forward_sequences, recorded
+from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.ops.optim import Optimizer, adam, rmsprop
@@ -77,12 +78,11 @@ class Impala(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.max_grad_norm = config.max_grad_norm
         self.data = DataSpec(
-            "sequence", config.num_steps, config.batch_size, "once", ("action", "logp"), config.max_policy_lag,
+            "sequence", config.num_steps, config.batch_size, "once", recorded(config.net), config.max_policy_lag,
             capacity=config.buffer_size, replayed=config.replay_fraction,
         )  # fmt: skip
-        self.correct = VtraceTargets(
+        self.vtrace = VtraceTargets(
             config.gamma, config.vtrace_rho, config.vtrace_c, config.vtrace_rho, on=config.vtrace
         )
 
@@ -90,55 +90,47 @@ class Impala(Algorithm):
         """Policy and value."""
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Sample, or take the most likely action."""
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
-    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+    def groups(self) -> Sequence[ParamGroup]:
         """RMSProp with the paper's constants, or Adam."""
+        config = self.config
+        return [
+            ParamGroup(self._optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)
+        ]
+
+    def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         if self.config.optimizer == "adam":
             return adam(params, self.config.learning_rate, eps=1e-5)
         return rmsprop(params, self.config.learning_rate, decay=0.99, eps=0.01)
-
-    def learning_rate(self, progress: float) -> float:
-        """Constant, or falling to 0."""
-        return self.config.learning_rate * (1 - progress if self.config.anneal_lr else 1.0)
 
     def minibatches(self, batch: Trajectory, rng: torch.Generator) -> Iterator[Trajectory]:
         """All sequences, unless every row was faulty."""
         if not batch.faulty.all():
             yield batch
 
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Trajectory, progress: float) -> LossOutput:
-        """Policy gradient, value error and entropy, summed; V-trace takes the same forward pass."""
+    def losses(
+        self, model: nn.Module, target: nn.Module | None, batch: Trajectory, ctx: UpdateContext
+    ) -> Iterator[LossOutput]:
+        """Policy gradient, value error and entropy bonus, summed; V-trace uses the same forward pass."""
         assert isinstance(model, ActorCritic)
-        config = self.config
-        if model.lean is not None:
-            return explicit_stale_loss(
-                model, batch, self.correct, _policy_term, summed=True,
-                value_coef=config.vf_coef, entropy_coef=config.ent_coef,
-            )  # fmt: skip
-        seen = look(model, batch)
-        logp, value, device = seen.logp.detach(), seen.value.detach(), seen.value.device
-        targets = self.correct(batch, logp.cpu().numpy(), value.cpu().numpy(), seen.after)
-        target_value, advantage = to_tensors(targets, device)
+        config, out = self.config, forward_sequences(model, batch)
+        log_prob, values, device = out.log_prob.detach(), out.values.detach(), out.values.device
+        targets = self.vtrace(batch, log_prob.cpu().numpy(), values.cpu().numpy(), out.next_values)
+        returns, advantages = to_tensors(targets, device)
         valid, behaviour = to_tensors((batch.valid, batch.extras["logp"]), device)
-        policy_loss = -(seen.logp * advantage)[valid].mean()
-        value_loss = 0.5 * (seen.value - target_value)[valid].square().mean()
-        spread = seen.entropy[valid].mean()
-        loss = (policy_loss + config.vf_coef * value_loss - config.ent_coef * spread) * valid.sum()
-        log_ratio = (logp - behaviour)[valid]
+        policy_loss = -(out.log_prob * advantages)[valid].mean()
+        value_loss = 0.5 * (out.values - returns)[valid].square().mean()
+        entropy_mean = out.entropy[valid].mean()
+        loss = (policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean) * valid.sum()
+        log_ratio = (log_prob - behaviour)[valid]
         metrics = {
             "loss/policy": policy_loss,
             "loss/value": value_loss,
-            "loss/entropy": spread,
+            "loss/entropy": entropy_mean,
             "loss/kl": (log_ratio.exp() - 1 - log_ratio).mean(),
         }
-        return LossOutput(loss, metrics, rows=0)
-
-
-def _policy_term(logp: Array, behaviour: Array, advantage: Array) -> tuple[float, Array, dict[str, float]]:
-    loss, grad, _ = policy_gradient(logp, advantage)
-    log_ratio = logp - behaviour
-    return loss, grad, {"loss/kl": float((np.exp(log_ratio) - 1 - log_ratio).mean())}
+        yield LossOutput(loss, metrics, rows=0)

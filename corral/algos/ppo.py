@@ -9,33 +9,34 @@ policy: `max_lag=0`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy
-from corral.algos.base import Algorithm, ModelPolicy, require
-from corral.algos.explicit import explicit_loss
-from corral.algos.schedule import read_clip_coef
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
+from corral.algos.schedule import linear_decay, read_clip_coef
 from corral.algos.trajectories import (
     Minibatch,
     compute_values,
-    count,
-    evaluate,
+    evaluate_actions,
     flatten_steps,
-    mean,
-    normalized,
+    masked_mean,
+    normalize,
+    num_valid,
+    recorded,
     shuffled,
 )
-from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
+from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import Optimizer, adam
+from corral.ops.optim import adam
 from corral.ops.returns import gae
-from corral.ops.surrogate import clipped_surrogate
 
 
 @dataclass(frozen=True)
@@ -91,81 +92,77 @@ class Ppo(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.max_grad_norm, self.clip_coef = config.max_grad_norm, read_clip_coef(config.clip_coef)
-        self.data = DataSpec("sequence", config.num_steps, num_envs, "once", ("action", "logp"), max_lag=0)
+        self.clip_coef = read_clip_coef(config.clip_coef)
+        self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded(config.net), max_lag=0)
 
     def build_model(self) -> ActorCritic:
         """Policy and value."""
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Sample, or take the most likely action."""
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
-    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+    def groups(self) -> Sequence[ParamGroup]:
         """Adam with the epsilon that PPO's results were made with."""
-        return adam(params, self.config.learning_rate, eps=1e-5)
-
-    def learning_rate(self, progress: float) -> float:
-        """Constant, or falling to 0."""
-        return self.config.learning_rate * (1 - progress if self.config.anneal_lr else 1.0)
+        config = self.config
+        optimizer = partial(adam, lr=config.learning_rate, eps=1e-5)
+        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Advantages and the values' targets."""
         assert isinstance(model, ActorCritic)
-        value, after = compute_values(model, batch)
-        advantage = gae(
-            batch.reward, value, after, batch.terminated, batch.truncated, batch.faulty,
+        values, next_values = compute_values(model, batch)
+        advantages = gae(
+            batch.reward, values, next_values, batch.terminated, batch.truncated, batch.faulty,
             self.config.gamma, self.config.gae_lambda,
         )  # fmt: skip
-        return flatten_steps(model, batch, value, advantage, advantage + value)
+        return flatten_steps(model, batch, values, advantages, advantages + values)
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
         """Every row once per epoch, in a new order each time."""
         for _ in range(self.config.update_epochs):
             yield from shuffled(batch, self.config.num_minibatches, rng)
 
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Minibatch, progress: float) -> LossOutput:
-        """Clipped surrogate, value error and entropy."""
+    def losses(
+        self, model: nn.Module, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
+    ) -> Iterator[LossOutput]:
+        """Clipped surrogate, value error and entropy bonus; arXiv:1707.06347, eq. 9."""
         assert isinstance(model, ActorCritic)
-        config = self.config
-        clip = self.clip_coef(progress)
-        if model.lean is not None and config.clip_range_vf is None:
-            output = explicit_loss(
-                model, batch, lambda logp, advantage: _clipped(logp, batch.logp.numpy(), advantage, clip),
-                normalize=config.normalize_advantage, value_coef=config.vf_coef, entropy_coef=config.ent_coef,
-            )  # fmt: skip
-            output.stop = self.too_far(output.metrics["loss/kl"])
-            return output
-        advantage = normalized(batch.advantage, batch) if config.normalize_advantage else batch.advantage
-        logp, entropy, value = evaluate(model, batch)
-        log_ratio = logp - batch.logp
+        config, mask = self.config, batch.mask
+        clip = self.clip_coef(ctx.progress)
+        advantages = normalize(batch.advantages, mask) if config.normalize_advantage else batch.advantages
+        log_prob, entropy, values = evaluate_actions(model, batch)
+
+        log_ratio = log_prob - batch.old_log_prob
         ratio = log_ratio.exp()
-        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-        error = (value - batch.target).square()
-        if config.clip_range_vf is not None:
-            near = batch.value + (value - batch.value).clamp(-config.clip_range_vf, config.clip_range_vf)
-            error = torch.maximum(error, (near - batch.target).square())
-        policy_loss, value_loss, spread = -mean(surrogate, batch), 0.5 * mean(error, batch), mean(entropy, batch)
-        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * spread
+        surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+        policy_loss = -masked_mean(surrogate, mask)
+        value_loss = 0.5 * masked_mean(self._value_error(values, batch), mask)
+        entropy_mean = masked_mean(entropy, mask)
+        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean
+
         with torch.no_grad():
-            kl = mean(ratio - 1 - log_ratio, batch)
-            beyond = mean(((ratio - 1).abs() > clip).float(), batch)
+            approx_kl = masked_mean(ratio - 1 - log_ratio, mask)
+            clip_fraction = masked_mean(((ratio - 1).abs() > clip).float(), mask)
         metrics = {
             "loss/policy": policy_loss,
             "loss/value": value_loss,
-            "loss/entropy": spread,
-            "loss/kl": kl,
-            "loss/clip_fraction": beyond,
+            "loss/entropy": entropy_mean,
+            "loss/kl": approx_kl,
+            "loss/clip_fraction": clip_fraction,
         }
-        return LossOutput(loss, metrics, stop=self.too_far(kl), rows=count(batch))
+        yield LossOutput(loss, metrics, stop=self.is_past_target_kl(approx_kl), rows=num_valid(batch))
 
-    def too_far(self, kl: float | Tensor) -> bool:
+    def _value_error(self, values: Tensor, batch: Minibatch) -> Tensor:
+        """Squared error, or the larger one of it and that of the value kept within a range of the old value."""
+        error, limit = (values - batch.returns).square(), self.config.clip_range_vf
+        if limit is None:
+            return error
+        clipped = batch.old_values + (values - batch.old_values).clamp(-limit, limit)
+        return torch.maximum(error, (clipped - batch.returns).square())
+
+    def is_past_target_kl(self, approx_kl: float | Tensor) -> bool:
         """Whether the policy has moved so far that the epochs end."""
-        return self.config.target_kl is not None and float(kl) > 1.5 * self.config.target_kl
-
-
-def _clipped(logp: Array, old_logp: Array, advantage: Array, clip: float) -> tuple[float, Array, dict[str, float]]:
-    result = clipped_surrogate(logp, old_logp, advantage, clip)
-    return result.loss, result.grad, {"loss/kl": result.kl, "loss/clip_fraction": result.beyond}
+        return self.config.target_kl is not None and float(approx_kl) > 1.5 * self.config.target_kl

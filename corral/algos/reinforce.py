@@ -10,21 +10,31 @@ only newer ones would prefer short episodes, which is worse; with fewer `episode
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from corral.acting.model_policy import ActorCriticPolicy
-from corral.algos.base import Algorithm, ModelPolicy, require
-from corral.algos.explicit import explicit_loss, policy_gradient
-from corral.algos.trajectories import Minibatch, compute_values, count, evaluate, flatten_steps, mean, normalized
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
+from corral.algos.schedule import linear_decay
+from corral.algos.trajectories import (
+    Minibatch,
+    compute_values,
+    evaluate_actions,
+    flatten_steps,
+    masked_mean,
+    normalize,
+    num_valid,
+)
 from corral.core.errors import UserError
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import Optimizer, adam
+from corral.ops.optim import adam
 from corral.ops.returns import discounted_return
 
 _FRAGMENT = 32
@@ -69,53 +79,47 @@ class Reinforce(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.max_grad_norm = config.max_grad_norm
         self.data = DataSpec("episode", _FRAGMENT, config.episodes_per_update, "once", ("action", "logp"), max_lag=0)
 
     def build_model(self) -> ActorCritic:
         """Policy and baseline."""
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Sample, or take the most likely action."""
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
-    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+    def groups(self) -> Sequence[ParamGroup]:
         """Adam."""
-        return adam(params, self.config.learning_rate)
-
-    def learning_rate(self, progress: float) -> float:
-        """Constant, or falling to 0."""
-        return self.config.learning_rate * (1 - progress if self.config.anneal_lr else 1.0)
+        config = self.config
+        optimizer = partial(adam, lr=config.learning_rate)
+        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Returns to go, and what they exceed the baseline by."""
         assert isinstance(model, ActorCritic)
-        value = after = np.zeros_like(batch.reward)
+        values = next_values = np.zeros_like(batch.reward)
         if self.config.baseline:
-            value, after = compute_values(model, batch)
+            values, next_values = compute_values(model, batch)
         returns = discounted_return(
-            batch.reward, after, batch.terminated, batch.truncated, batch.faulty, self.config.gamma
+            batch.reward, next_values, batch.terminated, batch.truncated, batch.faulty, self.config.gamma
         )
-        return flatten_steps(model, batch, value, returns - value, returns)
+        return flatten_steps(model, batch, values, returns - values, returns)
 
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Minibatch, progress: float) -> LossOutput:
-        """Policy gradient, the baseline's error, and entropy."""
+    def losses(
+        self, model: nn.Module, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
+    ) -> Iterator[LossOutput]:
+        """Policy gradient, the baseline's error, and entropy bonus."""
         assert isinstance(model, ActorCritic)
-        config = self.config
-        if model.lean is not None and config.baseline:
-            return explicit_loss(
-                model, batch, policy_gradient, normalize=config.normalize_advantage,
-                value_coef=config.vf_coef, entropy_coef=config.ent_coef,
-            )  # fmt: skip
-        advantage = normalized(batch.advantage, batch) if config.normalize_advantage else batch.advantage
-        logp, entropy, value = evaluate(model, batch)
-        policy_loss, spread = -mean(logp * advantage, batch), mean(entropy, batch)
-        loss = policy_loss - config.ent_coef * spread
-        metrics = {"loss/policy": policy_loss, "loss/entropy": spread}
+        config, mask = self.config, batch.mask
+        advantages = normalize(batch.advantages, mask) if config.normalize_advantage else batch.advantages
+        log_prob, entropy, values = evaluate_actions(model, batch)
+        policy_loss, entropy_mean = -masked_mean(log_prob * advantages, mask), masked_mean(entropy, mask)
+        loss = policy_loss - config.ent_coef * entropy_mean
+        metrics = {"loss/policy": policy_loss, "loss/entropy": entropy_mean}
         if config.baseline:
-            value_loss = 0.5 * mean((value - batch.target).square(), batch)
+            value_loss = 0.5 * masked_mean((values - batch.returns).square(), mask)
             loss = loss + config.vf_coef * value_loss
             metrics["loss/value"] = value_loss
-        return LossOutput(loss, metrics, rows=count(batch))
+        yield LossOutput(loss, metrics, rows=num_valid(batch))

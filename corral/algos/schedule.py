@@ -7,6 +7,7 @@ stays there.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from corral.algos.base import require
@@ -49,6 +50,11 @@ def read_schedule(name: str, value: float | str, least: float | None = None, mos
     if len(numbers) > 2:
         require(f"the end of {name}'s schedule", numbers[2], above=0, most=1)
     return Schedule(*numbers)
+
+
+def linear_decay(start: float, *, on: bool) -> Callable[[float], float]:
+    """A learning rate by progress: falling linearly to 0, or constant."""
+    return lambda progress: start * (1 - progress if on else 1.0)
 
 
 def read_clip_coef(value: float | str) -> Schedule:

@@ -1,4 +1,4 @@
-"""What the on-policy algorithms have in common: values of a trajectory, and its steps as rows to learn from."""
+"""What actor-critics have in common: values of a trajectory, its steps as a minibatch, V-trace targets."""
 
 from __future__ import annotations
 
@@ -13,32 +13,38 @@ from torch import Tensor
 from corral.acting.model_policy import to_tensors
 from corral.core.types import Array, Trajectory, Tree, tree_map
 from corral.nets.actor_critic import ActorCritic
+from corral.nets.config import NetConfig
 from corral.ops.returns import vtrace
 
 
 @dataclass
 class Minibatch:
-    """Steps to learn from: `[n]` of them without memory, `[T, B]` with one.
+    """Steps to learn from: `[n]` of them, or of a recurrent network `[T, B]`.
 
-    With a memory, `state` is what it held before the sequences began, `first` says where it was cleared, and
-    `valid` which rows count; without one, rows that do not count are left out.
+    For a recurrent network, `state` is its state before the sequences begin, `first` says where it is reset, and
+    `mask` which steps count; otherwise steps that do not count are left out.
     """
 
     obs: Tree
     action: Tensor
-    logp: Tensor  # of the action, by the policy that acted
-    value: Tensor  # of the observation, by the policy that acted
-    advantage: Tensor
-    target: Tensor  # of the value
+    old_log_prob: Tensor  # of the action, by the policy that acted
+    old_values: Tensor  # of the observation, by the network before the update
+    advantages: Tensor
+    returns: Tensor  # targets of the value
     first: Tensor | None = None
     state: Tensor | None = None
-    valid: Tensor | None = None
+    mask: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.value) if self.state is None else self.value.shape[1]
+        return len(self.old_values) if self.state is None else self.old_values.shape[1]
 
 
 R = TypeVar("R", bound=Minibatch)
+
+
+def recorded(net: NetConfig) -> tuple[str, ...]:
+    """What `ActorCriticPolicy` records of a network with these settings."""
+    return ("action", "logp") if net.rnn == "none" else ("action", "logp", "state")
 
 
 @torch.no_grad()
@@ -71,9 +77,9 @@ def compute_values(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
 def flatten_steps(
     model: ActorCritic,
     traj: Trajectory,
-    value: Array,
-    advantage: Array,
-    target: Array,
+    values: Array,
+    advantages: Array,
+    returns: Array,
     kind: type[R] = Minibatch,  # type: ignore[assignment]
     more: Mapping[str, Array] | None = None,
 ) -> R:
@@ -83,17 +89,17 @@ def flatten_steps(
     arrays = {
         "obs": obs,
         "action": traj.extras["action"],
-        "logp": traj.extras["logp"],
-        "value": value,
-        "advantage": advantage.astype(np.float32),
-        "target": target.astype(np.float32),
+        "old_log_prob": traj.extras["logp"],
+        "old_values": values,
+        "advantages": advantages.astype(np.float32),
+        "returns": returns.astype(np.float32),
         **(more or {}),
     }
     if model.recurrent:
         tensors = {name: to_tensors(tree, device) for name, tree in arrays.items()}
         state = to_tensors(traj.extras["state"][0], device)
         return kind(
-            **tensors, first=to_tensors(traj.first[:-1], device), state=state, valid=to_tensors(traj.valid, device)
+            **tensors, first=to_tensors(traj.first[:-1], device), state=state, mask=to_tensors(traj.valid, device)
         )
     flat = {name: tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree) for name, tree in arrays.items()}
     if traj.faulty.any():
@@ -104,7 +110,7 @@ def flatten_steps(
 
 def shuffled(rows: R, parts: int, rng: torch.Generator) -> Iterator[R]:
     """All rows, or with a memory all sequences, in random order and in `parts` of about the same size."""
-    order = torch.randperm(len(rows), generator=rng).to(rows.value.device)
+    order = torch.randperm(len(rows), generator=rng).to(rows.old_values.device)
     axis = 0 if rows.state is None else 1
 
     def taken(name: str, index: Tensor) -> Tree:
@@ -117,38 +123,31 @@ def shuffled(rows: R, parts: int, rng: torch.Generator) -> Iterator[R]:
             yield type(rows)(**{f.name: taken(f.name, index) for f in fields(rows)})
 
 
-def evaluate(model: ActorCritic, rows: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of the rows' actions, entropies, and values, by the network as it is now."""
-    if rows.state is None:
-        params, value = model(rows.obs)
+def evaluate_actions(model: ActorCritic, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of the batch's actions, entropies, and values, by the network as it is now."""
+    if batch.state is None:
+        params, values = model(batch.obs)
     else:
-        assert rows.first is not None
-        params, value, _ = model.unroll(rows.obs, rows.state, rows.first)
-    logp, entropy = model.actions.evaluate(params.float(), rows.action)
-    return logp, entropy, value.float()
+        assert batch.first is not None
+        params, values, _ = model.unroll(batch.obs, batch.state, batch.first)
+    log_prob, entropy = model.actions.evaluate(params.float(), batch.action)
+    return log_prob, entropy, values.float()
 
 
-def count(rows: Minibatch) -> int:
-    """How many rows count."""
-    return len(rows) if rows.valid is None else int(rows.valid.sum())
+def num_valid(batch: Minibatch) -> int:
+    """How many steps count."""
+    return len(batch) if batch.mask is None else int(batch.mask.sum())
 
 
-def mean(values: Tensor, rows: Minibatch) -> Tensor:
-    """Mean over the rows that count."""
-    if rows.valid is None:
-        return values.mean()
-    return (values * rows.valid).sum() / rows.valid.sum().clamp(min=1)
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over the steps that count."""
+    return values.mean() if mask is None else (values * mask).sum() / mask.sum().clamp(min=1)
 
 
-def normalized(advantage: Tensor, rows: Minibatch) -> Tensor:
-    """Advantages with mean 0 and deviation 1 over the rows that count; a single one stays as it is."""
-    if rows.valid is not None:
-        used = advantage[rows.valid]
-        return (advantage - used.mean()) / (used.std(correction=0) + 1e-8) if len(used) > 1 else advantage
-    return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8) if len(advantage) > 1 else advantage
-
-
-# What the algorithms for stale data share: one forward pass over whole sequences, and V-trace on what it says.
+def normalize(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Values with mean 0 and deviation 1 over the steps that count; a single one stays as it is."""
+    used = values if mask is None else values[mask]
+    return (values - used.mean()) / (used.std(correction=0) + 1e-8) if len(used) > 1 else values
 
 
 @dataclass(frozen=True)
@@ -176,15 +175,15 @@ class VtraceTargets:
 
 @dataclass
 class SequenceOutput:
-    """What the network says now of sequences `[T, B]`; only `after`, the values of true successors, has no graph."""
+    """The network's outputs for sequences `[T, B]`; `next_values`, of the true successors, have no graph."""
 
-    logp: Tensor
+    log_prob: Tensor
     entropy: Tensor
-    value: Tensor
-    after: Array
+    values: Tensor
+    next_values: Array
 
 
-def look(model: ActorCritic, traj: Trajectory) -> SequenceOutput:
+def forward_sequences(model: ActorCritic, traj: Trajectory) -> SequenceOutput:
     """Every row once with its graph; last observations of sequences and of episodes once more, without."""
     device, shape = model.value_head.weight.device, traj.shape
     obs = to_tensors(tree_map(lambda leaf: leaf[:-1], traj.obs), device)
@@ -197,12 +196,12 @@ def look(model: ActorCritic, traj: Trajectory) -> SequenceOutput:
         params, value, states = model.unroll(obs, state, first)
     logp, entropy = model.actions.evaluate(params.float(), to_tensors(traj.extras["action"], device))
     value = value.float()
-    after = successors(traj, value.detach().cpu().numpy(), _beyond(model, traj, states))
+    after = successors(traj, value.detach().cpu().numpy(), _last_values(model, traj, states))
     return SequenceOutput(logp, entropy, value, after)
 
 
 @torch.no_grad()
-def _beyond(model: ActorCritic, traj: Trajectory, states: Tensor | None) -> Array:
+def _last_values(model: ActorCritic, traj: Trajectory, states: Tensor | None) -> Array:
     """Values of the last observation of every sequence, then of those of the episodes that ended within."""
     device = model.value_head.weight.device
     obs = to_tensors(tree_map(lambda leaf, final: np.concatenate([leaf[-1], final]), traj.obs, traj.final_obs), device)
@@ -215,9 +214,9 @@ def _beyond(model: ActorCritic, traj: Trajectory, states: Tensor | None) -> Arra
     return value.float().cpu().numpy()
 
 
-def successors(traj: Trajectory, value: Array, beyond: Array) -> Array:
-    """Values of every true successor `[T, B]`, from those of the rows and what `_beyond` says."""
+def successors(traj: Trajectory, value: Array, last_values: Array) -> Array:
+    """Values of every true successor `[T, B]`, from those of the rows and the last ones."""
     width = traj.shape[1]
-    after = np.concatenate([value[1:], beyond[None, :width]])
-    after[traj.final_at[:, 0], traj.final_at[:, 1]] = beyond[width:]
+    after = np.concatenate([value[1:], last_values[None, :width]])
+    after[traj.final_at[:, 0], traj.final_at[:, 1]] = last_values[width:]
     return after

@@ -118,7 +118,8 @@ def advice(speed: Speed) -> str:
 
     best, first = speed.best, next(way for way in speed.ways if way.backend != "none")
     if best.backend == "link":
-        more = f"num_envs={4 * best.num_envs}, if the simulator has room for as many"
+        most = max(way.num_envs for way in speed.ways)
+        more = f"num_envs={4 * most}, if the simulator has room for as many"
         layer = max(best.layers, key=lambda name: best.layers[name])
         if layer == WIRE:
             return f"--set {more}: environments of one simulator share a message."
@@ -126,8 +127,9 @@ def advice(speed: Speed) -> str:
         remedy = "more simulators at once make it faster" if layer == ENVIRONMENT else "the link is not what bounds it"
         return f"--set num_envs={best.num_envs}{gain}; {remedy}."
     settings = f"backend={best.backend} " + (f"workers={best.workers} " if best.backend == "process" else "")
-    native = next((way for way in speed.ways if way.backend == "native" and way.rate > best.rate), None)
-    hint = f" backend=native, a version of its own, is {native.rate / best.rate:.1f} times as fast." if native else ""
+    native = max((way.rate for way in speed.ways if way.backend == "native"), default=0.0)
+    hint = f" backend=native, a version of its own, is {native / best.rate:.1f} times as fast."
+    hint = hint if native > best.rate else ""
     return f"--set {settings}num_envs={best.num_envs}{_gain(best, first, f'local with {first.num_envs}')}.{hint}"
 
 

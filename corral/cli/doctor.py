@@ -104,7 +104,7 @@ def measure_wake_up() -> float:
 
 
 def measure_speedup() -> float:
-    """How much more two busy processes get done than one; 2 on two cores that nobody else uses."""
+    """How much more two busy processes get done than one; 2 on two idle cores."""
     with _counter() as one, _counter() as other:
         count = int(200_000 * _BUSY_S / _time([one], 200_000))
         alone = min(_time([one], count) for _ in range(_ROUNDS))

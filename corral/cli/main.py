@@ -33,7 +33,7 @@ COMMANDS: Commands = {
         "corral.cli.doctor:Doctor",
         "show this machine, what is installed, and what will be slow",
     ),
-    "eval": ("corral.cli.eval:Eval", "let a run's agent play, and say how well it does"),
+    "eval": ("corral.cli.eval:Eval", "evaluate the policy of a run"),
     "export": ("corral.cli.export:Export", "write a run's agent as ONNX or TorchScript"),
     "list algos": (
         "corral.cli.list:ListAlgos",
@@ -49,7 +49,7 @@ COMMANDS: Commands = {
     ),
     "plot": ("corral.cli.plot:Plot", "draw the learning curves of one or several runs"),
     "record": ("corral.cli.record:Record", "film a run's agent as MP4"),
-    "resume": ("corral.cli.resume:Resume", "go on with a run from its last checkpoint"),
+    "resume": ("corral.cli.resume:Resume", "continue a run from its last checkpoint"),
     "serve": ("corral.cli.serve:Serve", "run an environment for learners on this machine or others"),
     "state-server": (
         "corral.cli.state_server:StateServerCommand",
@@ -110,12 +110,12 @@ def _dispatch(argv: list[str], commands: Commands, prog: str) -> int:
 
         print(f"corral {__version__}")
         return 0
-    words, options = _split(argv, commands, prog)
-    module_name, _, class_name = commands[words][0].partition(":")
+    name, options = _split(argv, commands, prog)
+    module_name, _, class_name = commands[name][0].partition(":")
     sys.path.insert(0, os.getcwd())  # so that module:Class finds the user's own files, as with `python -m`
     from corral.cli.options import parse
 
-    command = parse(getattr(importlib.import_module(module_name), class_name), options, f"{prog} {words}")
+    command = parse(getattr(importlib.import_module(module_name), class_name), options, f"{prog} {name}")
     code: int = command.run()
     if sys.stdout is not None:  # closed from the start
         sys.stdout.flush()  # here, so that a closed pipe is noticed before Python's own exit
@@ -123,26 +123,26 @@ def _dispatch(argv: list[str], commands: Commands, prog: str) -> int:
 
 
 def _split(argv: list[str], commands: Commands, prog: str) -> tuple[str, list[str]]:
-    """The command's words and the rest."""
+    """The name of the command, and its arguments."""
     for count in (2, 1):
-        words = " ".join(argv[:count])
-        if words in commands:
-            return words, argv[count:]
-    family = [words.partition(" ")[2] for words in commands if words.startswith(f"{argv[0]} ")]
+        name = " ".join(argv[:count])
+        if name in commands:
+            return name, argv[count:]
+    family = [name.partition(" ")[2] for name in commands if name.startswith(f"{argv[0]} ")]
     if family and (len(argv) == 1 or argv[1].startswith("-")):
         if argv[1:] in (["-h"], ["--help"]):
             print(_help(commands, prog, argv[0]))
             raise SystemExit(0)
         raise UserError(f"`{prog} {argv[0]}` needs one more word: {', '.join(family)}.")
     typed = " ".join(argv[:2]) if family else argv[0]
-    names = [*commands, *{words.partition(" ")[0] for words in commands}]
+    names = [*commands, *{name.partition(" ")[0] for name in commands}]
     close = difflib.get_close_matches(" ".join(argv[:2]), names, 1) or difflib.get_close_matches(typed, names, 1)
     hint = f"did you mean `{prog} {close[0]}`?" if close else f"`{prog} --help` lists the commands."
     raise UserError(f"No command {typed!r}; {hint}")
 
 
 def _help(commands: Commands, prog: str, family: str = "") -> str:
-    rows = [f"  {words:<16} {what}" for words, (_, what) in commands.items() if words.startswith(family)]
+    rows = [f"  {name:<16} {what}" for name, (_, what) in commands.items() if name.startswith(family)]
     return "\n".join(
         [
             f"usage: {prog} COMMAND [OPTIONS]",

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from corral.config.migrate import explain_old_name
 from corral.core.errors import UserError
 
 T = TypeVar("T")
@@ -60,6 +61,8 @@ def _unknown(command: type[Any], unknown: Sequence[str], prog: str) -> str:
     options = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(command)]
     close = difflib.get_close_matches(option, options, 1)
     hint = f"did you mean {close[0]}?" if close else f"see `{prog} --help`."
+    names = [field.name for field in dataclasses.fields(command)]
+    hint = explain_old_name(option.lstrip("-").replace("-", "_"), names) or hint
     return f"`{prog}` has no option {option}; {hint}"
 
 

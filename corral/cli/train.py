@@ -53,7 +53,7 @@ class Train:
     env_kwargs: EnvKwargs = ()
     """Keyword arguments for the environment."""
     sim: Annotated[str | None, tyro.conf.arg(metavar="COMMAND", help_behavior_hint="")] = None
-    """Command that starts an external simulator, with {url} where it should dial."""
+    """Command that starts an external simulator, with {url} in place of the address to connect to."""
     sims: Number = None
     """How many of them to start."""
     steps: Number = None
@@ -69,11 +69,11 @@ class Train:
     topology: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """How acting and learning are wired together: sync, actor_learner, central_inference, data_parallel."""
     runtime: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """Where the parts live: inline, process, ray."""
+    """Where actors and learners run: inline, process, ray."""
     actors: Number = None
-    """Parts that act, in topologies that have such."""
+    """Processes that act, in topologies that have actors."""
     learners: Number = None
-    """Parts that learn."""
+    """Processes that learn from shares of every batch."""
     set: _Settings = ()
     """Any setting, such as learning_rate=3e-4 hidden_sizes=64,64 eval_episodes=20; a run's config.yaml lists them."""
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None

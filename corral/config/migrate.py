@@ -178,7 +178,7 @@ def _to_2(config: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Names of SB3, CleanRL and the papers; groups only where a topology has one."""
     config |= {name: _ENVS_2[config[name]] for name in ("env", "preset") if config.get(name) in _ENVS_2}
     _drop_grpc(config, notes)
-    scale, sharing = dict(config["scale"]), dict(config["sharing"])
+    scale, sharing = dict(config["scale"] or {}), dict(config["sharing"] or {})
     per_actor = scale.pop("envs_per_actor", None)
     if per_actor is not None:
         config["num_envs"] = per_actor * (config.get("actors") or 1)
@@ -193,10 +193,11 @@ def _to_2(config: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in (config | {"scale": scale, "sharing": sharing}).items():
         if name == "algorithm":
-            made[name] = _algorithm_to_2(value, str(config.get("algo")), notes)
+            made[name] = _algorithm_to_2(value or {}, str(config.get("algo")), notes)
         elif name in _GROUPS_1:
-            for inner, one in value.items():
-                group, _, new = _EXPERIMENT_2[f"{name}.{inner}"].rpartition(".")
+            for inner, one in (value or {}).items():
+                full = f"{name}.{inner}"
+                group, _, new = _EXPERIMENT_2.get(full, full).rpartition(".")
                 (made.setdefault(group, {}) if group else made)[new] = one
         else:
             made[_EXPERIMENT_2.get(name, name)] = value

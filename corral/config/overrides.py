@@ -7,6 +7,7 @@ that both the algorithm and something else have is the algorithm's.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -15,6 +16,8 @@ import numbers
 from collections.abc import Collection, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from corral.config.migrate import explain_old_name
 from corral.core.errors import UserError
@@ -195,18 +198,15 @@ def _either(names: list[str]) -> str:
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """The value as this type, text parsed; _Mismatch when it is not one."""
+    """The value as this type, text parsed; _Mismatch if it is not one."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _one_of(value, args)
-    if origin is Literal:
-        return _choice(value, args)
     if origin is tuple:
         return _tuple(value, args)
     if origin is dict:
         return _plain_mapping(value)
-    convert = {int: _int, float: _float, bool: _bool, str: _text}[kind]
-    return convert(value)
+    return _scalar(value, kind)
 
 
 def _one_of(value: Any, kinds: tuple[Any, ...]) -> Any:
@@ -218,13 +218,6 @@ def _one_of(value: Any, kinds: tuple[Any, ...]) -> Any:
                 return _convert(value, kind)
             except _Mismatch:
                 continue
-    raise _Mismatch
-
-
-def _choice(value: Any, choices: tuple[Any, ...]) -> Any:
-    for choice in choices:
-        if str(value).lower() == str(choice).lower() and isinstance(value, (str, type(choice))):
-            return choice
     raise _Mismatch
 
 
@@ -263,44 +256,29 @@ def _plain(value: Any) -> Any:
     raise _Mismatch
 
 
-def _int(value: Any) -> int:
-    if not isinstance(value, bool) and isinstance(value, numbers.Integral):
-        return int(value)
+def _scalar(value: Any, kind: Any) -> Any:
+    """A number, boolean, text or choice as msgspec reads it; also spellings of shells and YAML, and NumPy's types."""
     if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            pass
-    whole = _float(value)
-    if whole != int(whole):
+        if kind is bool:
+            value = _BOOLEANS.get(value.lower(), value)
+        elif kind is int:
+            value = value.strip().replace("_", "")
+        elif kind is float:
+            with contextlib.suppress(ValueError):
+                value = float(value)  # msgspec does not read .5
+        elif kind is not str:
+            value = value.lower()
+    elif kind is bool and not isinstance(value, bool):  # msgspec takes 0 and 1
         raise _Mismatch
-    return int(whole)
-
-
-def _float(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, str | numbers.Real):
-        raise _Mismatch
+    elif not isinstance(value, bool | int | float) and isinstance(value, numbers.Real):
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
     try:
-        number = float(value)
-    except ValueError:
+        found = msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError:
         raise _Mismatch from None
-    if not math.isfinite(number):
+    if isinstance(found, float) and not math.isfinite(found):
         raise _Mismatch
-    return number
-
-
-def _bool(value: Any) -> bool:
-    if isinstance(value, str) and value.lower() in _BOOLEANS:
-        return _BOOLEANS[value.lower()]
-    if not isinstance(value, bool):
-        raise _Mismatch
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _Mismatch
-    return value
+    return found
 
 
 def _describe(kind: Any) -> str:

@@ -186,8 +186,9 @@ class DataSpec:
 
 @dataclass
 class LossOutput:
-    """What a loss says of one minibatch. `loss` is a scalar tensor, or a number whose gradient `backward` adds to the
-    weights' own; `priorities` are [n], for replay.
+    """Loss and metrics of one minibatch for one parameter group. `priorities` are [n], for replay.
+
+    `loss` is a scalar tensor, or a number with a function `backward` that adds its gradient to that of the weights.
     """
 
     loss: Any
@@ -196,6 +197,7 @@ class LossOutput:
     stop: bool = False  # leave out this minibatch and those that follow (target KL)
     rows: int = 1  # the loss is a mean over this many, which is its weight beside other learners; 0: it is a sum
     backward: Callable[[], None] | None = None
+    group: str = ""  # name of the parameter group to step
 
 
 @dataclass
@@ -212,6 +214,7 @@ class Transitions:
     discount: Array  # [n] float32
     next_obs: Tree  # [n, ...]
     weight: Array  # [n] float32, importance weights, 1 where sampling is uniform
+    extras: dict[str, Array] = field(default_factory=dict)  # [n, ...], what acting recorded at the first step
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from corral.core.errors import RunFailed
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Tree, tree_map
 from corral.data.pack import pack, unpack
-from corral.data.store import Store
+from corral.data.store import START, Store, StoreContext, named_extras
 
 _log = logging.getLogger("corral")
 _LONGEST = 10_000
@@ -29,8 +30,15 @@ class EpisodeStore(Store):
     `room` is false while two batches wait; `put` then refuses.
     """
 
-    def __init__(self, spec: EnvSpec, data: DataSpec, num_envs: int, max_length: int | None = None):
-        self._spec, self._data = spec, data
+    def __init__(
+        self,
+        spec: EnvSpec,
+        data: DataSpec,
+        num_envs: int,
+        max_length: int | None = None,
+        optional: tuple[str, ...] = (),
+    ):
+        self._spec, self._data, self._optional = spec, data, optional
         self._max_length = max_length or min(spec.max_episode_steps or _LONGEST, _LONGEST)
         # Per environment, the pieces of its episode so far, one column each; None: its beginning was not seen.
         self._open: list[list[Trajectory] | None] = [None] * num_envs
@@ -38,13 +46,14 @@ class EpisodeStore(Store):
         self._inserted = self._sampled = self._dropped = 0
         self._warned = False
 
-    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
+    def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
         """Take in a fragment, and queue the episodes that it completes."""
         if not self.room():
             raise RunFailed(
                 f"The store is full: {len(self._queue)} episodes wait for batches of {self._data.batch_size}; ask "
                 "room() before put(), or let learning take batches more often."
             )
+        traj = replace(traj, extras=named_extras(traj, self._data.extras, self._optional))
         successors = traj.next_obs()
         for column, env_id in enumerate(traj.env_id):
             pieces = self._open[env_id]

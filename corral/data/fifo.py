@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, cat, slice_envs
 from corral.data.pack import pack, unpack
-from corral.data.store import Store
+from corral.data.store import START, Store, StoreContext, named_extras
 
 
 class FifoStore(Store):
@@ -27,7 +28,7 @@ class FifoStore(Store):
         self._used = 0  # columns of the first trajectory that were given out
         self._waiting = self._inserted = self._sampled = 0
 
-    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
+    def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
         """Queue the columns of a fragment."""
         length, width = traj.shape
         if length != self._data.length:
@@ -37,7 +38,7 @@ class FifoStore(Store):
                 f"The store is full: {self._waiting} sequences wait, it holds {self._capacity}, and {width} more came; "
                 "ask room() before put(), or let learning take batches more often."
             )
-        self._queue.append(traj)
+        self._queue.append(replace(traj, extras=named_extras(traj, self._data.extras)))
         self._waiting += width
         self._inserted += width
 

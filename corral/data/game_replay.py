@@ -11,7 +11,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.core.machine import require_memory
 from corral.core.types import Array, DataSpec, EnvSpec, Positions, Sample, Trajectory, slice_envs
 from corral.data.episodes import EpisodeStore
-from corral.data.store import RateLimiter, Store
+from corral.data.store import START, RateLimiter, Store, StoreContext
 from corral.ops.returns import outcomes
 
 TURN = "to_play"
@@ -31,14 +31,14 @@ class GameReplay(Store):
         if not 1 <= data.min_size <= data.capacity:
             raise UserError(f"min_size must be between 1 and the capacity, got {data.min_size} and {data.capacity}.")
         self._spec, self._data = spec, data
-        self._episodes = EpisodeStore(spec, replace(data, batch_size=1, reuse="once"), num_envs)
+        self._episodes = EpisodeStore(spec, replace(data, batch_size=1, reuse="once"), num_envs, optional=(TURN,))
         self._rng = np.random.default_rng(np.random.SeedSequence(seed))
         self._columns: dict[str, Array] = {}  # of `capacity` rows, laid out when the first episode comes
         self._size = self._next = 0
         ahead = max(2 * data.batch_size, data.samples_per_insert * data.capacity / 10)
         self.limiter = RateLimiter(data.samples_per_insert, data.min_size, ahead)
 
-    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
+    def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
         """Take in a fragment, and keep the episodes that it completes."""
         for column in range(traj.shape[1]):  # the episodes of one are taken out before the next has any
             self._episodes.put(slice_envs(traj, np.array([column])))

@@ -12,7 +12,7 @@ from corral.core.machine import available_bytes
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Tree, cat, tree_map
 from corral.data.fifo import FifoStore
 from corral.data.pack import pack, unpack
-from corral.data.store import Store
+from corral.data.store import START, Store, StoreContext
 
 
 class MixedStore(Store):
@@ -34,7 +34,7 @@ class MixedStore(Store):
         self._rng = np.random.default_rng(np.random.SeedSequence(seed))
         self._replayed = 0
 
-    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
+    def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
         """Queue the columns of a fragment."""
         self._new.put(traj)
 

@@ -26,6 +26,7 @@ class StepArrays:
     done: Array
     faulty: Array
     priority: Array  # float64, NaN where none is known yet
+    extras: dict[str, Array]  # what acting recorded
 
 
 @dataclass
@@ -38,12 +39,14 @@ class NStepWindows:
     reward: Array  # float32
     discount: Array  # float32
     priority: Array
+    extras: dict[str, Array]  # of their first steps
 
     def take(self, rows: Array) -> NStepWindows:
         """Some of them, by mask."""
         action = [leaf[rows] for leaf in self.action]
-        kept = (x[rows] for x in (self.reward, self.discount, self.priority))
-        return NStepWindows(self.obs[rows], self.next_obs[rows], action, *kept)
+        extras = {name: column[rows] for name, column in self.extras.items()}
+        reward, discount, priority = (x[rows] for x in (self.reward, self.discount, self.priority))
+        return NStepWindows(self.obs[rows], self.next_obs[rows], action, reward, discount, priority, extras)
 
 
 class NStep:
@@ -63,6 +66,7 @@ class NStep:
         self._obs, self._next_obs = np.zeros(wait, np.int64), np.zeros(wait, np.int64)
         self._reward, self._priority = np.zeros(wait, np.float64), np.zeros(wait, np.float64)
         self._action = [np.zeros((*wait, *leaf.shape), leaf.dtype) for leaf in action.leaves]
+        self._extras: dict[str, Array] = {}  # their shapes are known when the first come
 
     def add(self, steps: StepArrays, env_ids: Array, goes_on: Array) -> NStepWindows:
         """Take a fragment in, and give the transitions that are complete."""
@@ -77,19 +81,22 @@ class NStep:
             (steps.obs, steps.next_obs, steps.reward, steps.priority, steps.terminated, steps.done, steps.faulty),
             (obs, next_obs, reward, discount, priority, row),
         )  # fmt: skip
+        for name, column in steps.extras.items():
+            if name not in self._extras:
+                self._extras[name] = np.zeros((*self._waiting.shape, *column.shape[2:]), column.dtype)
+        row = row[:count]
+        action = [self._column(*pair, env_ids, row) for pair in zip(self._action, steps.action, strict=True)]
+        extras = {name: self._column(self._extras[name], new, env_ids, row) for name, new in steps.extras.items()}
         return NStepWindows(
-            obs[:count], next_obs[:count], self._actions(steps.action, env_ids, row[:count]), reward[:count],
-            discount[:count], priority[:count],
-        )  # fmt: skip
+            obs[:count], next_obs[:count], action, reward[:count], discount[:count], priority[:count], extras
+        )
 
-    def _actions(self, action: list[Array], env_ids: Array, row: Array) -> list[Array]:
-        """The actions of these rows of what waited and what came, one after the other; keep those that wait now."""
-        found = []
-        for kept, new in zip(self._action, action, strict=True):
-            joined = np.concatenate([kept[:, env_ids], new]) if self._wait else new
-            found.append(joined.reshape(-1, *joined.shape[2:]).take(row, axis=0))
-            if self._wait:
-                kept[:, env_ids] = joined[len(joined) - self._wait :]
+    def _column(self, kept: Array, new: Array, env_ids: Array, row: Array) -> Array:
+        """These rows of what waited and what came, one after the other; what waits now is kept."""
+        joined = np.concatenate([kept[:, env_ids], new]) if self._wait else new
+        found: Array = joined.reshape(-1, *joined.shape[2:]).take(row, axis=0)
+        if self._wait:
+            kept[:, env_ids] = joined[len(joined) - self._wait :]
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,6 +108,7 @@ class NStep:
             "reward": self._reward,
             "priority": self._priority,
             "action": {str(i): leaf for i, leaf in enumerate(self._action)},
+            **({"extras": self._extras} if self._extras else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -109,6 +117,7 @@ class NStep:
             getattr(self, f"_{name}")[:] = state[name]
         for i, leaf in enumerate(self._action):
             leaf[:] = state["action"][str(i)]
+        self._extras = {name: np.array(column) for name, column in state.get("extras", {}).items()}
 
 
 @cache

@@ -12,7 +12,7 @@ from corral.core.machine import require_memory
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, tree_map
 from corral.data.frame_ring import Observations
 from corral.data.nstep import NStep, NStepWindows, StepArrays
-from corral.data.store import RateLimiter, Store
+from corral.data.store import START, RateLimiter, Store, StoreContext, named_extras
 from corral.data.sumtree import SumTree
 from corral.data.transition_ring import TransitionRing
 
@@ -52,6 +52,7 @@ class ReplayStore(Store):
         tolerance = max(2 * data.batch_size, data.samples_per_insert * min(data.capacity / 10, _AHEAD))
         self.limiter = RateLimiter(data.samples_per_insert, data.min_size, tolerance)
         self._warned = False
+        self._ctx = START
 
     def _allocate(self, capacity: int, margin: int) -> None:
         self._observations = Observations(self._spec, capacity, self._num_envs, margin)
@@ -63,9 +64,10 @@ class ReplayStore(Store):
         """Memory that the store takes when it is full."""
         return self._observations.nbytes + self._rows.nbytes + (self._tree.nbytes if self._tree else 0)
 
-    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
+    def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
         """Store a fragment, and let go of the oldest transitions."""
         self._require_fit(*traj.shape)
+        self._ctx = ctx
         numbers, successors, goes_on = self._observations.add(traj)
         steps = StepArrays(
             obs=numbers[:-1],
@@ -76,6 +78,7 @@ class ReplayStore(Store):
             done=traj.done,
             faulty=traj.faulty,
             priority=np.full(traj.shape, np.nan) if priorities is None else priorities.astype(np.float64),
+            extras=named_extras(traj, self._data.extras),
         )
         self._append(self._nstep.add(steps, traj.env_id, goes_on & ~traj.first[0]))
 
@@ -109,14 +112,16 @@ class ReplayStore(Store):
             discount=rows.discount.take(slots),
             next_obs=tree_map(lambda leaf: leaf[count:], both),
             weight=weight,
+            extras={name: column.take(slots, axis=0) for name, column in rows.extras.items()},
         )
         return Sample(batch, keys)
 
     def _scaled(self, reward: Array) -> Array:
-        if self.reward_scale == 1.0:
+        scale = self._ctx.reward_scale
+        if scale == 1.0:
             return reward
         most = np.float32(_MAX_DEVIATIONS * self._data.length)
-        scaled: Array = np.clip(reward * np.float32(self.reward_scale), -most, most)
+        scaled: Array = np.clip(reward * np.float32(scale), -most, most)
         return scaled
 
     def feedback(self, keys: Array | None, priorities: Array) -> None:
@@ -161,7 +166,7 @@ class ReplayStore(Store):
         return shaped
 
     def _weights(self, tree: SumTree, slots: Array) -> Array:
-        beta = self._beta + (1 - self._beta) * min(self.progress, 1.0)
+        beta = self._beta + (1 - self._beta) * min(self._ctx.progress, 1.0)
         probability = tree.leaves.take(slots) / tree.total
         weight = (len(self._rows) * probability) ** -beta
         scaled: Array = (weight / weight.max()).astype(np.float32)
@@ -198,7 +203,7 @@ class ReplayStore(Store):
             "nstep": self._nstep.state_dict(),
             "limiter": self.limiter.state_dict(),
             "rng": dict(self._rng.bit_generator.state),
-            "progress": self.progress,
+            "progress": self._ctx.progress,
         }
         if self._tree is not None:
             filled = min(self._rows.high, self._rows.capacity)
@@ -216,7 +221,7 @@ class ReplayStore(Store):
             part.load_state_dict(state[name])
         self.limiter.load_state_dict(state["limiter"])
         self._rng.bit_generator.state = state["rng"]
-        self.progress = state["progress"]
+        self._ctx = StoreContext(state["progress"])
         if self._tree is not None:
             leaves = state["tree"]["leaves"]
             self._tree.set(np.arange(len(leaves)), np.asarray(leaves))

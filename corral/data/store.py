@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from corral.core.errors import UserError
+from corral.core.errors import RunFailed, UserError
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory
+
+
+@dataclass(frozen=True)
+class StoreContext:
+    """How far the run is when data is put in; samples drawn after that depend on it."""
+
+    progress: float = 0.0
+    """Share of the run's steps that are done, 0 to 1."""
+    reward_scale: float = 1.0
+    """What the rewards of replayed transitions are multiplied by when they are drawn."""
+
+
+START = StoreContext()
+
+
+def named_extras(traj: Trajectory, names: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Array]:
+    """Of what acting recorded, what an algorithm's `DataSpec` names; RunFailed where the policy records it not."""
+    missing = [name for name in names if name not in traj.extras]
+    if missing:
+        raise RunFailed(
+            f"The algorithm's DataSpec names the extra '{missing[0]}', which its policy does not record; it records "
+            f"{', '.join(traj.extras) or 'none'}."
+        )
+    return {name: traj.extras[name] for name in (*names, *(name for name in optional if name in traj.extras))}
 
 
 class Store(ABC):
@@ -21,14 +47,12 @@ class Store(ABC):
     ```
     """
 
-    progress: float = 0.0
-    """How much of the run is done, from 0 to 1; whoever trains keeps it up to date."""
-    reward_scale: float = 1.0
-    """What the rewards of replayed transitions are multiplied by when they are drawn."""
-
     @abstractmethod
-    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
-        """Take in a fragment; `priorities` [T, B] are of the transitions that start in its rows."""
+    def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
+        """Take in a fragment; `priorities` [T, B] are of the transitions that start in its rows.
+
+        Of `traj.extras`, those that the algorithm's `DataSpec` names are kept.
+        """
 
     @abstractmethod
     def room(self) -> bool:

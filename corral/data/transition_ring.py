@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from corral.core.jit import compiled
+from corral.core.machine import require_memory
 from corral.core.spaces import Layout
 from corral.core.types import Array
 from corral.data.frame_ring import lay
@@ -30,6 +31,7 @@ class TransitionRing:
         self.obs, self.next_obs = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
         self.reward, self.discount = np.zeros(capacity, np.float32), np.zeros(capacity, np.float32)
         self.action = [np.zeros((capacity, *leaf.shape), leaf.dtype) for leaf in action.leaves]
+        self.extras: dict[str, Array] = {}  # their shapes are known when the first come
         self._need = np.zeros((rings, capacity), np.int64)
 
     def __len__(self) -> int:
@@ -47,6 +49,10 @@ class TransitionRing:
             return
         for array, leaf in zip(self.action, windows.action, strict=True):
             lay(array, self.high, leaf)
+        for name, column in windows.extras.items():
+            if name not in self.extras:
+                self.extras[name] = self._allocate(name, column)
+            lay(self.extras[name], self.high, column)
         lowest = _kernel()(
             self.high, (self.obs, self.next_obs, self.reward, self.discount), self._need,
             (windows.obs, windows.next_obs, windows.reward, windows.discount), needs,
@@ -55,6 +61,10 @@ class TransitionRing:
         for ring, need in enumerate(lowest.tolist()):
             self._lower_needs(ring, need)
         self.high += count
+
+    def _allocate(self, name: str, like: Array) -> Array:
+        require_memory(self.capacity * like[0].nbytes, self.capacity, f"Replay of the extra '{name}'")
+        return np.zeros((self.capacity, *like.shape[1:]), like.dtype)
 
     def evict(self, alive_from: Array) -> None:
         """Let go of what refers to something older."""
@@ -79,13 +89,17 @@ class TransitionRing:
         """Views of what is filled."""
         filled = min(self.high, self.capacity)
         arrays = {str(i): array[:filled] for i, array in enumerate(self._arrays())}
-        return {"low": self.low, "high": self.high, "arrays": arrays}
+        extras = {name: column[:filled] for name, column in self.extras.items()}
+        return {"low": self.low, "high": self.high, "arrays": arrays, **({"extras": extras} if extras else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from this state, of a store with the same settings."""
         self.low, self.high = state["low"], state["high"]
         for i, array in enumerate(self._arrays()):
             array[: len(state["arrays"][str(i)])] = state["arrays"][str(i)]
+        for name, column in state.get("extras", {}).items():
+            self.extras[name] = self._allocate(name, np.asarray(column))
+            self.extras[name][: len(column)] = column
 
 
 @cache

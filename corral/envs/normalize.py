@@ -164,10 +164,11 @@ class NormalizedVecEnv(VecEnv):
         gamma: float = 0.99,
         clip: float = 10.0,
         frozen: bool = False,
+        scale_later: bool = False,
     ):
         self._vec, self._obs, self._reward = vec, obs, reward
         self._gamma, self._clip, self.frozen = gamma, clip, frozen
-        self.scale_later = False
+        self._scale_later = scale_later
         self.num_envs, self.seed = vec.num_envs, vec.seed
         self.choice, self.chosen, self.pipelined, self.withholds = vec.choice, vec.chosen, vec.pipelined, vec.withholds
         self.statistics = Statistics(vec.spec.observation)
@@ -189,7 +190,7 @@ class NormalizedVecEnv(VecEnv):
     @property
     def reward_scale(self) -> float:
         """What rewards that are scaled later are to be multiplied by now."""
-        return 1.0 / float(self.statistics.returns.std) if self._reward and self.scale_later else 1.0
+        return 1.0 / float(self.statistics.returns.std) if self._reward and self._scale_later else 1.0
 
     @property
     def learning_scale(self) -> float:
@@ -280,7 +281,7 @@ class NormalizedVecEnv(VecEnv):
             self._returns[ids] = self._gamma * self._returns[ids] + batch.reward[stepped]
             self.statistics.returns.update(self._returns[ids])
             self._returns[batch.env_ids[ended]] = 0.0
-        if not self.scale_later:
+        if not self._scale_later:
             batch.reward = np.clip(batch.reward / self.statistics.returns.std, -self._clip, self._clip)
 
 

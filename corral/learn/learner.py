@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from corral.algos.base import Algorithm
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
 from corral.learn.device import Precision
 from corral.learn.exchange.base import Exchange, GradAction, Local
-from corral.learn.weights import FlatParams
+from corral.learn.fast import fast_entry, find_fast_loss
+from corral.learn.weights import FlatParams, GroupSlice
+from corral.nets.network import Network, use_precision
 
 _MAX_BAD_IN_A_ROW = 10
 
 
 class Learner:
-    """Owns a network's weights, their optimizer, and the target network.
+    """Owns a network's weights, their optimizers, and the target network.
 
     An update whose loss or gradient is not finite is left out: the weights stay as they were, `report` is
     told where the fault lies, and too many in a row end the run.
@@ -32,90 +34,120 @@ class Learner:
         self,
         algo: Algorithm,
         model: nn.Module,
-        rng: torch.Generator,
+        generator: torch.Generator,
         precision: Precision,
         exchange: Exchange | None = None,
         report: Callable[[str], None] = lambda text: None,
     ):
-        self.algo, self.model, self._rng, self._precision = algo, model, rng, precision
+        self.algo, self.model, self._generator, self._precision = algo, model, generator, precision
         self._exchange = exchange if exchange is not None else Local()
         self._report = report
         self.device = next(model.parameters()).device
-        self.flat = FlatParams(model)
+        groups = algo.groups()
+        self.flat = FlatParams(model, groups)
         self.target = copy.deepcopy(model).requires_grad_(False) if algo.uses_target else None
-        model.autocast = precision.name == "bf16"  # type: ignore[assignment]
-        if precision.name == "fp32":  # weights and gradients have their place in memory now
-            for network in (model, self.target):
-                getattr(network, "use_numpy", bool)()
-        self.optimizer = algo.optimizer([self.flat.weights])
+        use_precision(model, precision.name)  # weights and gradients have their place in memory now
+        if self.target is not None:
+            use_precision(self.target, precision.name)
+        self._fast_loss = find_fast_loss(algo, model, self.target)
+        entry = fast_entry(algo)
+        if isinstance(model, Network) and (entry is None or entry.towers):
+            model.learn_in_numpy()
+        self._groups = {
+            group.name: _Group(k, group, part)
+            for k, (group, part) in enumerate(zip(groups, self.flat.groups, strict=True))
+        }
         self.version = 0
         """Updates so far."""
         self.skipped = 0
         """Updates left out because they were not finite."""
         self._bad_in_a_row = 0
-        self._lr = 0.0
+
+    def learning_rates(self, progress: float) -> dict[str, float]:
+        """The learning rate of every group, by the name of its metric."""
+        rates = {name: group.learning_rate(progress) for name, group in self._groups.items()}
+        return {f"learn/lr_{name}" if name else "learn/lr": rate for name, rate in rates.items()}
+
+    def set_learning_rate(self, value: float) -> None:
+        """Replace the schedules of all groups by a constant."""
+        for group in self._groups.values():
+            group.learning_rate = lambda progress: value
 
     def agree(self, ready: bool) -> bool:
-        """Whether an update can be made: those who make every update together all need data for it."""
+        """Whether an update can be made: learners that make every update together all need data for it."""
         return self._exchange.agree(ready)
 
-    def step(self, sample: Sample, progress: float) -> list[LossOutput]:
-        """Learn from one batch: prepare it, and update once per minibatch."""
-        self._lr = self.algo.learning_rate(progress)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._lr
+    def step(self, sample: Sample, progress: float, reward_scale: float = 1.0) -> list[LossOutput]:
+        """Learn from one batch: prepare it once, then one update per minibatch."""
+        ctx = UpdateContext(progress, self._generator, reward_scale)
+        for group in self._groups.values():
+            group.set_learning_rate(progress)
         with np.errstate(all="ignore"):  # what is not finite is looked for, and reported, once per update
-            return self._updates(sample, progress)
+            done = self._updates(sample, ctx)
+        self._update_obs_norm(sample.batch)
+        return done
 
-    def _updates(self, sample: Sample, progress: float) -> list[LossOutput]:
-        outputs, empty = [], True
+    def _updates(self, sample: Sample, ctx: UpdateContext) -> list[LossOutput]:
+        done: list[LossOutput] = []
         with self._precision.context(self.device):
             batch = self.algo.prepare(self.model, sample.batch)
-        for minibatch, last in _with_last(self.algo.minibatches(batch, self._rng)):
-            empty = False
-            output = self.compute(minibatch, progress)
-            if not math.isfinite(output.loss):
-                self.flat.grad.fill_(math.nan)  # though it may be finite: learners that share it must all leave it out
-            if self._exchange.clips_first and not output.stop:
-                self._clip(output)
-            verdict = self._exchange.grads(self.flat.grad, output.rows, self._lr, stop=output.stop, last=last)
-            if verdict == "stop":
+        minibatch = None
+        for minibatch, is_last in _with_last(self.algo.minibatches(batch, ctx.generator)):
+            applied, stopped = 0, False
+            for output in self._losses(minibatch, ctx):
+                group = self._groups[output.group]
+                action = self._exchange_gradient(group, output, is_last)
+                if action == "stop":
+                    stopped = True
+                    break
+                if action == "skip":  # a server has applied it, and the weights are new
+                    self._bad_in_a_row = 0
+                elif self._clip_and_check(group, output, sample):
+                    group.optimizer.step()
+                else:
+                    continue
+                applied += 1
+                done.append(output)
+            if applied:
+                self._finish_update()
+            if stopped or self._exchange.over:
                 break
-            if verdict == "skip":
-                self._bad_in_a_row = 0
-            if verdict == "skip" or self._usable(output, sample):
-                outputs.append(output)
-                self.apply(verdict)
-            if self._exchange.over:
-                break
-        if empty:  # others would wait for this learner's part
-            self._exchange.grads(self.flat.grad.zero_(), 0, self._lr, stop=True)
-        self._observe(sample.batch)
-        return outputs
+        if minibatch is None:  # others would wait for this learner's part
+            first = next(iter(self._groups.values()))
+            self._exchange.grads(first.grad.zero_(), 0, first.lr, group=0, stop=True)
+        return done
 
-    def compute(self, minibatch: Any, progress: float) -> LossOutput:
-        """Loss and gradient of a minibatch; the weights stay as they are."""
-        self.flat.grad.zero_()
-        with self._precision.context(self.device):
-            output = self.algo.loss(self.model, self.target, minibatch, progress)
-        if not output.stop:
-            (output.backward or output.loss.backward)()
-        output.loss = output.loss.item() if isinstance(output.loss, torch.Tensor) else float(output.loss)
-        output.metrics = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in output.metrics.items()}
-        return output
+    def _losses(self, minibatch: Any, ctx: UpdateContext) -> Iterator[LossOutput]:
+        """One loss after the other with its gradient; the caller has stepped a group when it asks for the next."""
+        fast = self._fast_loss
+        if fast is not None and fast.takes(minibatch):
+            losses = iter([fast.compute(self.algo, self.model, self.target, minibatch, ctx)])
+        else:
+            losses = self.algo.losses(self.model, self.target, minibatch, ctx)
+        while True:
+            with self._precision.context(self.device):
+                output = next(losses, None)
+            if output is None:
+                return
+            self.flat.grad.zero_()
+            if not output.stop:
+                (output.backward or output.loss.backward)()
+            output.loss = output.loss.item() if isinstance(output.loss, torch.Tensor) else float(output.loss)
+            output.metrics = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in output.metrics.items()}
+            yield output
 
-    def apply(self, verdict: GradAction = "apply") -> None:
-        """One optimizer step with the gradient at hand, unless somebody else has made it."""
-        if verdict == "apply":
-            self.optimizer.step()
-        self._exchange.params(self.flat.weights.data)
-        self.version += 1
-        if self.target is not None:
-            self.algo.update_target(self.model, self.target, self.version)
+    def _exchange_gradient(self, group: _Group, output: LossOutput, is_last: bool) -> GradAction:
+        if not math.isfinite(output.loss):
+            group.grad.fill_(math.nan)  # though it may be finite: learners that share it must all leave it out
+        if self._exchange.clips_first and not output.stop:
+            group.clip(output)
+        return self._exchange.grads(
+            group.grad, output.rows, group.lr, group=group.index, stop=output.stop, last=is_last
+        )
 
-    def _usable(self, output: LossOutput, sample: Sample) -> bool:
+    def _clip_and_check(self, group: _Group, output: LossOutput, sample: Sample) -> bool:
         """Clip the gradient; False, with a report, where it is not finite."""
-        norm, loss = self._clip(output), output.loss
+        norm, loss = group.clip(output), output.loss
         if math.isfinite(norm) and math.isfinite(loss):
             self._bad_in_a_row = 0
             return True
@@ -130,15 +162,13 @@ class Learner:
             )
         return False
 
-    def _clip(self, output: LossOutput) -> float:
-        """Scale the gradient down to the largest norm that it may have; returns what it was."""
-        norm = float(self.flat.grad.norm())
-        output.metrics.setdefault("loss/grad_norm", norm)
-        if math.isfinite(norm) and norm > self.algo.max_grad_norm:
-            self.flat.grad.mul_(self.algo.max_grad_norm / (norm + 1e-6))
-        return norm
+    def _finish_update(self) -> None:
+        self._exchange.params(self.flat.weights.data)
+        self.version += 1
+        if self.target is not None:
+            self.algo.update_target(self.model, self.target, self.version)
 
-    def _observe(self, batch: Trajectory | Transitions | Positions) -> None:
+    def _update_obs_norm(self, batch: Trajectory | Transitions | Positions) -> None:
         """Let the network's normalisation see what it has learned from, after the fact: ratios stay exact."""
         encoder = getattr(self.model, "encoder", None)
         if encoder is None or encoder.norm is None:
@@ -157,15 +187,22 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that learning goes on from."""
-        optimizer = self.optimizer.state_dict()["state"].get(0, {})
         return {
             "model": dict(self.model.state_dict()),
             "target": None if self.target is None else dict(self.target.state_dict()),
-            "optimizer": dict(optimizer),
-            "rng": self._rng.get_state(),
+            "optimizer": self.join_optimizers([group.optimizer_state() for group in self._groups.values()]),
+            "rng": self._generator.get_state(),
             "version": self.version,
             "skipped": self.skipped,
         }
+
+    def join_optimizers(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What a checkpoint holds of the optimizers: of one group its state, of several their states by name."""
+        return states[0] if len(states) == 1 else dict(zip(self._groups, states, strict=True))
+
+    def split_optimizer(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """The optimizers' states, group by group, from what `join_optimizers` made of them."""
+        return [state] if len(self._groups) == 1 else [state[name] for name in self._groups]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave; weights stay views of the flat tensor."""
@@ -178,11 +215,41 @@ class Learner:
             ) from error
         if self.target is not None:
             self.target.load_state_dict(state["target"])
-        whole = self.optimizer.state_dict()
-        whole["state"] = {0: state["optimizer"]} if state["optimizer"] else {}
-        self.optimizer.load_state_dict(whole)
-        self._rng.set_state(torch.as_tensor(state["rng"], dtype=torch.uint8))
+        for group, optimizer in zip(self._groups.values(), self.split_optimizer(state["optimizer"]), strict=True):
+            group.load_optimizer_state(optimizer)
+        self._generator.set_state(torch.as_tensor(state["rng"], dtype=torch.uint8))
         self.version, self.skipped = state["version"], state["skipped"]
+
+
+class _Group:
+    """One parameter group at work: its slice of the weights, its optimizer and its clip."""
+
+    def __init__(self, index: int, group: ParamGroup, part: GroupSlice):
+        self.index, self.grad, self._group = index, part.grad, group
+        self.learning_rate = group.learning_rate
+        self.optimizer = group.optimizer([part.weights])
+        self.lr = 0.0
+
+    def set_learning_rate(self, progress: float) -> None:
+        self.lr = self.learning_rate(progress)
+        for param_group in self.optimizer.param_groups:
+            param_group["lr"] = self.lr
+
+    def clip(self, output: LossOutput) -> float:
+        """Scale the gradient down to the largest norm that it may have; returns what it was."""
+        norm, limit = float(self.grad.norm()), self._group.max_grad_norm
+        output.metrics.setdefault(f"loss/{self._group.name}_grad_norm" if self._group.name else "loss/grad_norm", norm)
+        if math.isfinite(norm) and norm > limit:
+            self.grad.mul_(limit / (norm + 1e-6))
+        return norm
+
+    def optimizer_state(self) -> dict[str, Any]:
+        return dict(self.optimizer.state_dict()["state"].get(0, {}))
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        whole = self.optimizer.state_dict()
+        whole["state"] = {0: state} if state else {}
+        self.optimizer.load_state_dict(whole)
 
 
 def _with_last(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:

@@ -1,21 +1,41 @@
 """All of a network's weights, and all of their gradients, each as one tensor.
 
 Norms, optimizer steps, reductions and broadcasts are then one operation instead of one per weight, which is what
-small networks spend their time on.
+small networks spend their time on. Each parameter group of the algorithm has a contiguous slice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from corral.algos.base import ParamGroup
 from corral.core.encoding import Value
 
 _ALIGN = 16  # numbers, so that every weight begins on a cache line
+
+
+@dataclass(frozen=True)
+class GroupSlice:
+    """The part of the flat weights that belongs to one parameter group."""
+
+    where: slice
+    weights: nn.Parameter
+    """A view of the flat weights, with a view of the flat gradient as its gradient."""
+    params: Sequence[nn.Parameter]
+    """The network's own parameters that it consists of."""
+
+    @property
+    def grad(self) -> Tensor:
+        """Gradient of these weights."""
+        assert self.weights.grad is not None
+        return self.weights.grad
 
 
 class FlatParams:
@@ -25,25 +45,62 @@ class FlatParams:
     afterwards would break them apart.
     """
 
-    def __init__(self, model: nn.Module):
-        params = [p for p in model.parameters() if p.requires_grad]
-        sizes = [-(-p.numel() // _ALIGN) * _ALIGN for p in params]
-        data = torch.zeros(sum(sizes), dtype=params[0].dtype, device=params[0].device)
+    def __init__(self, model: nn.Module, groups: Sequence[ParamGroup]):
+        members = split_params(model, groups)
+        params = [param for group in members for param in group]
+        data = torch.zeros(sum(map(_padded, params)), dtype=params[0].dtype, device=params[0].device)
         self.weights = nn.Parameter(data)
         self.weights.grad = torch.zeros_like(data)
         at = 0
-        for param, size in zip(params, sizes, strict=True):
+        for param in params:
             weight = _view(data, at, param)
             weight.copy_(param.data)
             param.data = weight
             param.grad = _view(self.weights.grad, at, param)
-            at += size
+            at += _padded(param)
+        self.groups = [
+            GroupSlice(where, self._part(where), group)
+            for where, group in zip(group_slices(model, groups), members, strict=True)
+        ]
 
     @property
     def grad(self) -> Tensor:
         """All gradients."""
         assert self.weights.grad is not None
         return self.weights.grad
+
+    def _part(self, where: slice) -> nn.Parameter:
+        if where == slice(0, self.weights.numel()):  # the only group
+            return self.weights
+        part = nn.Parameter(self.weights.data[where])
+        part.grad = self.grad[where]
+        return part
+
+
+def split_params(model: nn.Module, groups: Sequence[ParamGroup]) -> list[list[nn.Parameter]]:
+    """The network's trainable parameters by group; each belongs to the group with the longest prefix of its name."""
+    found: list[list[nn.Parameter]] = [[] for _ in groups]
+    for name, param in model.named_parameters():
+        if not param.requires_grad:
+            continue
+        fits = {k: len(p) for k, group in enumerate(groups) for p in group.prefixes if name.startswith(p)}
+        if not fits:
+            raise ValueError(f"The parameter {name} belongs to no group: give one of them a prefix of its name.")
+        found[max(fits, key=lambda k: fits[k])].append(param)
+    for group, params in zip(groups, found, strict=True):
+        if not params:
+            raise ValueError(f"The parameter group {group.name!r} is empty: no name begins with {group.prefixes}.")
+    return found
+
+
+def group_slices(model: nn.Module, groups: Sequence[ParamGroup]) -> list[slice]:
+    """Where each group lies in the flat weights."""
+    ends = np.cumsum([0, *(sum(map(_padded, params)) for params in split_params(model, groups))]).tolist()
+    return [slice(start, stop) for start, stop in pairwise(ends)]
+
+
+def _padded(param: Tensor) -> int:
+    return -(-param.numel() // _ALIGN) * _ALIGN
 
 
 def _view(flat: Tensor, at: int, like: Tensor) -> Tensor:
@@ -55,11 +112,8 @@ def _view(flat: Tensor, at: int, like: Tensor) -> Tensor:
     return part.view(like.shape)
 
 
-# A learner's state on its way: arrays in place of tensors, and the mean of several.
-
-
 def to_arrays(state: Any) -> Value:
-    """The state with arrays in place of tensors."""
+    """A learner's state with arrays in place of tensors, to be sent."""
     if isinstance(state, dict):
         return {key: to_arrays(value) for key, value in state.items()}
     return state.detach().cpu().numpy().copy() if isinstance(state, torch.Tensor) else state
@@ -73,9 +127,9 @@ def to_tensors(state: Value) -> Any:
 
 
 def mean_state(states: Sequence[Value]) -> Value:
-    """The mean of what is real numbers; of counters the highest, of anything else the first."""
+    """The mean of several learners' states: of real numbers the mean, of counters the highest, else the first."""
     first = states[0]
-    if isinstance(first, dict):  # an optimizer has nothing to tell before its first step
+    if isinstance(first, dict):  # an optimizer has no state before its first step
         most = max(states, key=len)
         alike = [state for state in states if state.keys() == most.keys()]
         return {key: mean_state([state[key] for state in alike]) for key in most}

@@ -50,15 +50,15 @@ class Address:
 
     @property
     def only_to_listen(self) -> bool:
-        """Whether nobody could dial it."""
+        """Whether it cannot be connected to."""
         return self.everywhere or self.port == 0
 
     def at(self, port: int) -> Address:
         """The same host, another port."""
         return replace(self, port=port)
 
-    def to_dial(self) -> Address:
-        """Where a process on this machine reaches who listens here."""
+    def to_connect(self) -> Address:
+        """Where a process on this machine reaches the listener."""
         return replace(self, host="127.0.0.1") if self.everywhere else self
 
 

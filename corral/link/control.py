@@ -18,7 +18,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Knock(msgspec.Struct, frozen=True):
-    """A learner that dialled says that it is one, and which session it would go on with."""
+    """A learner that connected says that it is one, and which session it would resume."""
 
     versions: Versions = msgspec.field(default_factory=lambda: list(OURS))
     role: str = "learner"
@@ -69,19 +69,6 @@ class Ready(msgspec.Struct, frozen=True):
     """A simulator is ready for requests."""
 
     proof: bytes
-
-
-class Stats(msgspec.Struct, frozen=True):
-    """What a simulator has done so far."""
-
-    slots: _Count = 0
-    steps: _Count = 0
-    episodes: _Count = 0
-    faults: _Count = 0
-    snapshots: _Count = 0
-    snapshot_bytes: _Count = 0
-    rss: _Count = 0
-    work_us: _Count = 0
 
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from corral.core.types import Array, EnvSpec, Tree, tree_map
 from corral.nets.config import NetConfig
 from corral.nets.encoder import Encoder
-from corral.nets.numpy_mlp import NumpyMlp
+from corral.nets.network import Network
+from corral.nets.numpy_mlp import NumpyMlp, make_numpy_mlp
 from corral.nets.recurrent import Core
-from corral.nets.torsos import linear, linears, mlp
+from corral.nets.torsos import linear, mlp
 from corral.ops.distributions import Actions
 
 
-class ActorCritic(nn.Module):
-    """Vectors go through two separate towers; images, and everything with a recurrent core, through one shared encoder.
+class ActorCritic(Network):
+    """Vectors go through two separate towers; images, and everything with a recurrent core, through one encoder.
 
     Parameters of the actions' distribution are as `Actions` describes them. Standard deviations of continuous
     actions are weights of their own and do not depend on the observation.
@@ -40,8 +41,9 @@ class ActorCritic(nn.Module):
         self.value_head = linear(size, 1, 1.0)
         self.log_std = nn.Parameter(torch.full((numbers,), config.log_std_init)) if numbers else None
         self._activation = config.activation
-        self.lean: tuple[NumpyMlp, NumpyMlp] | None = None
+        self.numpy_towers: tuple[NumpyMlp, NumpyMlp] | None = None
         """Policy and value in NumPy, where they are plain layers that a learner has given their place in memory."""
+        self._learns_in_numpy = False
 
     @property
     def recurrent(self) -> bool:
@@ -66,6 +68,9 @@ class ActorCritic(nn.Module):
     def forward(self, obs: Tree) -> tuple[Tensor, Tensor]:
         """Rows without memory: parameters `[n, P]` and values `[n]`."""
         features = self.encoder(obs)
+        if self._learns_in_numpy and self.numpy_towers is not None:
+            out, values = (tower.apply(features) for tower in self.numpy_towers)
+            return self._with_std(out), values.squeeze(-1)
         policy = self.policy_torso(features)
         value = policy if self.value_torso is self.policy_torso else self.value_torso(features)
         return self._with_std(self.policy_head(policy)), self.value_head(value).squeeze(-1)
@@ -73,8 +78,8 @@ class ActorCritic(nn.Module):
     def value(self, obs: Tree) -> Tensor:
         """Rows without memory: values `[n]` alone."""
         features = self.encoder(obs)
-        if self.lean is not None:
-            return torch.from_numpy(self.lean[1].forward(features.numpy())[-1][:, 0])
+        if self.numpy_towers is not None:
+            return torch.from_numpy(self.numpy_towers[1].forward(features.numpy())[-1][:, 0])
         value: Tensor = self.value_head(self.value_torso(features)).squeeze(-1)
         return value
 
@@ -86,29 +91,29 @@ class ActorCritic(nn.Module):
         out, states = self.core(features.unflatten(0, lead), state, first)
         return self._with_std(self.policy_head(out)), self.value_head(out).squeeze(-1), states
 
-    def observe(self, obs: Tree) -> None:
-        """Take rows of observations into the statistics of the normalisation."""
-        self.encoder.observe(obs)
-
     def use_numpy(self) -> bool:
-        """Offer `lean` from now on; False where there is more than plain layers, or another device."""
-        if self.core is not None or self.encoder.has_images or self.value_head.weight.device.type != "cpu":
+        """Offer `numpy_towers` from now on."""
+        if self.core is not None or self.encoder.has_images or self.value_torso is self.policy_torso:
             return False
-        towers = (self.policy_torso, self.policy_head), (self.value_torso, self.value_head)
-        policy, value = (NumpyMlp([*linears(torso), head], self._activation) for torso, head in towers)
-        self.lean = policy, value
-        return True
+        policy = make_numpy_mlp(self.policy_torso, self.policy_head, self._activation)
+        value = make_numpy_mlp(self.value_torso, self.value_head, self._activation)
+        self.numpy_towers = None if policy is None or value is None else (policy, value)
+        return self.numpy_towers is not None
 
-    def lean_params(self, obs: Tree) -> Array:
+    def learn_in_numpy(self) -> None:
+        """Let `forward` use `numpy_towers`."""
+        self._learns_in_numpy = True
+
+    def numpy_params(self, obs: Tree) -> Array:
         """Parameters `[n, P]` in NumPy, for acting."""
-        assert self.lean is not None
-        return self.with_std(self.lean[0](self.encoder.in_numpy(obs)))
+        assert self.numpy_towers is not None
+        return self.with_std(self.numpy_towers[0](self.encoder.in_numpy(obs)))
 
-    def lean_rows(self, obs: Tree) -> tuple[Array, Array]:
+    def numpy_rows(self, obs: Tree) -> tuple[Array, Array]:
         """Parameters `[n, P]` and values `[n]` in NumPy, for planning: BLAS is faster where rows are many."""
-        assert self.lean is not None
+        assert self.numpy_towers is not None
         features = self.encoder.in_numpy(obs)
-        params, values = (tower.forward(features)[-1] for tower in self.lean)
+        params, values = (tower.forward(features)[-1] for tower in self.numpy_towers)
         return self.with_std(params), values[:, 0]
 
     def with_std(self, out: Array) -> Array:

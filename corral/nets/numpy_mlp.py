@@ -7,14 +7,17 @@ Forward and backward passes are tested against autograd.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from corral.core.types import Array
 from corral.ops import kernels
 
 _SMALL = 40_000  # weights; beyond, the gain in calls is less than what BLAS does better
+_ACTIVATIONS = {nn.Tanh: "tanh", nn.ReLU: "relu"}
 
 
 class NumpyMlp:
@@ -27,6 +30,7 @@ class NumpyMlp:
         self._tanh = activation == "tanh"
         self._activate = kernels.add_bias_tanh if self._tanh else kernels.add_bias_relu
         self._small = sum(layer.weight.numel() for layer in layers) <= _SMALL
+        self._anchor = layers[-1].weight
         self._weights = [layer.weight.detach().numpy() for layer in layers]  # [outputs, inputs]
         biases = [layer.bias.detach().numpy() for layer in layers]
         self._layers = tuple(zip(self._weights, biases, strict=True))
@@ -44,6 +48,11 @@ class NumpyMlp:
             return kernels.forward(np.ascontiguousarray(x), self._layers, self._tanh)
         return self.forward(x)[-1]
 
+    def apply(self, x: Tensor) -> Tensor:
+        """The network's outputs as part of torch's graph: `backward` of a loss adds to the weights' gradients."""
+        outputs: Tensor = _Apply.apply(x, self._anchor, self)  # type: ignore[no-untyped-call]
+        return outputs
+
     def forward(self, x: Array) -> list[Array]:
         """Outputs of every layer for rows [n, inputs]; the last one's are the network's."""
         outputs = []
@@ -57,8 +66,8 @@ class NumpyMlp:
             outputs.append(x)
         return outputs
 
-    def backward(self, x: Array, outputs: list[Array], grad: Array) -> None:
-        """Add the gradient of the weights, given the one of the network's outputs."""
+    def backward(self, x: Array, outputs: list[Array], grad: Array, *, by_input: bool = False) -> Array | None:
+        """Add the gradient of the weights, given the one of the network's outputs; returns that of `x` if asked."""
         for k in range(len(self._weights) - 1, -1, -1):
             before = outputs[k - 1] if k else x
             of_weight, of_bias = self._grads[k]
@@ -70,3 +79,33 @@ class NumpyMlp:
                     kernels.times_tanh_slope(grad, before)
                 else:
                     grad *= before > 0
+        return grad @ self._weights[0] if by_input else None
+
+
+class _Apply(torch.autograd.Function):
+    """A `NumpyMlp` in torch's graph. `anchor` is one of its weights, which ties the outputs to the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, mlp: NumpyMlp) -> Tensor:
+        rows = x.detach().numpy()
+        outputs = mlp.forward(rows)
+        ctx.mlp, ctx.rows, ctx.outputs = mlp, rows, outputs
+        return torch.from_numpy(outputs[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
+        of_outputs = grads[0].contiguous().numpy()
+        of_rows = ctx.mlp.backward(ctx.rows, ctx.outputs, of_outputs, by_input=ctx.needs_input_grad[0])
+        return None if of_rows is None else torch.from_numpy(of_rows), None, None
+
+
+def make_numpy_mlp(torso: nn.Module, head: nn.Module, activation: str) -> NumpyMlp | None:
+    """The layers of `torso` and `head` in NumPy; None where one is of another kind, or not on the CPU."""
+    layers = [*torso, head] if isinstance(torso, nn.Sequential) else [torso, head]
+    linears = [layer for layer in layers if type(layer) is nn.Linear]
+    between = [layer for layer in layers if type(layer) is not nn.Linear]
+    alternate = layers[::2] == linears and all(_ACTIVATIONS.get(type(layer)) == activation for layer in between)
+    on_cpu = all(layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32 for layer in linears)
+    if not alternate or not on_cpu or any(layer.bias is None for layer in linears):
+        return None
+    return NumpyMlp(linears, activation)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from corral.core.types import Array, EnvSpec, Tree
 from corral.nets.config import NetConfig
 from corral.nets.encoder import Encoder
-from corral.nets.numpy_mlp import NumpyMlp
-from corral.nets.torsos import linear, linears, mlp
+from corral.nets.network import Network
+from corral.nets.numpy_mlp import NumpyMlp, make_numpy_mlp
+from corral.nets.torsos import linear, mlp
 
 
-class QNetwork(nn.Module):
+class QNetwork(Network):
     """Values of `num_actions` actions; dueling: `Q = V + A - mean A` (Wang et al. 2016)."""
 
     def __init__(self, spec: EnvSpec, num_actions: int, config: NetConfig, dueling: bool):
@@ -23,22 +24,26 @@ class QNetwork(nn.Module):
         size = hidden[-1] if hidden else self.encoder.out_size
         # With a dueling network, one more output: the state's value.
         self.head = linear(size, num_actions + int(dueling), 1.0)
-        self.lean: NumpyMlp | None = None
+        self.numpy_tower: NumpyMlp | None = None
         """The network in NumPy, where it is plain layers that a learner has given their place in memory."""
+        self._learns_in_numpy = False
 
     def forward(self, obs: Tree) -> Tensor:
         """Observations [n, ...] to values [n, num_actions]."""
         features = self.encoder(obs)
-        out: Tensor = self.head(self.torso(features))
+        if self._learns_in_numpy and self.numpy_tower is not None:
+            out = self.numpy_tower.apply(features)
+        else:
+            out = self.head(self.torso(features))
         if not self.dueling:
             return out
         advantage = out[:, :-1]
         return out[:, -1:] + advantage - advantage.mean(-1, keepdim=True)
 
-    def lean_values(self, obs: Tree) -> Array:
+    def numpy_values(self, obs: Tree) -> Array:
         """Values in NumPy."""
-        assert self.lean is not None
-        return self.combined(self.lean(self.encoder.in_numpy(obs)))
+        assert self.numpy_tower is not None
+        return self.combined(self.numpy_tower(self.encoder.in_numpy(obs)))
 
     def combined(self, out: Array) -> Array:
         """Values from the network's outputs."""
@@ -47,13 +52,12 @@ class QNetwork(nn.Module):
         values: Array = out[:, -1:] + out[:, :-1] - out[:, :-1].mean(-1, keepdims=True)
         return values
 
-    def observe(self, obs: Tree) -> None:
-        """Take rows of observations into the statistics of the normalisation."""
-        self.encoder.observe(obs)
-
     def use_numpy(self) -> bool:
-        """Offer `lean` from now on; False where there is more than plain layers, or another device."""
-        if self.encoder.has_images or self.head.weight.device.type != "cpu":
-            return False
-        self.lean = NumpyMlp([*linears(self.torso), self.head], self._activation)
-        return True
+        """Offer `numpy_tower` from now on."""
+        if not self.encoder.has_images:
+            self.numpy_tower = make_numpy_mlp(self.torso, self.head, self._activation)
+        return self.numpy_tower is not None
+
+    def learn_in_numpy(self) -> None:
+        """Let `forward` use `numpy_tower`."""
+        self._learns_in_numpy = True

@@ -15,8 +15,6 @@ from corral.core.types import Array, Tree
 from corral.ops.distributions import Actions, JointChoices
 from corral.planning.mcts.forest import NOT_THERE
 
-# Priors of edges from a policy's logits.
-
 
 def _legal_softmax(logits: Array, legal: Array, out: Array) -> None:
     """Softmax of rows over what is legal; the rest is not there. Where no legal logit is above -inf all are 0."""
@@ -115,7 +113,7 @@ class Samples(ActionSet):
     """Edges stand for actions that are drawn for each node, as the policy would act.
 
     They are all of the same weight (Hubert et al. 2021 with temperature 1). With `likeliest`, the first of them is the
-    policy's likeliest action instead: for play, which nobody learns from, since a policy that did would narrow.
+    policy's likeliest action instead: for play only, since a policy that learned from it would narrow.
     """
 
     def __init__(self, layout: Layout, count: int, *, likeliest: bool):

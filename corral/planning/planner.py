@@ -1,4 +1,4 @@
-"""The planner: for environments that are about to act, what a search from their states finds."""
+"""The planner: searches from the states that environments are in."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def require_sims(sims: int) -> None:
 
 @dataclass
 class Plan:
-    """What searches found, one row for each environment."""
+    """Results of searches, one row for each environment."""
 
     policy: Array  # [n, edges] float64, the improved policy
     visits: Array  # [n, edges] int32
@@ -118,7 +118,7 @@ class Planner:
         self.states, self.actions, self.config, self.sims, self._rng = states, actions, config, sims, rng
         self.search = TreeSearch(
             states, evaluate, num_envs, actions.width, sims, config.leaves_in_flight, discount,
-            keep=sims if config.reuse_tree else 0, dice=ChanceNodes(k=1.0), to_env=actions.to_env, rng=rng,
+            keep=sims if config.reuse_tree else 0, chance=ChanceNodes(k=1.0), to_env=actions.to_env, rng=rng,
         )  # fmt: skip
         self._taken = np.full(num_envs, -1)  # edges
         self._widen_k = float(
@@ -127,7 +127,7 @@ class Planner:
 
     @property
     def simulator_steps(self) -> int:
-        """Steps that searching has cost so far, those of an evaluation that acts on from leaves included."""
+        """Environment steps of all searches so far, rollouts from leaves included."""
         return self.search.steps + int(getattr(self.search.evaluate, "steps", 0))
 
     def plan(
@@ -177,9 +177,6 @@ class Planner:
         return drawn._replace(c_visit=config.c_visit, c_scale=config.c_scale, grain=share, least=least)
 
 
-# What judges the leaves of a search: a network, a function, a policy to act on with, or nothing at all.
-
-
 def make_evaluation(
     policy: Any, states: States, actions: ActionSet, rollout_steps: int, discount: float, rng: np.random.Generator
 ) -> Evaluate:
@@ -208,9 +205,6 @@ def make_evaluation(
         f"{policy!r} cannot judge states: pass what corral.load_policy gives, a function that returns (logits, values),"
         " a Policy to act on with, or None to act at random."
     )
-
-
-# In which unit values are: those of policies that learned from scaled rewards are in another than the game's.
 
 
 def known_scale(scale: float | None) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from corral.acting.policy import ActContext
 from corral.core.errors import UserError
 from corral.core.types import Array, Tree, tree_map
 from corral.envs.resolve import EnvLike, resolve
@@ -79,9 +80,7 @@ class Search:
         self._rollout_steps, self._transfer, self._rng = rollout_steps, transfer, np.random.default_rng(seed)
         self._planner: Planner | None = None
         self._last: Tree = None  # the action that it was called for last
-        self.progress = 0.0
-        self.reward_scale: float | None = getattr(policy, "reward_scale", 1.0)
-        """What the rewards that the policy has learned from were of the game's own."""
+        self._reward_scale: float | None = getattr(policy, "reward_scale", 1.0)
         if isinstance(env, gymnasium.Env):
             env = self._env = Snapshots(env, memory_mb=self.config.memory_mb)
         if isinstance(env, Snapshots):
@@ -107,6 +106,10 @@ class Search:
         made = cls(None, model, sims, discount=discount, temperature=float(not deterministic), **how)
         made._rng = rng
         return made
+
+    def set_context(self, ctx: ActContext) -> None:
+        """Know the scale of the rewards that the policy has learned from."""
+        self._reward_scale = ctx.reward_scale
 
     def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
@@ -138,7 +141,7 @@ class Search:
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         """Search for each of them, and decide."""
         planner = self.planner
-        planner.search.reward_scale = known_scale(self.reward_scale)
+        planner.search.reward_scale = known_scale(self._reward_scale)
         plan = planner.plan(state, first, noise=self._noise)
         edges = plan.best
         if self._temperature > 0:

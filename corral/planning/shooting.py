@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces as gs
 
 from corral.acting.model_policy import acting_precision, to_tensors
-from corral.acting.policy import to_numpy
+from corral.acting.policy import ActContext, to_numpy
 from corral.core.errors import UserError
 from corral.core.spaces import Layout
 from corral.core.types import Array, Tree, tree_map
@@ -19,23 +19,20 @@ from corral.planning.action_set import ActionSet, choose_action_set
 from corral.planning.planner import known_scale
 from corral.snapshot.states import States
 
-# What states are worth by their observations, whoever says it: a user's function, or a network's value function.
-
-
 Values = Callable[[Tree], Array]
 
 
-def values_by(said: ActorCritic | Callable[[Tree], Tree]) -> Values:
+def values_by(source: ActorCritic | Callable[[Tree], Tree]) -> Values:
     """Observations [B, ...] -> values [B]."""
-    if isinstance(said, ActorCritic):
-        if said.recurrent:
+    if isinstance(source, ActorCritic):
+        if source.recurrent:
             raise UserError(
                 "A plan ends in states seen by themselves, and this value function is recurrent: use rnn=none."
             )
-        return _OfNetwork(said)
-    if not callable(said):
-        raise UserError(f"{said!r} gives no values: pass a function of the observations, or a policy of Corral's.")
-    return lambda obs: np.asarray(to_numpy(said(obs)), np.float64).reshape(-1)
+        return _OfNetwork(source)
+    if not callable(source):
+        raise UserError(f"{source!r} gives no values: pass a function of the observations, or a policy of Corral's.")
+    return lambda obs: np.asarray(to_numpy(source(obs)), np.float64).reshape(-1)
 
 
 class _OfNetwork:
@@ -45,8 +42,8 @@ class _OfNetwork:
         self._model = model
 
     def __call__(self, obs: Tree) -> Array:
-        if self._model.lean:
-            _, values = self._model.lean_rows(obs)
+        if self._model.numpy_towers:
+            _, values = self._model.numpy_rows(obs)
         else:
             values = self._forward(obs)
         return values.astype(np.float64)
@@ -76,9 +73,11 @@ class Shooting:
             raise UserError(f"discount must be between 0 and 1, got {discount}.")
         self._sims, self._horizon, self._discount = sims, horizon, discount
         self._rng = np.random.default_rng(seed)
-        self.reward_scale: float | None = 1.0
         self.simulator_steps = 0
         self._parts: tuple[States, ActionSet] | None = None
+
+    def set_context(self, ctx: ActContext) -> None:
+        """It learned from no rewards."""
 
     def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
@@ -115,7 +114,7 @@ class Shooting:
             states.drop(roots)
         self.simulator_steps += int(found.length.sum())
         returns = found.reward @ self._discount ** np.arange(horizon)
-        if found.faulty is not None:  # what would have come of them nobody knows
+        if found.faulty is not None:  # their returns are not known
             returns[found.faulty] = -np.inf
         best = returns.reshape(n, sims).argmax(1) + sims * np.arange(n)
         return tree_map(lambda leaf: leaf[best, 0], shaped), state, {}
@@ -176,10 +175,13 @@ class Mppi:
         self._value: Values | None = None if value is None else values_by(value)
         self._model, self._rng = model, np.random.default_rng(seed)
         self._states: States | None = None
-        self.reward_scale: float | None = 1.0
-        """What the rewards that `value` was learned from are of the game's own."""
+        self._reward_scale: float | None = 1.0  # of the rewards that `value` was learned from
         self.simulator_steps = 0
         self._box: _Box | None = None
+
+    def set_context(self, ctx: ActContext) -> None:
+        """Know the scale of the rewards that `value` was learned from."""
+        self._reward_scale = ctx.reward_scale
 
     def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
@@ -239,7 +241,7 @@ class Mppi:
             returns += np.where(
                 found.terminated, 0.0, self._discount**found.length * self._worth(found.obs, len(parents))
             )
-        if found.faulty is not None:  # what would have come of them nobody knows, so they weigh nothing
+        if found.faulty is not None:  # their returns are not known, so they weigh nothing
             returns[found.faulty] = -np.inf
         return returns.reshape(n, self.samples)
 
@@ -262,7 +264,7 @@ class Mppi:
     def _worth(self, obs: Tree, count: int) -> Array:
         """Values of so many observations, in the unit of the game's own rewards."""
         assert self._value is not None
-        worth: Array = self._value(obs) / known_scale(self.reward_scale)
+        worth: Array = self._value(obs) / known_scale(self._reward_scale)
         if len(worth) != count:
             raise UserError(f"`value` gave {len(worth)} numbers for {count} observations: let it give one for each.")
         _require_finite(worth, "`value`")
@@ -286,10 +288,10 @@ def average(noise: Array, returns: Array, temperature: float) -> Array:
     return summed
 
 
-def _require_finite(numbers: Array, who: str) -> None:
+def _require_finite(numbers: Array, source: str) -> None:
     """UserError unless plans can be weighed by these."""
     if not np.isfinite(numbers).all():
-        raise UserError(f"MPPI weighs plans by their returns, and {who} gave a number that is not finite.")
+        raise UserError(f"MPPI weighs plans by their returns, and {source} gave a number that is not finite.")
 
 
 class _Box:

@@ -23,22 +23,22 @@ from corral.snapshot.states import Expansion, Level, States
 
 
 class Snapshots:
-    """States of an environment by number: saved, loaded, and stepped from without touching the environment.
+    """States of an environment by id: save, load, and step from them without touching the environment.
 
     ```python
     with corral.Snapshots("CartPole-v1") as snapshots:
         here = snapshots.save()
-        steps = snapshots.expand([here, here], [0, 1])  # what would come of either action
+        steps = snapshots.expand([here, here], [0, 1])  # one step with each action
         snapshots.load(here)
     ```
 
     Args:
-        env: an environment of your own, which you go on stepping yourself; what builds one (a Gymnasium id,
-            module:Class or factory), which is then reset and found in `env`; a VecEnv; or a URL of simulators.
-        rng: `planning` gives every step of `expand` dice of its own, so that what the environment will throw is not
-            known; `replay` those of the state, so that what comes out is what the environment will do.
-        memory_mb: what states may take; beyond it `save` and `expand` raise UserError.
-        seed: of the dice of `planning`, and of what is built here.
+        env: an environment that you step yourself; a Gymnasium id, module:Class or factory, from which one is built and
+            reset (see `env`); a VecEnv; or a URL of simulators.
+        rng: `planning` gives every step of `expand` random numbers of its own, so that those of the environment stay
+            unknown; `replay` uses those of the state, so that the result is what the environment will do.
+        memory_mb: for all states; when it is used up, `save` and `expand` raise UserError.
+        seed: for `planning`, and for an environment that is built here.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Snapshots:
 
     @property
     def stochastic(self) -> bool:
-        """Whether a step has been seen to throw dice."""
+        """Whether a step was seen to draw random numbers."""
         return self._states.stochastic
 
     @property
@@ -91,7 +91,7 @@ class Snapshots:
         return self._states
 
     def tell(self, obs: Tree) -> None:
-        """What an environment of your own shows, if it was stepped before it was handed in."""
+        """Pass the observation of an environment of your own, if it was reset or stepped before it was handed in."""
         if self._watched is None:
             return
         layout = self._states.spec.observation
@@ -108,24 +108,24 @@ class Snapshots:
         self._watched.tell(obs)
 
     def mark(self) -> None:
-        """From here on `took_only` says what was done with an environment of your own."""
+        """Start of what `took_only` is about."""
         if self._watched is not None:
             self._watched.mark()
 
     def took_only(self, action: Tree) -> bool:
-        """Whether nothing else than this was done since `mark`; not where that is not seen."""
+        """Whether an environment of your own made this step since `mark`, and nothing else; False if unknown."""
         if self._watched is None:
             return False
         done, flatten = self._watched.took(1), self._states.spec.action.flatten
         return done is not None and all(map(np.array_equal, flatten(done[0]), flatten(action)))
 
     def save(self, env_ids: Array | None = None) -> Any:
-        """Keep the state that the environment is in; its number. Of several environments: numbers, [n]."""
+        """Save the state that the environment is in; returns its id, or with `env_ids` ids [n]."""
         ids = self._states.save(self._places(env_ids))
         return int(ids[0]) if env_ids is None else ids
 
     def load(self, ids: Any, env_ids: Array | None = None) -> Tree:
-        """Put the environment into a state, generators included, which stays saved; what it shows there, if known."""
+        """Load a state, random generators included; returns its observation, None if unknown. The state stays saved."""
         rows, places = _rows(ids), self._places(env_ids)
         if len(rows) != len(places):
             raise UserError(f"Each environment is put into one state, got {len(rows)} states for {len(places)}.")
@@ -133,14 +133,14 @@ class Snapshots:
         return tree_map(lambda leaf: leaf[0], scene.obs) if env_ids is None and scene.obs is not None else scene.obs
 
     def drop(self, ids: Any) -> None:
-        """Forget one state or several; numbers that nothing has are passed over."""
+        """Forget one state or several; unknown ids are ignored."""
         self._states.drop(_rows(ids))
 
     def expand(self, parents: Any, actions: Any, children: Any = None) -> Expansion:
-        """Step from states, each with its action, and keep what comes out, by new numbers unless they are given.
+        """Make a step from each state, and save the results by new ids.
 
-        One number and one action give one row; a sequence of numbers takes a sequence of actions. `children` that are
-        given are numbers of states that may go.
+        One id and one action give one row; a sequence of ids takes a sequence of actions. `children` may name states
+        to overwrite instead.
         """
         ids, layout = _rows(parents), self._states.spec.action
         if np.ndim(parents) == 0:
@@ -165,7 +165,7 @@ class Snapshots:
             raise
 
     def close(self) -> None:
-        """Forget all states; an environment that was built here is closed, any other is as if nobody had looked."""
+        """Forget all states; an environment that was built here is closed, any other is as before."""
         self._states.close()
         self._close_own()
 
@@ -193,14 +193,14 @@ class Snapshots:
             raise
 
     def _places(self, env_ids: Any) -> Array:
-        """Environments that were named, by default the one."""
+        """The named environments, by default the only one."""
         places = np.zeros(1, np.int64) if env_ids is None else _rows(env_ids)
         if ((places < 0) | (places >= self.num_envs)).any():
             raise UserError(f"There are environments 0 to {self.num_envs - 1}, got {places.tolist()}.")
         return places
 
     def _require_legal(self, ids: Array, actions: Any) -> None:
-        """UserError unless these moves may be made."""
+        """UserError unless these moves are legal."""
         legal = self._states.look(ids).legal
         if legal is None:
             return
@@ -216,7 +216,6 @@ class Snapshots:
 
 
 def _begin(env: Any, seed: int) -> None:
-    """Start an episode."""
     env.reset(seed=seed)
     if isinstance(env, VecEnv):
         env.recv()

@@ -1,6 +1,6 @@
-"""Planning on another environment than the one that acts: a light stand-in for an expensive simulator.
+"""Planning on another environment than the live one: a light stand-in for an expensive simulator.
 
-At every decision the stand-in takes over the state of the environment that acts; the search steps the stand-in alone.
+At every decision the stand-in takes over the state of the live environment; the search steps the stand-in alone.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from corral.snapshot.keepers.declared import KEY, WHOLE, declares, read_declared
 from corral.snapshot.live_env import LiveEnv
 
 Transfer = Callable[[Env], Any]
-"""What a stand-in takes of the environment that acts."""
+"""What a stand-in takes of the live environment."""
 
 
 def stand_in_states(env: EnvLike, vec: VecEnv, transfer: Transfer | None, memory_mb: float) -> EnvStates:
     """States of a stand-in for the environments of `vec`.
 
-    The stand-in has `set_key_state(state)` or `load_state_dict(state)`. What it is given is what `transfer` says of the
-    environment that acts, or what that one's `get_key_state()` or `state_dict()` says; time limits go along.
+    The stand-in has `set_key_state(state)` or `load_state_dict(state)`. It is given what `transfer` returns for the
+    live environment, or that one's `get_key_state()` or `state_dict()`; time limits are taken over as well.
     """
     if not isinstance(vec, LocalVecEnv):
         raise UserError("A stand-in takes over the states of environments in this process: act with backend=local.")
@@ -54,7 +54,7 @@ def stand_in_states(env: EnvLike, vec: VecEnv, transfer: Transfer | None, memory
 
 
 class _StoodInFor(LiveEnv):
-    """The stand-in, in the place of an environment that acts."""
+    """The stand-in, in the place of a live environment."""
 
     def __init__(self, real: LiveEnv, stand_in: Env, names: tuple[str, str], transfer: Transfer):
         self._real, self._stand_in, self._names, self._transfer = real, stand_in, names, transfer
@@ -79,20 +79,18 @@ class _StoodInFor(LiveEnv):
         )
 
     def last_obs(self) -> list[Array] | None:
-        """What the real one showed."""
         return self._real.last_obs()
 
     def episode_start(self) -> EpisodeStart | None:
-        """Nothing leads there but taking over."""
         return None
 
     def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
-        """Plans end with their decision."""
-        raise UserError("A state of a stand-in cannot be loaded into the environment that acts.")
+        """Not possible: states of a stand-in are not those of the live environment."""
+        raise UserError("A state of a stand-in cannot be loaded into the live environment.")
 
 
 def _declared(env: Env) -> Any:
-    """What an environment says of itself."""
+    """The state that an environment declares."""
     for names in (KEY, WHOLE):
         if declares(env, names):
             return read_declared(env, names)["state"]

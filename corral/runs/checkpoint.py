@@ -101,7 +101,7 @@ def load(
             try:
                 result = load_checkpoint(path, only)
             except BrokenCheckpoint as error:
-                if not path.is_dir() and name not in gone:  # a run that goes on has removed it meanwhile
+                if not path.is_dir() and name not in gone:  # the run, still training, has removed it meanwhile
                     gone.add(name)
                     break
                 broken.append(str(error))
@@ -202,7 +202,7 @@ def _report(broken: list[str], used: str, note: Callable[[str], None] | None) ->
 def _none_intact(folder: RunFolder, which: str, broken: list[str]) -> str:
     if not broken:
         if which == "latest":
-            return f"{folder.path} has no checkpoint yet: let it train longer, or start it anew."
+            return f"{folder.path} has no checkpoint yet: let it train longer, or start it again."
         return f"{folder.path} has no checkpoint {which!r}: try latest, or a name from {folder.checkpoints}."
     return f"No checkpoint of {folder.path} is intact, the first failure being: {broken[0]}"
 

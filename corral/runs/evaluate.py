@@ -180,7 +180,7 @@ class Evaluator:
                 self._note(
                     "no_opponent",
                     "evaluation is self-play, whose returns are not comparable over time: the best checkpoint is the "
-                    'latest; set evaluation.env_kwargs={"opponent": "mcts:1000"} where the game takes it',
+                    'latest; set eval_env_kwargs={"opponent": "mcts:1000"} where the game takes it',
                 )
         return self._vec
 

@@ -17,7 +17,7 @@ LIMIT = 1000
 
 
 class EventLog:
-    """Appends {time, env_steps, kind, text, ...} lines; a run that goes on counts on.
+    """Appends {time, env_steps, kind, text, ...} lines; a resumed run continues the counts.
 
     Of one kind the first 1000 are written. Later ones are only counted: a line with the `count` so far follows each
     time that it has doubled, and when the log is closed.

@@ -1,4 +1,4 @@
-"""The run directory: what is in it, who made it, and that only one process trains it at a time."""
+"""The run directory: its files, where it was made, and a lock so that one process trains it at a time."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class RunFolder:
 
     @property
     def parts_json(self) -> Path:
-        """Health of the parts of a run that has several, as of the last row."""
+        """Processes of a run with several, as of the last row."""
         return self.path / "parts.json"
 
     @property
@@ -188,7 +188,7 @@ def _to_yaml(config: dict[str, Any]) -> str:
     def on_one_line(dumper: Any, values: Any) -> Any:
         return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=True)
 
-    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # of its own, so that nobody else's YAML changes
+    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # a class of its own: representers are kept in the class
     for kind in (list, tuple):
         dumper.add_representer(kind, on_one_line)
     text: str = yaml.dump({"format": FORMAT} | config, Dumper=dumper, sort_keys=False, allow_unicode=True)
@@ -220,9 +220,9 @@ def _gather_info() -> dict[str, Any]:
 def _git() -> dict[str, Any] | None:
     """The commit of the working directory and whether files differ from it; None outside of a repository."""
 
-    def ask(*words: str) -> str:
+    def ask(*args: str) -> str:
         run = subprocess.run(
-            ["git", *words],
+            ["git", *args],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             text=True,

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces as gs
 
-from corral.acting.policy import PlanningPolicy, Policy
+from corral.acting.policy import ActContext, PlanningPolicy, Policy, set_context
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.core.spaces import Leaf
 from corral.core.types import Array, EnvSpec, Tree, tree_map
+from corral.nets.network import use_precision
 from corral.runs import checkpoint
 from corral.runs.folder import RunFolder
 
@@ -62,9 +63,7 @@ class LoadedPolicy:
         self.algo = make_algorithm(experiment, self.spec)
         self.model = _build_model(self.algo, weights, find_device(experiment.device if device == "run" else device))
         self.model.eval().requires_grad_(False)
-        self.model.autocast = meta["precision"] == "bf16"
-        if meta["precision"] == "fp32":  # as the learner does, so that decisions are the same to the last bit
-            getattr(self.model, "use_numpy", bool)()
+        use_precision(self.model, meta["precision"])  # the learner's, so that actions are the same to the last bit
         self._actors = {greedy: self.alone(deterministic=greedy, seed=seed) for greedy in (True, False)}
         self._state: Tree = None
         self._rows = 0
@@ -93,9 +92,7 @@ class LoadedPolicy:
     def as_policy(self, *, deterministic: bool = True, seed: int = 0) -> Policy:
         """The same decisions as a `Policy`, whose memory is the caller's, such as for a `Sampler`."""
         policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
-        policy.progress = min(1.0, self.step / self.experiment.steps)
-        if isinstance(policy, PlanningPolicy):
-            policy.reward_scale = self.reward_scale
+        set_context(policy, ActContext(min(1.0, self.step / self.experiment.steps), reward_scale=self.reward_scale))
         return policy
 
     def search_policy(self, sims: int, *, deterministic: bool = True, seed: int = 0) -> Policy:

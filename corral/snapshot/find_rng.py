@@ -1,7 +1,7 @@
-"""The random generators of an environment wherever they are: in parts of parts, in lists, in closures.
+"""Finds the random generators of an environment wherever they are: in nested objects, lists or closures.
 
-Ways that keep states without looking into the environment, by its own functions or by repeating its actions, find them
-here. One that is not found would show a planner what the real dice are going to show.
+For keepers that do not look into the environment, because they use its own functions or repeat its actions. With a
+generator that is not found, a planner would know the random numbers that the environment is going to draw.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _EVERY_LOOK = 256  # at how many calls a whole environment is walked through aga
 
 
 class RngFinder:
-    """Generators of environments. What led to them is remembered, as walking through one may take long."""
+    """Generators of environments. The paths to them are remembered, because a search may take long."""
 
     def __init__(self) -> None:
         self._paths: weakref.WeakKeyDictionary[Env, list[Path]] = weakref.WeakKeyDictionary()
         self._looks: weakref.WeakKeyDictionary[Env, int] = weakref.WeakKeyDictionary()
 
     def read(self, env: Env) -> list[RngState]:
-        """Where they are in their sequences."""
+        """Their states."""
         return [RngState(generator) for generator in self._find(env)]
 
     def reseed(self, env: Env, seed: int) -> None:
-        """Let them go on with numbers that `seed` says."""
+        """Let them continue with numbers that follow from `seed`."""
         for place, generator in enumerate(self._find(env)):
             reseed(generator, seed, place)
 
@@ -61,7 +61,7 @@ def find_generators_in(value: Any) -> list[Any]:
 
 
 def unshare(env: Env) -> None:
-    """Give an environment spaces and generators of its own: what builds it may hand the same ones to others too."""
+    """Give an environment spaces and generators of its own: its factory may hand the same ones to others too."""
     memo: dict[int, Any] = {}
     for path, _ in list(_walk(env, also=spaces.Space)):
         *way, (how, key) = path

@@ -1,4 +1,4 @@
-"""Environments that act: what they last showed, how they came there, and what is to be told when a state is loaded."""
+"""`LiveEnv`: an environment that others step, with its last observation and how it got there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from corral.snapshot.rng import State, find_generators, read_generators, same_st
 
 
 class LiveEnv(ABC):
-    """One environment that others step."""
+    """One environment that others step, whose states are saved and loaded."""
 
     @property
     @abstractmethod
@@ -33,33 +33,30 @@ class LiveEnv(ABC):
 
     @abstractmethod
     def record(self) -> None:
-        """From now on note what leads to where it is."""
+        """From now on record what `episode_start` needs."""
 
     @abstractmethod
     def last_obs(self) -> list[Array] | None:
-        """Leaves of the observation that it showed last, as copies; None when that is not known."""
+        """Leaves of its last observation, as copies; None where that is not known."""
 
     @abstractmethod
     def episode_start(self) -> EpisodeStart | None:
-        """What leads there; None where that is not known."""
+        """How to repeat its episode; None where that is not known."""
 
     @abstractmethod
     def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
-        """It was put into a state where it showed this, and which `beginning` leads to, if anything is known to."""
+        """A state was loaded into it, with this observation, and `start` leads there, if that is known."""
 
     def release(self) -> None:  # noqa: B027 - most are not watched
-        """Let it be as if nobody had looked."""
+        """Undo what was changed to watch it."""
 
 
-# A single environment that its user steps: its `step` and `reset` are watched, to know what it showed.
-
-
-_SINCE_SEED_STEPS, _GAME_STEPS = 10_000, 50_000  # as much as `restore` repeats
+_SINCE_SEED_STEPS, _GAME_STEPS = 10_000, 50_000  # as many as stepping/recorder.py repeats
 
 
 @dataclass
-class _Game:
-    """An episode: how it began, and what was done. `after` leads to a state that it goes on from instead."""
+class _Episode:
+    """An episode: how it began, and its actions; or with `after`, how to get to the loaded state that it continues."""
 
     seed: int | None = None
     options: Any = None
@@ -70,7 +67,7 @@ class _Game:
 
 
 class WatchedEnv(LiveEnv):
-    """Puts functions of its own in the place of the environment's `step` and `reset`, until `release`."""
+    """A single environment that its user steps; until `release`, its `step` and `reset` are methods of this object."""
 
     def __init__(self, env: Env, layout: Layout):
         self._env, self._layout = env, layout
@@ -80,13 +77,12 @@ class WatchedEnv(LiveEnv):
         self._over, self._recording, self._watching = False, False, True
         self._before: dict[str, Any] = {name: vars(env)[name] for name in ("step", "reset") if name in vars(env)}
         self._since: list[Any] | None = None  # actions since `mark`, one too many at most; None when it was moved
-        self._games: list[_Game] = []  # since a seed, while that is not long ago
+        self._games: list[_Episode] = []  # since a seed, while that is not long ago
         self._wrappers = FieldsKeeper(base=False) if isinstance(env, gymnasium.Wrapper) else None
         env.step, env.reset = self._watched_step, self._watched_reset  # type: ignore[method-assign]
 
     @property
     def env(self) -> Env:
-        """The user's."""
         return self._env
 
     @property
@@ -99,24 +95,24 @@ class WatchedEnv(LiveEnv):
         self._recording = True
 
     def last_obs(self) -> list[Array] | None:
-        """As the last step or reset returned it; None if that was before anything here knew it."""
+        """As the last step or reset returned it; None if that was before the environment was watched."""
         return None if self._leaves is None else [leaf.copy() for leaf in self._leaves]
 
     def tell(self, obs: Any) -> None:
-        """What it shows now."""
+        """Set its last observation."""
         leaves, values = self._layout.leaves, self._layout.flatten(obs)
         self._leaves = [np.array(value, leaf.dtype) for leaf, value in zip(leaves, values, strict=True)]
 
     def mark(self) -> None:
-        """From now on it counts what is done."""
+        """Start of what `took` is about."""
         self._since = []
 
     def took(self, count: int) -> list[Any] | None:
-        """The actions since `mark`, if they are so many and nothing else was done to it."""
+        """The actions since `mark`, if there are `count`, and the environment was not reset or loaded since."""
         return self._since if self._since is not None and len(self._since) == count else None
 
     def episode_start(self) -> EpisodeStart | None:
-        """Its games since the last seed, or only the current one."""
+        """Its episodes since the last seed, or only the current one."""
         if not self._games or len(self._games[-1].actions) > _GAME_STEPS or self._leaves is None:
             return None
         *past, last = self._games
@@ -126,18 +122,17 @@ class WatchedEnv(LiveEnv):
         return EpisodeStart(lambda env: self._repeat(env, games, shown, now), nbytes)
 
     def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
-        """Go on from there."""
         self._leaves, self._over = None if obs is None else [leaf.copy() for leaf in obs], over
-        self._games, self._since = [] if start is None else [_Game(after=start)], None
+        self._games, self._since = [] if start is None else [_Episode(after=start)], None
 
     def release(self) -> None:
-        """Give the environment its own functions back; whoever watches it since goes on watching it."""
+        """Give the environment its own functions back; one that watches it since continues to do so."""
         self._watching = False
         if getattr(vars(self._env).get("step"), "__self__", None) is self:
             self._put_back(self._env)
 
     def _put_back(self, env: Env) -> None:
-        """Undo what this one, and those before it that look no more, did to its functions."""
+        """Undo what this one, and those before it that were released, did to its functions."""
         for name in ("step", "reset"):
             vars(env).pop(name, None)
         vars(env).update(self._before)
@@ -165,7 +160,7 @@ class WatchedEnv(LiveEnv):
             return self._reset(seed=seed, options=options)
         if self._recording:
             generators = read_generators(find_generators(self._env))
-            game = _Game(seed, copy.deepcopy(options), generators, self._keep_wrappers())
+            game = _Episode(seed, copy.deepcopy(options), generators, self._keep_wrappers())
             long = sum(1 + len(game.actions) for game in self._games) > _SINCE_SEED_STEPS
             self._games = [game] if seed is not None or long or not self._games else [*self._games, game]
         self._leaves = self._since = None
@@ -175,13 +170,13 @@ class WatchedEnv(LiveEnv):
         return result
 
     def _keep_wrappers(self) -> Any:
-        """What wrappers remember from one episode to the next, if it can be copied."""
+        """The fields of wrappers, which may last from one episode to the next, if they can be copied."""
         try:
             return None if self._wrappers is None else self._wrappers.save(self._env)
         except CannotSave:
             return None
 
-    def _repeat(self, env: Env, games: list[_Game], shown: list[Array], now: State) -> Any:
+    def _repeat(self, env: Env, games: list[_Episode], shown: list[Array], now: State) -> Any:
         obs = None
         for k, game in enumerate(games):
             if game.after is not None:
@@ -205,7 +200,7 @@ class WatchedEnv(LiveEnv):
 
 
 def unwatch(copied: Env) -> None:
-    """Give a copy of an environment its own functions, if the original was watched, by however many."""
+    """Give a copy of an environment its own functions, if the original was watched."""
     while isinstance(watch := getattr(vars(copied).get("step"), "__self__", None), WatchedEnv):
         watch._watching = False
         watch._put_back(copied)

@@ -112,14 +112,11 @@ def write_generator(generator: Any, state: State) -> None:
         generator.setstate((state["version"], tuple(state["key"].tolist()), state["gauss"]))
 
 
-# Random generators as they are kept with a state: read, brought to life, and given other numbers, in microseconds.
-
-
 _WORD = (1 << 64) - 1
 
 
 class RngState:
-    """A generator's state."""
+    """The state of a random generator, as a keeper keeps it."""
 
     __slots__ = ("kind", "state")
     __hash__ = None  # type: ignore[assignment]
@@ -140,11 +137,11 @@ class RngState:
         return is_generator(type(generator)) and _kind(generator) == self.kind
 
     def write(self, generator: Any) -> None:
-        """Let a generator go on from here."""
+        """Set a generator to this state."""
         write_generator(generator, self.state)
 
     def alive(self) -> Any:
-        """A generator that goes on from here."""
+        """A new generator in this state."""
         outer, inner = self.kind
         if inner is None:
             made = outer()
@@ -155,12 +152,12 @@ class RngState:
 
     @property
     def nbytes(self) -> int:
-        """What it takes to keep."""
+        """Memory that it takes."""
         return 400 + sum(value.nbytes for value in self.state.values() if isinstance(value, np.ndarray))
 
 
 def reseed(generator: Any, seed: int, place: int) -> None:
-    """Let a generator, the `place`-th of its environment, go on with numbers that `seed` says."""
+    """Let a generator, the `place`-th of its environment, continue with numbers that follow from `seed`."""
     a = _mix(seed ^ _mix(place + 1))
     if isinstance(generator, np.random.Generator):
         bits: Any = generator.bit_generator
@@ -192,23 +189,22 @@ def _kind(generator: Any) -> tuple[type, Any]:
     return type(generator), None
 
 
-# The generators that a process shares, `random` and `numpy.random`: who steps a planner's environment spares them. An
-# environment that draws from them in its steps cannot be planned on: the planner would throw the dice of the one that
-# acts, and nothing that is kept of its state says what they will show. That is refused, as soon as it is seen.
-
-
 _FIRST, _EVERY = 64, 16  # when to look: reading them takes as long as some steps
 
 
 class GlobalRng:
-    """Watches over them, at first always and later now and then."""
+    """Guards the generators that a process shares, `random` and `numpy.random`, at first always and later now and then.
+
+    An environment whose steps draw from them cannot be planned on: a planner would change the random numbers of the
+    live environment, and they are not part of its kept state. It is refused as soon as that is seen.
+    """
 
     def __init__(self, name: str):
         self._name, self._calls = name, 0
 
     @contextmanager
     def spared(self) -> Iterator[None]:
-        """Puts back what steps in between took of them; UserError if they took any."""
+        """Restores them after the steps in between; UserError if those drew from them."""
         self._calls += 1
         if self._calls > _FIRST and self._calls % _EVERY:
             yield
@@ -230,7 +226,7 @@ class GlobalRng:
 
 @contextmanager
 def put_back() -> Iterator[list[str]]:
-    """Whatever is done, they are then where they were; names of those that were drawn from."""
+    """Restores them at the end; yields the names of those that were drawn from."""
     taken: list[str] = []
     before = read_global_generators()
     try:

@@ -6,17 +6,19 @@ that a topology has lost, repeated or put out of order, and equal weights say th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from corral.algos.base import Algorithm, ModelPolicy
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Tree
-from corral.ops.optim import Optimizer, adam
+from corral.ops.optim import adam
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,6 @@ class Config:
 class Counting(Algorithm):
     """Its one weight follows the sum of all that it has seen, each term weighed by its place."""
 
-    max_grad_norm = float("inf")
-
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self.data = DataSpec(
@@ -46,25 +46,23 @@ class Counting(Algorithm):
         """One weight."""
         return _OneWeight()
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Counts as well."""
         return _CountingPolicy()
 
-    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
-        """Adam."""
-        return adam(params, 0.1)
+    def groups(self) -> Sequence[ParamGroup]:
+        """Adam with a constant rate."""
+        return [ParamGroup(partial(adam, lr=0.1), lambda progress: 0.1)]
 
-    def learning_rate(self, progress: float) -> float:
-        """Constant."""
-        return 0.1
-
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Trajectory, progress: float) -> LossOutput:
+    def losses(
+        self, model: nn.Module, target: nn.Module | None, batch: Trajectory, ctx: UpdateContext
+    ) -> Iterator[LossOutput]:
         """A sum that depends on the order of everything in the batch."""
         assert isinstance(model, _OneWeight)
         rows = np.asarray(batch.obs[:-1, :, 1:], np.float64).reshape(-1)
         total = float(np.dot(rows, np.sin(1 + np.arange(len(rows))))) + float(batch.reward.sum())
         loss = (model.weight * total).sum() + model.weight.square().sum()
-        return LossOutput(loss, {"loss/total": loss.detach()})
+        yield LossOutput(loss, {"loss/total": loss.detach()})
 
 
 class _OneWeight(nn.Module):
@@ -74,8 +72,6 @@ class _OneWeight(nn.Module):
 
 
 class _CountingPolicy:
-    progress = 0.0
-
     def initial_state(self, n: int) -> Tree:
         return np.zeros(n, np.int64)
 

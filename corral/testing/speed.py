@@ -41,6 +41,7 @@ _SLOW_BATCH_S = 0.25  # a step of a whole batch that takes longer leaves too few
 _START_S = 60.0
 _WAITING_SHARE = 0.5  # of a step on the CPU; below it, an environment waits for something else
 _SHORT_STEP_US = 1e3
+_GOOD_ENOUGH = 0.85  # of the fastest rate
 
 
 @dataclass
@@ -83,8 +84,14 @@ class Speed:
 
     @property
     def best(self) -> Way:
-        """The fastest way that trains the same environment: EnvPool and ALE have versions of their own."""
-        return max((way for way in self.ways if way.backend in ("local", "process", "link")), key=lambda way: way.rate)
+        """The fastest way; of those that are about as fast, the one with the fewest environments and workers.
+
+        `native` is left out, because EnvPool and ALE have versions of their own of an environment.
+        """
+        ways = [way for way in self.ways if way.backend in ("local", "process", "link")]
+        fastest = max(way.rate for way in ways)
+        good = [way for way in ways if way.rate > _GOOD_ENOUGH * fastest]
+        return min(good, key=lambda way: (way.num_envs, way.workers, -way.rate))
 
 
 Run = Callable[[], int]

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from corral.acting.policy import simulator_steps
+from corral.acting.policy import ActContext, simulator_steps
 from corral.acting.sampler import Sampler
 from corral.config.experiment import Experiment
 from corral.core import seeding
 from corral.core.encoding import Value
 from corral.core.types import Trajectory
 from corral.data.pack import pack
-from corral.envs.normalize import NormalizedVecEnv
 from corral.learn.device import set_threads
 from corral.learn.weights import FlatParams
+from corral.nets.network import use_precision
 from corral.runtimes.base import Mailbox
 from corral.topologies.base import build_model, make_algorithm, make_train_vec
 from corral.topologies.weight_channel import weights_mode
@@ -56,11 +56,9 @@ class Actor:
         # An actor is one of several: each computes on one core.
         self._vec = make_train_vec(experiment, count, env_seed, backend, workers, cores=1)
         self._algo = make_algorithm(experiment, self._vec.spec)
-        if isinstance(self._vec, NormalizedVecEnv):
-            self._vec.scale_later = self._algo.data.reuse == "replay"
         self._model = build_model(self._algo, seed, torch.device("cpu"))
         set_threads(1, self._model)
-        self._flat = FlatParams(self._model)
+        self._flat = FlatParams(self._model, self._algo.groups())
         rng = np.random.default_rng(seeding.part_seed(seed, "train", "acting", index, start))
         in_step = weights_mode(experiment, self._algo.data.max_lag) == "sync"
         self._policy = self._algo.make_policy(self._model, explore=True, rng=rng, index=index)
@@ -91,8 +89,7 @@ class Actor:
         mail = self._mailbox.wait("weights", lambda mail: bool(mail["version"] >= least), _WEIGHTS_S)
         if mail["version"] != self._version:
             self._load(mail)
-        self._policy.progress = progress
-        self._sampler.version = self._version
+        self._sampler.set_context(ActContext(progress, self._version))
         traj = next(self._rollouts)
         traj.env_id += self._first_id
         scale = float(getattr(self._vec, "reward_scale", 1.0))
@@ -103,7 +100,6 @@ class Actor:
             "learning_scale": float(getattr(self._vec, "learning_scale", 1.0)),
             "simulator_steps": simulator_steps(self._policy),
             "games": self._finished_games(),
-            "faulty_games": self._sampler.episodes.faulty,
             "restarts": self._vec.restarts,
         }
 
@@ -119,9 +115,7 @@ class Actor:
         for name, value in mail["buffers"].items():
             buffers[name].copy_(torch.from_numpy(value))
         if first:
-            self._model.autocast = mail["half"]
-            if not mail["half"]:
-                getattr(self._model, "use_numpy", bool)()
+            use_precision(self._model, "bf16" if mail["half"] else "fp32")
 
     def _finished_games(self) -> Value:
         """Environment, return and length of the games that ended since the last report."""

@@ -18,7 +18,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.core.machine import cores
 from corral.core.types import EnvSpec, LossOutput, Sample, Trajectory
 from corral.data.pack import unpack
-from corral.data.store import Store
+from corral.data.store import Store, StoreContext
 from corral.envs.backends.simulators.options import is_url
 from corral.learn.exchange.all_reduce import AllReduce
 from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
@@ -74,7 +74,7 @@ class ActorLearner(Topology):
             for k, name in enumerate(names)
         ]
         exchange = AllReduce() if experiment.actor_learner.learners > 1 else None
-        self._build_learner(self._describe(), self._others, None if exchange is None else lambda model: exchange)
+        self._build_learner(self._describe(), self._others, None if exchange is None else lambda *_: exchange)
         self._team = None
         if exchange is not None:
             self._check_shares()
@@ -144,8 +144,8 @@ class ActorLearner(Topology):
             for traj, priorities in self._in_order() if self._mode == "sync" else self._first_ready():
                 self.env_steps += int(traj.faulty.size - traj.faulty.sum())
                 self._on_rollout(traj)
-                self.store.progress, self.store.reward_scale = self.progress, float(np.mean([*self._scales.values()]))
-                self.store.put(traj, priorities)
+                scale = float(np.mean([*self._scales.values()]))
+                self.store.put(traj, priorities, StoreContext(self.progress, scale))
         metrics: dict[str, list[float]] = {}
         until = time.monotonic() + _LEARN_S
         while self._ready():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from corral.acting.episode_stats import EpisodeStats
-from corral.acting.policy import PlanningPolicy, Policy, to_numpy
-from corral.algos.base import Algorithm
+from corral.acting.policy import ActContext, Policy, set_context, to_numpy
+from corral.algos.base import Algorithm, ParamGroup
 from corral.algos.registry import find_algorithm
 from corral.config.experiment import Experiment
 from corral.core import seeding
@@ -61,7 +61,9 @@ def make_train_vec(
         kwargs = share_simulators(kwargs, 1 if one_vec else experiment.num_actors)
     vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs, cores=cores)
     if experiment.normalize_reward:
-        return NormalizedVecEnv(vec, obs=False, gamma=getattr(experiment.algorithm, "gamma", 0.99))
+        replayed = make_algorithm(experiment, vec.spec).data.reuse == "replay"
+        gamma = getattr(experiment.algorithm, "gamma", 0.99)
+        return NormalizedVecEnv(vec, obs=False, gamma=gamma, scale_later=replayed)
     return vec
 
 
@@ -85,8 +87,8 @@ Note = Callable[[str, str], None]
 """Takes the kind of an event, and what happened."""
 OnRollout = Callable[[Trajectory], None]
 """Is given every trajectory that the learner receives, before it is stored."""
-MakeExchange = Callable[[torch.nn.Module], Exchange]
-"""Makes the exchange of a learner from its network."""
+MakeExchange = Callable[[torch.nn.Module, Sequence[ParamGroup]], Exchange]
+"""Makes the exchange of a learner from its network and its parameter groups."""
 
 
 class Topology(ABC):
@@ -116,7 +118,7 @@ class Topology(ABC):
         self.precision = choose(precision or experiment.precision, self.model, trial, self.device)
         order = torch.Generator().manual_seed(seeding.part_seed(seed, "train", "learning"))
         report = lambda text: self._note("not_finite", text)  # noqa: E731 - one line is clearer here
-        exchange = None if make_exchange is None else make_exchange(self.model)
+        exchange = None if make_exchange is None else make_exchange(self.model, self.algo.groups())
         self.learner = Learner(self.algo, self.model, order, self.precision, exchange, report)
         self.store = self._make_store()
 
@@ -131,12 +133,12 @@ class Topology(ABC):
 
     @property
     def learning_rate(self) -> float:
-        """The current learning rate."""
-        return self.algo.learning_rate(self.progress)
+        """The current learning rate, of the first parameter group."""
+        return next(iter(self.learner.learning_rates(self.progress).values()))
 
     def set_learning_rate(self, value: float) -> None:
         """Replace the algorithm's schedule by a constant; UserError where learners are in other processes."""
-        setattr(self.algo, "learning_rate", lambda progress: value)  # noqa: B010 - mypy forbids to assign a method
+        self.learner.set_learning_rate(value)
 
     @abstractmethod
     def advance(self) -> dict[str, list[float]]:
@@ -155,9 +157,7 @@ class Topology(ABC):
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         """The policy as it is now, for evaluation; its randomness is its own."""
         policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
-        policy.progress = self.progress
-        if isinstance(policy, PlanningPolicy):
-            policy.reward_scale = self.reward_scale
+        set_context(policy, ActContext(self.progress, self.learner.version, self.reward_scale))
         return policy
 
     @property
@@ -170,7 +170,7 @@ class Topology(ABC):
         return {
             "learn/version": float(self.learner.version),
             "learn/skipped": float(self.learner.skipped),
-            "learn/lr": self.learning_rate,
+            **self.learner.learning_rates(self.progress),
             **self.store.metrics(),
         }
 

@@ -274,7 +274,7 @@ class DataParallel(Topology):
         return {
             "learn/version": float(max((answer["version"] for answer in latest), default=0)),
             "learn/skipped": float(_all(answer["skipped"] for answer in latest)),
-            "learn/lr": self.learning_rate,
+            **self.learner.learning_rates(self.progress),
             "env/restarts": float(sum(answer["restarts"] for answer in latest)),
             **planning_metrics(answer["simulator_steps"] for answer in latest),
             "workers/alive": float(sum(worker.alive for worker in self._workers)),

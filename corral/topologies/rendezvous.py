@@ -15,7 +15,7 @@ from corral.core.types import EnvSpec
 from corral.learn.exchange.all_reduce import open_store
 from corral.learn.exchange.make import broadcast_codec, gradient_codec
 from corral.learn.exchange.peers import own_address
-from corral.learn.exchange.server import ParamServerProcess, Rules, slices
+from corral.learn.exchange.server import ParamServerProcess, Rules, server_slices
 from corral.learn.learner import Learner
 from corral.learn.weights import FlatParams, mean_state, to_arrays, to_tensors
 from corral.runtimes.base import Mailbox, MakeRole, Runtime
@@ -156,7 +156,10 @@ class ServerRendezvous:
             SupervisedRole(runtime, f"server {k}", partial(make, k), note, experiment.actor_learner.max_restarts)
             for k in range(experiment.data_parallel.servers)
         ]
-        self._slices = slices(learner.flat.weights.numel(), len(self.members))
+        count = len(self.members)
+        of_groups = [server_slices(group.where, count) for group in learner.flat.groups]
+        self._slices = [[parts[k] for parts in of_groups] for k in range(count)]
+        """Of each server, its part of every group in the flat weights."""
         self._last: list[Value] = [None] * len(self.members)  # states to start again from
         self._empty = set(self.members)  # those that have no state yet
         self._addresses: dict[SupervisedRole, Value] = {}
@@ -192,13 +195,17 @@ class ServerRendezvous:
         """Cut the state of a whole learner into those of servers that have never had one."""
         self._learner.load_state_dict({**to_tensors(state), "rng": self._learner.state_dict()["rng"]})
         weights = self._learner.flat.weights.detach().cpu().numpy()
-        for k, s in enumerate(self._slices):
+        optimizers = self._learner.split_optimizer(state["optimizer"])
+        starts = [group.where.start for group in self._learner.flat.groups]
+        for k, parts in enumerate(self._slices):
             if self._last[k] is None:
-                kept = {
-                    name: value[s] if isinstance(value, np.ndarray) and value.ndim else value
-                    for name, value in state["optimizer"].items()
+                self._last[k] = {
+                    "version": state["version"],
+                    "parts": [
+                        {"weights": weights[s].copy(), "optimizer": _cut(optimizer, s.start - at, s.stop - at)}
+                        for s, optimizer, at in zip(parts, optimizers, starts, strict=True)
+                    ],
                 }
-                self._last[k] = {"version": state["version"], "weights": weights[s].copy(), "optimizer": kept}
 
     def state(self, crew: list[SupervisedRole]) -> Value | None:
         """A worker's, with the servers' weights and optimizer."""
@@ -214,13 +221,15 @@ class ServerRendezvous:
         learner = self._learner
         learner.load_state_dict({**to_tensors(state), "rng": learner.state_dict()["rng"]})
         with torch.no_grad():
-            for s, last in zip(self._slices, self._last, strict=True):
-                learner.flat.weights[s].copy_(torch.from_numpy(np.array(last["weights"])))
-        optimizer = {
-            name: np.concatenate([last["optimizer"][name] for last in self._last])
-            if isinstance(value, np.ndarray) and value.ndim else value
-            for name, value in self._last[0]["optimizer"].items()
-        }  # fmt: skip
+            for parts, last in zip(self._slices, self._last, strict=True):
+                for s, part in zip(parts, last["parts"], strict=True):
+                    learner.flat.weights[s].copy_(torch.from_numpy(np.array(part["weights"])))
+        optimizer = learner.join_optimizers(
+            [
+                _joined([last["parts"][group]["optimizer"] for last in self._last])
+                for group in range(len(learner.flat.groups))
+            ]
+        )
         whole = to_arrays(learner.state_dict())
         return {**whole, "optimizer": optimizer, "version": self._last[0]["version"], "skipped": state["skipped"]}
 
@@ -243,6 +252,23 @@ class ServerRendezvous:
         return self._told
 
 
+def _cut(optimizer: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """The state of an optimizer for a part of its weights."""
+    return {
+        name: value[start:stop] if isinstance(value, np.ndarray) and value.ndim else value
+        for name, value in optimizer.items()
+    }
+
+
+def _joined(optimizers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The state of an optimizer from those of its parts."""
+    return {
+        name: np.concatenate([part[name] for part in optimizers])
+        if isinstance(value, np.ndarray) and value.ndim else value
+        for name, value in optimizers[0].items()
+    }  # fmt: skip
+
+
 class ServerRole:
     """A parameter server in a part of its own."""
 
@@ -251,12 +277,16 @@ class ServerRole:
     ):  # fmt: skip
         config = experiment.data_parallel
         algo = make_algorithm(experiment, EnvSpec.from_json(spec))
-        weights = FlatParams(build_model(algo, experiment.seed, torch.device("cpu"))).weights
+        groups = algo.groups()
+        flat = FlatParams(build_model(algo, experiment.seed, torch.device("cpu")), groups)
         torch.set_num_threads(1)
-        own = slices(weights.numel(), config.servers)[index]
+        parts = [
+            (flat.weights.detach()[server_slices(part.where, config.servers)[index]], group.optimizer)
+            for part, group in zip(flat.groups, groups, strict=True)
+        ]
         self._address = own_address(host)
         self._make = partial(
-            ParamServerProcess, weights.detach()[own], algo.optimizer, Rules(*config.rule, config.backup_workers),
+            ParamServerProcess, parts, Rules(*config.rule, config.backup_workers),
             gradient_codec(config), broadcast_codec(config), self._address, secret,
         )  # fmt: skip
         self._server: ParamServerProcess | None = None

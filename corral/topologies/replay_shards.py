@@ -17,7 +17,7 @@ from corral.core.encoding import Value
 from corral.core.errors import RunFailed
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, slice_envs
 from corral.data.pack import pack, unpack, unpack_batch
-from corral.data.store import Store, make_store
+from corral.data.store import START, Store, StoreContext, make_store
 from corral.runtimes.base import Mailbox, MakeRole, RoleLost, Runtime
 from corral.runtimes.supervised_role import SupervisedRole
 
@@ -35,8 +35,7 @@ class Shard:
 
     def put(self, traj: Value, priorities: Value, progress: float, reward_scale: float) -> Value:
         """Take in a fragment; says how it stands."""
-        self._store.progress, self._store.reward_scale = progress, reward_scale
-        self._store.put(unpack(traj, self._spec), priorities)
+        self._store.put(unpack(traj, self._spec), priorities, StoreContext(progress, reward_scale))
         return self._standing()
 
     def get(self) -> Value:
@@ -97,7 +96,7 @@ class ShardedStore(Store):
         """The roles, for whoever watches them."""
         return self._shards
 
-    def put(self, traj: Trajectory, priorities: Array | None = None) -> None:
+    def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
         """Send every environment to its shard, always the same: n-step windows go from one fragment to the next."""
         owner = traj.env_id % len(self._shards)
         for k, member in enumerate(self._shards):
@@ -105,7 +104,7 @@ class ShardedStore(Store):
             if len(columns) and member.alive:
                 part = slice_envs(traj, columns) if len(columns) < len(owner) else traj
                 first = None if priorities is None else priorities[:, columns]
-                member.call("put", pack(part, self._spec), first, self.progress, self.reward_scale)
+                member.call("put", pack(part, self._spec), first, ctx.progress, ctx.reward_scale)
         self._pump(0.0)
 
     def room(self) -> bool:

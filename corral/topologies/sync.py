@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from corral.acting.policy import simulator_steps
+from corral.acting.policy import ActContext, simulator_steps
 from corral.acting.sampler import Sampler
 from corral.config.experiment import Experiment
 from corral.core import seeding
+from corral.data.store import StoreContext
 from corral.envs.normalize import NormalizedVecEnv
 from corral.topologies.base import MakeExchange, Note, OnRollout, Topology, make_train_vec, planning_metrics
 
@@ -43,8 +44,6 @@ class Sync(Topology):
             self.experiment = replace(experiment, **chosen)
         try:
             self._build_learner(self.vec.spec, make_exchange=make_exchange)
-            if isinstance(self.vec, NormalizedVecEnv):
-                self.vec.scale_later = self.algo.data.reuse == "replay"
             self._rng = np.random.default_rng(seeding.part_seed(experiment.seed, "train", "acting"))
             self.policy = self.algo.make_policy(self.model, explore=True, rng=self._rng)
             self.sampler = Sampler(self.vec, self.policy)
@@ -78,16 +77,14 @@ class Sync(Topology):
         steps, envs = self.algo.fragment_steps(self.experiment.num_envs), self.experiment.num_envs
         if self._rollouts is None:
             self._rollouts = self.sampler.rollouts(steps)
-        self.policy.progress = self.progress
-        self.sampler.version = self.learner.version
+        self.sampler.set_context(ActContext(self.progress, self.learner.version, self.reward_scale))
         # One of several without room waits for others, who make every update with it and have less than that takes.
         traj = next(self._rollouts) if self._crew is None or self.store.room() else None
         self._rows += steps * envs
         if traj is not None:
             self.env_steps += int(traj.faulty.size - traj.faulty.sum())
             self._on_rollout(traj)
-            self.store.progress, self.store.reward_scale = self.progress, getattr(self.vec, "reward_scale", 1.0)
-            self.store.put(traj)
+            self.store.put(traj, ctx=StoreContext(self.progress, getattr(self.vec, "reward_scale", 1.0)))
         metrics: dict[str, list[float]] = {}
         while self._ready():
             self._learn(self.store.get(), metrics)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+from torch import nn
 
 from corral.acting.policy import simulator_steps
+from corral.algos.base import ParamGroup
 from corral.config.experiment import ActorLearnerConfig, Experiment
 from corral.core import seeding
 from corral.core.encoding import Value
@@ -44,8 +46,9 @@ class Worker:
         """Environments, network and exchange: what they look like, and where the others reach it."""
         self._exchange: Joint
 
-        def exchange(model: Any) -> Joint:
-            self._exchange = make_exchange(self._config, model, self._address, self._secret, self._seed % 2**32)
+        def exchange(model: nn.Module, groups: Sequence[ParamGroup]) -> Joint:
+            seed = self._seed % 2**32
+            self._exchange = make_exchange(self._config, model, groups, self._address, self._secret, seed)
             return self._exchange
 
         experiment = replace(self._experiment, precision=precision)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from helpers.batches import SPECS, act_on, batch_for, experience, gradients, learned, on_path, randomize
 
 from corral.algos import a2c, dqn, ppo, reinforce
-from corral.algos.trajectories import compute_values, evaluate
+from corral.algos.trajectories import compute_values, evaluate_actions
 from corral.core.errors import UserError
 from corral.core.types import EnvSpec, Sample, Transitions, slice_envs, tree_map
 from corral.data.episodes import EpisodeStore
@@ -75,7 +75,7 @@ def forward(model, rows):
 def counted(tensor, rows):
     """The values of the rows that count, in a line, as float64."""
     flat = numpy_of(tensor)
-    return flat.reshape(-1) if rows.valid is None else flat[rows.valid.numpy()]
+    return flat.reshape(-1) if rows.mask is None else flat[rows.mask.numpy()]
 
 
 # -- values and advantages -----------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_advantage_sum_stops_at_episode_end(name, lam):
     assert (traj.truncated & ~traj.terminated).any()
     value, after = compute_values(model, traj)
     rows = algo.prepare(model, traj)
-    advantage = numpy_of(rows.advantage).reshape(traj.shape)
+    advantage = numpy_of(rows.advantages).reshape(traj.shape)
     for t, b in np.ndindex(*traj.shape):
         total, weight = 0.0, 1.0
         for k in range(t, traj.shape[0]):
@@ -135,8 +135,8 @@ def test_advantage_sum_stops_at_episode_end(name, lam):
             if traj.done[k, b]:
                 break
         assert advantage[t, b] == pytest.approx(total, abs=1e-4)
-    np.testing.assert_allclose(rows.target, rows.advantage + rows.value, rtol=1e-6)
-    np.testing.assert_allclose(numpy_of(rows.value).reshape(traj.shape), value)
+    np.testing.assert_allclose(rows.returns, rows.advantages + rows.old_values, rtol=1e-6)
+    np.testing.assert_allclose(numpy_of(rows.old_values).reshape(traj.shape), value)
 
 
 def test_lam_1_is_the_n_step_advantage_and_lam_0_is_td():
@@ -145,7 +145,7 @@ def test_lam_1_is_the_n_step_advantage_and_lam_0_is_td():
         algo = a2c.A2c(a2c.Config(gamma=0.5, gae_lambda=lam, num_steps=12), SPECS["discrete"], 4)
         traj = batch_for(algo, model, end=0.0)
         value, after = compute_values(model, traj)
-        target = numpy_of(algo.prepare(model, traj).target).reshape(traj.shape)
+        target = numpy_of(algo.prepare(model, traj).returns).reshape(traj.shape)
         last = min(steps, 12) - 1
         expected = sum(0.5**k * traj.reward[k] for k in range(last + 1)) + 0.5 ** (last + 1) * after[last]
         np.testing.assert_allclose(target[0], expected, rtol=1e-4)
@@ -158,15 +158,17 @@ def test_lam_1_is_the_n_step_advantage_and_lam_0_is_td():
 def disturbed(rows, seed=0):
     """Rows as if the policy and the value had moved since."""
     generator = torch.Generator().manual_seed(seed)
-    rows.logp = rows.logp + torch.empty(rows.logp.shape).uniform_(-0.6, 0.6, generator=generator)
-    rows.value = rows.value + torch.empty(rows.value.shape).uniform_(-0.6, 0.6, generator=generator)
+    rows.old_log_prob = rows.old_log_prob + torch.empty(rows.old_log_prob.shape).uniform_(
+        -0.6, 0.6, generator=generator
+    )
+    rows.old_values = rows.old_values + torch.empty(rows.old_values.shape).uniform_(-0.6, 0.6, generator=generator)
     return rows
 
 
 def literal_ppo(model, rows, config, clip):
     logp, entropy, value = (counted(x, rows) for x in forward(model, rows))
     old_logp, old_value, target, advantage = (
-        counted(x, rows) for x in (rows.logp, rows.value, rows.target, rows.advantage)
+        counted(x, rows) for x in (rows.old_log_prob, rows.old_values, rows.returns, rows.advantages)
     )
     if config.normalize_advantage:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -195,18 +197,18 @@ def literal_ppo(model, rows, config, clip):
 def plain_ppo(model, rows, config, clip):
     """The same as torch operations whose gradient torch finds by itself."""
     logp, entropy, value = forward(model, rows)
-    keep = torch.ones_like(logp, dtype=torch.bool) if rows.valid is None else rows.valid
+    keep = torch.ones_like(logp, dtype=torch.bool) if rows.mask is None else rows.mask
     logp, entropy, value = logp[keep], entropy[keep], value[keep]
-    advantage = rows.advantage[keep]
+    advantage = rows.advantages[keep]
     if config.normalize_advantage:
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-    ratio = (logp - rows.logp[keep]).exp()
+    ratio = (logp - rows.old_log_prob[keep]).exp()
     policy = -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
-    error = (value - rows.target[keep]).square()
+    error = (value - rows.returns[keep]).square()
     if config.clip_range_vf is not None:
-        old = rows.value[keep]
+        old = rows.old_values[keep]
         near = old + (value - old).clamp(-config.clip_range_vf, config.clip_range_vf)
-        error = torch.max(error, (near - rows.target[keep]).square())
+        error = torch.max(error, (near - rows.returns[keep]).square())
     return policy + config.vf_coef * 0.5 * error.mean() - config.ent_coef * entropy.mean()
 
 
@@ -251,8 +253,8 @@ def one_row(algo, model, **changes):
 @pytest.mark.parametrize("path", PATHS)
 def test_clip_stops_only_moves_away(log_ratio, advantage, moves, path):
     algo, model = make("ppo", ent_coef=0.0, vf_coef=0.0)
-    rows = one_row(algo, model, advantage=advantage)
-    rows.logp = (evaluate(model, rows)[0] - log_ratio).detach()
+    rows = one_row(algo, model, advantages=advantage)
+    rows.old_log_prob = (evaluate_actions(model, rows)[0] - log_ratio).detach()
     _, found = learned(algo, model, rows, path)
     assert (sum(float(g.abs().sum()) for g in found) > 1e-6) == moves
 
@@ -270,9 +272,9 @@ def test_clip_stops_only_moves_away(log_ratio, advantage, moves, path):
 @pytest.mark.parametrize("path", PATHS)
 def test_value_clip_is_around_old_value(old, target, error, moves, path):
     algo, model = make("ppo", ent_coef=0.0, clip_range_vf=0.5, vf_coef=1.0)
-    rows = one_row(algo, model, advantage=0.0)
-    value = float(evaluate(model, rows)[2].detach())
-    rows.value, rows.target = torch.tensor([value + old]), torch.tensor([value + target])
+    rows = one_row(algo, model, advantages=0.0)
+    value = float(evaluate_actions(model, rows)[2].detach())
+    rows.old_values, rows.returns = torch.tensor([value + old]), torch.tensor([value + target])
     output, found = learned(algo, model, rows, path)
     near = value + old + np.clip(-old, -0.5, 0.5)
     expected = {"own": target**2, "clipped": (near - value - target) ** 2}[error]
@@ -283,7 +285,7 @@ def test_value_clip_is_around_old_value(old, target, error, moves, path):
 @pytest.mark.parametrize("path", PATHS)
 def test_without_a_value_clip_a_far_value_is_not_bound(path):
     algo, model = make("ppo", ent_coef=0.0)
-    rows = one_row(algo, model, advantage=0.0, target=1e3, value=-1e3)
+    rows = one_row(algo, model, advantages=0.0, returns=1e3, old_values=-1e3)
     assert sum(float(g.abs().sum()) for g in learned(algo, model, rows, path)[1]) > 100
 
 
@@ -311,27 +313,27 @@ def test_a_policy_that_moved_too_far_stops_the_epochs(path):
 def test_every_row_is_used_once_per_epoch_in_a_new_order(minibatches):
     algo, model = make("ppo", update_epochs=3, num_minibatches=minibatches)
     rows = algo.prepare(model, batch_for(algo, model))
-    rows.target = torch.arange(48.0)
+    rows.returns = torch.arange(48.0)
     parts = list(algo.minibatches(rows, torch.Generator().manual_seed(0)))
     assert len(parts) == 3 * minibatches
-    epochs = [torch.cat([p.target for p in parts[k * minibatches : (k + 1) * minibatches]]) for k in range(3)]
+    epochs = [torch.cat([p.returns for p in parts[k * minibatches : (k + 1) * minibatches]]) for k in range(3)]
     for epoch in epochs:
-        assert torch.equal(epoch.sort().values, rows.target)
+        assert torch.equal(epoch.sort().values, rows.returns)
     assert not torch.equal(epochs[0], epochs[1])
     for part in parts:
-        rows_of_part = part.target.long()
+        rows_of_part = part.returns.long()
         assert torch.equal(part.obs, rows.obs[rows_of_part])
-        assert torch.equal(part.logp, rows.logp[rows_of_part])
+        assert torch.equal(part.old_log_prob, rows.old_log_prob[rows_of_part])
 
 
 def test_recurrent_minibatches_are_whole_sequences():
     algo, model = make("ppo", update_epochs=1, num_minibatches=2, net=LSTM)
     rows = algo.prepare(model, batch_for(algo, model))
-    rows.target = torch.arange(4.0).expand(12, 4).contiguous()
+    rows.returns = torch.arange(4.0).expand(12, 4).contiguous()
     parts = list(algo.minibatches(rows, torch.Generator().manual_seed(0)))
-    assert [part.target.shape for part in parts] == [(12, 2), (12, 2)]
+    assert [part.returns.shape for part in parts] == [(12, 2), (12, 2)]
     for part in parts:
-        columns = part.target[0].long()
+        columns = part.returns[0].long()
         assert torch.equal(part.state, rows.state[columns])
         assert torch.equal(part.obs, rows.obs[:, columns])
         assert torch.equal(part.first, rows.first[:, columns])
@@ -339,9 +341,9 @@ def test_recurrent_minibatches_are_whole_sequences():
 
 def policy_gradient(model, rows, normalize, value_coef, entropy_coef, lib):
     logp, entropy, value = forward(model, rows)
-    keep = torch.ones_like(logp, dtype=torch.bool) if rows.valid is None else rows.valid
+    keep = torch.ones_like(logp, dtype=torch.bool) if rows.mask is None else rows.mask
     logp, entropy, value = logp[keep], entropy[keep], value[keep]
-    advantage, target = rows.advantage[keep], rows.target[keep]
+    advantage, target = rows.advantages[keep], rows.returns[keep]
     if lib is np:
         logp, entropy, value, advantage, target = map(numpy_of, (logp, entropy, value, advantage, target))
         if normalize:
@@ -402,7 +404,7 @@ def test_reinforce_loss_ignores_padding(space, baseline, normalize, path):
     lengths = (~batch.faulty).sum(0)
     assert len(set(lengths)) > 2
     rows = algo.prepare(model, batch)
-    assert len(rows.target) == lengths.sum()
+    assert len(rows.returns) == lengths.sum()
     value, after = compute_values(model, batch)
     returns, advantages = np.zeros(batch.shape), np.zeros(batch.shape)
     for t, b in np.ndindex(*batch.shape):
@@ -414,8 +416,8 @@ def test_reinforce_loss_ignores_padding(space, baseline, normalize, path):
             total += 0.9 ** (end + 1 - t) * after[end, b]
         returns[t, b], advantages[t, b] = total, total - (value[t, b] if baseline else 0)
     keep = ~batch.faulty
-    np.testing.assert_allclose(rows.target, returns[keep], atol=1e-4)
-    np.testing.assert_allclose(rows.advantage, advantages[keep], atol=1e-4)
+    np.testing.assert_allclose(rows.returns, returns[keep], atol=1e-4)
+    np.testing.assert_allclose(rows.advantages, advantages[keep], atol=1e-4)
     assert_policy_gradient(algo, model, rows, normalize, algo.config.vf_coef if baseline else 0.0, path)
 
 
@@ -566,15 +568,15 @@ def test_the_ratio_is_1_for_the_policy_that_acted(name, space, net, path):
         assert leaves.max() == box.high.max()
     rows = algo.prepare(model, traj)
     for part in [rows, *algo.minibatches(rows, torch.Generator().manual_seed(0))]:
-        ratio = (log_prob(model, part) - part.logp).exp()
+        ratio = (log_prob(model, part) - part.old_log_prob).exp()
         assert number((ratio - 1).abs().max()) < 1e-5
 
 
 def log_prob(model, rows):
     """By the path that the model learns on."""
-    if model.lean is None:
-        return evaluate(model, rows)[0]
-    params = model.lean_params(rows.obs.numpy())
+    if model.numpy_towers is None:
+        return evaluate_actions(model, rows)[0]
+    params = model.numpy_params(rows.obs.numpy())
     return torch.from_numpy(model.actions.explicit(params, rows.action.numpy())[0])
 
 
@@ -585,9 +587,9 @@ def test_ratio_is_against_behaviour_policy(name, space, net):
     recorded = traj.extras["logp"].copy()
     randomize(model, seed=5, scale=0.3)  # somebody has updated the weights since
     rows = algo.prepare(model, traj)
-    np.testing.assert_array_equal(rows.logp.reshape(-1), recorded.reshape(-1))
+    np.testing.assert_array_equal(rows.old_log_prob.reshape(-1), recorded.reshape(-1))
     now = literal_distribution(model, *_params(model, rows))[0].detach()
-    ratio = (evaluate(model, rows)[0] - rows.logp).exp().detach().numpy()
+    ratio = (evaluate_actions(model, rows)[0] - rows.old_log_prob).exp().detach().numpy()
     np.testing.assert_allclose(ratio, np.exp(now.numpy() - recorded.reshape(now.shape)), rtol=1e-4)
     assert np.abs(ratio - 1).max() > 0.1
 
@@ -702,8 +704,8 @@ def test_on_policy_slices_of_a_batch_give_the_same_rows():
     whole = algo.prepare(model, traj)
     columns = np.array([2, 0])
     part = algo.prepare(model, slice_envs(traj, columns))
-    target = whole.target.reshape(traj.shape)[:, columns].reshape(-1)
-    torch.testing.assert_close(part.target, target, atol=1e-5, rtol=1e-5)
+    target = whole.returns.reshape(traj.shape)[:, columns].reshape(-1)
+    torch.testing.assert_close(part.returns, target, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from helpers.batches import loss_of
 from pettingzoo import AECEnv
 
 import corral
+from corral.acting.policy import ActContext
 from corral.acting.sampler import Sampler
 from corral.algos.search.alphazero import AlphaZero, Config
 from corral.core.errors import UserError
@@ -29,7 +31,7 @@ def played(steps=16, num_envs=8, env=ENV, progress=0.0, seed=0, **changes):
         torch.manual_seed(seed)
         model = algo.build_model()
         policy = algo.make_policy(model, explore=True, rng=np.random.default_rng(seed))
-        policy.progress = progress
+        policy.set_context(ActContext(progress))
         with Sampler(vec, policy) as sampler:
             return next(sampler.rollouts(steps)), policy, algo, model
 
@@ -84,7 +86,7 @@ def test_the_loss_is_the_stated_one():
     obs = rng.integers(0, 2, (32, 2, 3, 3)).astype(np.float32)
     outcome = rng.choice([-1.0, 0.0, 1.0], 32).astype(np.float32)
     batch = Positions(obs, outcome, {"better": better, "legal": legal, "searched": searched})
-    found = algo.loss(model, None, batch, 0.0).loss.item()
+    found = loss_of(algo, model, None, batch).loss.item()
     params, value = (out.detach().numpy() for out in model(torch.from_numpy(obs)))
     entropy = []
     for i in np.flatnonzero(searched):
@@ -139,7 +141,7 @@ def test_past_selves_play_their_share_with_weights_of_their_own():
                     parameter.add_(1.0)
             next(rollouts)
             assert all(torch.equal(value, policy._past[0][name]) for name, value in kept.items())
-            policy.progress = 0.06  # a past self is kept after every 5 % of the run
+            policy.set_context(ActContext(0.06))  # a past self is kept after every 5 % of the run
             next(rollouts)
             assert len(policy._past) == 2
 
@@ -312,7 +314,7 @@ def test_resumed_run_keeps_past_opponents():
     with corral.make_vec(ENV, 4, "local") as vec:
         algo = AlphaZero(Config(num_simulations=2, net=SMALL, past_self_fraction=0.5), vec.spec, 4)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))
-        policy.progress = 0.8
+        policy.set_context(ActContext(0.8))
         with Sampler(vec, policy) as sampler:
             next(sampler.rollouts(20))
     assert len(policy._past) == 1

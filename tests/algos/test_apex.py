@@ -69,6 +69,6 @@ def test_priorities_are_the_sizes_of_the_n_step_differences():
                         break
                     k += 1
                 np.testing.assert_allclose(got[t, b], abs(total - q[t, b, traj.action[t, b]]), rtol=1e-4, atol=1e-5)
-        FlatParams(model)
+        FlatParams(model, algo.groups())
         model.use_numpy()
         np.testing.assert_allclose(algo.priorities(model, traj), got, rtol=1e-4, atol=1e-5)

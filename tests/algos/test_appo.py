@@ -10,7 +10,7 @@ from helpers.batches import SPECS, batch_for, gradients, learned, on_path, rando
 from helpers.reference.vtrace import literal_vtrace, rows_one_by_one, stale
 
 from corral.algos import appo
-from corral.algos.trajectories import look
+from corral.algos.trajectories import forward_sequences
 from corral.core.errors import UserError
 from corral.core.types import Sample
 from corral.learn.device import Precision
@@ -83,7 +83,7 @@ def test_the_loss_and_its_gradient_are_as_defined(space, core, normalize, path):
 def test_both_paths_are_equal(space, normalize_obs):
     algo, model = make(space, net=NetConfig(hidden_sizes=(16, 8), normalize_obs=normalize_obs))
     traj = stale(algo, model, fault=0.05)
-    model.observe(torch.from_numpy(traj.obs.reshape(-1, 3)))
+    model.encoder.observe(torch.from_numpy(traj.obs.reshape(-1, 3)))
     (plain, by_torch), (lean, by_numpy) = (learned(algo, model, traj, path) for path in PATHS)
     assert plain.backward is None
     assert lean.backward is not None
@@ -98,13 +98,13 @@ def test_the_ratio_counts_once():
     """The surrogate has the ratio, so advantages come without it: with no value to learn they are the returns."""
     algo, model = make(gamma=0.9, vtrace_rho=float("inf"), vtrace_c=float("inf"))
     traj = batch_for(algo, model)
-    seen = look(model, traj)
-    value, logp = seen.value.detach().numpy(), seen.logp.detach().numpy()
-    _, advantage = algo.correct(traj, logp, value, seen.after)
-    returns = nstep_return(traj.reward, seen.after, traj.terminated, traj.truncated, traj.faulty, 0.9, 12)
+    seen = forward_sequences(model, traj)
+    value, logp = seen.values.detach().numpy(), seen.log_prob.detach().numpy()
+    _, advantage = algo.vtrace(traj, logp, value, seen.next_values)
+    returns = nstep_return(traj.reward, seen.next_values, traj.terminated, traj.truncated, traj.faulty, 0.9, 12)
     np.testing.assert_allclose(advantage, returns - value, atol=1e-4)
     traj.extras["logp"][-1] -= 1.0  # of the last row nothing follows: only its own ratio could matter
-    np.testing.assert_array_equal(algo.correct(traj, logp, value, seen.after)[1][-1], advantage[-1])
+    np.testing.assert_array_equal(algo.vtrace(traj, logp, value, seen.next_values)[1][-1], advantage[-1])
 
 
 @pytest.mark.parametrize("space", SPECS)

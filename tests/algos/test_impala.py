@@ -11,7 +11,7 @@ from helpers.batches import SPECS, batch_for, gradients, learned, on_path, rando
 from helpers.reference.vtrace import literal_vtrace, rows_one_by_one, stale
 
 from corral.algos import impala
-from corral.algos.trajectories import look
+from corral.algos.trajectories import forward_sequences
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.core.types import EnvSpec, Sample, cat
@@ -89,7 +89,7 @@ def test_both_paths_are_equal(space, vtrace, normalize_obs):
     net = NetConfig(hidden_sizes=(16, 8), normalize_obs=normalize_obs)
     algo, model = make(space, vtrace=vtrace, net=net)
     traj = stale(algo, model, fault=0.05)
-    model.observe(torch.from_numpy(traj.obs.reshape(-1, 3)))
+    model.encoder.observe(torch.from_numpy(traj.obs.reshape(-1, 3)))
     (plain, by_torch), (lean, by_numpy) = (learned(algo, model, traj, path) for path in PATHS)
     assert plain.backward is None
     assert lean.backward is not None
@@ -120,10 +120,10 @@ def test_uncorrected_loss_treats_old_data_as_on_policy(path):
 def test_on_policy_unclipped_targets_are_n_step_returns(core):
     algo, model = make(core=core, gamma=0.9, vtrace_rho=float("inf"), vtrace_c=float("inf"))
     traj = batch_for(algo, model, fault=0.05)
-    seen = look(model, traj)
-    value = seen.value.detach().numpy()
-    target, advantage = algo.correct(traj, seen.logp.detach().numpy(), value, seen.after)
-    returns = nstep_return(traj.reward, seen.after, traj.terminated, traj.truncated, traj.faulty, 0.9, 12)
+    seen = forward_sequences(model, traj)
+    value = seen.values.detach().numpy()
+    target, advantage = algo.vtrace(traj, seen.log_prob.detach().numpy(), value, seen.next_values)
+    returns = nstep_return(traj.reward, seen.next_values, traj.terminated, traj.truncated, traj.faulty, 0.9, 12)
     keep = ~traj.faulty
     np.testing.assert_allclose(target[keep], returns[keep], atol=1e-4)
     np.testing.assert_allclose(advantage[keep], (returns - value)[keep], atol=1e-4)
@@ -139,7 +139,9 @@ def test_the_first_update_on_fresh_data_has_ratio_1(space, core, path):
     output, _ = learned(algo, model, traj, path)
     assert number(output.metrics["loss/kl"]) == pytest.approx(0, abs=1e-6)
     if path == "torch":
-        np.testing.assert_allclose(look(model, traj).logp.detach().numpy(), traj.extras["logp"], atol=1e-5)
+        np.testing.assert_allclose(
+            forward_sequences(model, traj).log_prob.detach().numpy(), traj.extras["logp"], atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("core", ["plain", "lstm"])
@@ -230,7 +232,7 @@ def test_the_optimizer_is_rmsprop_with_the_papers_constants():
     torch.manual_seed(3)
     start = torch.randn(50)
     ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
-    small = algo.optimizer([ours])
+    small = algo.groups()[0].optimizer([ours])
     reference = torch.optim.RMSprop([theirs], algo.config.learning_rate, alpha=0.99, eps=0.01)
     assert isinstance(small, SmallRmsprop)
     for k in range(60):
@@ -239,7 +241,7 @@ def test_the_optimizer_is_rmsprop_with_the_papers_constants():
         small.step()
         reference.step()
         if k == 30:
-            again = algo.optimizer([ours])
+            again = algo.groups()[0].optimizer([ours])
             again.load_state_dict(small.state_dict())
             small = again
     torch.testing.assert_close(ours.data, theirs.data, atol=1e-6, rtol=1e-5)

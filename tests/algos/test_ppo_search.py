@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from helpers.batches import loss_of
 from helpers.row_cartpole import make
 
 import corral
+from corral.acting.policy import ActContext
 from corral.acting.sampler import Sampler
 from corral.algos.ppo import Config as PpoConfig
 from corral.algos.search.ppo_search import Config, PpoSearch, bootstrap, explained_variance
@@ -106,7 +108,8 @@ def test_schedules_follow_progress():
         with Sampler(vec, policy) as sampler:
             rollouts = sampler.rollouts(16)
             assert not (next(rollouts).extras["distill"] > 0).any()
-            before, policy.progress = policy.simulator_steps, 1.0
+            before = policy.simulator_steps
+            policy.set_context(ActContext(1.0))
             assert (next(rollouts).extras["distill"] > 0).all()
             made = policy.simulator_steps - before
             assert 16 * 4 * 6 * 0.8 <= made <= 16 * 4 * 6  # fewer where episodes end within the search
@@ -174,16 +177,16 @@ def literal_loss(algo, model, rows, clip):
     """The formula of the module, row by row."""
     settings = algo.config
     params, value = (out.detach().numpy() for out in model(rows.obs))
-    advantage = rows.advantage.numpy()
+    advantage = rows.advantages.numpy()
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     total = {"policy": 0.0, "value": 0.0, "entropy": 0.0, "distill": 0.0}
     for i in range(len(rows)):
         logp = params[i] - np.log(np.exp(params[i]).sum())
         action = int(rows.action[i, 0])
-        ratio = np.exp(logp[action] - rows.logp[i].item())
+        ratio = np.exp(logp[action] - rows.old_log_prob[i].item())
         weighed = advantage[i] * rows.trust[i].item()
         total["policy"] -= min(ratio * weighed, np.clip(ratio, 1 - clip, 1 + clip) * weighed)
-        total["value"] += 0.5 * (value[i] - rows.target[i].item()) ** 2
+        total["value"] += 0.5 * (value[i] - rows.returns[i].item()) ** 2
         total["entropy"] -= (np.exp(logp) * logp).sum()
         total["distill"] -= rows.distill[i].item() * (rows.better[i].numpy() * logp).sum()
     n, ppo = len(rows), settings.ppo
@@ -206,7 +209,7 @@ def test_the_loss_is_the_stated_one(mode):
     with torch.no_grad():  # so that ratios are not 1
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    loss = algo.loss(model, None, rows, 0.0).loss.item()
+    loss = loss_of(algo, model, None, rows).loss.item()
     assert loss == pytest.approx(literal_loss(algo, model, rows, 0.2), rel=1e-4)
 
 
@@ -217,13 +220,13 @@ def test_target_kl_stops_epochs_whatever_searches_acted():
     )
     algo, model, traj, _ = trajectory(settings)
     rows = algo.prepare(model, traj)
-    assert not algo.loss(model, None, rows, 0.0).stop
+    assert not loss_of(algo, model, None, rows).stop
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    output = algo.loss(model, None, rows, 0.0)
+    output = loss_of(algo, model, None, rows)
     chosen = rows.action[:, 0].long().numpy()
-    log_ratio = log_pi(model, rows.obs.numpy())[np.arange(len(rows)), chosen] - rows.logp.numpy()
+    log_ratio = log_pi(model, rows.obs.numpy())[np.arange(len(rows)), chosen] - rows.old_log_prob.numpy()
     trust = np.exp(traj.extras["logp"] - traj.extras["behaviour"]).reshape(-1)
     expected = np.mean(trust * (np.exp(log_ratio) - 1 - log_ratio))
     assert float(output.metrics["loss/kl"]) == pytest.approx(expected, rel=1e-3)
@@ -286,8 +289,8 @@ def test_returns_use_search_value_only_at_their_end(lam):
             expected[t, b] = traj.reward[t, b] + gamma * later * (not traj.terminated[t, b])
     assert traj.done.any()
     rows = algo.prepare(model, traj)
-    np.testing.assert_allclose(rows.target.numpy(), expected.reshape(-1), rtol=1e-4)
-    np.testing.assert_allclose(rows.advantage.numpy(), (expected - value).reshape(-1), rtol=1e-4)
+    np.testing.assert_allclose(rows.returns.numpy(), expected.reshape(-1), rtol=1e-4)
+    np.testing.assert_allclose(rows.advantages.numpy(), (expected - value).reshape(-1), rtol=1e-4)
 
 
 def test_without_search_it_is_ppo_bit_for_bit(tmp_path):
@@ -310,7 +313,7 @@ def test_searched_hybrid_actions_train_by_cross_entropy():
     np.testing.assert_array_equal(rows.trust.numpy() == 0, ~dense.reshape(-1))
     assert rows.edges.shape == (traj.action["sign"].size, 16, 2)
     np.testing.assert_allclose(traj.extras["better"][searched].sum(-1), 1.0, rtol=1e-5)
-    output = algo.loss(model, None, rows, 0.0)
+    output = loss_of(algo, model, None, rows)
     params, _ = model(rows.obs)
     k = int(np.flatnonzero(searched.reshape(-1))[0])
     logp, _ = model.actions.evaluate(params[k].expand(16, -1), rows.edges[k])

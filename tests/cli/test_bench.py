@@ -142,8 +142,13 @@ def test_bound_and_advice_follow_the_fastest_backend(best, waits, limit, change)
     assert advice(speed).startswith(change)
 
 
+def test_fewest_environments_among_similar_rates():
+    many = way("local", 64, 1, environment=20.0, Corral=3.0)
+    assert Speed("mine", [ALONE, LOCAL, many]).best is LOCAL
+
+
 def test_native_version_is_a_hint_alone():
-    speed = Speed("mine", [ALONE, LOCAL, Way("native", 8, 2, [(1_000_000, 5.0, 0.0)])])
+    speed = Speed("mine", [ALONE, LOCAL, *(Way("native", 8, 2, [(1_000_000, s, 0.0)]) for s in (9.0, 5.0))])
     assert speed.best is LOCAL
     assert advice(speed).endswith("backend=native, a version of its own, is 5.0 times as fast.")
 

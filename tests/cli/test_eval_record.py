@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -94,6 +95,25 @@ def frames_of(path):
     facts = next(reader)
     width, height = facts["size"]
     return facts, [np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader]
+
+
+def test_public_functions_do_what_the_commands_do(runs, tmp_path, capsys):
+    path = runs / "cartpole"
+    run(Eval, path, "--episodes", 2, "--seed", 3, "--json")
+    printed = json.loads(capsys.readouterr().out)
+    for kind in ("deterministic", "sampled"):
+        found = corral.evaluate(path, episodes=2, seed=3, deterministic=kind == "deterministic")
+        assert found.to_json() == printed[kind]
+    assert len(corral.evaluate(str(path), env=lambda: gymnasium.make("CartPole-v0"), episodes=3).returns) == 3
+    with pytest.raises(UserError, match="this run was trained on"):
+        corral.evaluate(path, env="MountainCar-v0")
+    with pytest.raises(UserError, match="episodes must be at least 1"):
+        corral.evaluate(path, episodes=0)
+    video = corral.record(path, tmp_path / "a.mp4", seconds=0.2)
+    assert (video, video.stat().st_size > 500) == (tmp_path / "a.mp4", True)
+    curve = corral.plot(path, tmp_path / "curve.png", metric="train/episodes")
+    assert (curve, curve.stat().st_size > 1000) == (tmp_path / "curve.png", True)
+    assert (tmp_path / "curve.csv").exists()
 
 
 def test_eval_repeats_recorded_evaluation(runs, capsys):

@@ -122,7 +122,7 @@ def test_check_env_of_the_users_own_file_with_arguments(run):
         "check-env",
         "helpers.faulty_envs:Good",
         "--env-kwargs",
-        "num_steps=4",
+        "length=4",
         "--env-kwargs",
         "start=x",
         "--steps",

@@ -78,6 +78,7 @@ def test_mistake_is_exit_code_2_without_folder(tmp_path):
         (["ppo", "--env", "CartPole-v1", "--steps", "many"], "steps must be a whole number, got 'many'"),
         (["ppo", "--env", "CartPole-v1", "--steps", "1.5"], "steps must be a whole number"),
         (["ppo", "--env", "CartPole-v1", "--step", "5"], "did you mean --steps?"),
+        (["ppo", "--env", "CartPole-v1", "--envs-per-actor", "5"], "no option --envs-per-actor; set num_envs"),
         (["ppo", "--env", "CartPole-v1", "--set", "lr"], "--set takes key=value, got 'lr'"),
         (
             ["ppo", "--env", "CartPole-v1", "--set", "learning_rate=fast"],

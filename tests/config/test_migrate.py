@@ -174,6 +174,12 @@ class Config:
     net: NetConfig = field(default_factory=NetConfig)
 
 
+def test_edited_old_config_is_one_sentence():
+    settings = migrate(old_config("dppo", scale__speed=3, log=None, algorithm=None), "config.yaml").settings
+    with pytest.raises(UserError, match=r"No setting 'scale.speed'"):
+        Experiment.from_dict(settings)
+
+
 def test_environments_on_other_machines_are_noted():
     found = migrate(old_config("dppo", backend="grpc", listen="10.0.0.1:5555"), "config.yaml")
     assert (found.settings["backend"], "listen" in found.settings) == ("auto", False)

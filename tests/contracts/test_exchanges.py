@@ -254,10 +254,10 @@ def test_dropped_gradient_is_resent_with_error_feedback():
         grad = torch.zeros(100)
         grad[7] = 5.0
         model.update(late, grad)  # by weights that are not the newest any more
-        before = learners.servers[0].state()["weights"][7]
+        before = learners.servers[0].state()["parts"][0]["weights"][7]
         model.update(late, torch.zeros(100))
         assert learners.servers[0].metrics()["exchange/dropped"] == 1
-        assert learners.servers[0].state()["weights"][7] == pytest.approx(before - 0.01 * 5.0)
+        assert learners.servers[0].state()["parts"][0]["weights"][7] == pytest.approx(before - 0.01 * 5.0)
 
 
 def test_not_finite_gradient_is_not_sent():
@@ -270,7 +270,7 @@ def test_not_finite_gradient_is_not_sent():
 
     with Learners("param_server", 2, START, mode="sync", optimizer=sgd) as learners:
         assert learners.run(work) == ["skip", "apply"]  # its learner looks at it, and reports
-        np.testing.assert_allclose(learners.servers[0].state()["weights"], START.numpy() - 0.01, rtol=1e-5)
+        np.testing.assert_allclose(learners.servers[0].state()["parts"][0]["weights"], START.numpy() - 0.01, rtol=1e-5)
 
 
 def test_server_continues_from_state():

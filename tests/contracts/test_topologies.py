@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.on_runtimes import on_runtimes
 
+from corral.acting.policy import ActContext
 from corral.acting.sampler import Sampler
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
@@ -152,7 +153,7 @@ def test_sequence_version_is_that_of_its_first_step():
             for column, env_id in enumerate(traj.env_id.tolist()):
                 assert traj.version[column] == began.get(env_id, 0)
                 began[env_id] = number + 1
-            sampler.version = number + 1
+            sampler.set_context(ActContext(version=number + 1))
             if began.keys() == {0, 1} and number > 20:
                 break
         assert began[1] < began[0] or number > 20

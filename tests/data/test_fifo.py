@@ -19,7 +19,7 @@ def with_extras(traj, version):
 
 
 def test_sequences_keep_their_order_extras_and_versions():
-    store = FifoStore(VECTOR, DataSpec("sequence", 4, 2, "once"), 3)
+    store = FifoStore(VECTOR, DataSpec("sequence", 4, 2, "once", ("logp",)), 3)
     streams = [Stream(VECTOR, seed) for seed in range(3)]
     parts = [with_extras(fragment(streams, [0, 1, 2], 4)[0], version) for version in (5, 6)]
     for traj in parts:
@@ -53,7 +53,7 @@ def episodes_of(rows_by_env):
 
 @pytest.mark.parametrize("length", [1, 3, 17])
 def test_episodes_are_padded_with_final_observation(length):
-    store = EpisodeStore(MIXED, DataSpec("episode", 1, 3, "once"), 2)
+    store = EpisodeStore(MIXED, DataSpec("episode", 1, 3, "once", ("logp",)), 2)
     streams = [Stream(MIXED, seed, end=0.1, fault=0.02) for seed in range(2)]
     history = [[], []]
     batches = []

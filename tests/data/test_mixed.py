@@ -95,7 +95,8 @@ def column(traj, b):
 
 
 def test_replayed_sequence_keeps_ends_and_extras():
-    store = MixedStore(MIXED, DataSpec("sequence", 8, 6, "once", capacity=7, replayed=0.5), 3, seed=1)
+    data = DataSpec("sequence", 8, 6, "once", ("logp", "state"), capacity=7, replayed=0.5)
+    store = MixedStore(MIXED, data, 3, seed=1)
     streams = [Stream(MIXED, seed, end=0.2, fault=0.05) for seed in range(3)]
     seen, met = {}, Counter()
     for version in range(40):

@@ -12,6 +12,7 @@ from corral.core import machine as memory
 from corral.core.errors import UserError
 from corral.core.types import DataSpec
 from corral.data.replay import ReplayStore
+from corral.data.store import StoreContext
 from corral.testing.contracts.store import drain
 
 
@@ -180,11 +181,10 @@ def test_weights_are_the_formula(progress):
     store = make(VECTOR, 1, prioritised=True, samples_per_insert=1e9)
     stream = Stream(VECTOR, 1)
     for _ in range(30):
-        store.put(fragment([stream], [0], 3)[0])
+        store.put(fragment([stream], [0], 3)[0], ctx=StoreContext(progress))
     keys = np.arange(store._rows.low, store._rows.high)
     priorities = np.random.default_rng(0).uniform(0, 5, len(keys))
     store.feedback(keys, priorities)
-    store.progress = progress
     sample = store.get()
     p = (priorities + 1e-6) ** 0.6
     probability = p[sample.keys - keys[0]] / p.sum()
@@ -243,11 +243,10 @@ def test_evicted_transitions_have_no_weight():
 def test_rewards_are_scaled_when_sampled(n):
     stores = [make(VECTOR, 1, length=n, samples_per_insert=1e9) for _ in range(2)]
     stream = Stream(VECTOR, 1)
-    traj = fragment([stream], [0], 40)[0]
-    for store in stores:
-        store.put(traj)
     for scale in (0.25, 1e6):
-        stores[1].reward_scale = scale
+        traj = fragment([stream], [0], 40)[0]
+        stores[0].put(traj)
+        stores[1].put(traj, ctx=StoreContext(reward_scale=scale))
         plain, scaled = (store.get().batch.reward for store in stores)
         np.testing.assert_array_equal(scaled, np.clip(plain * np.float32(scale), -10 * n, 10 * n))
 

@@ -5,7 +5,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from corral.algos.base import UpdateContext
 from corral.core.types import EnvSpec, tree_map
+from corral.learn.fast import find_fast_loss
 from helpers.fragments import Stream, fragment
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
@@ -66,7 +68,8 @@ def gradients(loss, model):
 
 def on_path(net, path):
     """Let a network learn by torch, or in NumPy, from now on; its gradients are zero."""
-    net.lean = None
+    net.numpy_towers = net.numpy_tower = None
+    net._learns_in_numpy = False
     for param in net.parameters():
         param.grad = torch.zeros_like(param)
     if path == "numpy" and not net.use_numpy():
@@ -74,11 +77,24 @@ def on_path(net, path):
     return net
 
 
+def loss_of(algo, model, target, batch, progress=0.0):
+    """The algorithm's only loss of a batch."""
+    (output,) = algo.losses(model, target, batch, UpdateContext(progress, torch.Generator().manual_seed(0)))
+    return output
+
+
 def learned(algo, model, batch, path="torch", progress=0.0, target=None):
     """What the learner gets of a batch: the loss, and the gradient of every weight, by torch or in NumPy."""
     for net in (model, target):
         if net is not None:
             on_path(net, path)
-    output = algo.loss(model, target, batch, progress)
+    fast = find_fast_loss(algo, model, target)
+    if fast is not None and fast.takes(batch):
+        output = fast.compute(algo, model, target, batch, UpdateContext(progress, torch.Generator()))
+    else:
+        if path == "numpy":
+            model.learn_in_numpy()
+        output = loss_of(algo, model, target, batch, progress)
     (output.backward or output.loss.backward)()
+    model._learns_in_numpy = False
     return output, [param.grad.clone() for param in model.parameters()]

@@ -9,7 +9,7 @@ from corral.learn.exchange.compress import Qsgd, Whole, find_compression
 from corral.learn.exchange.gossip import Gossip
 from corral.learn.exchange.param_server import ParamServer
 from corral.learn.exchange.peers import new_secret
-from corral.learn.exchange.server import ParamServerProcess, Rules, slices
+from corral.learn.exchange.server import ParamServerProcess, Rules, server_slices
 from corral.ops.optim import adam
 
 HOST = "127.0.0.1"
@@ -20,8 +20,9 @@ class Learners:
 
     def __init__(
         self, kind, size, start, *, mode="sync", lag=0, drop=0, servers=1, graph="exponential", compress="none",
-        feedback=True, quantize=False, optimizer=None,
+        feedback=True, quantize=False, optimizer=None, groups=None,
     ):  # fmt: skip
+        self.groups = groups or [slice(0, start.numel())]
         self.kind, self.size, self.start = kind, size, start.clone()
         self.mode, self.lag, self.drop, self.shards, self.graph = mode, lag, drop, servers, graph
         self.compress, self.feedback = find_compression(compress), feedback
@@ -33,21 +34,25 @@ class Learners:
         codec = Whole() if self.compress is None else self.compress.codec
         if self.kind == "all_reduce":
             self.store = open_store(HOST)
-            self.exchanges = [
-                AllReduce(self.compress, feedback=self.feedback, seed=k, params=None) for k in range(self.size)
-            ]
+            self.exchanges = [AllReduce(self.compress, feedback=self.feedback, seed=k) for k in range(self.size)]
         elif self.kind == "gossip":
             self.exchanges = [
                 Gossip(self.graph, self.mode, self.lag, self.broadcast, HOST, self.secret) for _ in range(self.size)
             ]
         else:
             rules = Rules(self.mode, self.lag, self.drop)
+            parts = [server_slices(group, self.shards) for group in self.groups]
+            optimizers = self.optimizer if isinstance(self.optimizer, list) else [self.optimizer] * len(self.groups)
             self.servers = [
-                ParamServerProcess(self.start[s], self.optimizer, rules, codec, self.broadcast, HOST, self.secret)
-                for s in slices(self.start.numel(), self.shards)
-            ]
+                ParamServerProcess(
+                    [(self.start[slices[k]], optimizer) for slices, optimizer in zip(parts, optimizers, strict=True)],
+                    rules, codec, self.broadcast, HOST, self.secret,
+                )
+                for k in range(self.shards)
+            ]  # fmt: skip
             self.exchanges = [
-                ParamServer(codec, self.broadcast, feedback=self.feedback, seed=k) for k in range(self.size)
+                ParamServer(codec, self.broadcast, self.groups, feedback=self.feedback, seed=k)
+                for k in range(self.size)
             ]
         return self
 

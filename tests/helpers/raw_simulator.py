@@ -10,7 +10,7 @@ from corral.core.spaces import Layout
 from corral.link import protocol as clp
 from corral.link.layout import RowsLayout, layout_hash, space_group
 from corral.link.message import Message, read_message
-from corral.link.transports.tcp import FrameReader, pack
+from corral.link.transports.framing import FrameReader, pack
 
 OBSERVATION, ACTION = Layout(gymnasium.spaces.Box(-10, 10, (2,), np.float32)), Layout(gymnasium.spaces.Discrete(3))
 

@@ -107,9 +107,9 @@ class Uneven(Counting):
     def minibatches(self, batch, rng):
         yield from range(len(batch.reward))
 
-    def loss(self, model, target, batch, progress):
+    def losses(self, model, target, batch, ctx):
         weights = next(model.parameters())
-        return LossOutput(0.0, {}, backward=lambda: weights.grad.add_(1.0))
+        yield LossOutput(0.0, {}, backward=lambda: weights.grad.add_(1.0))
 
 
 @pytest.mark.parametrize(("counts", "updates"), [([2, 2, 2], 2), ([3, 1, 2], 1), ([0, 4, 4], 0), ([0, 0, 0], 0)])
@@ -128,9 +128,9 @@ def test_uneven_shares_make_the_same_number_of_updates(counts, updates):
 class Odd(Counting):
     """Its loss is the batch's reward, and its gradient is 1 whatever that is."""
 
-    def loss(self, model, target, batch, progress):
+    def losses(self, model, target, batch, ctx):
         weights = next(model.parameters())
-        return LossOutput(float(batch.reward[0]) * 1e300 * 1e300, {}, backward=lambda: weights.grad.add_(1.0))
+        yield LossOutput(float(batch.reward[0]) * 1e300 * 1e300, {}, backward=lambda: weights.grad.add_(1.0))
 
 
 def test_not_finite_loss_of_one_is_skipped_by_all():

@@ -15,6 +15,7 @@ import torch
 from helpers.learners import HOST, Learners, Model
 from torch import nn
 
+from corral.algos.base import ParamGroup
 from corral.core.errors import UserError
 from corral.learn.exchange import param_server, server
 from corral.learn.exchange.all_reduce import _HEAD, AllReduce, _plain, open_store
@@ -26,6 +27,7 @@ from corral.learn.weights import FlatParams
 
 START = torch.from_numpy(np.random.default_rng(0).normal(size=1000).astype(np.float32))
 ROWS = [5, 1, 10]
+GROUPS = [ParamGroup(torch.optim.SGD, lambda progress: 0.1)]
 
 
 class Net:
@@ -34,7 +36,7 @@ class Net:
     def __init__(self):
         conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
         self.model = nn.Sequential(conv, nn.Linear(20, 30))
-        self.flat = FlatParams(self.model)
+        self.flat = FlatParams(self.model, GROUPS)
         self.params = list(self.model.parameters())
 
     def put(self, grads):
@@ -56,7 +58,7 @@ def reduced(sharing, size, work):
     with Learners("all_reduce", size, START) as learners:
         nets = [Net() for _ in range(size)]
         learners.exchanges[:] = [
-            make_exchange(sharing, net.model, HOST, learners.secret, seed=k) for k, net in enumerate(nets)
+            make_exchange(sharing, net.model, GROUPS, HOST, learners.secret, seed=k) for k, net in enumerate(nets)
         ]
         return learners.run(lambda exchange, rank: work(exchange, rank, nets[rank]))
 
@@ -317,7 +319,7 @@ def test_gradient_with_infinite_norm_is_not_sent():
         learners.exchanges[0].begin(model.weights.data, 0, 1)
         grad = torch.full((1000,), 3e19)
         assert learners.exchanges[0].grads(grad, 1, 0.1) == "apply"  # its learner looks at it, and reports
-        np.testing.assert_array_equal(learners.servers[0].state()["weights"], START.numpy())
+        np.testing.assert_array_equal(learners.servers[0].state()["parts"][0]["weights"], START.numpy())
         assert model.update(learners.exchanges[0], torch.ones(1000)) == "skip"
         assert torch.isfinite(model.weights).all()
 
@@ -401,7 +403,7 @@ def test_gossip_waits_at_lag_bound(lag):
 
 def test_learners_round_weights_with_own_generators():
     config = DataParallelConfig(exchange="gossip", quantize_weights=True)
-    exchanges = [make_exchange(config, nn.Linear(2, 2), HOST, bytes(32), seed=k) for k in range(3)]
+    exchanges = [make_exchange(config, nn.Linear(2, 2), GROUPS, HOST, bytes(32), seed=k) for k in range(3)]
     codes = [exchange._codec.encode(START.numpy(), exchange._rng).tobytes() for exchange in exchanges]
     for exchange in exchanges:
         exchange.close()

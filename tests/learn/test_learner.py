@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from helpers.batches import learned
 from torch import nn
 
 from corral.algos import a2c, dqn, ppo
+from corral.algos.base import ParamGroup
 from corral.core.errors import RunFailed
 from corral.core.types import EnvSpec, Sample, Transitions
 from corral.learn.device import Precision, lay_out
@@ -16,6 +18,7 @@ from corral.learn.learner import Learner
 from corral.learn.weights import FlatParams
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
+from corral.ops.optim import adam
 from corral.topologies.base import build_model
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
@@ -62,7 +65,7 @@ def test_flat_weights_and_gradients_are_the_networks_own(spec):
     lay_out(model)
     before = [param.detach().clone() for param in model.parameters()]
     strides = [param.stride() for param in model.parameters()]
-    flat = FlatParams(model)
+    flat = FlatParams(model, [ParamGroup(adam, lambda progress: 0.1)])
     for param, old, stride in zip(model.parameters(), before, strides, strict=True):
         assert torch.equal(param, old)
         assert param.stride() == stride
@@ -82,13 +85,13 @@ def test_convolutions_keep_channels_last_through_updates():
     algo = ppo.Ppo(ppo.Config(), PIXELS, 2)
     model = algo.build_model()
     lay_out(model)
-    learner = Learner(algo, model, torch.Generator(), FP32)
+    flat = FlatParams(model, algo.groups())
     convs = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     model(torch.zeros(2, 2, 36, 36, dtype=torch.uint8))[1].sum().backward()
-    learner.apply()
+    algo.groups()[0].optimizer([flat.weights]).step()
     for conv in convs:
         assert conv.weight.is_contiguous(memory_format=torch.channels_last)
-        assert conv.weight.untyped_storage().data_ptr() == learner.flat.weights.untyped_storage().data_ptr()
+        assert conv.weight.untyped_storage().data_ptr() == flat.weights.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("algo", [ppo.Ppo(ppo.Config(), SPEC, 1), a2c.A2c(a2c.Config(), SPEC, 1)])
@@ -96,16 +99,17 @@ def test_a_flat_optimizer_step_is_one_per_weight(algo):
     torch.manual_seed(0)
     model = algo.build_model()
     plain = copy.deepcopy(model)
-    learner = Learner(algo, model, torch.Generator(), FP32)
-    optimizer = algo.optimizer(plain.parameters())
+    (group,) = algo.groups()
+    flat = FlatParams(model, [group])
+    flat_optimizer, optimizer = group.optimizer([flat.weights]), group.optimizer(plain.parameters())
     for k in range(5):
         obs = torch.randn(8, 3, generator=torch.Generator().manual_seed(k))
-        learner.flat.grad.zero_()
+        flat.grad.zero_()
         plain.zero_grad()
         for net in (model, plain):
             params, value = net(obs)
             (params.square().sum() + (value - k).square().sum()).backward()
-        learner.apply()
+        flat_optimizer.step()
         optimizer.step()
     for a, b in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-7, rtol=1e-6)
@@ -115,17 +119,13 @@ def test_a_flat_optimizer_step_is_one_per_weight(algo):
 def test_gradients_are_clipped_by_their_global_norm(limit):
     learner = make_dqn(max_grad_norm=limit)
     batch = transitions(reward=np.full(32, 50, np.float32))
-    learner.compute(batch.batch, 0.0)
-    plain = copy.deepcopy(learner.model)
-    raw = [param.grad.clone() for param in learner.model.parameters()]
-    for param, grad in zip(plain.parameters(), raw, strict=True):
-        param.grad = grad
+    plain, target = make_dqn(max_grad_norm=limit).algo.build_model(), copy.deepcopy(learner.target)
+    plain.load_state_dict(learner.model.state_dict())
+    learned(learner.algo, plain, batch.batch, target=target)
     norm = nn.utils.clip_grad_norm_(plain.parameters(), limit)
-    seen = []
-    learner.apply = lambda verdict: seen.append(learner.flat.grad.clone())
     (output,) = learner.step(batch, 0.0)
     assert output.metrics["loss/grad_norm"] == pytest.approx(float(norm), rel=1e-5)
-    assert float(seen[0].norm()) <= limit * (1 + 1e-5)
+    assert float(learner.flat.grad.norm()) <= limit * (1 + 1e-5)
     for param, expected in zip(learner.model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(param.grad, expected.grad, atol=1e-7, rtol=1e-5)
 
@@ -135,7 +135,7 @@ def test_the_learning_rate_follows_progress():
     for progress, lr in ((0.0, 0.1), (0.25, 0.075), (1.0, 0.0)):
         before = weights_of(learner)
         learner.step(transitions(), progress)
-        assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(lr)
+        assert learner.learning_rates(progress) == {"learn/lr": pytest.approx(lr)}
         assert torch.equal(before, weights_of(learner)) == (lr == 0)
 
 
@@ -173,7 +173,7 @@ def test_a_gradient_that_is_not_finite_is_named():
     said = []
     learner = make_dqn(report=said.append)
     before = weights_of(learner)
-    learner.model.lean.backward = lambda *args: learner.flat.grad.fill_(float("inf"))
+    learner.model.numpy_tower.backward = lambda *args: learner.flat.grad.fill_(float("inf"))
     learner.step(transitions(), 0.0)
     assert "gradient" in said[0]
     assert torch.equal(weights_of(learner), before)

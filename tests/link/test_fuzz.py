@@ -25,7 +25,7 @@ from corral.link.layout import read_space
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.protocol import Limits
 from corral.link.transports.base import Event
-from corral.link.transports.tcp import pack
+from corral.link.transports.framing import pack
 
 COUNT = int(os.environ.get("CORRAL_FUZZ", "5000"))
 

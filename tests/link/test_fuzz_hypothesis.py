@@ -26,14 +26,14 @@ from corral.core.gym_env import build_env
 from corral.core.spaces import Layout
 from corral.envs.serve.state_errors import pack_state, unpack_state
 from corral.link import protocol as clp
-from corral.link.control import Budget, Hello, Knock, Ready, Stats, Welcome, from_meta, to_meta
+from corral.link.control import Budget, Hello, Knock, Ready, Welcome, from_meta, to_meta
 from corral.link.layout import layout_hash, read_space, space_group
 from corral.link.message import Message, read_message, read_meta
 from corral.link.protocol import Limits
 from corral.link.transports.base import Event
+from corral.link.transports.framing import FrameReader, pack
 from corral.link.transports.grpc import unpack
 from corral.link.transports.json_values import action_value, read_obs, read_said
-from corral.link.transports.tcp import FrameReader, pack
 from corral.snapshot.env_states import EnvStates
 from corral.snapshot.keepers.choose import find_keeper, make_scratch
 from corral.snapshot.live_env import WatchedEnv
@@ -137,7 +137,6 @@ controls = {
         st.builds(Budget, counts, counts),
     ),
     Ready: st.builds(Ready, st.binary()),
-    Stats: st.builds(Stats, *[counts] * 8),
     sw.ClientKnock: st.builds(sw.ClientKnock, st.lists(versions), texts, nonces),
     sw.ServerWelcome: st.builds(sw.ServerWelcome, versions, nonces, st.binary(), counts),
     sw.Dropped: st.builds(sw.Dropped, st.booleans()),

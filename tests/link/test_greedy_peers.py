@@ -29,7 +29,7 @@ def test_peer_that_does_not_read_is_lost(scheme, monkeypatch):
         listener = stack.enter_context(
             contextlib.closing(open_binding(scheme, listen=parse_url(f"{scheme}://127.0.0.1:0")))
         )
-        dialler = stack.enter_context(contextlib.closing(open_binding(scheme, dial=[parse_url(listener.urls[0])])))
+        dialler = stack.enter_context(contextlib.closing(open_binding(scheme, connect=[parse_url(listener.urls[0])])))
         until = time.monotonic() + 20
         while not (events := dialler.poll(0.1)) and time.monotonic() < until:
             pass

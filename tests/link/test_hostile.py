@@ -17,7 +17,7 @@ from corral.core.spaces import Layout
 from corral.envs.serve.server import SimulatorServer
 from corral.envs.serve.state_errors import problem_of, unpack_state
 from corral.link import protocol as clp
-from corral.link.client.states import _row_messages
+from corral.link.client.states import row_messages
 from corral.link.control import Budget, Knock, Welcome, to_meta
 from corral.link.layout import read_space
 from corral.link.message import BadMessage, Message, read_message
@@ -208,9 +208,9 @@ def test_whatever_an_author_raises_at_a_foreign_state_refuses_it():
 # -- what clients are answered -----------------------------------------------------------------------------------------
 
 
-def test_reasons_of_unknown_rows_are_ignored():
+def test_messages_about_unknown_rows_are_ignored():
     meta = {"rows": {"1" * 5000: "x", "7": "x", "0": "it broke", "1": 5}}
-    assert _row_messages(Message(clp.Op.SAVE, meta=meta), 2) == {0: "it broke"}
+    assert row_messages(Message(clp.Op.SAVE, meta=meta), 2) == {0: "it broke"}
 
 
 @pytest.mark.parametrize("meta", [{"names": 5, "more": False}, {"names": [1], "more": False}, {"more": True}, None])

@@ -19,7 +19,7 @@ from helpers.sims import Sim, free_url, wait_for
 
 import corral
 from corral.core.errors import EnvFailed, UserError
-from corral.envs.backends.simulators import vec_env as link_vec
+from corral.envs.backends.simulators import slots as link_slots
 from corral.link import layout
 from corral.link.client import session
 from corral.link.message import BadMessage, Message
@@ -261,7 +261,7 @@ def test_stopped_simulator_is_given_up(sims):
 
 
 def test_slow_simulator_hands_over_envs_at_episode_end(sims, monkeypatch):
-    monkeypatch.setattr(link_vec, "_BALANCE_S", 0.2)
+    monkeypatch.setattr(link_slots, "_BALANCE_S", 0.2)
     url = free_url()
     for pause_s in (0.001, 0.01):
         sims.append(Sim(partial(SlowEnv, pause_s, pause_s, length=10), url))
@@ -330,7 +330,7 @@ def test_envs_stay_in_leaving_simulator_until_replaced(sims):
         batches = steps(vec, 3)
         (session,) = vec.fleet.sessions.values()
         session.retiring = True
-        vec._rebalance()
+        vec._rebalancer.plan(vec._sessions)
         batches += steps_on(vec, batches[-1], 12)
         assert session.seated == 2
         sims.append(Sim(partial(CountingEnv, 5), url))

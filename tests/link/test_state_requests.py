@@ -12,7 +12,7 @@ from helpers.sims import Sim, free_url
 import corral
 from corral.core.errors import EnvFailed
 from corral.link import protocol as clp
-from corral.link.client.states import States
+from corral.link.client.states import StateClient
 
 KINDS = {"copies": "CartPole-v1", "whole": partial(Declared, True), "key": partial(Declared, False)}
 
@@ -29,7 +29,7 @@ def states(request):
     sim = Sim(partial(build, request.param), url)
     with corral.make_vec(url, 1) as vec:
         (session,) = vec._fleet.sessions.values()
-        yield States(vec._fleet, session, 20.0)
+        yield StateClient(vec._fleet, session, 20.0)
     sim.end()
 
 
@@ -151,7 +151,7 @@ def test_exported_states_continue_in_another_simulator(states):
     sim = Sim(partial(build, "whole" if whole else "key"), url)
     with corral.make_vec(url, 1) as vec:
         (session,) = vec._fleet.sessions.values()
-        other = States(vec._fleet, session, 20.0)
+        other = StateClient(vec._fleet, session, 20.0)
         copies, rows = other.take_in(blobs)
         rows.require_good("import")
         np.testing.assert_array_equal(other.expand(copies, np.array([2, 1]))[1].obs, expected.obs)

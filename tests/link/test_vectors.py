@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from corral.link.message import read_message
-from corral.link.transports.tcp import FrameReader, pack
+from corral.link.transports.framing import FrameReader, pack
 
 VECTORS = Path(__file__).parents[2] / "sdk" / "vectors"
 _spec = importlib.util.spec_from_file_location("make_vectors", VECTORS / "make.py")

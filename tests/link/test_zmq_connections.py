@@ -70,7 +70,7 @@ def test_reused_connection_number_is_not_lost(binding):
 def test_redialled_connection_reports_loss_first(binding):
     url = free_url("zmq")
     with peer(zmq.ROUTER, url, listen=True) as (_, wait):
-        dealer = binding(dial=[parse_url(url)])
+        dealer = binding(connect=[parse_url(url)])
         wait()
         (one,) = poll_until(dealer, len)
     with peer(zmq.ROUTER, url, listen=True) as (_, wait):

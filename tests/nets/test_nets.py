@@ -258,16 +258,16 @@ def test_numpy_acting_equals_torch(net, observation, activation, normalize, hidd
     def check():
         torch_says = model(tensors)
         if net == "actor":
-            np.testing.assert_allclose(model.lean_params(obs), torch_says[0].detach(), atol=2e-6, rtol=1e-5)
+            np.testing.assert_allclose(model.numpy_params(obs), torch_says[0].detach(), atol=2e-6, rtol=1e-5)
             np.testing.assert_allclose(model.value(tensors), torch_says[1].detach(), atol=2e-6, rtol=1e-5)
             acted = model.act(tensors, None, None)[0]
             np.testing.assert_allclose(acted.detach(), torch_says[0].detach(), atol=2e-6, rtol=1e-5)
         else:
-            np.testing.assert_allclose(model.lean_values(obs), torch_says.detach(), atol=2e-6, rtol=1e-5)
+            np.testing.assert_allclose(model.numpy_values(obs), torch_says.detach(), atol=2e-6, rtol=1e-5)
 
     check()
     shrink(randomize(model, seed=3))  # it looks at the weights, and at the statistics, as they are now
-    model.observe(to_tensors(batch_of(space, 50, seed=4), torch.device("cpu")))
+    model.encoder.observe(to_tensors(batch_of(space, 50, seed=4), torch.device("cpu")))
     check()
 
 
@@ -281,7 +281,14 @@ def test_numpy_acting_equals_torch(net, observation, activation, normalize, hidd
 )
 def test_other_layers_stay_with_torch(model):
     assert not model.use_numpy()
-    assert model.lean is None
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm(8), nn.Dropout(0.1), nn.ELU()])
+def test_unknown_layer_stays_with_torch(layer):
+    model = ActorCritic(spec_of(), NetConfig(hidden_sizes=(8, 8)))
+    model.policy_torso.insert(1, layer)
+    assert not model.use_numpy()
+    assert model.numpy_towers is None
 
 
 def test_policy_and_value_of_a_vector_share_nothing():

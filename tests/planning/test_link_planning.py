@@ -55,9 +55,9 @@ def walk(request):
 
 def stats(vec):
     """How many states the simulators keep."""
-    from corral.link.client.states import States
+    from corral.link.client.states import StateClient
 
-    return sum(States(vec.fleet, session).stats()["snapshots"] for session in vec.fleet.sessions.values())
+    return sum(StateClient(vec.fleet, session).stats()["snapshots"] for session in vec.fleet.sessions.values())
 
 
 def moves(legal, rng):

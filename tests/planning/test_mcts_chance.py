@@ -1,4 +1,4 @@
-"""Searches where steps throw dice: values are those of the dice, not of one throw that the search happens to know."""
+"""Searches where steps are random: values are means over outcomes, not of one that the search happens to know."""
 
 import numpy as np
 import pytest

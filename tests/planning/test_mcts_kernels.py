@@ -12,7 +12,7 @@ from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
 
 WIDTH = CONNECT4.actions
-C_INIT, C_BASE, FPU = 1.25, 19652.0, 0.1
+C_INIT = 1.25
 
 
 def positions(count):
@@ -70,7 +70,7 @@ def search(boards, simulations, leaves, rule):
     return forest
 
 
-PUCT = Puct(C_INIT, C_BASE, FPU)
+PUCT = Puct(C_INIT)
 
 
 def test_puct_counts_equal_plain_search():
@@ -79,7 +79,7 @@ def test_puct_counts_equal_plain_search():
     for t, board in enumerate(boards):
         tree = literal.Tree(board, 0, literal_step, literal_evaluate)
         for _ in range(60):
-            tree.simulate(literal.puct(C_INIT, C_BASE, FPU))
+            tree.simulate(literal.puct(C_INIT))
         np.testing.assert_array_equal(forest.n[t, 0], literal.counts(tree, WIDTH), str(board))
         q = [tree.root.w[a] for a in sorted(tree.root.priors)]
         np.testing.assert_allclose(forest.total[t, 0][forest.prior[t, 0] >= 0], q, rtol=1e-4, atol=1e-5)

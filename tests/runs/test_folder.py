@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from corral.config.migrate import FORMAT
 from corral.core.errors import UserError
 from corral.runs.folder import RunFolder
 
@@ -25,12 +26,12 @@ def test_a_new_run_is_read_back_as_it_was(tmp_path):
     assert found.config == CONFIG
     assert found.info == made.info
     assert (found.algo, found.env) == ("ppo", "CartPole-v1")
-    assert "hidden: [64, 64]" in (found.path / "config.yaml").read_text()
+    assert "hidden_sizes: [64, 64]" in (found.path / "config.yaml").read_text()
 
 
 def test_run_json_has_versions_and_machine(tmp_path):
     info = json.loads((RunFolder.create(tmp_path, CONFIG).path / "run.json").read_text())
-    assert info["format"] == 1
+    assert info["format"] == FORMAT
     assert set(info["versions"]) == {"python", "corral-rl", "torch", "numpy", "gymnasium"}
     assert info["argv"] == sys.argv
     assert info["machine"]["cores"] == os.cpu_count()
@@ -122,7 +123,9 @@ def test_open_of_no_run_names_remedy(tmp_path):
         RunFolder.open(tmp_path)
 
 
-@pytest.mark.parametrize(("found", "words"), [(2, "a newer version"), (0, "another version"), ("x", "another")])
+@pytest.mark.parametrize(
+    ("found", "words"), [(FORMAT + 1, "a newer version"), (0, "another version"), ("x", "another")]
+)
 def test_a_run_of_another_format_is_refused(tmp_path, found, words):
     run = RunFolder.create(tmp_path, CONFIG)
     (tmp_path / "run.json").write_text(json.dumps(run.info | {"format": found}))

@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from corral.snapshot.keepers.ale import Words
+from corral.snapshot.keepers.ale import MersenneTwister
 from corral.snapshot.keepers.deepcopy import Copier
 from corral.snapshot.rng import RngState, reseed
 
@@ -96,7 +96,7 @@ def test_mt19937_outputs_are_read_from_its_state():
         given.append(twister.random_raw() / 2.0**32)
         state = twister.state
         numbers = [*state["state"]["key"].tolist(), state["state"]["pos"]]
-        words = Words(b"\x001x" + b" ".join(str(number).encode() for number in numbers))
+        words = MersenneTwister(b"\x001x" + b" ".join(str(number).encode() for number in numbers))
         assert [words.drawn(back) for back in range(min(10, len(given)))] == given[-1:-11:-1]
         assert words.next() in (0.0, twister.random_raw() / 2.0**32)
         twister.state = state

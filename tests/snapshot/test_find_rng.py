@@ -1,4 +1,4 @@
-"""Planners throw dice of their own, wherever an environment keeps its generators and whoever else has them."""
+"""Planners reseed every generator of an environment, wherever it keeps them and whatever else uses them."""
 
 import copy
 import threading

@@ -11,22 +11,24 @@ played against past selves and scripted players; of the moves of those only the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from corral.acting.model_policy import to_tensors
-from corral.algos.base import Algorithm, ModelPolicy, require
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.self_play import SelfPlay
 from corral.core.errors import UserError
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Positions
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import Optimizer, adamw
+from corral.ops.optim import adamw
 from corral.planning.action_set import Choices, choose_action_set
 from corral.planning.planner import SearchConfig
 from corral.planning.search_policy import Search
@@ -114,7 +116,7 @@ class AlphaZero(Algorithm):
     """AlphaZero for one game."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
-        self.config, self.spec, self.max_grad_norm = config, spec, config.max_grad_norm
+        self.config, self.spec = config, spec
         self._schedules = config.schedules()
         actions = choose_action_set(spec.action, config.search.num_sampled_actions)
         if not isinstance(actions, Choices):
@@ -136,27 +138,30 @@ class AlphaZero(Algorithm):
         """Policy and value of who is to move."""
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """A search against itself and others; or one that plays as well as it can."""
         assert isinstance(model, ActorCritic)
         if explore:
             return SelfPlay(model, self._actions, self.config, self._schedules, rng)
         return self.eval_policy(model, deterministic=True, rng=rng)
 
-    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> ModelPolicy:
+    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
         """A search that plays as well as it can, or draws from what it finds."""
         sims = round(self._schedules["num_simulations"].most)
         return Search.of_model(model, sims, self.config.gamma, self.config.search, rng, deterministic=deterministic)
 
-    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
-        """Adam with decoupled weight decay."""
-        return adamw(params, self.config.learning_rate, _WEIGHT_DECAY)
+    def groups(self) -> Sequence[ParamGroup]:
+        """Adam with decoupled weight decay; the learning rate falls linearly to `final_lr_fraction` of it."""
+        config = self.config
+        optimizer = partial(adamw, lr=config.learning_rate, weight_decay=_WEIGHT_DECAY)
+        return [ParamGroup(optimizer, self._learning_rate, config.max_grad_norm)]
 
-    def learning_rate(self, progress: float) -> float:
-        """Linear, to `final_lr_fraction` of it."""
+    def _learning_rate(self, progress: float) -> float:
         return self.config.learning_rate * (1 - (1 - self.config.final_lr_fraction) * progress)
 
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Positions, progress: float) -> LossOutput:
+    def losses(
+        self, model: nn.Module, target: nn.Module | None, batch: Positions, ctx: UpdateContext
+    ) -> Iterator[LossOutput]:
         """Cross-entropy to what searches found, and the squared error of the value."""
         device = next(model.parameters()).device
         params, value = model(to_tensors(batch.obs, device))
@@ -170,4 +175,4 @@ class AlphaZero(Algorithm):
             spread = -(extras["better"] * extras["better"].clamp(min=1e-9).log()).sum(-1)
             floor = (searched * spread).sum() / searched.sum().clamp(min=1)
         metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/policy_gap": policy_loss - floor}
-        return LossOutput(policy_loss + self.config.value_coef * value_loss, metrics, rows=len(value))
+        yield LossOutput(policy_loss + self.config.value_coef * value_loss, metrics, rows=len(value))

@@ -15,24 +15,24 @@ search act and learns by CE and value alone; `eval` trains as `ppo` and searches
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corral.algos.base import Algorithm, ModelPolicy, require
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.ppo import Config as PpoConfig
 from corral.algos.ppo import Ppo
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.search_acting import SearchBehaviour
-from corral.algos.trajectories import Minibatch, compute_values, count, flatten_steps, normalized
+from corral.algos.trajectories import Minibatch, compute_values, flatten_steps, normalize, num_valid
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
-from corral.ops.optim import Optimizer
 from corral.ops.returns import gae, lambda_return
 from corral.planning.action_set import Choices, choose_action_set
 from corral.planning.planner import SearchConfig
@@ -98,6 +98,10 @@ class Config:
         return self.ppo.gamma
 
 
+_SEARCHED = ("behaviour", "better", "distill", "kappa", "search_value")
+"""What `SearchBehaviour` records besides."""
+
+
 @dataclass
 class SearchedRows(Minibatch):
     """Rows to learn from, with what searches found; where nothing was searched it counts nothing."""
@@ -112,103 +116,107 @@ class PpoSearch(Algorithm):
     """PPO with search for one kind of environment. What was not searched at all is left to PPO itself."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
-        self.config, self.spec, self._ppo = config, spec, Ppo(config.ppo, spec, num_envs)
-        self.max_grad_norm, self.data = self._ppo.max_grad_norm, self._ppo.data
+        self.config, self.spec, self.ppo = config, spec, Ppo(config.ppo, spec, num_envs)
         self._schedules = config.schedules()
         self._actions = choose_action_set(spec.action, config.search.num_sampled_actions, likeliest=False)
+        self.data = self.ppo.data
+        if config.searches:
+            edges = () if isinstance(self._actions, Choices) else ("edges",)
+            self.data = replace(self.data, extras=(*self.data.extras, *_SEARCHED, *edges))
         self._every_edge: Tensor | None = None
         if isinstance(self._actions, Choices):
             self._every_edge = torch.from_numpy(self._actions.to_model(np.arange(self._actions.width)))
 
     def build_model(self) -> ActorCritic:
         """PPO's."""
-        return self._ppo.build_model()
+        return self.ppo.build_model()
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> ModelPolicy:
+    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Policy and search together, where there are searches in training."""
         assert isinstance(model, ActorCritic)
         config = self.config
         if not (explore and config.searches):
-            return self._ppo.make_policy(model, explore=explore, rng=rng, index=index)
+            return self.ppo.make_policy(model, explore=explore, rng=rng, index=index)
         return SearchBehaviour(
             model, self._actions, config.search, self._schedules, config.gamma, config.search_mode == "expert", rng
         )
 
-    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> ModelPolicy:
+    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
         """The network alone, or with search_mode=eval a search."""
         config = self.config
         if config.search_mode != "eval":
-            return self._ppo.make_policy(model, explore=not deterministic, rng=rng)
+            return self.ppo.make_policy(model, explore=not deterministic, rng=rng)
         sims = round(self._schedules["num_simulations"].most)
         return Search.of_model(model, sims, config.gamma, config.search, rng, deterministic=deterministic)
 
-    def optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+    def groups(self) -> Sequence[ParamGroup]:
         """PPO's."""
-        return self._ppo.optimizer(params)
-
-    def learning_rate(self, progress: float) -> float:
-        """PPO's."""
-        return self._ppo.learning_rate(progress)
+        return self.ppo.groups()
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
         """PPO's."""
-        return self._ppo.minibatches(batch, rng)
+        return self.ppo.minibatches(batch, rng)
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Advantages, the values' targets, and how far to trust what acted and what was searched."""
         if not self.config.searches:
-            return self._ppo.prepare(model, batch)
+            return self.ppo.prepare(model, batch)
         assert isinstance(model, ActorCritic)
         config, extras = self.config, batch.extras
-        value, after = compute_values(model, batch)
+        values, next_values = compute_values(model, batch)
         ends = batch.terminated, batch.truncated, batch.faulty
-        advantage = gae(batch.reward, value, after, *ends, config.ppo.gamma, config.ppo.gae_lambda)
-        trusted = explained_variance(value, advantage + value, batch.valid) > config.min_explained_variance
+        advantages = gae(batch.reward, values, next_values, *ends, config.ppo.gamma, config.ppo.gae_lambda)
+        trusted = explained_variance(values, advantages + values, batch.valid) > config.min_explained_variance
         if trusted and extras["kappa"].any():
-            after = bootstrap(after, batch.done, extras["search_value"], extras["kappa"])
+            next_values = bootstrap(next_values, batch.done, extras["search_value"], extras["kappa"])
             # Not GAE: its sum of deltas takes V out again where it goes on, and would leave v_search - V in every step.
-            advantage = lambda_return(batch.reward, after, *ends, config.ppo.gamma, config.ppo.gae_lambda) - value
+            advantages = (
+                lambda_return(batch.reward, next_values, *ends, config.ppo.gamma, config.ppo.gae_lambda) - values
+            )
         columns = {
             "trust": np.exp(np.minimum(extras["logp"] - extras["behaviour"], np.log(config.max_importance_weight))),
             "distill": extras["distill"] * np.float32(trusted or config.search_mode == "expert"),
             "better": extras["better"],
             **({"edges": extras["edges"]} if "edges" in extras else {}),
         }
-        return flatten_steps(model, batch, value, advantage, advantage + value, SearchedRows, columns)
+        return flatten_steps(model, batch, values, advantages, advantages + values, SearchedRows, columns)
 
-    def loss(self, model: nn.Module, target: nn.Module | None, batch: Minibatch, progress: float) -> LossOutput:
-        """Clipped surrogate by trust, value error, entropy, and cross-entropy to what searches found."""
+    def losses(
+        self, model: nn.Module, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
+    ) -> Iterator[LossOutput]:
+        """Clipped surrogate by trust, value error, entropy bonus, and cross-entropy to the search's policy."""
         if not isinstance(batch, SearchedRows):
-            return self._ppo.loss(model, target, batch, progress)
+            yield from self.ppo.losses(model, target, batch, ctx)
+            return
         assert isinstance(model, ActorCritic)
         assert batch.trust is not None
         assert batch.distill is not None
-        config = self.config.ppo
-        clip = self._ppo.clip_coef(progress)
-        params, value = model(batch.obs)
-        logp, entropy = model.actions.evaluate(params.float(), batch.action)
-        ratio = (logp - batch.logp).clamp(max=20.0).exp()
-        advantage = normalized(batch.advantage, batch) if config.normalize_advantage else batch.advantage
-        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+        config, clip = self.config.ppo, self.ppo.clip_coef(ctx.progress)
+        params, values = model(batch.obs)
+        log_prob, entropy = model.actions.evaluate(params.float(), batch.action)
+        ratio = (log_prob - batch.old_log_prob).clamp(max=20.0).exp()
+        advantages = normalize(batch.advantages, batch.mask) if config.normalize_advantage else batch.advantages
+        surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
         policy_loss = -(batch.trust * surrogate).mean()
-        value_loss, spread = 0.5 * (value.float() - batch.target).square().mean(), entropy.mean()
-        apart = self._cross_entropy(model, params.float(), batch)
-        distilled = (batch.distill * apart).mean()
+        value_loss, entropy_mean = 0.5 * (values.float() - batch.returns).square().mean(), entropy.mean()
+        cross_entropy = self._cross_entropy(model, params.float(), batch)
+        distilled = (batch.distill * cross_entropy).mean()
         of_policy = distilled if self.config.search_mode == "expert" else policy_loss + distilled
-        loss = of_policy + config.vf_coef * value_loss - config.ent_coef * spread
+        loss = of_policy + config.vf_coef * value_loss - config.ent_coef * entropy_mean
         with torch.no_grad():
             searched = batch.distill > 0
-            kl = (batch.trust * (ratio - 1 - ratio.log())).mean()  # by trust, as if pi_old had acted
+            approx_kl = (batch.trust * (ratio - 1 - ratio.log())).mean()  # by trust, as if pi_old had acted
             metrics = {
                 "loss/policy": policy_loss,
                 "loss/value": value_loss,
-                "loss/entropy": spread,
-                "loss/kl": kl,
+                "loss/entropy": entropy_mean,
+                "loss/kl": approx_kl,
                 "loss/clip_fraction": ((ratio - 1).abs() > clip).float().mean(),
-                "search/cross_entropy": apart[searched].mean() if searched.any() else torch.zeros(()),
+                "search/cross_entropy": cross_entropy[searched].mean() if searched.any() else torch.zeros(()),
                 "search/learned_share": searched.float().mean(),
             }
-        return LossOutput(loss, metrics, stop=self._ppo.too_far(kl), rows=count(batch))
+        stop = self.ppo.is_past_target_kl(approx_kl)
+        yield LossOutput(loss, metrics, stop=stop, rows=num_valid(batch))
 
     def _cross_entropy(self, model: ActorCritic, params: Tensor, batch: SearchedRows) -> Tensor:
         """-sum over edges of pi_search log pi, of every row."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from corral.acting.model_policy import acting_precision, to_tensors
+from corral.acting.policy import ActContext
 from corral.algos.schedule import Schedule
 from corral.core.errors import UserError
 from corral.core.types import Array, Tree
@@ -43,8 +44,11 @@ class SearchBehaviour:
         self._gamma, self._expert, self._rng = gamma, expert, rng
         self._vec: VecEnv | None = None
         self._planner: Planner | None = None
-        self.progress = 0.0
-        self.reward_scale: float | None = 1.0
+        self._ctx = ActContext()
+
+    def set_context(self, ctx: ActContext) -> None:
+        """Follow the schedules."""
+        self._ctx = ctx
 
     def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
@@ -64,7 +68,7 @@ class SearchBehaviour:
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         """Decide for `n` environments."""
-        now = {name: schedule(self.progress) for name, schedule in self._schedules.items()}
+        now = {name: schedule(self._ctx.progress) for name, schedule in self._schedules.items()}
         if self._expert:
             now |= {"search_fraction": 1.0, "search_acts_fraction": 1.0}
         n, width = len(state), self._actions.width
@@ -76,7 +80,7 @@ class SearchBehaviour:
             extras["better"][rows], extras["search_value"][rows] = plan.policy, plan.values
             extras["distill"][rows], extras["kappa"][rows] = now["distill_coef"], now["search_value_fraction"]
         decide = self._among_choices if isinstance(self._actions, Choices) else self._among_samples
-        params = self._model.lean_params(obs) if self._model.lean else self._params(obs)
+        params = self._model.numpy_params(obs) if self._model.numpy_towers else self._params(obs)
         action, edges = decide(params, rows, plan, now, extras)
         if self._planner is not None:  # trees of steps that were not searched are of states that are gone
             self._planner.took(state, np.where(np.isin(np.arange(n), rows), edges, -1))
@@ -89,9 +93,8 @@ class SearchBehaviour:
 
     def _plan(self, env_ids: Array, first: Array, now: dict[str, float]) -> Plan:
         assert self._planner is not None, "attach() comes first"
-        if isinstance(self._vec, NormalizedVecEnv):
-            self.reward_scale = self._vec.learning_scale
-        self._planner.search.reward_scale = known_scale(self.reward_scale)
+        scale = self._vec.learning_scale if isinstance(self._vec, NormalizedVecEnv) else self._ctx.reward_scale
+        self._planner.search.reward_scale = known_scale(scale)
         return self._planner.plan(env_ids, first, round(now["num_simulations"]), now["root_noise"])
 
     def _among_choices(

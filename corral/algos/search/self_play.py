@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from corral.acting.policy import ActContext
 from corral.algos.schedule import Schedule
 from corral.core.errors import UserError
 from corral.core.types import Array, Tree
@@ -48,11 +49,15 @@ class SelfPlay:
         rng: np.random.Generator,
     ):
         self._model, self._actions, self._config, self._schedules, self._rng = model, actions, config, schedules, rng
-        self.progress, self.reward_scale = 0.0, 1.0
+        self._progress = 0.0
         self._past: deque[dict[str, Any]] = deque(maxlen=_PAST_SELVES)  # weights
         self._next_past = 0.0
         self._planner: Planner | None = None
         self._past_planner: Planner | None = None
+
+    def set_context(self, ctx: ActContext) -> None:
+        """Follow the schedules."""
+        self._progress = ctx.progress
 
     def bind_envs(self, vec: VecEnv) -> None:
         """From now on it plays on these boards."""
@@ -65,7 +70,7 @@ class SelfPlay:
             )
         self._scripted = self._players(states) if self._schedules["opponent_fraction"].most > 0 else []
         self._past_model = copy.deepcopy(self._model)
-        getattr(self._past_model, "use_numpy", bool)()
+        self._past_model.use_numpy()
         most = max(round(self._schedules["num_simulations"].most), config.fast_simulations)
 
         def planner(model: ActorCritic) -> Planner:
@@ -172,9 +177,9 @@ class SelfPlay:
 
     def _keep_self(self) -> None:
         """Now and then keep the network as it is, and draw who plays as the past self from now on."""
-        if self._past_planner is None or self.progress < self._next_past:
+        if self._past_planner is None or self._progress < self._next_past:
             return
-        self._next_past = self.progress + _PAST_SELF_EVERY  # a run that goes on begins with none
+        self._next_past = self._progress + _PAST_SELF_EVERY  # a run that goes on begins with none
         self._past.append({name: value.clone() for name, value in self._model.state_dict().items()})
         self._past_model.load_state_dict(self._past[self._rng.integers(len(self._past))])
 
@@ -186,4 +191,4 @@ class SelfPlay:
         return [make_player(states.model, name) for name in self._config.opponents]
 
     def _now(self, name: str) -> float:
-        return self._schedules[name](self.progress)
+        return self._schedules[name](self._progress)

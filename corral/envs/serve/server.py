@@ -86,7 +86,7 @@ class SimulatorServer:
         self.last_learner = time.monotonic()
 
     def run(self, patience_s: float = 0.0) -> int:
-        """Serve until a learner that was dialled says that the run is over; returns the exit code.
+        """Serve until a learner that this side connected to says that the run is over; returns the exit code.
 
         RunFailed when no learner has been there for `patience_s`, if that is not 0.
         """
@@ -141,15 +141,15 @@ class SimulatorServer:
                 wire.close()
                 return
             self._greetings[wire] = _Greeting(time.monotonic(), new_nonce())
-            if wire.dialled:
+            if wire.initiated:
                 self._hello(wire)
-        elif wire in self._greetings or not wire.dialled:
+        elif wire in self._greetings or not wire.initiated:
             self._greetings.setdefault(wire, _Greeting(time.monotonic(), new_nonce()))
             self._handshake(wire, read_message(event.frames))
 
     def _handshake(self, wire: Wire, message: Message) -> None:
         greeting = self._greetings[wire]
-        if message.op == clp.Op.KNOCK and not wire.dialled:
+        if message.op == clp.Op.KNOCK and not wire.initiated:
             self._hello(wire, from_meta(message.meta, Knock).session)
         elif message.op == clp.Op.WELCOME:
             self._welcomed(wire, greeting, from_meta(message.meta, Welcome))
@@ -165,17 +165,17 @@ class SimulatorServer:
     def _refused(self, wire: Wire, message: Message) -> None:
         """The learner does not take this simulator; UserError when it would not do so next time either."""
         text = f"The learner at {wire.peer} refused this simulator: {message.text}."
-        if wire.dialled and message.status in (clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH):
+        if wire.initiated and message.status in (clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH):
             raise UserError(text)
         self._strangers.warning(text)
 
     def _hello(self, wire: Wire, wanted: int = 0) -> None:
-        """Say what this is; a session that lost its connection is named, if there is one to go on with.
+        """Say what this is; a session that lost its connection is named, if there is one to resume.
 
-        Whom this side dials is the only learner it has.
+        A learner that this side connected to is the only one it has.
         """
         greeting = self._greetings[wire]
-        waiting = [s for s in self._sessions if s.wire is None and (wire.dialled or s.number == wanted)]
+        waiting = [s for s in self._sessions if s.wire is None and (wire.initiated or s.number == wanted)]
         resumes = waiting[-1] if waiting else None
         greeting.resumes = resumes
         keeper = self._keeper
@@ -191,7 +191,7 @@ class SimulatorServer:
         if not is_proven(self._token, welcome.proof, LEARNER, greeting.nonce, welcome.nonce):
             text = f"the learner at {wire.peer} did not prove that it knows the token"
             self._refuse(wire, clp.Status.E_AUTH, text)
-            if wire.dialled:
+            if wire.initiated:
                 raise UserError(f"{text[0].upper()}{text[1:]}; start it with the same token file.")
             return
         if welcome.version[0] != clp.MAJOR:
@@ -272,9 +272,9 @@ class SimulatorServer:
             result = self._carry_out(session.hosted, message)
             if isinstance(result, SlotReply):
                 reply.payload = result.payload
-                if result.words:
+                if result.messages:
                     most = session.welcome.limits.info
-                    reply.meta = {"rows": {row: _last(text, most) for row, text in result.words.items()}}
+                    reply.meta = {"rows": {row: _last(text, most) for row, text in result.messages.items()}}
             else:
                 reply.meta = result
         except (BadRequest, BadMessage) as error:
@@ -333,12 +333,12 @@ class SimulatorServer:
             states.drop(np.frombuffer(message.payload[0], "<u8"))
 
     def _closed(self, wire: Wire, message: Message) -> None:
-        """The learner leaves; if this side dialled it, and the run is over, there is nothing more to do."""
+        """The learner leaves; if this side connected to it and the run is over, the server ends."""
         session = self._by_wire.pop(wire, None)
         self._greetings.pop(wire, None)
         if session is not None:
             self._end(session)
-        self._over = wire.dialled and bool((message.meta or {}).get("over"))
+        self._over = wire.initiated and bool((message.meta or {}).get("over"))
         wire.close()
 
     def _tell(self, session: _Session, message: Message) -> None:

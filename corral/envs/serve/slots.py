@@ -48,10 +48,10 @@ def most_slots(spec: EnvSpec, wanted: int) -> int:
 
 
 class SlotReply:
-    """Payload of a reply, and words for rows that went wrong."""
+    """Payload of a reply, and messages about rows."""
 
-    def __init__(self, payload: Sequence[Buffer] = (), words: dict[str, str] | None = None):
-        self.payload, self.words = list(payload), words
+    def __init__(self, payload: Sequence[Buffer] = (), messages: dict[str, str] | None = None):
+        self.payload, self.messages = list(payload), messages
 
 
 class Slots:
@@ -61,7 +61,7 @@ class Slots:
         self, factory: EnvFactory, name: str, spec: EnvSpec, slots: int, keeper: StateKeeper | None, budget: Budget
     ):
         self.spec, self._slots, self._factory = spec, slots, factory
-        # The system gives memory when it is first written to, so slots that nobody uses cost nothing.
+        # The system gives memory when it is first written to, so unused slots cost nothing.
         self._rows, self._sets = EnvRows(spec, slots, mmap.mmap(-1, EnvRows.nbytes(spec, slots))), IdSets(slots)
         self._group = EnvGroup(dict.fromkeys(range(slots), factory), name, self._report, [IDLE])
         self._group.attach(self._rows, self._sets)
@@ -75,7 +75,7 @@ class Slots:
             self.states = EnvStates(spec, live, makers, memory_mb, max_states=budget.count, keeper=keeper)
         self._obs, self._action, self._table = space_group(spec.observation), space_group(spec.action), ROWS.group()
         self._layout = layout_hash(spec.observation, spec.action)
-        self._words: dict[int, tuple[clp.Status, str]] = {}
+        self._problems: dict[int, tuple[clp.Status, str]] = {}
         self._playing = np.zeros(slots, np.bool_)
         self.steps = self.episodes = self.faults = 0
 
@@ -89,13 +89,13 @@ class Slots:
         """Start episodes with the seeds given."""
         slots, seeds = _columns(payload, batch, "<u4", "<u8")
         chosen = self._choose(slots)
-        self._words.clear()
+        self._problems.clear()
         failed = []
         for slot, seed in zip(chosen.numbers, seeds.tolist(), strict=True):
             try:
                 self._group.start(slot, seed % _LARGEST_SEED)
             except (Exception, SystemExit) as error:  # whatever it is, the row says so
-                self._words[slot] = clp.Status.E_ENV, f"reset() raised {error!r}"
+                self._problems[slot] = clp.Status.E_ENV, f"reset() raised {error!r}"
                 failed.append(slot)
         self._playing[chosen.ids] = True
         self._playing[failed] = False
@@ -118,7 +118,7 @@ class Slots:
             return self._step_once(chosen, actions)
         for row, leaf in zip(self._rows.action, actions, strict=True):
             row[chosen.index] = leaf
-        self._words.clear()
+        self._problems.clear()
         self._rows.flip(chosen)
         self._group.step(chosen, lambda done: None)
         self.steps += batch
@@ -167,7 +167,7 @@ class Slots:
         for row, (slot, key) in enumerate(zip(chosen.numbers, ids.tolist(), strict=True)):
             problems[row] = problem_of(partial(load, row, slot, key))
         reply = self._step_reply(steps, problems)
-        return reply if want_obs else SlotReply(reply.payload[:1], reply.words)
+        return reply if want_obs else SlotReply(reply.payload[:1], reply.messages)
 
     def expand(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """Step copies of states and keep what comes out."""
@@ -212,7 +212,7 @@ class Slots:
             problems[row] = problem_of(partial(roll, row))
         last.reward[:] = rewards.sum(1)
         reply = self._step_reply(last, problems)
-        return SlotReply([rewards.tobytes(), lengths.tobytes(), *reply.payload], reply.words)
+        return SlotReply([rewards.tobytes(), lengths.tobytes(), *reply.payload], reply.messages)
 
     def export(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """States as bytes."""
@@ -227,7 +227,7 @@ class Slots:
 
         reply = self._status_reply({row: problem_of(partial(pack, row, key)) for row, key in enumerate(ids.tolist())})
         sizes = np.array([len(blob) for blob in blobs], "<u8")
-        return SlotReply([*reply.payload, sizes.tobytes(), b"".join(blobs)], reply.words)
+        return SlotReply([*reply.payload, sizes.tobytes(), b"".join(blobs)], reply.messages)
 
     def take_in(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """States from bytes."""
@@ -310,30 +310,30 @@ class Slots:
         obs = rows.current(chosen, rows.half(chosen))
         payload: list[Buffer] = [frame, self._obs.write([np.ascontiguousarray(leaf) for leaf in obs], batch)]
         flags = rows.flags[ids]
-        words: dict[str, str] | None = None
-        if np.count_nonzero(flags) or self._words:
+        messages: dict[str, str] | None = None
+        if np.count_nonzero(flags) or self._problems:
             ended = flags[:, TERMINATED] | flags[:, TRUNCATED]
             bits = flags[:, TERMINATED] * clp.TERMINATED + flags[:, TRUNCATED] * clp.TRUNCATED
             bits = bits + flags[:, FAULTY] * clp.FAULTY + flags[:, FIRST] * clp.FIRST
             table[FLAGS][:] = bits + (ended & ~flags[:, GAME_OVER] & ~flags[:, FAULTY]) * clp.LIFE
-            words = self._say(chosen, table)
+            messages = self._messages(chosen, table)
             good = ids[ended & ~flags[:, FAULTY]]
             self.episodes += int(np.count_nonzero(ended))
             if len(good):
                 payload.append(self._obs.write([leaf[good] for leaf in rows.final], len(good)))
-        return SlotReply(payload, words)
+        return SlotReply(payload, messages)
 
-    def _say(self, chosen: IdSet, table: list[Array]) -> dict[str, str] | None:
-        words = {}
+    def _messages(self, chosen: IdSet, table: list[Array]) -> dict[str, str] | None:
+        messages = {}
         for row, slot in enumerate(chosen.numbers):
-            if slot in self._words:
-                table[STATUS][row], words[str(row)] = self._words[slot]
-        return words or None
+            if slot in self._problems:
+                table[STATUS][row], messages[str(row)] = self._problems[slot]
+        return messages or None
 
     def _report(self, fault: Fault) -> None:
         self.faults += 1
         status = clp.Status.E_NOT_FINITE if fault.kind == "nan" else clp.Status.E_ENV
-        self._words[fault.env_id] = status, fault.detail
+        self._problems[fault.env_id] = status, fault.detail
 
 
 def _raised(found: KeptState | UserError) -> KeptState:

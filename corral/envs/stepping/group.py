@@ -17,14 +17,22 @@ import gymnasium
 import numpy as np
 
 from corral.core import seeding
-from corral.core.errors import EnvFailed, UserError
-from corral.core.gym_env import EnvFactory, build_env, require_same_spaces, seeded_reset, unpack_step
+from corral.core.errors import EnvFailed
+from corral.core.gym_env import EnvFactory, build_env, require_same_spaces, seeded_reset
 from corral.core.types import Array, EnvSpec
+from corral.envs.stepping.checks import (
+    FiniteRows,
+    observation_leaves,
+    read_info,
+    require_good_reset,
+    require_step_tuple,
+    scalar,
+)
 from corral.envs.stepping.id_set import IdSet, IdSets
-from corral.envs.stepping.recorder import NotRestored, Recorder, replay, restore, same_observation
+from corral.envs.stepping.recorder import Recorder, episode_start, restore
 from corral.envs.stepping.rows import FAULTY, FIRST, EnvRows
 from corral.envs.supervision import IDLE, Fault
-from corral.snapshot.keeper import CannotSave, EpisodeStart
+from corral.snapshot.keeper import EpisodeStart
 from corral.snapshot.rng import State
 
 Notify = Callable[[IdSet], None]
@@ -67,9 +75,7 @@ class EnvGroup:
 
     def build(self) -> EnvSpec:
         """Build every environment; their spaces must agree."""
-        specs = {}
-        for env_id in self._factories:
-            specs[env_id] = self._build(env_id)
+        specs = {env_id: self._build(env_id) for env_id in self._factories}
         first_id, spec = next(iter(specs.items()))
         for env_id, other in specs.items():
             require_same_spaces(spec, first_id, other, env_id)
@@ -82,15 +88,14 @@ class EnvGroup:
             mark[0] = IDLE
             self._mark = mark
         layout = rows.spec.observation
-        self._obs_views = tuple(
+        self._obs_views: tuple[dict[int, list[Array]], ...] = tuple(
             {i: [leaf[half, i, ...] for leaf in rows.obs] for i in self._factories} for half in (0, 1)
         )
         self._final_views = {i: [leaf[i, ...] for leaf in rows.final] for i in self._factories}
         first = layout.leaves[0]
         row_views = tuple({i: views[0] for i, views in half.items()} for half in self._obs_views)
         self._simple = (row_views, first.shape, first.dtype if layout.single else None)
-        self._float_leaves = [k for k, leaf in enumerate(layout.leaves) if leaf.dtype.kind == "f"]
-        self._float_halves = [(rows.obs[k][0], rows.obs[k][1]) for k in self._float_leaves]
+        self._finite = FiniteRows(rows)
 
     def reset(self, ids: Array, run_seed: int, role: str, *, lenient: bool = False) -> None:
         """Start a seeded episode in each environment.
@@ -118,7 +123,7 @@ class EnvGroup:
         self._mark[0] = env_id
         rows.seed[env_id], rows.step[env_id] = seed, 0
         obs = self._seeded_reset(env_id, seed)
-        self._require_good(obs, env_id)
+        require_good_reset(self._rows.spec.observation, obs, env_id, self._name)
         self._put(self._obs_views[rows.phase[env_id]][env_id], obs, env_id)
         self._first(env_id)
         self._mark[0] = IDLE
@@ -152,28 +157,14 @@ class EnvGroup:
 
     def last_obs(self, env_id: int) -> list[Array]:
         """Leaves of its last observation, views of its row."""
-        views: list[Array] = self._obs_views[self._rows.phase[env_id]][env_id]
-        return views
+        return self._obs_views[int(self._rows.phase[env_id])][env_id]
 
     def episode_start(self, env_id: int) -> EpisodeStart | None:
         """What leads another environment to where this one is; None where that is not recorded."""
         if self._recorder is None:
             return None
-        recorder, state = self._recorder, self._recorder.save(env_id, self._envs[env_id])
-        if state is None or state["kind"] != "replay":
-            return None
-        seed, last_obs = int(self._rows.seed[env_id]), [view.copy() for view in self.last_obs(env_id)]
-
-        def repeat(env: gymnasium.Env[Any, Any]) -> Any:
-            try:
-                obs, _ = replay(env, state, seed, recorder.actions(state), lambda: None)
-            except NotRestored:
-                obs = None
-            if obs is None or not same_observation(self._rows.spec.observation, obs, last_obs):
-                raise CannotSave("repeating its actions led elsewhere: it is not deterministic")
-            return obs
-
-        return EpisodeStart(repeat, 1000 + int(state["actions"].nbytes))
+        layout, seed, last_obs = self._rows.spec.observation, int(self._rows.seed[env_id]), self.last_obs(env_id)
+        return episode_start(self._recorder, env_id, self._envs[env_id], seed, layout, last_obs)
 
     def forget(self, env_id: int) -> None:
         """What was recorded does not lead to where this environment is now."""
@@ -192,7 +183,7 @@ class EnvGroup:
         one_by_one = self._slow
         if self._recorder is not None:
             self._recorder.acted(chosen)
-        for env_id, phase, action in zip(chosen.numbers, phases, self._actions(chosen), strict=True):
+        for env_id, phase, action in zip(chosen.numbers, phases, rows.actions(chosen), strict=True):
             mark[0] = env_id
             try:
                 obs, reward, terminated, truncated, info = steps[env_id](action)
@@ -202,9 +193,13 @@ class EnvGroup:
                 rewards.append(0.0)
             else:
                 if type(reward) is np.ndarray:  # read now: the environment may reuse it
-                    reward = self._scalar(reward, env_id)
+                    reward = scalar(reward, env_id, self._name)
                 rewards.append(reward)
-                life_lost = self._read_info(env_id, info, batch) if info else False
+                life_lost = False
+                if info:
+                    raw_reward, life_lost = read_info(info, env_id, self._name)
+                    if raw_reward is not None:
+                        batch.raw_rewards[env_id] = raw_reward
                 if terminated or truncated:
                     batch.ends.append((env_id, bool(terminated), bool(truncated), not life_lost))
                     self._put(self._final_views[env_id], obs, env_id)
@@ -275,7 +270,7 @@ class EnvGroup:
             good = math.isfinite(sum(rewards))
             values = np.array(rewards, np.float64)
         except (TypeError, ValueError):  # not all of them plain numbers
-            rewards = [self._scalar(r, i) for r, i in zip(rewards, chosen.numbers, strict=True)]
+            rewards = [scalar(r, i, self._name) for r, i in zip(rewards, chosen.numbers, strict=True)]
             values = np.array(rewards, np.float64)
             good = math.isfinite(sum(rewards))
         rows.reward[index] = values
@@ -293,32 +288,18 @@ class EnvGroup:
         for env_id in batch.lost:
             self._lose(env_id)
         ended = [end[0] for end in batch.ends]
-        if not (good and self._finite(chosen, half) and (not ended or self._finals_finite(ended))):
+        if not (good and self._finite.current(chosen, half) and (not ended or self._finite.finals(ended))):
             self._find_nan(chosen.numbers)
         notify(chosen)
-
-    def _finite(self, chosen: IdSet, half: int | None) -> bool:
-        if half is None:
-            current = self._rows.current(chosen, half)
-            return _all_finite([current[k] for k in self._float_leaves])
-        for halves in self._float_halves:
-            values = halves[half][chosen.index]
-            if np.count_nonzero(np.isfinite(values)) != values.size:
-                return False
-        return True
-
-    def _finals_finite(self, env_ids: list[int]) -> bool:
-        views = self._final_views
-        return _all_finite([views[i][k] for i in env_ids for k in self._float_leaves])
 
     def _find_nan(self, ids: Iterable[int]) -> None:
         rows = self._rows
         for env_id in ids:
             ended = bool(rows.flags[env_id, FIRST])
             views = self._obs_views[rows.phase[env_id]][env_id]
-            next_bad = not _all_finite([views[k] for k in self._float_leaves])
+            next_bad = not self._finite.obs(env_id)
             rewards = rows.reward[env_id], rows.raw_reward[env_id]
-            step_bad = not np.isfinite(rewards).all() or (ended and not self._finals_finite([env_id]))
+            step_bad = not np.isfinite(rewards).all() or (ended and not self._finite.finals([env_id]))
             if rows.flags[env_id, FAULTY] or not (next_bad or step_bad):
                 continue
             if not ended:
@@ -340,71 +321,20 @@ class EnvGroup:
         self._rows.step[env_id] = 0
         self._rows.episode[env_id] += int(episode_over)
 
-    def _actions(self, chosen: IdSet) -> list[Any]:
-        """One action per environment, copied, so that an environment may keep it."""
-        layout = self._rows.spec.action
-        if layout.single and not layout.leaves[0].shape:
-            return list(self._rows.action[0][chosen.index])
-        leaves = [
-            list(rows[chosen.ids] if leaf.shape else rows[chosen.index])  # numbers are copies by themselves
-            for rows, leaf in zip(self._rows.action, layout.leaves, strict=True)
-        ]
-        return leaves[0] if layout.single else [layout.unflatten(list(row)) for row in zip(*leaves, strict=True)]
-
     def _put(self, views: list[Array], obs: Any, env_id: int) -> None:
         """Copy an observation into its row, refusing what would be broadcast or wrapped around."""
         if type(obs) is np.ndarray and obs.dtype is self._simple[2] and obs.shape == self._simple[1]:
             views[0][...] = obs
             return
-        layout = self._rows.spec.observation
-        try:
-            values = [np.asarray(value) for value in layout.flatten(obs)]
-        except (KeyError, IndexError, TypeError, ValueError):
-            values = []
-        fits = len(values) == len(layout.leaves) and all(
-            value.shape == leaf.shape and leaf.takes(value) for value, leaf in zip(values, layout.leaves, strict=True)
-        )
-        if not fits:
-            found = layout.problem(obs) or f"observation does not fit its space {layout.space}"
-            raise UserError(f"Environment {env_id} ({self._name}): {found}.")
+        values = observation_leaves(self._rows.spec.observation, obs, env_id, self._name)
         for view, value in zip(views, values, strict=True):
             view[...] = value
 
     def _recover(self, env_id: int, error: BaseException) -> None:
         """Rebuild an environment whose step failed."""
-        trace = error.__traceback__
-        if (
-            isinstance(error, (ValueError, TypeError))
-            and trace is not None
-            and trace.tb_next is None
-            and "unpack" in str(error)
-        ):
-            unpack_step(None, f"Environment {env_id} ({self._name})")
+        require_step_tuple(error, env_id, self._name)
         self._fault(env_id, "raised", _trace(error), at_step=int(self._rows.step[env_id]) + 1)
         self._rebuild(env_id, int(self._rows.episode[env_id]) + 1)
-
-    def _require_good(self, obs: Any, env_id: int) -> None:
-        """UserError unless a first observation is in its space and finite."""
-        layout = self._rows.spec.observation
-        if found := layout.problem(obs):
-            raise UserError(f"Environment {env_id} ({self._name}), at reset: {found}.")
-        leaves = layout.flatten(obs)
-        if not _all_finite([np.asarray(leaves[k]) for k in self._float_leaves]):
-            raise UserError(f"Environment {env_id} ({self._name}): its first observation is not finite; check reset().")
-
-    def _read_info(self, env_id: int, info: Any, batch: _Batch) -> bool:
-        """Take the game's own reward from a step's info; returns whether a life was lost."""
-        if not isinstance(info, Mapping):
-            raise UserError(f"Environment {env_id} ({self._name}): info must be a dict, got {info!r}.")
-        if "raw_reward" in info:
-            batch.raw_rewards[env_id] = self._scalar(info["raw_reward"], env_id)
-        return bool(info.get("life_lost", False))
-
-    def _scalar(self, reward: Any, env_id: int) -> float:
-        array = np.asarray(reward)
-        if array.size != 1 or array.dtype.kind not in "fiub":
-            raise UserError(f"Environment {env_id} ({self._name}): the reward must be one number, got {reward!r}.")
-        return float(array.reshape(()))
 
     def _seeded_reset(self, env_id: int, seed: int) -> Any:
         if self._recorder is not None:
@@ -443,7 +373,7 @@ class EnvGroup:
                 obs = self._seeded_reset(env_id, seed)
                 views = self._obs_views[rows.phase[env_id]][env_id]
                 self._put(views, obs, env_id)
-                if not _all_finite([views[k] for k in self._float_leaves]):
+                if not self._finite.obs(env_id):
                     raise ValueError("the first observation after the restart is not finite")
                 rows.seed[env_id] = seed
                 return
@@ -459,11 +389,6 @@ class EnvGroup:
         episode = int(rows.episode[env_id]) if episode is None else episode
         step = int(rows.step[env_id]) if at_step is None else at_step
         self._report(Fault(env_id, kind, int(rows.seed[env_id]), episode, step, detail))
-
-
-def _all_finite(arrays: list[Array]) -> bool:
-    # Counting is several times faster than all() on small arrays.
-    return all(np.count_nonzero(np.isfinite(array)) == array.size for array in arrays)
 
 
 def _close(env: gymnasium.Env[Any, Any]) -> None:

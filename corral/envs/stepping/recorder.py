@@ -26,6 +26,7 @@ from corral.core.spaces import Layout
 from corral.core.types import Array
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import EnvRows
+from corral.snapshot.keeper import CannotSave, EpisodeStart
 from corral.snapshot.keepers.declared import declares, read_declared, write_declared
 from corral.snapshot.rng import (
     Generators,
@@ -266,3 +267,23 @@ def _not_plain(state: Any, name: str = "its state_dict()") -> str | None:
         return None if state.dtype.kind in "biuf" else f"{name} is an array of {state.dtype}"
     plain = state is None or isinstance(state, (bool, int, float, str))
     return None if plain else f"{name} is a {type(state).__name__}"
+
+
+def episode_start(
+    recorder: Recorder, env_id: int, env: Env, seed: int, layout: Layout, last_obs: list[Array]
+) -> EpisodeStart | None:
+    """What leads another environment to where this one is; None where that is not recorded."""
+    state, expected = recorder.save(env_id, env), [view.copy() for view in last_obs]
+    if state is None or state["kind"] != "replay":
+        return None
+
+    def repeat(other: Env) -> Any:
+        try:
+            obs, _ = replay(other, state, seed, recorder.actions(state), lambda: None)
+        except NotRestored:
+            obs = None
+        if obs is None or not same_observation(layout, obs, expected):
+            raise CannotSave("repeating its actions led elsewhere: it is not deterministic")
+        return obs
+
+    return EpisodeStart(repeat, 1000 + int(state["actions"].nbytes))

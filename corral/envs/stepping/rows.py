@@ -92,6 +92,17 @@ class EnvRows:
             chosen.views = self, halves, self.table[chosen.index]
         return chosen.views[1], chosen.views[2]
 
+    def actions(self, chosen: IdSet) -> list[Any]:
+        """One action per environment, copied, so that an environment may keep it."""
+        layout = self.spec.action
+        if layout.single and not layout.leaves[0].shape:
+            return list(self.action[0][chosen.index])
+        leaves = [
+            list(rows[chosen.ids] if leaf.shape else rows[chosen.index])  # numbers are copies by themselves
+            for rows, leaf in zip(self.action, layout.leaves, strict=True)
+        ]
+        return leaves[0] if layout.single else [layout.unflatten(list(row)) for row in zip(*leaves, strict=True)]
+
     def no_flags(self, index: slice | Array) -> None:
         """Clear all flags of these rows."""
         self._flag_words[index] = 0

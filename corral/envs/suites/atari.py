@@ -25,7 +25,7 @@ _NEEDS_TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}
 class AtariSuite:
     """The standard Atari stack for one game. Call it to build one environment, or give it to `make_vec`.
 
-    A lost life ends an episode (`episodic_life`) but not the game, which goes on from where it is: statistics
+    A lost life ends an episode (`episodic_life`) but not the game, which continues: statistics
     are of whole games, in unclipped reward. FIRE (`fire_reset`) is pressed when a game starts.
     """
 

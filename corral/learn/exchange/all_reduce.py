@@ -7,6 +7,7 @@ import math
 import re
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +31,7 @@ _WHOLE_FIRST = 10  # updates before PowerSGD begins, as its authors do: the firs
 class _Bucket:
     """What a hook asks of DDP's."""
 
-    def __init__(self, grad: Tensor, params: list[nn.Parameter]):
+    def __init__(self, grad: Tensor, params: Sequence[nn.Parameter]):
         self._grad, self._params = grad, params
 
     def buffer(self) -> Tensor:
@@ -54,7 +55,7 @@ class _Bucket:
 class HookedReduction:
     """The mean of everybody's gradients, in place; `params` have their gradients as views of the flat one."""
 
-    def __init__(self, hook: Hook, rank: int, group: Any, params: list[nn.Parameter], feedback: bool):
+    def __init__(self, hook: Hook, rank: int, group: Any, params: Sequence[nn.Parameter], feedback: bool):
         self._params = params
         self._power: Any = None
         if hook == "powersgd":
@@ -100,15 +101,15 @@ class AllReduce:
 
     def __init__(
         self, compress: Compress | None = None, *, feedback: bool = True, momentum: float = 0.0, seed: int = 0,
-        params: list[nn.Parameter] | None = None,
+        params: Sequence[Sequence[nn.Parameter]] = (),
     ):  # fmt: skip
         self._compress, self._feedback, self._momentum, self._seed = compress, feedback, momentum, seed
-        self._params = params
-        self._compression: Compression | None = None
-        self._hooked: HookedReduction | None = None
+        self._params = params  # of each group
+        self._compressions: dict[int, Compression] = {}  # by group
+        self._hooked: dict[int, HookedReduction] = {}
         self._group: Any = None
         self._store: Any = None
-        self._buffer = torch.zeros(0)
+        self._buffers: dict[int, Tensor] = {}
         self._size = 1
         self._patience_s = 0.0
         self.over = False
@@ -150,7 +151,8 @@ class AllReduce:
     def leave(self) -> None:
         """Close the group; others that wait for this learner notice."""
         group = self._group
-        self._group = self._store = self._hooked = None
+        self._group = self._store = None
+        self._hooked = {}
         self._size = 1
         # Of a reduction that is done the group's own threads may hold what PowerSGD had to do after it, and with that
         # the group. Were one of them the last to drop it, it would wait for itself, which ends the process.
@@ -172,23 +174,25 @@ class AllReduce:
         self._reduce(count)
         return int(count.item()) == self._size
 
-    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> GradAction:
+    def grads(
+        self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
+    ) -> GradAction:
         """Reduce."""
         self.over = False
         if self._size == 1:
             return "stop" if stop else "apply"
         self._updates += 1
         if self._compress is None:
-            return self._reduce_whole(grad, rows, stop, last)
+            return self._reduce_whole(grad, group, rows, stop, last)
         if self._compress.hook is None:
-            return self._gather_codes(self._compress, grad, rows, stop, last)
-        return self._reduce_hooked(self._compress, grad, rows, stop, last)
+            return self._gather_codes(self._compress, grad, group, rows, stop, last)
+        return self._reduce_hooked(self._compress, grad, group, rows, stop, last)
 
-    def _reduce_whole(self, grad: Tensor, rows: int, stop: bool, last: bool) -> GradAction:
+    def _reduce_whole(self, grad: Tensor, group: int, rows: int, stop: bool, last: bool) -> GradAction:
         count = grad.numel()
-        if self._buffer.numel() != count + _HEAD:
-            self._buffer = torch.zeros(count + _HEAD)
-        buffer = self._buffer
+        if group not in self._buffers or self._buffers[group].numel() != count + _HEAD:
+            self._buffers[group] = torch.zeros(count + _HEAD)
+        buffer = self._buffers[group]
         buffer[:count].copy_(grad)
         if rows:
             buffer[:count].mul_(rows)
@@ -203,41 +207,46 @@ class AllReduce:
         grad.copy_(buffer[:count])
         return "apply"
 
-    def _gather_codes(self, compress: Compress, grad: Tensor, rows: int, stop: bool, last: bool) -> GradAction:
+    def _gather_codes(
+        self, compress: Compress, grad: Tensor, group: int, rows: int, stop: bool, last: bool
+    ) -> GradAction:
         own = grad.detach().cpu().numpy()
-        if self._compression is None or self._compression.count != len(own):
-            self._compression = Compression(
-                compress.codec, len(own), self._seed, feedback=self._feedback, momentum=self._momentum
+        if group not in self._compressions or self._compressions[group].count != len(own):
+            self._compressions[group] = Compression(
+                compress.codec, len(own), self._seed + group, feedback=self._feedback, momentum=self._momentum
             )
-        finite = _usable(grad)
-        code = self._compression.pack(own) if finite and not stop else np.zeros(self._compression.size, np.uint8)
+        compression, finite = self._compressions[group], _usable(grad)
+        code = compression.pack(own) if finite and not stop else np.zeros(compression.size, np.uint8)
         head = np.array([rows, stop, last, not finite], np.float32)
         try:
             messages = self._gather(torch.from_numpy(np.concatenate([head.view(np.uint8), code])))
         except PeerLost:
             if finite and not stop:
-                self._compression.put_back(code)
+                compression.put_back(code)
             raise
         heads = np.stack([m[: 4 * _HEAD].numpy().view(np.float32) for m in messages])
         total, stopped, over, bad = heads.sum(0)
         self.over = bool(over)
         if stopped or bad:
             if finite and not stop:
-                self._compression.put_back(code)  # nobody used it
+                compression.put_back(code)  # nobody used it
             grad.fill_(float("nan"))
             return "stop" if stopped else "apply"
         mean = np.zeros(len(own), np.float32)
         for (n, *_), message in zip(heads, messages, strict=True):
-            part = self._compression.unpack(message[4 * _HEAD :].numpy())
+            part = compression.unpack(message[4 * _HEAD :].numpy())
             mean += part * n if total else part
         grad.copy_(torch.from_numpy(mean / total if total else mean))
         return "apply"
 
-    def _reduce_hooked(self, compress: Compress, grad: Tensor, rows: int, stop: bool, last: bool) -> GradAction:
-        if self._hooked is None:
-            assert self._params is not None
+    def _reduce_hooked(
+        self, compress: Compress, grad: Tensor, group: int, rows: int, stop: bool, last: bool
+    ) -> GradAction:
+        if group not in self._hooked:
             assert compress.hook is not None
-            self._hooked = HookedReduction(compress.hook, compress.rank, self._group, self._params, self._feedback)
+            self._hooked[group] = HookedReduction(
+                compress.hook, compress.rank, self._group, self._params[group], self._feedback
+            )
         head = torch.tensor([rows, stop, last, not _usable(grad)], dtype=torch.float32)
         self._reduce(head)
         total, stopped, over, bad = head.tolist()
@@ -247,7 +256,7 @@ class AllReduce:
             return "stop" if stopped else "apply"
         grad.mul_(rows * self._size / total if total else self._size)  # the hooks divide by the number of learners
         try:
-            reduced = self._hooked.reduce(grad)
+            reduced = self._hooked[group].reduce(grad)
         except RuntimeError as error:
             raise self._lost(error) from error
         self.sent += self._ring(reduced)

@@ -20,16 +20,18 @@ class Exchange(Protocol):
     def agree(self, ready: bool) -> bool:
         """Whether everybody without whom no update is made has data for one."""
 
-    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> GradAction:
-        """Share a gradient, and put everybody's in its place.
+    def grads(
+        self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
+    ) -> GradAction:
+        """Share the gradient of parameter group number `group`, and put that of all learners in its place.
 
         It is the mean over `rows` rows, or a sum if that is 0, and to be applied with this rate. apply: clip it and
-        step; skip: somebody else has done that, and the weights are new; stop: no more updates from this batch.
-        `last` says that there will be no other from this learner's batch.
+        step; skip: a server has done that, and the weights are new; stop: no more updates from this batch.
+        `last` says that this is the last minibatch of this learner's batch.
         """
 
     def params(self, weights: Tensor) -> None:
-        """Share the weights after a step."""
+        """Share the weights after an update of all groups."""
 
     def share(self, values: Tensor) -> list[Tensor]:
         """Moments of observations: this learner's own, and those of others that it has not been given yet."""
@@ -74,7 +76,9 @@ class Local:
         """Whether it is ready."""
         return ready
 
-    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> GradAction:
+    def grads(
+        self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
+    ) -> GradAction:
         """Apply them."""
         return "stop" if stop else "apply"
 

@@ -151,7 +151,9 @@ class Gossip:
         """Whether it is ready: others are only waited for while they are in the middle of a turn."""
         return ready
 
-    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> GradAction:
+    def grads(
+        self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
+    ) -> GradAction:
         """Everybody applies its own."""
         return "stop" if stop else "apply"
 

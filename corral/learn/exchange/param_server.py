@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from corral.core.encoding import DecodeError, decode, encode, size_of
 from corral.learn.exchange.base import GradAction, PeerLost
 from corral.learn.exchange.compress import Codec, Compression
 from corral.learn.exchange.peers import dial
-from corral.learn.exchange.server import ENTER, PUSH, REST, SHARE, slices
+from corral.learn.exchange.server import ENTER, PUSH, REST, SHARE, server_slices
 from corral.runtimes.connection import Connection, ConnectionClosed
 
 _PATIENCE_S = 1200.0  # twice of what a server waits for others
@@ -25,12 +26,15 @@ class ParamServer:
     over = False
     clips_first = True  # no server sees the whole gradient, and with async there is no mean
 
-    def __init__(self, codec: Codec, broadcast: Codec, *, feedback: bool, momentum: float = 0.0, seed: int = 0):
+    def __init__(
+        self, codec: Codec, broadcast: Codec, groups: Sequence[slice], *, feedback: bool, momentum: float = 0.0,
+        seed: int = 0,
+    ):  # fmt: skip
         self._codec, self._broadcast, self._feedback, self._momentum = codec, broadcast, feedback, momentum
-        self._seed = seed
+        self._groups, self._seed = groups, seed
         self._servers: list[Connection] = []
-        self._slices: list[slice] = []
-        self._compressions: list[Compression] = []
+        self._slices: list[list[slice]] = []  # of each group, a server's part of the flat weights
+        self._compressions: list[list[Compression]] = []
         self._versions: list[int] = []
         self._weights = torch.zeros(0)
         self._updates = 0
@@ -44,14 +48,20 @@ class ParamServer:
     def begin(self, weights: Tensor, turn: int, crew: int) -> None:
         """Take over the servers' weights."""
         self._weights = weights
-        if sum(c.count for c in self._compressions) != weights.numel():
-            self._slices = list(slices(weights.numel(), len(self._servers)))
+        if not self._slices:
+            self._slices = [server_slices(group, len(self._servers)) for group in self._groups]
             self._compressions = [
-                Compression(self._codec, s.stop - s.start, self._seed + k, feedback=self._feedback,
-                            momentum=self._momentum)
-                for k, s in enumerate(self._slices)
-            ]  # fmt: skip
-        self._take(self._ask(ENTER, [{"crew": crew}] * len(self._servers)))
+                [self._compression(s, len(self._servers) * g + k) for k, s in enumerate(parts)]
+                for g, parts in enumerate(self._slices)
+            ]
+        answers = self._ask(ENTER, [{"crew": crew}] * len(self._servers))
+        for group in range(len(self._groups)):
+            self._take(group, [{"weights": answer["weights"][group]} for answer in answers])
+        self._versions = [answer["version"] for answer in answers]
+
+    def _compression(self, part: slice, number: int) -> Compression:
+        count = part.stop - part.start
+        return Compression(self._codec, count, self._seed + number, feedback=self._feedback, momentum=self._momentum)
 
     def end(self) -> None:
         """Rest."""
@@ -72,29 +82,35 @@ class ParamServer:
         """Whether it is ready: others are only waited for while they are in the middle of a turn."""
         return ready
 
-    def grads(self, grad: Tensor, rows: int, lr: float, *, stop: bool = False, last: bool = False) -> GradAction:
+    def grads(
+        self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
+    ) -> GradAction:
         """Send it, and take the weights that come back; what is not finite stays here, for the learner to report."""
         if stop:
             return "stop"
         self._updates += 1
-        own = grad.detach().cpu().numpy()
+        own, start = grad.detach().cpu().numpy(), self._groups[group].start
         finite = math.isfinite(float(grad.norm()))  # or it was too large to be clipped
         messages = [
-            {"code": compression.pack(own[s]) if finite else None, "rows": rows, "lr": lr, "version": version}
-            for compression, s, version in zip(self._compressions, self._slices, self._versions, strict=True)
-        ]
+            {"group": group, "code": compression.pack(own[s.start - start : s.stop - start]) if finite else None,
+             "rows": rows, "lr": lr, "version": version}
+            for compression, s, version in zip(
+                self._compressions[group], self._slices[group], self._versions, strict=True
+            )
+        ]  # fmt: skip
         try:
             answers = self._ask(PUSH, messages)
         except PeerLost:
-            self._put_back(messages)
+            self._put_back(group, messages)
             raise
         if any(answer.get("dropped") for answer in answers):
-            self._put_back(messages)  # it came too late
-        self._take(answers)
+            self._put_back(group, messages)  # it came too late
+        self._take(group, answers)
+        self._versions = [answer["version"] for answer in answers]
         return "skip" if finite else "apply"
 
-    def _put_back(self, messages: list[dict[str, Any]]) -> None:
-        for compression, message in zip(self._compressions, messages, strict=True):
+    def _put_back(self, group: int, messages: list[dict[str, Any]]) -> None:
+        for compression, message in zip(self._compressions[group], messages, strict=True):
             if message["code"] is not None:
                 compression.put_back(message["code"])
 
@@ -107,12 +123,11 @@ class ParamServer:
         unseen = self._receive(self._servers[0])["moments"]
         return [values] if unseen is None else [values, torch.from_numpy(np.array(unseen)).to(values.device)]
 
-    def _take(self, answers: list[Any]) -> None:
+    def _take(self, group: int, answers: list[Any]) -> None:
         with torch.no_grad():
-            for s, answer in zip(self._slices, answers, strict=True):
+            for s, answer in zip(self._slices[group], answers, strict=True):
                 values = self._broadcast.decode(np.array(answer["weights"]), s.stop - s.start)
                 self._weights[s].copy_(torch.from_numpy(values))
-        self._versions = [answer["version"] for answer in answers]
 
     def _ask(self, kind: int, messages: list[Any]) -> list[Any]:
         for server, message in zip(self._servers, messages, strict=True):

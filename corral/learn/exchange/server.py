@@ -53,26 +53,59 @@ class _Member:
         self.unseen: Array | None = None  # moments of observations that others have made
 
 
+class _Part:
+    """A server's part of one parameter group, with its optimizer."""
+
+    def __init__(self, weights: Tensor, optimizer: Callable[[list[Tensor]], Optimizer]):
+        self.weights = nn.Parameter(weights.detach().clone())
+        self.weights.grad = torch.zeros_like(self.weights)
+        self.optimizer = optimizer([self.weights])
+        self.updates = 0
+        self.coded: tuple[int, Value] | None = None  # the weights after so many updates
+
+    def apply(self, grad: Array, lr: float) -> None:
+        assert self.weights.grad is not None
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.weights.grad.copy_(torch.from_numpy(grad))
+        self.optimizer.step()
+        self.updates += 1
+
+    def state(self) -> dict[str, Value]:
+        optimizer = self.optimizer.state_dict()["state"].get(0, {})
+        kept = {k: v.detach().numpy().copy() if isinstance(v, Tensor) else v for k, v in optimizer.items()}
+        return {"weights": self.weights.detach().numpy().copy(), "optimizer": kept}
+
+    def load(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            self.weights.copy_(torch.from_numpy(np.array(state["weights"])))
+        kept = {k: torch.from_numpy(np.array(v)) if isinstance(v, np.ndarray) else v
+                for k, v in state["optimizer"].items()}  # fmt: skip
+        whole = self.optimizer.state_dict()
+        whole["state"] = {0: kept} if kept else {}
+        self.optimizer.load_state_dict(whole)
+        self.coded = None
+
+
 class ParamServerProcess:
-    """Serves one slice of the weights, with its own part of the optimizer's state."""
+    """Serves a part of the weights of every parameter group, with that part of the optimizers' state."""
 
     def __init__(
-        self, weights: Tensor, optimizer: Callable[[list[nn.Parameter]], Optimizer], rules: Rules, codec: Codec,
+        self, parts: Sequence[tuple[Tensor, Callable[[list[Tensor]], Optimizer]]], rules: Rules, codec: Codec,
         broadcast: Codec, host: str, secret: bytes,
     ):  # fmt: skip
-        self._weights = nn.Parameter(weights.detach().clone())
-        self._weights.grad = torch.zeros_like(self._weights)
-        self._optimizer, self._rules, self._codec, self._broadcast = optimizer([self._weights]), rules, codec, broadcast
+        self._parts = [_Part(weights, optimizer) for weights, optimizer in parts]
+        self._rules, self._codec, self._broadcast = rules, codec, broadcast
         self._rng = np.random.default_rng(0)
         self._change = threading.Condition()
         self._members: set[_Member] = set()
-        self._arrived: dict[_Member, tuple[Array | None, int]] = {}
+        self._arrived: dict[_Member, tuple[int, Array | None, int]] = {}  # group, gradient and rows
+        self._rounds = 0  # that are finished, with `sync`
         self._crew = 1  # who are to begin a turn together
         self._coming: set[_Member] = set()  # those that wait for the others to begin a turn
         self.version = 0
-        """Updates so far."""
+        """Updates so far, of the first group."""
         self._closed = False
-        self._told: tuple[int, dict[str, Value]] | None = None
         self._pushes = self._dropped = self._stale = self._stalest = self._lead = self._let_go = 0
         self._error = self._lr = 0.0
         self._listener = Listener(host, secret, self._serve, _SEND_S)
@@ -113,7 +146,7 @@ class ParamServerProcess:
                 self._crew = message["crew"]
                 self._coming -= set(together)
                 self._change.notify_all()
-            return self._newest()
+            return {"version": self.version, "weights": [self._coded(part) for part in self._parts]}
 
     def _wake(self, member: _Member) -> None:
         """It has the newest weights from now on, and so the newest clock; that of one who was ahead stays."""
@@ -131,23 +164,25 @@ class ParamServerProcess:
         with self._change:
             if member.clock is None:  # it was taken for gone
                 self._wake(member)
-            code, rows = message["code"], message["rows"]
-            grad = None if code is None else self._codec.decode(np.ascontiguousarray(code), self._weights.numel())
+            code, rows, group = message["code"], message["rows"], message["group"]
+            part = self._parts[group]
+            grad = None if code is None else self._codec.decode(np.ascontiguousarray(code), part.weights.numel())
             behind = self.version - message["version"]
             if self._rules.mode == "sync" and behind > 0:
                 self._dropped += 1  # the others did not wait for it
-                return {**self._newest(), "dropped": True}
+                return {**self._newest(part), "dropped": True}
             self._pushes, self._stale = self._pushes + 1, self._stale + behind
             self._stalest = max(self._stalest, behind)
             self._lr = message["lr"]
             if self._rules.mode == "sync":
-                self._wait_for_round(member, grad, rows)
+                self._wait_for_round(member, group, grad, rows)
             else:
                 if grad is not None:
-                    self._apply(grad)
-                member.clock = (member.clock or 0) + 1
-                self._wait_for_slower(member)
-            return self._newest()
+                    self._apply(group, grad)
+                if group == 0:
+                    member.clock = (member.clock or 0) + 1
+                    self._wait_for_slower(member)
+            return self._newest(part)
 
     def _share(self, member: _Member, message: dict[str, Any]) -> Value:
         """Keep moments for the others, who each get them once."""
@@ -159,12 +194,12 @@ class ParamServerProcess:
 
     # -- updates -----------------------------------------------------------------------------------------------
 
-    def _wait_for_round(self, member: _Member, grad: Array | None, rows: int) -> None:
-        version = self.version
-        self._arrived[member] = (grad, rows)
+    def _wait_for_round(self, member: _Member, group: int, grad: Array | None, rows: int) -> None:
+        finished = self._rounds
+        self._arrived[member] = (group, grad, rows)
         self._finish_round()
         until = time.monotonic() + _PATIENCE_S
-        while member in self._arrived and self.version == version and not self._closed:
+        while member in self._arrived and self._rounds == finished and not self._closed:
             if not self._change.wait(until - time.monotonic()):
                 self._finish_round(late=True)
                 break
@@ -179,27 +214,28 @@ class ParamServerProcess:
             self._let_go += len(active - self._arrived.keys())
             for member in active - self._arrived.keys():
                 member.clock = None  # it is not waited for again until it comes
-        parts = [(grad, rows) for grad, rows in self._arrived.values() if grad is not None]
-        for member in self._arrived:
-            member.clock = (member.clock or 0) + 1
+        arrived = list(self._arrived.values())
+        for member, (group, _, _) in self._arrived.items():
+            member.clock = (member.clock or 0) + (group == 0)
         self._arrived.clear()
+        self._rounds += 1
         self._change.notify_all()
-        if len(parts) == 1:
-            self._apply(parts[0][0])
-        elif parts:
-            total = np.float32(sum(rows for _, rows in parts))
-            whole = np.zeros(self._weights.numel(), np.float32)
-            for grad, rows in parts:
-                whole += grad * np.float32(rows) if total else grad
-            self._apply(whole / total if total else whole)
+        for group in sorted({group for group, _, _ in arrived}):  # some may have ended their batch before others
+            self._apply_mean(group, [(grad, rows) for g, grad, rows in arrived if g == group and grad is not None])
 
-    def _apply(self, grad: Array) -> None:
-        assert self._weights.grad is not None
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._lr
-        self._weights.grad.copy_(torch.from_numpy(grad))
-        self._optimizer.step()
-        self.version += 1
+    def _apply_mean(self, group: int, grads: list[tuple[Array, int]]) -> None:
+        if len(grads) == 1:
+            self._apply(group, grads[0][0])
+        elif grads:
+            total = np.float32(sum(rows for _, rows in grads))
+            whole = np.zeros(self._parts[group].weights.numel(), np.float32)
+            for grad, rows in grads:
+                whole += grad * np.float32(rows) if total else grad
+            self._apply(group, whole / total if total else whole)
+
+    def _apply(self, group: int, grad: Array) -> None:
+        self._parts[group].apply(grad, self._lr)
+        self.version += group == 0
 
     def _wait_for_slower(self, member: _Member) -> None:
         self._change.notify_all()
@@ -218,35 +254,32 @@ class ParamServerProcess:
     def _clocks(self) -> list[int]:
         return [member.clock for member in self._members if member.clock is not None]
 
-    def _newest(self) -> dict[str, Value]:
-        """The weights, coded once for everybody."""
-        if self._told is None or self._told[0] != self.version:
-            weights = self._weights.detach().numpy()
+    def _newest(self, part: _Part) -> dict[str, Value]:
+        return {"version": self.version, "weights": self._coded(part)}
+
+    def _coded(self, part: _Part) -> Value:
+        """A part's weights, coded once for all members."""
+        if part.coded is None or part.coded[0] != part.updates:
+            weights = part.weights.detach().numpy()
             code = self._broadcast.encode(weights, self._rng).copy()
             read = self._broadcast.decode(code, len(weights))
             self._error = float(np.linalg.norm(read - weights) / max(1e-12, float(np.linalg.norm(weights))))
-            self._told = self.version, {"version": self.version, "weights": code}
-        return self._told[1]
+            part.coded = part.updates, code
+        return part.coded[1]
 
     # -- what the run asks -------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What another server would go on from."""
+        """What another server would continue from."""
         with self._change:
-            optimizer = self._optimizer.state_dict()["state"].get(0, {})
-            kept = {k: v.detach().numpy().copy() if isinstance(v, Tensor) else v for k, v in optimizer.items()}
-            return {"version": self.version, "weights": self._weights.detach().numpy().copy(), "optimizer": kept}
+            return {"version": self.version, "parts": [part.state() for part in self._parts]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        with self._change, torch.no_grad():
-            self.version, self._told = state["version"], None
-            self._weights.copy_(torch.from_numpy(np.array(state["weights"])))
-            kept = {k: torch.from_numpy(np.array(v)) if isinstance(v, np.ndarray) else v
-                    for k, v in state["optimizer"].items()}  # fmt: skip
-            whole = self._optimizer.state_dict()
-            whole["state"] = {0: kept} if kept else {}
-            self._optimizer.load_state_dict(whole)
+        """Continue from there."""
+        with self._change:
+            self.version = state["version"]
+            for part, kept in zip(self._parts, state["parts"], strict=True):
+                part.load(kept)
 
     def metrics(self) -> dict[str, float]:
         """How old gradients were, in updates since their weights, and how far anybody was ahead of the slowest."""
@@ -269,7 +302,8 @@ class ParamServerProcess:
         self._listener.close()
 
 
-def slices(count: int, parts: int) -> Sequence[slice]:
-    """A vector of `count` numbers cut into slices, aligned to cache lines."""
-    step = -(-count // (16 * parts)) * 16
-    return [slice(min(count, k * step), min(count, (k + 1) * step)) for k in range(parts)]
+def server_slices(group: slice, servers: int) -> list[slice]:
+    """A parameter group's part of the flat weights cut into one slice for each server, aligned to cache lines."""
+    count = group.stop - group.start
+    step = -(-count // (16 * servers)) * 16
+    return [slice(group.start + min(count, k * step), group.start + min(count, (k + 1) * step)) for k in range(servers)]

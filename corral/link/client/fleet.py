@@ -1,4 +1,4 @@
-"""All simulators of a learner: who dials in or is dialled, is made sure of, taken on, lost, and comes back."""
+"""All simulators of a learner: connections, handshakes, sessions that are lost or resumed."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class _Greeting:
 
 @dataclass
 class FleetMember:
-    """Somebody who uses the fleet's simulators, and is told who comes and goes."""
+    """A user of the fleet's simulators, told when one joins or is lost."""
 
     joined: Callable[[SimulatorSession], None]
     lost: Callable[[SimulatorSession, str, str], None]
-    """Session, kind of fault (killed | hung | raised), and words."""
+    """Session, kind of fault (killed | hung | raised), and reason."""
 
 
 class Fleet:
-    """Sessions over one binding. Whoever waits for something calls `poll`; nothing happens in between."""
+    """Sessions over one binding. Messages are handled in `poll` alone."""
 
     def __init__(
         self, binding: Binding, token: bytes | None = None, reconnect_s: float = 5.0, budget: Budget | None = None
@@ -75,7 +75,7 @@ class Fleet:
         self.members: list[FleetMember] = []
         self.sessions: dict[int, SimulatorSession] = {}
         self.keepers: list[Callable[[float], None]] = []
-        """Called a few times per second while somebody waits."""
+        """Called a few times per second during `poll`."""
         self.gone: Callable[[bytes], bool] = lambda instance: False
         """Whether the process of this instance is known to have ended."""
         self._by_wire: dict[Wire, SimulatorSession] = {}
@@ -119,18 +119,18 @@ class Fleet:
                 raise UserError(self._fatal)
 
     def give_up(
-        self, session: SimulatorSession, kind: str, words: str, status: clp.Status = clp.Status.E_DEADLINE
+        self, session: SimulatorSession, kind: str, reason: str, status: clp.Status = clp.Status.E_DEADLINE
     ) -> None:
         """End a session, whatever its simulator is doing."""
         if session.lost is not None:
             return
-        self._send_error(session.wire, status, words, session)
-        self._lose(session, kind, words)
+        self._send_error(session.wire, status, reason, session)
+        self._lose(session, kind, reason)
 
     def dismiss(self, session: SimulatorSession) -> None:
-        """Let a simulator go that nobody needs any more."""
+        """Disconnect a simulator that is no longer needed."""
         session.tell(clp.Op.CLOSE, meta={"reason": "no longer needed", "over": True})
-        self._lose(session, "killed", f"{session.name} was let go")
+        self._lose(session, "killed", f"{session.name} was disconnected")
 
     def close(self, reason: str = "the run is over") -> None:
         """Say goodbye to all. Safe to call twice."""
@@ -162,14 +162,14 @@ class Fleet:
         except BadMessage as error:
             self.give_up(session, "raised", f"{session.name} sent {error}", clp.Status.E_PROTOCOL)
 
-    def _lose(self, session: SimulatorSession, kind: str, words: str) -> None:
-        session.lost = words
+    def _lose(self, session: SimulatorSession, kind: str, reason: str) -> None:
+        session.lost = reason
         self.sessions.pop(session.number, None)
         self._by_wire.pop(session.wire, None)
         session.wire.close()
         session.waiting.clear()
         for member in list(self.members):
-            member.lost(session, kind, words)
+            member.lost(session, kind, reason)
 
     def _check(self, now: float) -> None:
         for session in list(self.sessions.values()):
@@ -179,8 +179,8 @@ class Fleet:
                     how = "its process has ended" if instance_gone else f"no word for {away_s:.1f} s"
                     self._lose(session, "killed", f"the connection to {session.name} is lost, {how}")
             elif (late := session.overdue(now)) is not None:
-                words = f"{session.name} did not answer {clp.Op(late.op).name} within {late.deadline_s:g} s"
-                self.give_up(session, "hung", words)
+                reason = f"{session.name} did not answer {clp.Op(late.op).name} within {late.deadline_s:g} s"
+                self.give_up(session, "hung", reason)
         for wire, greeting in list(self._greetings.items()):
             if now - greeting.since > _GREETING_S:
                 del self._greetings[wire]
@@ -198,10 +198,10 @@ class Fleet:
                 wire.close()
                 return
             self._greetings[wire] = _Greeting(time.monotonic())
-            if wire.dialled:
+            if wire.initiated:
                 waiting = [s.number for s in self.sessions.values() if s.detached_at and s.wire.peer == wire.peer]
                 wire.send(Message(clp.Op.KNOCK, meta=to_meta(Knock(session=max(waiting, default=0)))).frames())
-        elif wire in self._greetings or not wire.dialled:
+        elif wire in self._greetings or not wire.initiated:
             greeting = self._greetings.setdefault(wire, _Greeting(time.monotonic()))
             try:
                 self._handshake(wire, greeting, event.frames)
@@ -310,8 +310,8 @@ class Fleet:
         self._say_refusal(wire, refused.status, f"A simulator was refused: {refused}.")
 
     def _say_refusal(self, wire: Wire, status: int, text: str) -> None:
-        """Whom we dialled we cannot do without; of those that dial in, others may fit."""
-        if wire.dialled and status in _FATAL:
+        """A simulator that we connected to is needed; of those that connect to us, others may fit."""
+        if wire.initiated and status in _FATAL:
             self._fatal = text
         else:
             self._strangers.warning(text)

@@ -1,4 +1,4 @@
-"""The learner's side of one simulator: requests with numbers, a window of them under way, each answered once."""
+"""The learner's side of one simulator: numbered requests, a window of them in flight, each answered once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from corral.link.protocol import Limits, rows_per_message
 from corral.link.transports.base import Wire
 
 _STEP = int(clp.Op.STEP)
-_MAX_ODD = 1000  # messages that nobody asked for, between two answers
+_MAX_ODD = 1000  # messages without a request, between two answers
 _SMOOTHING = 0.1  # of the measured time of a row
 
 Done = Callable[[Message], None]
@@ -26,7 +26,7 @@ Done = Callable[[Message], None]
 
 @dataclass(slots=True)
 class Request:
-    """A request that is under way or waits to be."""
+    """A request that is in flight or queued."""
 
     seq: int
     op: int
@@ -81,12 +81,12 @@ class SimulatorSession:
 
     @property
     def seated(self) -> int:
-        """How many environments sit here."""
+        """How many environments have a slot here."""
         return self._taken - len(self._free)
 
     @property
     def has_room(self) -> bool:
-        """Whether another environment can."""
+        """Whether another environment fits."""
         return not self.retiring and self.room > 0
 
     @property
@@ -95,14 +95,14 @@ class SimulatorSession:
         return min(self.simulator.hello.slots, self.limits.slots) - self.seated
 
     def take_slot(self) -> int:
-        """A slot that nobody has."""
+        """A free slot."""
         if self._free:
             return self._free.pop()
         self._taken += 1
         return self._taken - 1
 
     def free_slot(self, slot: int) -> None:
-        """Somebody else may have it."""
+        """Make it free."""
         self._free.append(slot)
 
     def take_generation(self) -> int:
@@ -121,7 +121,7 @@ class SimulatorSession:
         flags: int = 0,
         meta: dict[str, Any] | None = None,
     ) -> Request:
-        """Ask something; `done` gets the reply. When the session is lost, nobody is told here."""
+        """Send a request; `done` gets the reply. When the session is lost, `done` is not called."""
         self._seq += 1
         millis = min(int(deadline_s * 1000), 0xFFFFFFFF)
         if meta is None:
@@ -180,7 +180,7 @@ class SimulatorSession:
         return None
 
     def detach(self) -> None:
-        """The connection is lost; the simulator may dial again."""
+        """The connection is lost; the simulator may reconnect."""
         self.detached_at = time.monotonic()
 
     def attach(self, wire: Wire) -> None:
@@ -202,7 +202,7 @@ class SimulatorSession:
         """What is no answer: words, a goodbye, or an answer that came twice."""
         self._odd += 1
         if self._odd > _MAX_ODD:
-            raise BadMessage(f"more than {_MAX_ODD} messages that nobody asked for")
+            raise BadMessage(f"more than {_MAX_ODD} messages without a request")
         if message.op == clp.Op.HEARTBEAT and not message.is_reply:
             self.wire.send(Message(message.op, clp.REPLY, 0, message.seq, self.number, self.simulator.layout).frames())
         elif message.op == clp.Op.CLOSE:

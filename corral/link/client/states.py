@@ -1,12 +1,11 @@
-"""States of environments inside a simulator, from the learner's side: save, load, expand, drop, export, import.
+"""Requests about the states of environments inside simulators: SAVE, LOAD, EXPAND, ROLLOUT, EXPORT, IMPORT, DROP.
 
-Ids are chosen here, a generation and a counter, so a whole tree is dropped by its generation. Every call is answered
-before it returns, or raises; rows that could not be served have a status.
+`ask` sends one call to several simulators at once and waits for all of them; `StateReplies` puts their rows together.
+`StateClient` makes the requests of a single simulator, with slots of its own.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,203 +22,6 @@ from corral.link.client.session import Simulator, SimulatorSession
 from corral.link.message import BadMessage, Message
 
 _MAX_STEPS = 1 << 16
-
-
-@dataclass
-class StateReplies:
-    """What came of each row. Observations are None where none were asked for."""
-
-    reward: Array  # [B, players] float64
-    terminated: Array  # [B] bool
-    truncated: Array  # [B] bool
-    faulty: Array  # [B] bool
-    status: Array  # [B] uint16, 0 is good
-    to_play: Array  # [B] int8
-    obs: Tree | None
-    words: dict[int, str]
-
-    def require_good(self, what: str) -> None:
-        """EnvFailed, naming the first row that went wrong and why."""
-        bad = np.flatnonzero(self.status)
-        if len(bad):
-            row = int(bad[0])
-            name = clp.status_name(int(self.status[row]))
-            raise EnvFailed(f"{what}: row {row} of {len(self.status)}: {name} {self.words.get(row, '')}".rstrip())
-
-
-class States:
-    """The states of one session. `slots` are places of environments in it, beside those that VecEnvs have."""
-
-    def __init__(self, fleet: Fleet, session: SimulatorSession, timeout_s: float = 60.0):
-        self._fleet, self.session, self._timeout_s = fleet, session, timeout_s
-        self._generation, self._counter = session.take_generation(), 0
-
-    @property
-    def level(self) -> int:
-        """What the simulator can do: 0 nothing, 1 repeat, 2 keep in memory, 3 expand on threads, 4 export."""
-        return self.session.simulator.hello.level
-
-    def new_ids(self, count: int) -> Array:
-        """Ids that nothing has yet."""
-        first = self._generation << clp.GENERATION_BITS | self._counter + 1
-        self._counter += count
-        return np.arange(first, first + count, dtype="<u8")
-
-    def next_generation(self, *, drop: bool = True) -> None:
-        """From now on ids are of another generation; the states of the last are dropped."""
-        if drop:
-            self.session.tell(clp.Op.DROP, meta={"generation": self._generation})
-        self._generation, self._counter = self.session.take_generation(), 0
-
-    def drop(self, ids: Array) -> None:
-        """Forget these."""
-        self.session.tell(clp.Op.DROP, [np.asarray(ids, "<u8").tobytes()], len(ids))
-
-    def take_slots(self, count: int) -> Array:
-        """Slots of our own."""
-        return np.array([self.session.take_slot() for _ in range(count)], "<u4")
-
-    def free_slots(self, slots: Array) -> None:
-        """Give them back."""
-        for slot in slots.tolist():
-            self.session.free_slot(slot)
-
-    def reset(self, slots: Array, seeds: Array) -> StateReplies:
-        """Start episodes."""
-        return self._rows(clp.Op.RESET, [_u4(slots), _u8(seeds)], len(slots))
-
-    def step(self, slots: Array, actions: Tree, *, autoreset: bool = False) -> StateReplies:
-        """Step slots; where an episode ends, it stays there unless `autoreset`."""
-        flags = clp.AUTORESET if autoreset else 0
-        return self._rows(clp.Op.STEP, [_u4(slots), self._actions(actions, len(slots))], len(slots), flags=flags)
-
-    def save(self, slots: Array, ids: Array | None = None) -> tuple[Array, StateReplies]:
-        """Keep the states of slots; returns their ids."""
-        ids = self.new_ids(len(slots)) if ids is None else ids
-        return ids, self._rows(clp.Op.SAVE, [_u4(slots), _u8(ids)], len(slots), obs=False)
-
-    def load(self, slots: Array, ids: Array) -> StateReplies:
-        """Put slots where their states were; observations as they were then."""
-        return self._rows(clp.Op.LOAD, [_u4(slots), _u8(ids)], len(slots), flags=clp.WANT_OBS)
-
-    def expand(
-        self, parents: Array, actions: Tree, children: Array | None = None, seeds: Array | None = None
-    ) -> tuple[Array, StateReplies]:
-        """Step from states, keep what comes out; returns the children's ids. Rows do not depend on each other."""
-        children = self.new_ids(len(parents)) if children is None else children
-        payload = [_u8(parents), self._actions(actions, len(parents)), _u8(children)]
-        if seeds is not None:
-            payload.append(_u8(seeds))
-        return children, self._rows(clp.Op.EXPAND, payload, len(parents))
-
-    def rollout(self, parents: Array, actions: Tree, steps: int) -> tuple[Array, Array, StateReplies]:
-        """Step from states, `steps` actions each ([B * steps, ...]); rewards [B, steps], lengths [B], last rows."""
-        if not 1 <= steps <= _MAX_STEPS:
-            raise UserError(f"A rollout has 1 to {_MAX_STEPS} steps, got {steps}.")
-        batch = len(parents)
-        payload = [_u8(parents), self._actions(actions, batch * steps)]
-        reply = self._ask(clp.Op.ROLLOUT, payload, batch, meta={"steps": steps})
-        if len(reply.payload) != 4 or len(reply.payload[0]) != 8 * batch * steps or len(reply.payload[1]) != 4 * batch:
-            raise EnvFailed(f"{self.session.name} answered a rollout with frames that do not fit.")
-        rewards = np.frombuffer(reply.payload[0], "<f8").reshape(batch, steps).copy()
-        lengths = np.frombuffer(reply.payload[1], "<u4").copy()
-        return rewards, lengths, self._read(reply, reply.payload[2:], batch)
-
-    def export(self, ids: Array) -> tuple[list[bytes], StateReplies]:
-        """States as bytes, for `take_in` of any simulator of the same environment."""
-        batch = len(ids)
-        reply = self._ask(clp.Op.EXPORT, [_u8(ids)], batch)
-        if len(reply.payload) != 3 or len(reply.payload[1]) != 8 * batch:
-            raise EnvFailed(f"{self.session.name} answered an export with frames that do not fit.")
-        blobs, at = [], 0
-        for size in np.frombuffer(reply.payload[1], "<u8").tolist():
-            blobs.append(bytes(reply.payload[2][at : at + size]))
-            at += size
-        if at != len(reply.payload[2]):
-            raise EnvFailed(f"{self.session.name} answered an export with sizes that are not those of the states.")
-        return blobs, self._read(reply, reply.payload[:1], batch)
-
-    def take_in(self, blobs: Sequence[bytes], ids: Array | None = None) -> tuple[Array, StateReplies]:
-        """Keep states that were exported; returns their ids."""
-        ids = self.new_ids(len(blobs)) if ids is None else ids
-        sizes = np.array([len(blob) for blob in blobs])
-        return ids, self._rows(clp.Op.IMPORT, [_u8(ids), _u8(sizes), b"".join(blobs)], len(blobs), obs=False)
-
-    def stats(self) -> dict[str, Any]:
-        """What the simulator has done, and what its states take."""
-        return dict(self._ask(clp.Op.STATS, [], 0).meta or {})
-
-    def _actions(self, actions: Tree, count: int) -> Buffer:
-        layout = self.session.simulator.spec.action
-        return self.session.simulator.action.write(layout.batch(actions, count), count)
-
-    def _rows(self, op: int, payload: list[Buffer], batch: int, *, flags: int = 0, obs: bool = True) -> StateReplies:
-        reply = self._ask(op, payload, batch, flags)
-        return self._read(reply, reply.payload if obs else reply.payload[:1], batch)
-
-    def _read(self, reply: Message, payload: Sequence[Buffer], batch: int) -> StateReplies:
-        simulator = self.session.simulator
-        try:
-            table = simulator.rows.read(payload[0], batch)
-            views = simulator.observation.read(payload[1], batch) if len(payload) > 1 else None
-            leaves = None if views is None else [leaf.copy() for leaf in views]
-        except (BadMessage, IndexError) as error:
-            raise EnvFailed(f"{self.session.name} answered with {error}.") from error
-        players = simulator.hello.players
-        to_play = table.pop().copy() if players > 1 else np.zeros(batch, np.int8)
-        status, flags = table.pop().copy(), table.pop()
-        return StateReplies(
-            table[0].copy(),
-            (flags & clp.TERMINATED) != 0,
-            (flags & clp.TRUNCATED) != 0,
-            (flags & clp.FAULTY) != 0,
-            status,
-            to_play,
-            None if leaves is None else simulator.spec.observation.unflatten(leaves),
-            _row_messages(reply, batch),
-        )
-
-    def _ask(
-        self, op: int, payload: list[Buffer], batch: int, flags: int = 0, meta: dict[str, Any] | None = None
-    ) -> Message:
-        """The reply, whose frames are copies; EnvFailed when the request is refused or the simulator is lost."""
-        answer: list[Message] = []
-
-        def done(reply: Message) -> None:
-            reply.payload = [bytes(frame) for frame in reply.payload]
-            answer.append(reply)
-
-        session = self.session
-        session.submit(op, batch, payload, done, deadline_s=self._timeout_s, flags=flags, meta=meta)
-        until = time.monotonic() + self._timeout_s + 5.0
-        while not answer and session.lost is None and time.monotonic() < until:
-            self._fleet.poll(0.25)
-        if not answer:
-            raise EnvFailed(f"{clp.Op(op).name}: {session.lost or 'no answer'}.")
-        if answer[0].flags & clp.FAILED:
-            raise EnvFailed(f"{session.name} refused: {clp.status_name(answer[0].status)}, {answer[0].text}.")
-        return answer[0]
-
-
-def _row_messages(reply: Message, batch: int) -> dict[int, str]:
-    """What the simulator says about rows, as far as there are such rows."""
-    said = (reply.meta or {}).get("rows", {})
-    if not isinstance(said, dict):
-        return {}
-    return {row: text for row in range(batch) if isinstance(text := said.get(str(row)), str)}
-
-
-def _u4(values: Array) -> bytes:
-    return np.asarray(values, "<u4").tobytes()
-
-
-def _u8(values: Array) -> bytes:
-    return np.asarray(values).astype("<u8").tobytes()
-
-
-# Requests about states to several simulators at once: sent to all, then waited for, and put together row by row.
-
-
 _POLL_S = 0.25
 RowIndex = slice | Array
 
@@ -233,46 +35,84 @@ class Part:
     count: int
 
 
-class Table:
-    """What simulators said of the rows of a call."""
+class StateReplies:
+    """The rows of a call, as simulators answered them; rows that could not be served have a status."""
 
     def __init__(self, simulator: Simulator, count: int, *, obs: bool = True):
-        leaves = simulator.spec.observation.leaves if obs else ()
+        self._layout = simulator.spec.observation
+        leaves = self._layout.leaves if obs else ()
         self.reward = np.zeros((count, simulator.hello.players))
         self.flags, self.to_play = np.zeros(count, np.uint8), np.zeros(count, np.int8)
-        self.obs = [np.zeros((count, *leaf.shape), leaf.dtype) for leaf in leaves]
-        self.failed, self.lost, self.words = np.zeros(count, np.bool_), np.zeros(count, np.bool_), ""
-        """Rows whose step failed, rows whose simulator is gone, and what was said of the last of either."""
+        self.status = np.zeros(count, np.uint16)
+        self.leaves = [np.zeros((count, *leaf.shape), leaf.dtype) for leaf in leaves]
+        self.failed, self.lost = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        """Rows whose step failed (see `take_steps`), and rows whose simulator disconnected."""
+        self.messages: dict[int, str] = {}
+        self.message = ""
+        """What was said of the last failed or lost row."""
 
-    def miss(self, rows: RowIndex, words: str) -> None:
-        """Rows of a simulator that is gone."""
-        self.lost[rows], self.words = True, words
+    @property
+    def terminated(self) -> Array:
+        return self._has(clp.TERMINATED)
 
-    def take(self, part: Part, reply: Message, at: int = 0) -> None:
-        """The rows of a part, which begin with this frame; those whose step failed are marked."""
+    @property
+    def truncated(self) -> Array:
+        return self._has(clp.TRUNCATED)
+
+    @property
+    def obs(self) -> Tree | None:
+        """Observations; None where none were asked for."""
+        return self._layout.unflatten(self.leaves) if self.leaves else None
+
+    def require_good(self, what: str) -> None:
+        """EnvFailed, naming the first row that was not served and why."""
+        bad = np.flatnonzero(self.status)
+        if len(bad):
+            row = int(bad[0])
+            name = clp.status_name(int(self.status[row]))
+            raise EnvFailed(f"{what}: row {row} of {len(self.status)}: {name} {self.messages.get(row, '')}".rstrip())
+
+    def miss(self, rows: RowIndex, message: str) -> None:
+        """Mark rows of a simulator that disconnected."""
+        self.lost[rows], self.message = True, message
+
+    def take(self, part: Part, reply: Message, at: int = 0) -> Array:
+        """Read the rows of a part, which begin with this frame; returns their status."""
         simulator, rows, payload = part.session.simulator, part.rows, reply.payload[at:]
         players = simulator.hello.players
-        if reply.batch != part.count or len(payload) != 1 + bool(self.obs):
+        if reply.batch != part.count or len(payload) != 1 + bool(self.leaves):
             raise BadMessage(f"{reply.batch} rows in {len(payload)} frames in answer to {part.count} rows")
         reward, *_, flags, status = (table := simulator.rows.read(payload[0], part.count))[: len(table) - (players > 1)]
-        if status.any():
-            self.failed[rows] = _which_failed(part, status, reply)
-            self.words = _row_message(part, int(status.nonzero()[0][-1]), status, reply)
-        leaves = simulator.observation.read(payload[1], part.count) if self.obs else []
-        for leaf in (reward, *leaves):
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                raise BadMessage("numbers that are not finite, in a row that is not E_NOT_FINITE")
-        self.reward[rows], self.flags[rows] = reward, flags
+        leaves = simulator.observation.read(payload[1], part.count) if self.leaves else []
+        self.reward[rows], self.flags[rows], self.status[rows] = reward, flags, status
         if players > 1:
             self.to_play[rows] = np.minimum(np.maximum(table[-1], 0), players - 1)
-        for place, leaf in zip(self.obs, leaves, strict=True):
+        for place, leaf in zip(self.leaves, leaves, strict=True):
             place[rows] = leaf
+        if reply.meta:
+            numbers = np.arange(len(self.status))[rows].tolist()
+            self.messages |= {numbers[row]: text for row, text in row_messages(reply, part.count).items()}
+        return status
+
+    def take_steps(self, part: Part, reply: Message, at: int = 0) -> None:
+        """`take` for a planner: rows whose environment failed are marked, and any other status is raised."""
+        status = self.take(part, reply, at)
+        if status.any():
+            self.failed[part.rows] = _failed_steps(part, status, reply)
+            self.message = _row_message(part, int(status.nonzero()[0][-1]), status, reply)
+        for leaf in (self.reward, *self.leaves):
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf[part.rows]).all():
+                raise BadMessage("numbers that are not finite, in a row that is not E_NOT_FINITE")
+
+    def _has(self, flag: int) -> Array:
+        found: Array = (self.flags & flag) != 0
+        return found
 
 
 def split(
-    homes: Array, sessions: Sequence[SimulatorSession], most: Callable[[SimulatorSession], int]
+    homes: Array, sessions: Sequence[SimulatorSession], max_rows: Callable[[SimulatorSession], int]
 ) -> tuple[list[Part], list[Array]]:
-    """Rows by the simulator where they belong, in parts of at most so many; and rows of simulators that are gone."""
+    """Rows by simulator, in parts of at most `max_rows`; and the rows of simulators that disconnected."""
     parts, gone = [], []
     first = homes[0]
     alone = bool((homes == first).all())
@@ -281,7 +121,7 @@ def split(
         if home < 0 or sessions[home].lost is not None:
             gone.append(rows)
             continue
-        each = most(sessions[home])
+        each = max_rows(sessions[home])
         for k in range(0, len(rows), each):
             some = rows[k : k + each]
             parts.append(Part(sessions[home], slice(k, k + len(some)) if alone else some, len(some)))
@@ -292,18 +132,18 @@ def ask(
     fleet: Fleet,
     op: int,
     parts: Sequence[tuple[Part, list[Buffer]]],
-    take: Callable[[Part, Message], None],
+    take: Callable[[Part, Message], Any],
     timeout_s: float,
     *,
     miss: Callable[[RowIndex, str], None] | None = None,
     flags: int = 0,
     meta: dict[str, Any] | None = None,
 ) -> None:
-    """Ask for all parts at once, and `take` every answer; EnvFailed when a simulator refuses.
+    """Send all parts at once, and `take` every answer; EnvFailed when a simulator refuses.
 
-    Parts of simulators that are lost meanwhile are `miss`ed, where somebody can do without them; else EnvFailed.
+    Parts of simulators that disconnect meanwhile are passed to `miss`; EnvFailed without it.
     """
-    wrong: list[Exception] = []
+    errors: list[Exception] = []
     waiting = dict(enumerate(part for part, _ in parts))
 
     def done(k: int, reply: Message) -> None:
@@ -314,13 +154,13 @@ def ask(
                 raise EnvFailed(f"{part.session.name} refused {clp.Op(op).name}: {status}, {reply.text}.")
             take(part, reply)
         except (EnvFailed, UserError) as error:
-            wrong.append(error)
-        del waiting[k]  # not where it was a BadMessage: the fleet gives the simulator up for that, and so it is lost
+            errors.append(error)
+        del waiting[k]  # after a BadMessage it stays: the fleet disconnects the simulator, and so the part is lost
 
     with fleet.lock:
         for k, (part, payload) in enumerate(parts):
             part.session.submit(op, part.count, payload, partial(done, k), deadline_s=timeout_s, flags=flags, meta=meta)
-    while waiting:  # deadlines of requests end it: a session that does not keep them is lost
+    while waiting:  # this ends: a session that misses a deadline is disconnected
         for k, part in list(waiting.items()):
             if part.session.lost is not None:
                 if miss is None:
@@ -329,12 +169,170 @@ def ask(
                 del waiting[k]
         if waiting:
             fleet.poll(_POLL_S)
-    if wrong:
-        raise wrong[0]
+    if errors:
+        raise errors[0]
 
 
-def _which_failed(part: Part, status: Array, reply: Message) -> Array:
-    """Rows whose environment failed; what is wrong with a request or its simulator is raised."""
+class StateClient:
+    """Requests to one simulator about states, and about slots that no VecEnv uses.
+
+    Ids are a generation and a counter, so that a whole tree is dropped by its generation. Every call is answered before
+    it returns, or raises EnvFailed.
+    """
+
+    def __init__(self, fleet: Fleet, session: SimulatorSession, timeout_s: float = 60.0):
+        self._fleet, self.session, self._timeout_s = fleet, session, timeout_s
+        self._generation, self._counter = session.take_generation(), 0
+
+    @property
+    def level(self) -> int:
+        """As `snapshot.states.Level`."""
+        return self.session.simulator.hello.level
+
+    def new_ids(self, count: int) -> Array:
+        """Ids that are not in use."""
+        first = self._generation << clp.GENERATION_BITS | self._counter + 1
+        self._counter += count
+        return np.arange(first, first + count, dtype="<u8")
+
+    def next_generation(self) -> None:
+        """Drop all states, and continue with ids of another generation."""
+        self.session.tell(clp.Op.DROP, meta={"generation": self._generation})
+        self._generation, self._counter = self.session.take_generation(), 0
+
+    def drop(self, ids: Array) -> None:
+        """Forget states."""
+        self.session.tell(clp.Op.DROP, [_u8(ids)], len(ids))
+
+    def take_slots(self, count: int) -> Array:
+        """Slots of one's own."""
+        return np.array([self.session.take_slot() for _ in range(count)], "<u4")
+
+    def reset(self, slots: Array, seeds: Array) -> StateReplies:
+        """Start episodes."""
+        return self._rows(clp.Op.RESET, [_u4(slots), _u8(seeds)], len(slots))
+
+    def step(self, slots: Array, actions: Tree, *, autoreset: bool = False) -> StateReplies:
+        """Step slots; without `autoreset`, an episode that ends stays at its end."""
+        flags = clp.AUTORESET if autoreset else 0
+        return self._rows(clp.Op.STEP, [_u4(slots), self._actions(actions, len(slots))], len(slots), flags=flags)
+
+    def save(self, slots: Array, ids: Array | None = None) -> tuple[Array, StateReplies]:
+        """Save the states of slots; returns their ids."""
+        ids = self.new_ids(len(slots)) if ids is None else ids
+        return ids, self._rows(clp.Op.SAVE, [_u4(slots), _u8(ids)], len(slots), obs=False)
+
+    def load(self, slots: Array, ids: Array) -> StateReplies:
+        """Load states into slots; the observations are those of SAVE."""
+        return self._rows(clp.Op.LOAD, [_u4(slots), _u8(ids)], len(slots), flags=clp.WANT_OBS)
+
+    def expand(
+        self, parents: Array, actions: Tree, children: Array | None = None, seeds: Array | None = None
+    ) -> tuple[Array, StateReplies]:
+        """Make a step from each state, and save the results; returns the children's ids."""
+        children = self.new_ids(len(parents)) if children is None else children
+        payload = [_u8(parents), self._actions(actions, len(parents)), _u8(children)]
+        if seeds is not None:
+            payload.append(_u8(seeds))
+        return children, self._rows(clp.Op.EXPAND, payload, len(parents))
+
+    def rollout(self, parents: Array, actions: Tree, steps: int) -> tuple[Array, Array, StateReplies]:
+        """Make `steps` steps from each state, with actions [B * steps, ...]; returns rewards, lengths and last rows."""
+        if not 1 <= steps <= _MAX_STEPS:
+            raise UserError(f"A rollout has 1 to {_MAX_STEPS} steps, got {steps}.")
+        batch = len(parents)
+        rewards, lengths, replies = np.zeros((batch, steps)), np.zeros(batch, np.uint32), self._replies(batch)
+
+        def take(part: Part, reply: Message) -> None:
+            replies.take(part, reply, at=2)
+            rewards[:], lengths[:] = read_rollout(reply, batch, steps)
+
+        payload = [_u8(parents), self._actions(actions, batch * steps)]
+        self._ask(clp.Op.ROLLOUT, payload, batch, take, meta={"steps": steps})
+        return rewards, lengths, replies
+
+    def export(self, ids: Array) -> tuple[list[bytes], StateReplies]:
+        """States as bytes, for `take_in` of any simulator of the same environment."""
+        blobs: list[bytes] = []
+        replies = self._replies(len(ids), obs=False)
+
+        def take(part: Part, reply: Message) -> None:
+            if len(reply.payload) != 3 or len(reply.payload[1]) != 8 * part.count:
+                raise EnvFailed(f"{self.session.name} answered an export with frames that do not fit.")
+            sizes, at = np.frombuffer(reply.payload[1], "<u8").tolist(), 0
+            if sum(sizes) != len(reply.payload[2]):
+                raise EnvFailed(f"{self.session.name} answered an export with sizes that are not those of the states.")
+            for size in sizes:
+                blobs.append(bytes(reply.payload[2][at : at + size]))
+                at += size
+            reply.payload = reply.payload[:1]
+            replies.take(part, reply)
+
+        self._ask(clp.Op.EXPORT, [_u8(ids)], len(ids), take)
+        return blobs, replies
+
+    def take_in(self, blobs: Sequence[bytes], ids: Array | None = None) -> tuple[Array, StateReplies]:
+        """Save states that were exported; returns their ids."""
+        ids = self.new_ids(len(blobs)) if ids is None else ids
+        sizes = np.array([len(blob) for blob in blobs])
+        return ids, self._rows(clp.Op.IMPORT, [_u8(ids), _u8(sizes), b"".join(blobs)], len(blobs), obs=False)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the simulator, and the memory that its states take."""
+        found: dict[str, Any] = {}
+        self._ask(clp.Op.STATS, [], 0, lambda part, reply: found.update(reply.meta or {}))
+        return found
+
+    def _actions(self, actions: Tree, count: int) -> Buffer:
+        layout = self.session.simulator.spec.action
+        return self.session.simulator.action.write(layout.batch(actions, count), count)
+
+    def _rows(self, op: int, payload: list[Buffer], batch: int, *, flags: int = 0, obs: bool = True) -> StateReplies:
+        replies = self._replies(batch, obs=obs)
+
+        def take(part: Part, reply: Message) -> None:
+            reply.payload = reply.payload[: 1 + obs]  # RESET and STEP may add final observations
+            replies.take(part, reply)
+
+        self._ask(op, payload, batch, take, flags)
+        return replies
+
+    def _replies(self, batch: int, *, obs: bool = True) -> StateReplies:
+        return StateReplies(self.session.simulator, batch, obs=obs)
+
+    def _ask(
+        self,
+        op: int,
+        payload: list[Buffer],
+        batch: int,
+        take: Callable[[Part, Message], Any],
+        flags: int = 0,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        if self.session.lost is not None:
+            raise EnvFailed(f"{clp.Op(op).name}: {self.session.lost}.")
+        part = Part(self.session, slice(None), batch)
+        ask(self._fleet, op, [(part, payload)], take, self._timeout_s, flags=flags, meta=meta)
+
+
+def read_rollout(reply: Message, batch: int, steps: int) -> tuple[Array, Array]:
+    """Rewards [batch, steps] and lengths [batch] of an answer to ROLLOUT."""
+    if len(reply.payload) < 2 or len(reply.payload[0]) != 8 * batch * steps or len(reply.payload[1]) != 4 * batch:
+        raise BadMessage("an answer to a rollout whose frames do not fit")
+    rewards = np.frombuffer(reply.payload[0], "<f8").reshape(batch, steps)
+    return rewards, np.frombuffer(reply.payload[1], "<u4")
+
+
+def row_messages(reply: Message, batch: int) -> dict[int, str]:
+    """What the simulator says about rows, as far as there are such rows."""
+    given = (reply.meta or {}).get("rows", {})
+    if not isinstance(given, dict):
+        return {}
+    return {row: text for row in range(batch) if isinstance(text := given.get(str(row)), str)}
+
+
+def _failed_steps(part: Part, status: Array, reply: Message) -> Array:
+    """Rows whose environment failed; raises where the request or the simulator is at fault."""
     failed: Array = (status == clp.Status.E_ENV) | (status == clp.Status.E_NOT_FINITE)
     other = np.flatnonzero((status != 0) & ~failed)
     if not len(other):
@@ -342,16 +340,21 @@ def _which_failed(part: Part, status: Array, reply: Message) -> Array:
     row = int(other[0])
     if status[row] == clp.Status.E_SNAPSHOT_FULL:
         raise UserError(
-            f"{part.session.name} keeps as many states as it may ({_said(row, reply)}): search with fewer simulations "
-            "or trees, run more simulators, or let each keep more with env_kwargs snapshot_mb."
+            f"{part.session.name} keeps as many states as it may ({row_messages(reply, part.count).get(row, '')}): "
+            "search with fewer simulations or trees, run more simulators, or let each keep more with env_kwargs "
+            "snapshot_mb."
         )
     raise EnvFailed(_row_message(part, row, status, reply) + ".")
 
 
 def _row_message(part: Part, row: int, status: Array, reply: Message) -> str:
-    return f"{part.session.name}: {clp.status_name(int(status[row]))} {_said(row, reply)}".rstrip()
+    text = row_messages(reply, part.count).get(row, "")
+    return f"{part.session.name}: {clp.status_name(int(status[row]))} {text}".rstrip()
 
 
-def _said(row: int, reply: Message) -> str:
-    said = (reply.meta or {}).get("rows", {})
-    return str(said.get(str(row), "")) if isinstance(said, dict) else ""
+def _u4(values: Array) -> bytes:
+    return np.asarray(values, "<u4").tobytes()
+
+
+def _u8(values: Array) -> bytes:
+    return np.asarray(values).astype("<u8").tobytes()

@@ -17,10 +17,10 @@ class Wire(ABC):
     """A connection to one peer. Frames sent are delivered whole and in order, or the wire is lost."""
 
     peer: str = ""
-    dialled: bool = False
+    initiated: bool = False
     """Whether this side made the connection."""
     most_bytes: int = GREETING_BYTES
-    """Larger messages end the connection; raised by whoever has made sure of the peer."""
+    """Larger messages end the connection; raised once the peer is authenticated."""
 
     @abstractmethod
     def send(self, frames: Sequence[Buffer]) -> None:
@@ -44,10 +44,10 @@ class Event:
 
 
 class Binding(ABC):
-    """One place to listen or several to dial."""
+    """One address to listen at or several to connect to."""
 
     urls: list[str]
-    """Where it listens, with the real port, or what it dials."""
+    """Where it listens, with the real port, or what it connects to."""
 
     @abstractmethod
     def poll(self, timeout_s: float) -> list[Event]:

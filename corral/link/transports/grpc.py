@@ -26,7 +26,7 @@ from corral.link.address import Address
 from corral.link.protocol import MAX_FRAMES
 from corral.link.transports import base as binding
 from corral.link.transports.base import Binding, Event, Wire
-from corral.link.transports.tcp import MAGIC, BadFrames, pack
+from corral.link.transports.framing import MAGIC, BadFrames, pack
 
 MAX_BYTES = 1 << 30  # of a message
 _PING_MS, _PONG_MS = 10_000, 20_000
@@ -34,7 +34,7 @@ _PING_MS, _PONG_MS = 10_000, 20_000
 
 def import_grpc() -> Any:
     """The grpc package; UserError when it is not installed."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said in our own words
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported in our own words
     try:
         return importlib.import_module("grpc")
     except ModuleNotFoundError as error:
@@ -79,7 +79,7 @@ class Threads(futures.Executor):
 
 SERVICE, METHOD = "corral.Link", "Attach"
 ANSWER = (("corral-link", "1"),)
-"""Initial metadata by which who dials knows that it has been let in, before anybody has said anything."""
+"""Initial metadata by which a client knows that it was accepted, before any message."""
 
 _MAX_CALLS = 1280  # the learner's sessions and greetings
 _MAX_UNREAD, _MAX_UNREAD_BYTES = 18, 1 << 26  # of a wire, but always one message
@@ -142,15 +142,15 @@ class _Inbox:
             self._came.notify()
         return True
 
-    def lose(self, wire: GrpcWire, words: str, here: bool) -> bool:
+    def lose(self, wire: GrpcWire, reason: str, here: bool) -> bool:
         """A wire is lost, by this side's will (`here`) or not; False when that is known already."""
         with self._room:
             if here:
                 wire.closed = True  # what it has said and nobody has read is not for anybody any more
             if wire.broken is not None:
                 return False
-            wire.broken = words
-            self._events.append((Event(wire, lost=words), 0))
+            wire.broken = reason
+            self._events.append((Event(wire, lost=reason), 0))
             self._came.notify()
             self._room.notify_all()
         return True
@@ -183,8 +183,8 @@ class _Inbox:
 class GrpcWire(Wire):
     """One call."""
 
-    def __init__(self, inbox: _Inbox, peer: str, dialled: bool):
-        self.peer, self.dialled = peer, dialled
+    def __init__(self, inbox: _Inbox, peer: str, initiated: bool):
+        self.peer, self.initiated = peer, initiated
         self.broken: str | None = None
         self.closed = False
         self.met = False
@@ -215,9 +215,9 @@ class GrpcWire(Wire):
         """End the call after what was sent; who does not take that within a second is hung up on."""
         self.end("closed here", here=True)
 
-    def end(self, words: str, here: bool = False) -> None:
+    def end(self, reason: str, here: bool = False) -> None:
         """The wire is lost."""
-        if self._inbox.lose(self, words, here):
+        if self._inbox.lose(self, reason, here):
             self.stop_writing()
 
     def stop_writing(self) -> None:
@@ -232,40 +232,40 @@ class GrpcWire(Wire):
 
     def read(self, messages: Iterable[bytes]) -> None:
         """In a thread of its own: hand over what comes, to the end of the call."""
-        words = "the other side closed the connection"
+        reason = "the other side closed the connection"
         try:
             for data in messages:
                 if not self._inbox.put(Event(self, unpack(data, self.most_bytes)), len(data)):
                     break
         except BadFrames as error:
-            words = str(error)
+            reason = str(error)
         except Exception as error:  # gRPC's way to say that the call has ended
             details = getattr(error, "details", lambda: None)()
-            words = f"the connection is lost: {details}" if details else "the connection is lost"
-        self.end(words)
+            reason = f"the connection is lost: {details}" if details else "the connection is lost"
+        self.end(reason)
 
 
 class GrpcBinding(Binding):
-    """Listens at one address, or dials several and dials again when a connection is lost."""
+    """Listens at one address, or connects to several and reconnects when a connection is lost."""
 
-    def __init__(self, *, listen: Address | None = None, dial: Sequence[Address] = ()):
+    def __init__(self, *, listen: Address | None = None, connect: Sequence[Address] = ()):
         self._grpc = import_grpc()
         self._inbox = _Inbox()
         self._owner, self._closed = os.getpid(), False
         self._leaving: deque[tuple[float, GrpcWire]] = deque()
         self._server: Any = None
-        self._dialled: list[_Dialled] = []
+        self._targets: list[_Target] = []
         if listen is not None:
             self.urls = [listen.at(self._listen(listen)).url]
         else:
-            self._dialled = [_Dialled(self._grpc, address, self._inbox) for address in dial]
-            self.urls = [address.url for address in dial]
+            self._targets = [_Target(self._grpc, address, self._inbox) for address in connect]
+            self.urls = [address.url for address in connect]
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Messages, new peers, and peers that are lost."""
         now = time.monotonic()
-        for dialled in self._dialled:
-            timeout_s = min(timeout_s, dialled.dial_if_due(now))
+        for target in self._targets:
+            timeout_s = min(timeout_s, target.connect_if_due(now))
         while self._leaving and self._leaving[0][0] <= now:
             self._hang_up(self._leaving.popleft()[1])
         events = []
@@ -274,9 +274,9 @@ class GrpcBinding(Binding):
             assert isinstance(wire, GrpcWire)
             if event.lost is not None:
                 self._leaving.append((time.monotonic() + _LEAVE_S, wire))
-                for dialled in self._dialled:
-                    if dialled.wire is wire:
-                        dialled.lost(wire.met)
+                for target in self._targets:
+                    if target.wire is wire:
+                        target.lost(wire.met)
                 if not wire.met:
                     continue  # nobody was there
             wire.met = True
@@ -288,15 +288,15 @@ class GrpcBinding(Binding):
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
-        calls = [dialled.wire for dialled in self._dialled if dialled.wire is not None]
+        calls = [target.wire for target in self._targets if target.wire is not None]
         for wire in calls:
             wire.close()
         self._inbox.close()
         until = time.monotonic() + _CLOSE_S
-        for wire in [*(wire for wire in calls if wire.met), *(wire for _, wire in self._leaving if wire.dialled)]:
+        for wire in [*(wire for wire in calls if wire.met), *(wire for _, wire in self._leaving if wire.initiated)]:
             wire.over.wait(max(0.0, until - time.monotonic()))
         # A channel waits for what a peer that has stopped was sent, until pings are not answered: without us.
-        closers = [threading.Thread(target=dialled.channel.close, daemon=True) for dialled in self._dialled]
+        closers = [threading.Thread(target=target.channel.close, daemon=True) for target in self._targets]
         for closer in closers:
             closer.start()
         for closer in closers:
@@ -333,7 +333,7 @@ class GrpcBinding(Binding):
 
     def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """One peer's call, in a thread of gRPC's, from its start to its end."""
-        wire = GrpcWire(self._inbox, context.peer().partition(":")[2], dialled=False)
+        wire = GrpcWire(self._inbox, context.peer().partition(":")[2], initiated=False)
         wire.hang_up = context.cancel
         self._calls.add(wire)
         try:
@@ -346,7 +346,7 @@ class GrpcBinding(Binding):
             wire.over.set()
 
 
-class _Dialled:
+class _Target:
     """An address, the call to who listens there, and when to call again.
 
     One channel for ever: with a new one for each call, calls may hang beyond their deadline (seen with grpcio 1.85).
@@ -359,14 +359,14 @@ class _Dialled:
         self.wire: GrpcWire | None = None
         self._due, self._backoff = 0.0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=0.3)
 
-    def dial_if_due(self, now: float) -> float:
+    def connect_if_due(self, now: float) -> float:
         """Call, if it is time to; seconds until it is."""
         if self.wire is not None:
             return 60.0
         if self._due > now:
             return self._due - now
-        self.wire = wire = GrpcWire(self._inbox, self._url, dialled=True)
-        # Until somebody listens, the channel tries by itself, with pauses.
+        self.wire = wire = GrpcWire(self._inbox, self._url, initiated=True)
+        # Until the other side listens, the channel tries by itself, with pauses.
         call = self._method(wire.outgoing(), wait_for_ready=True)
         wire.hang_up = call.cancel
         threading.Thread(target=self._read, args=(wire, call), daemon=True).start()
@@ -385,5 +385,5 @@ class _Dialled:
                 wire.read(call)
             for _ in call:  # to its end, by which the other side says that it has got all
                 pass
-        wire.end("nobody of the link is there")
+        wire.end("nothing of the link listens there")
         wire.over.set()

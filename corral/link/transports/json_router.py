@@ -45,15 +45,15 @@ class JsonBinding(Binding):
         self,
         *,
         listen: Address | None = None,
-        dial: Sequence[Address] = (),
+        connect: Sequence[Address] = (),
         action: Layout | None = None,
         observation: Layout | None = None,
         most: int = _MAX_BYTES,
     ):
         if listen is None:
             raise UserError(
-                f"{', '.join(address.url for address in dial)}: the simulators of zmq+json:// dial and the learner "
-                "listens, at one address of this machine that nobody listens at; choose another port."
+                f"{', '.join(address.url for address in connect)}: simulators of zmq+json:// connect and the learner "
+                "listens, at one free address of this machine; choose another port."
             )
         self._action, self._observation, self._most = action, observation, most
         self._first_bytes = most if observation is None else most_bytes(observation, most)

@@ -1,4 +1,4 @@
-"""From URLs to a binding: who listens and who dials, on either side."""
+"""From URLs to a binding: which side listens and which connects."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ _MODULES = {
 }
 
 
-def open_binding(scheme: str, *, listen: Address | None = None, dial: Sequence[Address] = (), **told: Any) -> Binding:
-    """Listen at one address or dial several; `told` is what the learner knows of the spaces, for zmq+json alone."""
+def open_binding(
+    scheme: str, *, listen: Address | None = None, connect: Sequence[Address] = (), **told: Any
+) -> Binding:
+    """Listen at one address or connect to several; `told` are spaces that the learner knows, for zmq+json alone."""
     if scheme == "tcp":
-        return TcpBinding(listen=listen, dial=dial)
+        return TcpBinding(listen=listen, connect=connect)
     module, name = _MODULES[scheme]
-    binding: Binding = getattr(importlib.import_module(module), name)(listen=listen, dial=dial, **told)
+    binding: Binding = getattr(importlib.import_module(module), name)(listen=listen, connect=connect, **told)
     return binding
 
 
@@ -38,7 +40,7 @@ def open_for_learner(
     must_listen: bool = False,
     **told: Any,
 ) -> tuple[Binding, bool]:
-    """Dial where simulators listen, else listen; and whether more simulators may come than are dialled."""
+    """Connect where simulators listen, else listen; and whether more simulators may come later."""
     schemes = {address.scheme for address in addresses}
     if len(schemes) != 1:
         raise UserError(f"Simulators over {' and '.join(sorted(schemes))} cannot be mixed: use one scheme for all.")
@@ -49,33 +51,33 @@ def open_for_learner(
     )
     if not listens:
         if odd := [address.url for address in addresses if address.only_to_listen]:
-            raise UserError(f"{odd[0]} cannot be dialled: among several addresses each needs a host and a port.")
-        return open_binding(scheme, dial=addresses, **told), False
+            raise UserError(f"{odd[0]} cannot be connected to: among several addresses each needs a host and a port.")
+        return open_binding(scheme, connect=addresses, **told), False
     require_safe(first, token, insecure)
     return _listen_or_dial(first, "simulators", must_listen, **told)
 
 
 def open_for_simulator(address: Address, token: bytes | None, *, bind: bool, insecure: bool = False) -> Binding:
-    """Listen, or dial; told to listen where a learner already does, dial that one."""
+    """Listen, or connect; told to listen where a learner already does, connect to that one."""
     if not bind:
         if address.only_to_listen:
-            raise UserError(f"{address.url} cannot be dialled: name the learner's host and port.")
-        return open_binding(address.scheme, dial=[address])
+            raise UserError(f"{address.url} cannot be connected to: name the learner's host and port.")
+        return open_binding(address.scheme, connect=[address])
     require_safe(address, token, insecure)
     if not address.only_to_listen and somebody_listens(address):
-        log.info("somebody listens at %s already: dialling it.", address.url)
-        return open_binding(address.scheme, dial=[address])
+        log.info("something listens at %s already: connecting to it.", address.url)
+        return open_binding(address.scheme, connect=[address])
     return _listen_or_dial(address, "learners")[0]
 
 
 def _listen_or_dial(address: Address, whom: str, must: bool = False, **told: Any) -> tuple[Binding, bool]:
-    """Listen; or dial whoever began to listen there since somebody looked, and say that it is so."""
+    """Listen; or connect to a process that has begun to listen there meanwhile, and log it."""
     try:
         binding = open_binding(address.scheme, listen=address, **told)
     except UserError:
         if must or address.only_to_listen or not somebody_listens(address):
             raise
-        log.info("somebody listens at %s already: dialling it.", address.url)
-        return open_binding(address.scheme, dial=[address], **told), False
+        log.info("something listens at %s already: connecting to it.", address.url)
+        return open_binding(address.scheme, connect=[address], **told), False
     log.info("listening for %s at %s.", whom, ", ".join(binding.urls))
     return binding, True

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,9 +15,9 @@ from corral.core.encoding import Buffer
 from corral.core.errors import UserError
 from corral.core.machine import Backoff
 from corral.link.address import Address
-from corral.link.protocol import MAX_FRAMES
 from corral.link.transports import base as binding
 from corral.link.transports.base import Binding, Event, Wire
+from corral.link.transports.framing import BadFrames, FrameReader, pack
 
 # Waiting for answers that come quickly: being woken costs 30 us and more, so stay awake for a moment first.
 
@@ -55,119 +54,21 @@ class SpinWait:
         return ready
 
 
-MAGIC = b"CLP1"
-_PREFIX = struct.Struct("<4sI")
-_HEADS = [struct.Struct(f"<4sI{count}I") for count in range(MAX_FRAMES + 1)]
-_LENGTHS = [struct.Struct(f"<{count}I") for count in range(MAX_FRAMES + 1)]
-_ROOM = 1 << 18
-_TOGETHER = 1 << 14  # smaller messages are joined: one system call with one buffer is the cheapest
 _MAX_PARTS = 64
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-_DIAL_S = 2.0
+_CONNECT_S = 2.0
 _SHUT_S = 0.25  # nobody is let in when there are no descriptors left
 _WRITABLE = select.EPOLLOUT
 _MAX_AT_ONCE = 64  # messages of one peer before the others get their turn
 
 
-class BadFrames(Exception):
-    """Bytes that are no message."""
-
-
-def pack(frames: Sequence[Buffer]) -> list[Buffer]:
-    """Frames with what says where each ends."""
-    lengths = list(map(len, frames))
-    prefix = _HEADS[len(lengths)].pack(MAGIC, len(lengths), *lengths)
-    if sum(lengths) < _TOGETHER:
-        return [b"".join((prefix, *frames))]
-    return [prefix, *frames]
-
-
-class FrameReader:
-    """Takes bytes as they come and gives messages; large ones are read into memory of their own size."""
-
-    def __init__(self, most_bytes: int):
-        self.most_bytes = most_bytes
-        self._room = bytearray(_ROOM)
-        self._view = memoryview(self._room)
-        self._start = self._end = 0
-        self._big: bytearray | None = None
-        self._big_lengths: tuple[int, ...] = ()
-        self._filled = 0
-
-    def room(self) -> memoryview:
-        """Where the next bytes go."""
-        if self._big is not None:
-            return memoryview(self._big)[self._filled :]
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif self._start > 0 and self._end > _ROOM // 2:
-            size = self._end - self._start
-            self._room[:size] = self._room[self._start : self._end]
-            self._start, self._end = 0, size
-        return self._view[self._end :] if self._end else self._view
-
-    def took(self, size: int) -> None:
-        """So many bytes have come."""
-        if self._big is not None:
-            self._filled += size
-        else:
-            self._end += size
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing has come that was not given."""
-        return self._start == self._end and self._big is None
-
-    def next(self) -> list[memoryview] | None:
-        """The next message that is complete; BadFrames when what came is none."""
-        if self._big is not None:
-            if self._filled < len(self._big):
-                return None
-            body, self._big = memoryview(self._big), None
-            return _cut(body, self._big_lengths)
-        start = self._start
-        size = self._end - start
-        if size < _PREFIX.size:
-            if size and self._room[start : min(self._end, start + 4)] != MAGIC[:size]:
-                raise BadFrames("bytes that are not of this protocol")
-            return None
-        magic, count = _PREFIX.unpack_from(self._room, start)
-        if magic != MAGIC:
-            raise BadFrames("bytes that are not of this protocol")
-        if not 1 <= count <= MAX_FRAMES:
-            raise BadFrames(f"a message of {count} frames")
-        head = _PREFIX.size + 4 * count
-        if size < head:
-            return None
-        lengths = _LENGTHS[count].unpack_from(self._room, start + _PREFIX.size)
-        total = sum(lengths)
-        if total > self.most_bytes:
-            raise BadFrames(f"a message of {total} bytes, at most {self.most_bytes} are taken")
-        if size >= head + total:
-            self._start = start + head + total
-            return _cut(self._view, lengths, start + head)
-        if head + total > _ROOM // 2:
-            self._big, self._big_lengths, self._filled = bytearray(total), lengths, size - head
-            self._big[: size - head] = self._view[start + head : self._end]
-            self._start = self._end = 0
-        return None
-
-
-def _cut(body: memoryview, lengths: Sequence[int], at: int = 0) -> list[memoryview]:
-    frames = []
-    for length in lengths:
-        frames.append(body[at : at + length])
-        at += length
-    return frames
-
-
 class TcpWire(Wire):
     """One socket."""
 
-    def __init__(self, sock: socket.socket, peer: str, dialled: bool):
+    def __init__(self, sock: socket.socket, peer: str, initiated: bool):
         sock.setblocking(False)
         tune(sock)
-        self.socket, self.peer, self.dialled = sock, peer, dialled
+        self.socket, self.peer, self.initiated = sock, peer, initiated
         self.reader = FrameReader(self.most_bytes)
         self.broken: str | None = None
         self._out: deque[memoryview] = deque()
@@ -259,14 +160,14 @@ class TcpWire(Wire):
 
 
 class TcpBinding(Binding):
-    """Listens at one address, or dials several and dials again when a connection is lost."""
+    """Listens at one address, or connects to several and reconnects when a connection is lost."""
 
-    def __init__(self, *, listen: Address | None = None, dial: Sequence[Address] = ()):
+    def __init__(self, *, listen: Address | None = None, connect: Sequence[Address] = ()):
         self._poller = select.epoll()
         self._awake = SpinWait(self._poller.poll)
         self._wires: dict[int, TcpWire] = {}
         self._door: socket.socket | None = None
-        self._dialled = {address: _Dialled() for address in dial}
+        self._targets = {address: _Target() for address in connect}
         self._more: deque[TcpWire] = deque()
         self._shut_until: float | None = None
         if listen is not None:
@@ -275,13 +176,13 @@ class TcpBinding(Binding):
             self._poller.register(self._door, select.EPOLLIN)
             self.urls = [listen.at(self._door.getsockname()[1]).url]
         else:
-            self.urls = [address.url for address in dial]
+            self.urls = [address.url for address in connect]
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Messages, new peers, and peers that are lost."""
         events: list[Event] = []
-        if self._dialled:
-            timeout_s = min(timeout_s, self._dial_due(events))
+        if self._targets:
+            timeout_s = min(timeout_s, self._connect_due(events))
         if self._shut_until is not None:
             timeout_s = min(timeout_s, self._open_again())
         ready: list[tuple[int, int]] = self._awake.wait(0.0 if events or self._more else timeout_s)
@@ -339,9 +240,9 @@ class TcpBinding(Binding):
                 wire.close()
                 with contextlib.suppress(ValueError):
                     self._more.remove(wire)
-                for dialled in self._dialled.values():
-                    if dialled.wire is wire:
-                        dialled.lost()
+                for target in self._targets.values():
+                    if target.wire is wire:
+                        target.lost()
                 events.append(Event(wire, lost=wire.broken))
 
     def _accept(self, events: list[Event]) -> None:
@@ -355,7 +256,7 @@ class TcpBinding(Binding):
             self._shut_until = time.monotonic() + _SHUT_S
             return
         with contextlib.suppress(OSError):
-            self._add(TcpWire(sock, f"{where[0]}:{where[1]}", dialled=False), events)
+            self._add(TcpWire(sock, f"{where[0]}:{where[1]}", initiated=False), events)
 
     def _open_again(self) -> float:
         """Let others in again when it is time; seconds to wait at most."""
@@ -371,35 +272,35 @@ class TcpBinding(Binding):
         wire.watch(self._poller)
         events.append(Event(wire))
 
-    def _dial_due(self, events: list[Event]) -> float:
-        """Dial whom it is time to; seconds until the next time."""
+    def _connect_due(self, events: list[Event]) -> float:
+        """Connect where that is due; seconds until the next attempt."""
         wait = 60.0
-        for address, dialled in self._dialled.items():
-            if dialled.wire is not None:
+        for address, target in self._targets.items():
+            if target.wire is not None:
                 continue
-            left = dialled.due - time.monotonic()
+            left = target.due - time.monotonic()
             if left <= 0:
                 try:
-                    sock = socket.create_connection((address.host, address.port), _DIAL_S)
+                    sock = socket.create_connection((address.host, address.port), _CONNECT_S)
                 except OSError:
-                    left = dialled.failed()
+                    left = target.failed()
                 else:
-                    dialled.wire = TcpWire(sock, address.url, dialled=True)
-                    self._add(dialled.wire, events)
+                    target.wire = TcpWire(sock, address.url, initiated=True)
+                    self._add(target.wire, events)
                     continue
             wait = min(wait, left)
         return wait
 
 
-class _Dialled:
-    """An address, and when to dial it."""
+class _Target:
+    """An address to connect to, and when."""
 
     def __init__(self) -> None:
         self.wire: TcpWire | None = None
         self.due, self._backoff = 0.0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=0.3)
 
     def failed(self) -> float:
-        """Nobody answered; seconds until the next try."""
+        """The attempt failed; seconds until the next one."""
         pause = self._backoff.next()
         self.due = time.monotonic() + pause
         return pause

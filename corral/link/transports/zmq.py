@@ -1,4 +1,4 @@
-"""The binding `zmq://`: multipart messages, a ROUTER where this side listens, a DEALER for each address it dials."""
+"""The binding `zmq://`: multipart messages, a ROUTER to listen, a DEALER for each address to connect to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ZmqWire(Wire):
     """One peer: an identity of a ROUTER, or all of a DEALER."""
 
     def __init__(self, sock: Any, identity: bytes | None, peer: str):
-        self._socket, self.identity, self.peer, self.dialled = sock, identity, peer, identity is None
+        self._socket, self.identity, self.peer, self.initiated = sock, identity, peer, identity is None
         self.broken: str | None = None
         self._out: deque[list[Buffer]] = deque()
         self._unsent = 0  # bytes
@@ -100,9 +100,9 @@ class _Line:
 
 
 class ZmqBinding(Binding):
-    """Listens at one address, or dials several; libzmq connects again by itself, each time to a new wire here."""
+    """Listens at one address, or connects to several; libzmq reconnects by itself, each time to a new wire here."""
 
-    def __init__(self, *, listen: Address | None = None, dial: Sequence[Address] = ()):
+    def __init__(self, *, listen: Address | None = None, connect: Sequence[Address] = ()):
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._peers: dict[bytes, ZmqWire] = {}  # of a ROUTER
@@ -122,11 +122,11 @@ class ZmqBinding(Binding):
             endpoint = self._router.socket.getsockopt(zmq.LAST_ENDPOINT).decode()
             self.urls = [listen.at(int(endpoint.rpartition(":")[2])).url]
         else:
-            for address in dial:
+            for address in connect:
                 line = self._open(zmq.DEALER, address)
                 line.socket.connect(f"tcp://{address.url.partition('://')[2]}")
                 self._calls[line] = None
-            self.urls = [address.url for address in dial]
+            self.urls = [address.url for address in connect]
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Messages, new peers, and peers that are lost."""

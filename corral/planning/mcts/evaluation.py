@@ -1,4 +1,4 @@
-"""Evaluation of leaves: which actions are thought to be good, and what a position is worth to who is to move."""
+"""Evaluation of leaves: priors of the actions, and the value for the player to move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from corral.snapshot.states import Expansion, States
 
 
 class LeafValues(NamedTuple):
-    """What an evaluation says of rows; `actions` are those that edges stand for, where they are sampled."""
+    """Evaluated rows; `actions` are those that edges stand for, where they are sampled."""
 
     priors: Array  # [B, edges] float32, -1 where there is no such edge
     values: Array  # [B] float32
@@ -24,7 +24,7 @@ class LeafValues(NamedTuple):
 
 
 class Evaluate(Protocol):
-    """Rows of observations, legal actions and states' ids, 0 where the episode has ended -> a Verdict."""
+    """Rows of observations, legal actions and states' ids, 0 where the episode has ended -> LeafValues."""
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
         """Called once for all leaves of a wave."""
@@ -37,7 +37,7 @@ def uniform(legal: Array) -> Array:
 
 
 def know_nothing(obs: Tree, legal: Array, ids: Array) -> LeafValues:
-    """Uniform priors, and values of 0: what is left is what the tree itself finds."""
+    """Uniform priors and values of 0: the tree alone decides."""
     return LeafValues(uniform(legal), np.zeros(len(legal), np.float32))
 
 
@@ -56,7 +56,7 @@ class RandomGames:
         return LeafValues(uniform(legal), self._play_on(self._states.rows[ids], ids > 0).astype(np.float32))
 
     def _play_on(self, boards: Array, playing: Array) -> Array:
-        """Results to who is to move in each of these positions at first; 0 where nobody plays."""
+        """Results for the player to move in each of these positions; 0 where `playing` is false."""
         game = self._game
         results, sign = np.zeros(len(boards)), 1.0
         rows = np.flatnonzero(playing)
@@ -70,13 +70,10 @@ class RandomGames:
         return results
 
 
-# Evaluation without a network: what comes of acting on from a leaf, at random or by a policy of the user's own.
-
-
 class RolloutEvaluation:
-    """Priors that prefer nothing, and the discounted return of `horizon` steps: random ones, or those of `policy`.
+    """Uniform priors, and the discounted return of `horizon` steps: random ones, or those of `policy`.
 
-    A policy begins every rollout without a memory.
+    A recurrent policy starts every rollout with its initial state.
     """
 
     def __init__(
@@ -92,7 +89,7 @@ class RolloutEvaluation:
         self._policy = policy
         self._masked: bool | None = None  # known when there are states
         self.steps = 0
-        """Steps that were made."""
+        """Environment steps so far."""
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
         """Act on from every state that has not ended."""
@@ -116,7 +113,7 @@ class RolloutEvaluation:
         return returns
 
     def _step_by_step(self, ids: Array, obs: Tree, legal: Array) -> Array:
-        """Since what is legal, and what is seen, is only known then; returns are of who was to move at first."""
+        """Step by step, since legal actions and observations are only known then; returns are the first mover's."""
         states, count = self._states, len(ids)
         returns, rows, weight, on = np.zeros(count), np.arange(count), 1.0, np.ones(count, np.bool_)
         mover = turn = states.look(ids).to_play

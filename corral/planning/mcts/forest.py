@@ -1,8 +1,8 @@
 """Many search trees as arrays that are made once: [tree, node] and [tree, node, edge].
 
 Node 0 is a tree's root, and nodes come after their parents. A node has as many edges as there are actions to try; one
-whose prior is not there is none. Where steps throw dice, an edge leads to several nodes, its outcomes: the newest is
-its child, and each names the one before as its sibling. What is said of a node is said from the view of whoever is to
+whose prior is not there is none. Where steps are random, an edge leads to several nodes, its outcomes: the newest is
+its child, and each names the one before as its sibling. Values of a node are from the view of the player to
 move there, of an edge and of a reward from that of the node above.
 """
 
@@ -28,13 +28,13 @@ class Forest(NamedTuple):
     in_edge: Array  # int32, the parent's edge that leads here
     visits: Array  # int32, simulations that made it or went through it
     pending: Array  # int32, simulations that are on their way through it
-    value: Array  # float32, what the evaluation said
+    value: Array  # float32, by the evaluation
     reward: Array  # float32, of the step that led here
     to_play: Array  # int8
     flags: Array  # uint8
-    state: Array  # int64, the id of its state for whoever keeps states
+    state: Array  # int64, the id of its state
     sibling: Array  # int32, the outcome of the same edge that came before
-    draws: Array  # int32, how often the dice led here
+    draws: Array  # int32, how often this outcome was drawn
     mark: Array  # int64, equal where outcomes are
     # edges
     child: Array  # int32
@@ -46,7 +46,7 @@ class Forest(NamedTuple):
     size: Array  # int32, nodes
     low: Array  # float64
     high: Array  # float64, least and greatest return that came back
-    throws: Array  # int32, of dice below edges that have an outcome already
+    redraws: Array  # int32, draws below edges that had an outcome already
     repeats: Array  # int32, those that showed what was known
 
     @property
@@ -73,7 +73,7 @@ def make_forest(trees: int, nodes: int, width: int) -> Forest:
         child=per_edge(np.int32), prior=per_edge(np.float32), n=per_edge(np.int32), inflight=per_edge(np.int16),
         total=per_edge(np.float64),
         size=np.zeros(trees, np.int32), low=np.zeros(trees), high=np.zeros(trees),
-        throws=np.zeros(trees, np.int32), repeats=np.zeros(trees, np.int32),
+        redraws=np.zeros(trees, np.int32), repeats=np.zeros(trees, np.int32),
     )  # fmt: skip
 
 

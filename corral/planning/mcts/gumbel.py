@@ -1,6 +1,6 @@
 """Gumbel search (Danihelka et al. 2022): actions drawn without replacement at the root, halved in turn; completed Q.
 
-completed(a) is the mean return of an edge, or where nobody has been, v_mix = (v + sum N * sum_visited(prior q) /
+completed(a) is the mean return of an edge, or where it was not followed, v_mix = (v + sum N * sum_visited(prior q) /
 sum_visited(prior)) / (1 + sum N). sigma(a) = (c_visit + max N) c_scale completed(a), with completed between 0 and 1 by
 the least and the greatest of the node. The improved policy is softmax(log prior + sigma).
 

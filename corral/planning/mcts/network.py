@@ -28,7 +28,7 @@ class NetworkEvaluation:
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
         """One pass for all rows."""
-        params, values = self._model.lean_rows(obs) if self._model.lean else self._forward(obs)
+        params, values = self._model.numpy_rows(obs) if self._model.numpy_towers else self._forward(obs)
         if not (np.isfinite(params).all() and np.isfinite(values).all()):
             raise RunFailed("The policy's outputs are not finite any more; train again with a lower learning_rate.")
         priors, drawn = self._actions.offer(params, legal, self._rng)

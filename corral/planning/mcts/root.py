@@ -73,7 +73,7 @@ def gumbel_winner(forest: Forest, trees: Array, rule: Gumbel) -> Array:
 
 
 def root_values(forest: Forest, trees: Array) -> Array:
-    """Mean of the evaluation and of all returns that came back, to who is to move."""
+    """Mean of the evaluation and of all returns, for the player to move."""
     values: Array = (forest.value[trees, 0] + forest.total[trees, 0].sum(1)) / (1 + forest.n[trees, 0].sum(1))
     return values
 

@@ -1,4 +1,4 @@
-"""The search: waves of simulations in many trees; a wave steps all its states at once, and evaluates them at once."""
+"""The search: waves of simulations in many trees. A wave makes all its steps in one call, and evaluates in one call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from corral.planning.mcts.selection import ChanceNodes, Puct, select_gumbel, sel
 from corral.planning.mcts.tree import backup, expand, plant, reroot
 from corral.snapshot.states import Expansion, States, Views
 
-_NO_DICE, _NO_MARKS = ChanceNodes(), np.zeros(0, np.int64)
+_NO_CHANCE, _NO_MARKS = ChanceNodes(), np.zeros(0, np.int64)
 _ALL: Any = slice(None)
 
 
@@ -30,15 +30,15 @@ class TreeSearch:
     """Trees over states, with up to `leaves` simulations of each on their way; 1 is the plain search.
 
     Args:
-        states: keeps the states. Those that the trees are made of are theirs, the roots' included.
-        evaluate: asked once for all roots, and once for all leaves of a wave.
+        states: of the environments. The search owns those in its trees, the roots' included.
+        evaluate: called once for all roots, and once for all leaves of a wave.
         trees: how many there are, at most.
         width: edges of a node.
         sims: simulations of a search, at most.
         keep: nodes that a tree may take over from one search to the next.
-        dice: how often dice are thrown for the visits of an edge.
+        chance: how many outcomes are drawn for the visits of an edge, where steps are random.
         to_env: edges, or the sampled actions that they stand for, as the environment's actions.
-        rng: what seeds of steps are drawn from, so that a search cannot know the dice; None: it knows them.
+        rng: draws the seeds of steps, so that a search cannot know the environment's random numbers; None: it does.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a search
@@ -52,7 +52,7 @@ class TreeSearch:
         discount: float = 1.0,
         *,
         keep: int = 0,
-        dice: ChanceNodes = ChanceNodes(k=1.0),  # noqa: B008 - a tuple
+        chance: ChanceNodes = ChanceNodes(k=1.0),  # noqa: B008 - a tuple
         to_env: Callable[[Array], Tree] = same,
         rng: np.random.Generator | None = None,
     ):
@@ -65,8 +65,8 @@ class TreeSearch:
         self.waves = self.steps = 0
         """How many there were: waves, each with one call of `evaluate`, and steps of states."""
         self.reward_scale = 1.0
-        """What the rewards of steps are multiplied by, where values are of scaled ones."""
-        self._keep, self._dice, self._to_env, self._rng = keep, dice, to_env, rng
+        """Factor for rewards, where values are in a scaled unit."""
+        self._keep, self._chance, self._to_env, self._rng = keep, chance, to_env, rng
         self._wave = make_wave(trees * leaves)
         self._every = np.ones((trees * leaves, width), np.bool_)
         self._moved, self._gone = np.zeros(sims + 1 + keep, np.int32), np.zeros(sims + 1 + keep, np.int64)
@@ -78,7 +78,7 @@ class TreeSearch:
         return self.grow(trees, rule)
 
     def plant(self, trees: Array, roots: Array) -> None:
-        """Let trees begin at these states; what they were is forgotten."""
+        """Start trees at these states; what they held is dropped."""
         self.clear(trees)
         try:
             scene = self.states.look(roots)
@@ -95,9 +95,9 @@ class TreeSearch:
             self._lay(trees, np.zeros_like(trees), verdict.actions)
 
     def reuse(self, trees: Array, taken: Array, roots: Array) -> Array:
-        """Let trees go on below the edges that were taken, where the states that came of it are `roots`.
+        """Continue trees below the edges that were taken, where the resulting states are `roots`.
 
-        Returns which could: those where the search had been in a state that looks like it. The others are as before.
+        Returns which could: those where the search had a node with the same observation. The others are as before.
         """
         forest, scene = self.forest, self.states.look(roots)
         nodes = np.array([self._find(t, a, scene, i) for i, (t, a) in enumerate(zip(trees, taken, strict=True))])
@@ -135,9 +135,9 @@ class TreeSearch:
 
     def _run_wave(self, wanted: Array, rule: Puct | Gumbel) -> bool:
         """Start simulations, and see them through; returns whether there were any."""
-        forest, dice = self.forest, self._dice if self.states.stochastic else _NO_DICE
+        forest, chance = self.forest, self._chance if self.states.stochastic else _NO_CHANCE
         select = select_gumbel if isinstance(rule, Gumbel) else select_puct
-        wave = self._wave.first(select(forest, wanted, self.leaves, rule, dice, self.discount, self._wave))
+        wave = self._wave.first(select(forest, wanted, self.leaves, rule, chance, self.discount, self._wave))
         if not len(wave.tree):
             return not wanted.any()
         self._expand(wave)
@@ -155,7 +155,7 @@ class TreeSearch:
             steps = states.expand(forest.state[wave.tree, wave.node], self._to_env(edges), children, seeds)
             over = steps.terminated | steps.truncated
             verdict = self._judge(steps, np.where(over, 0, children))
-            if steps.faulty is not None:  # what is known of where a step failed is what was known of it before
+            if steps.faulty is not None:  # a failed step is worth what its parent was
                 values = np.where(steps.faulty, forest.value[wave.tree, wave.node], verdict.values)
                 verdict = verdict._replace(values=values)
         except BaseException:
@@ -197,7 +197,7 @@ class TreeSearch:
 
 
 def _same(one: Tree, row: int, other: Tree, at: int) -> bool:
-    """Whether two rows of observations are equal, bit by bit."""
+    """Whether two rows of observations are equal, bit for bit."""
     equal: list[bool] = []
     tree_map(lambda a, b: equal.append(a[row].tobytes() == b[at].tobytes()), one, other)
     return all(equal)

@@ -1,4 +1,4 @@
-"""Selection: from the root down along the best edges, until one that nobody has followed or the end of an episode.
+"""Selection: from the root down along the best edges, to one that was not followed yet or the end of an episode.
 
 Several simulations of a tree may be on their way at once: each counts as a visit whose return is not known yet (Liu et
 al. 2020, WU-UCT), so that the next goes elsewhere. With one at a time this is the sequential search.
@@ -17,32 +17,30 @@ from corral.planning.mcts.forest import NOWHERE, TERMINAL, Forest, Wave
 from corral.planning.mcts.gumbel import Gumbel, gumbel_edge, gumbel_root_edge
 from corral.planning.mcts.tree import finish, start
 
-# PUCT: score(a) = q(a) + c prior(a) sqrt(N) / (1 + n(a)), c = c_init + log((N + c_base + 1) / c_base). N counts a
-# node's visits, the one that made it included, n(a) an edge's. q is the mean return of an edge, between 0 and 1 by
-# the least and the greatest return of the tree; of an edge that nobody has followed it is the mean of its node less
-# `fpu_reduction` (Silver et al. 2018; Schrittwieser et al. 2020). Where actions are sampled, progressive widening
-# (Coulom 2007) lets a node with N visits try only the first k N^alpha of its samples, which is the same as drawing
-# them one by one; priors are then shares of those.
-
-
 _TINY = 1e-9
+_C_BASE = 19652.0
 
 
 class Puct(NamedTuple):
-    """Constants of the score."""
+    """PUCT: score(a) = q(a) + c prior(a) sqrt(N) / (1 + n(a)), c = c_init + log((N + 19652 + 1) / 19652).
+
+    N counts a node's visits, the one that made it included, n(a) an edge's. q is the mean return of an edge, scaled to
+    0..1 by the least and the greatest return of the tree; an edge that was not followed yet has the mean of its node
+    (Silver et al. 2018; Schrittwieser et al. 2020). Where actions are sampled, progressive widening (Coulom 2007) lets
+    a node with N visits try only the first k N^alpha of its samples, as if they were drawn one by one; priors are then
+    shares of those.
+    """
 
     c_init: float = 1.25
-    c_base: float = 19652.0
-    fpu_reduction: float = 0.0
     widen_k: float = 0.0
-    """0: all edges from the beginning."""
+    """0: all edges from the start."""
     widen_alpha: float = 0.5
 
 
 def _puct_edge(forest: Forest, t: int, node: int, rule: Puct) -> int:
     """The edge with the best score, the first of equals."""
     n = forest.visits[t, node] + forest.pending[t, node]
-    explore = (rule.c_init + math.log((n + rule.c_base + 1.0) / rule.c_base)) * math.sqrt(n)
+    explore = (rule.c_init + math.log((n + _C_BASE + 1.0) / _C_BASE)) * math.sqrt(n)
     width = forest.prior.shape[2]
     if rule.widen_k > 0:
         width = min(width, math.ceil(rule.widen_k * n**rule.widen_alpha))
@@ -53,7 +51,7 @@ def _puct_edge(forest: Forest, t: int, node: int, rule: Puct) -> int:
     mean = float(forest.value[t, node])
     for a in range(forest.prior.shape[2]):  # those beyond the width too, which simulations in flight have opened
         mean += forest.total[t, node, a]
-    unknown = mean / forest.visits[t, node] - rule.fpu_reduction
+    unknown = mean / forest.visits[t, node]
     low, span = forest.low[t], forest.high[t] - forest.low[t]
     best, best_score = -1, -math.inf
     for a in range(width):
@@ -73,30 +71,30 @@ def _puct_edge(forest: Forest, t: int, node: int, rule: Puct) -> int:
 puct_edge: Any = compiled(_puct_edge, error_model="numpy")
 
 
-_FEW = 4  # one throw in so many that shows what is known: dice with few sides
+_FEW = 4  # outcomes are few where at least one draw in so many repeats a known one
 
 
 class ChanceNodes(NamedTuple):
-    """Double progressive widening (Couetoux et al. 2011): for n visits of an edge the dice are thrown k n^alpha times.
+    """Double progressive widening (Couetoux et al. 2011): n visits of an edge draw k n^alpha outcomes.
 
-    Throws are counted and not what they show: to stop when enough different things were seen is to stop at what is
-    rare, which would count for too much. Where dice have few sides, they are thrown for every visit; that they have is
-    said by the throws below all other edges of the tree, so that it has nothing to do with what was seen below this.
-    With k = 0 steps throw no dice, and an edge has one outcome.
+    Draws are counted, not distinct outcomes: to stop when enough distinct ones were seen would overweight rare ones.
+    Where there are few distinct outcomes, every visit draws one; whether there are few is judged by the draws below all
+    other edges of the tree, so that it does not depend on what was seen below this one. With k = 0 steps are
+    deterministic, and an edge has one outcome.
     """
 
     k: float = 0.0
     alpha: float = 0.5
 
 
-def _follow(forest: Forest, t: int, node: int, edge: int, dice: ChanceNodes) -> int:
-    """Where an edge leads, NOWHERE if it has to be stepped: for the first time, or to throw the dice once more.
+def _follow(forest: Forest, t: int, node: int, edge: int, chance: ChanceNodes) -> int:
+    """Where an edge leads, NOWHERE if it has to be stepped: for the first time, or to draw another outcome.
 
-    Among outcomes, visits are shared out as the dice were seen to fall, rounded as seats are to votes (Webster); one
-    that has fewer visits than draws comes first.
+    Visits are divided among the outcomes in proportion to their draws, rounded by Webster's method; one that has fewer
+    visits than draws comes first.
     """
     child: int = forest.child[t, node, edge]
-    if child == NOWHERE or dice.k == 0:
+    if child == NOWHERE or chance.k == 0:
         return child
     seen, drawn, best, least = 0, 0, child, math.inf
     while child != NOWHERE:
@@ -108,22 +106,22 @@ def _follow(forest: Forest, t: int, node: int, edge: int, dice: ChanceNodes) -> 
         child = forest.sibling[t, child]
     if least < 1.0:
         return best
-    throws, repeats = forest.throws[t] - (drawn - 1), forest.repeats[t] - (drawn - seen)
-    few_sides = throws > 0 and _FEW * repeats >= throws
+    redraws, repeats = forest.redraws[t] - (drawn - 1), forest.repeats[t] - (drawn - seen)
+    few_outcomes = redraws > 0 and _FEW * repeats >= redraws
     n = forest.n[t, node, edge] + forest.inflight[t, node, edge]
-    return NOWHERE if few_sides or drawn < dice.k * n**dice.alpha else best
+    return NOWHERE if few_outcomes or drawn < chance.k * n**chance.alpha else best
 
 
 follow: Any = compiled(_follow, error_model="numpy")
 
 
 def _select_puct(
-    forest: Forest, wanted: Array, leaves: int, rule: Puct, dice: ChanceNodes, discount: float, wave: Wave
+    forest: Forest, wanted: Array, leaves: int, rule: Puct, chance: ChanceNodes, discount: float, wave: Wave
 ) -> int:
     """Start up to `leaves` simulations in each tree, at most as many as it wants; returns how many there are.
 
     A tree starts no more when it comes to an edge that another simulation is about to expand. One that comes to the end
-    of an episode, or to where nothing can be done, needs no step: it is over at once.
+    of an episode, or to a node without legal actions, needs no step: it is over at once.
     """
     found = 0
     for t in range(len(wanted)):
@@ -132,7 +130,7 @@ def _select_puct(
             node, edge = 0, -1
             while not forest.flags[t, node] & TERMINAL:
                 edge = puct_edge(forest, t, node, rule)
-                below = NOWHERE if edge < 0 else follow(forest, t, node, edge, dice)
+                below = NOWHERE if edge < 0 else follow(forest, t, node, edge, chance)
                 if below == NOWHERE:
                     break
                 node, edge = below, -1
@@ -149,7 +147,7 @@ def _select_puct(
 
 
 def _select_gumbel(
-    forest: Forest, wanted: Array, leaves: int, rule: Gumbel, dice: ChanceNodes, discount: float, wave: Wave
+    forest: Forest, wanted: Array, leaves: int, rule: Gumbel, chance: ChanceNodes, discount: float, wave: Wave
 ) -> int:
     """The same by Gumbel's rules; a tree also starts no more while its root waits for results."""
     found, scores = 0, np.zeros(forest.prior.shape[2])
@@ -159,7 +157,7 @@ def _select_gumbel(
             node, edge = 0, -1
             while not forest.flags[t, node] & TERMINAL:
                 edge = gumbel_edge(forest, t, node, rule, scores) if node else gumbel_root_edge(forest, t, rule, scores)
-                below = NOWHERE if edge < 0 else follow(forest, t, node, edge, dice)
+                below = NOWHERE if edge < 0 else follow(forest, t, node, edge, chance)
                 if below == NOWHERE:
                     break
                 node, edge = below, -1

@@ -33,7 +33,7 @@ def _plant(forest: Forest, trees: Array, states: Array, turns: Array, priors: Ar
         make_node(forest, t, 0, states[i], turns[i], False, priors[i], values[i])
         forest.size[t] = forest.visits[t, 0] = 1
         forest.low[t] = forest.high[t] = values[i]
-        forest.throws[t] = forest.repeats[t] = 0
+        forest.redraws[t] = forest.repeats[t] = 0
 
 
 def _find_outcome(forest: Forest, t: int, node: int, edge: int, mark: int) -> int:
@@ -53,14 +53,14 @@ def _expand(  # noqa: PLR0913 - what is known of every new node
 ) -> None:  # fmt: skip
     """Make the nodes; rows are what became of each simulation's step, and what the evaluation says of it.
 
-    What the dice have shown before makes no new node: it is counted, and `follow` will send another simulation there,
-    further down; this one comes to nothing. Without dice there are no marks, and every edge has one outcome.
+    An outcome that is known already makes no new node: it is counted, `follow` will send another simulation there, and
+    this one ends without result. Deterministic steps have no marks, and every edge has one outcome.
     """
     for i in range(len(wave.tree)):
         t, node, edge = wave.tree[i], wave.node[i], wave.edge[i]
         if len(marks):
             known = find_outcome(forest, t, node, edge, marks[i])
-            forest.throws[t] += forest.child[t, node, edge] != NOWHERE
+            forest.redraws[t] += forest.child[t, node, edge] != NOWHERE
             if known != NOWHERE:
                 forest.draws[t, known] += 1
                 forest.repeats[t] += 1
@@ -79,9 +79,6 @@ def _expand(  # noqa: PLR0913 - what is known of every new node
 
 plant: Any = compiled(_plant, nogil=True)
 expand: Any = compiled(_expand, nogil=True)
-
-
-# Backup: what simulations found goes up to the root, G <- r + gamma G, negated where the other player moves.
 
 
 def _finish(forest: Forest, t: int, node: int, discount: float) -> None:
@@ -127,9 +124,6 @@ def _backup(forest: Forest, wave: Wave, discount: float, wanted: Array) -> None:
 
 
 backup: Any = compiled(_backup, nogil=True, error_model="numpy")
-
-
-# Reuse: what a search found below the action that was taken is where the next search begins.
 
 
 def _reroot(forest: Forest, t: int, node: int, most: int, moved: Array, gone: Array) -> int:

@@ -12,7 +12,7 @@ from corral.runs.evaluate import Evaluation
 class EarlyStopping(Callback):
     """Stops when the mean return of an evaluation reaches `target`, or after `patience` evaluations without a new best.
 
-    A resumed run starts to count anew.
+    The count starts again when a run is resumed.
     """
 
     def __init__(self, target: float | None = None, patience: int | None = 10) -> None:

@@ -22,7 +22,7 @@ _CLEAR = "\r\x1b[K"
 class Progress(Callback):
     """Shows steps, steps/s, return, evaluation, loss and the time that is left. It has no thread and never waits.
 
-    `start` is the step at which a resumed run goes on. The last value of every metric is shown until it changes.
+    `start` is the step at which a resumed run starts. The last value of every metric is shown until it changes.
     """
 
     def __init__(self, total: int, *, start: int = 0, quiet: bool = False, stream: TextIO | None = None) -> None:
@@ -56,7 +56,7 @@ class Progress(Callback):
         self._show(now)
 
     def say(self, text: str) -> None:
-        """Print a line of its own; the live line goes on below it."""
+        """Print a line of its own; the live line continues below it."""
         if not self._quiet:
             self._write(f"{_CLEAR if self._live else ''}{text}\n")
             self._next = 0.0 if self._live else self._next
@@ -97,27 +97,27 @@ class Progress(Callback):
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # nobody looks any more; the run goes on
+        except (OSError, ValueError):  # the terminal is gone; the run continues
             self._quiet = True
-        except RuntimeError:  # said by a signal handler, amid another write
+        except RuntimeError:  # called by a signal handler during another write
             pass
 
 
 def progress_line(steps: int, total: int, rate: float, metrics: Mapping[str, float], width: int | None) -> str:
-    """The line; parts that do not fit into `width` are left out, the last ones first but for the time left."""
+    """The line; fields that do not fit into `width` are left out, from the last, but the time left stays."""
     share = f"{100 * steps / total:.0f}%" if total > 0 else ""
-    parts = [f"{steps:,}/{brief(total)} {share}".rstrip(), f"{brief(rate)} steps/s"]
+    fields = [f"{steps:,}/{brief(total)} {share}".rstrip(), f"{brief(rate)} steps/s"]
     known = {label: metrics[name] for name, label in _SHOWN.items() if not math.isnan(metrics.get(name, math.nan))}
-    parts += [f"{label} {brief(value)}" for label, value in known.items()]
+    fields += [f"{label} {brief(value)}" for label, value in known.items()]
     loss = loss_of(metrics)
     if loss is not None:
-        parts.append(f"loss {brief(loss)}")
+        fields.append(f"loss {brief(loss)}")
     left = [f"ETA {duration((total - steps) / rate)}"] if rate > 0 and steps < total else []
-    while width is not None and len(parts) > 1 and len("  ".join(parts + left)) >= width:
-        parts.pop()
-    line = "  ".join(parts + left)
+    while width is not None and len(fields) > 1 and len("  ".join(fields + left)) >= width:
+        fields.pop()
+    line = "  ".join(fields + left)
     if width is not None and len(line) >= width:
-        line = parts[0][: max(width - 1, 0)]
+        line = fields[0][: max(width - 1, 0)]
     return line
 
 

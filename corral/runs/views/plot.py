@@ -19,7 +19,8 @@ from corral.runs.sinks.csv import read_metrics
 
 Axis = Literal["env_steps", "wall_s", "episodes"]
 _COLUMN = {"env_steps": "env_steps", "wall_s": "wall_s", "episodes": "train/episodes"}
-_NOT_COMPARED = ("seed", "log", "checkpoints")
+_NOT_COMPARED = ("seed", "log_every", "log_every_s", "checkpoint_every", "checkpoint_every_s", "keep_checkpoints",
+                 "save_replay_buffer")  # fmt: skip
 _MAX_POINTS = 1000
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6a3d9a", "#4d4d4d")
 _TITLES = {

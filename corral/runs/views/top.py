@@ -20,7 +20,7 @@ from corral.runs.sinks.csv import read_metrics
 
 State = Literal["running", "finished", "stopped", "failed", "killed", "not started"]
 _ENDS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed", "resumed": "killed"}
-"""Kind of the last event of a run that nobody has locked -> what became of it."""
+"""Kind of the last event of a run that no process has locked -> its state."""
 _COUNTED = {
     "env/restarts": "environment restarts",
     "learn/skipped": "skipped updates",
@@ -58,7 +58,7 @@ def look(folder: RunFolder) -> View:
     lines += _results(columns)
     lines += _checkpoints(folder.checkpoints)
     lines.append(("events", _events(folder, columns)))
-    lines += _parts(folder, columns) if state == "running" else []
+    lines += _processes(folder, columns) if state == "running" else []
     memory = _rss(pid) if pid is not None else None
     if memory is not None:
         lines.append(("memory", f"{memory / 2**20:,.0f} MB"))
@@ -116,14 +116,14 @@ def _results(columns: dict[str, Array]) -> list[tuple[str, str]]:
     return lines
 
 
-def _parts(folder: RunFolder, columns: dict[str, Array]) -> list[tuple[str, str]]:
-    """The parts of a run that has several: their process, lag, restarts and memory; and what is under way."""
+def _processes(folder: RunFolder, columns: dict[str, Array]) -> list[tuple[str, str]]:
+    """Other processes of a run: pid, lag, restarts and memory; and the data in flight."""
     try:
-        parts = json.loads(folder.parts_json.read_text())
+        processes = json.loads(folder.parts_json.read_text())
     except (OSError, ValueError):
         return []
     lines = []
-    for part in parts:
+    for part in processes:
         memory = _rss(part["pid"]) if part["pid"] else None
         facts = [f"pid {part['pid']}" if part["alive"] else "lost, to be started again"]
         facts += [f"lag {part['lag']}"] if "lag" in part else []
@@ -132,7 +132,7 @@ def _parts(folder: RunFolder, columns: dict[str, Array]) -> list[tuple[str, str]
         lines.append((part["name"], ", ".join(facts)))
     queued, in_flight = _last(columns, "store/size"), _last(columns, "actors/in_flight_mb")
     if queued is not None and in_flight is not None:
-        lines.append(("under way", f"{queued:,.0f} in the store, {in_flight:.2f} MB from the actors"))
+        lines.append(("in flight", f"{queued:,.0f} in the store, {in_flight:.2f} MB from the actors"))
     return lines
 
 
@@ -165,9 +165,9 @@ def _spark(values: Array) -> str:
     values = values[np.isfinite(values)]
     if len(values) < 2:
         return ""
-    parts = [part.mean() for part in np.array_split(values, min(_SPARK_WIDTH, len(values)))]
-    low, high = min(parts), max(parts)
-    heights = [(part - low) / (high - low) if high > low else 0.5 for part in parts]
+    bars = [part.mean() for part in np.array_split(values, min(_SPARK_WIDTH, len(values)))]
+    low, high = min(bars), max(bars)
+    heights = [(bar - low) / (high - low) if high > low else 0.5 for bar in bars]
     return "".join(_SPARKS[min(int(height * len(_SPARKS)), len(_SPARKS) - 1)] for height in heights)
 
 

@@ -163,7 +163,7 @@ class _Film:
         self._experiment, self.name = experiment, experiment.env
         self.frames: list[Array] = []
         self.first: list[Array] = []
-        """Of an episode that nobody has stepped yet."""
+        """First frame of an episode before its first step."""
         self.fps, self.rolling = _FPS, True
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
@@ -222,7 +222,7 @@ def _build(experiment: Experiment, render_mode: str) -> gymnasium.Env[Any, Any]:
     try:
         return resolve(env, {**kwargs, "render_mode": render_mode}).factory()
     except TypeError as error:
-        if not any(words in str(error) for words in ("render_mode", "takes no arguments")):
+        if not any(text in str(error) for text in ("render_mode", "takes no arguments")):
             raise
         raise UserError(
             f"{experiment.env} takes no render_mode, so it cannot be shown: let its __init__ take one, and render() "

@@ -1,7 +1,7 @@
 """States of Atari games: the emulator's own clone, with its generators and the action that may stick.
 
 With sticky actions a frame may repeat the action that took effect before it. That one is in no clone, so it is found
-out: from what was asked for, and from what the generator, which is in the clone, said of it.
+out: from the actions that were asked for, and from the generator, which is in the clone.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ from typing import Any
 from corral.snapshot.keeper import Env
 from corral.snapshot.keepers.fields import Native
 
-# The Mersenne twister as C++ writes it, and the numbers in [0, 1) that it gave last or gives next.
-
-
 _SIZE, _SHIFT, _TWIST = 624, 397, 0x9908B0DF
 _WORD, _HIGH = 0xFFFFFFFF, 0x80000000
 _DIGITS = b"0123456789"
 
 
-class Words:
-    """The state that a text ends with: 624 words and a position. A word gives a number in [0, 1)."""
+class MersenneTwister:
+    """The generator whose state, 624 words and a position as C++ writes them, a text ends with."""
 
     def __init__(self, text: bytes):
         first, *rest = text.rsplit(b" ", _SIZE)
@@ -38,7 +35,7 @@ class Words:
         return _temper(self._word(self._at - 1 - back)) / 2.0**32
 
     def next(self) -> float:
-        """The number that comes next; 0 when that needs new words."""
+        """The next number; 0 when that needs new words."""
         return _temper(self._word(self._at)) / 2.0**32 if self._at < _SIZE else 0.0
 
     def _word(self, at: int) -> int:
@@ -75,14 +72,13 @@ _PADDLES = 8  # bytes after the generator, in a clone
 
 
 class WatchedAle:
-    """An emulator whose last actions are remembered."""
+    """An emulator that remembers its last actions."""
 
     def __init__(self, ale: Any):
         self.ale = ale
         self.asked: deque[Asked] = deque([_NOTHING], maxlen=_REMEMBERED)
 
     def act(self, *asked: Any) -> Any:
-        """One frame."""
         self.asked.append(asked)
         return self.ale.act(*asked)
 
@@ -125,11 +121,10 @@ class AleNative(Native):
         ale.restoreState(clone)
 
     def nbytes(self, kept: tuple[Any, Asked]) -> int:
-        """About what a clone has."""
         return _STATE_BYTES
 
     def reseed(self, env: Env, seed: int) -> None:
-        """Restore a generator first and then the rest: ALE takes no seeds while a game goes on."""
+        """Restore a generator first and then the rest: ALE takes no seeds during a game."""
         if self.is_random:
             ale = _raw(env)
             rest = ale.cloneState(include_rng=False)
@@ -138,14 +133,14 @@ class AleNative(Native):
 
     def _took_effect(self, env: Env, clone: Any) -> Asked:
         """What was asked for last in a frame that did not repeat what was before."""
-        words, remembered = _words(clone), env.unwrapped.ale.asked  # type: ignore[attr-defined]
+        twister, remembered = _twister(clone), env.unwrapped.ale.asked  # type: ignore[attr-defined]
         for back, asked in enumerate(reversed(remembered)):
-            if words.drawn(2 * back + 1) >= self._stick:  # a frame draws for both players, the first one first
+            if twister.drawn(2 * back + 1) >= self._stick:  # a frame draws for both players, the first one first
                 return tuple(asked)
         return tuple(remembered[0])
 
     def _generators(self, env: Env) -> list[Any]:
-        """States of a game that nobody plays, whose generators are all elsewhere; the first one's next frame is new."""
+        """States of an idle game whose generators all differ; the first one's next action does not stick."""
         found = self._seeds.get(env)
         if found is None:
             ale, found = _raw(env), []
@@ -156,7 +151,7 @@ class AleNative(Native):
                 for _ in range(_DRAWS):
                     ale.act(0)
                 state = ale.cloneState(include_rng=True)
-                if found or _words(state).next() >= self._stick:
+                if found or _twister(state).next() >= self._stick:
                     found.append(state)
             ale.restoreState(before)
             self._seeds[env] = found
@@ -176,6 +171,6 @@ def _raw(env: Env) -> Any:
     return ale.ale if isinstance(ale, WatchedAle) else ale
 
 
-def _words(clone: Any) -> Words:
+def _twister(clone: Any) -> MersenneTwister:
     """The generator of the frames, which a clone ends with."""
-    return Words(bytes(clone.serialize())[:-_PADDLES])
+    return MersenneTwister(bytes(clone.serialize())[:-_PADDLES])

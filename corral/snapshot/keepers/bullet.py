@@ -1,6 +1,6 @@
 """States of environments on PyBullet: what its client writes to a file, which any client with the same bodies reads.
 
-`saveState` is of one client and has to be removed again; a file goes from the acting environment's client to the
+`saveState` is of one client and has to be removed again; a file goes from the live environment's client to the
 planner's, takes as long, and leaves nothing behind. Neither is exact where things touch: what follows a restored
 contact is often another, and even with `setPhysicsEngineParameter(deterministicOverlappingPairs=1)` now and then. So an
 environment has to declare `metadata["deterministic"] = True`, which `corral check-env` checks; all others are replayed.
@@ -36,11 +36,9 @@ class BulletNative(Native):
         return clients
 
     def save(self, env: Env) -> list[bytes]:
-        """Let each write."""
         return [self._write(client) for client in _clients(env)]
 
     def load(self, env: Env, kept: list[bytes]) -> None:
-        """Let each read."""
         for client, state in zip(_clients(env), kept, strict=True):
             self._file.write_bytes(state)
             try:
@@ -49,7 +47,6 @@ class BulletNative(Native):
                 raise CannotSave(f"PyBullet cannot restore it ({error}): are there other bodies?") from error
 
     def nbytes(self, kept: list[bytes]) -> int:
-        """Their sizes."""
         return sum(map(len, kept)) + 100
 
     def _write(self, client: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""States that environments declare, as bytes: they go on in another process, or on another machine."""
+"""States that environments declare, as bytes that another process or machine can continue from."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from corral.snapshot.find_rng import RngFinder
 from corral.snapshot.keeper import CannotSave, Env, FindStart, StateKeeper
 from corral.snapshot.rng import RngState, State
 
-# States that environments declare: what they say of themselves, by functions of their own. `state_dict()` and
-# `load_state_dict(state)` are about the whole state; `get_key_state()` and `set_key_state(state)` about what its
-# author thinks enough to go on from. The outermost wrapper that has them is asked, or the environment inside where
-# nothing but Gymnasium's time limit and checks is around it.
-
-
+# `state_dict()` and `load_state_dict(state)` are about the whole state; `get_key_state()` and `set_key_state(state)`
+# about what the author considers enough to continue from. The outermost wrapper that has them is used, or the base
+# environment where nothing but Gymnasium's time limit and checks is around it.
 WHOLE, KEY = ("state_dict", "load_state_dict"), ("get_key_state", "set_key_state")
 _TRANSPARENT = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
@@ -77,29 +74,25 @@ class DeclaredKeeper(StateKeeper):
         self._rng_finder = RngFinder()
 
     def save(self, env: Env, find_start: FindStart | None = None) -> bytes:
-        """Ask it."""
         try:
             return b"".join(encode(read_declared(env, self._names)))
         except TypeError as error:
             raise CannotSave(f"{self._names[0]}() returned {error}") from error
 
     def load(self, env: Env, kept: bytes) -> None:
-        """Tell it. What only counts for its author is told after a reset, so that nothing else is left of before."""
+        """A key state is loaded after a reset, so that nothing else is left of before."""
         try:
             write_declared(env, _own_arrays(decode(kept)), None if self.exact else 0, self._names)
         except Exception as error:  # the author's functions may raise anything at what they did not write
             raise CannotSave(f"these bytes are no state of this environment ({error!r})") from error
 
     def reseed(self, env: Env, seed: int) -> None:
-        """Other numbers for the generators that can be found."""
         self._rng_finder.reseed(env, seed)
 
     def rng_state(self, env: Env) -> list[RngState]:
-        """The generators that can be found."""
         return self._rng_finder.read(env)
 
     def nbytes(self, kept: bytes) -> int:
-        """Their number."""
         return len(kept)
 
 

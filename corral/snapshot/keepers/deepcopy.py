@@ -25,11 +25,9 @@ from corral.core.types import Array
 from corral.snapshot.find_rng import find_generators_in
 from corral.snapshot.rng import RngState, is_generator
 
-# Copies of what reaches other objects without having fields: closures, bound methods, caches and weak references.
-# Left as they are they would lead from a copy of an environment back to the environment itself: `self.rule = lambda
-# action: self.go(action)` of the environment that acts, in the one that a planner steps, moves the one that acts.
-
-
+# Closures, bound methods, caches and weak references also reach other objects. If they were not copied, they would lead
+# from a copy of an environment back to the original: `self.rule = lambda action: self.go(action)` of a live environment
+# would, in the scratch environment, move the live one.
 Way = Callable[["Copier", Any], Any]
 
 
@@ -252,10 +250,10 @@ def _deque(copier: Copier, value: deque[Any]) -> deque[Any]:
 
 
 def _generator(copier: Copier, value: Any) -> RngState:
-    die = RngState(value)
-    copier.rngs.append(die)
-    copier.nbytes += die.nbytes
-    return die
+    state = RngState(value)
+    copier.rngs.append(state)
+    copier.nbytes += state.nbytes
+    return state
 
 
 def _rng_state(copier: Copier, value: RngState) -> Any:

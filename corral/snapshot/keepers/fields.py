@@ -46,17 +46,17 @@ class Native(ABC):
 
     @abstractmethod
     def load(self, env: Env, kept: Any) -> None:
-        """Bring it into a state."""
+        """Load a state."""
 
     @abstractmethod
     def nbytes(self, kept: Any) -> int:
-        """What it takes to keep."""
+        """Memory that a state takes."""
 
     def reseed(self, env: Env, seed: int) -> None:  # noqa: B027 - most have none
-        """Give it other dice, if it has any."""
+        """Give it other random numbers, if it draws any."""
 
     def drop(self, kept: Any) -> None:  # noqa: B027 - Python does it
-        """Let go of a state."""
+        """A state is no longer needed."""
 
 
 class _Layer:
@@ -76,7 +76,7 @@ class _Kept:
     def __init__(self, layers: list[_Layer], copier: Copier, space_rngs: dict[str, RngState], native: Any):
         self.layers, self.rngs, self.space_rngs, self.native = layers, copier.rngs, space_rngs, native
         own = sum(250 + 60 * len(layer.changed) + 60 * len(layer.copies) for layer in layers)
-        self.nbytes = own + copier.nbytes + sum(die.nbytes for die in space_rngs.values())
+        self.nbytes = own + copier.nbytes + sum(state.nbytes for state in space_rngs.values())
 
 
 class _Anatomy:
@@ -140,7 +140,6 @@ class FieldsKeeper(StateKeeper):
         self._anatomies: weakref.WeakKeyDictionary[Env, _Anatomy] = weakref.WeakKeyDictionary()
 
     def save(self, env: Env, find_start: FindStart | None = None) -> _Kept:
-        """Copy what changed."""
         anatomy = self._anatomy(env)
         memo = {id(part): self._marks[name] for name, part in anatomy.fixed.items()}
         memo[id(env)] = self._marks["0"]
@@ -179,11 +178,9 @@ class FieldsKeeper(StateKeeper):
         return [RngState(generator) for generator in [*anatomy.rngs, *(one for _, one in anatomy.generators())]]
 
     def nbytes(self, kept: _Kept) -> int:
-        """As counted while copying."""
         return kept.nbytes + (0 if self._native is None else self._native.nbytes(kept.native))
 
     def drop(self, kept: _Kept) -> None:
-        """Let go of the native part."""
         if self._native is not None:
             self._native.drop(kept.native)
 

@@ -1,7 +1,7 @@
 """States of MuJoCo: what it integrates, what it derived from that in its last step, and what the model is then.
 
 Environments read derived numbers before they step (Ant rewards the way from where its body last was), so a state that
-MuJoCo could go on from is not enough to give the same rewards. Contacts, which every step finds anew, are not kept.
+MuJoCo could continue from is not enough to give the same rewards. Contacts, which every step finds anew, are not kept.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from corral.core.types import Array
 from corral.snapshot.keeper import CannotSave, Env
 from corral.snapshot.keepers.fields import Native
 
-# What a model of MuJoCo is at the moment: environments change masses, frictions or gravity from episode to episode.
-
 
 class Physics:
-    """The numbers of a model: its arrays but textures, which are large and only seen, and its options."""
+    """The numbers of a model, which may change between episodes: arrays without textures, and options."""
 
     __slots__ = ("arrays", "options")
 
@@ -29,7 +27,7 @@ class Physics:
 
     @property
     def nbytes(self) -> int:
-        """What it takes to keep."""
+        """Memory that they take."""
         return sum(map(len, self.arrays)) + 2000
 
     def is_like(self, other: Physics) -> bool:
@@ -106,7 +104,6 @@ class MujocoNative(Native):
         return [_base(env).model, _base(env).data]
 
     def save(self, env: Env) -> _Kept:
-        """All of it."""
         base, state = _base(env), np.empty(self._size)
         arrays, model = self._memory_of(env)
         self._mujoco.mj_getState(base.model, base.data, state, self._which)
@@ -118,7 +115,6 @@ class MujocoNative(Native):
         return _Kept(state, arrays.copy(), physics, own_bytes)
 
     def load(self, env: Env, kept: _Kept) -> None:
-        """All of it."""
         base = _base(env)
         arrays, model = self._memory_of(env)
         model.write(kept.physics)
@@ -126,7 +122,6 @@ class MujocoNative(Native):
         arrays[:] = kept.arrays
 
     def nbytes(self, kept: _Kept) -> int:
-        """Their sizes."""
         return kept.state.nbytes + kept.arrays.nbytes + kept.own_bytes + 300
 
     def _memory_of(self, env: Env) -> tuple[Array, ModelMemory]:

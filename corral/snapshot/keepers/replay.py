@@ -1,7 +1,7 @@
-"""States of environments that nothing else keeps: how their episode began, and every action since.
+"""States as the start of their episode and every action since, for environments that no other keeper can keep.
 
-An environment is brought into a state by repeating them. It remembers where it is, so going on from the state that it
-has just reached repeats nothing.
+A state is loaded by repeating the actions. The keeper remembers where an environment is, so that continuing from the
+state that it has just reached repeats nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _POINT_BYTES = 600
 
 
 class ReplayPoint:
-    """A state: an action after another state, with the seed of its dice if they are others; or a start."""
+    """A state: the start of an episode, or an action after another state, with the seed if it was reseeded."""
 
     __slots__ = ("action", "before", "seed", "start", "steps")
 
@@ -30,7 +30,7 @@ class ReplayPoint:
 
 
 class _Where:
-    """Where an environment is: at a point, or there with other dice; None when it is nowhere that is known."""
+    """Where an environment is: at a point, perhaps reseeded; None where that is not known."""
 
     def __init__(self) -> None:
         self.point: ReplayPoint | None = None
@@ -38,7 +38,7 @@ class _Where:
 
 
 class ReplayKeeper(StateKeeper):
-    """States as the way that leads to them."""
+    """Keeps states as the actions that lead to them."""
 
     level = 1
 
@@ -47,7 +47,6 @@ class ReplayKeeper(StateKeeper):
         self._rng_finder = RngFinder()
 
     def save(self, env: Env, find_start: FindStart | None = None) -> ReplayPoint:
-        """Note the way."""
         if find_start is not None:
             start = find_start()
             if start is None:
@@ -55,11 +54,11 @@ class ReplayKeeper(StateKeeper):
             return ReplayPoint(start)
         where = self._where[env]
         if where.point is None or where.seed is not None:
-            raise CannotSave("it has not been stepped since it got other dice")
+            raise CannotSave("it has not been stepped since it was reseeded")
         return where.point
 
     def load(self, env: Env, kept: ReplayPoint) -> None:
-        """Go on from where it is, if that leads there, or repeat everything."""
+        """Continue from where it is, if that leads there, or repeat everything."""
         where = self._where.setdefault(env, _Where())
         at = where.point if where.seed is None else None
         way: list[ReplayPoint] = []
@@ -70,7 +69,7 @@ class ReplayKeeper(StateKeeper):
         where.point = None
         if point is None:
             way.pop().start.repeat(env)
-            where.point = None  # where that led, in the middle of what follows
+            where.point = None  # not known until all steps are made
         for step in reversed(way):
             if step.seed is not None:
                 self._rng_finder.reseed(env, step.seed)
@@ -78,20 +77,16 @@ class ReplayKeeper(StateKeeper):
         where.point, where.seed = kept, None
 
     def release(self, env: Env) -> None:
-        """Forget where it is."""
         self._where.pop(env, None)
 
     def reseed(self, env: Env, seed: int) -> None:
-        """Other numbers for the generators that can be found."""
         self._rng_finder.reseed(env, seed)
         self._where[env].seed = seed
 
     def rng_state(self, env: Env) -> list[RngState]:
-        """The generators that can be found."""
         return self._rng_finder.read(env)
 
     def step(self, env: Env, action: Any) -> Any:
-        """Step, and note it."""
         where = self._where[env]
         before, where.point = where.point, None
         assert before is not None
@@ -102,5 +97,4 @@ class ReplayKeeper(StateKeeper):
         return result
 
     def nbytes(self, kept: ReplayPoint) -> int:
-        """An action, or all of them."""
         return kept.start.nbytes if kept.before is None else _POINT_BYTES

@@ -1,4 +1,4 @@
-"""What every keeper of states does."""
+"""`StateStore`: exported states by name, and the one in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_NAME = 512  # bytes
 
 
 class StateStore(ABC):
-    """States as bytes, by name. Within its budget; what is put is got back byte by byte until it is dropped."""
+    """Exported states by name, within a budget; a state that is put is returned unchanged until it is dropped."""
 
     @abstractmethod
     def put(self, name: str, state: bytes) -> None:
@@ -34,10 +34,10 @@ class StateStore(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """What the states take."""
+        """Memory that the states take."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
-        """Nothing more is asked. Safe to call twice."""
+        """Safe to call twice."""
 
     def __enter__(self) -> StateStore:
         return self
@@ -60,12 +60,9 @@ def check_name(name: str) -> str:
     return name
 
 
-# How much a keeper of states may hold.
-
-
 @dataclass(frozen=True)
 class StateBudget:
-    """Most bytes and most states."""
+    """Limits of a store."""
 
     bytes: int = 1 << 30
     count: int = 100_000
@@ -78,9 +75,6 @@ class StateBudget:
             raise StatesFull(f"{count} states are held, the budget is {self.count}; drop some")
 
 
-# States in this process's memory.
-
-
 class MemoryStates(StateStore):
     """A dict with a budget."""
 
@@ -88,27 +82,22 @@ class MemoryStates(StateStore):
         self._budget, self._states, self._held = budget or StateBudget(), dict[str, bytes](), 0
 
     def put(self, name: str, state: bytes) -> None:
-        """Keep a copy."""
         old = self._states.get(check_name(name))
         self._budget.require_room(self._held, len(self._states), None if old is None else len(old), len(state))
         self._states[name] = bytes(state)
         self._held += len(state) - (0 if old is None else len(old))
 
     def get(self, name: str) -> bytes | None:
-        """The state, or None."""
         return self._states.get(check_name(name))
 
     def drop(self, name: str) -> bool:
-        """Forget it."""
         state = self._states.pop(check_name(name), None)
         self._held -= 0 if state is None else len(state)
         return state is not None
 
     def names(self, prefix: str = "") -> list[str]:
-        """Sorted."""
         return sorted(name for name in self._states if name.startswith(prefix))
 
     @property
     def nbytes(self) -> int:
-        """Sum of the states."""
         return self._held

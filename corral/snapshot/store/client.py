@@ -1,4 +1,4 @@
-"""States in a `corral state-server`, used like any other keeper."""
+"""`StateStore` on a `corral state-server`, and the messages between them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from corral.link.transports.base import Wire
 from corral.link.transports.open import open_binding
 from corral.snapshot.states import StatesFull
 from corral.snapshot.store.base import StateStore, check_name
-
-# Messages between a state server and its clients: those of the link (docs/link.md, section 9).
-
 
 CLIENT, SERVER = b"corral-client", b"corral-states"
 MAX_BYTES = 256 << 20
@@ -71,26 +68,24 @@ def knock(nonce: bytes) -> ClientKnock:
 
 
 class RemoteStates(StateStore):
-    """A connection to a state server; it is made again when it was lost, and what was under way is asked again."""
+    """A connection to a state server; after a disconnect it reconnects and repeats the request in flight."""
 
     def __init__(self, url: str, token_file: str | None = None, timeout_s: float = 30.0):
         address = parse_url(url)
         if address.only_to_listen:
-            raise UserError(f"{url} cannot be dialled: name the state server's host and port.")
+            raise UserError(f"{url} is no address to connect to: name the state server's host and port.")
         self._url, self._token, self._timeout_s = url, read_token(token_file), timeout_s
-        self._binding = open_binding(address.scheme, dial=[address])
+        self._binding = open_binding(address.scheme, connect=[address])
         self._wire: Wire | None = None
         self._nonce, self._ready = b"", False
         self._seq = 0
 
     def put(self, name: str, state: bytes) -> None:
-        """Keep it there."""
         if len(state) > MAX_BYTES:
             raise UserError(f"A state of {len(state)} bytes, a state server takes at most {MAX_BYTES}.")
         self._ask(clp.Op.PUT, {"name": check_name(name)}, [state])
 
     def get(self, name: str) -> bytes | None:
-        """Get it from there."""
         reply = self._ask(clp.Op.GET, {"name": check_name(name)})
         if reply.status == clp.Status.E_UNKNOWN_STATE:
             return None
@@ -99,7 +94,6 @@ class RemoteStates(StateStore):
         return bytes(reply.payload[0])
 
     def drop(self, name: str) -> bool:
-        """Forget it there."""
         return self._read(self._ask(clp.Op.DROP_STATE, {"name": check_name(name)}), Dropped).dropped
 
     def names(self, prefix: str = "") -> list[str]:
@@ -108,7 +102,7 @@ class RemoteStates(StateStore):
         while True:
             meta = {"prefix": prefix, "after": found[-1] if found else ""}
             page = self._read(self._ask(clp.Op.LIST, meta), Page)
-            if found and page.names and page.names[0] <= found[-1]:  # it would go on for ever
+            if found and page.names and page.names[0] <= found[-1]:  # or this would never end
                 raise EnvFailed(f"The state server at {self._url} lists names that it was not asked for.")
             found += page.names
             if not page.more or not page.names:
@@ -120,11 +114,10 @@ class RemoteStates(StateStore):
         return self._read(self._ask(clp.Op.STATS, {}), Held).snapshot_bytes
 
     def close(self) -> None:
-        """End the connection."""
         self._binding.close()
 
     def _ask(self, op: int, meta: dict[str, Any], payload: Sequence[Buffer] = ()) -> Message:
-        """Send until there is an answer: asking twice changes nothing."""
+        """Send until there is an answer: requests may be repeated."""
         self._seq += 1
         message = Message(op, seq=self._seq, meta=meta, payload=list(payload))
         until, sent = time.monotonic() + self._timeout_s, None

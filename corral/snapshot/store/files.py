@@ -57,7 +57,7 @@ class FileStates(StateStore):
         self._sizes[name] = len(state)
 
     def get(self, name: str) -> bytes | None:
-        """Read and check; a file that was damaged is as good as none, and said so."""
+        """Read and check; None, and a warning, where the file is damaged."""
         if check_name(name) not in self._sizes:
             return None
         found = _read(self._path(name))
@@ -67,18 +67,16 @@ class FileStates(StateStore):
         return found[1]
 
     def drop(self, name: str) -> bool:
-        """Delete the file."""
         if self._sizes.pop(check_name(name), None) is None:
             return False
         self._path(name).unlink(missing_ok=True)
         return True
 
     def names(self, prefix: str = "") -> list[str]:
-        """Sorted."""
         return sorted(name for name in self._sizes if name.startswith(prefix))
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Unlock the folder for other processes."""
         self._end()
 
     @property
@@ -90,7 +88,7 @@ class FileStates(StateStore):
         return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()}.state"
 
     def _find(self, path: Path) -> None:
-        """Take up a file that an earlier process has left."""
+        """Add a file of an earlier process."""
         found = _read(path)
         if found is None or self._path(found[0]) != path:
             log.warning("%s is no state that is whole; it is left alone.", path)

@@ -1,4 +1,4 @@
-"""`open_states`: from a user's words to a keeper of states."""
+"""`open_states`: the store that a name or URL stands for."""
 
 from __future__ import annotations
 

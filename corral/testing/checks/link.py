@@ -21,7 +21,7 @@ from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
 from corral.link import protocol as clp
 from corral.link.client.session import Simulator
-from corral.link.client.states import StateReplies, States
+from corral.link.client.states import StateClient, StateReplies
 from corral.testing.checks.env import Outcome
 
 _WALK, _AFTER = 7, 12  # steps before a state is saved, and after
@@ -45,7 +45,7 @@ class LinkSubject:
         """Connect to the first simulator there."""
         supervision = Supervision(start_timeout_s=_START_S, step_timeout_s=_ANSWER_S)
         self._vec: LinkVecEnv = external_vec_env(self.url, 1, None, supervision, "eval", self.kwargs)
-        self.states = States(self._vec.fleet, next(iter(self._vec.fleet.sessions.values())), _ANSWER_S)
+        self.states = StateClient(self._vec.fleet, next(iter(self._vec.fleet.sessions.values())), _ANSWER_S)
         self.simulator: Simulator = self.states.session.simulator
         self._space = self.simulator.spec.action_space
         self._space.seed(self.seed)
@@ -73,7 +73,7 @@ class LinkSubject:
             self._vec.close()
 
 
-def _walk(states: States, slots: Array, moves: list[Tree]) -> list[StateReplies]:
+def _walk(states: StateClient, slots: Array, moves: list[Tree]) -> list[StateReplies]:
     """Step slots through these actions; episodes that end are followed by others."""
     out = []
     for actions in moves:
@@ -83,8 +83,18 @@ def _walk(states: States, slots: Array, moves: list[Tree]) -> list[StateReplies]
     return out
 
 
-def _difference(a: StateReplies, b: StateReplies) -> str | None:
-    """What differs between two answers, bit by bit."""
+@dataclass(frozen=True)
+class _Answer:
+    """What is compared of rows."""
+
+    reward: Array
+    terminated: Array
+    truncated: Array
+    obs: Tree
+
+
+def _difference(a: StateReplies | _Answer, b: StateReplies | _Answer) -> str | None:
+    """What differs between two answers, bit for bit."""
     for name in ("reward", "terminated", "truncated"):
         if getattr(a, name).tobytes() != getattr(b, name).tobytes():
             return f"{name}s, {getattr(a, name).tolist()[:4]} and {getattr(b, name).tolist()[:4]}"
@@ -344,7 +354,7 @@ def check_speed(subject: LinkSubject) -> Outcome:
     )
 
 
-def _measure(states: States, slots: Array, subject: LinkSubject) -> tuple[float, float]:
+def _measure(states: StateClient, slots: Array, subject: LinkSubject) -> tuple[float, float]:
     states.reset(slots, np.arange(len(slots)))
     actions, count = subject.actions(len(slots)), 0
     started = time.perf_counter()
@@ -356,18 +366,16 @@ def _measure(states: States, slots: Array, subject: LinkSubject) -> tuple[float,
     return count / taken, max(0.0, taken / count - (states.session.row_s or before)) * 1e6
 
 
-def _row(rows: StateReplies, row: int) -> StateReplies:
+def _row(rows: StateReplies, row: int) -> _Answer:
     """One row of an answer."""
     part = slice(row, row + 1)
-    return StateReplies(
-        rows.reward[part], rows.terminated[part], rows.truncated[part], rows.faulty[part], rows.status[part],
-        rows.to_play[part], None if rows.obs is None else tree_map(lambda leaf: leaf[part], rows.obs), {},
-    )  # fmt: skip
+    obs = None if rows.obs is None else tree_map(lambda leaf: leaf[part], rows.obs)
+    return _Answer(rows.reward[part], rows.terminated[part], rows.truncated[part], obs)
 
 
-def _no_rewards(rows: StateReplies) -> StateReplies:
+def _no_rewards(rows: StateReplies) -> _Answer:
     nothing = np.zeros(len(rows.status), bool)
-    return StateReplies(np.zeros_like(rows.reward), nothing, nothing, nothing, rows.status, rows.to_play, rows.obs, {})
+    return _Answer(np.zeros_like(rows.reward), nothing, nothing, rows.obs)
 
 
 LINK_CHECKS: dict[str, Callable[[LinkSubject], Outcome]] = {

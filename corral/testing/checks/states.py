@@ -117,8 +117,8 @@ def save_and_load(subject: Subject) -> Outcome:
         if found is not None:
             exact = getattr(snapshots.states, "exact", True)
             return ("fail" if exact else "warn"), f"{level}; but {found}"
-        dice = "its steps throw dice" if snapshots.stochastic else "no dice were seen in its steps"
-    return "pass", f"{level}; bit-equal after loads and in expansions; {dice}"
+        random = "its steps are random" if snapshots.stochastic else "its steps drew no random numbers"
+    return "pass", f"{level}; bit-equal after loads and in expansions; {random}"
 
 
 def _first_difference(snapshots: Snapshots, run: UninterruptedRun) -> str | None:

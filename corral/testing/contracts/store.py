@@ -22,7 +22,7 @@ import pytest
 from corral.acting.sampler import Sampler
 from corral.core.errors import RunFailed
 from corral.core.types import DataSpec, EnvSpec, Positions, Sample, Trajectory, Transitions, tree_map
-from corral.data.store import Store, make_store
+from corral.data.store import Store, StoreContext, make_store
 from corral.testing.envs import CountingEnv, FaultyEnv, TreeEnv
 
 ID, EPISODE, T = range(3)  # of a CountingEnv's observation
@@ -90,10 +90,9 @@ class StoreContract:
             store.put(traj)
             for sample in drain(store):
                 self._surprise(store, sample)
-        store.put(parts[9])
+        store.put(parts[9], ctx=StoreContext(progress=0.25))
         if store.ready():
             store.get()
-        store.progress = 0.25
         saved = saved_and_read(store.state_dict())
         other = self.make(spec, self.data, NUM_ENVS, seed=6)
         other.load_state_dict(saved)
@@ -128,6 +127,38 @@ class StoreContract:
             for sample in drain(store):
                 seen += self.check_steps(sample, happened)
         assert seen > 20
+
+    def test_named_extras_come_out_and_no_others(self) -> None:
+        spec, parts = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 16)
+        data = replace(self.data, extras=("place", "twice"))
+        store, other = (self.make(spec, data, NUM_ENVS, seed=5) for _ in range(2))
+        seen = 0
+        for traj in parts:
+            place = traj.obs[:-1].copy()
+            marked = replace(traj, extras={"place": place, "twice": 2 * place[..., T], "unnamed": place})
+            store.put(marked)
+            other.load_state_dict(saved_and_read(store.state_dict()))
+            ours, theirs = drain(store), drain(other)
+            for sample, again in zip(ours, theirs, strict=True):
+                assert_same(sample.batch.extras, again.batch.extras)
+                seen += self.check_extras(sample)
+        assert seen > 20
+
+    def test_extras_that_were_not_recorded_are_an_error(self) -> None:
+        spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 1)
+        store = self.make(spec, replace(self.data, extras=("missing",)), NUM_ENVS)
+        with pytest.raises(RunFailed, match="missing"):
+            store.put(parts[0])
+
+    def check_extras(self, sample: Sample) -> int:
+        """Assert that a sample has the extras of its own steps, and return of how many."""
+        batch = sample.batch
+        assert batch.extras.keys() == {"place", "twice"}
+        obs = batch.obs[:-1][~batch.faulty] if isinstance(batch, Trajectory) else batch.obs
+        extras = {name: x[~batch.faulty] if isinstance(batch, Trajectory) else x for name, x in batch.extras.items()}
+        np.testing.assert_array_equal(extras["place"], obs)
+        np.testing.assert_array_equal(extras["twice"], 2 * obs[:, T])
+        return len(obs)
 
     def check_steps(self, sample: Sample, happened: Counter[Step]) -> int:
         """Assert that a sample has only steps that happened, and return how many."""

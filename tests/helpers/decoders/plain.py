@@ -10,11 +10,11 @@ from corral.core import encoding
 from corral.core.errors import UserError
 from corral.core.spaces import Layout
 from corral.link.address import parse_url
-from corral.link.control import Hello, Knock, Ready, Stats, Welcome, from_meta
+from corral.link.control import Hello, Knock, Ready, Welcome, from_meta
 from corral.link.layout import layout_hash, read_space
 from corral.link.message import BadMessage, read_message, read_meta
+from corral.link.transports.framing import BadFrames
 from corral.link.transports.grpc import unpack
-from corral.link.transports.tcp import BadFrames
 from corral.snapshot.store import client as sw
 from helpers.decoders.wires import MAX, VECTORS, frames_in
 
@@ -30,7 +30,7 @@ def decode_grpc(data):
         read_message(unpack(data, MAX))
 
 
-CONTROLS = (Knock, Hello, Welcome, Ready, Stats, sw.ClientKnock, sw.ServerWelcome, sw.Dropped, sw.Page, sw.Held)
+CONTROLS = (Knock, Hello, Welcome, Ready, sw.ClientKnock, sw.ServerWelcome, sw.Dropped, sw.Page, sw.Held)
 
 
 def decode_meta(data):

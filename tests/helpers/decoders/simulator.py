@@ -16,13 +16,13 @@ from corral.link import protocol as clp
 from corral.link.client.fleet import Fleet
 from corral.link.client.session import Simulator as LinkSimulator
 from corral.link.client.session import SimulatorSession
-from corral.link.client.states import States as LinkStates
+from corral.link.client.states import StateClient
 from corral.link.control import Budget, Hello, Knock, to_meta
 from corral.link.layout import RowsLayout, layout_hash
 from corral.link.message import Message
 from corral.link.protocol import Limits
 from corral.link.transports.base import Event
-from corral.link.transports.tcp import BadFrames
+from corral.link.transports.framing import BadFrames
 from corral.snapshot.keepers.choose import find_keeper
 from corral.snapshot.states import StatesFull
 from helpers.decoders.wires import MAX, VECTORS, WELCOME, Finite, Scripted, Strange, Walk, frames_in, packed
@@ -170,7 +170,7 @@ class Planner:
         self._binding.events, session.wire.answers = [], partial(self._answer, answer)
         name, arguments = _ASKED[zlib.crc32(data) % len(_ASKED)]
         with contextlib.suppress(EnvFailed):
-            getattr(LinkStates(self._fleet, session), name)(*arguments)
+            getattr(StateClient(self._fleet, session), name)(*arguments)
 
     def _answer(self, frames, request):
         head = frames[0]

@@ -56,10 +56,10 @@ class Tree:
             below = above
 
 
-def puct(c_init=1.25, c_base=19652.0, fpu_reduction=0.0):
+def puct(c_init=1.25, c_base=19652.0):
     def choose(tree, node):
         explore = (c_init + math.log((node.visits + c_base + 1) / c_base)) * math.sqrt(node.visits)
-        unknown = (node.value + sum(node.w.values())) / node.visits - fpu_reduction
+        unknown = (node.value + sum(node.w.values())) / node.visits
         span = tree.high - tree.low
 
         def score(action):

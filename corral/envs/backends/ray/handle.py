@@ -1,4 +1,4 @@
-"""The parent's side of one Ray actor: start it, call it, read its last words, end it."""
+"""The parent's side of one Ray actor: start it, call it, read how it ended, end it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RayWorker(RemoteWorker):
         self.place: NodePlace | None = None
         self.missed = False  # Ray has not started it for a while, and this was said
         self.slow = True  # until a step shows otherwise: a call for each environment
-        self.words = ""
+        self._report = ""
         self.calls: dict[Any, list[int]] = {}  # refs of answers to come, in order, and the environments concerned
         self.reset()
         self.calls[self._actor.place.remote()] = []
@@ -66,7 +66,7 @@ class RayWorker(RemoteWorker):
         return next((ids for ids in self.calls.values() if ids), [])
 
     def look(self) -> int:
-        """Keep the stacks of an actor that hangs as its last words; returns the environment that it is stepping."""
+        """Keep the stacks of an actor that hangs for its report; returns the environment that it is stepping."""
         ray = import_ray()
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -77,20 +77,20 @@ class RayWorker(RemoteWorker):
         try:
             mark, stacks = ray.get(task.remote(self.place), timeout=_LOOK_S)
         except (ray.exceptions.RayError, OSError) as error:
-            self.words = f"its stack could not be read: {error}"
+            self._report = f"its stack could not be read: {error}"
             return NO_ENV
-        self.words = f"its Ray actor was killed; its stack:\n{stacks}"
+        self._report = f"its Ray actor was killed; its stack:\n{stacks}"
         return int(mark)
 
     def died(self, error: Exception) -> None:
         """Keep what Ray says about its end."""
         text = str(error)
         start = max(0, text.find("The actor is dead"))
-        self.words = f"its Ray actor is gone: {text[start : start + _WORDS]}"
+        self._report = f"its Ray actor is gone: {text[start : start + _WORDS]}"
 
     def exit_report(self) -> str:
         """How the actor ended."""
-        return self.words
+        return self._report
 
     def ask_to_close(self) -> Any:
         """Let it close its environments, after what it is doing; a ref to wait for."""

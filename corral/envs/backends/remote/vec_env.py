@@ -352,19 +352,19 @@ class RemoteVecEnv(VecEnv, Generic[W]):
     def _replace(self, worker: W, kind: str, why: str = "") -> None:
         """A worker is lost: report it, start another, and note what its environments owe."""
         self._end(worker)
-        words = why if kind == "raised" else why + worker.exit_report()
+        report = why if kind == "raised" else why + worker.exit_report()
         if not self._allocated:
             names = ", ".join(map(str, worker.ids.tolist()[:16]))
-            raise EnvFailed(f"The worker that builds environments {names} of {self._name} failed: {words}")
+            raise EnvFailed(f"The worker that builds environments {names} of {self._name} failed: {report}")
         self._asked.discard(worker.index)
-        self._report_lost(worker, kind, words)
+        self._report_lost(worker, kind, report)
         if self._in_flight.started:
             self._pending.note(worker.ids)
         if not worker.running:  # it failed while it replaced another
             time.sleep(0.1)
         self._start(worker)
 
-    def _report_lost(self, worker: W, kind: str, words: str) -> None:
+    def _report_lost(self, worker: W, kind: str, report: str) -> None:
         rows = self._rows
         culprit = int(rows.mark[worker.index])
         if culprit == NO_ENV:
@@ -374,7 +374,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             stepping = self._in_flight.in_flight >> env_id & 1
             state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]) + stepping
             self._log.record(
-                Fault(env_id, kind if own else "neighbour", *state, words if own else f"environment {culprit}")
+                Fault(env_id, kind if own else "neighbour", *state, report if own else f"environment {culprit}")
             )
         rows.mark[worker.index] = NO_ENV
 

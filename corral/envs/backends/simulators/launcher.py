@@ -60,7 +60,7 @@ class _Process:
 
 
 class Launcher:
-    """`count` simulators of one command, `{url}` in it standing for where they dial."""
+    """`count` simulators of one command, `{url}` in it standing for the address they connect to."""
 
     def __init__(self, command: str, count: int, url: str, fleet: Fleet, recycling: Recycling):
         self._argv = _split(command, url)
@@ -70,7 +70,7 @@ class Launcher:
         self._failed_starts, self._backoff = 0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._memory_checked = time.monotonic()
         self._reaper = OrphanReaper()
-        self._member = FleetMember(self._joined, lambda session, kind, words: None)
+        self._member = FleetMember(self._joined, lambda session, kind, reason: None)
         fleet.members.insert(0, self._member)
         fleet.keepers.append(self.check)
         fleet.gone = self.has_ended
@@ -207,9 +207,9 @@ def _split(command: str, url: str) -> list[str]:
     except ValueError as error:
         raise UserError(f"--sim {command!r} cannot be read as a command: {error}.") from error
     if not argv:
-        raise UserError("--sim is empty: give the command that starts a simulator, with {url} where it should dial.")
+        raise UserError("--sim is empty: give the command that starts a simulator, with {url} for its address.")
     if "{url}" not in command:
-        raise UserError(f"--sim {command!r} has no {{url}}, so the simulator would not know whom to dial.")
+        raise UserError(f"--sim {command!r} has no {{url}}, so the simulator would not know where to connect.")
     return argv
 
 

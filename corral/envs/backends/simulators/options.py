@@ -34,7 +34,7 @@ class LinkOptions:
     reconnect_s: float = 5.0
     """How long a simulator whose connection is lost may take to come back."""
     sim: str | None = None
-    """Command that starts a simulator, with {url} where it should dial; without it, simulators come by themselves."""
+    """Command that starts a simulator, with {url} for its address; without it, simulators connect by themselves."""
     sims: int = 1
     """How many of them to start."""
     recycle_episodes: int = 0
@@ -96,7 +96,7 @@ class _Opened:
         self.fleet, self.users = Fleet(binding, token, options.reconnect_s, budget), 0
         self._launcher: Launcher | None = None
         if options.sim is not None:
-            url = parse_url(binding.urls[0]).to_dial().url
+            url = parse_url(binding.urls[0]).to_connect().url
             recycling = Recycling(options.recycle_episodes, options.recycle_mb)
             try:
                 self._launcher = Launcher(options.sim, options.sims, url, self.fleet, recycling)
@@ -120,13 +120,13 @@ def _open(addresses: tuple[Address, ...], token: bytes | None, options: LinkOpti
             "Simulators of zmq+json:// cannot prove a token: use zmq://, or insecure=true instead of token_file."
         )
     if launch and len(addresses) > 1:
-        raise UserError("Simulators that are started here dial one address; give one URL with --sim.")
+        raise UserError("Simulators that are started here connect to one address; give one URL with --sim.")
     try:
         return open_for_learner(addresses, token, insecure=options.insecure, must_listen=launch, **told)
     except UserError as error:
         if not launch or addresses[0].port == 0 or "Cannot listen" not in str(error):
             raise
-        # Another actor of this run has that port; simulators are told where to dial, so any other will do.
+        # Another actor of this run has that port; simulators are told where to connect, so any other will do.
         return open_for_learner([addresses[0].at(0)], token, insecure=options.insecure, must_listen=True, **told)
 
 

@@ -1,4 +1,4 @@
-"""Which environment sits in which slot of which simulator, and who should move to balance the load."""
+"""Which environment has which slot of which simulator, which should move to balance the load, and how long to wait."""
 
 from __future__ import annotations
 
@@ -8,22 +8,36 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from corral.core.errors import EnvFailed
+from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array
 from corral.envs.stepping.id_set import IdSet, IdSets
 from corral.link.client.fleet import Fleet
 from corral.link.client.session import SimulatorSession
 
-_UNSEATED = -1
+_NONE = -1
 _SLOT = np.dtype("<u4")
 _MAX_CACHED = 1024
 # A simulator is relieved only of what it has clearly too much of, or noise would keep environments moving.
 _CLEARLY = 1.25
+_BALANCE_S = 5.0
+_WORTH_S = 1e-3  # faster steps of all environments are not worth moving any
+
+
+@dataclass(frozen=True)
+class EnvSlots:
+    """The slots of some environments, and the observations they delivered last."""
+
+    sessions: list[SimulatorSession]
+    which: Array  # [n], of these sessions
+    slots: Array  # [n] uint32, of that session
+    obs: list[Array]  # [n, ...] leaves
+    to_play: Array  # [n] int8
+    lost: Array  # [n] bool, whose simulator is lost, and with it their episode
 
 
 @dataclass
 class Share:
-    """Environments that sit in one simulator, and their slots as they travel."""
+    """Environments in one simulator, and their slots as they travel."""
 
     session: SimulatorSession
     chosen: IdSet
@@ -44,32 +58,20 @@ class Share:
         return self._parts[most]
 
 
-@dataclass(frozen=True)
-class Slot:
-    """Slots of some environments in their simulators, and their last observations."""
-
-    sessions: list[SimulatorSession]
-    which: Array  # [n], of these sessions
-    slots: Array  # [n] uint32, of that session
-    obs: list[Array]  # [n, ...] leaves
-    to_play: Array  # [n] int8
-    lost: Array  # [n] bool, whether the simulator disconnected, and the state is gone with it
-
-
 class SlotTable:
-    """Seats of `num_envs` environments. A fleet may seat those of several VecEnvs; sessions know what is free."""
+    """Slots of `num_envs` environments. A fleet may hold those of several VecEnvs; sessions know what is free."""
 
     def __init__(self, num_envs: int):
-        self._session_of = np.full(num_envs, _UNSEATED, np.int64)
+        self._session_of = np.full(num_envs, _NONE, np.int64)
         self._slot_of = np.zeros(num_envs, _SLOT)
         self._sessions: dict[int, SimulatorSession] = {}
         self._cache: dict[bytes, list[Share]] = {}
-        self.homeless = num_envs
-        """How many environments have no seat."""
+        self.unplaced = num_envs
+        """How many environments have no slot."""
 
-    def seated(self, ids: Array) -> Array:
-        """Which of these have a seat."""
-        flags: Array = self._session_of[ids] != _UNSEATED
+    def placed(self, ids: Array) -> Array:
+        """Which of these have a slot."""
+        flags: Array = self._session_of[ids] != _NONE
         return flags
 
     def shares(self, chosen: IdSet, sets: IdSets) -> list[Share]:
@@ -87,35 +89,35 @@ class SlotTable:
         return known
 
     def find(self, ids: Array) -> tuple[list[SimulatorSession], Array, Array]:
-        """Where these sit, who all have seats: the simulators, which of them each one's is, and its slot."""
+        """Slots of environments that all have one: the simulators, the index among them of each one's, and its slot."""
         numbers, which = np.unique(self._session_of[ids], return_inverse=True)
         return [self._sessions[number] for number in numbers.tolist()], which, self._slot_of[ids]
 
     def fill(self, sessions: list[SimulatorSession]) -> None:
-        """Seat who has no seat, where the load is lightest."""
+        """Give environments without a slot one, where the load is lightest."""
         speed = _speeds(sessions)
-        for env_id in np.flatnonzero(self._session_of == _UNSEATED).tolist():
+        for env_id in np.flatnonzero(self._session_of == _NONE).tolist():
             if not any(session.has_room for session in sessions):
                 break
-            self._sit(env_id, _lightest(sessions, speed))
+            self._place(env_id, _lightest(sessions, speed))
 
     def leave(self, session: SimulatorSession) -> Array:
-        """A simulator is gone; returns who sat there."""
+        """A simulator is lost; returns its environments."""
         ids = np.flatnonzero(self._session_of == session.number)
-        self._session_of[ids] = _UNSEATED
+        self._session_of[ids] = _NONE
         self._sessions.pop(session.number, None)
         self._note()
         return ids
 
     def leave_all(self, but: Array | None = None) -> None:
-        """Give all seats back, for others who share the simulators; `but` keep theirs yet, who are in requests."""
+        """Free all slots for other VecEnvs of the fleet, but those of `but`, which are in requests."""
         stays = np.zeros(len(self._session_of), np.bool_) if but is None else but
-        for env_id in np.flatnonzero((self._session_of != _UNSEATED) & ~stays).tolist():
-            self._stand_up(env_id)
+        for env_id in np.flatnonzero((self._session_of != _NONE) & ~stays).tolist():
+            self._leave(env_id)
         self._note()
 
     def surplus(self, sessions: list[SimulatorSession]) -> list[int]:
-        """Who should move so that all simulators take the same time for a step of everybody."""
+        """Environments that should move so that all simulators take as long for a step of theirs."""
         movers: list[int] = []
         for session in sessions:
             if session.retiring:
@@ -133,45 +135,45 @@ class SlotTable:
         return movers
 
     def longest_s(self) -> float:
-        """What a step of everybody takes in the simulator that takes longest, by its own word."""
+        """What a step of all environments takes in the slowest simulator, by its own measure."""
         each = (np.count_nonzero(self._session_of == s.number) * s.row_s for s in self._sessions.values())
         return max(each, default=0.0)
 
-    def reseat(self, ids: list[int], sessions: list[SimulatorSession]) -> list[int]:
-        """Give these other seats, where the load is lightest, while there are any; returns who has got one."""
+    def replace(self, ids: list[int], sessions: list[SimulatorSession]) -> list[int]:
+        """Give these other slots, where the load is lightest, while there are any; returns those that have got one."""
         speed, moved = _speeds(sessions), []
         for env_id in ids:
             if not any(session.has_room for session in sessions):
                 break  # the simulator that they should go to is not there yet, or is gone again
-            self._stand_up(env_id)
-            self._sit(env_id, _lightest(sessions, speed))
+            self._leave(env_id)
+            self._place(env_id, _lightest(sessions, speed))
             moved.append(env_id)
         return moved
 
-    def _sit(self, env_id: int, session: SimulatorSession) -> None:
+    def _place(self, env_id: int, session: SimulatorSession) -> None:
         self._session_of[env_id], self._slot_of[env_id] = session.number, session.take_slot()
         self._sessions[session.number] = session
         self._note()
 
-    def _stand_up(self, env_id: int) -> None:
+    def _leave(self, env_id: int) -> None:
         session = self._sessions.get(int(self._session_of[env_id]))
         if session is not None:
             session.free_slot(int(self._slot_of[env_id]))
-        self._session_of[env_id] = _UNSEATED
+        self._session_of[env_id] = _NONE
 
     def _note(self) -> None:
         self._cache.clear()
-        self.homeless = int(np.count_nonzero(self._session_of == _UNSEATED))
+        self.unplaced = int(np.count_nonzero(self._session_of == _NONE))
 
 
 def _lightest(sessions: list[SimulatorSession], speed: dict[int, float]) -> SimulatorSession:
-    """Who of those that have room would take the least time for a step with one more."""
+    """The simulator with a free slot that would take the least time for a step with one more."""
     room = [session for session in sessions if session.has_room]
     return min(room, key=lambda session: (session.seated + 1) / speed[session.number])
 
 
 def _speeds(sessions: list[SimulatorSession]) -> dict[int, float]:
-    """Rows per second of each simulator; who has not been measured counts as the mean of those that have."""
+    """Rows per second of each simulator; one that was not measured counts as the mean of the others."""
     known = [1.0 / session.row_s for session in sessions if session.row_s > 0]
     if not known:
         return {session.number: float(session.simulator.hello.threads) for session in sessions}
@@ -179,7 +181,36 @@ def _speeds(sessions: list[SimulatorSession]) -> dict[int, float]:
     return {session.number: 1.0 / session.row_s if session.row_s > 0 else mean for session in sessions}
 
 
-# How long to wait for simulators: at the start, and for environments that lost theirs.
+class Rebalancer:
+    """Chooses environments that move when their episode ends, so that all simulators take as long for a step."""
+
+    def __init__(self, table: SlotTable):
+        self._table, self._at = table, time.monotonic() + _BALANCE_S
+        self.moving: dict[int, None] = {}
+        """Environments that move when their episode ends."""
+
+    def plan(self, sessions: list[SimulatorSession]) -> None:
+        """Choose them."""
+        self.moving = dict.fromkeys(self._table.surplus(sessions))
+
+    def check(self, sessions: list[SimulatorSession]) -> None:
+        """Every few seconds, see whether simulators have turned out slower or faster than their share of the load."""
+        now = time.monotonic()
+        if now > self._at:
+            self._at = now + _BALANCE_S
+            if self._table.longest_s() > _WORTH_S:
+                self.plan(sessions)
+
+    def move(self, ended: list[int], sessions: list[SimulatorSession]) -> list[int]:
+        """Give environments that should move other slots while there are any; returns those that have one."""
+        movers = self._table.replace([env_id for env_id in ended if env_id in self.moving], sessions)
+        self.forget(movers)
+        return movers
+
+    def forget(self, ids: list[int]) -> None:
+        """These have moved, or are lost."""
+        for env_id in ids:
+            self.moving.pop(env_id, None)
 
 
 log = logging.getLogger("corral.link")
@@ -203,6 +234,15 @@ class SlotTimeouts:
             self._fleet.poll(_POLL_S)
         self._since = None
 
+    def require_slots(self, count: int) -> None:
+        """UserError unless the simulators have so many slots."""
+        slots = sum(session.simulator.hello.slots for session in self._fleet.sessions.values())
+        if slots < count:
+            raise UserError(
+                f"{self._where} runs at most {slots} environments, and {count} are wanted: start it with "
+                f"--envs {count}, or set num_envs={slots}."
+            )
+
     def wait_for_slot(self) -> int:
         """Wait for a slot that no environment has; returns how many there are."""
         while not (free := sum(session.room for session in self._fleet.sessions.values() if session.has_room)):
@@ -214,10 +254,10 @@ class SlotTimeouts:
         self._since = None
         return free
 
-    def check(self, homeless: int) -> None:
+    def check(self, unplaced: int) -> None:
         """Say that so many environments wait for a simulator, if any do."""
-        if homeless:
-            self._wait(f"{homeless} environments have no simulator at {self._where}")
+        if unplaced:
+            self._wait(f"{unplaced} environments have no simulator at {self._where}")
         else:
             self._since = None
 
@@ -225,13 +265,13 @@ class SlotTimeouts:
     def _where(self) -> str:
         return ", ".join(self._fleet.binding.urls)
 
-    def _wait(self, words: str, remedy: str = "start them, or raise Supervision.start_timeout_s") -> None:
+    def _wait(self, problem: str, remedy: str = "start them, or raise Supervision.start_timeout_s") -> None:
         now = time.monotonic()
         if self._since is None:
             self._since, self._said = now, False
         waited = now - self._since
         if waited > self._most_s:
-            raise EnvFailed(f"{words} after {waited:.0f} s; {remedy}.")
+            raise EnvFailed(f"{problem} after {waited:.0f} s; {remedy}.")
         if waited > _SAY_S and not self._said:
             self._said = True
-            log.warning("%s; waiting for more, for up to %.0f s.", words, self._most_s - waited)
+            log.warning("%s; waiting for more, for up to %.0f s.", problem, self._most_s - waited)

@@ -1,9 +1,8 @@
-"""States inside external simulators: saved where the environments sit, and stepped from by one message to each.
+"""`LinkStates`: states inside external simulators, saved where their environments are, and stepped by one message each.
 
-Nothing but ids and actions travels there, and observations and rewards back. The slots in which environments sit are
-read by `save` and written by `load` alone. States go with their simulator: what was seen there is still known here, and
-every step from them is one that fails. Whoever plans goes on, and the environments end their episodes as soon as they
-act.
+Only ids and actions are sent, and observations and rewards come back. The slots of environments are read by `save` and
+written by `load` alone. When a simulator disconnects, its states are lost: their observations are still known here, but
+every step from them fails. Planning continues, and the environments end their episodes at their next step.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from gymnasium.spaces import Discrete
 from corral.core.encoding import Buffer
 from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, EnvSpec, Tree, tree_map
-from corral.envs.backends.simulators.slots import Slot
+from corral.envs.backends.simulators.slots import EnvSlots
 from corral.link import protocol as clp
 from corral.link.client.fleet import Fleet
 from corral.link.client.session import SimulatorSession
-from corral.link.client.states import Part, Table, ask, split
+from corral.link.client.states import Part, StateReplies, ask, read_rollout, split
 from corral.link.message import BadMessage, Message
 from corral.link.protocol import rows_per_message
 from corral.snapshot.array_states import LOST, StateIndex
@@ -30,7 +29,7 @@ from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, Stat
 _MASK = "action_mask"
 _GONE = "states went with their simulator"
 Miss = Callable[[Any, str], None]
-_FIRST_CALLS, _EVERY_CALLS, _SOME = 4, 64, 16  # when to look for dice, and at how many steps
+_FIRST_CALLS, _EVERY_CALLS, _SOME = 4, 64, 16  # when to test for randomness, and with how many steps
 
 
 class SimulatedEnvs(Protocol):
@@ -42,7 +41,7 @@ class SimulatedEnvs(Protocol):
     def fleet(self) -> Fleet:
         """The simulators."""
 
-    def seats(self, env_ids: Array) -> Slot:
+    def slots_of(self, env_ids: Array) -> EnvSlots:
         """Slots of idle environments."""
 
     def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
@@ -50,12 +49,12 @@ class SimulatedEnvs(Protocol):
 
 
 class LinkStates(States):
-    """States of a LinkVecEnv's environments. Each stays in the simulator where its environment sat, and goes with it.
+    """States of the environments of a LinkVecEnv, each in the simulator of its environment.
 
     Args:
-        vec: whose environments they are; it may act meanwhile.
+        vec: of the environments; it may be stepped meanwhile.
         memory_mb: for observations, which are kept here.
-        timeout_s: for every request; a simulator that takes longer is given up.
+        timeout_s: for every request; a simulator that takes longer is disconnected.
     """
 
     def __init__(self, vec: SimulatedEnvs, memory_mb: float = 1024.0, timeout_s: float = 60.0):
@@ -78,20 +77,19 @@ class LinkStates(States):
             self.level = min(self.level, Level(session.simulator.hello.level))
 
     def new_ids(self, count: int) -> Array:
-        """Ids that no state has."""
         return self._index.new_ids(count)
 
     def save(self, env_ids: Array) -> Array:
         """Keep the states that these environments are in, in their simulators."""
-        seats = self._vec.seats(env_ids)
+        seats = self._vec.slots_of(env_ids)
         homes = self._homes_at(seats)
         ids = self.new_ids(len(env_ids))
         self._index.home[ids] = homes  # before they are there: where this raises, some may be
         try:
-            table = Table(self._simulator, len(ids), obs=False)
+            table = StateReplies(self._simulator, len(ids), obs=False)
             self._place(clp.Op.SAVE, homes, seats.slots, ids, table, table.miss)
             if table.failed.any():
-                raise EnvFailed(f"A state was not saved: {table.words}.")
+                raise EnvFailed(f"A state was not saved: {table.message}.")
         except BaseException:
             self.drop(ids)
             raise
@@ -101,17 +99,17 @@ class LinkStates(States):
 
     def load(self, ids: Array, env_ids: Array) -> Views:
         """Put these environments into these states, which must be in the simulators where they sit."""
-        seats = self._vec.seats(env_ids)
+        seats = self._vec.slots_of(env_ids)
         homes = self._homes_at(seats)
         if (homes == LOST).any():
             raise EnvFailed("Some of these environments have lost their simulator; their episodes are over.")
         if (homes != self._index.homes_of(ids)).any():
             raise UserError("A state can be loaded only in the simulator that keeps it: load it where it was saved.")
-        table = Table(self._simulator, len(ids))
+        table = StateReplies(self._simulator, len(ids))
         self._place(clp.Op.LOAD, homes, seats.slots, ids, table, None, flags=clp.WANT_OBS)
         if table.failed.any():
-            raise EnvFailed(f"A state was not loaded: {table.words}.")
-        self._vec.note_moved(env_ids, table.obs, table.to_play)
+            raise EnvFailed(f"A state was not loaded: {table.message}.")
+        self._vec.note_moved(env_ids, table.leaves, table.to_play)
         return self.look(ids)
 
     def look(self, ids: Array) -> Views:
@@ -145,16 +143,16 @@ class LinkStates(States):
         except BaseException:
             self.drop(children)
             raise
-        index.put(children, table.to_play, table.obs)
+        index.put(children, table.to_play, table.leaves)
         reward = table.reward[:, 0]
         if self.players > 1:
             reward = table.reward[np.arange(len(parents)), turn]
-        obs = self.spec.observation.unflatten(table.obs)
+        obs = self.spec.observation.unflatten(table.leaves)
         ended = (table.flags & clp.TERMINATED) != 0, (table.flags & clp.TRUNCATED) != 0
-        return Expansion(children, obs, reward, *ended, self._legal(table.obs), table.to_play, faulty)
+        return Expansion(children, obs, reward, *ended, self._legal(table.leaves), table.to_play, faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
-        """ROLLOUT to each simulator. With two players, or where dice are to be others, step by step at first."""
+        """ROLLOUT to each simulator; with two players, or where steps are reseeded, the first ones by EXPAND."""
         leaves: list[Array] = self.spec.action.flatten(actions)
         count, steps = leaves[0].shape[:2]
         flat = tree_map(lambda leaf: leaf.reshape(count * steps, *leaf.shape[2:]), actions)
@@ -182,42 +180,44 @@ class LinkStates(States):
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def _homes_at(self, seats: Slot) -> Array:
+    def _homes_at(self, seats: EnvSlots) -> Array:
         """Which simulators environments sit in, by their numbers here."""
         numbers = np.array([self._home_of(session) for session in seats.sessions] or [LOST], np.int16)
         return np.where(seats.lost, np.int16(LOST), numbers[seats.which])
 
     def _place(
-        self, op: int, homes: Array, slots: Array, ids: Array, table: Table, miss: Miss | None, flags: int = 0
+        self, op: int, homes: Array, slots: Array, ids: Array, table: StateReplies, miss: Miss | None, flags: int = 0
     ) -> None:
         """Ask for states of slots."""
-        parts, gone = split(homes, self._homes, _most_rows)
+        parts, gone = split(homes, self._homes, _max_rows)
         for rows in gone:
             table.miss(rows, _GONE)
         remote = ids | self._bases[homes] if len(self._bases) else ids
         payloads: list[tuple[Part, list[Buffer]]] = [
             (part, [slots[part.rows].tobytes(), _u8(remote[part.rows])]) for part in parts
         ]
-        ask(self._fleet, op, payloads, table.take, self._timeout_s, miss=miss, flags=flags)
+        ask(self._fleet, op, payloads, table.take_steps, self._timeout_s, miss=miss, flags=flags)
 
-    def _failed(self, table: Table, parents: Array) -> Array | None:
+    def _failed(self, table: StateReplies, parents: Array) -> Array | None:
         """Rows that failed, which are now as steps that did are; None where none did."""
-        faulty = self._failed_steps.note(table.failed, table.words)
+        faulty = self._failed_steps.note(table.failed, table.message)
         if table.lost.any():  # of which the environments' own supervision keeps count
             faulty = table.failed | table.lost
         if faulty is not None:
             table.reward[faulty], table.flags[faulty] = 0.0, clp.TRUNCATED
             table.to_play[faulty] = self._index.turn[parents[faulty]]
-            for leaf, seen in zip(table.obs, self._index.obs, strict=True):
+            for leaf, seen in zip(table.leaves, self._index.obs, strict=True):
                 leaf[faulty] = seen[parents[faulty]]
         return faulty
 
-    def _expand(self, parents: Array, homes: Array, leaves: list[Array], children: Array, seeds: Array | None) -> Table:
+    def _expand(
+        self, parents: Array, homes: Array, leaves: list[Array], children: Array, seeds: Array | None
+    ) -> StateReplies:
         """Children of 0 are not kept."""
-        parts, gone = split(homes, self._homes, _most_rows)
+        parts, gone = split(homes, self._homes, _max_rows)
         bases = self._bases[homes]
         remote, kept = parents | bases, np.where(children > 0, children | bases, 0)
-        table = Table(self._simulator, len(parents))
+        table = StateReplies(self._simulator, len(parents))
         for missing in gone:
             table.miss(missing, _GONE)
         payloads = []
@@ -228,18 +228,18 @@ class LinkStates(States):
             if seeds is not None and "reseed" in simulator.hello.capabilities:
                 payload.append(_u8(seeds[rows]))
             payloads.append((part, payload))
-        ask(self._fleet, clp.Op.EXPAND, payloads, table.take, self._timeout_s, miss=table.miss)
+        ask(self._fleet, clp.Op.EXPAND, payloads, table.take_steps, self._timeout_s, miss=table.miss)
         return table
 
     def _roll(self, found: Rollouts, rows: Array, ids: Array, leaves: list[Array]) -> None:
-        """Go on from these states, which are these rows of what has been found so far."""
+        """Continue from these states, which are these rows of what has been found so far."""
         steps = leaves[0].shape[1]
         before = found.reward.shape[1] - steps
         homes = self._index.homes_of(ids)
-        parts, gone = split(homes, self._homes, lambda session: _most_rows(session, steps))
+        parts, gone = split(homes, self._homes, lambda session: _max_rows(session, steps))
         remote = ids | self._bases[homes]
         table, rewards, lengths = (
-            Table(self._simulator, len(ids)),
+            StateReplies(self._simulator, len(ids)),
             np.zeros((len(ids), steps)),
             np.zeros(len(ids), np.int64),
         )
@@ -253,12 +253,11 @@ class LinkStates(States):
             payloads.append((part, [_u8(remote[part.rows]), group.write(flat, count)]))
 
         def take(part: Part, reply: Message) -> None:
-            table.take(part, reply, at=2)
-            shape = part.count, steps
-            reward, length = (np.frombuffer(f, t) for f, t in zip(reply.payload[:2], ("<f8", "<u4"), strict=True))
-            if reward.size != part.count * steps or length.size != part.count or not np.isfinite(reward).all():
-                raise BadMessage("an answer to a rollout whose frames do not fit")
-            rewards[part.rows], lengths[part.rows] = reward.reshape(shape), np.minimum(length, steps)
+            table.take_steps(part, reply, at=2)
+            reward, length = read_rollout(reply, part.count, steps)
+            if not np.isfinite(reward).all():
+                raise BadMessage("rewards of a rollout that are not finite")
+            rewards[part.rows], lengths[part.rows] = reward, np.minimum(length, steps)
 
         ask(self._fleet, clp.Op.ROLLOUT, payloads, take, self._timeout_s, miss=table.miss, meta={"steps": steps})
         faulty = self._failed(table, ids)
@@ -269,11 +268,11 @@ class LinkStates(States):
         found.terminated[rows], found.truncated[rows] = (
             (table.flags & flag) != 0 for flag in (clp.TERMINATED, clp.TRUNCATED)
         )
-        for place, leaf in zip(self.spec.observation.flatten(found.obs), table.obs, strict=True):
+        for place, leaf in zip(self.spec.observation.flatten(found.obs), table.leaves, strict=True):
             place[rows] = leaf
 
     def _step_by_step(self, ids: Array, leaves: list[Array], seeds: Array | None, before: int) -> Rollouts:
-        """Make the first steps one by one; `ids` then are the states to go on from."""
+        """Make the first steps one by one; `ids` then are the states to continue from."""
         count, steps = leaves[0].shape[:2]
         scene = [np.zeros((count, *leaf.shape), leaf.dtype) for leaf in self.spec.observation.leaves]
         ended = np.zeros((2, count), np.bool_)
@@ -302,7 +301,7 @@ class LinkStates(States):
         return found
 
     def _detect_randomness(self, parents: Array, leaves: list[Array]) -> None:
-        """From time to time, make some steps twice and keep nothing of it: where they differ there are dice."""
+        """From time to time, make some steps twice without keeping them: where they differ, steps are random."""
         self._calls += 1
         if self.stochastic or (self._calls > _FIRST_CALLS and self._calls % _EVERY_CALLS):
             return
@@ -314,7 +313,7 @@ class LinkStates(States):
         seeds = self._probes.integers(1, 2**63, len(twice), np.uint64)
         homes, nowhere = self._index.homes_of(parents[twice]), np.zeros(len(twice), np.int64)
         table = self._expand(parents[twice], homes, [leaf[twice] for leaf in leaves], nowhere, seeds)
-        outcome: list[Array] = [table.reward, table.flags, table.to_play, *table.obs]
+        outcome: list[Array] = [table.reward, table.flags, table.to_play, *table.leaves]
         for seen in outcome:
             self.stochastic |= seen[: len(some)].tobytes() != seen[len(some) :].tobytes()
 
@@ -357,7 +356,7 @@ class LinkStates(States):
         return None if self._mask is None else obs[self._mask] != 0
 
 
-def _most_rows(session: SimulatorSession, steps: int = 1) -> int:
+def _max_rows(session: SimulatorSession, steps: int = 1) -> int:
     """Rows of a request, each of so many steps."""
     if steps == 1:
         return session.most_rows

@@ -1,4 +1,4 @@
-"""Board games as arrays of words, many positions at once; and as environments, by factory or by id."""
+"""Board games as arrays, many positions at once; and as environments, by factory or by id."""
 
 from __future__ import annotations
 

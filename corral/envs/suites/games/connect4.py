@@ -1,8 +1,8 @@
 """Connect Four on bitboards: seven columns of six stones, four in a row win.
 
-A state is two words, `own` with the stones of who is to move and `every` with everybody's. A column takes seven bits,
-of which the highest stays empty: bit 7 c + r is row r, from below, of column c. A stone falls to the lowest empty bit
-of its column, which is where adding the column's first bit to `every` carries to.
+A position is two integers, `own` with the stones of the player to move and `every` with all stones. A column takes
+seven bits, of which the highest stays empty: bit 7 c + r is row r, from below, of column c. A stone falls to the lowest
+empty bit of its column, which is where adding the column's first bit to `every` carries to.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ won: Any = compiled(_won, inline="always")
 
 
 def _move(own: Any, every: Any, column: Any) -> Any:
-    """Both words after a stone of who is to move, for the other; whether it has won, and whether the game is over."""
+    """The position after a move, as the other player sees it; whether it has won, and whether the game is over."""
     moved = every | (every + (np.int64(1) << (_HEIGHT * column)))
     win = won(moved ^ (own ^ every))  # all but the other's
     return own ^ every, moved, win, win or moved & _TOP == _TOP
@@ -51,7 +51,7 @@ options: Any = compiled(_options, inline="always")
 
 
 def _play(states: Array, rows: Array, columns: Array, reward: Array, over: Array) -> None:
-    """Let who is to move in these rows drop a stone; `reward` is the mover's. Moves must be legal."""
+    """Make legal moves in these rows; `reward` is the mover's."""
     for i in range(len(rows)):
         row = rows[i]
         states[row, 0], states[row, 1], win, over[i] = move(states[row, 0], states[row, 1], columns[i])
@@ -59,7 +59,7 @@ def _play(states: Array, rows: Array, columns: Array, reward: Array, over: Array
 
 
 def _observe(states: Array, rows: Array, obs: Array, legal: Array) -> None:
-    """Stones of who is to move and of the other as planes [2, 6, 7], row 0 below; and which columns have room."""
+    """Stones of the player to move and of the other as planes [2, 6, 7], row 0 below; and which columns have room."""
     for i in range(len(rows)):
         own, every = states[rows[i], 0], states[rows[i], 1]
         for column in range(COLUMNS):

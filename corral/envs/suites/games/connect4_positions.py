@@ -1,7 +1,7 @@
-"""How well somebody plays Connect Four: positions of which every move's value is known, and the share of right moves.
+"""How well a player plays Connect Four: positions with the value of every move, and the share of right moves.
 
 `connect4_positions.npz` has 1,000 of them, of 10 to 30 stones, all different, also when mirrored. They are from games
-between weak searches that now and then move at random; whoever is to move cannot win at once, and can make a mistake:
+between weak searches that now and then move at random; the player to move cannot win at once, and can make a mistake:
 some legal move is worth less than another. Positions that the solver needs more than its budget for are left out. It
 is made by `python -m corral.envs.suites.games.connect4_positions FILE`, which takes some minutes.
 """
@@ -30,7 +30,7 @@ _BUDGET = 50_000_000
 
 @lru_cache(maxsize=1)
 def known_positions() -> tuple[Array, Array]:
-    """Positions [n, 2], and what perfect play is worth after each of their moves to who makes it, 1, 0 or -1 [n, 7].
+    """Positions [n, 2], and the value of each move under perfect play for its player, 1, 0 or -1 [n, 7].
 
     Moves that are not legal have ILLEGAL there.
     """
@@ -65,7 +65,7 @@ def generate(count: int, seed: int, plies: Sequence[int] = _PLIES, budget: int =
 
 
 def _candidates(stones: int, rng: np.random.Generator) -> Iterator[Array]:
-    """Positions with so many stones in which nobody has won, and who is to move cannot at once."""
+    """Positions with so many stones that are not won, and that the player to move cannot win at once."""
     search, chance = RolloutMcts(CONNECT4, _SIMS, explore=1.0), Random(CONNECT4)
     while True:
         states, over = CONNECT4.start(1), np.zeros(1, np.bool_)

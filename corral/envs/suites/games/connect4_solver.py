@@ -1,9 +1,9 @@
 """Connect Four solved: alpha-beta on bitboards, as far as a budget of positions reaches.
 
-The score of a position is what perfect play leads to, to who is to move: 0 a draw, n > 0 a win with the (n + 1)th last
-of one's own 21 stones, so the sooner the greater, and -n a loss. Moves that let the other win at once are never looked
-at, moves that threaten most come first and central ones before others, bounds of scores are kept in a table, and the
-score is found by questions of the kind "more than x?" (after Pascal Pons, blog.gamesolver.org).
+The score of a position is the result of perfect play for the player to move: 0 a draw, n > 0 a win with the (n + 1)th
+last of one's own 21 stones, so the sooner the greater, and -n a loss. Moves that let the other win at once are never
+looked at, moves that threaten most come first and central ones before others, bounds of scores are kept in a table, and
+the score is found by questions of the kind "more than x?" (after Pascal Pons, blog.gamesolver.org).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ threats: Any = compiled(_threats)
 
 
 def _safe(own: Any, every: Any) -> Any:
-    """Squares that can be taken without letting the other win at once; nobody can win at once here."""
+    """Squares that can be taken without letting the other win at once; neither player can win at once here."""
     squares = (every + _BOTTOM) & _BOARD
     against = threats(own ^ every, every)
     forced = squares & against
@@ -96,7 +96,7 @@ order: Any = compiled(_order)
 
 
 def _negamax(own: Any, every: Any, stones: Any, alpha: Any, beta: Any, memory: Memory, budget: Any) -> Any:
-    """The score, where it is between alpha and beta, else a bound of it on the same side; nobody can win at once."""
+    """The score, where it is between alpha and beta, else a bound on the same side; no player can win at once."""
     memory.clock[_SPENT] += 1
     if memory.clock[_SPENT] > budget:
         return UNKNOWN
@@ -145,7 +145,7 @@ def _score(own: Any, every: Any, stones: Any, widest: Any, memory: Memory, budge
     low, high = max(-((_SQUARES - stones) // 2), -widest), min((_SQUARES + 1 - stones) // 2, widest)
     while low < high:
         middle = low + (high - low) // 2
-        if middle <= 0 and -(-low // 2) < middle:  # near 0 first: it is cheaper to know who wins than when
+        if middle <= 0 and -(-low // 2) < middle:  # near 0 first: the winner is cheaper to find than the length
             middle = -(-low // 2)
         elif middle >= 0 and high // 2 > middle:
             middle = high // 2
@@ -163,7 +163,7 @@ score: Any = compiled(_score, nogil=True)
 
 
 def _score_moves(positions: Array, widest: Any, memory: Memory, budget: Any, out: Array) -> None:
-    """Scores of all moves, to who makes them. Every position has the budget, and finds an empty table."""
+    """Scores of all moves, for their player. Every position has the whole budget and an empty table."""
     for i in range(len(positions)):
         own, every = positions[i]
         stones = count(every)
@@ -195,7 +195,7 @@ class Connect4Solver:
         )
 
     def scores(self, positions: Array, budget: int) -> Array:
-        """Exact scores of all moves [n, 7], to who makes them; ILLEGAL or UNKNOWN where there are none."""
+        """Exact scores of all moves [n, 7], for their player; ILLEGAL or UNKNOWN where there are none."""
         return self._solve(positions, _SQUARES, budget)
 
     def values(self, positions: Array, budget: int) -> Array:

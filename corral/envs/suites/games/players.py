@@ -1,4 +1,4 @@
-"""Who plays: a function of positions, for many boards at once."""
+"""Players: functions of positions, for many boards at once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
 
 
 class Player(Protocol):
-    """Decides for who is to move. All chance is drawn from `rng`, so that games can be repeated."""
+    """Chooses moves for the player to move. All randomness comes from `rng`, so that games can be repeated."""
 
     def __call__(self, positions: Array, rng: np.random.Generator) -> Array:
-        """Legal moves [n] in positions [n, words], none of which is over."""
+        """Legal moves [n] in positions [n, width], none of which is over."""
 
 
 class Random:
@@ -30,7 +30,6 @@ class Random:
         self._game = game
 
     def __call__(self, positions: Array, rng: np.random.Generator) -> Array:
-        """Each as likely as the others."""
         _, legal = self._game.look(positions)
         moves: Array = np.argmax(legal * (1.0 - rng.random(legal.shape)), axis=1)
         return moves
@@ -67,9 +66,6 @@ def _by_name(game: Game, module: str, name: str) -> Player:
     return player
 
 
-# Players that make no mistakes, or none that they can know of.
-
-
 _BUDGET, _SIMS = 2_000_000, 10_000
 
 
@@ -79,7 +75,7 @@ def perfect(game: Game) -> Player:
         return perfect_tictactoe
     if game == CONNECT4:
         return PerfectConnect4()
-    raise UserError(f"Nobody plays {game.name} perfectly: use mcts:1000, or a Player of your own.")
+    raise UserError(f"There is no perfect player of {game.name}: use mcts:1000, or a Player of your own.")
 
 
 def perfect_tictactoe(positions: Array, rng: np.random.Generator) -> Array:
@@ -113,7 +109,7 @@ class PerfectConnect4:
 
 
 def promising(values: Array) -> Array:
-    """Moves that nothing is known to be better than; ones that are known to lose only where all are."""
+    """Moves that are not known to be worse than another; losing ones only where all lose."""
     unknown = values == UNKNOWN
     best = values[~unknown & (values != ILLEGAL)].max(initial=-1)
     if best == 1 or not unknown.any():

@@ -1,9 +1,9 @@
 """The plain search: UCT with random games, for one position at a time, all of it compiled.
 
 It knows nothing but the rules, so it is a yardstick: opponents of a known strength, of any number of simulations. A
-simulation follows the edges with the greatest q + c sqrt(log N / n) (Kocsis and Szepesvári 2006), edges that nobody has
+simulation follows the edges with the greatest q + c sqrt(log N / n) (Kocsis and Szepesvári 2006), edges that were not
 followed before all others and in the order of their numbers, adds the position that it comes to, plays a random game
-from there, and adds its result to every edge on the way, as who moved there sees it.
+from there, and adds its result to every edge on the way, as the player who moved there sees it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ move: Any = compiled(_move, inline="always")
 options: Any = compiled(_options, inline="always")
 
 
-def _draw(dice: Array) -> Any:
+def _draw(rng_state: Array) -> Any:
     """31 random bits, by SplitMix64 (Steele et al. 2014)."""
-    dice[0] += np.uint64(0x9E3779B97F4A7C15)
-    x = dice[0]
+    rng_state[0] += np.uint64(0x9E3779B97F4A7C15)
+    x = rng_state[0]
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.int64((x ^ (x >> np.uint64(31))) >> np.uint64(33))
@@ -52,8 +52,8 @@ def _draw(dice: Array) -> Any:
 draw: Any = compiled(_draw, inline="always")
 
 
-def _random_game(game: int, own: int, every: int, dice: Array) -> float:
-    """The result of a random game to who is to move: 1, 0 or -1."""
+def _random_game(game: int, own: int, every: int, rng_state: Array) -> float:
+    """The result of a random game for the player to move: 1, 0 or -1."""
     sign = 1.0
     while True:
         there, count = options(game, every), 0
@@ -61,7 +61,7 @@ def _random_game(game: int, own: int, every: int, dice: Array) -> float:
         while left:
             left &= left - 1
             count += 1
-        for _ in range((draw(dice) * count) >> 31):
+        for _ in range((draw(rng_state) * count) >> 31):
             there &= there - 1  # pass over one
         action = 0
         while not there >> action & 1:
@@ -96,20 +96,23 @@ choose: Any = compiled(_choose)
 def _search(game: int, positions: Array, sims: int, c: float, seeds: Array, counts: Array) -> None:
     """Visits of every position's moves, into `counts` [n, actions]."""
     actions = counts.shape[1]
-    words, child = np.zeros((sims + 1, 2), np.int64), np.zeros((sims + 1, actions), np.int32)
-    visits, totals = np.zeros(sims + 1, np.int64), np.zeros(sims + 1)  # of the edge to a node, for who moved there
-    ends = np.zeros(sims + 1, np.int8)  # 0: goes on, 1: who moved there has won, 2: drawn
-    path, dice = np.zeros(43, np.int64), np.zeros(1, np.uint64)
+    boards, child = np.zeros((sims + 1, 2), np.int64), np.zeros((sims + 1, actions), np.int32)
+    visits, totals = (
+        np.zeros(sims + 1, np.int64),
+        np.zeros(sims + 1),
+    )  # of the edge to a node, for its player
+    ends = np.zeros(sims + 1, np.int8)  # 0: not over, 1: won by the player who moved there, 2: drawn
+    path, rng_state = np.zeros(43, np.int64), np.zeros(1, np.uint64)
     for i in range(len(positions)):
         child[:], visits[:], totals[:] = 0, 0, 0.0
-        words[0], dice[0], size = positions[i], seeds[i], 1
+        boards[0], rng_state[0], size = positions[i], seeds[i], 1
         for _ in range(sims):
             node, depth = 0, 0
             while not (ends[node] or (node and visits[node] == 0)):
-                edge = choose(options(game, words[node, 1]), child[node], visits, totals, visits[node], c)
+                edge = choose(options(game, boards[node, 1]), child[node], visits, totals, visits[node], c)
                 if child[node, edge] == 0:
-                    own, every, won, over = move(game, words[node, 0], words[node, 1], edge)
-                    words[size, 0], words[size, 1] = own, every
+                    own, every, won, over = move(game, boards[node, 0], boards[node, 1], edge)
+                    boards[size, 0], boards[size, 1] = own, every
                     ends[size] = 1 if won else 2 if over else 0
                     child[node, edge] = size
                     size += 1
@@ -119,7 +122,7 @@ def _search(game: int, positions: Array, sims: int, c: float, seeds: Array, coun
             if ends[node]:
                 result = 1.0 if ends[node] == 1 else 0.0
             else:
-                result = -random_game(game, words[node, 0], words[node, 1], dice)
+                result = -random_game(game, boards[node, 0], boards[node, 1], rng_state)
             for at in range(depth, -1, -1):
                 visits[path[at]] += 1
                 totals[path[at]] += result

@@ -1,0 +1,226 @@
+"""What a VecEnv asks of simulators, and what becomes of their replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from corral.core import seeding
+from corral.core.encoding import Buffer
+from corral.core.types import Array
+from corral.envs.backends.simulators.replies import QuickSteps, StepReply, read_answer
+from corral.envs.backends.simulators.slots import Rebalancer, SlotTable
+from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.in_flight import InFlight
+from corral.envs.stepping.pending_faults import PendingFaults
+from corral.envs.stepping.rows import FIRST, EnvRows
+from corral.envs.supervision import Fault, FaultLog, Supervision
+from corral.envs.vec_env import VecEnv
+from corral.link import protocol as clp
+from corral.link.client.fleet import Fleet
+from corral.link.client.session import SimulatorSession
+from corral.link.message import Message
+
+_STEP = int(clp.Op.STEP)
+_SLOW_ROW_S = 500e-6  # slower steps are asked for one by one, so that `recv(min_ready)` gets them early
+
+Take = Callable[[SimulatorSession, IdSet, StepReply], None]
+
+
+class RequestingVecEnv(VecEnv):
+    """A VecEnv that steps and resets environments in the slots of simulators."""
+
+    _fleet: Fleet
+    _supervision: Supervision
+    _faults: FaultLog
+    _role: str
+    _seed: int
+    _rows: EnvRows
+    _in_flight: InFlight
+    _pending: PendingFaults
+    _slots: SlotTable
+    _rebalancer: Rebalancer
+    _quick: QuickSteps
+    _under_way: int  # mask of environments in requests
+    _to_play: Array  # [n] int8, the player whose turn it is
+    _ended: dict[int, Array]  # rows of episodes whose successors have yet to start elsewhere
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def _step(self, chosen: IdSet, leaves: list[Array]) -> None:
+        """Let these environments step with these actions."""
+        rows, sets, deadline_s = self._rows, self._in_flight.sets, self._supervision.step_timeout_s
+        shares = self._slots.shares(chosen, sets)
+        first = shares[0]
+        if len(shares) == 1 and len(chosen.numbers) <= _most_rows(first.session):
+            actions = first.session.simulator.action.write(leaves, len(chosen.numbers))
+            self._ask(first.session, _STEP, chosen, [first.slots, actions], self._stepped, deadline_s, clp.AUTORESET)
+            return
+        self._write_actions(chosen, leaves)
+        for share in shares:
+            session = share.session
+            for part in share.parts(_most_rows(session), sets):
+                chosen = part.chosen
+                actions = session.simulator.action.write([leaf[chosen.index] for leaf in rows.action], len(chosen))
+                self._ask(session, _STEP, chosen, [part.slots, actions], self._stepped, deadline_s, clp.AUTORESET)
+
+    def _write_actions(self, chosen: IdSet, leaves: list[Array]) -> None:
+        for row, leaf in zip(self._rows.action, leaves, strict=True):
+            row[chosen.index] = leaf
+
+    def _reset(self, env_ids: Array) -> None:
+        """Start episodes with seeds of their own in the slots of these environments."""
+        rows, sets = self._rows, self._in_flight.sets
+        self._quick.count_steps()
+        for env_id in env_ids.tolist():
+            rows.seed[env_id] = seeding.env_seed(self._seed, self._role, env_id, int(rows.episode[env_id]))
+        rows.step[env_ids] = 0
+        for share in self._slots.shares(sets.of(env_ids), sets) if len(env_ids) else ():
+            for part in share.parts(share.session.most_rows, sets):
+                seeds = rows.seed[part.chosen.ids].astype("<u8").tobytes()
+                self._ask(
+                    share.session, clp.Op.RESET, part.chosen, [part.slots, seeds], self._was_reset,
+                    self._supervision.start_timeout_s,
+                )  # fmt: skip
+
+    def _ask(
+        self,
+        session: SimulatorSession,
+        op: int,
+        chosen: IdSet,
+        payload: list[Buffer],
+        take: Take,
+        deadline_s: float,
+        flags: int = 0,
+    ) -> None:
+        self._under_way |= chosen.mask
+        done = partial(self._answered, session, chosen, take)
+        session.submit(op, len(chosen.numbers), payload, done, deadline_s=deadline_s, flags=flags)
+
+    # -- answers -------------------------------------------------------------------------------------------
+
+    def _answered(self, session: SimulatorSession, chosen: IdSet, take: Take, reply: Message) -> None:
+        if self._in_flight.closed:
+            self._under_way &= ~chosen.mask
+            self._free_slots()
+            return
+        if reply.op == _STEP and self._quick.take(session.simulator, chosen, reply):
+            self._under_way &= ~chosen.mask
+            self._arrive(chosen)
+            return
+        answer = read_answer(session.simulator, len(chosen), reply)
+        self._under_way &= ~chosen.mask
+        take(session, chosen, answer)
+
+    def _stepped(self, session: SimulatorSession, chosen: IdSet, answer: StepReply) -> None:
+        rows, ids, flags = self._rows, chosen.ids, answer.flags
+        answer.write(rows, chosen, self._to_play)
+        self._quick.count_steps()
+        rows.step[chosen.index] += 1
+        rows.no_flags(chosen.index)
+        if not np.count_nonzero(flags):
+            self._arrive(chosen)
+            return
+        started = ids[answer.ended]
+        answer.write_flags(rows, ids)
+        if answer.final is not None:
+            for leaf, value in zip(rows.final, answer.final, strict=True):
+                leaf[started] = value
+        rows.episode[started] += 1
+        rows.step[started] = 0
+        session.episodes += len(started)
+        absent = self._take_faults(session, ids, answer) if np.count_nonzero(answer.status) else []
+        if len(started):
+            self._rebalancer.check(self._sessions)
+        movers = self._move(started.tolist()) if self._rebalancer.moving else []
+        if absent or movers:
+            ids = ids[~np.isin(ids, absent + movers)]
+        if len(ids):
+            self._arrive(self._in_flight.sets.of(ids))
+
+    def _take_faults(self, session: SimulatorSession, ids: Array, answer: StepReply) -> list[int]:
+        """Report environments that failed within a simulator; returns those that have nothing to deliver yet."""
+        waits = []
+        for row in np.flatnonzero(answer.status).tolist():
+            env_id, status = int(ids[row]), int(answer.status[row])
+            kind = "nan" if status == clp.Status.E_NOT_FINITE else "raised"
+            self._report(env_id, kind, f"in {session.name}: {clp.status_name(status)} {answer.text(row)}", in_step=0)
+            if not answer.flags[row] & clp.FAULTY:  # between two episodes, which cost no row
+                continue
+            if answer.flags[row] & clp.FIRST:  # it has started again by itself
+                self._rows.episode[env_id] += 1
+                self._rows.step[env_id] = 0
+                self._rows.mark_lost(env_id)
+            else:
+                waits.append(env_id)
+        if waits:
+            self._pending.note(np.array(waits))
+            self._start_due()
+        return waits
+
+    def _was_reset(self, session: SimulatorSession, chosen: IdSet, answer: StepReply) -> None:
+        rows, ids = self._rows, chosen.ids
+        answer.write(rows, chosen, self._to_play)
+        rows.reward[ids] = rows.raw_reward[ids] = 0.0
+        rows.no_flags(ids)
+        rows.flags[ids, FIRST] = True
+        failed = ids[(answer.flags & clp.FAULTY) != 0]
+        if len(failed):
+            for row in np.flatnonzero(answer.flags & clp.FAULTY).tolist():
+                self._report(int(ids[row]), "raised", f"in reset, in {session.name}: {answer.text(row)}", in_step=0)
+            rows.episode[failed] += 1
+            self._pending.owe_reset(failed)
+            self._start_due()
+            ids = ids[(answer.flags & clp.FAULTY) == 0]
+        for env_id in self._ended.keys() & set(ids.tolist()):
+            rows.table[env_id] = self._ended.pop(env_id)
+        if len(ids):
+            self._arrive(self._in_flight.sets.of(ids))
+
+    def _arrive(self, results: IdSet) -> None:
+        done: IdSet | None = results
+        if self._pending.owing:
+            done = self._pending.without(results)
+        if done is not None:
+            self._in_flight.complete(done.mask)
+            self._pending.fresh &= ~done.mask
+
+    def _start_due(self) -> None:
+        """Start the next episodes of environments that lost their simulator and have a new slot."""
+        if not self._in_flight.started:
+            return
+        self._quick.count_steps()
+        ids = self._in_flight.everyone.ids
+        due = self._pending.take_resets(ids[self._slots.placed(ids)])
+        if len(due):
+            self._reset(due)
+
+    def _move(self, ended: list[int]) -> list[int]:
+        """Start the next episodes of environments that should move, of those that have ended one; returns them."""
+        movers = self._rebalancer.move(ended, self._sessions)
+        for env_id in movers:
+            self._ended[env_id] = self._rows.table[env_id].copy()
+        self._reset(np.array(movers, np.int64))
+        return movers
+
+    @property
+    def _sessions(self) -> list[SimulatorSession]:
+        return list(self._fleet.sessions.values())
+
+    def _report(self, env_id: int, kind: str, detail: str, in_step: int | None = None) -> None:
+        rows = self._rows
+        self._quick.count_steps()
+        stepping = self._in_flight.in_flight >> env_id & 1 if in_step is None else in_step
+        state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]) + stepping
+        self._faults.record(Fault(env_id, kind, *state, detail))
+
+    def _free_slots(self) -> None:
+        """All but those of requests in flight, which are freed when these are answered."""
+        self._slots.leave_all(but=self._in_flight.sets.bools(self._under_way))
+
+
+def _most_rows(session: SimulatorSession) -> int:
+    """How many steps to ask for at once."""
+    return 1 if session.row_s > _SLOW_ROW_S else session.most_rows
