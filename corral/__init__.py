@@ -17,6 +17,11 @@ _PUBLIC = {
     "train": "corral.runs.train",
     "resume": "corral.runs.train",
     "load_policy": "corral.runs.load",
+    "evaluate": "corral.runs.evaluate",
+    "record": "corral.runs.views.video",
+    "plot": "corral.runs.views.plot",
+    "Callback": "corral.runs.callbacks.base",
+    "MetricSink": "corral.runs.sinks.base",
     "Experiment": "corral.config.experiment",
     "RunFailed": "corral.core.errors",
     "make_vec": "corral.envs.make",
@@ -37,9 +42,9 @@ _PUBLIC = {
 
 _MODULES = {"envs", "spaces", "testing"}
 
-__all__ = ["EnvFailed", "EnvSpec", "Experiment", "Policy", "RunFailed", "Sampler", "Search", "Snapshots",
-           "StepBatch", "Supervision", "Trajectory", "UserError", "__version__", "envs", "load_policy", "make_vec",
-           "resume", "spaces", "testing", "train"]  # fmt: skip
+__all__ = ["Callback", "EnvFailed", "EnvSpec", "Experiment", "MetricSink", "Policy", "RunFailed", "Sampler", "Search",
+           "Snapshots", "StepBatch", "Supervision", "Trajectory", "UserError", "__version__", "envs", "evaluate",
+           "load_policy", "make_vec", "plot", "record", "resume", "spaces", "testing", "train"]  # fmt: skip
 
 if TYPE_CHECKING:
     from corral import envs, testing
@@ -53,8 +58,13 @@ if TYPE_CHECKING:
     from corral.envs.supervision import Supervision
     from corral.planning.search_policy import Search
     from corral.planning.snapshots import Snapshots
+    from corral.runs.callbacks.base import Callback
+    from corral.runs.evaluate import evaluate
     from corral.runs.load import load_policy
+    from corral.runs.sinks.base import MetricSink
     from corral.runs.train import resume, train
+    from corral.runs.views.plot import plot
+    from corral.runs.views.video import record
 
 
 _messages.show_by_default()

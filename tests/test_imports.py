@@ -79,9 +79,9 @@ def test_public_names_are_these():
     import corral
 
     assert sorted(corral.__all__) == [
-        "EnvFailed", "EnvSpec", "Experiment", "Policy", "RunFailed", "Sampler", "Search", "Snapshots", "StepBatch",
-        "Supervision", "Trajectory", "UserError", "__version__", "envs", "load_policy", "make_vec", "resume",
-        "spaces", "testing", "train",
+        "Callback", "EnvFailed", "EnvSpec", "Experiment", "MetricSink", "Policy", "RunFailed", "Sampler", "Search",
+        "Snapshots", "StepBatch", "Supervision", "Trajectory", "UserError", "__version__", "envs", "evaluate",
+        "load_policy", "make_vec", "plot", "record", "resume", "spaces", "testing", "train",
     ]  # fmt: skip
     assert all(getattr(corral, name) is not None for name in corral.__all__)
 

@@ -152,7 +152,9 @@ topologies/learner_group <- topologies/learners
 topologies/rendezvous <- topologies/hubs, topologies/servers
 
 runs/train <- training, runs/guard
-runs/sinks/base <- runs/metrics
+runs/training_loop <- runs/session
+runs/sinks/csv <- runs/metrics
+runs/callbacks/progress <- runs/progress
 runs/folder <- runs/folder, runs/whole_file, runs/same_env
 runs/evaluate <- runs/evaluate, runs/solved
 runs/export/file <- runs/export

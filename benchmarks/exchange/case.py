@@ -20,7 +20,7 @@ from corral.learn.exchange.peers import new_secret
 
 _PATIENCE_S = 600.0
 _SERVER = {"exchange": "param_server"}
-_GOSSIP = {"exchange": "gossip", "graph": "ring"}
+_GOSSIP = {"exchange": "gossip", "gossip_graph": "ring"}
 CASES: dict[str, dict[str, Any]] = {
     "all_reduce": {},
     "all_reduce fp16": {"compress": "fp16"},
@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gossip": _GOSSIP,
     "gossip, weights in 8 bits": {**_GOSSIP, "quantize_weights": True},
 }
-"""By name: settings of `SharingConfig`."""
+"""By name: settings of `DataParallelConfig`."""
 _WARM_UP = 12  # updates before anything is measured: PowerSGD sends its first ten whole
 
 

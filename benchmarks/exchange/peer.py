@@ -14,7 +14,7 @@ from torch import nn
 from corral.algos.base import ParamGroup
 from corral.learn.exchange.all_reduce import open_store
 from corral.learn.exchange.base import Joint
-from corral.learn.exchange.config import SharingConfig
+from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.make import broadcast_codec, gradient_codec, make_exchange
 from corral.learn.exchange.server import ParamServerProcess, Rules
 from corral.learn.weights import FlatParams
@@ -33,17 +33,19 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 class Side:
     """One way to share, on one of the two machines; the server of a parameter server is on the first."""
 
-    def __init__(self, sharing: SharingConfig, rank: int, host: str, secret: bytes, model: nn.Module, flat: FlatParams):
-        self._sharing, self._rank, self._secret, self._flat = sharing, rank, secret, flat
-        self._exchange: Joint = make_exchange(sharing, model, _GROUPS, host, secret, rank)
+    def __init__(
+        self, config: DataParallelConfig, rank: int, host: str, secret: bytes, model: nn.Module, flat: FlatParams
+    ):
+        self._config, self._rank, self._secret, self._flat = config, rank, secret, flat
+        self._exchange: Joint = make_exchange(config, model, _GROUPS, host, secret, rank)
         self._own: Any = None
-        if rank == 0 and sharing.exchange == "all_reduce":
+        if rank == 0 and config.exchange == "all_reduce":
             self._own = open_store(host)
-        if rank == 0 and sharing.exchange == "param_server":
-            rules = Rules(sharing.mode, sharing.lag, sharing.drop)
+        if rank == 0 and config.exchange == "param_server":
+            rules = Rules(*config.rule, config.backup_workers)
             self._own = ParamServerProcess(
-                [(flat.weights.detach(), group.optimizer) for group in _GROUPS], rules, gradient_codec(sharing),
-                broadcast_codec(sharing), host, secret,
+                [(flat.weights.detach(), group.optimizer) for group in _GROUPS], rules, gradient_codec(config),
+                broadcast_codec(config), host, secret,
             )  # fmt: skip
         self._turn = 0
 
@@ -54,9 +56,9 @@ class Side:
 
     def join(self, hosts: list[str], ports: list[int]) -> None:
         """Meet."""
-        if self._sharing.exchange == "all_reduce":
+        if self._config.exchange == "all_reduce":
             self._exchange.join(hosts[0], ports[0], 1, self._rank, 2, _PATIENCE_S)
-        elif self._sharing.exchange == "gossip":
+        elif self._config.exchange == "gossip":
             self._exchange.join(list(zip(hosts, ports, strict=True)), self._rank, 1)
         else:
             self._exchange.join([(hosts[0], ports[0])], self._secret, _PATIENCE_S)
@@ -89,7 +91,7 @@ def main() -> None:
     torch.manual_seed(1 + job["rank"])
     host = job["hosts"][job["rank"]]
     sides = [
-        Side(SharingConfig(**case), job["rank"], host, bytes.fromhex(job["secret"]), model, flat)
+        Side(DataParallelConfig(**case), job["rank"], host, bytes.fromhex(job["secret"]), model, flat)
         for case in job["cases"]
     ]
     _say({"ports": [side.port for side in sides]})

@@ -55,7 +55,7 @@ class Claim:
 
     def command(self, seed: int, folder: Path) -> list[str]:
         """The `corral train` that tests it; simulators are found beside `folder`."""
-        watching = {"log.every_steps": max(1, self.steps // _LOOKS), "log.every_s": 0, "checkpoints.every_s": 0}
+        watching = {"log_every": max(1, self.steps // _LOOKS), "log_every_s": 0, "checkpoint_every_s": 0}
         settings = [f"{key}={value}" for key, value in {**self.overrides, **watching}.items()]
         words = ["train", self.algo, "--steps", self.steps, "--seed", seed, "--run-dir", folder, *self.options]
         if self.simulator:
@@ -66,9 +66,14 @@ class Claim:
         return [sys.executable, "-m", "corral", *map(str, words), "--quiet", "--set", *settings]
 
 
+_MOVE_OR_SHOOT, _STATELESS = "corral.testing.tasks:MoveOrShoot", "corral.testing.tasks:StatelessCartPole"
+_HYBRID_WALK = "corral.testing.tasks:HybridWalk"
 _DIAL_IN, _SIMULATORS = "zmq://127.0.0.1:0", 8
-_OFTEN = {"evaluation.every_steps": "2000", "evaluation.episodes": "20"}
-_EXPERT = _OFTEN | {"mode": "expert", "epsilon": "0.2"}  # by itself an expert does not explore, and stays near 115
+_OFTEN = {"eval_every": "2000", "eval_episodes": "20"}
+_EXPERT = _OFTEN | {
+    "search_mode": "expert",
+    "random_action_fraction": "0.2",
+}  # by itself an expert does not explore, and stays near 115
 _BOTH: tuple[Measure, ...] = ("train100", "eval")
 _RAY = ("--runtime", "ray", "--actors", "1")
 
@@ -78,20 +83,20 @@ def _sharing(algo: str, workers: int, label: str = "", times: int = 1, **overrid
     words: tuple[str, ...] = ("--actors", str(workers))
     if algo == "paac":  # its workers only act
         words, overrides = (), {"workers": str(workers)}
-    steps = times * int(presets.PRESETS[algo, "CartPole-v1"].settings["steps"])
+    steps = times * int(presets.settings(algo, "CartPole-v1")["steps"])
     name = label or f"{algo}, {workers} workers"
     return Claim(algo, "CartPole-v1", "train100", 450, steps, overrides, name, words, table="sharing")
 
 
 def _simulated(algo: str, env: str, simulator: str, measure: Measure, bar: float) -> Claim:
     """A claim on a simulator in C++, within the steps of its preset."""
-    steps = int(presets.PRESETS[algo, env].settings["steps"])
+    steps = int(presets.settings(algo, env)["steps"])
     return Claim(algo, env, measure, bar, steps, table="simulators", simulator=simulator)
 
 
 def _planned(algo: str, env: str, measure: Measure, bar: float, **more: Any) -> Claim:
     """A claim of learning with search, or of what it is compared with, within the steps of its preset."""
-    steps = int(presets.PRESETS[algo, env].settings["steps"])
+    steps = int(presets.settings(algo, env)["steps"])
     return Claim(algo, env, measure, bar, steps, table="planning", **more)
 
 
@@ -102,9 +107,9 @@ CLAIMS = (
     Claim("dqn", "CartPole-v1", "eval", 475, 50_000),
     Claim("ppo", "Acrobot-v1", "train100", -100, 100_000),
     Claim("dqn", "Acrobot-v1", "train100", -100, 50_000),
-    Claim("ppo", "Pendulum-v1", "eval", -200, 100_000, {"evaluation.episodes": "50"}),  # episodes differ by 100
-    Claim("ppo", presets.MOVE_OR_SHOOT, "eval", 0.85, 100_000),
-    Claim("ppo", presets.STATELESS, "train100", 300, 200_000, label="ppo lstm"),
+    Claim("ppo", "Pendulum-v1", "eval", -200, 100_000, {"eval_episodes": "50"}),  # episodes differ by 100
+    Claim("ppo", _MOVE_OR_SHOOT, "eval", 0.85, 100_000),
+    Claim("ppo", _STATELESS, "train100", 300, 200_000, label="ppo lstm"),
     Claim("impala", "CartPole-v1", "train100", 450, 200_000),
     Claim("appo", "CartPole-v1", "train100", 450, 200_000),
     Claim("apex", "CartPole-v1", "eval", 450, 100_000),
@@ -120,7 +125,7 @@ CLAIMS = (
     _simulated("ppo", "CartPole-v1", "cartpole", "train100", 475),
     _simulated("dppo", "CartPole-v1", "cartpole", "train100", 450),
     _simulated("impala", "CartPole-v1", "cartpole", "train100", 450),
-    _simulated("ppo", presets.MOVE_OR_SHOOT, "hybrid", "eval", 0.85),
+    _simulated("ppo", _MOVE_OR_SHOOT, "hybrid", "eval", 0.85),
     *(_planned("ppo", "CartPole-v1", measure, 475, overrides=_OFTEN) for measure in _BOTH),
     *(
         _planned(
@@ -129,8 +134,8 @@ CLAIMS = (
         for measure in _BOTH
     ),
     _planned("ppo-search", "CartPole-v1", "eval", 475, label="ppo-search, expert", rival="ppo", overrides=_EXPERT),
-    _planned("ppo", presets.HYBRID_WALK, "eval", -1.1),
-    _planned("ppo-search", presets.HYBRID_WALK, "eval", -1.1, label="ppo-search, ppo+distill", rival="ppo"),
+    _planned("ppo", _HYBRID_WALK, "eval", -1.1),
+    _planned("ppo-search", _HYBRID_WALK, "eval", -1.1, label="ppo-search, ppo+distill", rival="ppo"),
     _planned("alphazero", "corral/TicTacToe-v0", "eval", 0.0, game=True),
     _planned("alphazero", "corral/Connect4-v0", "eval", 0.6, once=True, within_s=3600, game=True),
 )

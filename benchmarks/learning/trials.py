@@ -94,7 +94,7 @@ def _compile(example: str, folder: Path) -> None:
 
 def read_trial(claim: Claim, seed: int, run_dir: Path) -> Trial:
     """What a finished run came to."""
-    from corral.runs.sinks.base import read_metrics
+    from corral.runs.sinks.csv import read_metrics
 
     rows = read_metrics(run_dir)
     values = rows["train/return" if claim.measure == "train100" else "eval/return"].copy()

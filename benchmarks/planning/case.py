@@ -102,7 +102,7 @@ def half_trained(
     plays: dict[int | None, list[Play]] = {count: [] for count in (None, *sims)}
     for seed in seeds:
         say(f"{task.env}, seed {seed}: training PPO")
-        bare: dict[str, Any] = {"evaluation.episodes": 0, "checkpoints.every_s": 0}
+        bare: dict[str, Any] = {"eval_episodes": 0, "checkpoint_every_s": 0}
         run = train("ppo", task.env, task.steps, seed, folder / f"{task.env}-{seed}", quiet=True, **bare)
         loaded = load_policy(run.run_dir, "latest")
         loaded.use_training_threads()
@@ -202,10 +202,10 @@ def _linked(program: Path, episodes: int) -> VecEnv:
 
 
 def _play(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Play:
-    from corral.runs.evaluate import evaluate
+    from corral.runs.evaluate import evaluate_policy
 
     watched = _Watched(policy)
-    found = evaluate(vec, watched, episodes, seed)
+    found = evaluate_policy(vec, watched, episodes, seed)
     seconds = statistics.median(watched.seconds)  # the first ones compile
     return Play(seed, found.returns, seconds, watched.simulator_steps / watched.decisions)
 

@@ -17,7 +17,6 @@ from corral.core.types import Tree
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.nets.numpy_mlp import NumpyMlp
 from corral.planning.action_set import Choices
-from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import Evaluate, RandomGames, know_nothing
 from corral.planning.mcts.network import FunctionEvaluation
 from corral.planning.mcts.search import TreeSearch
@@ -64,7 +63,7 @@ class CorralEngine:
         """A search that keeps its trees."""
         searcher = CorralSearcher(self.boards, self._network, task)
         forest = searcher.search.forest
-        self.node_bytes = (forest.nbytes + 8.0 * CONNECT4.words * forest.state.size) / forest.state.size
+        self.node_bytes = (forest.nbytes + 8.0 * CONNECT4.width * forest.state.size) / forest.state.size
         return searcher
 
 
@@ -73,7 +72,7 @@ class CorralSearcher:
 
     def __init__(self, boards: Array, network: Callable[[Tree], tuple[Array, Array]], task: SearchTask):
         self._boards, self._task = boards, task
-        self.states = GameStates(CONNECT4)
+        self.states = CONNECT4.states()
         self.parts = {"network": 0.0, "simulator": 0.0}
         evaluate: Evaluate
         match task.evaluator:

@@ -59,7 +59,7 @@ class LightZeroSearcher:
     def decide(self, rows: Array) -> Array:
         """Traverse, step and evaluate, back up; as often as there are simulations."""
         tree, count, sims = self._tree, len(rows), self._task.sims
-        boards = np.zeros((sims + 1, count, CONNECT4.words), np.int64)
+        boards = np.zeros((sims + 1, count, CONNECT4.width), np.int64)
         over = np.zeros((sims + 1, count), np.bool_)
         boards[0] = self._boards[rows]
         logits, _, legal = self._judge(boards[0], over[0])

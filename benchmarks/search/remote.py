@@ -176,10 +176,10 @@ class Apart(OneByOne):
         rows = slots.step(self._slot, action)
         rows.require_good("STEP")
         slots.save(self._slot, child | base)[1].require_good("SAVE")
-        reward = rows.reward[:, self._shelf.turn[parent[0]]]
+        reward = rows.reward[:, self._index.turn[parent[0]]]
         leaves = self.spec.observation.flatten(rows.obs)
-        self._shelf.home[child] = 0
-        self._shelf.put(child, rows.to_play, leaves)
+        self._index.home[child] = 0
+        self._index.put(child, rows.to_play, leaves)
         return Expansion(child, rows.obs, reward, rows.terminated, rows.truncated, self._legal(leaves), rows.to_play)
 
 

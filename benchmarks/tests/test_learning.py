@@ -9,10 +9,10 @@ from benchmarks.learning.claims import CLAIMS, Claim
 from benchmarks.learning.table import MARKS, rivalries, section, table, write_section
 from benchmarks.learning.trials import Finding, Trial, examine, read_trial
 from corral.config.experiment import Experiment
-from corral.config.presets import PRESETS
+from corral.config.presets import all_presets
 from corral.core.errors import RunFailed, UserError
 from corral.runs.folder import RunFolder
-from corral.runs.sinks.base import MetricsLog
+from corral.runs.sinks.csv import CsvSink
 
 START, END = MARKS["learning"]
 
@@ -21,21 +21,21 @@ def test_claims_use_valid_settings_and_a_preset():
     for claim in CLAIMS:
         experiment = Experiment.make(claim.algo, claim.env, overrides={**claim.overrides, "steps": claim.steps})
         assert experiment.preset != "none", claim.name
-        steps = PRESETS[claim.algo, experiment.preset].settings["steps"]
+        steps = all_presets()[claim.algo, experiment.preset].settings["steps"]
         more = 2 if "compress" in claim.overrides else 1  # few bytes take more steps
         assert claim.steps in (steps, more * steps), "schedules span the run"
 
 
 def test_verified_presets_are_exactly_the_claims():
     claimed = {(claim.algo, claim.env) for claim in CLAIMS}
-    assert claimed == {key for key, preset in PRESETS.items() if preset.status == "verified"}
+    assert claimed == {key for key, preset in all_presets().items() if preset.status == "verified"}
 
 
 def write_run(path, rows):
     folder = RunFolder.create(path, {"algo": "ppo"})
-    log = MetricsLog(folder)
+    log = CsvSink(folder.metrics_csv)
     for env_steps, wall_s, values in rows:
-        log.write(env_steps, wall_s, values)
+        log.write(env_steps, {"wall_s": wall_s, **values})
     log.close()
 
 
@@ -87,8 +87,8 @@ def test_trial_records_search_cost_at_the_bar(tmp_path):
 
 
 def test_game_claim_reports_games_won(tmp_path):
-    few = {"sims": "4", "learning_starts": "64", "batch_size": "32", "evaluation.episodes": "8"}
-    easy = {"evaluation.env_kwargs": '{"opponent": "random"}'}
+    few = {"num_simulations": "4", "learning_starts": "64", "batch_size": "32", "eval_episodes": "8"}
+    easy = {"eval_env_kwargs": '{"opponent": "random"}'}
     small = ("--num-envs", "8")
     claim = Claim("alphazero", "corral/TicTacToe-v0", "eval", -1, 512, few | easy, options=small, game=True)
     (finding,) = examine([claim], [1], tmp_path, 1, lambda text: None)
@@ -102,7 +102,7 @@ def test_game_claim_reports_games_won(tmp_path):
 
 
 def test_claim_is_trained_with_each_seed(tmp_path):
-    claim = Claim("ppo", "CartPole-v1", "train100", 10, 12_000, {"evaluation.episodes": "0"})
+    claim = Claim("ppo", "CartPole-v1", "train100", 10, 12_000, {"eval_episodes": "0"})
     said = []
     (finding,) = examine([claim], [1, 2], tmp_path, 2, said.append)
     assert [trial.seed for trial in finding.trials] == [1, 2]
@@ -112,7 +112,7 @@ def test_claim_is_trained_with_each_seed(tmp_path):
 
 
 def test_claims_share_a_run(tmp_path):
-    settings = 2_048, {"evaluation.episodes": "2"}
+    settings = 2_048, {"eval_episodes": "2"}
     by_training = Claim("ppo", "CartPole-v1", "train100", 0, *settings)
     by_evaluation = Claim("ppo", "CartPole-v1", "eval", 0, *settings, rival="ppo")
     said = []

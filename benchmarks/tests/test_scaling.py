@@ -155,7 +155,7 @@ def test_without_sample_factory_the_remedy_is_an_option():
 )
 def test_every_topology_trains_in_slices(settings):
     usage = Usage()
-    player = Scaled("impala", "CartPole-v1", usage, num_envs=4, length=8, batch_size=4, **settings)
+    player = Scaled("impala", "CartPole-v1", usage, num_envs=4, num_steps=8, batch_size=4, **settings)
     try:
         before = player._topology.env_steps
         done = player.run(0.05)

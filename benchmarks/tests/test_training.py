@@ -28,7 +28,7 @@ def test_every_contestant_of_a_case_trains(name):
 def test_all_contestants_update_equally_often():
     """Four DQN environments or sixteen: one update for every four steps."""
     for num_envs in (1, 4, 16):
-        player = training.Training("dqn", num_envs, learning_starts=32, train_every=4, updates=1)
+        player = training.Training("dqn", num_envs, learning_starts=32, train_frequency=4, gradient_steps=1)
         try:
             while player._sync.env_steps < 1_000:
                 player.run(0.001)

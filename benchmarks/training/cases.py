@@ -126,7 +126,14 @@ def make_case(name: CaseName) -> TrainingCase:
 
 def _ppo() -> TrainingCase:
     n = 8
-    corral = {"length": 128, "epochs": 4, "minibatches": 4, "lr": 3e-4, "anneal_lr": False, "entropy": 0.0}
+    corral = {
+        "num_steps": 128,
+        "update_epochs": 4,
+        "num_minibatches": 4,
+        "learning_rate": 3e-4,
+        "anneal_lr": False,
+        "ent_coef": 0.0,
+    }
     sb3 = {"n_steps": 128, "n_epochs": 4, "batch_size": 256}
     peers = _sb3_entries("ppo", n, sb3)
     entries = [
@@ -149,8 +156,9 @@ def _a2c() -> TrainingCase:
 def _dqn() -> TrainingCase:
     """One update of 32 transitions for every 4 steps; more environments than 4 take several updates in a row."""
     corral = {
-        "capacity": 1_000_000, "learning_starts": 100, "batch_size": 32, "train_every": 4, "updates": 1,
-        "target_every": 2_500, "double": False, "epsilon_start": 0.05, "epsilon_end": 0.05,
+        "buffer_size": 1_000_000, "learning_starts": 100, "batch_size": 32, "train_frequency": 4, "gradient_steps": 1,
+        "target_update_period": 2_500, "double_q": False, "exploration_initial_eps": 0.05,
+        "exploration_final_eps": 0.05,
     }  # fmt: skip
     common = {"exploration_initial_eps": 0.05, "exploration_final_eps": 0.05}
     peers = _sb3_entries("dqn", 1, common, ", 1 env")

@@ -38,7 +38,7 @@ class FreeRunning:
     def __init__(self, script: Path, *args: str, python: str = sys.executable):
         self._folder = tempfile.TemporaryDirectory(prefix="corral-bench-", ignore_cleanup_errors=True)
         self._errors = Path(self._folder.name) / "stderr"
-        self._sentry, self._guarded = OrphanReaper(), set[int]()
+        self._reaper, self._guarded = OrphanReaper(), set[int]()
         self._rest = b""
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -79,8 +79,8 @@ class FreeRunning:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(0.01)
         for group in self._guarded:
-            self._sentry.release(group)
-        self._sentry.stop()
+            self._reaper.unwatch(group)
+        self._reaper.stop()
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._folder.cleanup()
@@ -95,7 +95,7 @@ class FreeRunning:
     def _guard(self, members: Sequence[tuple[int, int]]) -> None:
         """What is halted does not notice our end, so somebody else has to."""
         for group in {group for _, group in members} - self._guarded:
-            self._sentry.guard(group)
+            self._reaper.watch(group)
             self._guarded.add(group)
 
     def _await_line(self, until: float, after: float = 0.0) -> tuple[int, float]:

@@ -42,7 +42,7 @@ class Scaled:
         self._topology: Topology = make_topology(experiment, note=lambda kind, text: None)
         self._usage = usage or Usage()
         # Every actor is at most two fragments ahead.
-        self._ahead = 2 * experiment.total_envs * self._topology.algo.fragment_steps(experiment.total_envs)
+        self._ahead = 2 * experiment.num_envs * self._topology.algo.fragment_steps(experiment.num_envs)
         self.close = self._topology.close
 
     def run(self, seconds: float) -> Slice:

@@ -112,7 +112,7 @@ def _appo(python: str) -> ScalingCase:
         )
         for n in (8, 32)
     ]  # fmt: skip
-    settings = {"length": 32, "batch_size": 32, "epochs": 1, "minibatches": 1}
+    settings = {"num_steps": 32, "batch_size": 32, "update_epochs": 1, "num_minibatches": 1}
     ours, usage = _ours("appo", ((1, 32), (workers, 8), (workers, 32)), settings)
     label = "APPO CartPole, an update for every 1,024 steps"
     entries = [*peers, _bare(32 * workers, usage), *ours]
@@ -130,7 +130,7 @@ def _impala() -> ScalingCase:
         )
         for r, n, learners in sizes
     ]  # fmt: skip
-    ours, usage = _ours("impala", ((1, 16), (1, 32), (runners, 16)), {"length": 32, "batch_size": 16})
+    ours, usage = _ours("impala", ((1, 16), (1, 32), (runners, 16)), {"num_steps": 32, "batch_size": 16})
     label = "IMPALA CartPole, an update for every 500 steps"
     entries = [*peers, _bare(16 * runners, usage), *ours]
     return ScalingCase("impala", label, entries, _names(ours), _names(peers), 5.0, "RLlib", usage=usage)
@@ -160,7 +160,7 @@ def _sleep() -> ScalingCase:
 def _central(case: CaseName, env: str) -> ScalingCase:
     """The same environments in as many processes; who decides lives beside them, or elsewhere."""
     n = 32
-    settings: dict[str, Any] = {"length": 32, "batch_size": 16, "actors": cores(), "num_envs": n}
+    settings: dict[str, Any] = {"num_steps": 32, "batch_size": 16, "actors": cores(), "num_envs": n}
     entries = [
         Entry(name, "corral", partial(Scaled, "impala", env, topology=topology, backend=backend, **settings))
         for name, topology, backend in ((LOCAL, "actor_learner", "local"), (CENTRAL, "central_inference", "process"))

@@ -18,7 +18,7 @@ from benchmarks.common.rounds import Spread
 from benchmarks.training.peers import ENV
 from corral.config.experiment import Experiment
 from corral.envs.make import make_vec
-from corral.runs.evaluate import evaluate
+from corral.runs.evaluate import evaluate_policy
 from corral.topologies.sync import Sync
 
 BAR = 475.0
@@ -71,9 +71,11 @@ class _Learner(Protocol):
 class _CorralLearner:
     def __init__(self, seed: int):
         settings = {
-            "steps": _STEPS, "seed": seed, "num_envs": _ENVS, "length": _LENGTH, "minibatches": 1, "epochs": _EPOCHS,
-            "gamma": _GAMMA, "lam": _LAM, "entropy": 0.0, "lr": _LR, "anneal_lr": True, "clip": _CLIP,
-            "anneal_clip": True, "backend": "local",
+            "steps": _STEPS, "seed": seed, "num_envs": _ENVS, "num_steps": _LENGTH, "num_minibatches": 1,
+            "update_epochs": _EPOCHS,
+            "gamma": _GAMMA, "gae_lambda": _LAM, "ent_coef": 0.0, "learning_rate": _LR, "anneal_lr": True,
+            "clip_coef": f"{_CLIP}:0",
+            "backend": "local",
         }  # fmt: skip
         experiment = Experiment.make("ppo", ENV, preset="none", overrides=settings)
         self._sync, self._seed = Sync(experiment, note=lambda kind, text: None), seed
@@ -87,7 +89,7 @@ class _CorralLearner:
 
     def score(self) -> float:
         policy = self._sync.eval_policy(deterministic=True, seed=self._seed)
-        return evaluate(self._eval, policy, _EPISODES, self._seed).mean
+        return evaluate_policy(self._eval, policy, _EPISODES, self._seed).mean
 
     def close(self) -> None:
         self._sync.close()

@@ -39,7 +39,7 @@ class ActorCriticPolicy:
         model, actions = self._model, self._model.actions
         params, after = (model.numpy_params(obs), None) if model.numpy_towers else self._forward(obs, state, first)
         if np.count_nonzero(np.isfinite(params)) != params.size:
-            raise RunFailed("The policy's outputs are not finite any more; train again with a lower lr.")
+            raise RunFailed("The policy's outputs are not finite any more; train again with a lower learning_rate.")
         if self._explore:
             action, logp = actions.sample(params, self._rng)
         else:

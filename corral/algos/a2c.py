@@ -1,7 +1,7 @@
 """Advantage actor-critic (Mnih et al. 2016, synchronous): one update per batch of short sequences.
 
-Follows `grad log pi(a|s) A` with `A` from GAE: `lam=1` is the n-step advantage of the paper, `lam=0` is TD(0).
-Needs data of the current policy: `max_lag=0`.
+Follows `grad log pi(a|s) A` with `A` from GAE: `gae_lambda=1` is the n-step advantage of the paper, `gae_lambda=0` is
+TD(0). Needs data of the current policy: `max_lag=0`.
 """
 
 from __future__ import annotations
@@ -39,35 +39,34 @@ from corral.ops.returns import gae
 class Config:
     """Settings of A2C."""
 
-    lr: float = 7e-4
+    learning_rate: float = 7e-4
     """Learning rate."""
     anneal_lr: bool = False
-    """Let the learning rate fall linearly to 0."""
+    """Decay the learning rate linearly to 0."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """RMSProp as in the paper, or Adam."""
     gamma: float = 0.99
     """Discount."""
-    lam: float = 1.0
+    gae_lambda: float = 1.0
     """Lambda of GAE: 1 for n-step advantages, 0 for TD(0)."""
-    length: int = 5
+    num_steps: int = 5
     """Steps of each environment between updates."""
-    entropy: float = 0.0
+    ent_coef: float = 0.0
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
-    """Weight of the value loss, half the squared error; of SB3's vf_coef, which weighs all of it, twice as much."""
+    vf_coef: float = 0.5
+    """Weight of 0.5 * (V - R)^2, as in CleanRL. To match SB3's `vf_coef=c`, set `vf_coef=2c`."""
     max_grad_norm: float = 0.5
-    """Gradients are scaled down to this norm."""
+    """Maximum gradient norm."""
     normalize_advantage: bool = False
-    """Within each batch."""
+    """Normalize advantages within each batch."""
     net: NetConfig = field(default_factory=NetConfig)
     """The network."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        require("lr", self.lr, above=0, most=100)
+        require("learning_rate", self.learning_rate, above=0, most=100)
         require("gamma", self.gamma, least=0, most=1)
-        require("lam", self.lam, least=0, most=1)
-        require("length", self.length, least=1)
+        require("gae_lambda", self.gae_lambda, least=0, most=1)
+        require("num_steps", self.num_steps, least=1)
         require("max_grad_norm", self.max_grad_norm, above=0)
 
 
@@ -76,7 +75,7 @@ class A2c(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.data = DataSpec("sequence", config.length, num_envs, "once", recorded(config.net), max_lag=0)
+        self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded(config.net), max_lag=0)
 
     def build_model(self) -> ActorCritic:
         """Policy and value."""
@@ -90,12 +89,14 @@ class A2c(Algorithm):
     def groups(self) -> Sequence[ParamGroup]:
         """RMSProp or Adam."""
         config = self.config
-        return [ParamGroup(self._optimizer, linear_decay(config.lr, on=config.anneal_lr), config.max_grad_norm)]
+        return [
+            ParamGroup(self._optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)
+        ]
 
     def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         if self.config.optimizer == "adam":
-            return adam(params, self.config.lr, eps=1e-5)
-        return torch.optim.RMSprop(params, self.config.lr, alpha=0.99, eps=1e-5)
+            return adam(params, self.config.learning_rate, eps=1e-5)
+        return torch.optim.RMSprop(params, self.config.learning_rate, alpha=0.99, eps=1e-5)
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Advantages and the values' targets."""
@@ -103,7 +104,7 @@ class A2c(Algorithm):
         values, next_values = compute_values(model, batch)
         advantages = gae(
             batch.reward, values, next_values, batch.terminated, batch.truncated, batch.faulty,
-            self.config.gamma, self.config.lam,
+            self.config.gamma, self.config.gae_lambda,
         )  # fmt: skip
         return flatten_steps(model, batch, values, advantages, advantages + values)
 
@@ -123,6 +124,6 @@ class A2c(Algorithm):
         policy_loss = -masked_mean(log_prob * advantages, mask)
         value_loss = 0.5 * masked_mean((values - batch.returns).square(), mask)
         entropy_mean = masked_mean(entropy, mask)
-        loss = policy_loss + config.value_coef * value_loss - config.entropy * entropy_mean
+        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean
         metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": entropy_mean}
         yield LossOutput(loss, metrics, rows=num_valid(batch))

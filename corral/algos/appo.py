@@ -19,7 +19,7 @@ from torch import nn
 from corral.acting.model_policy import ActorCriticPolicy, to_tensors
 from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
-from corral.algos.schedule import linear_decay
+from corral.algos.schedule import linear_decay, read_clip_coef
 from corral.algos.trajectories import VtraceTargets, explained_variance, forward_sequences, normalize, recorded
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory, slice_envs
 from corral.nets.actor_critic import ActorCritic
@@ -31,46 +31,46 @@ from corral.ops.optim import adam
 class Config:
     """Settings of APPO."""
 
-    lr: float = 3e-4
+    learning_rate: float = 3e-4
     """Learning rate of Adam."""
     anneal_lr: bool = True
-    """Let the learning rate fall linearly to 0."""
+    """Decay the learning rate linearly to 0."""
     gamma: float = 0.99
     """Discount."""
-    length: int = 32
+    num_steps: int = 32
     """Steps in a sequence."""
     batch_size: int = 32
     """Sequences in a batch."""
-    epochs: int = 1
+    update_epochs: int = 1
     """Passes over each batch."""
-    minibatches: int = 1
-    """Updates per pass, each on whole sequences."""
-    clip: float = 0.2
-    """Range of the probability ratio."""
-    entropy: float = 0.01
+    num_minibatches: int = 1
+    """Minibatches per pass, each of whole sequences."""
+    clip_coef: float | str = 0.2
+    """Clip range of the probability ratio; may be a schedule, such as 0.2:0."""
+    ent_coef: float = 0.01
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
-    """Weight of the value loss."""
+    vf_coef: float = 0.5
+    """Weight of 0.5 * (V - R)^2."""
     max_grad_norm: float = 4.0
-    """Gradients are scaled down to this norm."""
+    """Maximum gradient norm."""
     normalize_advantage: bool = True
-    """Within each minibatch."""
-    rho_bar: float = 1.0
-    """Most that the probability ratio weighs a row in the value's targets."""
-    c_bar: float = 1.0
-    """Most that the probability ratio carries a row's error back."""
-    max_lag: int = 40
-    """Batches that may lie between the policy that acted and the one that learns; topologies drop what is older."""
+    """Normalize advantages within each minibatch."""
+    vtrace_rho: float = 1.0
+    """Clip of the importance ratio of each step in the value targets."""
+    vtrace_c: float = 1.0
+    """Clip of the importance ratio that propagates errors to earlier steps."""
+    max_policy_lag: int = 40
+    """Batches that may lie between the policy that acted and the one that learns; topologies drop older data."""
     net: NetConfig = field(default_factory=NetConfig)
     """The network."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        require("lr", self.lr, above=0, most=100)
+        require("learning_rate", self.learning_rate, above=0, most=100)
         require("gamma", self.gamma, least=0, most=1)
-        for name in ("length", "batch_size", "epochs", "minibatches", "max_lag"):
+        for name in ("num_steps", "batch_size", "update_epochs", "num_minibatches", "max_policy_lag"):
             require(name, getattr(self, name), least=1)
-        for name in ("clip", "max_grad_norm", "rho_bar", "c_bar"):
+        read_clip_coef(self.clip_coef)
+        for name in ("max_grad_norm", "vtrace_rho", "vtrace_c"):
             require(name, getattr(self, name), above=0)
 
 
@@ -79,11 +79,13 @@ class Appo(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
+        self.clip_coef = read_clip_coef(config.clip_coef)
         self.data = DataSpec(
-            "sequence", config.length, config.batch_size, "once", recorded(config.net),
-            max_lag=config.max_lag * config.epochs * config.minibatches,  # every minibatch is a version
+            "sequence", config.num_steps, config.batch_size, "once", recorded(config.net),
+            # Every minibatch is a version.
+            max_lag=config.max_policy_lag * config.update_epochs * config.num_minibatches,
         )  # fmt: skip
-        self.vtrace = VtraceTargets(config.gamma, config.rho_bar, config.c_bar, None)
+        self.vtrace = VtraceTargets(config.gamma, config.vtrace_rho, config.vtrace_c, None)
 
     def build_model(self) -> ActorCritic:
         """Policy and value."""
@@ -97,20 +99,20 @@ class Appo(Algorithm):
     def groups(self) -> Sequence[ParamGroup]:
         """Adam with PPO's epsilon."""
         config = self.config
-        optimizer = partial(adam, lr=config.lr, eps=1e-5)
-        return [ParamGroup(optimizer, linear_decay(config.lr, on=config.anneal_lr), config.max_grad_norm)]
+        optimizer = partial(adam, lr=config.learning_rate, eps=1e-5)
+        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def minibatches(self, batch: Trajectory, rng: torch.Generator) -> Iterator[Trajectory]:
         """Every sequence once per epoch, in a new order each time; those of nothing but faults are left out."""
         columns = np.flatnonzero(~batch.faulty.all(0))
         if len(columns) == 0:
             return
-        for _ in range(self.config.epochs):
-            if self.config.minibatches == 1:
+        for _ in range(self.config.update_epochs):
+            if self.config.num_minibatches == 1:
                 yield batch
                 continue
             order = columns[torch.randperm(len(columns), generator=rng).numpy()]
-            for part in np.array_split(order, self.config.minibatches):
+            for part in np.array_split(order, self.config.num_minibatches):
                 if len(part):
                     yield slice_envs(batch, part)
 
@@ -119,7 +121,7 @@ class Appo(Algorithm):
     ) -> Iterator[LossOutput]:
         """Clipped surrogate, value error and entropy bonus; V-trace uses the same forward pass."""
         assert isinstance(model, ActorCritic)
-        config, clip, out = self.config, self.config.clip, forward_sequences(model, batch)
+        config, clip, out = self.config, self.clip_coef(ctx.progress), forward_sequences(model, batch)
         log_prob, values, device = out.log_prob.detach(), out.values.detach(), out.values.device
         targets = self.vtrace(batch, log_prob.cpu().numpy(), values.cpu().numpy(), out.next_values)
         valid, behaviour, *targets = to_tensors((batch.valid, batch.extras["logp"], *targets), device)
@@ -132,7 +134,7 @@ class Appo(Algorithm):
         surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
         policy_loss, entropy_mean = -surrogate.mean(), out.entropy[valid].mean()
         value_loss = 0.5 * (out.values[valid] - returns).square().mean()
-        loss = policy_loss + config.value_coef * value_loss - config.entropy * entropy_mean
+        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean
         metrics = {
             "loss/policy": policy_loss,
             "loss/value": value_loss,

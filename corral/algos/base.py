@@ -39,11 +39,6 @@ class ParamGroup:
     """Beginnings of the parameters' names; a parameter belongs to the group with the longest one that fits."""
 
 
-def learning_rates(groups: Sequence[ParamGroup], progress: float) -> dict[str, float]:
-    """The learning rate of every group now, by the name of its metric."""
-    return {f"learn/lr_{g.name}" if g.name else "learn/lr": g.learning_rate(progress) for g in groups}
-
-
 @dataclass(frozen=True)
 class UpdateContext:
     """What an update may depend on besides its batch."""

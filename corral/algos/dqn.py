@@ -32,58 +32,59 @@ from corral.ops.returns import nstep_return
 class Config:
     """Settings of DQN."""
 
-    lr: float = 1e-4
+    learning_rate: float = 1e-4
     """Learning rate of Adam."""
     anneal_lr: bool = False
-    """Let the learning rate fall linearly to 0."""
+    """Decay the learning rate linearly to 0."""
     gamma: float = 0.99
     """Discount."""
     batch_size: int = 32
     """Transitions in an update."""
-    capacity: int = 100_000
-    """Transitions kept."""
+    buffer_size: int = 100_000
+    """Transitions in the replay buffer."""
     learning_starts: int = 1_000
     """Transitions before the first update."""
-    train_every: int = 4
-    """Environment steps, over all environments, between bouts of learning."""
-    updates: int = 1
-    """Updates in a bout of learning."""
-    target_every: int = 1_000
-    """Updates between copies of the network to the target network."""
+    train_frequency: int = 4
+    """Environment steps, over all environments, between updates."""
+    gradient_steps: int = 1
+    """Updates every train_frequency steps."""
+    target_update_period: int = 1_000
+    """Updates (not environment steps) between updates of the target network."""
     tau: float = 1.0
-    """Share of the network that the target network takes over: 1 copies it, less is a soft update (target_every=1)."""
+    """Fraction of the online weights that the target network takes: 1 copies them, less is a soft update, usually with
+    target_update_period=1."""
     n_step: int = 1
     """Steps of reward in a target."""
-    double: bool = True
-    """Choose the next action by the network, value it by the target network."""
+    double_q: bool = True
+    """Select the next action by the online network, evaluate it by the target network."""
     dueling: bool = False
-    """Value and advantages apart."""
-    prioritised: bool = False
-    """Draw transitions by their last error."""
-    epsilon_start: float = 1.0
-    """Share of random actions at the start."""
-    epsilon_end: float = 0.05
-    """Share of random actions after the schedule."""
-    epsilon_fraction: float = 0.1
-    """Share of the run over which epsilon falls."""
-    ladder: bool = False
-    """Instead, a constant epsilon for each environment: 0.4^(1 + 7 i / (N - 1)), as in Ape-X."""
+    """Separate value and advantage streams."""
+    prioritized_replay: bool = False
+    """Sample transitions by their last TD error."""
+    exploration_initial_eps: float = 1.0
+    """Fraction of random actions at the start."""
+    exploration_final_eps: float = 0.05
+    """Fraction of random actions after the schedule."""
+    exploration_fraction: float = 0.1
+    """Fraction of the run over which epsilon decays."""
+    epsilon_ladder: bool = False
+    """Instead of the schedule, a constant epsilon per environment: 0.4^(1 + 7 i / (N - 1)), as in Ape-X."""
     max_grad_norm: float = 10.0
-    """Gradients are scaled down to this norm."""
+    """Maximum gradient norm."""
     net: NetConfig = field(default_factory=lambda: NetConfig(activation="relu"))
     """The network."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        require("lr", self.lr, above=0, most=100)
+        require("learning_rate", self.learning_rate, above=0, most=100)
         require("gamma", self.gamma, least=0, most=1)
-        for name in ("batch_size", "capacity", "train_every", "updates", "target_every", "n_step", "learning_starts"):
+        for name in ("batch_size", "buffer_size", "train_frequency", "gradient_steps", "target_update_period", "n_step",
+                     "learning_starts"):  # fmt: skip
             require(name, getattr(self, name), least=1)
         require("tau", self.tau, above=0, most=1)
-        for name in ("epsilon_start", "epsilon_end", "epsilon_fraction"):
+        for name in ("exploration_initial_eps", "exploration_final_eps", "exploration_fraction"):
             require(name, getattr(self, name), least=0, most=1)
-        if self.net.core != "none":
-            raise UserError("dqn has no memory; use core=none, or a2c or ppo with one.")
+        if self.net.rnn != "none":
+            raise UserError("dqn does not support recurrent networks: set rnn=none, or use a2c or ppo.")
 
 
 class Dqn(Algorithm):
@@ -97,9 +98,9 @@ class Dqn(Algorithm):
             config.n_step,
             config.batch_size,
             "replay",
-            samples_per_insert=config.updates * config.batch_size / config.train_every,
-            prioritised=config.prioritised,
-            capacity=config.capacity,
+            samples_per_insert=config.gradient_steps * config.batch_size / config.train_frequency,
+            prioritised=config.prioritized_replay,
+            capacity=config.buffer_size,
             min_size=max(config.learning_starts, config.batch_size),
             gamma=config.gamma,
         )
@@ -111,7 +112,7 @@ class Dqn(Algorithm):
 
     def fragment_steps(self, num_envs: int) -> int:
         """As many as lie between bouts of learning."""
-        return max(1, self.config.train_every // num_envs)
+        return max(1, self.config.train_frequency // num_envs)
 
     def build_model(self) -> QNetwork:
         """Action values."""
@@ -120,7 +121,7 @@ class Dqn(Algorithm):
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Epsilon-greedy, or greedy."""
         assert isinstance(model, QNetwork)
-        if explore and self.config.ladder:
+        if explore and self.config.epsilon_ladder:
             rungs = epsilon_ladder(self._num_envs)
             return LadderPolicy(model, self.choices.to_env, self.choices.count, rungs, index, rng)
         epsilon = self.epsilon if explore else lambda progress: 0.0
@@ -129,14 +130,14 @@ class Dqn(Algorithm):
     def epsilon(self, progress: float) -> float:
         """Share of random actions now."""
         config = self.config
-        done = min(1.0, progress / config.epsilon_fraction) if config.epsilon_fraction else 1.0
-        return config.epsilon_start + done * (config.epsilon_end - config.epsilon_start)
+        done = min(1.0, progress / config.exploration_fraction) if config.exploration_fraction else 1.0
+        return config.exploration_initial_eps + done * (config.exploration_final_eps - config.exploration_initial_eps)
 
     def groups(self) -> Sequence[ParamGroup]:
         """Adam."""
         config = self.config
-        optimizer = partial(adam, lr=config.lr)
-        return [ParamGroup(optimizer, linear_decay(config.lr, on=config.anneal_lr), config.max_grad_norm)]
+        optimizer = partial(adam, lr=config.learning_rate)
+        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def losses(
         self, model: nn.Module, target: nn.Module | None, batch: Transitions, ctx: UpdateContext
@@ -149,13 +150,13 @@ class Dqn(Algorithm):
         reward, discount = to_tensors(batch.reward, device), to_tensors(batch.discount, device)
         with torch.no_grad():
             next_q = target(next_obs)
-            best = (model(next_obs) if self.config.double else next_q).argmax(-1, keepdim=True)
+            best = (model(next_obs) if self.config.double_q else next_q).argmax(-1, keepdim=True)
             goal = reward + discount * next_q.gather(-1, best).squeeze(-1).float()
         q = model(obs).gather(-1, number).squeeze(-1).float()
-        loss = nn.functional.smooth_l1_loss(q, goal, reduction="none" if self.config.prioritised else "mean")
-        if self.config.prioritised:
+        loss = nn.functional.smooth_l1_loss(q, goal, reduction="none" if self.config.prioritized_replay else "mean")
+        if self.config.prioritized_replay:
             loss = (loss * to_tensors(batch.weight, device)).mean()
-        priorities = (q.detach() - goal).abs() if self.config.prioritised else None
+        priorities = (q.detach() - goal).abs() if self.config.prioritized_replay else None
         yield LossOutput(loss, {"loss/td": loss, "loss/q": q.detach().mean()}, priorities, rows=len(batch.reward))
 
     def priorities(self, model: nn.Module, traj: Trajectory) -> Array | None:
@@ -163,7 +164,7 @@ class Dqn(Algorithm):
 
         A window that the fragment's end cuts short bootstraps there.
         """
-        if not self.config.prioritised:
+        if not self.config.prioritized_replay:
             return None
         assert isinstance(model, QNetwork)
         joined = tree_map(
@@ -184,7 +185,7 @@ class Dqn(Algorithm):
 
     def update_target(self, model: nn.Module, target: nn.Module, version: int) -> None:
         """Copy the network every so many updates, or move a little each time."""
-        if version % self.config.target_every == 0:
+        if version % self.config.target_update_period == 0:
             for old, new in zip(target.state_dict().values(), model.state_dict().values(), strict=True):
                 old.lerp_(new, self.config.tau) if old.is_floating_point() else old.copy_(new)
 

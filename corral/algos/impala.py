@@ -30,48 +30,47 @@ from corral.ops.optim import Optimizer, adam, rmsprop
 class Config:
     """Settings of IMPALA."""
 
-    lr: float = 6e-4
+    learning_rate: float = 6e-4
     """Learning rate."""
     anneal_lr: bool = True
-    """Let the learning rate fall linearly to 0."""
+    """Decay the learning rate linearly to 0."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """RMSProp as in the paper, or Adam."""
     gamma: float = 0.99
     """Discount."""
-    length: int = 20
+    num_steps: int = 20
     """Steps in a sequence."""
     batch_size: int = 32
     """Sequences in an update."""
-    entropy: float = 0.01
+    ent_coef: float = 0.01
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
-    """Weight of the value loss."""
+    vf_coef: float = 0.5
+    """Weight of 0.5 * (V - R)^2."""
     max_grad_norm: float = 40.0
-    """Gradients are scaled down to this norm."""
-    correction: Literal["vtrace", "none"] = "vtrace"
-    """What is done about data of an older policy; none: it is taken for the current one's."""
-    rho_bar: float = 1.0
-    """Most that the probability ratio weighs a row; decides to which policy's value the targets lead."""
-    c_bar: float = 1.0
-    """Most that the probability ratio carries a row's error back; decides how fast they lead there."""
-    replayed: float = 0.0
-    """Share of each batch that is drawn from earlier sequences."""
-    replay_capacity: int = 1_000
-    """Earlier sequences that are kept, where some are drawn again."""
-    max_lag: int = 40
-    """Batches that may lie between the policy that acted and the one that learns; topologies drop what is older."""
+    """Maximum gradient norm."""
+    vtrace: bool = True
+    """Correct for data of an older policy by V-trace; false treats all data as on-policy."""
+    vtrace_rho: float = 1.0
+    """Clip of the importance ratio of each step; sets which policy's value function the targets converge to."""
+    vtrace_c: float = 1.0
+    """Clip of the importance ratio that propagates errors to earlier steps; sets how fast they converge."""
+    replay_fraction: float = 0.0
+    """Fraction of each batch that is sampled from earlier sequences."""
+    buffer_size: int = 1_000
+    """Earlier sequences that are kept, with replay_fraction."""
+    max_policy_lag: int = 40
+    """Batches that may lie between the policy that acted and the one that learns; topologies drop older data."""
     net: NetConfig = field(default_factory=NetConfig)
     """The network."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        require("lr", self.lr, above=0, most=100)
+        require("learning_rate", self.learning_rate, above=0, most=100)
         require("gamma", self.gamma, least=0, most=1)
-        for name in ("length", "batch_size", "replay_capacity", "max_lag"):
+        for name in ("num_steps", "batch_size", "buffer_size", "max_policy_lag"):
             require(name, getattr(self, name), least=1)
-        for name in ("max_grad_norm", "rho_bar", "c_bar"):
+        for name in ("max_grad_norm", "vtrace_rho", "vtrace_c"):
             require(name, getattr(self, name), above=0)
-        require("replayed", self.replayed, least=0, most=0.95)
+        require("replay_fraction", self.replay_fraction, least=0, most=0.95)
 
 
 class Impala(Algorithm):
@@ -80,11 +79,11 @@ class Impala(Algorithm):
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self.data = DataSpec(
-            "sequence", config.length, config.batch_size, "once", recorded(config.net), config.max_lag,
-            capacity=config.replay_capacity, replayed=config.replayed,
+            "sequence", config.num_steps, config.batch_size, "once", recorded(config.net), config.max_policy_lag,
+            capacity=config.buffer_size, replayed=config.replay_fraction,
         )  # fmt: skip
         self.vtrace = VtraceTargets(
-            config.gamma, config.rho_bar, config.c_bar, config.rho_bar, on=config.correction == "vtrace"
+            config.gamma, config.vtrace_rho, config.vtrace_c, config.vtrace_rho, on=config.vtrace
         )
 
     def build_model(self) -> ActorCritic:
@@ -99,12 +98,14 @@ class Impala(Algorithm):
     def groups(self) -> Sequence[ParamGroup]:
         """RMSProp with the paper's constants, or Adam."""
         config = self.config
-        return [ParamGroup(self._optimizer, linear_decay(config.lr, on=config.anneal_lr), config.max_grad_norm)]
+        return [
+            ParamGroup(self._optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)
+        ]
 
     def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         if self.config.optimizer == "adam":
-            return adam(params, self.config.lr, eps=1e-5)
-        return rmsprop(params, self.config.lr, decay=0.99, eps=0.01)
+            return adam(params, self.config.learning_rate, eps=1e-5)
+        return rmsprop(params, self.config.learning_rate, decay=0.99, eps=0.01)
 
     def minibatches(self, batch: Trajectory, rng: torch.Generator) -> Iterator[Trajectory]:
         """All sequences, unless every row was faulty."""
@@ -124,7 +125,7 @@ class Impala(Algorithm):
         policy_loss = -(out.log_prob * advantages)[valid].mean()
         value_loss = 0.5 * (out.values - returns)[valid].square().mean()
         entropy_mean = out.entropy[valid].mean()
-        loss = (policy_loss + config.value_coef * value_loss - config.entropy * entropy_mean) * valid.sum()
+        loss = (policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean) * valid.sum()
         log_ratio = (log_prob - behaviour)[valid]
         metrics = {
             "loss/policy": policy_loss,

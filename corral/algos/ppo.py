@@ -3,7 +3,7 @@
 Maximises `min(r A, clip(r, 1 - eps, 1 + eps) A)` with `r = pi(a|s) / pi_old(a|s)` over several epochs of
 minibatches of one batch of sequences. Advantages by GAE, normalised within each minibatch. The old policy's
 log-probabilities are those recorded while acting. The value loss is not clipped unless asked for; its clip
-keeps the new value within `clip_value` of the old *value*, not of the return. Needs data of the current
+keeps the new value within `clip_range_vf` of the old *value*, not of the return. Needs data of the current
 policy: `max_lag=0`.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
-from corral.algos.schedule import linear_decay
+from corral.algos.schedule import linear_decay, read_clip_coef
 from corral.algos.trajectories import (
     Minibatch,
     compute_values,
@@ -43,48 +43,45 @@ from corral.ops.returns import gae
 class Config:
     """Settings of PPO."""
 
-    lr: float = 2.5e-4
+    learning_rate: float = 2.5e-4
     """Learning rate of Adam."""
     anneal_lr: bool = True
-    """Let the learning rate fall linearly to 0."""
+    """Decay the learning rate linearly to 0."""
     gamma: float = 0.99
     """Discount."""
-    lam: float = 0.95
+    gae_lambda: float = 0.95
     """Lambda of GAE."""
-    length: int = 128
+    num_steps: int = 128
     """Steps of each environment between updates."""
-    epochs: int = 4
+    update_epochs: int = 4
     """Passes over each batch."""
-    minibatches: int = 4
-    """Updates per pass; with a memory, each takes whole sequences."""
-    clip: float = 0.2
-    """Range of the probability ratio."""
-    anneal_clip: bool = False
-    """Let the range fall linearly to 0."""
-    clip_value: float | None = None
-    """Range of a new value around the old one, in the reward's own scale; none: not clipped."""
-    entropy: float = 0.01
+    num_minibatches: int = 4
+    """Minibatches per pass. With a recurrent core each consists of whole sequences."""
+    clip_coef: float | str = 0.2
+    """Clip range of the probability ratio; may be a schedule, such as 0.2:0."""
+    clip_range_vf: float | None = None
+    """Clip range of a new value around the old one, in the scale of the rewards; none: no clipping."""
+    ent_coef: float = 0.01
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
-    """Weight of the value loss, half the squared error; of SB3's vf_coef, which weighs all of it, twice as much."""
+    vf_coef: float = 0.5
+    """Weight of 0.5 * (V - R)^2, as in CleanRL. To match SB3's `vf_coef=c`, set `vf_coef=2c`."""
     max_grad_norm: float = 0.5
-    """Gradients are scaled down to this norm."""
+    """Maximum gradient norm."""
     target_kl: float | None = None
-    """Stop the epochs when the policy has moved further than this."""
+    """Stop the epochs of a batch when the KL divergence from the old policy exceeds 1.5 times this."""
     normalize_advantage: bool = True
-    """Within each minibatch."""
+    """Normalize advantages within each minibatch."""
     net: NetConfig = field(default_factory=NetConfig)
     """The network."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        require("lr", self.lr, above=0, most=100)
+        require("learning_rate", self.learning_rate, above=0, most=100)
         require("gamma", self.gamma, least=0, most=1)
-        require("lam", self.lam, least=0, most=1)
-        for name in ("length", "epochs", "minibatches"):
+        require("gae_lambda", self.gae_lambda, least=0, most=1)
+        for name in ("num_steps", "update_epochs", "num_minibatches"):
             require(name, getattr(self, name), least=1)
-        require("clip", self.clip, above=0)
-        for name in ("clip_value", "target_kl"):
+        read_clip_coef(self.clip_coef)
+        for name in ("clip_range_vf", "target_kl"):
             if getattr(self, name) is not None:
                 require(name, getattr(self, name), above=0)
         require("max_grad_norm", self.max_grad_norm, above=0)
@@ -95,7 +92,8 @@ class Ppo(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.data = DataSpec("sequence", config.length, num_envs, "once", recorded(config.net), max_lag=0)
+        self.clip_coef = read_clip_coef(config.clip_coef)
+        self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded(config.net), max_lag=0)
 
     def build_model(self) -> ActorCritic:
         """Policy and value."""
@@ -109,8 +107,8 @@ class Ppo(Algorithm):
     def groups(self) -> Sequence[ParamGroup]:
         """Adam with the epsilon that PPO's results were made with."""
         config = self.config
-        optimizer = partial(adam, lr=config.lr, eps=1e-5)
-        return [ParamGroup(optimizer, linear_decay(config.lr, on=config.anneal_lr), config.max_grad_norm)]
+        optimizer = partial(adam, lr=config.learning_rate, eps=1e-5)
+        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Advantages and the values' targets."""
@@ -118,14 +116,14 @@ class Ppo(Algorithm):
         values, next_values = compute_values(model, batch)
         advantages = gae(
             batch.reward, values, next_values, batch.terminated, batch.truncated, batch.faulty,
-            self.config.gamma, self.config.lam,
+            self.config.gamma, self.config.gae_lambda,
         )  # fmt: skip
         return flatten_steps(model, batch, values, advantages, advantages + values)
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
         """Every row once per epoch, in a new order each time."""
-        for _ in range(self.config.epochs):
-            yield from shuffled(batch, self.config.minibatches, rng)
+        for _ in range(self.config.update_epochs):
+            yield from shuffled(batch, self.config.num_minibatches, rng)
 
     def losses(
         self, model: nn.Module, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
@@ -133,7 +131,7 @@ class Ppo(Algorithm):
         """Clipped surrogate, value error and entropy bonus; arXiv:1707.06347, eq. 9."""
         assert isinstance(model, ActorCritic)
         config, mask = self.config, batch.mask
-        clip = self.clip_range(ctx.progress)
+        clip = self.clip_coef(ctx.progress)
         advantages = normalize(batch.advantages, mask) if config.normalize_advantage else batch.advantages
         log_prob, entropy, values = evaluate_actions(model, batch)
 
@@ -143,7 +141,7 @@ class Ppo(Algorithm):
         policy_loss = -masked_mean(surrogate, mask)
         value_loss = 0.5 * masked_mean(self._value_error(values, batch), mask)
         entropy_mean = masked_mean(entropy, mask)
-        loss = policy_loss + config.value_coef * value_loss - config.entropy * entropy_mean
+        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean
 
         with torch.no_grad():
             approx_kl = masked_mean(ratio - 1 - log_ratio, mask)
@@ -159,15 +157,11 @@ class Ppo(Algorithm):
 
     def _value_error(self, values: Tensor, batch: Minibatch) -> Tensor:
         """Squared error, or the larger one of it and that of the value kept within a range of the old value."""
-        error, limit = (values - batch.returns).square(), self.config.clip_value
+        error, limit = (values - batch.returns).square(), self.config.clip_range_vf
         if limit is None:
             return error
         clipped = batch.old_values + (values - batch.old_values).clamp(-limit, limit)
         return torch.maximum(error, (clipped - batch.returns).square())
-
-    def clip_range(self, progress: float) -> float:
-        """Range of the probability ratio now."""
-        return self.config.clip * (1 - progress if self.config.anneal_clip else 1.0)
 
     def is_past_target_kl(self, approx_kl: float | Tensor) -> bool:
         """Whether the policy has moved so far that the epochs end."""

@@ -62,7 +62,8 @@ ALGORITHMS = {
     ),
     "apex": AlgorithmEntry(
         "corral.algos.dqn", "Dqn", "Ape-X: dqn with actors, each environment exploring in its own way", _FEW,
-        _APART | {"prioritised": True, "n_step": 3, "dueling": True, "ladder": True, "max_grad_norm": 40.0},
+        _APART
+        | {"prioritized_replay": True, "n_step": 3, "dueling": True, "epsilon_ladder": True, "max_grad_norm": 40.0},
     ),
     "seed_impala": AlgorithmEntry(
         "corral.algos.impala", "Impala", "SEED: impala with one part that decides for all environments", _ALL,
@@ -73,7 +74,7 @@ ALGORITHMS = {
     ),
     "ppo-ssp": AlgorithmEntry(
         "corral.algos.ppo", "Ppo", "stale synchronous PPO: workers a few updates apart, by a parameter server", _ALL,
-        _SHARED | {"exchange": "param_server", "mode": "lag", "lag": 3},
+        _SHARED | {"exchange": "param_server", "mode": "ssp:3"},
     ),
     "a3c": AlgorithmEntry(
         "corral.algos.a2c", "A2c", "A3C: a2c in workers that nobody waits for, by a parameter server", _ALL,
@@ -81,7 +82,7 @@ ALGORITHMS = {
     ),
     "gala": AlgorithmEntry(
         "corral.algos.a2c", "A2c", "GALA: a2c in workers that gossip with a neighbour", _ALL,
-        _SHARED | {"exchange": "gossip", "mode": "async", "graph": "ring"},
+        _SHARED | {"exchange": "gossip", "mode": "async", "gossip_graph": "ring"},
     ),
     "paac": AlgorithmEntry(
         "corral.algos.a2c", "A2c", "PAAC: a2c with one learner and many environments in worker processes", _ALL,

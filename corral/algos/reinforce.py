@@ -44,35 +44,34 @@ _FRAGMENT = 32
 class Config:
     """Settings of REINFORCE."""
 
-    lr: float = 1e-3
+    learning_rate: float = 1e-3
     """Learning rate of Adam."""
     anneal_lr: bool = False
-    """Let the learning rate fall linearly to 0."""
+    """Decay the learning rate linearly to 0."""
     gamma: float = 0.99
     """Discount."""
-    episodes: int = 8
+    episodes_per_update: int = 8
     """Whole episodes in an update."""
     baseline: bool = True
-    """Learn a value and subtract it."""
-    normalize_return: bool = True
-    """Give returns, or their advantages over the baseline, mean 0 and deviation 1 within an update."""
-    entropy: float = 0.0
+    """Learn a value and subtract it from the returns."""
+    normalize_advantage: bool = True
+    """Normalize the returns, or the advantages over the baseline, within each update."""
+    ent_coef: float = 0.0
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
-    """Weight of the baseline's loss."""
+    vf_coef: float = 0.5
+    """Weight of the baseline's loss, 0.5 * (V - R)^2."""
     max_grad_norm: float = 0.5
-    """Gradients are scaled down to this norm."""
+    """Maximum gradient norm."""
     net: NetConfig = field(default_factory=NetConfig)
     """The network."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        require("lr", self.lr, above=0, most=100)
+        require("learning_rate", self.learning_rate, above=0, most=100)
         require("gamma", self.gamma, least=0, most=1)
-        require("episodes", self.episodes, least=1)
+        require("episodes_per_update", self.episodes_per_update, least=1)
         require("max_grad_norm", self.max_grad_norm, above=0)
-        if self.net.core != "none":
-            raise UserError("REINFORCE has no memory; use core=none, or a2c or ppo with one.")
+        if self.net.rnn != "none":
+            raise UserError("REINFORCE does not support recurrent networks: set rnn=none, or use a2c or ppo.")
 
 
 class Reinforce(Algorithm):
@@ -80,7 +79,7 @@ class Reinforce(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.data = DataSpec("episode", _FRAGMENT, config.episodes, "once", ("action", "logp"), max_lag=0)
+        self.data = DataSpec("episode", _FRAGMENT, config.episodes_per_update, "once", ("action", "logp"), max_lag=0)
 
     def build_model(self) -> ActorCritic:
         """Policy and baseline."""
@@ -94,8 +93,8 @@ class Reinforce(Algorithm):
     def groups(self) -> Sequence[ParamGroup]:
         """Adam."""
         config = self.config
-        optimizer = partial(adam, lr=config.lr)
-        return [ParamGroup(optimizer, linear_decay(config.lr, on=config.anneal_lr), config.max_grad_norm)]
+        optimizer = partial(adam, lr=config.learning_rate)
+        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
         """Returns to go, and what they exceed the baseline by."""
@@ -114,13 +113,13 @@ class Reinforce(Algorithm):
         """Policy gradient, the baseline's error, and entropy bonus."""
         assert isinstance(model, ActorCritic)
         config, mask = self.config, batch.mask
-        advantages = normalize(batch.advantages, mask) if config.normalize_return else batch.advantages
+        advantages = normalize(batch.advantages, mask) if config.normalize_advantage else batch.advantages
         log_prob, entropy, values = evaluate_actions(model, batch)
         policy_loss, entropy_mean = -masked_mean(log_prob * advantages, mask), masked_mean(entropy, mask)
-        loss = policy_loss - config.entropy * entropy_mean
+        loss = policy_loss - config.ent_coef * entropy_mean
         metrics = {"loss/policy": policy_loss, "loss/entropy": entropy_mean}
         if config.baseline:
             value_loss = 0.5 * masked_mean((values - batch.returns).square(), mask)
-            loss = loss + config.value_coef * value_loss
+            loss = loss + config.vf_coef * value_loss
             metrics["loss/value"] = value_loss
         yield LossOutput(loss, metrics, rows=num_valid(batch))

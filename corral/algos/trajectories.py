@@ -52,7 +52,7 @@ R = TypeVar("R", bound=Minibatch)
 
 def recorded(net: NetConfig) -> tuple[str, ...]:
     """What `ActorCriticPolicy` records of a network with these settings."""
-    return ("action", "logp") if net.core == "none" else ("action", "logp", "state")
+    return ("action", "logp") if net.rnn == "none" else ("action", "logp", "state")
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""`corral eval`: how good a run's agent is, or what it looks like."""
+"""`corral eval`: evaluate the policy of a run."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ SOLVED = "solved"
 
 @dataclass(frozen=True)
 class Eval:
-    """Let a run's agent play games that it was not trained on, and say how well it does.
+    """Evaluate the policy of a run in episodes with seeds that training does not use.
 
-    With the run's own seed and number of episodes, it repeats what the run has recorded.
+    With the run's own seed and number of episodes, it repeats the run's own evaluation.
     """
 
     run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """The run."""
     episodes: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """Games of each kind; by default as many as the run's own evaluations have."""
+    """Episodes of each kind. Default: as many as the run's own evaluations have."""
     seed: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """Of the games; by default the run's."""
+    """Seed of the episodes. Default: the run's."""
     deterministic: Flag = False
-    """Only with the best actions; without either, both."""
+    """Evaluate the deterministic policy only. Default: both deterministic and sampled."""
     sampled: Flag = False
-    """Only with actions drawn at random, as in training."""
+    """Evaluate only with sampled actions, as in training."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="NAME")] = "best"
     """best, latest, or the name of one."""
     render: Flag = False
-    """Show the games on the screen; the best actions, unless --sampled."""
+    """Show the episodes on the screen, with deterministic actions unless --sampled."""
     search_sims: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """Look ahead with so many simulations before every action, by saving and restoring the environment."""
+    """Plan with this many simulations before every action, by saving and restoring the environment."""
     opponent: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """Of Corral's games, who plays against the agent: random, mcts:1000, perfect, module:name; or solved, which counts
-    right moves in positions of Connect Four whose best moves are known."""
+    """Opponent in Corral's games: random, mcts:1000, perfect, module:name; or solved, which counts correct moves in
+    positions of Connect Four whose best moves are known."""
     json: Flag = False
     """Print JSON, with every episode."""
 
@@ -81,31 +81,19 @@ class Eval:
             print(f"Right moves: {share:.1%} of {count:,} solved positions")
 
     def _play(self, loaded: LoadedPolicy) -> dict[str, Evaluation]:
-        from corral.acting.policy import PlanningPolicy
-        from corral.runs.evaluate import acting_seed, evaluate, make_eval_vec
-        from corral.runs.folder import require_same_env
+        from corral.runs.evaluate import evaluate_loaded
         from corral.runs.views.video import make_screen
 
         experiment = loaded.experiment
         if self.opponent is not None:
-            changed = dict(experiment.evaluation.env_kwargs) | {"opponent": self.opponent}
-            experiment = replace(experiment, evaluation=replace(experiment.evaluation, env_kwargs=changed))
-        episodes = self.episodes or experiment.evaluation.episodes or _EPISODES
-        seed = experiment.seed if self.seed is None else self.seed
+            changed = experiment.eval_env_kwargs | {"opponent": self.opponent}
+            experiment = loaded.experiment = replace(experiment, eval_env_kwargs=changed)
+        episodes = self.episodes or experiment.eval_episodes or _EPISODES
         both = self.deterministic == self.sampled and not self.render
         kinds = [True, False] if both else [self.deterministic or not self.sampled]
-        here = self.search_sims is not None or isinstance(loaded.as_policy(), PlanningPolicy)
-        with make_screen(experiment) if self.render else make_eval_vec(experiment, episodes, seed, here=here) as vec:
-            require_same_env(vec.spec, loaded.spec)
-            results = {}
-            for greedy in kinds:
-                drawn = acting_seed(seed, deterministic=greedy)
-                if self.search_sims is None:
-                    policy = loaded.as_policy(deterministic=greedy, seed=drawn)
-                else:
-                    policy = loaded.search_policy(self.search_sims, deterministic=greedy, seed=drawn)
-                results["deterministic" if greedy else "sampled"] = evaluate(vec, policy, episodes, seed)
-        return results
+        vec = make_screen(experiment) if self.render else None
+        results = evaluate_loaded(loaded, episodes, kinds, vec=vec, seed=self.seed, search_sims=self.search_sims)
+        return {"deterministic" if kind else "sampled": result for kind, result in zip(kinds, results, strict=True)}
 
 
 def _print(loaded: LoadedPolicy, results: dict[str, Evaluation], opponent: str | None) -> None:
@@ -130,7 +118,7 @@ def _print(loaded: LoadedPolicy, results: dict[str, Evaluation], opponent: str |
             f"{max(result.returns):.1f}", f"{sum(lengths) / count:.0f} ({min(lengths)} to {max(lengths)})",
         )  # fmt: skip
     console.print(table)
-    against = opponent or experiment.evaluation.env_kwargs.get("opponent")
+    against = opponent or experiment.eval_env_kwargs.get("opponent")
     if against is not None:
         for name, result in results.items():
             won, lost = sum(r > 0 for r in result.returns), sum(r < 0 for r in result.returns)

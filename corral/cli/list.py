@@ -158,10 +158,10 @@ class ListPresets:
     def run(self) -> int:
         """Print the list."""
         from corral.cli.console import print_table
-        from corral.config.presets import PRESETS
+        from corral.config.presets import all_presets
 
         print_table(
             ("algorithm", "environment", "status", "note"),
-            ((algo, env, preset.status, preset.note) for (algo, env), preset in PRESETS.items()),
+            ((algo, env, preset.status, preset.note) for (algo, env), preset in all_presets().items()),
         )
         return 0

@@ -35,7 +35,6 @@ COMMANDS: Commands = {
     ),
     "eval": ("corral.cli.eval:Eval", "let a run's agent play, and say how well it does"),
     "export": ("corral.cli.export:Export", "write a run's agent as ONNX or TorchScript"),
-    "join": ("corral.cli.join:Join", "step environments for a learner on another machine"),
     "list algos": (
         "corral.cli.list:ListAlgos",
         "list the algorithms, their action spaces, and where they are verified",
@@ -51,7 +50,7 @@ COMMANDS: Commands = {
     "plot": ("corral.cli.plot:Plot", "draw the learning curves of one or several runs"),
     "record": ("corral.cli.record:Record", "film a run's agent as MP4"),
     "resume": ("corral.cli.resume:Resume", "go on with a run from its last checkpoint"),
-    "serve": ("corral.cli.serve:Serve", "put an environment on the link, for learners here or elsewhere"),
+    "serve": ("corral.cli.serve:Serve", "run an environment for learners on this machine or others"),
     "state-server": (
         "corral.cli.state_server:StateServerCommand",
         "keep simulators' states for many, in memory or in a folder",
@@ -73,7 +72,9 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog:
         print(f"{prog}: {error}", file=sys.stderr)
         return 1
     except MemoryError:
-        print(f"{prog}: There is not enough memory for this: lower num_envs, length or capacity.", file=sys.stderr)
+        print(
+            f"{prog}: There is not enough memory for this: lower num_envs, num_steps or buffer_size.", file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)

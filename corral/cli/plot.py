@@ -8,8 +8,6 @@ from typing import Annotated, Literal
 
 import tyro
 
-from corral.core.errors import UserError
-
 
 @dataclass(frozen=True)
 class Plot:
@@ -25,35 +23,16 @@ class Plot:
     metric: str = "train/return"
     """Column of metrics.csv to draw."""
     x: Literal["env_steps", "wall_s", "episodes"] = "env_steps"
-    """What is drawn from left to right."""
+    """Horizontal axis."""
     smooth: int = 1
-    """Rows whose mean is drawn at each row."""
+    """Number of rows whose mean is drawn at each row."""
 
     def run(self) -> int:
-        """Read, draw and write."""
-        self._check()
-        from corral.runs.views.plot import curves, save_csv, save_png
+        """Draw, and print the last value of each curve."""
+        from corral.runs.views.plot import draw
 
-        found = curves(self.runs, self.metric, self.x, self.smooth)
-        table = self.out.with_suffix(".csv")
-        try:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            save_png(found, self.out, self.metric, self.x, self.smooth)
-            save_csv(found, table, self.metric, self.x)
-        except OSError as error:
-            raise UserError(f"{error.filename or self.out} cannot be written: {error.strerror}.") from error
-        for curve in found:
+        for curve in draw(self.runs, self.out, metric=self.metric, x=self.x, smooth=self.smooth):
             runs = f"{curve.runs} runs" if curve.runs > 1 else "1 run"
             print(f"{curve.label}: {runs}, {self.metric} {curve.mean[-1]:.4g} at {self.x} {curve.x[-1]:,.0f}")
-        print(f"Wrote {self.out} and {table}.")
+        print(f"Wrote {self.out} and {self.out.with_suffix('.csv')}.")
         return 0
-
-    def _check(self) -> None:
-        if not self.runs:
-            raise UserError("`corral plot` needs at least one run directory.")
-        if self.out.suffix.lower() != ".png":
-            raise UserError(f"--out must end in .png, got {self.out}.")
-        if self.smooth < 1:
-            raise UserError(f"--smooth must be at least 1, got {self.smooth}.")
-        if self.out.stem == "metrics" and (self.out.parent / "run.json").exists():
-            raise UserError(f"--out {self.out} would replace the run's own metrics.csv: give another name.")

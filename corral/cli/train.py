@@ -5,25 +5,41 @@ from __future__ import annotations
 import logging
 import math
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from corral.algos.registry import find_algorithm
 from corral.cli.options import EnvKwargs, parse_env_kwargs
 from corral.config.overrides import read_value, split_items
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
-    from corral.runs.session import Result
+    from corral.runs.training_loop import Result
 
 Number = Annotated[str | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
 """Type of an option that is a whole number, which may be written 1e5 or 100_000."""
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 """Type of an option without a value."""
+Plugins = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="MODULE:CLASS")]
+"""Type of a repeatable option that names a class."""
+Sinks = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME|MODULE:CLASS")]
+"""The same, or the name of a built-in one."""
 _Settings = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
+_OPTIONS = ("env", "preset", "steps", "seed", "num_envs", "topology", "runtime", "actors", "learners")
+"""Settings that have an option of their own; they may also be given by --set."""
+_NO_SETTINGS = {
+    "algo": "ALGO",
+    "run_dir": "--run-dir",
+    "overwrite": "--overwrite",
+    "config": "--config",
+    "config_file": "--config",
+    "callbacks": "--callback",
+    "sinks": "--sink",
+    "quiet": "--quiet",
+}
+"""Arguments of `corral.train` that are not settings."""
 
 
 @dataclass(frozen=True)
@@ -49,43 +65,44 @@ class Train:
     overwrite: Flag = False
     """Replace the run that is in --run-dir."""
     num_envs: Number = None
-    """Environments that are sampled at once."""
+    """Parallel environments, over all actors."""
     topology: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """How acting and learning are wired together: sync, actor_learner, central_inference, data_parallel."""
     runtime: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Where the parts live: inline, process, ray."""
     actors: Number = None
     """Parts that act, in topologies that have such."""
-    envs_per_actor: Number = None
-    """Environments of each of them."""
     learners: Number = None
     """Parts that learn."""
     set: _Settings = ()
-    """Any setting, such as lr=3e-4 hidden=64,64 evaluation.episodes=20; config.yaml of a run has all their names."""
+    """Any setting, such as learning_rate=3e-4 hidden_sizes=64,64 eval_episodes=20; a run's config.yaml lists them."""
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """YAML file with settings, such as config.yaml of another run."""
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Environment whose preset to start from, or none; `corral list presets` shows them."""
+    callback: Plugins = ()
+    """A corral.Callback of your own; may be repeated."""
+    sink: Sinks = ()
+    """A corral.MetricSink of your own; or csv, tensorboard, to choose among these. May be repeated."""
     quiet: Flag = False
     """Show no progress, only the result."""
 
     def run(self) -> int:
         """Train, and print where the run is, how good it got, and what to do next."""
-        overrides = self._overrides()
+        settings = self._settings()
         if self.quiet:
             logging.getLogger("corral").setLevel(logging.WARNING)
         from corral.runs.train import train
 
         result = train(
             self.algo,
-            self.env,
             run_dir=self.run_dir,
-            preset=self.preset,
             config_file=self.config,
-            env_kwargs=self._env_kwargs(),
             overwrite=self.overwrite,
+            callbacks=self.callback,
+            sinks=self.sink,
             quiet=self.quiet,
-            **overrides,
+            **settings,
         )
         print_result(result)
         return 0
@@ -101,18 +118,21 @@ class Train:
             kwargs |= {"sim": _from_anywhere(self.sim), "sims": read_value("--sims", self.sims or "1", int)}
         return kwargs
 
-    def _overrides(self) -> dict[str, Any]:
-        """Settings that were given, from --set and from the options of their own."""
-        given: dict[str, Any] = dict(split_items([item for items in self.set for item in items]))
-        options = {option.name for option in fields(self)}
-        options -= {f.name for f in fields(find_algorithm(self.algo).config())}  # a search's sims are not simulators
-        for key in given:
-            if key.replace("-", "_") in options:
-                raise UserError(f"{key} has an option of its own: --{key.replace('_', '-')}, instead of --set.")
-        own = ("steps", "seed", "num_envs", "topology", "runtime", "actors", "envs_per_actor", "learners")
-        for name in own:
-            if getattr(self, name) is not None:
-                given[name] = getattr(self, name)
+    def _settings(self) -> dict[str, Any]:
+        """The settings that were given, by --set or by options of their own."""
+        items = split_items([item for items in self.set for item in items])
+        given: dict[str, Any] = {key.replace("-", "_"): text for key, text in items.items()}
+        for name, argument in _NO_SETTINGS.items():
+            if name in given:
+                raise UserError(f"{name} is not a setting but an argument: write {argument}.")
+        if "env_kwargs" in given:
+            given["env_kwargs"] = read_value("env_kwargs", given["env_kwargs"], dict[str, Any])
+        own = {name: getattr(self, name) for name in _OPTIONS} | {"env_kwargs": self._env_kwargs() or None}
+        for name, value in own.items():
+            if value is not None:
+                if name in given:
+                    raise UserError(f"{name} is set twice, by --{name.replace('_', '-')} and by --set.")
+                given[name] = value
         return given
 
 

@@ -1,16 +1,18 @@
-"""Settings that earlier versions wrote, in today's names. The only place where old names live.
+"""Settings of earlier versions: migrated where a run's `config.yaml` has them, explained where a user gives them.
 
-`config.yaml` says its format. Each format has one step that brings it to the next, so that a later change of a name
-or of a default adds a step and leaves the others alone.
+The only place where old names live. `config.yaml` says its format. Each format has one step that brings it to the next,
+so that a later change of a name or of a default adds a step and leaves the others alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from corral.config.overrides import read_yaml
+from corral.config.yaml_file import read_yaml
 from corral.core.errors import UserError
 
 FORMAT = 2
@@ -25,15 +27,103 @@ _ENVS_2 = {
     "corral.testing.stateless:StatelessCartPole": "corral.testing.tasks:StatelessCartPole",
 }
 
+_ALGORITHM_2 = {
+    "lr": "learning_rate", "lam": "gae_lambda", "length": "num_steps", "epochs": "update_epochs",
+    "minibatches": "num_minibatches", "clip": "clip_coef", "clip_value": "clip_range_vf", "entropy": "ent_coef",
+    "value_coef": "vf_coef", "normalize_return": "normalize_advantage", "episodes": "episodes_per_update",
+    "capacity": "buffer_size", "replay_capacity": "buffer_size", "train_every": "train_frequency",
+    "updates": "gradient_steps", "target_every": "target_update_period", "double": "double_q",
+    "prioritised": "prioritized_replay", "ladder": "epsilon_ladder", "epsilon_start": "exploration_initial_eps",
+    "epsilon_end": "exploration_final_eps", "epsilon_fraction": "exploration_fraction", "correction": "vtrace",
+    "rho_bar": "vtrace_rho", "c_bar": "vtrace_c", "replayed": "replay_fraction", "max_lag": "max_policy_lag",
+    "mode": "search_mode", "sims": "num_simulations", "fast_sims": "fast_simulations",
+    "full_share": "full_search_fraction", "share": "search_fraction", "beta": "search_acts_fraction",
+    "distill": "distill_coef", "kappa": "search_value_fraction", "gate": "min_explained_variance",
+    "epsilon": "random_action_fraction", "noise": "root_noise", "past_share": "past_self_fraction",
+    "scripted": "opponents", "scripted_share": "opponent_fraction", "replays": "replay_ratio",
+}  # fmt: skip
+_OTHERWISE_2 = {
+    "alphazero": {"value_coef": "value_coef", "anneal_lr": "final_lr_fraction"},
+    "ppo-search": {"rho_bar": "max_importance_weight"},
+}
+"""Where an algorithm's own setting of such a name has another meaning."""
 
-def read_config(path: Path) -> dict[str, Any]:
+_INNER_2 = {
+    "net": {
+        "torso": "encoder", "hidden": "hidden_sizes", "core": "rnn", "core_size": "rnn_size", "log_std": "log_std_init",
+    },
+    "search": {
+        "root": "root_selection", "leaves": "leaves_in_flight", "samples": "num_sampled_actions",
+        "considered": "max_num_considered_actions", "widening": "progressive_widening", "grain": "value_resolution",
+        "dirichlet_frac": "dirichlet_fraction", "reuse": "reuse_tree",
+    },
+}  # fmt: skip
+"""Groups within the algorithm's settings."""
+
+_EXPERIMENT_2 = {
+    "threads": "torch_threads",
+    "scale.learners": "actor_learner.learners",
+    "scale.weights": "actor_learner.weight_sync",
+    "scale.replay_shards": "actor_learner.replay_shards",
+    "scale.min_actors": "actor_learner.min_actors",
+    "scale.max_restarts": "actor_learner.max_restarts",
+    "sharing.exchange": "data_parallel.exchange",
+    "sharing.mode": "data_parallel.mode",
+    "sharing.servers": "data_parallel.servers",
+    "sharing.drop": "data_parallel.backup_workers",
+    "sharing.graph": "data_parallel.gossip_graph",
+    "sharing.compress": "data_parallel.compress",
+    "sharing.momentum": "data_parallel.compress_momentum",
+    "sharing.quantize_weights": "data_parallel.quantize_weights",
+    "evaluation.every_steps": "eval_every",
+    "evaluation.episodes": "eval_episodes",
+    "evaluation.env_kwargs": "eval_env_kwargs",
+    "checkpoints.every_s": "checkpoint_every_s",
+    "checkpoints.every_steps": "checkpoint_every",
+    "checkpoints.keep": "keep_checkpoints",
+    "checkpoints.replay": "save_replay_buffer",
+    "log.every_s": "log_every_s",
+    "log.every_steps": "log_every",
+}
+
+_MERGED_2 = {
+    "anneal_clip": ("clip_coef", "it is part of clip_coef now: write clip_coef=0.2:0."),
+    "anneal_lr": ("final_lr_fraction", "alphazero has final_lr_fraction: 0.1 anneals the learning rate, 1 does not."),
+    "correction": ("vtrace", "it is vtrace now, true or false."),
+    "lag": ("mode", "it is part of mode now: write mode=ssp:K."),
+    "pull_lag": ("weight_sync", "it is part of weight_sync now: write weight_sync=lag:K."),
+    "envs_per_actor": ("num_envs", "set num_envs, the number of environments of all actors together."),
+}
+"""Old name -> the setting that replaces it in another form, and how."""
+
+_DROPPED_2: dict[str, tuple[Any, str]] = {
+    "past_every": (0.05, "a past self is kept after every 5 % of the run."),
+    "past_kept": (10, "the last 10 past selves are kept."),
+    "steps_per_turn": (8, "environments make 8 moves between updates."),
+    "weight_decay": (1e-4, "it is always 1e-4."),
+    "in_flight_mb": (256.0, "it is always 256."),
+    "error_feedback": (None, "error feedback is used wherever a compression is biased."),
+    "listen": (None, "train with --env grpc://HOST:PORT, and start `corral serve ENV --connect grpc://HOST:PORT`."),
+}
+"""Settings that are gone -> their default, and what happens now."""
+
+
+@dataclass(frozen=True)
+class Migrated:
+    """Settings in today's names, and notes on those that were lost."""
+
+    settings: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def read_config(path: Path) -> Migrated:
     """The settings in a YAML file: a user's own, or the `config.yaml` of a run, whatever version wrote it."""
     return migrate(read_yaml(path), str(path))
 
 
-def migrate(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+def migrate(config: Mapping[str, Any], source: str) -> Migrated:
     """The settings of a `config.yaml` as this version would have written them, without the number of its format."""
-    found = dict(config)
+    found, notes = dict(config), list[str]()
     written = found.pop("format", 1 if found.keys() >= _GROUPS_1 else FORMAT)
     if not isinstance(written, int) or not 1 <= written <= FORMAT:
         raise UserError(
@@ -41,12 +131,143 @@ def migrate(config: Mapping[str, Any], source: str) -> dict[str, Any]:
             "wrote it."
         )
     for step in range(written, FORMAT):
-        found = _STEPS[step](found)
-    return found
+        found = _STEPS[step](found, notes)
+    return Migrated(found, tuple(notes))
 
 
-def _to_2(config: dict[str, Any]) -> dict[str, Any]:
-    return config | {name: _ENVS_2[config[name]] for name in ("env", "preset") if config.get(name) in _ENVS_2}
+def rename_envs(state: Any) -> None:
+    """Give environments in the state of a checkpoint their present names, in place."""
+    if isinstance(state, list):
+        for value in state:
+            rename_envs(value)
+    elif isinstance(state, dict):
+        for key, value in state.items():
+            rename_envs(value)
+            if key == "identity" and isinstance(value, dict) and value.get("env") in _ENVS_2:
+                value["env"] = _ENVS_2[value["env"]]
 
 
-_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _to_2}
+def explain_old_name(key: str, names: Collection[str]) -> str | None:
+    """What to write instead of a setting's old name, as the end of a sentence; None if `key` was never one.
+
+    `names` are the full names of the settings that there are.
+    """
+    last = key.rpartition(".")[2]
+    if last in _MERGED_2 and _named(_MERGED_2[last][0], names):
+        return _MERGED_2[last][1]
+    if last in _DROPPED_2:
+        return f"it was removed: {_DROPPED_2[last][1]}"
+    new = [_EXPERIMENT_2[key]] if key in _EXPERIMENT_2 else _successors(key, names)
+    return f"it is called {' or '.join(new)} now." if new else None
+
+
+def _successors(key: str, names: Collection[str]) -> list[str]:
+    """New names of every setting that was called so, or of the settings of a group that was."""
+    last = key.rpartition(".")[2]
+    tables = [_ALGORITHM_2, *_OTHERWISE_2.values(), *_INNER_2.values()]
+    new = [table[last] for table in tables if table.get(last, last) != last]
+    new += [full for old, full in _EXPERIMENT_2.items() if last in (old.rpartition(".")[2], old.partition(".")[0])]
+    return list(dict.fromkeys(name for name in new if _named(name, names)))
+
+
+def _named(name: str, names: Collection[str]) -> bool:
+    return any(f".{full}".endswith(f".{name}") for full in names)
+
+
+def _to_2(config: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Names of SB3, CleanRL and the papers; groups only where a topology has one."""
+    config |= {name: _ENVS_2[config[name]] for name in ("env", "preset") if config.get(name) in _ENVS_2}
+    _drop_grpc(config, notes)
+    scale, sharing = dict(config["scale"]), dict(config["sharing"])
+    per_actor = scale.pop("envs_per_actor", None)
+    if per_actor is not None:
+        config["num_envs"] = per_actor * (config.get("actors") or 1)
+    lag = scale.pop("pull_lag", 0)
+    if scale.get("weights") == "lag":
+        scale["weights"] = f"lag:{lag}"
+    lag = sharing.pop("lag", 0)
+    if sharing.get("mode") == "lag":
+        sharing["mode"] = f"ssp:{lag}"
+    _drop(scale, notes)
+    _drop(sharing, notes)
+    made: dict[str, Any] = {}
+    for name, value in (config | {"scale": scale, "sharing": sharing}).items():
+        if name == "algorithm":
+            made[name] = _algorithm_to_2(value, str(config.get("algo")), notes)
+        elif name in _GROUPS_1:
+            for inner, one in value.items():
+                group, _, new = _EXPERIMENT_2[f"{name}.{inner}"].rpartition(".")
+                (made.setdefault(group, {}) if group else made)[new] = one
+        else:
+            made[_EXPERIMENT_2.get(name, name)] = value
+    return made
+
+
+def _drop_grpc(config: dict[str, Any], notes: list[str]) -> None:
+    listen = config.pop("listen", None)
+    if config.get("backend") == "grpc":
+        config["backend"] = "auto"
+        notes.append(
+            "This run had its environments on other machines (backend=grpc, which is gone): now they run here. To have "
+            f"them elsewhere, train with --env grpc://{listen} and start `corral serve {config.get('env')} --connect "
+            f"grpc://{listen}` there."
+        )
+
+
+def _algorithm_to_2(config: Mapping[str, Any], algo: str, notes: list[str]) -> dict[str, Any]:
+    if ":" in algo:
+        return _own_algorithm_to_2(config, algo)
+    config = dict(config)
+    if config.pop("anneal_clip", False):
+        config["clip"] = f"{config['clip']}:0"
+    if "correction" in config:
+        config["correction"] = config["correction"] == "vtrace"
+    if algo == "alphazero":
+        config["anneal_lr"] = 0.1 if config.get("anneal_lr", True) else 1.0
+    _drop(config, notes)
+    names = _ALGORITHM_2 | _OTHERWISE_2.get(algo, {})
+    made: dict[str, Any] = {}
+    for name, value in config.items():
+        if name == "ppo":
+            made[name] = _algorithm_to_2(value, "ppo", notes)
+        elif name in _INNER_2:
+            made[name] = {_INNER_2[name].get(inner, inner): one for inner, one in value.items()}
+        else:
+            made[names.get(name, name)] = _schedule_to_2(value)
+    return made
+
+
+def _own_algorithm_to_2(config: Mapping[str, Any], algo: str) -> dict[str, Any]:
+    from corral.algos.registry import find_algorithm
+
+    try:
+        return _rename_where_gone(config, find_algorithm(algo).config()())
+    except UserError:  # it cannot be imported here: the settings stay as they are until it can
+        return dict(config)
+
+
+def _rename_where_gone(config: Mapping[str, Any], today: Any) -> dict[str, Any]:
+    """Rename in an algorithm outside of Corral: only names that its Config does not have, to names that it has."""
+    known, made = {field.name for field in fields(today)}, dict[str, Any]()
+    table = _ALGORITHM_2 | _INNER_2["net"] | _INNER_2["search"]
+    for name, value in config.items():
+        new = table[name] if name not in known and table.get(name) in known else name
+        inner = getattr(today, new, None)
+        made[new] = _rename_where_gone(value, inner) if is_dataclass(inner) else _schedule_to_2(value)
+    return made
+
+
+def _schedule_to_2(value: Any) -> Any:
+    """A schedule was written 8->64."""
+    return value.replace("->", ":") if isinstance(value, str) and re.match(r"[-+\s]*[0-9.]", value) else value
+
+
+def _drop(config: dict[str, Any], notes: list[str]) -> None:
+    """Remove what is gone; where it was not the default, say so."""
+    for name in [name for name in config if name in _DROPPED_2]:
+        value, (default, instead) = config.pop(name), _DROPPED_2[name]
+        if value != default:
+            notes.append(f"{name}={value} is no longer a setting: {instead}")
+
+
+_STEPS: dict[int, Callable[[dict[str, Any], list[str]], dict[str, Any]]] = {1: _to_2}

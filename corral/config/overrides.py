@@ -1,8 +1,8 @@
-"""Settings by name: full dotted names and short ones, values read by the field's type, and YAML files.
+"""Settings by name: full dotted names and short ones, values read by the field's type.
 
 A config is a frozen dataclass whose fields are plain values or further configs. Its settings are named by dotted
-paths, such as `algorithm.net.hidden`; any part but the last may be left out while the name stays unique. What both the
-algorithm and something else have, is the algorithm's.
+paths, such as `algorithm.net.hidden_sizes`; any part but the last may be left out while the name stays unique. A name
+that both the algorithm and something else have is the algorithm's.
 """
 
 from __future__ import annotations
@@ -13,40 +13,34 @@ import json
 import math
 import numbers
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from corral.config.migrate import explain_old_name
 from corral.core.errors import UserError
 
 T = TypeVar("T")
 
 _ELSEWHERE = {
-    "learning_rate": "lr",
     "n_envs": "num_envs",
-    "n_steps": "length",
-    "num_steps": "length",
-    "n_epochs": "epochs",
-    "update_epochs": "epochs",
-    "num_minibatches": "minibatches",
-    "gae_lambda": "lam",
-    "ent_coef": "entropy",
-    "vf_coef": "value_coef",
-    "clip_range": "clip",
-    "clip_coef": "clip",
+    "n_steps": "num_steps",
+    "rollout_length": "num_steps",
+    "n_epochs": "update_epochs",
+    "clip_range": "clip_coef",
+    "entropy_coeff": "ent_coef",
+    "vf_loss_coeff": "vf_coef",
+    "grad_clip": "max_grad_norm",
     "total_timesteps": "steps",
-    "buffer_size": "capacity",
-    "train_freq": "train_every",
-    "train_frequency": "train_every",
-    "gradient_steps": "updates",
-    "target_update_interval": "target_every",
-    "exploration_fraction": "epsilon_fraction",
-    "exploration_initial_eps": "epsilon_start",
-    "exploration_final_eps": "epsilon_end",
-    "net_arch": "hidden",
+    "replay_buffer_size": "buffer_size",
+    "train_freq": "train_frequency",
+    "target_network_frequency": "target_update_period",
+    "target_update_interval": "target_update_period",
+    "start_e": "exploration_initial_eps",
+    "end_e": "exploration_final_eps",
+    "net_arch": "hidden_sizes",
     "activation_fn": "activation",
 }
+_IN_UPDATES = ("target_network_frequency", "target_update_interval")  # elsewhere in environment steps
 """What Stable-Baselines3 and CleanRL call a setting -> its name here, for the hint only."""
 
 _BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
@@ -139,45 +133,6 @@ def split_items(items: Collection[str]) -> dict[str, str]:
     return given
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; UserError when there is none."""
-    import yaml
-
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _strict_loader())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UserError(f"Cannot read {path}: {reason}.") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" in line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise UserError(f"{path} is not valid YAML{line}: {problem}.") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise UserError(f"{path} must hold settings as `name: value` lines.")
-    return data
-
-
-@cache
-def _strict_loader() -> Any:
-    """YAML's safe loader that refuses a key named twice, of which the plain one silently takes the last."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen: set[str] = set()
-            for key, _ in node.value:
-                if key.tag == "tag:yaml.org,2002:str":
-                    if key.value in seen:
-                        raise yaml.constructor.ConstructorError(None, None, f"{key.value} is set twice", key.start_mark)
-                    seen.add(key.value)
-            return super().construct_mapping(node, deep)
-
-    return Loader
-
-
 def _flat(given: Mapping[Any, Any], kinds: Collection[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in given.items():
         name = f"{prefix}{key}".replace("-", "_")
@@ -219,10 +174,14 @@ def _shortens(wanted: list[str], parts: list[str]) -> bool:
 
 def _hint(key: str, names: Collection[str]) -> str:
     last = {name.rpartition(".")[2]: name for name in names}
-    same = _ELSEWHERE.get(key.rpartition(".")[2])
-    if same in last:
-        return f"it is called {same} here."
     typed = key.rpartition(".")[2]
+    old = explain_old_name(key, names)
+    if old is not None:
+        return old
+    same = _ELSEWHERE.get(typed)
+    if same in last:
+        unit = ", and counts updates, not environment steps" if typed in _IN_UPDATES else ""
+        return f"it is called {same} here{unit}."
     close = difflib.get_close_matches(typed, last, 3, 0.6) + difflib.get_close_matches(key, names, 2, 0.75)
     inside = [short for short in last if len(typed) > 3 and (typed in short or short in typed.split("_"))]
     found = list(dict.fromkeys(close + inside))

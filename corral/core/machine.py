@@ -1,8 +1,9 @@
-"""How many cores there are to use."""
+"""This machine: cores and memory that this process may use, and pauses between attempts."""
 
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 from corral.core.errors import UserError
@@ -13,7 +14,24 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# How much memory this process may still take.
+class Backoff:
+    """Pauses between attempts: each twice as long as the one before, up to a longest one.
+
+    `jitter` is the share of a pause that is random, so that many processes do not try at the same moment.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, jitter: float = 0.0):
+        self._first_s, self._longest_s, self._jitter = first_s, longest_s, jitter
+        self._next_s = first_s
+
+    def next(self) -> float:
+        """Seconds to wait before the next attempt."""
+        pause, self._next_s = self._next_s, min(2 * self._next_s, self._longest_s)
+        return pause * random.uniform(1.0 - self._jitter, 1.0)
+
+    def reset(self) -> None:
+        """An attempt has succeeded: start from the first pause again."""
+        self._next_s = self._first_s
 
 
 _CGROUP_LIMITS = (  # of a container: limit and use, in bytes
@@ -40,7 +58,7 @@ def require_memory(needed: int, capacity: int, what: str) -> None:
         fits = int(capacity * 0.9 * available / needed)
         raise UserError(
             f"{what} for {capacity:,} transitions takes {needed / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: "
-            f"lower its capacity to {fits:,} or less."
+            f"lower buffer_size to {fits:,} or less."
         )
 
 

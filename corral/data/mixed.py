@@ -143,7 +143,7 @@ class SequenceRing:
         if available is not None and needed > available:
             raise UserError(
                 f"A replay of {capacity:,} sequences takes {needed / 1e9:.1f} GB and {available / 1e9:.1f} GB are "
-                f"free: lower replay_capacity to {max(1, int(0.9 * capacity * available / needed)):,} or less."
+                f"free: lower buffer_size to {max(1, int(0.9 * capacity * available / needed)):,} or less."
             )
         for f in fields(Trajectory):
             if f.name in _PER_COLUMN:
@@ -172,7 +172,7 @@ class SequenceRing:
             return
         sequences = unpack(state["sequences"], self._spec)
         if sequences.shape[1] != min(state["added"], self._capacity):
-            raise UserError("The saved replay had another replay_capacity: resume with the same settings.")
+            raise UserError("The saved replay had another buffer_size: resume with the same settings.")
         self.add(sequences)
         self._added = state["added"]
 

@@ -155,7 +155,7 @@ class ReplayStore(Store):
             self._warned = True
             _log.warning(
                 "Replay keeps %d transitions of %d, because episodes are short or images are no stacks of frames: "
-                "raise its capacity for more.",
+                "raise buffer_size for more.",
                 len(rows),
                 rows.capacity,
             )
@@ -177,7 +177,7 @@ class ReplayStore(Store):
         if least > self._data.capacity:
             raise UserError(
                 f"A replay of {self._data.capacity:,} transitions is too small for fragments of {length} x {width} "
-                f"steps: raise its capacity to at least {least:,}."
+                f"steps: raise buffer_size to at least {least:,}."
             )
 
     def metrics(self) -> dict[str, float]:
@@ -245,7 +245,7 @@ def _check(data: DataSpec) -> None:
     if data.min_size > data.capacity:
         raise UserError(
             f"Replay would never start: it holds {data.capacity:,} transitions and learning waits for "
-            f"{data.min_size:,}; lower learning_starts and batch_size, or raise capacity."
+            f"{data.min_size:,}; lower learning_starts and batch_size, or raise buffer_size."
         )
     if data.length < 1 or data.batch_size < 1 or data.samples_per_insert <= 0:
         raise UserError("Replay needs a length, a batch_size and samples_per_insert above 0.")

@@ -19,15 +19,13 @@ from corral.envs.backends.process.vec_env import ProcessVecEnv
 from corral.envs.backends.ray.vec_env import RayVecEnv
 from corral.envs.backends.simulators.options import external_vec_env, is_url
 from corral.envs.backends.vector import VectorVecEnv
-from corral.envs.grpc_text import as_text
-from corral.envs.grpc_vec import GrpcVecEnv
 from corral.envs.resolve import EnvLike, Resolved, resolve
 from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
 
 log = logging.getLogger("corral.envs")
 
-BACKENDS = ("auto", "local", "process", "native", "ray", "grpc")
+BACKENDS = ("auto", "local", "process", "native", "ray")
 
 
 def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
@@ -40,7 +38,6 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
     env_kwargs: Mapping[str, Any] | None = None,
     supervision: Supervision | None = None,
     role: str = "train",
-    listen: str | None = None,
     cores: int | None = None,
 ) -> VecEnv:
     """Make many environments that step at once; `recv` brings their first observations.
@@ -51,15 +48,13 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
             external simulators, `tcp://HOST:PORT` or `zmq://HOST:PORT`, several of them separated by commas.
         num_envs: how many; ignored for lists and ready-made vector environments.
         backend: `local` (in this process), `process` (worker processes), `native` (ALE, EnvPool), `ray` (actors of
-            a Ray cluster), `grpc` (machines that dial in by `corral join`), or `auto`, which measures a step and
-            chooses; `vec.choice` then says why.
-        workers: worker processes or Ray actors; by default one per core, or what `auto` thinks best. With `grpc`: how
-            many dial in, by default one; all of them are waited for.
+            a Ray cluster), or `auto`, which measures a step and chooses; `vec.choice` then says why.
+        workers: worker processes or Ray actors; by default one per core, or what `auto` thinks best. Of external
+            simulators: how many to wait for.
         seed: of the run, root of the environments' seeds; `vec.reset(seed)` starts over with another.
         env_kwargs: keyword arguments for the environment.
         supervision: deadlines and restart budget.
         role: branch of the seed tree; evaluation uses "eval" so that it never sees training seeds.
-        listen: with `grpc`, the address to listen on, HOST:PORT.
         cores: how many the environments may keep busy when `workers` does not say; by default all that there are.
     """
     supervision = supervision or Supervision()
@@ -70,16 +65,10 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
         raise UserError(f"role={role!r} is not one of {', '.join(ROLES)}.")
     if backend not in BACKENDS:
         raise UserError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}.")
-    if (backend == "grpc") != (listen is not None):
-        raise UserError("listen=HOST:PORT, where workers dial in, and backend='grpc' go together.")
     if is_url(env):
         if backend != "auto":
             raise UserError(f"backend={backend!r} does not go with {env}: simulators run where they are; leave it out.")
         vec: VecEnv = external_vec_env(env, num_envs, workers, supervision, role, env_kwargs)  # type: ignore[arg-type]
-    elif listen is not None:
-        several = env if isinstance(env, Sequence) and not isinstance(env, str) else [env] * num_envs
-        texts = [as_text(each, env_kwargs) for each in several]
-        vec = GrpcVecEnv(texts, supervision, min(workers or 1, len(texts)), listen, role)
     elif isinstance(env, gymnasium.vector.VectorEnv):
         vec = VectorVecEnv(env, role)
     elif isinstance(env, Sequence) and not isinstance(env, str):

@@ -26,6 +26,7 @@ from corral.core.spaces import Layout, Space
 from corral.core.types import Array, EnvSpec, StepBatch, Tree
 from corral.envs.supervision import Fault
 from corral.envs.vec_env import VecEnv
+from corral.snapshot.states import States
 
 _EPSILON = 1e-8
 
@@ -196,15 +197,11 @@ class NormalizedVecEnv(VecEnv):
         """What the rewards that are learned from are of the game's own, by what is known now."""
         return 1.0 / float(self.statistics.returns.std) if self._reward else 1.0
 
-    @property
-    def inside(self) -> VecEnv:
-        """The environments without normalisation."""
-        return self._vec
-
-    @property
-    def normalises_obs(self) -> bool:
-        """Whether observations are changed as well."""
-        return self._obs
+    def states(self, memory_mb: float = 1024.0) -> States:
+        """Those of the environments inside; UserError where observations are normalised, which states do not show."""
+        if self._obs:
+            raise UserError("A search sees observations as the environment gives them: let the network normalise them.")
+        return self._vec.states(memory_mb)
 
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere; the statistics stay."""

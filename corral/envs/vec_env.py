@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
     from corral.envs.as_gymnasium import AsGymnasium
+    from corral.snapshot.states import States
 
 
 class VecEnv(ABC):
@@ -97,6 +98,13 @@ class VecEnv(ABC):
         self.seed = seeding.env_seed(state["seed"], "train", 0, 1)
         self.reset(self.seed)
         return list(range(self.num_envs))
+
+    def states(self, memory_mb: float = 1024.0) -> States:
+        """The states of these environments by env id, for planners; UserError where they cannot be saved."""
+        raise UserError(
+            f"A search saves and restores environments, and {self.spec.name} cannot be in {type(self).__name__}: run "
+            "it in this process, with backend=local; several actors search side by side."
+        )
 
     @property
     def faults(self) -> Iterable[Fault]:

@@ -84,13 +84,13 @@ def _in_numpy(network: nn.Module) -> bool:
 
 def ppo_loss(algo: Ppo, model: ActorCritic, target: None, batch: Minibatch, ctx: UpdateContext) -> LossOutput:
     """`Ppo.losses`."""
-    clip = algo.clip_range(ctx.progress)
+    clip = algo.clip_coef(ctx.progress)
 
     def policy_term(log_prob: Array, advantages: Array) -> _PolicyTerm:
         return clipped_surrogate(log_prob, batch.old_log_prob.numpy(), advantages, clip)
 
     config = algo.config
-    output = _on_policy_loss(model, batch, policy_term, config.normalize_advantage, config.value_coef, config.entropy)
+    output = _on_policy_loss(model, batch, policy_term, config.normalize_advantage, config.vf_coef, config.ent_coef)
     output.stop = algo.is_past_target_kl(output.metrics["loss/kl"])
     return output
 
@@ -105,7 +105,7 @@ def ppo_search_loss(
 def a2c_loss(algo: A2c, model: ActorCritic, target: None, batch: Minibatch, ctx: UpdateContext) -> LossOutput:
     """`A2c.losses`."""
     config = algo.config
-    return _on_policy_loss(model, batch, policy_gradient, config.normalize_advantage, config.value_coef, config.entropy)
+    return _on_policy_loss(model, batch, policy_gradient, config.normalize_advantage, config.vf_coef, config.ent_coef)
 
 
 class _PolicyTerm(NamedTuple):
@@ -159,19 +159,19 @@ def impala_loss(algo: Impala, model: ActorCritic, target: None, batch: Trajector
         return _PolicyTerm(loss, grad, {"loss/kl": float((np.exp(log_ratio) - 1 - log_ratio).mean())})
 
     config = algo.config
-    return _stale_loss(model, batch, algo.vtrace, policy_term, config.value_coef, config.entropy, summed=True)
+    return _stale_loss(model, batch, algo.vtrace, policy_term, config.vf_coef, config.ent_coef, summed=True)
 
 
 def appo_loss(algo: Appo, model: ActorCritic, target: None, batch: Trajectory, ctx: UpdateContext) -> LossOutput:
     """`Appo.losses`."""
-    config = algo.config
+    config, clip = algo.config, algo.clip_coef(ctx.progress)
 
     def policy_term(log_prob: Array, behaviour: Array, advantages: Array) -> _PolicyTerm:
         if config.normalize_advantage:
             advantages = _normalize(advantages)
-        return clipped_surrogate(log_prob, behaviour, advantages, config.clip)
+        return clipped_surrogate(log_prob, behaviour, advantages, clip)
 
-    return _stale_loss(model, batch, algo.vtrace, policy_term, config.value_coef, config.entropy, summed=False)
+    return _stale_loss(model, batch, algo.vtrace, policy_term, config.vf_coef, config.ent_coef, summed=False)
 
 
 def _stale_loss(
@@ -279,7 +279,7 @@ def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, c
     assert tower is not None
     rows, number = np.arange(len(batch.reward)), algo.choices.from_env(batch.action)
     next_q = target.numpy_values(batch.next_obs)
-    best = (model.numpy_values(batch.next_obs) if algo.config.double else next_q).argmax(-1)
+    best = (model.numpy_values(batch.next_obs) if algo.config.double_q else next_q).argmax(-1)
     goal = batch.reward + batch.discount * next_q[rows, best]
     x = model.encoder.in_numpy(batch.obs)
     outputs = tower.forward(x)
@@ -287,7 +287,7 @@ def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, c
     error = q - goal
     slope = np.clip(error, -1.0, 1.0)
     loss = slope * (error - 0.5 * slope)  # e^2 / 2 within [-1, 1], |e| - 1/2 beyond
-    if algo.config.prioritised:
+    if algo.config.prioritized_replay:
         loss, slope = loss * batch.weight, slope * batch.weight
 
     def backward() -> None:
@@ -300,7 +300,7 @@ def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, c
         tower.backward(x, outputs, grad)
 
     metrics = {"loss/td": float(loss.mean()), "loss/q": float(q.mean())}
-    priorities = np.abs(error) if algo.config.prioritised else None
+    priorities = np.abs(error) if algo.config.prioritized_replay else None
     return LossOutput(metrics["loss/td"], metrics, priorities, rows=len(batch.reward), backward=backward)
 
 
@@ -309,15 +309,18 @@ def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, c
 _ROWS = frozenset({"obs", "action", "old_log_prob", "old_values", "advantages", "returns"})
 _TRANSITIONS = frozenset({"obs", "action", "reward", "discount", "next_obs", "weight"})
 _EXTRAS = frozenset({"action", "logp"})
-_COMMON = "lr anneal_lr gamma length entropy value_coef max_grad_norm net"
+_COMMON = "learning_rate anneal_lr gamma num_steps ent_coef vf_coef max_grad_norm net"
 _SETTINGS = {
-    "ppo": f"{_COMMON} lam epochs minibatches clip anneal_clip target_kl normalize_advantage",
-    "a2c": f"{_COMMON} optimizer lam normalize_advantage",
-    "impala": f"{_COMMON} optimizer batch_size correction rho_bar c_bar replayed replay_capacity max_lag",
-    "appo": f"{_COMMON} batch_size epochs minibatches clip normalize_advantage rho_bar c_bar max_lag",
-    "dqn": "lr anneal_lr gamma batch_size capacity learning_starts train_every updates target_every tau n_step double "
-    "dueling prioritised epsilon_start epsilon_end epsilon_fraction ladder max_grad_norm net",
-    "ppo_search": "mode sims share beta epsilon noise temperature distill kappa gate rho_bar search ppo",
+    "ppo": f"{_COMMON} gae_lambda update_epochs num_minibatches clip_coef target_kl normalize_advantage",
+    "a2c": f"{_COMMON} optimizer gae_lambda normalize_advantage",
+    "impala": f"{_COMMON} optimizer batch_size vtrace vtrace_rho vtrace_c replay_fraction buffer_size max_policy_lag",
+    "appo": f"{_COMMON} batch_size update_epochs num_minibatches clip_coef normalize_advantage vtrace_rho vtrace_c "
+    "max_policy_lag",
+    "dqn": "learning_rate anneal_lr gamma batch_size buffer_size learning_starts train_frequency gradient_steps "
+    "target_update_period tau n_step double_q dueling prioritized_replay exploration_initial_eps exploration_final_eps "
+    "exploration_fraction epsilon_ladder max_grad_norm net",
+    "ppo_search": "search_mode num_simulations search_fraction search_acts_fraction random_action_fraction root_noise "
+    "temperature distill_coef search_value_fraction min_explained_variance max_importance_weight search ppo",
 }
 
 

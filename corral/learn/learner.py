@@ -64,6 +64,16 @@ class Learner:
         """Updates left out because they were not finite."""
         self._bad_in_a_row = 0
 
+    def learning_rates(self, progress: float) -> dict[str, float]:
+        """The learning rate of every group, by the name of its metric."""
+        rates = {name: group.learning_rate(progress) for name, group in self._groups.items()}
+        return {f"learn/lr_{name}" if name else "learn/lr": rate for name, rate in rates.items()}
+
+    def set_learning_rate(self, value: float) -> None:
+        """Replace the schedules of all groups by a constant."""
+        for group in self._groups.values():
+            group.learning_rate = lambda progress: value
+
     def agree(self, ready: bool) -> bool:
         """Whether an update can be made: learners that make every update together all need data for it."""
         return self._exchange.agree(ready)
@@ -150,8 +160,8 @@ class Learner:
         self._report(f"update {self.version + 1} was left out: its {source} is not finite; the weights stay")
         if self._bad_in_a_row >= _MAX_BAD_IN_A_ROW:
             raise RunFailed(
-                f"{self._bad_in_a_row} updates in a row had a {source} that is not finite; try a lower lr, or check "
-                "the rewards' scale."
+                f"{self._bad_in_a_row} updates in a row had a {source} that is not finite; try a lower "
+                "learning_rate, or check the rewards' scale."
             )
         return False
 
@@ -219,11 +229,12 @@ class _Group:
 
     def __init__(self, index: int, group: ParamGroup, part: GroupSlice):
         self.index, self.grad, self._group = index, part.grad, group
+        self.learning_rate = group.learning_rate
         self.optimizer = group.optimizer([part.weights])
         self.lr = 0.0
 
     def set_learning_rate(self, progress: float) -> None:
-        self.lr = self._group.learning_rate(progress)
+        self.lr = self.learning_rate(progress)
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = self.lr
 

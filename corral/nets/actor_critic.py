@@ -17,7 +17,7 @@ from corral.ops.distributions import Actions
 
 
 class ActorCritic(Network):
-    """Vectors go through two separate towers; images, and whatever needs a memory, through one shared torso.
+    """Vectors go through two separate towers; images, and everything with a recurrent core, through one encoder.
 
     Parameters of the actions' distribution are as `Actions` describes them. Standard deviations of continuous
     actions are weights of their own and do not depend on the observation.
@@ -28,18 +28,18 @@ class ActorCritic(Network):
         self.actions = Actions(spec.action)
         self.encoder = Encoder(spec.observation, config)
         self.core: Core | None = None
-        size, hidden = self.encoder.out_size, () if self.encoder.has_images else config.hidden
-        separate = config.core == "none" and not self.encoder.has_images
+        size, hidden = self.encoder.out_size, () if self.encoder.has_images else config.hidden_sizes
+        separate = config.rnn == "none" and not self.encoder.has_images
         self.policy_torso = mlp(size, hidden, config.activation)
         self.value_torso = mlp(size, hidden, config.activation) if separate else self.policy_torso
         size = hidden[-1] if hidden else size
-        if config.core != "none":
-            self.core = Core(config.core, size, config.core_size)
-            size = config.core_size
+        if config.rnn != "none":
+            self.core = Core(config.rnn, size, config.rnn_size)
+            size = config.rnn_size
         numbers = self.actions.num_numbers
         self.policy_head = linear(size, self.actions.num_logits + numbers, 0.01)
         self.value_head = linear(size, 1, 1.0)
-        self.log_std = nn.Parameter(torch.full((numbers,), config.log_std)) if numbers else None
+        self.log_std = nn.Parameter(torch.full((numbers,), config.log_std_init)) if numbers else None
         self._activation = config.activation
         self.numpy_towers: tuple[NumpyMlp, NumpyMlp] | None = None
         """Policy and value in NumPy, where they are plain layers that a learner has given their place in memory."""

@@ -18,7 +18,7 @@ _MAX_CHANNELS = 16
 
 
 class Encoder(nn.Module):
-    """Images through a convolutional torso, discrete values as one-hot, everything else as it is; side by side.
+    """Images through a convolutional encoder, discrete values as one-hot, everything else as it is; side by side.
 
     Float leaves are normalised here if asked to, and images scaled to [0, 1], so that a saved network takes raw
     observations.
@@ -27,10 +27,10 @@ class Encoder(nn.Module):
     def __init__(self, layout: Layout, config: NetConfig):
         super().__init__()
         self._layout = layout
-        self._images = {leaf.name: _image_shape(leaf) for leaf in layout.leaves if is_image(leaf, config.torso)}
-        if config.torso in ("nature", "impala") and not self._images:
-            raise UserError(f"The {config.torso} torso needs image observations, got {layout.space}; use torso=mlp.")
-        cnn = ImpalaCnn if config.torso == "impala" else NatureCnn
+        self._images = {leaf.name: _image_shape(leaf) for leaf in layout.leaves if is_image(leaf, config.encoder)}
+        if config.encoder in ("nature", "impala") and not self._images:
+            raise UserError(f"encoder={config.encoder} needs image observations, got {layout.space}: use encoder=mlp.")
+        cnn = ImpalaCnn if config.encoder == "impala" else NatureCnn
         convs = [cnn(*shape) for shape in self._images.values()]
         self.convs = nn.ModuleList(convs)
         norm_size = sum(int(np.prod(leaf.shape)) for leaf in layout.leaves if self._is_float(leaf))
@@ -41,7 +41,7 @@ class Encoder(nn.Module):
 
     @property
     def has_images(self) -> bool:
-        """Whether there is a convolutional torso."""
+        """Whether there is a convolutional encoder."""
         return bool(self._images)
 
     def forward(self, obs: Tree) -> Tensor:
@@ -85,11 +85,11 @@ class Encoder(nn.Module):
         return leaf.dtype.kind == "f" and leaf.name not in self._images
 
 
-def is_image(leaf: Leaf, torso: str = "auto") -> bool:
+def is_image(leaf: Leaf, encoder: str = "auto") -> bool:
     """Whether a leaf is seen by convolutions: bytes with two large dimensions and few channels."""
     shape = leaf.shape
     return (
-        torso != "mlp"
+        encoder != "mlp"
         and leaf.dtype == np.uint8
         and (len(shape) == 2 or (len(shape) in (3, 4) and _channel_axis(shape) is not None))
         and _image_shape(leaf)[1] >= 16

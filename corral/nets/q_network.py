@@ -19,7 +19,7 @@ class QNetwork(Network):
         super().__init__()
         self.encoder = Encoder(spec.observation, config)
         self._activation, self.dueling = config.activation, dueling
-        hidden = () if self.encoder.has_images else config.hidden
+        hidden = () if self.encoder.has_images else config.hidden_sizes
         self.torso = mlp(self.encoder.out_size, hidden, config.activation)
         size = hidden[-1] if hidden else self.encoder.out_size
         # With a dueling network, one more output: the state's value.

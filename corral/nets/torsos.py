@@ -21,7 +21,9 @@ def linear(inputs: int, outputs: int, gain: float = SQRT2) -> nn.Linear:
         layer = nn.Linear(inputs, outputs)
     except RuntimeError as error:
         size = 4e-9 * inputs * outputs
-        raise UserError(f"A layer of {inputs:,} x {outputs:,} weights takes {size:,.0f} GB: lower hidden.") from error
+        raise UserError(
+            f"A layer of {inputs:,} x {outputs:,} weights takes {size:,.0f} GB: lower hidden_sizes."
+        ) from error
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -47,7 +49,9 @@ class NatureCnn(nn.Module):
     def __init__(self, channels: int, height: int, width: int):
         super().__init__()
         if min(height, width) < 36:
-            raise UserError(f"The nature torso needs images of at least 36 x 36, got {height} x {width}; use impala.")
+            raise UserError(
+                f"encoder=nature needs images of at least 36 x 36, got {height} x {width}: use encoder=impala."
+            )
         self.convs = nn.Sequential(
             _conv(channels, 32, 8, 4), nn.ReLU(), _conv(32, 64, 4, 2), nn.ReLU(), _conv(64, 64, 3, 1), nn.ReLU()
         )

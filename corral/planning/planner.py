@@ -19,57 +19,57 @@ from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import ChanceNodes, Puct
 from corral.snapshot.states import States
 
-_GRAIN = 0.05  # of the values of one player
+_VALUE_RESOLUTION = 0.05  # in environments of one player
 
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """How to search."""
+    """Settings of a tree search."""
 
-    root: Literal["gumbel", "puct"] = "gumbel"
+    root_selection: Literal["gumbel", "puct"] = "gumbel"
     """gumbel: sequential halving, sound from 2 simulations on; puct: visit counts, with Dirichlet noise."""
-    leaves: int = 4
-    """Simulations of a tree that are under way at once; 1 is the sequential search."""
-    samples: int = 16
-    """Actions of a node where they cannot be counted."""
-    widening: bool = False
-    """With puct: let nodes begin with few samples and get more with their visits (progressive widening). Where actions
-    can be counted it changes nothing."""
-    considered: int = 16
-    """With gumbel: actions that a root considers at most."""
+    leaves_in_flight: int = 4
+    """Simulations of a tree that run at once; 1 is the sequential search."""
+    num_sampled_actions: int = 16
+    """Sampled actions of a node, where the action space is continuous or too large to enumerate."""
+    progressive_widening: bool = False
+    """With puct: start nodes with few sampled actions and add more with their visits. Has no effect where actions are
+    enumerated."""
+    max_num_considered_actions: int = 16
+    """With gumbel: maximum number of actions considered at the root."""
     c_visit: float = 50.0
-    """With gumbel: visits that the weight of values begins with."""
+    """With gumbel: offset of the visit count in the weight of values."""
     c_scale: float = 0.1
-    """With gumbel: how much values weigh beside priors."""
-    grain: float | None = None
-    """With gumbel: differences of values count in full from this share of their size on, of a win's where two play, and
-    are as likely errors of the critic below. 0: whatever they are, as published; none: 0.05, and 1 where two play."""
+    """With gumbel: weight of values relative to priors."""
+    value_resolution: float | None = None
+    """With gumbel: differences of values below this fraction of their size are scaled down, because they are as likely
+    errors of the critic; in two-player games, a fraction of a win. 0: never, as published; none: 0.05, and 1 in
+    two-player games."""
     c_init: float = 1.25
-    """With puct: how much priors weigh beside values."""
+    """With puct: weight of priors relative to values."""
     dirichlet_alpha: float = 0.3
-    """With puct: of the noise in a root's priors."""
-    dirichlet_frac: float = 0.25
-    """With puct: share of the noise."""
-    reuse: bool = False
-    """Let a search begin with what the last one found below the action that was taken, where that is known."""
+    """With puct: concentration of the Dirichlet noise in the root's priors."""
+    dirichlet_fraction: float = 0.25
+    """With puct: fraction of the noise in the root's priors."""
+    reuse_tree: bool = False
+    """Start a search from the subtree below the action that was taken, where it is known."""
     memory_mb: float = 1024.0
-    """Of states that the trees are made of, at most."""
+    """Maximum memory for saved states."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        for name, least in (("leaves", 1), ("considered", 1), ("samples", 2)):
+        for name, least in (("leaves_in_flight", 1), ("max_num_considered_actions", 1), ("num_sampled_actions", 2)):
             given = getattr(self, name)
             if not isinstance(given, (int, np.integer)) or given < least:
                 raise UserError(f"{name} must be a whole number of at least {least}, got {given!r}.")
         if not self.memory_mb > 0:
             raise UserError(f"memory_mb must be above 0, got {self.memory_mb}.")
-        if self.root not in ("gumbel", "puct"):
-            raise UserError(f"root={self.root!r} is not one of gumbel, puct.")
-        if self.widening and self.root != "puct":
-            raise UserError("widening goes with root=puct: sequential halving draws its actions at once.")
-        if not 0 <= self.dirichlet_frac <= 1 or not 0 < self.dirichlet_alpha < np.inf:
-            raise UserError("dirichlet_frac must be between 0 and 1, and dirichlet_alpha above 0.")
-        for name in ("c_visit", "c_scale", "c_init", "grain"):  # below 0 a search would prefer what is worse
+        if self.root_selection not in ("gumbel", "puct"):
+            raise UserError(f"root_selection={self.root_selection!r} is not one of gumbel, puct.")
+        if self.progressive_widening and self.root_selection != "puct":
+            raise UserError("progressive_widening needs root_selection=puct: gumbel samples all actions at once.")
+        if not 0 <= self.dirichlet_fraction <= 1 or not 0 < self.dirichlet_alpha < np.inf:
+            raise UserError("dirichlet_fraction must be between 0 and 1, and dirichlet_alpha above 0.")
+        for name in ("c_visit", "c_scale", "c_init", "value_resolution"):  # below 0 a search would prefer worse actions
             given = getattr(self, name)
             if given is not None and not 0 <= given < np.inf:
                 raise UserError(f"{name} must be a number of at least 0, got {given}.")
@@ -117,12 +117,12 @@ class Planner:
         require_sims(sims)
         self.states, self.actions, self.config, self.sims, self._rng = states, actions, config, sims, rng
         self.search = TreeSearch(
-            states, evaluate, num_envs, actions.width, sims, config.leaves, discount,
-            keep=sims if config.reuse else 0, dice=ChanceNodes(k=1.0), to_env=actions.to_env, rng=rng,
+            states, evaluate, num_envs, actions.width, sims, config.leaves_in_flight, discount,
+            keep=sims if config.reuse_tree else 0, dice=ChanceNodes(k=1.0), to_env=actions.to_env, rng=rng,
         )  # fmt: skip
         self._taken = np.full(num_envs, -1)  # edges
         self._widen_k = float(
-            config.widening and isinstance(actions, Samples)
+            config.progressive_widening and isinstance(actions, Samples)
         )  # actions that are counted have an order
 
     @property
@@ -142,19 +142,19 @@ class Planner:
         sims = self.sims if sims is None else sims
         roots = self.states.save(env_ids) if roots is None else roots
         fresh = np.ones(len(env_ids), np.bool_)
-        if config.reuse:
+        if config.reuse_tree:
             fresh = ~search.reuse(env_ids, np.where(first, -1, self._taken[env_ids]), roots)
         if fresh.any():
             search.plant(env_ids[fresh], roots[fresh])
         forest = search.forest
         legal = forest.prior[env_ids, 0] >= 0
-        if config.root == "gumbel":
+        if config.root_selection == "gumbel":
             gumbel = self._draw(env_ids, sims, noise)
             search.grow(env_ids, gumbel, sims)
             policy, best = improved_policy(forest, env_ids, gumbel), gumbel_winner(forest, env_ids, gumbel)
         else:
             if noise > 0:
-                mix_noise(forest, env_ids, config.dirichlet_alpha, noise * config.dirichlet_frac, rng)
+                mix_noise(forest, env_ids, config.dirichlet_alpha, noise * config.dirichlet_fraction, rng)
             search.grow(env_ids, Puct(config.c_init, widen_k=self._widen_k), sims)
             policy = visit_policy(forest, env_ids, 1.0)
             best = policy.argmax(1)
@@ -168,10 +168,12 @@ class Planner:
 
     def _draw(self, env_ids: Array, sims: int, noise: float) -> Gumbel:
         config = self.config
-        drawn = draw_gumbel(self.search.forest, env_ids, config.considered, sims, noise, self._rng)
+        drawn = draw_gumbel(self.search.forest, env_ids, config.max_num_considered_actions, sims, noise, self._rng)
         two = self.states.players > 1
-        grain = config.grain if config.grain is not None else float(two) or _GRAIN
-        share, least = (0.0, grain) if two else (grain, 0.0)
+        resolution = config.value_resolution
+        if resolution is None:
+            resolution = 1.0 if two else _VALUE_RESOLUTION
+        share, least = (0.0, resolution) if two else (resolution, 0.0)
         return drawn._replace(c_visit=config.c_visit, c_scale=config.c_scale, grain=share, least=least)
 
 

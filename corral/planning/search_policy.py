@@ -22,7 +22,6 @@ from corral.core.types import Array, Tree, tree_map
 from corral.envs.resolve import EnvLike, resolve
 from corral.envs.vec_env import VecEnv
 from corral.planning.action_set import choose_action_set
-from corral.planning.of_vec import states_of
 from corral.planning.planner import Planner, SearchConfig, known_scale, make_evaluation, require_sims
 from corral.planning.snapshots import Snapshots
 from corral.planning.stand_in import stand_in_states
@@ -122,11 +121,11 @@ class Search:
         self.close()
         memory = self.config.memory_mb
         if ready is None or isinstance(ready, VecEnv):
-            states: States = states_of(vec, memory)
+            states: States = vec.states(memory)
         else:
             assert isinstance(ready, str) or callable(ready)
             same = self._transfer is None and resolve(ready).name == vec.spec.name
-            states = states_of(vec, memory) if same else stand_in_states(ready, vec, self._transfer, memory)
+            states = vec.states(memory) if same else stand_in_states(ready, vec, self._transfer, memory)
         self._look_ahead_in(states, vec.num_envs)
 
     def close(self) -> None:
@@ -183,7 +182,7 @@ class Search:
         return self._planner
 
     def _look_ahead_in(self, states: States, num_envs: int) -> None:
-        actions = choose_action_set(states.spec.action, self.config.samples)
+        actions = choose_action_set(states.spec.action, self.config.num_sampled_actions)
         discount = self._discount
         if discount is None:
             trained = getattr(getattr(self._policy, "experiment", None), "algorithm", None)

@@ -16,7 +16,6 @@ from corral.core.types import Array, Tree, tree_map
 from corral.envs.vec_env import VecEnv
 from corral.nets.actor_critic import ActorCritic
 from corral.planning.action_set import ActionSet, choose_action_set
-from corral.planning.of_vec import states_of
 from corral.planning.planner import known_scale
 from corral.snapshot.states import States
 
@@ -30,7 +29,9 @@ def values_by(said: ActorCritic | Callable[[Tree], Tree]) -> Values:
     """Observations [B, ...] -> values [B]."""
     if isinstance(said, ActorCritic):
         if said.recurrent:
-            raise UserError("A plan ends in states seen by themselves, and this value has a memory: use core=none.")
+            raise UserError(
+                "A plan ends in states seen by themselves, and this value function is recurrent: use rnn=none."
+            )
         return _OfNetwork(said)
     if not callable(said):
         raise UserError(f"{said!r} gives no values: pass a function of the observations, or a policy of Corral's.")
@@ -84,7 +85,7 @@ class Shooting:
     def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
         self.close()
-        states = states_of(vec)
+        states = vec.states()
         if states.players > 1:
             states.close()
             raise UserError("Shooting is for one player; for games take corral.Search.")
@@ -190,7 +191,7 @@ class Mppi:
         self.close()
         self._box = _Box(vec.spec.action, self._noise)
         if self._model is None:
-            self._states = states_of(vec)
+            self._states = vec.states()
 
     def close(self) -> None:
         """Forget the environments."""

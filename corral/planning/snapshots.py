@@ -16,10 +16,9 @@ from corral.envs.backends.simulators.options import is_url
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike, resolve
 from corral.envs.vec_env import VecEnv
-from corral.planning.of_vec import special_states, states_of
-from corral.snapshot.env_states import EnvStates
 from corral.snapshot.keepers.choose import make_scratch, scratch_like
 from corral.snapshot.live_env import WatchedEnv
+from corral.snapshot.make_states import make_states
 from corral.snapshot.states import Expansion, Level, States
 
 
@@ -181,17 +180,14 @@ class Snapshots:
     def _open(self, given: Any, memory_mb: float) -> States:
         env = self.env
         if isinstance(env, VecEnv):
-            return states_of(env, memory_mb)
+            return env.states(memory_mb)
         assert isinstance(env, gymnasium.Env)
         name = given if isinstance(given, str) else type(env.unwrapped).__name__
         spec: EnvSpec = build_env(lambda: env, name)[1]
-        special = special_states(lambda _: env, 1, spec, memory_mb)
-        if special is not None:
-            return special
         make = partial(make_scratch, resolve(given).factory) if self._own else partial(scratch_like, env)
         self._watched = WatchedEnv(env, spec.observation)
         try:
-            return EnvStates(spec, [self._watched], [make], memory_mb)
+            return make_states(spec, [self._watched], [make], memory_mb)
         except BaseException:
             self._watched.release()
             raise

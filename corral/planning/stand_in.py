@@ -48,9 +48,9 @@ def stand_in_states(env: EnvLike, vec: VecEnv, transfer: Transfer | None, memory
         raise UserError(
             f"{resolved.name} cannot stand in for another: it needs set_key_state(state), and get_key_state()."
         )
-    acting = [_StoodInFor(vec.acting(i), built, names, transfer or _declared) for i in range(vec.num_envs)]
+    live = [_StoodInFor(vec.live_env(i), built, names, transfer or _declared) for i in range(vec.num_envs)]
     make = partial(make_scratch, resolved.factory)
-    return EnvStates(vec.spec, acting, [make] * vec.num_envs, memory_mb)
+    return EnvStates(vec.spec, live, [make] * vec.num_envs, memory_mb)
 
 
 class _StoodInFor(LiveEnv):
@@ -78,15 +78,15 @@ class _StoodInFor(LiveEnv):
             "The states of this stand-in cannot be copied: give it state_dict() and load_state_dict(state)."
         )
 
-    def shown(self) -> list[Array] | None:
+    def last_obs(self) -> list[Array] | None:
         """What the real one showed."""
-        return self._real.shown()
+        return self._real.last_obs()
 
-    def beginning(self) -> EpisodeStart | None:
+    def episode_start(self) -> EpisodeStart | None:
         """Nothing leads there but taking over."""
         return None
 
-    def loaded(self, obs: list[Array] | None, over: bool, beginning: EpisodeStart | None) -> None:
+    def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
         """Plans end with their decision."""
         raise UserError("A state of a stand-in cannot be loaded into the environment that acts.")
 

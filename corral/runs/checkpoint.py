@@ -18,6 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from corral.config.migrate import rename_envs
 from corral.core.errors import RunFailed, UserError
 from corral.runs.folder import RunFolder
 from corral.runs.state_files import (
@@ -132,6 +133,7 @@ def load_checkpoint(path: str | Path, only: str | None = None) -> tuple[dict[str
     meta = decode(manifest["meta"], {})
     for old in range(version, FORMAT):
         state, meta = _MIGRATIONS[old](state, meta)
+    rename_envs(state)
     if only is not None and not alone:
         state = branch_of(state, _APART[only])
     return state, meta | {"step": manifest["step"]}

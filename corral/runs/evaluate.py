@@ -1,31 +1,37 @@
-"""Evaluation: whole episodes with seeds of their own, apart from training."""
+"""Evaluation: whole episodes with seeds of their own, apart from training. `corral.evaluate` is that of a saved run."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.acting.policy import Policy, bind_envs, to_numpy
+from corral.acting.policy import PlanningPolicy, Policy, bind_envs, to_numpy
 from corral.core import seeding
 from corral.core.errors import UserError
 from corral.core.types import Tree, tree_map
-from corral.envs.backends.simulators.options import is_url
+from corral.envs.backends.simulators.options import external_vec_env, is_url
 from corral.envs.make import make_vec
+from corral.envs.resolve import EnvLike
+from corral.envs.suites.games.board_env import has_both_sides
+from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
-from corral.runs.load import LoadedPolicy
+from corral.runs.folder import require_same_env
+from corral.runs.load import LoadedPolicy, load_policy
 
 if TYPE_CHECKING:
     from corral.config.experiment import Experiment
+    from corral.topologies.base import Topology
 
 _MAX_ENVS = 16
-_LONGEST = 100_000
-"""Steps after which an episode is counted as it stands, so that one that never ends does not hold up a run."""
+_MAX_STEPS = 100_000
+"""Steps after which an episode is counted as it stands, so that one that never ends does not block a run."""
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
       2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
@@ -35,7 +41,7 @@ _log = logging.getLogger("corral.runs")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of whole episodes, in the game's own reward."""
+    """Unclipped returns and lengths of whole episodes."""
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
@@ -60,8 +66,123 @@ class Evaluation:
         return quantile * float(np.std(self.returns, ddof=1)) / float(np.sqrt(len(self.returns)))
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready record."""
+        """Mean, standard deviation and every episode, as plain values."""
         return {"mean": self.mean, "std": self.std, "returns": list(self.returns), "lengths": list(self.lengths)}
+
+
+def evaluate(
+    run: str | Path,
+    episodes: int = 20,
+    env: EnvLike | None = None,
+    *,
+    deterministic: bool = True,
+    seed: int | None = None,
+    checkpoint: str = "best",
+    search_sims: int | None = None,
+) -> Evaluation:
+    """Evaluate the policy of a run.
+
+    Args:
+        run: the run's folder.
+        episodes: how many to play.
+        env: another environment than the run's own; its spaces must be the same.
+        deterministic: take the best actions instead of sampling.
+        seed: of the episodes; by default the run's, which repeats the run's own evaluations.
+        checkpoint: `best`, `latest`, or the name of one.
+        search_sims: plan with this many simulations before every action.
+    """
+    if episodes < 1:
+        raise UserError(f"episodes must be at least 1, got {episodes}.")
+    loaded = load_policy(run, checkpoint, device="run")
+    loaded.use_training_threads()
+    return evaluate_loaded(loaded, episodes, [deterministic], env=env, seed=seed, search_sims=search_sims)[0]
+
+
+def evaluate_loaded(
+    loaded: LoadedPolicy,
+    episodes: int,
+    kinds: Sequence[bool],
+    *,
+    env: EnvLike | None = None,
+    vec: VecEnv | None = None,
+    seed: int | None = None,
+    search_sims: int | None = None,
+) -> list[Evaluation]:
+    """One evaluation for each of `kinds`, which say whether actions are deterministic; in `vec`, where it is given."""
+    experiment = loaded.experiment
+    seed = experiment.seed if seed is None else seed
+    plans = search_sims is not None or isinstance(loaded.as_policy(), PlanningPolicy)
+    results = []
+    with vec or make_eval_vec(experiment, episodes, seed, env=env, here=plans) as envs:
+        require_same_env(envs.spec, loaded.spec)
+        for deterministic in kinds:
+            options: dict[str, Any] = {
+                "deterministic": deterministic,
+                "seed": acting_seed(seed, deterministic=deterministic),
+            }
+            policy = (
+                loaded.as_policy(**options) if search_sims is None else loaded.search_policy(search_sims, **options)
+            )
+            results.append(evaluate_policy(envs, policy, episodes, seed))
+    return results
+
+
+class Evaluator:
+    """Evaluates a topology's policy during training; the environments are built once, at the first evaluation."""
+
+    def __init__(self, topology: Topology, note: Callable[[str, str], None]) -> None:
+        self._topology, self._note = topology, note
+        self._vec: VecEnv | None = None
+        self.self_play = False
+        """Whether the policy plays both sides, so that returns are not comparable over time."""
+
+    def open_early(self) -> None:
+        """Build environments now if they differ from those of training: mistakes show at once, not hours later."""
+        experiment = self._topology.experiment
+        elsewhere = experiment.eval_env_kwargs or is_url(experiment.env) or self._plans()
+        if experiment.eval_episodes and elsewhere:
+            self._open()
+
+    def evaluate(self) -> tuple[Evaluation, dict[str, float]]:
+        """The deterministic evaluation, and the metrics of this and of one by sampling."""
+        topology, experiment = self._topology, self._topology.experiment
+        vec, found = self._open(), []
+        for deterministic in (True, False):
+            policy = topology.eval_policy(
+                deterministic=deterministic, seed=acting_seed(experiment.seed, deterministic=deterministic)
+            )
+            found.append(evaluate_policy(vec, policy, experiment.eval_episodes, experiment.seed))
+        result, sampled = found
+        return result, {
+            "eval/return": result.mean,
+            "eval/return_sampled": sampled.mean,
+            "eval/return_std": result.std,
+            "eval/length": float(np.mean(result.lengths)),
+        }
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._vec is not None:
+            self._vec.close()
+
+    def _plans(self) -> bool:
+        """Whether evaluations are by search, which saves and restores environments."""
+        topology = self._topology
+        policy = topology.algo.eval_policy(topology.model, deterministic=True, rng=np.random.default_rng(0))
+        return isinstance(policy, PlanningPolicy)
+
+    def _open(self) -> VecEnv:
+        if self._vec is None:
+            experiment = self._topology.experiment
+            self._vec = make_eval_vec(experiment, experiment.eval_episodes, experiment.seed, here=self._plans())
+            self.self_play = has_both_sides(self._vec)
+            if self.self_play:
+                self._note(
+                    "no_opponent",
+                    "evaluation is self-play, whose returns are not comparable over time: the best checkpoint is the "
+                    'latest; set evaluation.env_kwargs={"opponent": "mcts:1000"} where the game takes it',
+                )
+        return self._vec
 
 
 def num_eval_envs(episodes: int) -> int:
@@ -69,35 +190,44 @@ def num_eval_envs(episodes: int) -> int:
     return min(episodes, _MAX_ENVS)
 
 
-def make_eval_vec(experiment: Experiment, episodes: int, seed: int, *, here: bool = False) -> VecEnv:
-    """A run's environments for an evaluation of so many episodes; their seeds are never those of training.
+def make_eval_vec(
+    experiment: Experiment, episodes: int, seed: int, *, env: EnvLike | None = None, here: bool = False
+) -> VecEnv:
+    """Environments for an evaluation of so many episodes, the run's own or `env`; their seeds are never those of
+    training.
 
-    `here`: in this process, for policies that plan.
+    External simulators run it in the slots that training leaves free. `here`: in this process, for policies that plan.
     """
-    env, kwargs = experiment.environment()
-    kwargs = kwargs | experiment.evaluation.env_kwargs
+    what, kwargs = _environment(experiment, env)
     count = num_eval_envs(episodes)
-    # Workers that dial in are the training's; an evaluation runs beside the learner.
-    elsewhere = experiment.backend == "grpc"
-    backend, workers = ("auto", None) if elsewhere else (experiment.backend, experiment.workers)
-    if is_url(env):  # simulators run where they are
-        backend, workers = "auto", experiment.workers
-    elif here:
-        backend, workers = "local", None
+    if is_url(what):
+        vec = external_vec_env(what, count, experiment.workers, Supervision(), "eval", kwargs, fewer=True)  # type: ignore[arg-type]
+        vec.seed = seed
+        return vec
+    backend, workers = ("local", None) if here else (experiment.backend, experiment.workers)
     with _quiet_choice():
-        return make_vec(env, count, backend, workers, seed, env_kwargs=kwargs, role="eval")
+        return make_vec(what, count, backend, workers, seed, env_kwargs=kwargs, role="eval")
+
+
+def _environment(experiment: Experiment, env: EnvLike | None) -> tuple[EnvLike, dict[str, Any]]:
+    if env is None:
+        own, kwargs = experiment.environment()
+        return own, kwargs | experiment.eval_env_kwargs
+    if isinstance(env, str):  # an id of Atari stands for the same preprocessing as in training
+        return replace(experiment, env=env, env_kwargs={}, factory=None).environment()
+    return env, {}
 
 
 def acting_seed(seed: int, *, deterministic: bool) -> int:
-    """Seed of what an evaluated policy draws."""
+    """Seed of the random numbers of an evaluated policy."""
     return seeding.part_seed(seed, "eval", "acting", int(deterministic))
 
 
-def evaluate(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Evaluation:
-    """Let the policy play `episodes` whole games.
+def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Evaluation:
+    """Play `episodes` whole episodes.
 
-    Every environment plays its share of them, and no more: whoever took the first to finish would prefer short
-    games. A game cut short by a fault is played again; one that goes on for 100,000 steps counts as it stands.
+    Every environment plays a fixed share of them: counting the first that finish would favour short episodes. An
+    episode that a fault cut short is played again; one of 100,000 steps counts as it stands.
     """
     bind_envs(policy, vec)
     n = vec.num_envs
@@ -118,7 +248,7 @@ def evaluate(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Evaluatio
         batch = vec.recv()
         running[batch.env_ids] += batch.raw_reward
         steps[batch.env_ids] += 1
-        for row in np.flatnonzero(batch.game_over | batch.faulty | (steps[batch.env_ids] >= _LONGEST)):
+        for row in np.flatnonzero(batch.game_over | batch.faulty | (steps[batch.env_ids] >= _MAX_STEPS)):
             env_id = batch.env_ids[row]
             if quota[env_id] and not batch.faulty[row]:
                 quota[env_id] -= 1
@@ -126,8 +256,8 @@ def evaluate(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Evaluatio
                 lengths[env_id].append(int(steps[env_id]))
             running[env_id] = steps[env_id] = 0
     result = Evaluation(tuple(chain.from_iterable(returns)), tuple(chain.from_iterable(lengths)))
-    if max(result.lengths, default=0) >= _LONGEST:
-        _log.warning("%s: episodes were cut after %s steps; give it a time limit", vec.spec.name, f"{_LONGEST:,}")
+    if max(result.lengths, default=0) >= _MAX_STEPS:
+        _log.warning("%s: episodes were cut after %s steps; give it a time limit", vec.spec.name, f"{_MAX_STEPS:,}")
     return result
 
 
@@ -145,7 +275,7 @@ def _with_rows(state: Tree, ids: Any, rows: Tree) -> Tree:
 
 @contextlib.contextmanager
 def _quiet_choice() -> Iterator[None]:
-    """The evaluation's backend is the training's; saying so again helps nobody."""
+    """Without the message about the backend, which is that of training."""
     logger = logging.getLogger("corral.envs")
     level = logger.level
     logger.setLevel(logging.WARNING)

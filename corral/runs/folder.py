@@ -34,6 +34,8 @@ _locked: dict[Path, int] = {}
 class RunFolder:
     """A run directory. `config` is the resolved configuration, `info` says where and with what it was made.
 
+    `notes` name settings of an earlier version that were lost when `config.yaml` was read.
+
     It holds `config.yaml`, `run.json`, `metrics.csv`, TensorBoard's event files, `events.jsonl` and
     `checkpoints/`. `run.json` is written last, so a directory that has it is whole.
     """
@@ -41,6 +43,7 @@ class RunFolder:
     path: Path
     config: dict[str, Any]
     info: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def create(cls, path: str | Path, config: dict[str, Any], *, overwrite: bool = False) -> RunFolder:
@@ -84,14 +87,15 @@ class RunFolder:
                 f"({info.get('versions', {}).get('corral-rl', 'unknown')}), and this one reads format 1 to {FORMAT}: "
                 "use that version."
             )
-        return cls(path, read_config(path / _CONFIG), info)
+        found = read_config(path / _CONFIG)
+        return cls(path, found.settings, info, found.notes)
 
     def write_config(self, config: dict[str, Any]) -> RunFolder:
         """Replace `config.yaml`, such as for more steps; gives the run with the new configuration."""
         info = self.info | {"format": FORMAT}
         _write(self.path / _CONFIG, _to_yaml(config))
         _write(self.path / _INFO, json.dumps(info, indent=1) + "\n")
-        return replace(self, config=config, info=info)
+        return replace(self, config=config, info=info, notes=())
 
     @property
     def algo(self) -> str:

@@ -119,7 +119,7 @@ class LoadedPolicy:
         """Let torch compute with as many threads as in training, so that results are the same to the last bit."""
         from corral.learn.device import set_threads
 
-        set_threads(self.experiment.threads, self.model)
+        set_threads(self.experiment.torch_threads, self.model)
 
     def _begin(self, actor: Policy, n: int, first: Any) -> Array:
         """Check the number of rows, make memory for them, and say which of them begin an episode."""

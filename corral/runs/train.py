@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,15 +18,16 @@ from corral.config.experiment import Experiment
 from corral.core.errors import RunFailed, UserError
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
-from corral.runs.session import Result, TrainingLoop
-from corral.runtimes.base import MakeRole, RoleLost
+from corral.runs.plugins import CallbackLike, Plugins, SinkLike
+from corral.runs.training_loop import Result, TrainingLoop
+from corral.runtimes.base import Mailbox, MakeRole, RoleLost
 from corral.runtimes.process import ProcessRuntime
 from corral.runtimes.supervised_role import SupervisedRole
 
 if TYPE_CHECKING:
     from corral.envs.resolve import EnvLike
-    from corral.runs.folder import RunFolder
-    from corral.runs.session import Result
+
+_log = logging.getLogger(__name__)
 
 
 def train(  # noqa: PLR0913 - the settings that most runs name
@@ -39,6 +40,8 @@ def train(  # noqa: PLR0913 - the settings that most runs name
     preset: str | None = None,
     config_file: str | Path | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
+    callbacks: Sequence[CallbackLike] = (),
+    sinks: Sequence[SinkLike] = (),
     quiet: bool = False,
     overwrite: bool = False,
     **overrides: Any,
@@ -54,33 +57,43 @@ def train(  # noqa: PLR0913 - the settings that most runs name
         preset: environment whose settings to start from, or "none"; by default those for `env`, if there are any.
         config_file: YAML with settings.
         env_kwargs: keyword arguments of the environment.
+        callbacks: hooks of the run: `corral.Callback` objects, classes, or `module:Class`.
+        sinks: where metrics go besides `metrics.csv` and TensorBoard: `corral.MetricSink` objects, classes, or
+            `module:Class`. Naming built-in ones chooses among them: `["csv"]` writes no TensorBoard file.
         quiet: show no progress.
         overwrite: replace a run that is in `run_dir`.
-        overrides: any setting, by its name: `lr=1e-3`, `num_envs=16`; dotted ones as `**{"net.hidden": (32, 32)}`.
+        overrides: any setting, by its name: `learning_rate=1e-3`, `num_envs=16`; dotted ones as
+            `**{"net.hidden_sizes": (32, 32)}`.
     """
-    from corral.runs.folder import RunFolder
-    from corral.runs.session import TrainingLoop
-
+    plugins = Plugins.find(callbacks, sinks)
     given = {"steps": steps, "seed": seed, "env_kwargs": dict(env_kwargs) if env_kwargs else None}
     settings = overrides | {key: value for key, value in given.items() if value is not None}
     experiment = Experiment.make(algo, env, preset=preset, config_file=config_file, overrides=settings)
     path = Path(run_dir) if run_dir is not None else experiment.default_run_dir()
     folder = RunFolder.create(path, experiment.to_dict(), overwrite=overwrite)
     if experiment.guarded:
-        return _guarded(experiment, folder, quiet=quiet)
-    session = TrainingLoop(experiment, folder, quiet=quiet)
+        return _run_guarded(experiment, folder, plugins, quiet=quiet)
+    loop = TrainingLoop(experiment, folder, plugins, quiet=quiet)
     try:
-        return session.run()
+        return loop.run()
     finally:
-        if not session.began:  # a mistake that only building the environments or the network could show
+        if not loop.began:  # a mistake that only building the environments or the network could show
             folder.discard()
 
 
-def resume(run_dir: str | Path, *, steps: int | None = None, quiet: bool = False) -> Result:
-    """Go on with a run from its last intact checkpoint; `steps` may give it more to do than before."""
-    from corral.runs.folder import RunFolder
-    from corral.runs.session import TrainingLoop
+def resume(
+    run_dir: str | Path,
+    *,
+    steps: int | None = None,
+    callbacks: Sequence[CallbackLike] = (),
+    sinks: Sequence[SinkLike] = (),
+    quiet: bool = False,
+) -> Result:
+    """Continue a run from its last intact checkpoint; `steps` may be more than it was started with.
 
+    Callbacks and sinks are not saved with a run: give them again.
+    """
+    plugins = Plugins.find(callbacks, sinks)
     folder = RunFolder.open(run_dir)
     experiment = Experiment.from_dict(folder.config, str(folder.path / "config.yaml"))
     if steps is not None:
@@ -89,44 +102,56 @@ def resume(run_dir: str | Path, *, steps: int | None = None, quiet: bool = False
                 f"{run_dir} was to run for {experiment.steps:,} steps; give at least as many, got {steps:,}."
             )
         # A tenth of the run would be another interval now: the one in force stays.
-        evaluation = replace(experiment.evaluation, every_steps=experiment.evaluate_every)
-        experiment = replace(experiment, steps=steps, evaluation=evaluation)
+        experiment = replace(experiment, steps=steps, eval_every=experiment.eval_interval)
+    if steps is not None or folder.notes:
         with folder.lock():  # of a run that another process trains, nothing is changed
+            _note_migration(folder)
             folder.write_config(experiment.to_dict())
     if experiment.guarded:
-        return _guarded(experiment, folder, quiet=quiet, resume=True)
-    return TrainingLoop(experiment, folder, resume=True, quiet=quiet).run()
+        return _run_guarded(experiment, folder, plugins, resume=True, quiet=quiet)
+    return TrainingLoop(experiment, folder, plugins, resume=True, quiet=quiet).run()
 
 
-def _guarded(experiment: Experiment, folder: RunFolder, *, quiet: bool, resume: bool = False) -> Result:
-    try:
-        return run_guarded(experiment, folder, resume=resume, quiet=quiet)
-    finally:
-        if not resume and not any(folder.checkpoints.glob("*")):  # as above: it did not begin
-            folder.discard()
+def _note_migration(folder: RunFolder) -> None:
+    log = EventLog(folder)
+    for note in folder.notes:
+        _log.warning("%s: %s", folder.path / "config.yaml", note)
+        log.add("migrated", note)
+    log.close()
 
 
-# Sessions that survive the death of the process that learns: it is started again from the last checkpoint.
+# Runs whose learner has a process of its own: when it is lost, another one resumes from the last checkpoint.
 
 
 _LOOK_S = 1.0
 
 
 class LearnerRole:
-    """A session in a process of its own."""
+    """A training loop in a process of its own."""
 
-    def __init__(self, experiment: Experiment, path: Path, resume: bool, quiet: bool, log_level: int):
+    def __init__(self, loop: TrainingLoop, log_level: int):
         logging.getLogger("corral").setLevel(log_level)
-        self._session = TrainingLoop(experiment, RunFolder.open(path), resume=resume, quiet=quiet)
+        self._loop = loop
 
     def run(self) -> dict[str, Any]:
         """Train; the result as plain values."""
-        result = asdict(self._session.run())
+        result = asdict(self._loop.run())
         return result | {"run_dir": str(result["run_dir"])}
 
 
-def run_guarded(experiment: Experiment, folder: RunFolder, *, resume: bool, quiet: bool) -> Result:
-    """Carry out a session in a process of its own; if that is lost, another goes on from the last checkpoint."""
+def _run_guarded(
+    experiment: Experiment, folder: RunFolder, plugins: Plugins, *, quiet: bool, resume: bool = False
+) -> Result:
+    try:
+        plugins.require_portable()
+        return _supervise(experiment, folder, plugins, resume=resume, quiet=quiet)
+    finally:
+        if not resume and not any(folder.checkpoints.glob("*")):  # it did not begin
+            folder.discard()
+
+
+def _supervise(experiment: Experiment, folder: RunFolder, plugins: Plugins, *, resume: bool, quiet: bool) -> Result:
+    """Run the learner in a process of its own; if that is lost, another one resumes from the last checkpoint."""
     runtime = ProcessRuntime()
 
     def note(kind: str, text: str) -> None:
@@ -135,18 +160,18 @@ def run_guarded(experiment: Experiment, folder: RunFolder, *, resume: bool, quie
         log.close()
 
     level = logging.getLogger("corral").getEffectiveLevel()
-    make = partial(_make_learner, experiment, folder.path, resume, quiet, level)
-    learner = SupervisedRole(runtime, "learner", make, note, experiment.scale.max_restarts)
+    make = partial(_make_learner, experiment, folder.path, plugins, resume, quiet, level)
+    learner = SupervisedRole(runtime, "learner", make, note, experiment.actor_learner.max_restarts)
     try:
-        with _signals_passed_on(learner) as told:
+        with _signals_passed_on(learner) as received:
             learner.call("run")
             while True:
-                if told and not learner.calls:  # it was told to stop before it could save anything
+                if received and not learner.calls:  # it was told to stop before it could save anything
                     raise KeyboardInterrupt
                 if not learner.calls and learner.revive():
                     learner.call("run")
                 if learner.given_up:
-                    raise RunFailed("The learner was lost too often; events.jsonl of the run says how.")
+                    raise RunFailed("The learner crashed too often; events.jsonl of the run has the reasons.")
                 if runtime.wait(list(learner.calls), _LOOK_S):
                     try:
                         result = learner.calls.popleft().result()
@@ -158,30 +183,36 @@ def run_guarded(experiment: Experiment, folder: RunFolder, *, resume: bool, quie
 
 
 def _make_learner(
-    experiment: Experiment, path: Path, resume: bool, quiet: bool, log_level: int, start: int
+    experiment: Experiment, path: Path, plugins: Plugins, resume: bool, quiet: bool, log_level: int, start: int
 ) -> MakeRole:
     resume = resume or (start > 0 and any(path.glob("checkpoints/*")))
-    return lambda mailbox: LearnerRole(experiment, path, resume, quiet, log_level)
+
+    def make(mailbox: Mailbox) -> LearnerRole:
+        return LearnerRole(
+            TrainingLoop(experiment, RunFolder.open(path), plugins, resume=resume, quiet=quiet), log_level
+        )
+
+    return make
 
 
 @contextlib.contextmanager
 def _signals_passed_on(learner: SupervisedRole) -> Iterator[list[int]]:
-    """SIGTERM and Ctrl-C are the learner's to handle; a second one ends everything at once. Gives those that came."""
-    told: list[int] = []
+    """SIGTERM and Ctrl-C go to the learner; a second one ends everything at once. Gives the signals received."""
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield told
+        yield received
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
         pid = learner.facts()["pid"]
-        if told or pid is None:
+        if received or pid is None:
             raise KeyboardInterrupt
-        told.append(number)
+        received.append(number)
         os.kill(pid, signal.SIGTERM)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield told
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -7,8 +7,8 @@ import os
 import subprocess
 
 # The kernel closes our end of the pipe when we die; then `read` fails and the groups that are left are killed. A
-# shell, because it must not share anything with a Python that hangs, and starts in a millisecond. Who has left
-# its group is known by a mark in its environment.
+# shell, because it must not share anything with a Python that hangs, and starts in a millisecond. Processes that
+# have left their group are known by a mark in their environment.
 _SCRIPT = """
 groups=" "
 marks=" "
@@ -40,24 +40,24 @@ class OrphanReaper:
             start_new_session=True, cwd="/",
         )  # fmt: skip
 
-    def guard(self, group: int) -> None:
+    def watch(self, group: int) -> None:
         """Kill this process group when we are gone."""
         self._tell(f"guard {group}")
 
-    def release(self, group: int) -> None:
-        """This group has ended; its number may come to belong to somebody else."""
+    def unwatch(self, group: int) -> None:
+        """This group has ended; its number may be reused."""
         self._tell(f"release {group}")
 
-    def guard_marked(self, mark: str) -> None:
-        """Kill whoever has this word, without blanks, in its environment when we are gone."""
+    def watch_marked(self, mark: str) -> None:
+        """Kill every process with this word, without blanks, in its environment when we are gone."""
         self._tell(f"mark {mark}")
 
-    def release_marked(self, mark: str) -> None:
-        """Nobody has it any more."""
+    def unwatch_marked(self, mark: str) -> None:
+        """No process has it any more."""
         self._tell(f"unmark {mark}")
 
     def stop(self) -> None:
-        """Stand down."""
+        """End it; nothing is watched any more."""
         self._tell("stop")
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):

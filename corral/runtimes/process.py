@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import signal
-import socket
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Sequence
-from multiprocessing import spawn
 from typing import Any
 
 import cloudpickle
 
 from corral.core.encoding import Buffer, DecodeError, Value, decode, encode
-from corral.envs.backends.process.handle import THREAD_VARIABLES, plug_stdio, shared_memory
 from corral.runtimes.base import Call, Handle, MakeRole, RoleLost, Runtime, raised
+from corral.runtimes.child import ChildProcess, shared_memory
 from corral.runtimes.connection import Connection, ConnectionClosed
 from corral.runtimes.orphan_reaper import OrphanReaper
 
@@ -32,8 +26,8 @@ CALL, TELL, CLOSE = range(3)
 ANSWER, ALIVE = range(10, 12)
 
 
-_BOOT = "import sys; sys.path[:] = {path!r}; from corral.runtimes.process_child import main; main({args})"
 _SEND_S = 30.0  # a role reads all the time; only one that is frozen could make us wait
+_END_S = 0.2  # to end by itself, when its connection is closed
 _SILENCE_S = 60.0  # a role says every second that it is alive
 
 
@@ -63,28 +57,15 @@ class _Call(Call):
 
 
 class _Process(Handle):
-    def __init__(self, name: str, make: MakeRole, threads: int, sentry: OrphanReaper):
-        self.name, self._sentry = name, sentry
+    def __init__(self, name: str, make: MakeRole, threads: int, reaper: OrphanReaper):
+        self.name = name
         self.lost: str | None = None
         self._calls: dict[int, _Call] = {}
         self._number = 0
-        plug_stdio()
-        ours, theirs = socket.socketpair()
-        job_fd, self._dump_fd = shared_memory("corral-role"), shared_memory("corral-stacks")
-        with open(job_fd, "wb", closefd=False) as file:
-            file.write(cloudpickle.dumps(make))
-        fds = (theirs.fileno(), job_fd, self._dump_fd)
-        path = [entry for entry in sys.path if isinstance(entry, str)]
-        code = _BOOT.format(path=path, args=", ".join(map(repr, (*fds, os.getpid()))))
-        executable: Any = spawn.get_executable()
-        with theirs:
-            self._process = subprocess.Popen(
-                [executable, "-c", code], pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))},
-            )  # fmt: skip
+        job_fd = shared_memory("corral-role", cloudpickle.dumps(make))
+        self._process = ChildProcess("corral.runtimes.process_child:main", (job_fd,), reaper, threads=threads)
         os.close(job_fd)
-        sentry.guard(self._process.pid)
-        self.connection = Connection(ours, _SEND_S)
+        self.connection = Connection(self._process.socket, _SEND_S)
         self._seen = time.monotonic()
 
     @property
@@ -138,12 +119,13 @@ class _Process(Handle):
     def lose(self, why: str) -> None:
         """It is gone, or has to go."""
         if self.lost is None:
-            code = self._end()
-            if code is not None:
-                how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                why = f"its process ended with {how}"
-            stacks = os.pread(self._dump_fd, 1 << 14, 0).decode(errors="replace")
-            os.close(self._dump_fd)
+            if self._process.wait(time.monotonic() + _END_S):
+                self._process.kill()  # and what it started
+                why = f"its process ended with {self._process.ending}"
+            self._process.kill()
+            stacks = self._process.stacks
+            self.connection.close()
+            self._process.close()
             self.lost = f"{self.name} is gone: {why}" + (f"\n{stacks}" if stacks else "")
             self._calls.clear()
 
@@ -157,27 +139,10 @@ class _Process(Handle):
 
     def wait_closed(self, until: float) -> None:
         """Wait for it to end by itself, then end it."""
-        while self.lost is None and time.monotonic() < until and not self._ended():
+        while self.lost is None and time.monotonic() < until and not self._process.has_ended():
             self.read()  # it may be in the middle of a long answer
             time.sleep(0.005)
         self.lose("it was stopped")
-
-    def _end(self) -> int | None:
-        """End the process, and what it started; returns its exit code if it had ended by itself."""
-        until = time.monotonic() + 0.2
-        while not (ended := self._ended()) and time.monotonic() < until:
-            time.sleep(0.005)
-        # The group's number cannot have been reused: its leader was not reaped yet.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        code = self._process.wait()
-        self._sentry.release(self._process.pid)
-        self.connection.close()
-        return code if ended else None
-
-    def _ended(self) -> bool:
-        """Whether the process has ended by itself; it is not reaped by looking."""
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 class ProcessRuntime(Runtime):
@@ -187,13 +152,13 @@ class ProcessRuntime(Runtime):
 
     def __init__(self) -> None:
         self._handles: list[_Process] = []
-        self._sentry = OrphanReaper()
+        self._reaper = OrphanReaper()
         self._closed = False
-        self._finalizer = weakref.finalize(self, _end_all, self._handles, self._sentry, os.getpid())
+        self._finalizer = weakref.finalize(self, _end_all, self._handles, self._reaper, os.getpid())
 
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
         """Start a process; it has `threads` threads for torch and BLAS."""
-        handle = _Process(name, make, threads, self._sentry)
+        handle = _Process(name, make, threads, self._reaper)
         self._handles[:] = [h for h in self._handles if h.lost is None] + [handle]
         return handle
 
@@ -226,7 +191,7 @@ class ProcessRuntime(Runtime):
         self._finalizer()
 
 
-def _end_all(handles: list[_Process], sentry: OrphanReaper, owner: int) -> None:
+def _end_all(handles: list[_Process], reaper: OrphanReaper, owner: int) -> None:
     if os.getpid() != owner:  # a fork: they are not its to end
         return
     for handle in handles:
@@ -235,7 +200,7 @@ def _end_all(handles: list[_Process], sentry: OrphanReaper, owner: int) -> None:
     for handle in handles:
         handle.wait_closed(until)
     handles.clear()
-    sentry.stop()
+    reaper.stop()
 
 
 def _plain(value: Value) -> Value:

@@ -1,15 +1,13 @@
 """A role in a process of its own: carries out calls in order, while a thread keeps reading.
 
 The thread means that whoever calls never waits for this process to take a message, and that the mailbox is up to
-date while a call is being carried out. The process dies with its parent, whatever kills the parent.
+date while a call is being carried out.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
-import os
 import queue
 import signal
 import socket
@@ -21,32 +19,25 @@ from typing import Any
 import cloudpickle
 
 from corral.core.encoding import Buffer, decode, encode
-from corral.envs.backends.process.child import end_with_parent, leave
 from corral.runtimes import process as frames
 from corral.runtimes.base import Mailbox, Role, kind_of
+from corral.runtimes.child import read_shared
 from corral.runtimes.connection import Connection, ConnectionClosed
 
 _ALIVE_S = 1.0
 
 
-def main(socket_fd: int, job_fd: int, dump_fd: int, parent_pid: int) -> None:
+def main(sock: socket.socket, job_fd: int) -> None:
     """Serve one handle until it says CLOSE or goes away."""
-    for fd in (socket_fd, job_fd, dump_fd):
-        os.set_inheritable(fd, False)
-    threading.Thread(target=end_with_parent, args=(socket_fd, parent_pid), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     logging.getLogger("corral").setLevel(logging.WARNING)  # who chose what in which of many parts is only noise
-    dump = os.fdopen(dump_fd, "w")
-    faulthandler.enable(dump)
-    faulthandler.register(signal.SIGUSR1, dump, all_threads=True)
-    connection = Connection(socket.socket(fileno=socket_fd), None)
+    connection = Connection(sock, None)
     mailbox = Mailbox()
     calls: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()  # bounded by who waits for the answers
     threading.Thread(target=_read, args=(connection, mailbox, calls), daemon=True).start()
     threading.Thread(target=_say_alive, args=(connection,), daemon=True).start()
     with contextlib.suppress(ConnectionClosed):
         _serve(connection, mailbox, calls, job_fd)
-    leave()
 
 
 def _serve(
@@ -57,10 +48,7 @@ def _serve(
     try:
         # Pickle is safe here: the bytes come from the process that started this one, in memory of its own, and
         # how to make a role is code, which no data format carries.
-        with open(job_fd, "rb", closefd=False) as file:
-            file.seek(0)
-            make = cloudpickle.load(file)
-        role = make(mailbox)
+        role = cloudpickle.loads(read_shared(job_fd))(mailbox)
     except Exception as error:
         broken = _told(error)
     # Bounded by the calls that wait for them, as calls are.

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from corral.core.encoding import Value
+from corral.core.machine import Backoff
 from corral.runtimes.base import Call, Handle, MakeRole, RoleLost, Runtime
 
-_LONGEST_PAUSE_S = 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _LOOK_S = 0.5
 
 
@@ -34,7 +35,7 @@ class SupervisedRole:
         self.restarts = 0
         self.calls: deque[Call] = deque()
         """Answers that it owes, oldest first."""
-        self._due = 0.0
+        self._due, self._backoff = 0.0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._handle: Handle | None = runtime.spawn(name, make(0), threads=threads)
 
     @property
@@ -63,7 +64,7 @@ class SupervisedRole:
             self._handle.stop(0.0)
             self._handle = None
             self.calls.clear()
-            pause = min(_LONGEST_PAUSE_S, 0.5 * 2**self.restarts) if self.restarts else 0.0
+            pause = self._backoff.next() if self.restarts else 0.0
             self._due = time.monotonic() + pause
             plan = "it is given up" if self.given_up else f"it starts again in {pause:.0f} s"
             self._note("lost", f"{why.splitlines()[0]}; {plan} ({self.restarts} of {self._max_restarts} restarts used)")

@@ -1,10 +1,12 @@
-"""States of environments in this process, by number: one more environment steps from them, those that act never do."""
+"""States of Python environments, by id: a scratch environment steps from them, and live ones are never stepped.
+
+A planner in this process uses them as `States`, many rows at a time. A simulator (`corral serve`) uses the methods of
+single states, which raise what went wrong with each.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,303 +14,316 @@ import numpy as np
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, Tree
 from corral.snapshot.keeper import CannotSave, Env, EpisodeStart, StateKeeper
-from corral.snapshot.keepers.choose import choose_keeping
 from corral.snapshot.live_env import LiveEnv
 from corral.snapshot.rng import GlobalRng, put_back
-from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, States, Views, turns
+from corral.snapshot.scratch_env import KeptState, MakeEnv, ScratchEnv, StepRows
+from corral.snapshot.states import (
+    EpisodeEnded,
+    Expansion,
+    FailedSteps,
+    Level,
+    Rollouts,
+    States,
+    StatesFull,
+    UnknownState,
+    Views,
+)
 
-MakeScratch = Callable[[], Env]
-_STATE_BYTES = 400  # beside what is kept and shown
-
-
-@dataclass(slots=True)
-class _State:
-    """What is kept, by which maker, what it showed, and whether its episode is over."""
-
-    kept: Any
-    maker: _Maker
-    obs: list[Array] | None  # None where nobody here has seen it
-    over: bool
-    nbytes: int
-
-
-class _Maker:
-    """One way to build environments: how their states are kept, and the one that steps from them."""
-
-    def __init__(self, make: MakeScratch, name: str):
-        self.scratch = make()
-        try:
-            self.keeping: StateKeeper = choose_keeping(self.scratch, replay=True)
-        except BaseException:
-            self.scratch.close()
-            raise
-        self._name = name
-        self._at: Any = None  # the state that the scratch environment is in, exactly
-
-    def enter(self, state: _State, seed: int | None) -> Env:
-        """The scratch environment, in a state, with other dice if there is a seed."""
-        if seed is not None or self._at is not state.kept:
-            self._at = None
-            try:
-                self.keeping.put(self.scratch, state.kept)
-            except CannotSave as error:
-                raise UserError(
-                    f"A search saves and restores environments, and {self._name} cannot be saved: {error}. Let it "
-                    "draw from self.np_random alone, or give it state_dict() and load_state_dict(state)."
-                ) from error
-        self._at = None
-        if seed is not None:
-            self.keeping.reseed(self.scratch, seed)
-        return self.scratch
-
-    def keep(self) -> Any:
-        """The state that the scratch environment is in."""
-        self._at = self.keeping.keep(self.scratch)
-        return self._at
+_STATE_BYTES = 400  # beside what the keeper keeps and the observation
 
 
 class EnvStates(States):
-    """States of some environments. `makers` build one like each; the same function twice, one scratch environment."""
+    """States of live environments.
+
+    Args:
+        spec: of the environments.
+        envs: the environments, named by their place.
+        makers: build one like each; environments with the same function share a scratch environment.
+        memory_mb: for all states.
+        max_states: limits their number, too.
+        keeper: of all environments; by default the best that is found for each maker.
+    """
 
     def __init__(
-        self, spec: EnvSpec, acting: Sequence[LiveEnv], makers: Sequence[MakeScratch], memory_mb: float = 1024.0
+        self,
+        spec: EnvSpec,
+        envs: Sequence[LiveEnv],
+        makers: Sequence[MakeEnv],
+        memory_mb: float = 1024.0,
+        *,
+        max_states: int | None = None,
+        keeper: StateKeeper | None = None,
     ):
-        self.spec, self._acting = spec, acting
-        made: dict[MakeScratch, _Maker] = {}
-        self._common = GlobalRng(spec.name)
+        self.spec, self._envs = spec, envs
+        made: dict[MakeEnv, ScratchEnv] = {}
+        self._global_rng = GlobalRng(spec.name)
         try:
-            with put_back():  # a reset may draw from them
+            with put_back():  # a reset may draw from the global generators
                 for make in makers:
                     if make not in made:
-                        made[make] = _Maker(make, spec.name)
+                        made[make] = ScratchEnv(make, keeper)
         except BaseException:
-            for maker in made.values():
-                maker.scratch.close()
+            for scratch in made.values():
+                scratch.close()
             raise
-        self._makers = [made[make] for make in makers]
-        self.level = Level(min(maker.keeping.level for maker in self._makers))
-        self.exact = all(maker.keeping.exact for maker in self._makers)
-        self.stochastic = any(maker.keeping.throws_dice for maker in self._makers)
+        self._scratch = [made[make] for make in makers]
+        keepers = [scratch.keeper for scratch in made.values()]
+        self.level = Level(min(one.level for one in keepers))
+        self.exact = all(one.exact for one in keepers)
+        self.stochastic = any(one.is_random for one in keepers)
+        self.players = max(one.players for one in keepers)
         if self.level == Level.REPLAY:
-            for one in acting:
-                one.record()
-        self._states: dict[int, _State] = {}
-        self._next, self._closed = 1, False
-        self._most, self._memory_mb, self.nbytes = int(memory_mb * 1e6), memory_mb, 0
-        self._mishaps = FailedSteps(spec.name)
+            for env in envs:
+                env.record()
+        self._states: dict[int, KeptState] = {}
+        self._next_id, self._closed = 1, False
+        self._max_bytes, self._memory_mb, self._max_states = round(memory_mb * 1e6), memory_mb, max_states
+        self.nbytes = 0
+        self._failed_steps = FailedSteps(spec.name)
 
     def __len__(self) -> int:
         return len(self._states)
 
+    # -- many states ---------------------------------------------------------------------------------------
+
     def new_ids(self, count: int) -> Array:
-        """The next numbers."""
-        self._next += count
-        return np.arange(self._next - count, self._next)
+        self._next_id += count
+        return np.arange(self._next_id - count, self._next_id)
 
     def save(self, env_ids: Array) -> Array:
-        """Keep what these environments are in."""
         self._require_open()
         ids = self.new_ids(len(env_ids))
         for key, env_id in zip(ids.tolist(), env_ids.tolist(), strict=True):
-            acting, maker = self._acting[env_id], self._makers[env_id]
             try:
-                kept = maker.keeping.keep(acting.env, acting.beginning)
+                self.save_env(key, env_id)
             except CannotSave as error:
                 raise UserError(f"The state of {self.spec.name} cannot be saved: {error}.") from error
-            self._add(key, kept, maker, acting.shown(), acting.over)
+            except StatesFull as error:
+                raise self._no_room(error) from error
         return ids
 
     def load(self, ids: Array, env_ids: Array) -> Views:
-        """Put these environments into these states."""
         for key, env_id in zip(ids.tolist(), env_ids.tolist(), strict=True):
-            state, acting, maker = self._get(key), self._acting[env_id], self._makers[env_id]
-            if maker is not state.maker:
+            state, live = self.get(key), self._envs[env_id]
+            if self._scratch[env_id] is not state.scratch:
                 raise UserError(f"State {key} is of an environment that was built otherwise than environment {env_id}.")
             try:
-                maker.keeping.put(acting.env, state.kept)
+                self.load_into(live.env, state)
             except CannotSave as error:
                 raise UserError(f"State {key} cannot be loaded into environment {env_id}: {error}.") from error
-            maker.keeping.leave(acting.env)
-            acting.loaded(state.obs, state.over, self._leading_to(state))
-        if all(self._get(key).obs is None for key in ids.tolist()):
-            return Views(None, None, turns(len(ids)))
+            live.on_load(state.obs, state.over, self._episode_start(state))
+        if all(self.get(key).obs is None for key in ids.tolist()):
+            return Views(None, None, np.zeros(len(ids), np.int8))
         return self.look(ids)
 
     def look(self, ids: Array) -> Views:
-        """What was shown there."""
-        rows = [self._shown(key) for key in ids.tolist()]
-        leaves = self.spec.observation.empty(len(rows))
-        for i, row in enumerate(rows):
-            for leaf, value in zip(leaves, row, strict=True):
-                leaf[i] = value
-        return Views(self.spec.observation.unflatten(leaves), None, turns(len(rows)))
+        out = StepRows(self.spec, len(ids))
+        states = [self.get(key) for key in ids.tolist()]
+        for i, state in enumerate(states):
+            if state.obs is None:
+                raise UserError(
+                    f"The observation of {self.spec.name} in state {ids[i]} is not known, because the environment was "
+                    "not reset or stepped since it was handed in. Pass its observation, or reset or step it."
+                )
+            out.show(i, state.obs)
+        return Views(self.spec.observation.unflatten(out.leaves), *self._players_of(states))
 
     def drop(self, ids: Array) -> None:
-        """Forget them."""
         for key in ids.tolist():
-            state = self._states.pop(key, None)
-            if state is not None:
-                self.nbytes -= state.nbytes
-                state.maker.keeping.drop(state.kept)
+            self._drop(key)
 
     def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
-        """Step from each parent."""
         batch = len(parents)
-        if not ((children > 0) & (children < self._next)).all():
-            raise UserError(f"Not all of {children.tolist()} were given out: take what save and expand have given.")
-        layout, out, origins = (
-            self.spec.observation,
-            _Out(self.spec, batch),
-            [self._going_on(k) for k in parents.tolist()],
-        )
-        with self._common.spared():
+        if not ((children > 0) & (children < self._next_id)).all():
+            raise UserError(f"Not all of {children.tolist()} are ids given by new_ids, save or expand.")
+        out, origins = StepRows(self.spec, batch), [self.get_live(key) for key in parents.tolist()]
+        made = []
+        with self._global_rng.spared():
             for i, (state, child, action) in enumerate(
                 zip(origins, children.tolist(), self._actions(actions, batch), strict=True)
             ):
-                env = state.maker.enter(state, None if seeds is None else int(seeds[i]))
-                over = self._step(state, env, action, out, i)
+                env = self._enter(state, None if seeds is None else int(seeds[i]))
+                info = self._step(state, env, action, out, i)
                 if out.failed[i]:
-                    state.maker.enter(state, None)  # the step has left it nobody knows where
-                self._add(child, state.maker.keep(), state.maker, out.row(i), over)
-        faulty, obs = self._mishaps.note(out.failed, out.words), layout.unflatten(out.leaves)
-        return Expansion(children, obs, out.reward, out.terminated, out.truncated, None, turns(batch), faulty)
+                    self._enter(state)  # where the failed step has left it is not known
+                made.append(self._save_child(child, state, out, i, info))
+        faulty, obs = self._failed_steps.note(out.failed, out.message), self.spec.observation.unflatten(out.leaves)
+        return Expansion(children, obs, out.reward, out.terminated, out.truncated, *self._players_of(made), faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
-        """Step on from each parent."""
         batch, steps = len(parents), len(self.spec.action.flatten(actions)[0][0]) if len(parents) else 0
-        rewards, length, out = np.zeros((batch, steps)), np.zeros(batch, np.int64), _Out(self.spec, batch)
-        rows, origins = (
-            self._actions(_joined(self.spec, actions), batch * steps),
-            [self._going_on(k) for k in parents.tolist()],
-        )
-        with self._common.spared():
+        rewards, length, out = np.zeros((batch, steps)), np.zeros(batch, np.int64), StepRows(self.spec, batch)
+        rows = self._actions(_joined(self.spec, actions), batch * steps)
+        origins = [self.get_live(key) for key in parents.tolist()]
+        with self._global_rng.spared():
             for i, state in enumerate(origins):
                 out.show(i, state.obs)
-                env = state.maker.enter(state, None if seeds is None else int(seeds[i]))
+                env = self._enter(state, None if seeds is None else int(seeds[i]))
                 for t in range(steps):
-                    over = self._step(state, env, rows[i * steps + t], out, i)
+                    self._step(state, env, rows[i * steps + t], out, i)
                     rewards[i, t], length[i] = out.reward[i], t + (not out.failed[i])
-                    if over:
+                    if out.is_over(i):
                         break
-        faulty, obs = self._mishaps.note(out.failed, out.words), self.spec.observation.unflatten(out.leaves)
+        faulty, obs = self._failed_steps.note(out.failed, out.message), self.spec.observation.unflatten(out.leaves)
         return Rollouts(rewards, length, obs, out.terminated, out.truncated, faulty)
 
     def close(self) -> None:
-        """Forget everything, and close the scratch environments."""
         if self._closed:
             return
         self._closed = True
-        self.drop(np.array(list(self._states), np.int64))
-        for maker in dict.fromkeys(self._makers):
-            maker.scratch.close()
-        for acting in self._acting:
-            acting.release()
+        self.drop_where(lambda key: True)
+        for scratch in dict.fromkeys(self._scratch):
+            scratch.close()
+        for env in self._envs:
+            env.release()
 
-    def _get(self, key: int) -> _State:
+    # -- single states -------------------------------------------------------------------------------------
+
+    def get(self, key: int) -> KeptState:
+        """The state of an id, or UnknownState."""
         state = self._states.get(key)
         if state is None:
             self._require_open()
-            raise UserError(f"There is no state {key}: it was dropped, or never saved.")
+            raise UnknownState(f"There is no state {key}: it was dropped, or never saved.")
         return state
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise UserError(f"The states of {self.spec.name} have been closed: make new Snapshots, or another Search.")
-
-    def _going_on(self, key: int) -> _State:
-        state = self._get(key)
+    def get_live(self, key: int) -> KeptState:
+        """The state of an id, or EpisodeEnded if no step is possible there."""
+        state = self.get(key)
         if state.over:
-            raise UserError(f"State {key} is the end of an episode, from which there is no step.")
+            raise EpisodeEnded(f"State {key} is the end of an episode, from which there is no step.")
         return state
 
-    def _shown(self, key: int) -> list[Array]:
-        obs = self._get(key).obs
-        if obs is None:
-            raise UserError(
-                f"What {self.spec.name} showed in state {key} is not known: nobody here has seen it reset or stepped. "
-                "Pass its observation, or reset or step it."
-            )
-        return obs
+    def save_env(self, key: int, env_id: int) -> None:
+        """Keep the state of a live environment by this id; CannotSave or StatesFull where that fails."""
+        live, scratch = self._envs[env_id], self._scratch[env_id]
+        env = live.env
+        kept = scratch.keeper.save(env, live.episode_start)
+        state = KeptState(kept, scratch, live.last_obs(), live.over)
+        if self.players > 1:
+            base: Any = env.unwrapped
+            obs, mask = base.view()
+            leaves = zip(self.spec.observation.leaves, self.spec.observation.flatten(obs), strict=True)
+            state.obs = [np.array(value, leaf.dtype) for leaf, value in leaves]
+            state.turn, state.legal = base.to_play, mask.astype(np.bool_)
+            state.over = not mask.any()
+        self.put(key, state)
 
-    def _add(self, key: int, kept: Any, maker: _Maker, obs: list[Array] | None, over: bool) -> None:
-        nbytes = maker.keeping.nbytes(kept) + sum(leaf.nbytes for leaf in obs or ()) + _STATE_BYTES
-        if key in self._states:
-            self.drop(np.array([key]))
-        if self.nbytes + nbytes > self._most:
-            maker.keeping.drop(kept)
-            raise UserError(
-                f"{len(self):,} states of {self.spec.name} take {self.nbytes / 1e6:,.1f} MB and there is no more room: "
-                f"drop some, search less, or give them more than memory_mb={self._memory_mb:g}."
+    def load_into(self, env: Env, state: KeptState) -> None:
+        """Bring an environment that others step into a state, or CannotSave."""
+        state.scratch.keeper.load(env, state.kept)
+        state.scratch.keeper.release(env)
+
+    def save_scratch(self, key: int, state: KeptState, obs: list[Array], over: bool) -> KeptState:
+        """Keep by this id what the environment that stepped from `state` is in."""
+        return self.put(key, KeptState(state.scratch.save(), state.scratch, obs, over))
+
+    def put(self, key: int, state: KeptState) -> KeptState:
+        """Keep a state by this id, in place of one that has it; StatesFull when there is no room."""
+        keeper, seen = state.scratch.keeper, sum(leaf.nbytes for leaf in state.obs or ())
+        state.nbytes = keeper.nbytes(state.kept) + seen + _STATE_BYTES
+        old = self._states.get(key)
+        spare = 0 if old is None else old.nbytes
+        count = len(self) + (old is None)
+        too_many = self._max_states is not None and count > self._max_states
+        if self.nbytes - spare + state.nbytes > self._max_bytes or too_many:
+            keeper.drop(state.kept)
+            raise StatesFull(
+                f"{len(self):,} states of {self.spec.name} take {self.nbytes / 1e6:,.1f} MB and there is no more room"
             )
-        self._states[key] = _State(kept, maker, obs, over, nbytes)
-        self.nbytes += nbytes
+        self._drop(key)
+        self._states[key] = state
+        self.nbytes += state.nbytes
+        return state
+
+    def put_exported(self, key: int, kept: Any, obs: list[Array], over: bool) -> None:
+        """Keep a state from elsewhere; CannotSave unless this environment can be brought into it."""
+        scratch, layout = self._scratch[0], self.spec.observation
+        if not isinstance(kept, bytes) or self.level < Level.PORTABLE:
+            raise CannotSave("this environment takes no states from elsewhere")
+        if [(leaf.dtype, leaf.shape) for leaf in obs] != [(leaf.dtype, leaf.shape) for leaf in layout.leaves]:
+            raise CannotSave("its observation does not fit")
+        state = KeptState(kept, scratch, obs, over)
+        scratch.enter(state)
+        self.put(key, state)
+
+    def drop_where(self, wanted: Callable[[int], bool]) -> None:
+        """Drop the states whose ids are wanted."""
+        for key in [key for key in self._states if wanted(key)]:
+            self._drop(key)
+
+    # -- within --------------------------------------------------------------------------------------------
+
+    def _drop(self, key: int) -> None:
+        state = self._states.pop(key, None)
+        if state is not None:
+            self.nbytes -= state.nbytes
+            state.scratch.keeper.drop(state.kept)
+
+    def _enter(self, state: KeptState, seed: int | None = None) -> Env:
+        try:
+            return state.scratch.enter(state, seed)
+        except CannotSave as error:
+            raise UserError(
+                f"A search saves and restores environments, and {self.spec.name} cannot be saved: {error}. Let it "
+                "draw from self.np_random alone, or give it state_dict() and load_state_dict(state)."
+            ) from error
+
+    def _step(self, state: KeptState, env: Env, action: Any, out: StepRows, i: int) -> dict[str, Any]:
+        """Step from a state into row i, and see whether that drew random numbers; returns info."""
+        keeper = state.scratch.keeper
+        before = None if self.stochastic else keeper.rng_state(env)
+        info = out.step(i, lambda: keeper.step(env, action), state.obs)
+        if out.failed[i]:
+            out.message = f"at action {action!r}: {out.errors[i]!r}"
+        elif before is not None:
+            self.stochastic = keeper.rng_state(env) != before
+        return info
+
+    def _save_child(self, key: int, parent: KeptState, out: StepRows, i: int, info: dict[str, Any]) -> KeptState:
+        try:
+            state = self.save_scratch(key, parent, out.row(i), out.is_over(i))
+        except CannotSave as error:
+            raise UserError(f"The state of {self.spec.name} cannot be saved: {error}.") from error
+        except StatesFull as error:
+            raise self._no_room(error) from error
+        if self.players > 1:
+            base: Any = parent.scratch.env.unwrapped
+            state.turn, state.legal = parent.turn, np.zeros_like(parent.legal)
+            if not out.failed[i]:
+                state.turn, state.legal = base.to_play, np.asarray(info["action_mask"], np.bool_)
+        return state
+
+    def _players_of(self, states: list[KeptState]) -> tuple[Array | None, Array]:
+        """Legal moves, and the players to move."""
+        if self.players == 1 or not states:
+            return None, np.zeros(len(states), np.int8)
+        legal: Any = [state.legal for state in states]
+        return np.stack(legal), np.array([state.turn for state in states], np.int8)
 
     def _actions(self, actions: Tree, count: int) -> list[Any]:
-        """One for each row, checked, as environments take them; they may keep them."""
+        """One action for each row, checked, and copied because environments may keep it."""
         layout = self.spec.action
         leaves = [list(leaf.copy()) for leaf in layout.batch(actions, count)]
         return leaves[0] if layout.single else [layout.unflatten(list(row)) for row in zip(*leaves, strict=True)]
 
-    def _step(self, state: _State, env: Env, action: Any, out: _Out, i: int) -> bool:
-        """Step from a state, and write row i; returns whether that ended the episode."""
-        keeping = state.maker.keeping
-        before = None if self.stochastic else keeping.dice(env)
-        try:
-            obs, reward, terminated, truncated, _ = keeping.step(env, action)
-            out.write(i, obs, reward, terminated, truncated)
-        except Exception as error:
-            out.fail(i, state.obs, f"at action {action!r}: {error!r}")
-            return True
-        if before is not None:
-            self.stochastic = keeping.dice(env) != before
-        return bool(terminated or truncated)
-
-    def _leading_to(self, state: _State) -> EpisodeStart | None:
-        """What leads to a state that is kept as the way there."""
+    def _episode_start(self, state: KeptState) -> EpisodeStart | None:
+        """How to get to a state that is kept as the actions that lead there."""
         if self.level != Level.REPLAY:
             return None
 
         def repeat(env: Env) -> Any:
-            state.maker.keeping.put(env, state.kept)
+            state.scratch.keeper.load(env, state.kept)
             return None if state.obs is None else self.spec.observation.unflatten(state.obs)
 
         return EpisodeStart(repeat, state.nbytes)
 
+    def _no_room(self, error: StatesFull) -> StatesFull:
+        return StatesFull(f"{error}: drop some, search less, or give them more than memory_mb={self._memory_mb:g}.")
 
-class _Out:
-    """Rows of what steps gave, which of them failed, and what was said of the last that did."""
-
-    def __init__(self, spec: EnvSpec, batch: int):
-        self._layout = spec.observation
-        self.leaves = self._layout.empty(batch)
-        self.reward, self.words = np.zeros(batch), ""
-        self.terminated, self.truncated, self.failed = (np.zeros(batch, np.bool_) for _ in range(3))
-
-    def write(self, i: int, obs: Any, reward: Any, terminated: Any, truncated: Any) -> None:
-        """Row i; ValueError where it has something that is not finite."""
-        for leaf, value in zip(self.leaves, self._layout.flatten(obs), strict=True):
-            leaf[i] = value
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf[i]).all():
-                raise ValueError("it showed what is not finite")
-        self.reward[i] = reward if type(reward) is float else float(np.asarray(reward).reshape(()))
-        if not math.isfinite(self.reward[i]):
-            raise ValueError(f"its reward is {self.reward[i]}")
-        self.terminated[i], self.truncated[i] = bool(terminated), bool(truncated)
-
-    def show(self, i: int, obs: list[Array] | None) -> None:
-        """Let row i show what was seen elsewhere, or nothing where nobody knows it."""
-        for k, leaf in enumerate(self.leaves):
-            leaf[i] = 0 if obs is None else obs[k]
-
-    def fail(self, i: int, obs: list[Array] | None, words: str) -> None:
-        """Let row i be a step that failed where this was seen."""
-        self.show(i, obs)
-        self.reward[i], self.terminated[i], self.truncated[i], self.failed[i] = 0.0, False, True, True
-        self.words = words
-
-    def row(self, i: int) -> list[Array]:
-        """What row i shows."""
-        return [leaf[i].copy() for leaf in self.leaves]
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UserError(f"The states of {self.spec.name} have been closed: make new Snapshots, or another Search.")
 
 
 def _joined(spec: EnvSpec, actions: Tree) -> Tree:

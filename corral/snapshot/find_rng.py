@@ -55,7 +55,7 @@ class RngFinder:
         return [generator for _, generator in walked]
 
 
-def find_dice(value: Any) -> list[Any]:
+def find_generators_in(value: Any) -> list[Any]:
     """The generators in a value, each once."""
     return [generator for _, generator in _walk(value)]
 

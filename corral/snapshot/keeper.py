@@ -1,4 +1,4 @@
-"""What a way to keep states of environments offers, to planners in this process and to simulators over the link."""
+"""`StateKeeper`: how the state of one environment is kept and restored, for planners and for simulators."""
 
 from __future__ import annotations
 
@@ -14,63 +14,66 @@ Env = gymnasium.Env[Any, Any]
 
 @dataclass(frozen=True)
 class EpisodeStart:
-    """What leads an environment of the same make to where one is."""
+    """How to bring another environment of the same make to where one is, by repeating its episode."""
 
     repeat: Callable[[Env], Any]
-    """Does it all again, and returns the last observation; CannotKeep when that led elsewhere."""
+    """Repeats it and returns the last observation; CannotSave if that led elsewhere."""
     nbytes: int
 
 
-Tape = Callable[[], EpisodeStart | None]
-"""How an environment that others step came to be where it is; None where that is not known."""
+FindStart = Callable[[], EpisodeStart | None]
+"""How a live environment came to where it is; None where that is not known."""
 
 
 class CannotSave(Exception):
-    """This environment's state cannot be kept, or this is no state of it."""
+    """The state of this environment cannot be kept, or what was given is no state of it."""
 
 
 class StateKeeper(ABC):
-    """A way to keep states. `level` is one of `planning.states.Level`; `capabilities` are what HELLO says of it.
+    """Keeps states of environments of one make.
 
-    Environments that states are put into are of the same make as those they were kept from, and have been reset.
+    Environments that states are loaded into are of the same make as those they were saved from, and have been reset.
+    `level` is one of `snapshot.states.Level`; `capabilities` are what HELLO says of it.
     """
 
     level: int
     exact = True
-    """Whether what follows a state that was put back is, bit by bit, what would have followed."""
+    """Whether an environment continues from a loaded state exactly as it would have continued, bit for bit."""
     capabilities: tuple[str, ...] = ()
-    throws_dice = False
-    """Whether steps are known to be random, whatever `dice` shows."""
+    is_random = False
+    """Whether steps are known to be random, whatever `rng_state` shows."""
+    players = 1
+    """With 2, the environments have `to_play` and `view()`, which returns the observation and the legal moves."""
 
     @abstractmethod
-    def keep(self, env: Env, tape: Tape | None = None) -> Any:
-        """What the environment's state is kept as. It does not change with the environment, which stays as it is.
+    def save(self, env: Env, find_start: FindStart | None = None) -> Any:
+        """The state, as a value that does not change with the environment, which stays as it is.
 
-        `tape` is of an environment that others step; those that states were put into are known.
+        `find_start` is given for a live environment, which others step; without it, states were loaded into `env`.
         """
 
     @abstractmethod
-    def put(self, env: Env, kept: Any) -> None:
-        """Bring an environment into a state, generators included."""
+    def load(self, env: Env, kept: Any) -> None:
+        """Bring an environment into a state, random generators included."""
 
     @abstractmethod
     def reseed(self, env: Env, seed: int) -> None:
-        """Give an environment other dice than its state has; the same seed gives the same."""
+        """Give an environment other random numbers than its state has; the same seed gives the same ones."""
 
     @abstractmethod
-    def dice(self, env: Env) -> Any:
-        """Where the generators are of an environment that a state was put into; `==` says whether they moved."""
+    def rng_state(self, env: Env) -> Any:
+        """The state of the random generators of an environment that was loaded; `==` tells whether they were used."""
 
     @abstractmethod
     def nbytes(self, kept: Any) -> int:
-        """What it takes to keep."""
+        """Memory that a state takes."""
 
     def step(self, env: Env, action: Any) -> Any:
-        """Step an environment that a state was put into."""
+        """Step an environment that a state was loaded into."""
         return env.step(action)
 
-    def leave(self, env: Env) -> None:  # noqa: B027 - most need not know
-        """Others step this environment from now on, which a state was put into."""
+    def release(self, env: Env) -> None:  # noqa: B027 - most need not know
+        """From now on others step this environment, which a state was loaded into."""
 
-    def drop(self, kept: Any) -> None:  # noqa: B027 - Python does it
-        """Let go of a state."""
+    def drop(self, kept: Any) -> None:  # noqa: B027 - Python frees it
+        """A state is no longer needed."""

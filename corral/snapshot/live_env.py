@@ -36,15 +36,15 @@ class LiveEnv(ABC):
         """From now on note what leads to where it is."""
 
     @abstractmethod
-    def shown(self) -> list[Array] | None:
+    def last_obs(self) -> list[Array] | None:
         """Leaves of the observation that it showed last, as copies; None when that is not known."""
 
     @abstractmethod
-    def beginning(self) -> EpisodeStart | None:
+    def episode_start(self) -> EpisodeStart | None:
         """What leads there; None where that is not known."""
 
     @abstractmethod
-    def loaded(self, obs: list[Array] | None, over: bool, beginning: EpisodeStart | None) -> None:
+    def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
         """It was put into a state where it showed this, and which `beginning` leads to, if anything is known to."""
 
     def release(self) -> None:  # noqa: B027 - most are not watched
@@ -98,7 +98,7 @@ class WatchedEnv(LiveEnv):
         """Keep every action from the next reset on."""
         self._recording = True
 
-    def shown(self) -> list[Array] | None:
+    def last_obs(self) -> list[Array] | None:
         """As the last step or reset returned it; None if that was before anything here knew it."""
         return None if self._leaves is None else [leaf.copy() for leaf in self._leaves]
 
@@ -115,7 +115,7 @@ class WatchedEnv(LiveEnv):
         """The actions since `mark`, if they are so many and nothing else was done to it."""
         return self._since if self._since is not None and len(self._since) == count else None
 
-    def beginning(self) -> EpisodeStart | None:
+    def episode_start(self) -> EpisodeStart | None:
         """Its games since the last seed, or only the current one."""
         if not self._games or len(self._games[-1].actions) > _GAME_STEPS or self._leaves is None:
             return None
@@ -125,10 +125,10 @@ class WatchedEnv(LiveEnv):
         nbytes = 1000 + 100 * sum(len(game.actions) for game in games)
         return EpisodeStart(lambda env: self._repeat(env, games, shown, now), nbytes)
 
-    def loaded(self, obs: list[Array] | None, over: bool, beginning: EpisodeStart | None) -> None:
+    def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
         """Go on from there."""
         self._leaves, self._over = None if obs is None else [leaf.copy() for leaf in obs], over
-        self._games, self._since = [] if beginning is None else [_Game(after=beginning)], None
+        self._games, self._since = [] if start is None else [_Game(after=start)], None
 
     def release(self) -> None:
         """Give the environment its own functions back; whoever watches it since goes on watching it."""
@@ -177,7 +177,7 @@ class WatchedEnv(LiveEnv):
     def _keep_wrappers(self) -> Any:
         """What wrappers remember from one episode to the next, if it can be copied."""
         try:
-            return None if self._wrappers is None else self._wrappers.keep(self._env)
+            return None if self._wrappers is None else self._wrappers.save(self._env)
         except CannotSave:
             return None
 
@@ -190,7 +190,7 @@ class WatchedEnv(LiveEnv):
                 if k == 0:
                     env.reset(seed=0)  # builds what only a first reset builds
                     if self._wrappers is not None and game.wrappers is not None:
-                        self._wrappers.put(env, game.wrappers)
+                        self._wrappers.load(env, game.wrappers)
                     write_generators(find_generators(env), game.generators)
                 obs, _ = env.reset(seed=game.seed, options=copy.deepcopy(game.options))
             for action in game.actions:

@@ -25,11 +25,11 @@ from corral.ops.optim import adam
 class Config:
     """Settings of the counting agent."""
 
-    length: int = 5
+    num_steps: int = 5
     """Steps in a sequence."""
     batch_size: int = 4
     """Sequences in an update."""
-    max_lag: int | None = None
+    max_policy_lag: int | None = None
     """Versions that data may be old."""
 
 
@@ -38,7 +38,9 @@ class Counting(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.data = DataSpec("sequence", config.length, config.batch_size, "once", ("seen",), max_lag=config.max_lag)
+        self.data = DataSpec(
+            "sequence", config.num_steps, config.batch_size, "once", ("seen",), max_lag=config.max_policy_lag
+        )
 
     def build_model(self) -> nn.Module:
         """One weight."""

@@ -45,7 +45,7 @@ class Actor:
         seed = self._seed = experiment.seed
         self._index = index
         central = experiment.topology == "central_inference"
-        count = experiment.total_envs if central else experiment.envs_per_actor
+        count = experiment.num_envs if central else experiment.envs_per_actor
         self._first_id = index * count
         env_seed = seeding.part_seed(seed, "train", "actor", index, start) if index or start else seed
         backend, workers = experiment.backend, experiment.workers
@@ -63,7 +63,7 @@ class Actor:
         in_step = weights_mode(experiment, self._algo.data.max_lag) == "sync"
         self._policy = self._algo.make_policy(self._model, explore=True, rng=rng, index=index)
         self._sampler = Sampler(self._vec, self._policy)
-        steps = self._algo.fragment_steps(experiment.total_envs)
+        steps = self._algo.fragment_steps(experiment.num_envs)
         if not in_step and self._algo.data.unit == "transition":
             steps = max(steps, -(-_FEWEST_ROWS // count))
         first_ready = None

@@ -19,16 +19,18 @@ from corral.core.machine import cores
 from corral.core.types import EnvSpec, LossOutput, Sample, Trajectory
 from corral.data.pack import unpack
 from corral.data.store import Store, StoreContext
+from corral.envs.backends.simulators.options import is_url
 from corral.learn.exchange.all_reduce import AllReduce
 from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.actor import Actor
-from corral.topologies.base import Note, Topology, planning_metrics
+from corral.topologies.base import Note, OnRollout, Topology, choose_runtime, planning_metrics
 from corral.topologies.learner_group import LearnerGroup
 from corral.topologies.replay_shards import ShardedStore
 from corral.topologies.weight_channel import WeightChannel, weights_mode
 
 _START_S = 300.0  # to build environments and networks everywhere
+_MAX_IN_FLIGHT_BYTES = 256e6  # of fragments that actors are sampling or sending
 _PAUSE_S = 0.001  # after a turn in which nothing happened
 _TURN_S = 0.5  # a turn that brings nothing ends after this
 _LEARN_S = 0.5  # a turn that could go on learning ends after this
@@ -38,22 +40,22 @@ _STUCK_S = 600.0  # without a fragment from anybody
 class ActorLearner(Topology):
     """One learner, and actors that are never more than two fragments ahead.
 
-    With `weights=sync` everybody takes turns, fragments are learned from in the order of the actors, and with one
+    With `weight_sync=sync` all take turns, fragments are learned from in the order of the actors, and with one
     actor a run is the same as in the topology `sync`, bit by bit. Otherwise whoever has a fragment ready is
     served first, and sequences that are staler than the algorithm's `max_lag` are dropped and counted.
     """
 
-    def __init__(self, experiment: Experiment, note: Note):
-        super().__init__(experiment, note)
+    def __init__(self, experiment: Experiment, note: Note, on_rollout: OnRollout = lambda trajectory: None):
+        super().__init__(experiment, note, on_rollout)
         central = experiment.topology == "central_inference"
         names = ["inference"] if central else [f"actor {k}" for k in range(experiment.num_actors)]
-        parts = names + [f"replay {k}" for k in range(experiment.scale.replay_shards)]
-        parts += [f"learner {k}" for k in range(1, experiment.scale.learners)]
+        parts = names + [f"replay {k}" for k in range(experiment.actor_learner.replay_shards)]
+        parts += [f"learner {k}" for k in range(1, experiment.actor_learner.learners)]
         # With central inference the environments' workers are the inference part's own.
-        beside = experiment.num_actors if central and experiment.backend != "grpc" else 0
+        beside = experiment.num_actors if central and not is_url(experiment.env) else 0
         named = ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
         what = f"A run of {len(parts)} parts ({named})" + (f" and {beside} workers" if beside else "")
-        name = "process" if experiment.runtime == "auto" else experiment.runtime
+        name = choose_runtime(experiment)
         require_room(name, len(parts) + beside, what)
         self._runtime = make_runtime(name)
         self._others = len(parts) + beside if self._runtime.here else 0
@@ -66,12 +68,12 @@ class ActorLearner(Topology):
 
     def _build(self, names: list[str]) -> None:
         experiment = self.experiment
-        limit = experiment.scale.max_restarts
+        limit = experiment.actor_learner.max_restarts
         self._actors = [
             SupervisedRole(self._runtime, name, partial(_make_actor, experiment, k), self._note, limit)
             for k, name in enumerate(names)
         ]
-        exchange = AllReduce() if experiment.scale.learners > 1 else None
+        exchange = AllReduce() if experiment.actor_learner.learners > 1 else None
         self._build_learner(self._describe(), self._others, None if exchange is None else lambda *_: exchange)
         self._team = None
         if exchange is not None:
@@ -80,8 +82,8 @@ class ActorLearner(Topology):
                 self.learner, exchange, self.precision, experiment, self.spec, self._runtime, self._note
             )
         self._mode = weights_mode(experiment, self.algo.data.max_lag)
-        self._channel = WeightChannel(self.learner, self._runtime, experiment.scale.pull_lag)
-        self.episodes = EpisodeStats(experiment.total_envs)
+        self._channel = WeightChannel(self.learner, self._runtime, experiment.actor_learner.weight_lag)
+        self.episodes = EpisodeStats(experiment.num_envs)
         self._ahead = 1 if self._mode == "sync" else 2
         self._env_restarts: dict[str, int] = {}
         self._scales: dict[str, float] = {}  # of rewards, where they are normalised; each actor has its own
@@ -94,18 +96,18 @@ class ActorLearner(Topology):
 
     def _make_store(self) -> Store:
         experiment, data = self.experiment, self.algo.data
-        shards = experiment.scale.replay_shards
+        shards = experiment.actor_learner.replay_shards
         if not shards:
             return super()._make_store()
         if data.reuse != "replay":
             raise UserError(f"{experiment.algo} has no replay memory to put into shards; set replay_shards=0.")
         return ShardedStore(
-            self._runtime, self.spec, data, experiment.total_envs, shards, experiment.seed,
-            experiment.scale.max_restarts, self._note,
+            self._runtime, self.spec, data, experiment.num_envs, shards, experiment.seed,
+            experiment.actor_learner.max_restarts, self._note,
         )  # fmt: skip
 
     def _check_shares(self) -> None:
-        size, learners = self.algo.data.batch_size, self.experiment.scale.learners
+        size, learners = self.algo.data.batch_size, self.experiment.actor_learner.learners
         if size % learners:
             raise UserError(
                 f"A batch of {size} cannot be shared out among {learners} learners; set a batch_size that can, or "
@@ -141,17 +143,18 @@ class ActorLearner(Topology):
         if self.store.room():
             for traj, priorities in self._in_order() if self._mode == "sync" else self._first_ready():
                 self.env_steps += int(traj.faulty.size - traj.faulty.sum())
+                self._on_rollout(traj)
                 scale = float(np.mean([*self._scales.values()]))
                 self.store.put(traj, priorities, StoreContext(self.progress, scale))
-        said: dict[str, list[float]] = {}
+        metrics: dict[str, list[float]] = {}
         until = time.monotonic() + _LEARN_S
         while self._ready():
-            self._learn(self.store.get(), said)
+            self._learn(self.store.get(), metrics)
             if self._mode != "sync" and time.monotonic() > until:
                 break
-        if self.env_steps == before and not said:
+        if self.env_steps == before and not metrics:
             time.sleep(_PAUSE_S)
-        return said
+        return metrics
 
     def _order(self) -> None:
         """Give out weights, and keep every actor busy."""
@@ -162,7 +165,11 @@ class ActorLearner(Topology):
                 self._channel.offer(actor)
                 actor.call("sample", self.learner.version if self._mode == "sync" else 0, self.progress)
         alive = sum(actor.alive for actor in self._actors)
-        needed = len(self._actors) if self._mode == "sync" else min(self.experiment.scale.min_actors, len(self._actors))
+        needed = (
+            len(self._actors)
+            if self._mode == "sync"
+            else min(self.experiment.actor_learner.min_actors, len(self._actors))
+        )
         if sum(not actor.given_up for actor in self._actors) < needed:
             raise RunFailed(f"Too many actors were lost for good: {alive} are left, and {needed} are needed.")
         if alive < needed and not self._waiting:
@@ -172,7 +179,7 @@ class ActorLearner(Topology):
     def _within_budget(self) -> bool:
         """Whether one more fragment may be on its way; one always may."""
         under_way = sum(len(actor.calls) for actor in self._actors)
-        return under_way == 0 or (under_way + 1) * self._fragment_bytes <= self.experiment.scale.in_flight_mb * 1e6
+        return under_way == 0 or (under_way + 1) * self._fragment_bytes <= _MAX_IN_FLIGHT_BYTES
 
     def _in_order(self) -> list[tuple[Trajectory, Any]]:
         """One fragment of every actor, in their order."""
@@ -189,7 +196,7 @@ class ActorLearner(Topology):
     def _order_again(self, actor: SupervisedRole) -> None:
         """Of an actor that was lost within a turn of all."""
         if actor.given_up:
-            raise RunFailed(f"{actor.name} was lost too often, and weights=sync needs all actors.")
+            raise RunFailed(f"{actor.name} was lost too often, and weight_sync=sync needs all actors.")
         if actor.revive():
             self._channel.forget(actor)
         if actor.alive and not actor.calls and self._within_budget():
@@ -237,14 +244,20 @@ class ActorLearner(Topology):
             self._stale += self.store.drop_older(self.learner.version - bound)
         return self.store.ready()
 
-    def _learn(self, sample: Sample, said: dict[str, list[float]]) -> None:
+    def _learn(self, sample: Sample, metrics: dict[str, list[float]]) -> None:
         if isinstance(sample.batch, Trajectory):
             data = self.algo.data
             new = data.batch_size - round(data.replayed * data.batch_size)  # the others are old by nature
             lag = self.learner.version - np.asarray(sample.batch.version)[:new]
-            said.setdefault("lag/mean", []).append(float(np.mean(lag)))
+            metrics.setdefault("lag/mean", []).append(float(np.mean(lag)))
             self._lag_max = max(self._lag_max, int(np.max(lag)))
-        super()._learn(sample, said)
+        super()._learn(sample, metrics)
+
+    def set_learning_rate(self, value: float) -> None:
+        """A constant rate, if this is the only learner."""
+        if self._team is not None:
+            raise UserError("The learning rate cannot be changed while several learners share the updates.")
+        super().set_learning_rate(value)
 
     def _step(self, sample: Sample) -> list[LossOutput]:
         return super()._step(sample) if self._team is None else self._team.step(sample, self.progress)
@@ -312,7 +325,7 @@ class ActorLearner(Topology):
         for actor in self._actors:
             actor.call("go_on", self.env_steps)
         collect(self._runtime, self._actors, _START_S, SupervisedRole.lose)
-        return list(range(self.experiment.total_envs))
+        return list(range(self.experiment.num_envs))
 
     def close(self) -> None:
         """End the actors."""

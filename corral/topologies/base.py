@@ -1,4 +1,4 @@
-"""What a topology is to the session that drives it: turns of acting and learning, and a state to go on from."""
+"""The contract of a topology: iterations of acting and learning, and a state to resume from."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 
 from corral.acting.episode_stats import EpisodeStats
 from corral.acting.policy import ActContext, Policy, set_context, to_numpy
-from corral.algos.base import Algorithm, ParamGroup, learning_rates
+from corral.algos.base import Algorithm, ParamGroup
 from corral.algos.registry import find_algorithm
 from corral.config.experiment import Experiment
 from corral.core import seeding
-from corral.core.types import EnvSpec, LossOutput, Sample
+from corral.core.errors import UserError
+from corral.core.types import EnvSpec, LossOutput, Sample, Trajectory
 from corral.data.store import Store, make_store
-from corral.envs.backends.simulators.options import is_url, share_simulators
+from corral.envs.backends.simulators.options import connect_here, is_url, share_simulators
 from corral.envs.make import make_vec
 from corral.envs.normalize import NormalizedVecEnv
 from corral.envs.vec_env import VecEnv
@@ -30,7 +31,7 @@ from corral.learn.learner import Learner
 
 def make_algorithm(experiment: Experiment, spec: EnvSpec) -> Algorithm:
     """The experiment's algorithm, for environments that look like `spec`."""
-    algo: Algorithm = find_algorithm(experiment.algo).load()(experiment.algorithm, spec, experiment.total_envs)
+    algo: Algorithm = find_algorithm(experiment.algo).load()(experiment.algorithm, spec, experiment.num_envs)
     return algo
 
 
@@ -58,7 +59,7 @@ def make_train_vec(
         backend, workers = "auto", experiment.workers
         one_vec = experiment.topology in ("sync", "central_inference")
         kwargs = share_simulators(kwargs, 1 if one_vec else experiment.num_actors)
-    vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs, listen=experiment.listen, cores=cores)
+    vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs, cores=cores)
     if experiment.normalize_reward:
         replayed = make_algorithm(experiment, vec.spec).data.reuse == "replay"
         gamma = getattr(experiment.algorithm, "gamma", 0.99)
@@ -66,8 +67,26 @@ def make_train_vec(
     return vec
 
 
+def choose_runtime(experiment: Experiment) -> str:
+    """The runtime of a topology's roles: processes, but threads where simulators connect to one process of the run.
+
+    All roles and the evaluation then share these simulators.
+    """
+    env, kwargs = experiment.environment()
+    if not connect_here(env, kwargs):
+        return "process" if experiment.runtime == "auto" else experiment.runtime
+    if experiment.runtime in ("process", "ray"):
+        raise UserError(
+            f"Simulators that connect to {env} reach one process, and runtime={experiment.runtime} has several: leave "
+            "runtime out, or start the simulators first with --bind and name their addresses."
+        )
+    return "inline"
+
+
 Note = Callable[[str, str], None]
 """Takes the kind of an event, and what happened."""
+OnRollout = Callable[[Trajectory], None]
+"""Is given every trajectory that the learner receives, before it is stored."""
 MakeExchange = Callable[[torch.nn.Module, Sequence[ParamGroup]], Exchange]
 """Makes the exchange of a learner from its network and its parameter groups."""
 
@@ -77,10 +96,12 @@ class Topology(ABC):
 
     spec: EnvSpec
     episodes: EpisodeStats
-    """Games that were finished."""
+    """Finished episodes."""
+    sees_rollouts = True
+    """Whether trajectories come to this process."""
 
-    def __init__(self, experiment: Experiment, note: Note):
-        self.experiment, self._note = experiment, note
+    def __init__(self, experiment: Experiment, note: Note, on_rollout: OnRollout = lambda trajectory: None):
+        self.experiment, self._note, self._on_rollout = experiment, note, on_rollout
         self.device = find_device(experiment.device)
         self.env_steps = 0
 
@@ -92,7 +113,7 @@ class Topology(ABC):
         self.spec = spec
         self.algo = make_algorithm(experiment, spec)
         self.model = build_model(self.algo, seed, self.device)
-        self.threads = set_threads(experiment.threads, self.model, others)
+        self.threads = set_threads(experiment.torch_threads, self.model, others)
         trial = encoder_trial(self.model, spec.observation, self.device)
         self.precision = choose(precision or experiment.precision, self.model, trial, self.device)
         order = torch.Generator().manual_seed(seeding.part_seed(seed, "train", "learning"))
@@ -103,21 +124,30 @@ class Topology(ABC):
 
     def _make_store(self) -> Store:
         seed = seeding.part_seed(self.experiment.seed, "train", "store")
-        return make_store(self.spec, self.algo.data, self.experiment.total_envs, seed)
+        return make_store(self.spec, self.algo.data, self.experiment.num_envs, seed)
 
     @property
     def progress(self) -> float:
         """Share of the run's steps that are done."""
         return min(1.0, self.env_steps / self.experiment.steps)
 
+    @property
+    def learning_rate(self) -> float:
+        """The current learning rate, of the first parameter group."""
+        return next(iter(self.learner.learning_rates(self.progress).values()))
+
+    def set_learning_rate(self, value: float) -> None:
+        """Replace the algorithm's schedule by a constant; UserError where learners are in other processes."""
+        self.learner.set_learning_rate(value)
+
     @abstractmethod
     def advance(self) -> dict[str, list[float]]:
-        """One turn; returns what the losses said. It takes seconds at most, also when nothing happens."""
+        """One iteration; returns the metrics of its updates. It takes seconds at most, also when nothing happens."""
 
-    def _learn(self, sample: Sample, said: dict[str, list[float]]) -> None:
+    def _learn(self, sample: Sample, metrics: dict[str, list[float]]) -> None:
         for output in self._step(sample):
             for name, value in output.metrics.items():
-                said.setdefault(name, []).append(value)
+                metrics.setdefault(name, []).append(value)
             if output.priorities is not None and sample.keys is not None:
                 self.store.feedback(sample.keys, to_numpy(output.priorities))
 
@@ -140,7 +170,7 @@ class Topology(ABC):
         return {
             "learn/version": float(self.learner.version),
             "learn/skipped": float(self.learner.skipped),
-            **learning_rates(self.algo.groups(), self.progress),
+            **self.learner.learning_rates(self.progress),
             **self.store.metrics(),
         }
 
@@ -172,16 +202,16 @@ def planning_metrics(steps: Iterable[int | None]) -> dict[str, float]:
     return {"search/simulator_steps": float(sum(counted))} if counted else {}
 
 
-def make_topology(experiment: Experiment, note: Note) -> Topology:
+def make_topology(experiment: Experiment, note: Note, on_rollout: OnRollout = lambda trajectory: None) -> Topology:
     """The topology that an experiment asks for, ready to advance."""
     if experiment.topology == "sync":
         from corral.topologies.sync import Sync
 
-        return Sync(experiment, note)
+        return Sync(experiment, note, on_rollout=on_rollout)
     if experiment.topology == "data_parallel":
         from corral.topologies.data_parallel import DataParallel
 
         return DataParallel(experiment, note)
     from corral.topologies.actor_learner import ActorLearner
 
-    return ActorLearner(experiment, note)
+    return ActorLearner(experiment, note, on_rollout)

@@ -11,10 +11,9 @@ import numpy as np
 
 from corral.acting.episode_stats import Episode, EpisodeStats
 from corral.acting.policy import Policy
-from corral.algos.base import learning_rates
 from corral.config.experiment import Experiment
 from corral.core.encoding import Value
-from corral.core.errors import RunFailed
+from corral.core.errors import RunFailed, UserError
 from corral.core.machine import cores
 from corral.core.types import EnvSpec
 from corral.envs.normalize import RunningMoments
@@ -22,7 +21,7 @@ from corral.learn.exchange.peers import new_secret
 from corral.learn.weights import to_arrays, to_tensors
 from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
-from corral.topologies.base import Note, Topology, planning_metrics
+from corral.topologies.base import Note, Topology, choose_runtime, planning_metrics
 from corral.topologies.rendezvous import ANSWER_S, AllReduceRendezvous, GossipRendezvous, Rendezvous, ServerRendezvous
 from corral.topologies.worker import Worker
 
@@ -42,12 +41,14 @@ class DataParallel(Topology):
     one begins the next.
     """
 
+    sees_rollouts = False
+
     def __init__(self, experiment: Experiment, note: Note):
         super().__init__(experiment, note)
-        servers = experiment.sharing.servers if experiment.sharing.exchange == "param_server" else 0
+        servers = experiment.data_parallel.servers if experiment.data_parallel.exchange == "param_server" else 0
         self._parts = experiment.num_actors + servers
         what = f"A run of {experiment.num_actors} workers" + (f" and {servers} parameter servers" if servers else "")
-        name = "process" if experiment.runtime == "auto" else experiment.runtime
+        name = choose_runtime(experiment)
         require_room(name, self._parts, what)
         self._runtime = make_runtime(name)
         try:
@@ -63,7 +64,7 @@ class DataParallel(Topology):
         self._workers = [
             SupervisedRole(
                 runtime, f"worker {k}", partial(_make_worker, experiment, k, runtime.host, secret), self._note,
-                experiment.scale.max_restarts,
+                experiment.actor_learner.max_restarts,
             )
             for k in range(experiment.num_actors)
         ]  # fmt: skip
@@ -76,7 +77,7 @@ class DataParallel(Topology):
         self._started(self._workers[1:], self._precision)
         self._build_learner(EnvSpec.from_json(first["spec"]), self._parts, precision=self._precision)
         self._hub: Rendezvous = self._make_hub(secret)
-        self.episodes = EpisodeStats(experiment.total_envs)
+        self.episodes = EpisodeStats(experiment.num_envs)
         self._returns = RunningMoments()
         self._turn = 0
         self._round_steps = self.algo.fragment_steps(experiment.envs_per_actor) * experiment.envs_per_actor
@@ -88,7 +89,7 @@ class DataParallel(Topology):
         self._vain = 0
 
     def _make_hub(self, secret: bytes) -> Rendezvous:
-        kind = self.experiment.sharing.exchange
+        kind = self.experiment.data_parallel.exchange
         if kind == "all_reduce":
             return AllReduceRendezvous(self._runtime, self._ask)
         if kind == "gossip":
@@ -124,7 +125,7 @@ class DataParallel(Topology):
         if self._apart or self._waiting:  # somebody has to come back first
             self._end_turns()
             return self._said
-        in_step = self.experiment.sharing.mode == "sync"
+        in_step = self.experiment.data_parallel.mode == "sync"
         idle = [worker for worker in self._crew if not worker.calls]
         if idle and (len(idle) == len(self._crew) or not in_step):
             self._begin(idle)
@@ -201,9 +202,9 @@ class DataParallel(Topology):
                 except RoleLost as lost:
                     worker.lose(str(lost))
         left = sum(not worker.given_up for worker in self._workers)
-        if left < self.experiment.scale.min_actors or any(server.given_up for server in self._hub.members):
+        if left < self.experiment.actor_learner.min_actors or any(server.given_up for server in self._hub.members):
             raise RunFailed("Too many parts were lost for good; events.jsonl of the run says how.")
-        few = len(self._ready) < self.experiment.scale.min_actors or any(not s.alive for s in self._hub.members)
+        few = len(self._ready) < self.experiment.actor_learner.min_actors or any(not s.alive for s in self._hub.members)
         if few and not self._waiting:
             self._note("waiting", f"{len(self._ready)} workers are there: waiting for lost parts to return")
         self._waiting = few
@@ -247,6 +248,10 @@ class DataParallel(Topology):
 
     # -- what others see ---------------------------------------------------------------------------------------
 
+    def set_learning_rate(self, value: float) -> None:
+        """Workers learn, each by the algorithm's schedule."""
+        raise UserError("The learning rate cannot be changed in data_parallel, where workers learn.")
+
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         """The policy that they have learned so far."""
         self._pull()
@@ -269,7 +274,7 @@ class DataParallel(Topology):
         return {
             "learn/version": float(max((answer["version"] for answer in latest), default=0)),
             "learn/skipped": float(_all(answer["skipped"] for answer in latest)),
-            **learning_rates(self.algo.groups(), self.progress),
+            **self.learner.learning_rates(self.progress),
             "env/restarts": float(sum(answer["restarts"] for answer in latest)),
             **planning_metrics(answer["simulator_steps"] for answer in latest),
             "workers/alive": float(sum(worker.alive for worker in self._workers)),
@@ -307,7 +312,7 @@ class DataParallel(Topology):
         self.episodes.load_state_dict(state["episodes"])
         self._returns.load_state_dict(state["returns"])
         self._ask(self._workers, "go_on", [[self.env_steps]] * len(self._workers), ANSWER_S)
-        return list(range(self.experiment.total_envs))
+        return list(range(self.experiment.num_envs))
 
     def close(self) -> None:
         """End everybody."""

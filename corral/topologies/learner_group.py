@@ -100,9 +100,9 @@ class LearnerGroup:
         self.members = [
             SupervisedRole(
                 runtime, f"learner {k}", partial(_make_peer, experiment, spec.to_json(), precision, k), note,
-                experiment.scale.max_restarts,
+                experiment.actor_learner.max_restarts,
             )
-            for k in range(1, experiment.scale.learners)
+            for k in range(1, experiment.actor_learner.learners)
         ]  # fmt: skip
         for member in self.members:
             member.call("ready")

@@ -153,8 +153,8 @@ class ServerRendezvous:
         self._ask, self._secret, self._learner = ask, secret, learner
         make = partial(_make_server, experiment, spec.to_json(), runtime.host, secret)
         self.members = [
-            SupervisedRole(runtime, f"server {k}", partial(make, k), note, experiment.scale.max_restarts)
-            for k in range(experiment.sharing.servers)
+            SupervisedRole(runtime, f"server {k}", partial(make, k), note, experiment.actor_learner.max_restarts)
+            for k in range(experiment.data_parallel.servers)
         ]
         count = len(self.members)
         of_groups = [server_slices(group.where, count) for group in learner.flat.groups]
@@ -275,19 +275,19 @@ class ServerRole:
     def __init__(
         self, experiment: Experiment, spec: Value, host: str, secret: bytes, index: int, mailbox: Mailbox
     ):  # fmt: skip
-        sharing = experiment.sharing
+        config = experiment.data_parallel
         algo = make_algorithm(experiment, EnvSpec.from_json(spec))
         groups = algo.groups()
         flat = FlatParams(build_model(algo, experiment.seed, torch.device("cpu")), groups)
         torch.set_num_threads(1)
         parts = [
-            (flat.weights.detach()[server_slices(part.where, sharing.servers)[index]], group.optimizer)
+            (flat.weights.detach()[server_slices(part.where, config.servers)[index]], group.optimizer)
             for part, group in zip(flat.groups, groups, strict=True)
         ]
         self._address = own_address(host)
         self._make = partial(
-            ParamServerProcess, parts, Rules(sharing.mode, sharing.lag, sharing.drop),
-            gradient_codec(sharing), broadcast_codec(sharing), self._address, secret,
+            ParamServerProcess, parts, Rules(*config.rule, config.backup_workers),
+            gradient_codec(config), broadcast_codec(config), self._address, secret,
         )  # fmt: skip
         self._server: ParamServerProcess | None = None
 

@@ -15,7 +15,7 @@ from corral.config.experiment import Experiment
 from corral.core import seeding
 from corral.data.store import StoreContext
 from corral.envs.normalize import NormalizedVecEnv
-from corral.topologies.base import MakeExchange, Note, Topology, make_train_vec, planning_metrics
+from corral.topologies.base import MakeExchange, Note, OnRollout, Topology, make_train_vec, planning_metrics
 
 
 class Sync(Topology):
@@ -25,9 +25,14 @@ class Sync(Topology):
     """
 
     def __init__(
-        self, experiment: Experiment, note: Note, make_exchange: MakeExchange | None = None, cores: int | None = None
+        self,
+        experiment: Experiment,
+        note: Note,
+        make_exchange: MakeExchange | None = None,
+        cores: int | None = None,
+        on_rollout: OnRollout = lambda trajectory: None,
     ):
-        super().__init__(experiment, note)
+        super().__init__(experiment, note, on_rollout)
         self.vec = make_train_vec(
             experiment, experiment.num_envs, experiment.seed, experiment.backend, experiment.workers, cores
         )
@@ -68,7 +73,7 @@ class Sync(Topology):
         return self.vec.learning_scale if isinstance(self.vec, NormalizedVecEnv) else 1.0
 
     def advance(self) -> dict[str, list[float]]:
-        """Act for a fragment, then learn while the store gives batches; returns what the losses said."""
+        """Act for a fragment, then learn while the store gives batches."""
         steps, envs = self.algo.fragment_steps(self.experiment.num_envs), self.experiment.num_envs
         if self._rollouts is None:
             self._rollouts = self.sampler.rollouts(steps)
@@ -78,11 +83,12 @@ class Sync(Topology):
         self._rows += steps * envs
         if traj is not None:
             self.env_steps += int(traj.faulty.size - traj.faulty.sum())
+            self._on_rollout(traj)
             self.store.put(traj, ctx=StoreContext(self.progress, getattr(self.vec, "reward_scale", 1.0)))
-        said: dict[str, list[float]] = {}
+        metrics: dict[str, list[float]] = {}
         while self._ready():
-            self._learn(self.store.get(), said)
-        return said
+            self._learn(self.store.get(), metrics)
+        return metrics
 
     def _ready(self) -> bool:
         """Whether there is data for an update; sequences of all environments, used once, come to all workers alike."""

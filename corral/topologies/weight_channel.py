@@ -18,11 +18,11 @@ class WeightChannel:
     """Newest weights to whoever should have them.
 
     `sync`: everyone gets every version, and nobody acts meanwhile. `async`: whoever asks gets the newest. `lag`: only
-    who is more than `pull_lag` versions behind.
+    actors that are more than `lag` versions behind.
     """
 
-    def __init__(self, learner: Learner, runtime: Runtime, pull_lag: int):
-        self._learner, self._runtime, self._pull_lag = learner, runtime, pull_lag
+    def __init__(self, learner: Learner, runtime: Runtime, lag: int):
+        self._learner, self._runtime, self._lag = learner, runtime, lag
         self._sent: dict[SupervisedRole, int] = {}
         self._shared: tuple[int, Value] | None = None
         self.sends = 0
@@ -30,7 +30,7 @@ class WeightChannel:
     def offer(self, member: SupervisedRole) -> None:
         """Give a member the newest weights if it should have them now."""
         newest = self._learner.version
-        if member not in self._sent or newest - self._sent[member] > self._pull_lag:
+        if member not in self._sent or newest - self._sent[member] > self._lag:
             member.tell("weights", self._newest())
             self._sent[member] = newest
             self.sends += 1
@@ -59,12 +59,12 @@ class WeightChannel:
 
 def weights_mode(experiment: Experiment, max_lag: int | None) -> str:
     """`sync`, `async` or `lag`; UserError where the algorithm cannot learn that way."""
-    wanted = experiment.scale.weights
+    wanted = experiment.actor_learner.weight_sync.partition(":")[0]
     if wanted == "auto":
         return "sync" if max_lag == 0 else "async"
     if wanted != "sync" and max_lag == 0:
         raise UserError(
-            f"{experiment.algo} learns only from data of its current policy, so weights={wanted} would train it badly: "
-            "set weights=sync, or use appo or impala, which correct for the lag."
+            f"{experiment.algo} is on-policy, so weight_sync={wanted} would train it badly: set weight_sync=sync, or "
+            "use appo or impala, which correct for the lag."
         )
     return wanted

@@ -11,12 +11,12 @@ from torch import nn
 
 from corral.acting.policy import simulator_steps
 from corral.algos.base import ParamGroup
-from corral.config.experiment import Experiment, ScaleConfig
+from corral.config.experiment import ActorLearnerConfig, Experiment
 from corral.core import seeding
 from corral.core.encoding import Value
 from corral.envs.normalize import NormalizedVecEnv, RunningMoments
 from corral.learn.exchange.base import Joint, PeerLost
-from corral.learn.exchange.config import SharingConfig
+from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.make import make_exchange
 from corral.learn.exchange.peers import own_address
 from corral.learn.weights import to_arrays, to_tensors
@@ -31,12 +31,13 @@ class Worker:
         seed = experiment.seed
         if index or start:
             seed = seeding.part_seed(seed, "train", "actor", index, start)
-        self._sharing, self._seed, self._secret = experiment.sharing, seed, secret
+        self._config, self._seed, self._secret = experiment.data_parallel, seed, secret
         self._address = own_address(host)
         self._first_id = index * experiment.envs_per_actor
         self._experiment = replace(
-            experiment, topology="sync", runtime="auto", actors=None, scale=ScaleConfig(), sharing=SharingConfig(),
-            num_envs=experiment.envs_per_actor, seed=seed, threads=experiment.threads or 1,
+            experiment, topology="sync", runtime="auto", actors=None, actor_learner=ActorLearnerConfig(),
+            data_parallel=DataParallelConfig(),
+            num_envs=experiment.envs_per_actor, seed=seed, torch_threads=experiment.torch_threads or 1,
         )  # fmt: skip
         self._notes: list[list[str]] = []
         self._told = 0  # finished games that were reported
@@ -47,7 +48,7 @@ class Worker:
 
         def exchange(model: nn.Module, groups: Sequence[ParamGroup]) -> Joint:
             seed = self._seed % 2**32
-            self._exchange = make_exchange(self._sharing, model, groups, self._address, self._secret, seed)
+            self._exchange = make_exchange(self._config, model, groups, self._address, self._secret, seed)
             return self._exchange
 
         experiment = replace(self._experiment, precision=precision)  # type: ignore[arg-type]

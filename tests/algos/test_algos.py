@@ -25,8 +25,8 @@ ON_POLICY = {
     "reinforce": (reinforce.Reinforce, reinforce.Config),
 }
 PATHS = ["torch", "numpy"]
-LSTM = NetConfig(hidden=(8,), core="lstm", core_size=6)
-GRU = NetConfig(hidden=(8,), core="gru", core_size=6)
+LSTM = NetConfig(hidden_sizes=(8,), rnn="lstm", rnn_size=6)
+GRU = NetConfig(hidden_sizes=(8,), rnn="gru", rnn_size=6)
 
 
 def make(name, space="discrete", **settings):
@@ -119,7 +119,7 @@ def test_with_a_memory_it_goes_on_into_an_episodes_last_observation(net):
 @pytest.mark.parametrize("name", ["ppo", "a2c"])
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
 def test_advantages_are_summed_to_the_end_of_the_episode_and_no_further(name, lam):
-    algo, model = make(name, gamma=0.9, lam=lam)
+    algo, model = make(name, gamma=0.9, gae_lambda=lam)
     traj = batch_for(algo, model, end=0.2)
     assert traj.terminated.any()
     assert (traj.truncated & ~traj.terminated).any()
@@ -142,7 +142,7 @@ def test_advantages_are_summed_to_the_end_of_the_episode_and_no_further(name, la
 def test_lam_1_is_the_n_step_advantage_and_lam_0_is_td():
     _, model = make("a2c")
     for lam, steps in ((1.0, 12), (0.0, 1)):
-        algo = a2c.A2c(a2c.Config(gamma=0.5, lam=lam, length=12), SPECS["discrete"], 4)
+        algo = a2c.A2c(a2c.Config(gamma=0.5, gae_lambda=lam, num_steps=12), SPECS["discrete"], 4)
         traj = batch_for(algo, model, end=0.0)
         value, after = compute_values(model, traj)
         target = numpy_of(algo.prepare(model, traj).returns).reshape(traj.shape)
@@ -177,8 +177,8 @@ def literal_ppo(model, rows, config, clip):
         ratio = np.exp(logp[i] - old_logp[i])
         policy.append(-min(ratio * advantage[i], max(1 - clip, min(1 + clip, ratio)) * advantage[i]))
         errors = [(value[i] - target[i]) ** 2]
-        if config.clip_value is not None:
-            moved = max(-config.clip_value, min(config.clip_value, value[i] - old_value[i]))
+        if config.clip_range_vf is not None:
+            moved = max(-config.clip_range_vf, min(config.clip_range_vf, value[i] - old_value[i]))
             errors.append((old_value[i] + moved - target[i]) ** 2)
         error.append(max(errors))
         kl.append(ratio - 1 - np.log(ratio))
@@ -190,7 +190,7 @@ def literal_ppo(model, rows, config, clip):
         "loss/kl": np.mean(kl),
         "loss/clip_fraction": np.mean(beyond),
     }
-    loss = said["loss/policy"] + config.value_coef * said["loss/value"] - config.entropy * said["loss/entropy"]
+    loss = said["loss/policy"] + config.vf_coef * said["loss/value"] - config.ent_coef * said["loss/entropy"]
     return loss, said
 
 
@@ -205,11 +205,11 @@ def plain_ppo(model, rows, config, clip):
     ratio = (logp - rows.old_log_prob[keep]).exp()
     policy = -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
     error = (value - rows.returns[keep]).square()
-    if config.clip_value is not None:
+    if config.clip_range_vf is not None:
         old = rows.old_values[keep]
-        near = old + (value - old).clamp(-config.clip_value, config.clip_value)
+        near = old + (value - old).clamp(-config.clip_range_vf, config.clip_range_vf)
         error = torch.max(error, (near - rows.returns[keep]).square())
-    return policy + config.value_coef * 0.5 * error.mean() - config.entropy * entropy.mean()
+    return policy + config.vf_coef * 0.5 * error.mean() - config.ent_coef * entropy.mean()
 
 
 @pytest.mark.parametrize(("name", "space", "net"), cases(["ppo"], cores=(LSTM, GRU)))
@@ -217,8 +217,8 @@ def plain_ppo(model, rows, config, clip):
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("path", PATHS)
 def test_the_ppo_loss_and_its_gradient_are_the_papers(name, space, net, clip_value, normalize, path):
-    settings = {"clip_value": clip_value, "normalize_advantage": normalize, "entropy": 0.03, "value_coef": 0.7}
-    algo, model = make(name, space, clip=0.15, **settings, **({"net": net} if net else {}))
+    settings = {"clip_range_vf": clip_value, "normalize_advantage": normalize, "ent_coef": 0.03, "vf_coef": 0.7}
+    algo, model = make(name, space, clip_coef=0.15, **settings, **({"net": net} if net else {}))
     rows = disturbed(algo.prepare(model, batch_for(algo, model, fault=0.1)))
     output, found = learned(algo, model, rows, path)
     loss, said = literal_ppo(model, rows, algo.config, 0.15)
@@ -252,7 +252,7 @@ def one_row(algo, model, **changes):
 )
 @pytest.mark.parametrize("path", PATHS)
 def test_the_clip_stops_only_what_goes_further_away(log_ratio, advantage, moves, path):
-    algo, model = make("ppo", entropy=0.0, value_coef=0.0)
+    algo, model = make("ppo", ent_coef=0.0, vf_coef=0.0)
     rows = one_row(algo, model, advantages=advantage)
     rows.old_log_prob = (evaluate_actions(model, rows)[0] - log_ratio).detach()
     _, found = learned(algo, model, rows, path)
@@ -271,7 +271,7 @@ def test_the_clip_stops_only_what_goes_further_away(log_ratio, advantage, moves,
 )
 @pytest.mark.parametrize("path", PATHS)
 def test_the_value_clip_is_around_the_old_value_and_keeps_a_gradient(old, target, error, moves, path):
-    algo, model = make("ppo", entropy=0.0, clip_value=0.5, value_coef=1.0)
+    algo, model = make("ppo", ent_coef=0.0, clip_range_vf=0.5, vf_coef=1.0)
     rows = one_row(algo, model, advantages=0.0)
     value = float(evaluate_actions(model, rows)[2].detach())
     rows.old_values, rows.returns = torch.tensor([value + old]), torch.tensor([value + target])
@@ -284,14 +284,14 @@ def test_the_value_clip_is_around_the_old_value_and_keeps_a_gradient(old, target
 
 @pytest.mark.parametrize("path", PATHS)
 def test_without_a_value_clip_a_far_value_is_not_bound(path):
-    algo, model = make("ppo", entropy=0.0)
+    algo, model = make("ppo", ent_coef=0.0)
     rows = one_row(algo, model, advantages=0.0, returns=1e3, old_values=-1e3)
     assert sum(float(g.abs().sum()) for g in learned(algo, model, rows, path)[1]) > 100
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_clip_falls_with_progress_when_asked_to(path):
-    algo, model = make("ppo", clip=0.4, anneal_clip=True)
+    algo, model = make("ppo", clip_coef="0.4:0")
     rows = disturbed(algo.prepare(model, batch_for(algo, model)))
     for progress in (0.0, 0.5, 0.75):
         expected, _ = literal_ppo(model, rows, algo.config, 0.4 * (1 - progress))
@@ -311,7 +311,7 @@ def test_a_policy_that_moved_too_far_stops_the_epochs(path):
 
 @pytest.mark.parametrize("minibatches", [1, 3, 4])
 def test_every_row_is_used_once_per_epoch_in_a_new_order(minibatches):
-    algo, model = make("ppo", epochs=3, minibatches=minibatches)
+    algo, model = make("ppo", update_epochs=3, num_minibatches=minibatches)
     rows = algo.prepare(model, batch_for(algo, model))
     rows.returns = torch.arange(48.0)
     parts = list(algo.minibatches(rows, torch.Generator().manual_seed(0)))
@@ -327,7 +327,7 @@ def test_every_row_is_used_once_per_epoch_in_a_new_order(minibatches):
 
 
 def test_with_a_memory_minibatches_are_whole_sequences():
-    algo, model = make("ppo", epochs=1, minibatches=2, net=LSTM)
+    algo, model = make("ppo", update_epochs=1, num_minibatches=2, net=LSTM)
     rows = algo.prepare(model, batch_for(algo, model))
     rows.returns = torch.arange(4.0).expand(12, 4).contiguous()
     parts = list(algo.minibatches(rows, torch.Generator().manual_seed(0)))
@@ -360,9 +360,9 @@ def policy_gradient(model, rows, normalize, value_coef, entropy_coef, lib):
 
 def assert_policy_gradient(algo, model, rows, normalize, value_coef, path):
     output, found = learned(algo, model, rows, path)
-    expected = policy_gradient(model, rows, normalize, value_coef, algo.config.entropy, np)
+    expected = policy_gradient(model, rows, normalize, value_coef, algo.config.ent_coef, np)
     assert number(output.loss) == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    plain = policy_gradient(model, rows, normalize, value_coef, algo.config.entropy, torch)
+    plain = policy_gradient(model, rows, normalize, value_coef, algo.config.ent_coef, torch)
     for mine, theirs in zip(found, gradients(plain, model), strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-4)
 
@@ -372,7 +372,7 @@ def assert_policy_gradient(algo, model, rows, normalize, value_coef, path):
 @pytest.mark.parametrize("path", PATHS)
 def test_the_a2c_loss_and_its_gradient_are_the_papers(name, space, net, normalize, path):
     settings = {"net": net} if net else {}
-    algo, model = make(name, space, entropy=0.02, value_coef=0.6, normalize_advantage=normalize, **settings)
+    algo, model = make(name, space, ent_coef=0.02, vf_coef=0.6, normalize_advantage=normalize, **settings)
     rows = algo.prepare(model, batch_for(algo, model, fault=0.1))
     assert_policy_gradient(algo, model, rows, normalize, 0.6, path)
 
@@ -392,7 +392,13 @@ def episodes_for(algo, model, count=6, seed=0):
 @pytest.mark.parametrize("path", PATHS)
 def test_the_reinforce_loss_is_over_whole_episodes_and_no_padding(space, baseline, normalize, path):
     algo, model = make(
-        "reinforce", space, baseline=baseline, normalize_return=normalize, gamma=0.9, entropy=0.02, episodes=6
+        "reinforce",
+        space,
+        baseline=baseline,
+        normalize_advantage=normalize,
+        gamma=0.9,
+        ent_coef=0.02,
+        episodes_per_update=6,
     )
     batch = episodes_for(algo, model)
     lengths = (~batch.faulty).sum(0)
@@ -412,7 +418,7 @@ def test_the_reinforce_loss_is_over_whole_episodes_and_no_padding(space, baselin
     keep = ~batch.faulty
     np.testing.assert_allclose(rows.returns, returns[keep], atol=1e-4)
     np.testing.assert_allclose(rows.advantages, advantages[keep], atol=1e-4)
-    assert_policy_gradient(algo, model, rows, normalize, algo.config.value_coef if baseline else 0.0, path)
+    assert_policy_gradient(algo, model, rows, normalize, algo.config.vf_coef if baseline else 0.0, path)
 
 
 # -- DQN -----------------------------------------------------------------------------------------------------------
@@ -433,7 +439,9 @@ def transitions_for(algo, seed=0):
 @pytest.mark.parametrize("prioritised", [True, False])
 @pytest.mark.parametrize("path", PATHS)
 def test_the_dqn_loss_regresses_to_the_value_of_the_best_next_action(space, double, dueling, prioritised, path):
-    config = dqn.Config(double=double, dueling=dueling, prioritised=prioritised, batch_size=64, learning_starts=64)
+    config = dqn.Config(
+        double_q=double, dueling=dueling, prioritized_replay=prioritised, batch_size=64, learning_starts=64
+    )
     algo = dqn.Dqn(config, SPECS[space], 4)
     model, target = randomize(algo.build_model(), 0, 0.3), randomize(algo.build_model(), 1, 0.3)
     batch = transitions_for(algo)
@@ -470,7 +478,7 @@ def _mean_q(q, batch, algo):
 @pytest.mark.parametrize("path", PATHS)
 def test_only_a_terminated_episode_ends_the_value(n, path):
     """Rewards of 1: a transition's target is the sum of m of them and, unless terminated, gamma^m of what follows."""
-    config = dqn.Config(n_step=n, gamma=0.5, batch_size=256, learning_starts=256, double=False)
+    config = dqn.Config(n_step=n, gamma=0.5, batch_size=256, learning_starts=256, double_q=False)
     algo = dqn.Dqn(config, SPECS["discrete"], 4)
     target = algo.build_model()
     with torch.no_grad():
@@ -487,7 +495,7 @@ def test_only_a_terminated_episode_ends_the_value(n, path):
     model = copy.deepcopy(target)
     with torch.no_grad():
         model.head.bias.zero_()
-    algo_loss = dqn.Dqn(dqn.Config(prioritised=True, double=False), SPECS["discrete"], 4)
+    algo_loss = dqn.Dqn(dqn.Config(prioritized_replay=True, double_q=False), SPECS["discrete"], 4)
     goals = np.asarray(learned(algo_loss, model, batch, path, target=target)[0].priorities)
     for goal, discount in zip(goals, batch.discount, strict=True):
         steps = {m: sum(0.5**k for k in range(m)) for m in range(1, n + 1)}
@@ -501,14 +509,18 @@ def test_only_a_terminated_episode_ends_the_value(n, path):
 
 
 def test_epsilon_falls_linearly_and_stays():
-    algo = dqn.Dqn(dqn.Config(epsilon_start=0.9, epsilon_end=0.1, epsilon_fraction=0.4), SPECS["discrete"], 1)
+    algo = dqn.Dqn(
+        dqn.Config(exploration_initial_eps=0.9, exploration_final_eps=0.1, exploration_fraction=0.4),
+        SPECS["discrete"],
+        1,
+    )
     assert [algo.epsilon(p) for p in (0.0, 0.1, 0.2, 0.4, 1.0)] == pytest.approx([0.9, 0.7, 0.5, 0.1, 0.1])
-    algo = dqn.Dqn(dqn.Config(epsilon_fraction=0.0), SPECS["discrete"], 1)
-    assert algo.epsilon(0.0) == pytest.approx(algo.config.epsilon_end)
+    algo = dqn.Dqn(dqn.Config(exploration_fraction=0.0), SPECS["discrete"], 1)
+    assert algo.epsilon(0.0) == pytest.approx(algo.config.exploration_final_eps)
 
 
 def test_epsilon_is_the_share_of_random_actions_and_the_rest_are_the_best():
-    algo = dqn.Dqn(dqn.Config(epsilon_start=0.4, epsilon_end=0.4), SPECS["multi_discrete"], 1)
+    algo = dqn.Dqn(dqn.Config(exploration_initial_eps=0.4, exploration_final_eps=0.4), SPECS["multi_discrete"], 1)
     model = randomize(algo.build_model())
     obs = np.random.default_rng(0).normal(size=(20_000, 3)).astype(np.float32)
     best = model(torch.from_numpy(obs)).argmax(-1).numpy()
@@ -524,7 +536,7 @@ def test_epsilon_is_the_share_of_random_actions_and_the_rest_are_the_best():
 
 
 def test_a_policy_of_values_decides_the_same_in_two_halves():
-    algo = dqn.Dqn(dqn.Config(epsilon_start=0.5, epsilon_end=0.5), SPECS["discrete"], 1)
+    algo = dqn.Dqn(dqn.Config(exploration_initial_eps=0.5, exploration_final_eps=0.5), SPECS["discrete"], 1)
     model = randomize(algo.build_model())
     obs = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     first = np.zeros(8, bool)
@@ -620,7 +632,7 @@ def test_nothing_of_a_faulty_row_reaches_a_loss(name, space, net, path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_padding_of_episodes_reaches_no_loss(path):
-    algo, model = make("reinforce", episodes=6)
+    algo, model = make("reinforce", episodes_per_update=6)
     on_path(model, path)
     batch = episodes_for(algo, model)
     other = copy.deepcopy(batch)
@@ -656,21 +668,21 @@ def test_a_batch_of_nothing_but_faults_changes_nothing(name, net):
 @pytest.mark.parametrize(
     ("config", "settings"),
     [
-        (ppo.Config, {"lr": 0.0}),
-        (ppo.Config, {"lr": float("nan")}),
+        (ppo.Config, {"learning_rate": 0.0}),
+        (ppo.Config, {"learning_rate": float("nan")}),
         (ppo.Config, {"gamma": 1.5}),
-        (ppo.Config, {"lam": -0.1}),
-        (ppo.Config, {"epochs": 0}),
-        (ppo.Config, {"clip": -0.1}),
-        (ppo.Config, {"clip_value": -0.5}),
-        (ppo.Config, {"clip_value": 0.0}),
+        (ppo.Config, {"gae_lambda": -0.1}),
+        (ppo.Config, {"update_epochs": 0}),
+        (ppo.Config, {"clip_coef": -0.1}),
+        (ppo.Config, {"clip_range_vf": -0.5}),
+        (ppo.Config, {"clip_range_vf": 0.0}),
         (ppo.Config, {"target_kl": -1.0}),
-        (a2c.Config, {"length": 0}),
+        (a2c.Config, {"num_steps": 0}),
         (a2c.Config, {"max_grad_norm": 0.0}),
-        (reinforce.Config, {"episodes": 0}),
+        (reinforce.Config, {"episodes_per_update": 0}),
         (reinforce.Config, {"net": LSTM}),
         (dqn.Config, {"tau": 0.0}),
-        (dqn.Config, {"epsilon_end": 1.5}),
+        (dqn.Config, {"exploration_final_eps": 1.5}),
         (dqn.Config, {"net": GRU}),
     ],
 )

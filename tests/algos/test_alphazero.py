@@ -19,13 +19,13 @@ from corral.envs.suites.games.pettingzoo import AecEnv
 from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
 from corral.nets.config import NetConfig
 
-SMALL = NetConfig(hidden=(32, 32), activation="relu")
+SMALL = NetConfig(hidden_sizes=(32, 32), activation="relu")
 ENV = "corral/TicTacToe-v0"
 
 
 def played(steps=16, num_envs=8, env=ENV, progress=0.0, seed=0, **changes):
     """A trajectory of self-play, the policy, and the algorithm with its network."""
-    config = Config(**({"sims": 8, "net": SMALL} | changes))
+    config = Config(**({"num_simulations": 8, "net": SMALL} | changes))
     with corral.make_vec(env, num_envs, "local", seed=seed) as vec:
         algo = AlphaZero(config, vec.spec, num_envs)
         torch.manual_seed(seed)
@@ -98,7 +98,7 @@ def test_the_loss_is_the_stated_one():
 
 
 def test_quick_searches_are_learned_from_as_outcomes_only():
-    traj, policy, *_ = played(steps=40, sims=16, fast_sims=4, full_share=0.25)
+    traj, policy, *_ = played(steps=40, num_simulations=16, fast_simulations=4, full_search_fraction=0.25)
     searched = traj.extras["searched"]
     assert 0.15 < searched.mean() < 0.35
     assert not traj.extras["better"][~searched].any()
@@ -106,7 +106,7 @@ def test_quick_searches_are_learned_from_as_outcomes_only():
 
 
 def test_scripted_players_play_their_share_and_are_not_learned_from_as_a_policy():
-    traj, *_ = played(steps=60, num_envs=16, scripted_share=1.0, scripted=("perfect",), temperature_moves=0)
+    traj, *_ = played(steps=60, num_envs=16, opponent_fraction=1.0, opponents=("perfect",), temperature_moves=0)
     by_search, turn = traj.extras["searched"], traj.extras["to_play"]
     for t, b in zip(*np.nonzero(~by_search), strict=True):
         own, every = (int(sum(1 << k for k in np.flatnonzero(plane))) for plane in _planes(traj.obs[t, b]))
@@ -128,7 +128,7 @@ def _planes(obs):
 
 def test_past_selves_play_their_share_with_weights_of_their_own():
     with corral.make_vec(ENV, 8, "local") as vec:
-        algo = AlphaZero(Config(sims=4, net=SMALL, past_share=0.5, past_every=0.5), vec.spec, 8)
+        algo = AlphaZero(Config(num_simulations=4, net=SMALL, past_self_fraction=0.5), vec.spec, 8)
         model = algo.build_model()
         policy = algo.make_policy(model, explore=True, rng=np.random.default_rng(0))
         with Sampler(vec, policy) as sampler:
@@ -141,7 +141,7 @@ def test_past_selves_play_their_share_with_weights_of_their_own():
                     parameter.add_(1.0)
             next(rollouts)
             assert all(torch.equal(value, policy._past[0][name]) for name, value in kept.items())
-            policy.set_context(ActContext(0.6))
+            policy.set_context(ActContext(0.06))  # a past self is kept after every 5 % of the run
             next(rollouts)
             assert len(policy._past) == 2
 
@@ -156,12 +156,13 @@ def test_the_same_seed_plays_the_same_games_and_another_does_not():
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
     settings = {
-        "env": ENV, "seed": 3, "sims": 4, "num_envs": 8, "learning_starts": 100, "batch_size": 32, "hidden": (16,),
-        "episodes": 0, "capacity": 2_000,
+        "env": ENV, "seed": 3, "num_simulations": 4, "num_envs": 8, "learning_starts": 100, "batch_size": 32,
+        "hidden_sizes": (16,),
+        "eval_episodes": 0, "buffer_size": 2_000,
     }  # fmt: skip
     corral.train("alphazero", steps=1_600, run_dir=tmp_path / "whole", **settings)
-    corral.train("alphazero", steps=800, run_dir=tmp_path / "half", anneal_lr=False, **settings)
-    corral.train("alphazero", steps=1_600, run_dir=tmp_path / "again", anneal_lr=False, **settings)
+    corral.train("alphazero", steps=800, run_dir=tmp_path / "half", final_lr_fraction=1.0, **settings)
+    corral.train("alphazero", steps=1_600, run_dir=tmp_path / "again", final_lr_fraction=1.0, **settings)
     corral.resume(tmp_path / "half", steps=1_600)
     one, other = (corral.load_policy(tmp_path / name, "latest").model.state_dict() for name in ("half", "again"))
     assert all(torch.equal(one[key], other[key]) for key in one)
@@ -170,9 +171,11 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
 def test_tictactoe_is_learned_and_a_perfect_player_hardly_ever_wins(tmp_path):
     """Seconds of self-play; that it never wins after a minute is a claim of BENCHMARKS.md."""
     result = corral.train(
-        "alphazero", env=ENV, steps=25_000, seed=1, run_dir=tmp_path / "x", preset="none", num_envs=32, sims=32,
-        learning_starts=2_000, batch_size=256, replays=8.0, hidden=(128, 128), temperature_moves=9, episodes=50,
-        **{"evaluation.env_kwargs": {"opponent": "perfect"}, "evaluation.every_steps": 25_000},
+        "alphazero", env=ENV, steps=25_000, seed=1, run_dir=tmp_path / "x", preset="none", num_envs=32,
+        num_simulations=32,
+        learning_starts=2_000, batch_size=256, replay_ratio=8.0, hidden_sizes=(128, 128), temperature_moves=9,
+        eval_episodes=50,
+        eval_env_kwargs={"opponent": "perfect"}, eval_every=25_000,
     )  # fmt: skip
     assert result.eval_return > -0.4  # at random it is -0.9
     loaded = corral.load_policy(tmp_path / "x")
@@ -185,7 +188,7 @@ def test_tictactoe_is_learned_and_a_perfect_player_hardly_ever_wins(tmp_path):
 def test_two_actors_feed_one_learner(tmp_path):
     result = corral.train(
         "alphazero", env=ENV, steps=3_000, seed=1, run_dir=tmp_path / "x", topology="actor_learner", actors=2,
-        num_envs=8, sims=4, learning_starts=200, batch_size=32, hidden=(16,), episodes=2,
+        num_envs=8, num_simulations=4, learning_starts=200, batch_size=32, hidden_sizes=(16,), eval_episodes=2,
     )  # fmt: skip
     assert result.version > 50
 
@@ -193,11 +196,11 @@ def test_two_actors_feed_one_learner(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"sims": 0}, "sims must be at least 1"),
-        ({"past_share": 0.7, "scripted_share": 0.6}, "together at most 1"),
-        ({"past_share": "0->0.9@0.5", "scripted_share": "0.5->0"}, "together at most 1"),
-        ({"scripted": (), "scripted_share": 0.5}, "somebody to play against"),
-        ({"full_share": 0.0}, "full_share"),
+        ({"num_simulations": 0}, "num_simulations must be at least 1"),
+        ({"past_self_fraction": 0.7, "opponent_fraction": 0.6}, "their sum exceeds 1"),
+        ({"past_self_fraction": "0:0.9@0.5", "opponent_fraction": "0.5:0"}, "their sum exceeds 1"),
+        ({"opponents": (), "opponent_fraction": 0.5}, "needs opponents"),
+        ({"full_search_fraction": 0.0}, "full_search_fraction"),
         ({"value_coef": -1.0}, "value_coef"),
     ],
 )
@@ -209,15 +212,16 @@ def test_settings_that_cannot_be_are_refused(changes, sentence):
 @pytest.mark.parametrize(
     ("env", "kwargs", "best"),
     [
-        (ENV, {"evaluation.env_kwargs": {"opponent": "random"}}, True),
-        (ENV, {"evaluation.env_kwargs": {}}, False),
+        (ENV, {"eval_env_kwargs": {"opponent": "random"}}, True),
+        (ENV, {"eval_env_kwargs": {}}, False),
         ("corral.envs.suites.games:PettingZoo", {"env_kwargs": {"game": "tictactoe_v3"}}, False),
     ],
 )
 def test_games_against_itself_choose_no_best_checkpoint(tmp_path, env, kwargs, best):
     result = corral.train(
-        "alphazero", env=env, steps=200, num_envs=4, sims=2, learning_starts=50, batch_size=16, hidden=(16,),
-        backend="local", run_dir=tmp_path, **({"episodes": 2} | kwargs),
+        "alphazero", env=env, steps=200, num_envs=4, num_simulations=2, learning_starts=50, batch_size=16,
+        hidden_sizes=(16,),
+        backend="local", run_dir=tmp_path, **({"eval_episodes": 2} | kwargs),
     )  # fmt: skip
     assert (tmp_path / "checkpoints" / "best").exists() == best
     assert ("no_opponent" in (tmp_path / "events.jsonl").read_text()) == (not best)
@@ -226,7 +230,7 @@ def test_games_against_itself_choose_no_best_checkpoint(tmp_path, env, kwargs, b
 
 
 def test_past_selves_may_take_over_from_scripted_players():
-    Config(past_share="0->0.8", scripted_share="0.8->0")
+    Config(past_self_fraction="0:0.8", opponent_fraction="0.8:0")
 
 
 def test_outcomes_are_not_scaled(tmp_path):
@@ -285,7 +289,7 @@ class MoveAgain(AECEnv):
 
 def test_who_moved_is_on_record_also_where_players_do_not_move_in_turn():
     with corral.make_vec(lambda: AecEnv(MoveAgain()), 4, "local") as vec:
-        algo = AlphaZero(Config(sims=4, net=SMALL, temperature_moves=99), vec.spec, 4)
+        algo = AlphaZero(Config(num_simulations=4, net=SMALL, temperature_moves=99), vec.spec, 4)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))
         with Sampler(vec, policy) as sampler:
             traj = next(sampler.rollouts(50))
@@ -295,7 +299,7 @@ def test_who_moved_is_on_record_also_where_players_do_not_move_in_turn():
 
 def test_against_an_opponent_of_the_environment_all_moves_on_record_are_the_agent_s_own():
     with corral.make_vec(ENV, 8, "local", env_kwargs={"opponent": "random"}) as vec:
-        algo = AlphaZero(Config(sims=4, net=SMALL), vec.spec, 8)
+        algo = AlphaZero(Config(num_simulations=4, net=SMALL), vec.spec, 8)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))
         with Sampler(vec, policy) as sampler:
             traj = next(sampler.rollouts(40))
@@ -306,7 +310,7 @@ def test_against_an_opponent_of_the_environment_all_moves_on_record_are_the_agen
 
 def test_a_run_that_goes_on_keeps_its_past_selves_apart():
     with corral.make_vec(ENV, 4, "local") as vec:
-        algo = AlphaZero(Config(sims=2, net=SMALL, past_share=0.5, past_every=0.1), vec.spec, 4)
+        algo = AlphaZero(Config(num_simulations=2, net=SMALL, past_self_fraction=0.5), vec.spec, 4)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))
         policy.set_context(ActContext(0.8))
         with Sampler(vec, policy) as sampler:

@@ -11,7 +11,11 @@ from corral.nets.config import NetConfig
 
 
 def make_algo(spec, num_envs=8, **settings):
-    return Dqn(Config(prioritised=True, n_step=3, gamma=0.9, net=NetConfig(hidden=(8,)), **settings), spec, num_envs)
+    return Dqn(
+        Config(prioritized_replay=True, n_step=3, gamma=0.9, net=NetConfig(hidden_sizes=(8,)), **settings),
+        spec,
+        num_envs,
+    )
 
 
 def test_the_ladder_is_that_of_the_paper():
@@ -24,7 +28,7 @@ def test_the_ladder_is_that_of_the_paper():
 
 def test_every_environment_explores_as_its_rung_says():
     with make_vec("CartPole-v1", 4, "local") as vec:
-        algo = make_algo(vec.spec, num_envs=8, ladder=True)
+        algo = make_algo(vec.spec, num_envs=8, epsilon_ladder=True)
         model = algo.build_model()
         policy = algo.make_policy(model, explore=True, rng=np.random.default_rng(0), index=1)
         state = policy.initial_state(4)

@@ -20,14 +20,14 @@ from corral.ops.returns import nstep_return
 
 PATHS = ["torch", "numpy"]
 CORES = {
-    "plain": NetConfig(hidden=(16, 8)),
-    "lstm": NetConfig(hidden=(8,), core="lstm", core_size=6),
-    "gru": NetConfig(hidden=(8,), core="gru", core_size=6),
+    "plain": NetConfig(hidden_sizes=(16, 8)),
+    "lstm": NetConfig(hidden_sizes=(8,), rnn="lstm", rnn_size=6),
+    "gru": NetConfig(hidden_sizes=(8,), rnn="gru", rnn_size=6),
 }
 
 
 def make(space="discrete", core="plain", **settings):
-    settings = {"length": 12, "batch_size": 4, "net": CORES[core]} | settings
+    settings = {"num_steps": 12, "batch_size": 4, "net": CORES[core]} | settings
     algo = appo.Appo(appo.Config(**settings), SPECS[space], 4)
     return algo, randomize(algo.build_model(), scale=0.3)
 
@@ -44,7 +44,7 @@ def literal_loss(algo, model, traj):
     ratio = torch.exp(logp - torch.from_numpy(traj.extras["logp"]))
     target, gain = literal_vtrace(
         traj, ratio.detach().double().numpy(), value.detach().numpy(), after,
-        config.gamma, config.rho_bar, config.c_bar,
+        config.gamma, config.vtrace_rho, config.vtrace_c,
     )  # fmt: skip
     keep = ~traj.faulty
     if config.normalize_advantage:
@@ -52,10 +52,10 @@ def literal_loss(algo, model, traj):
     terms, beyond = [], 0
     for t, b in zip(*np.nonzero(keep), strict=True):
         advantage, r = float(gain[t, b]), ratio[t, b]
-        surrogate = torch.minimum(r * advantage, r.clamp(1 - config.clip, 1 + config.clip) * advantage)
+        surrogate = torch.minimum(r * advantage, r.clamp(1 - config.clip_coef, 1 + config.clip_coef) * advantage)
         error = 0.5 * (value[t, b] - float(target[t, b])) ** 2
-        terms.append(-surrogate + config.value_coef * error - config.entropy * entropy[t, b])
-        beyond += abs(number(r) - 1) > config.clip
+        terms.append(-surrogate + config.vf_coef * error - config.ent_coef * entropy[t, b])
+        beyond += abs(number(r) - 1) > config.clip_coef
     return sum(terms) / len(terms), beyond / len(terms)
 
 
@@ -65,7 +65,7 @@ def literal_loss(algo, model, traj):
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("path", PATHS)
 def test_the_loss_and_its_gradient_are_as_defined(space, core, normalize, path):
-    settings = {"entropy": 0.03, "value_coef": 0.7, "rho_bar": 1.2, "c_bar": 0.9, "clip": 0.1, "gamma": 0.9}
+    settings = {"ent_coef": 0.03, "vf_coef": 0.7, "vtrace_rho": 1.2, "vtrace_c": 0.9, "clip_coef": 0.1, "gamma": 0.9}
     algo, model = make(space, core, normalize_advantage=normalize, **settings)
     traj = stale(algo, model, fault=0.1, end=0.12)
     assert traj.faulty.any()
@@ -81,7 +81,7 @@ def test_the_loss_and_its_gradient_are_as_defined(space, core, normalize, path):
 @pytest.mark.parametrize("space", SPECS)
 @pytest.mark.parametrize("normalize_obs", [False, True])
 def test_both_paths_are_equal(space, normalize_obs):
-    algo, model = make(space, net=NetConfig(hidden=(16, 8), normalize_obs=normalize_obs))
+    algo, model = make(space, net=NetConfig(hidden_sizes=(16, 8), normalize_obs=normalize_obs))
     traj = stale(algo, model, fault=0.05)
     model.encoder.observe(torch.from_numpy(traj.obs.reshape(-1, 3)))
     (plain, by_torch), (lean, by_numpy) = (learned(algo, model, traj, path) for path in PATHS)
@@ -96,7 +96,7 @@ def test_both_paths_are_equal(space, normalize_obs):
 
 def test_the_ratio_counts_once():
     """The surrogate has the ratio, so advantages come without it: with no value to learn they are the returns."""
-    algo, model = make(gamma=0.9, rho_bar=float("inf"), c_bar=float("inf"))
+    algo, model = make(gamma=0.9, vtrace_rho=float("inf"), vtrace_c=float("inf"))
     traj = batch_for(algo, model)
     seen = forward_sequences(model, traj)
     value, logp = seen.values.detach().numpy(), seen.log_prob.detach().numpy()
@@ -111,7 +111,7 @@ def test_the_ratio_counts_once():
 @pytest.mark.parametrize("core", ["plain", "lstm"])
 @pytest.mark.parametrize("path", PATHS)
 def test_the_first_update_on_fresh_data_has_ratio_1(space, core, path):
-    algo, model = make(space, core, minibatches=3)
+    algo, model = make(space, core, num_minibatches=3)
     on_path(model, path)
     traj = batch_for(algo, model, length=30)
     for part in algo.minibatches(traj, torch.Generator().manual_seed(0)):
@@ -122,7 +122,7 @@ def test_the_first_update_on_fresh_data_has_ratio_1(space, core, path):
 
 @pytest.mark.parametrize("core", ["plain", "gru"])
 def test_every_sequence_is_used_once_per_epoch_whole_and_in_a_new_order(core):
-    algo, model = make(core=core, epochs=3, minibatches=2)
+    algo, model = make(core=core, update_epochs=3, num_minibatches=2)
     traj = batch_for(algo, model, width=6)
     parts = list(algo.minibatches(traj, torch.Generator().manual_seed(0)))
     assert [part.shape for part in parts] == [(12, 3)] * 6
@@ -134,12 +134,12 @@ def test_every_sequence_is_used_once_per_epoch_whole_and_in_a_new_order(core):
         for k, (t, b) in enumerate(part.final_at):
             at = np.flatnonzero((traj.final_at == [t, part.env_id[b]]).all(1))
             np.testing.assert_array_equal(part.final_obs[k], traj.final_obs[at[0]])
-    whole, _ = make(core=core, epochs=2)
+    whole, _ = make(core=core, update_epochs=2)
     assert all(part is traj for part in whole.minibatches(traj, torch.Generator()))
 
 
 def test_sequences_of_nothing_but_faults_are_in_no_minibatch():
-    algo, model = make(minibatches=2)
+    algo, model = make(num_minibatches=2)
     traj = batch_for(algo, model)
     traj.faulty[:, 1] = traj.truncated[:, 1] = True
     parts = list(algo.minibatches(traj, torch.Generator().manual_seed(0)))
@@ -175,7 +175,7 @@ def test_nothing_of_a_faulty_row_reaches_the_loss(space, core, path):
 
 
 def test_the_bound_of_the_lag_counts_batches_and_every_minibatch_is_a_version():
-    algo, _ = make(epochs=3, minibatches=2, max_lag=5)
+    algo, _ = make(update_epochs=3, num_minibatches=2, max_policy_lag=5)
     assert algo.data.max_lag == 30
     model = algo.build_model()
     learner = Learner(algo, model, torch.Generator(), Precision("fp32", ""))
@@ -185,8 +185,10 @@ def test_the_bound_of_the_lag_counts_batches_and_every_minibatch_is_a_version():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"lr": 0.0}, {"gamma": 1.5}, {"length": 0}, {"batch_size": 0}, {"epochs": 0}, {"minibatches": 0},
-     {"clip": 0.0}, {"rho_bar": 0.0}, {"c_bar": float("nan")}, {"max_grad_norm": 0.0}, {"max_lag": 0}],
+    [{"learning_rate": 0.0}, {"gamma": 1.5}, {"num_steps": 0}, {"batch_size": 0}, {"update_epochs": 0},
+        {"num_minibatches": 0},
+     {"clip_coef": 0.0}, {"vtrace_rho": 0.0}, {"vtrace_c": float("nan")}, {"max_grad_norm": 0.0},
+     {"max_policy_lag": 0}],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused_in_one_sentence(settings):
     with pytest.raises(UserError) as caught:

@@ -24,15 +24,15 @@ from corral.topologies.sync import Sync
 
 PATHS = ["torch", "numpy"]
 CORES = {
-    "plain": NetConfig(hidden=(16, 8)),
-    "relu": NetConfig(hidden=(16,), activation="relu"),
-    "lstm": NetConfig(hidden=(8,), core="lstm", core_size=6),
-    "gru": NetConfig(hidden=(8,), core="gru", core_size=6),
+    "plain": NetConfig(hidden_sizes=(16, 8)),
+    "relu": NetConfig(hidden_sizes=(16,), activation="relu"),
+    "lstm": NetConfig(hidden_sizes=(8,), rnn="lstm", rnn_size=6),
+    "gru": NetConfig(hidden_sizes=(8,), rnn="gru", rnn_size=6),
 }
 
 
 def make(space="discrete", core="plain", **settings):
-    settings = {"length": 12, "batch_size": 4, "net": CORES[core]} | settings
+    settings = {"num_steps": 12, "batch_size": 4, "net": CORES[core]} | settings
     algo = impala.Impala(impala.Config(**settings), SPECS[space], 4)
     return algo, randomize(algo.build_model(), scale=0.3)
 
@@ -47,17 +47,17 @@ def literal_loss(algo, model, traj):
     params, value, after = rows_one_by_one(model, traj)
     logp, entropy = model.actions.evaluate(params, torch.from_numpy(traj.extras["action"]))
     log_ratio = logp.detach().double().numpy() - traj.extras["logp"]
-    ratio = np.exp(log_ratio) if config.correction == "vtrace" else np.ones(traj.shape)
+    ratio = np.exp(log_ratio) if config.vtrace else np.ones(traj.shape)
     target, gain = literal_vtrace(
-        traj, ratio, value.detach().numpy(), after, config.gamma, config.rho_bar, config.c_bar
+        traj, ratio, value.detach().numpy(), after, config.gamma, config.vtrace_rho, config.vtrace_c
     )
-    advantage = np.minimum(config.rho_bar, ratio) * gain
+    advantage = np.minimum(config.vtrace_rho, ratio) * gain
     terms = []
     for t, b in np.ndindex(*traj.shape):
         if not traj.faulty[t, b]:
             error = 0.5 * (value[t, b] - float(target[t, b])) ** 2
             terms.append(
-                -logp[t, b] * float(advantage[t, b]) + config.value_coef * error - config.entropy * entropy[t, b]
+                -logp[t, b] * float(advantage[t, b]) + config.vf_coef * error - config.ent_coef * entropy[t, b]
             )
     return sum(terms), ratio[~traj.faulty]
 
@@ -68,7 +68,7 @@ def literal_loss(algo, model, traj):
 @pytest.mark.parametrize("bars", [(1.0, 1.0), (2.0, 0.7)])
 @pytest.mark.parametrize("path", PATHS)
 def test_the_loss_and_its_gradient_are_the_papers(space, core, bars, path):
-    algo, model = make(space, core, gamma=0.9, entropy=0.03, value_coef=0.7, rho_bar=bars[0], c_bar=bars[1])
+    algo, model = make(space, core, gamma=0.9, ent_coef=0.03, vf_coef=0.7, vtrace_rho=bars[0], vtrace_c=bars[1])
     traj = stale(algo, model, fault=0.1, end=0.12)
     assert traj.faulty.any()
     assert traj.terminated.any()
@@ -83,11 +83,11 @@ def test_the_loss_and_its_gradient_are_the_papers(space, core, bars, path):
 
 
 @pytest.mark.parametrize("space", SPECS)
-@pytest.mark.parametrize("correction", ["vtrace", "none"])
+@pytest.mark.parametrize("vtrace", [True, False])
 @pytest.mark.parametrize("normalize_obs", [False, True])
-def test_both_paths_are_equal(space, correction, normalize_obs):
-    net = NetConfig(hidden=(16, 8), normalize_obs=normalize_obs)
-    algo, model = make(space, correction=correction, net=net)
+def test_both_paths_are_equal(space, vtrace, normalize_obs):
+    net = NetConfig(hidden_sizes=(16, 8), normalize_obs=normalize_obs)
+    algo, model = make(space, vtrace=vtrace, net=net)
     traj = stale(algo, model, fault=0.05)
     model.encoder.observe(torch.from_numpy(traj.obs.reshape(-1, 3)))
     (plain, by_torch), (lean, by_numpy) = (learned(algo, model, traj, path) for path in PATHS)
@@ -103,7 +103,7 @@ def test_both_paths_are_equal(space, correction, normalize_obs):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_without_a_correction_old_data_is_taken_for_the_current_policys(path):
-    algo, model = make(correction="none")
+    algo, model = make(vtrace=False)
     traj = stale(algo, model)
     output, found = learned(algo, model, traj, path)
     expected, _ = literal_loss(algo, model, traj)
@@ -118,7 +118,7 @@ def test_without_a_correction_old_data_is_taken_for_the_current_policys(path):
 
 @pytest.mark.parametrize("core", ["plain", "lstm"])
 def test_with_data_of_its_own_and_no_bars_targets_are_n_step_returns(core):
-    algo, model = make(core=core, gamma=0.9, rho_bar=float("inf"), c_bar=float("inf"))
+    algo, model = make(core=core, gamma=0.9, vtrace_rho=float("inf"), vtrace_c=float("inf"))
     traj = batch_for(algo, model, fault=0.05)
     seen = forward_sequences(model, traj)
     value = seen.values.detach().numpy()
@@ -233,7 +233,7 @@ def test_the_optimizer_is_rmsprop_with_the_papers_constants():
     start = torch.randn(50)
     ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
     small = algo.groups()[0].optimizer([ours])
-    reference = torch.optim.RMSprop([theirs], algo.config.lr, alpha=0.99, eps=0.01)
+    reference = torch.optim.RMSprop([theirs], algo.config.learning_rate, alpha=0.99, eps=0.01)
     assert isinstance(small, SmallRmsprop)
     for k in range(60):
         grad = torch.randn(50) * 10 ** torch.randn(())
@@ -250,7 +250,14 @@ def test_the_optimizer_is_rmsprop_with_the_papers_constants():
 
 
 def test_a_run_with_replay_goes_on_from_its_state_exactly():
-    settings = {"num_envs": 4, "length": 8, "batch_size": 8, "replayed": 0.5, "replay_capacity": 10, "backend": "local"}
+    settings = {
+        "num_envs": 4,
+        "num_steps": 8,
+        "batch_size": 8,
+        "replay_fraction": 0.5,
+        "buffer_size": 10,
+        "backend": "local",
+    }
     experiment = Experiment.make("impala", "CartPole-v1", preset="none", overrides={**settings, "device": "cpu"})
     first, second = (Sync(experiment, lambda kind, text: None) for _ in range(2))
     try:
@@ -269,7 +276,7 @@ def test_a_run_with_replay_goes_on_from_its_state_exactly():
 
 
 def test_what_it_needs_of_its_data():
-    algo, _ = make(replayed=0.5, replay_capacity=77, max_lag=9)
+    algo, _ = make(replay_fraction=0.5, buffer_size=77, max_policy_lag=9)
     data = algo.data
     assert (data.unit, data.reuse, data.length, data.batch_size) == ("sequence", "once", 12, 4)
     assert (data.replayed, data.capacity, data.max_lag) == (0.5, 77, 9)
@@ -278,8 +285,10 @@ def test_what_it_needs_of_its_data():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"lr": 0.0}, {"gamma": 1.5}, {"length": 0}, {"batch_size": 0}, {"replayed": 1.0}, {"replayed": -0.1},
-     {"replay_capacity": 0}, {"rho_bar": 0.0}, {"c_bar": float("nan")}, {"max_grad_norm": 0.0}, {"max_lag": 0}],
+    [{"learning_rate": 0.0}, {"gamma": 1.5}, {"num_steps": 0}, {"batch_size": 0}, {"replay_fraction": 1.0},
+        {"replay_fraction": -0.1},
+     {"buffer_size": 0}, {"vtrace_rho": 0.0}, {"vtrace_c": float("nan")}, {"max_grad_norm": 0.0},
+     {"max_policy_lag": 0}],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused_in_one_sentence(settings):
     with pytest.raises(UserError) as caught:

@@ -40,7 +40,7 @@ def trajectory(config, factory=make, steps=32, num_envs=4, seed=0):
 
 
 def config(**changes):
-    return Config(**({"sims": 8, "share": 0.5, "gate": -9.0} | changes))
+    return Config(**({"num_simulations": 8, "search_fraction": 0.5, "min_explained_variance": -9.0} | changes))
 
 
 def log_pi(model, obs):
@@ -49,8 +49,8 @@ def log_pi(model, obs):
 
 
 def test_simulations_may_be_between_whole_numbers():
-    for sims in ("8.7", "1->8.5", 1.5):
-        _, _, _, policy = trajectory(config(sims=sims, share=1.0), steps=2)
+    for sims in ("8.7", "1:8.5", 1.5):
+        _, _, _, policy = trajectory(config(num_simulations=sims, search_fraction=1.0), steps=2)
         assert policy.simulator_steps >= 8
 
 
@@ -60,7 +60,7 @@ def test_simulations_may_be_between_whole_numbers():
 @pytest.mark.parametrize(("beta", "epsilon"), [(0.0, 0.0), (0.6, 0.0), (1.0, 0.25), (0.5, 1.0)])
 def test_what_acted_is_the_mixture_that_is_on_record(beta, epsilon):
     """(1 - epsilon) ((1 - beta) pi + beta search) + epsilon uniform, at the action that was taken."""
-    _, model, traj, _ = trajectory(config(beta=beta, epsilon=epsilon))
+    _, model, traj, _ = trajectory(config(search_acts_fraction=beta, random_action_fraction=epsilon))
     extras = {name: value.reshape(-1, *value.shape[2:]) for name, value in traj.extras.items()}
     pi = np.exp(log_pi(model, traj.obs[:-1]))
     searched = extras["distill"] > 0
@@ -75,7 +75,9 @@ def test_what_acted_is_the_mixture_that_is_on_record(beta, epsilon):
 
 def test_actions_are_drawn_as_often_as_the_record_says():
     """Over many draws, the share of each action is its probability in mu: a chi-squared of a fixed seed."""
-    _, _, traj, _ = trajectory(config(beta=1.0, share=1.0, epsilon=0.3), steps=256, num_envs=8)
+    _, _, traj, _ = trajectory(
+        config(search_acts_fraction=1.0, search_fraction=1.0, random_action_fraction=0.3), steps=256, num_envs=8
+    )
     chosen, mu = traj.action.reshape(-1), np.exp(traj.extras["behaviour"].reshape(-1))
     right = np.where(chosen == 1, mu, 1 - mu)
     seen, expected, spread = (chosen == 1).sum(), right.sum(), (right * (1 - right)).sum()
@@ -83,13 +85,15 @@ def test_actions_are_drawn_as_often_as_the_record_says():
 
 
 def test_temperature_changes_what_acts_and_not_what_is_learned():
-    sharp, flat = (trajectory(config(beta=1.0, share=1.0, temperature=t))[2].extras for t in (0.1, 5.0))
+    sharp, flat = (
+        trajectory(config(search_acts_fraction=1.0, search_fraction=1.0, temperature=t))[2].extras for t in (0.1, 5.0)
+    )
     np.testing.assert_array_equal(sharp["better"][0], flat["better"][0])
     assert np.exp(sharp["behaviour"]).mean() > np.exp(flat["behaviour"]).mean()
 
 
 def test_an_expert_searches_every_step_and_acts_by_it():
-    _, _, traj, _ = trajectory(config(mode="expert", temperature=1.0))
+    _, _, traj, _ = trajectory(config(search_mode="expert", temperature=1.0))
     assert (traj.extras["distill"] > 0).all()
     rows = np.arange(traj.action.size)
     by_search = traj.extras["better"].reshape(-1, 2)[rows, traj.action.reshape(-1)]
@@ -98,7 +102,7 @@ def test_an_expert_searches_every_step_and_acts_by_it():
 
 def test_schedules_follow_progress():
     _, model, _, _ = trajectory(config())
-    algo = PpoSearch(config(share="0->1", sims="2->6"), SPEC, 4)
+    algo = PpoSearch(config(search_fraction="0:1", num_simulations="2:6"), SPEC, 4)
     with corral.make_vec(make, 4, "local") as vec:
         policy = algo.make_policy(model, explore=True, rng=np.random.default_rng(0))
         with Sampler(vec, policy) as sampler:
@@ -113,7 +117,9 @@ def test_schedules_follow_progress():
 
 def test_planning_leaves_what_acts_as_it_is():
     """With the same actions, environments that were searched go where others go."""
-    _, _, traj, _ = trajectory(config(share=1.0, beta=1.0), factory=lambda: gymnasium.make("CartPole-v1"), steps=64)
+    _, _, traj, _ = trajectory(
+        config(search_fraction=1.0, search_acts_fraction=1.0), factory=lambda: gymnasium.make("CartPole-v1"), steps=64
+    )
     with corral.make_vec(lambda: gymnasium.make("CartPole-v1"), 4, "local", seed=0) as vec:
         np.testing.assert_array_equal(vec.recv().obs, traj.obs[0])
         for t in range(64):
@@ -141,7 +147,12 @@ class Ledger(gymnasium.Env):
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_a_search_goes_on_below_the_action_that_was_taken_and_from_no_older_tree(share):
     """States look alike here, so only the action says where a tree goes on: q(a) must be what the state pays for a."""
-    settings = config(share=share, epsilon=0.3, search=SearchConfig(reuse=True), ppo=PpoConfig(gamma=0.0))
+    settings = config(
+        search_fraction=share,
+        random_action_fraction=0.3,
+        search=SearchConfig(reuse_tree=True),
+        ppo=PpoConfig(gamma=0.0),
+    )
     with corral.make_vec(Ledger, 4, "local") as vec:
         algo = PpoSearch(settings, vec.spec, 4)
         policy = algo.make_policy(algo.build_model(), explore=True, rng=np.random.default_rng(0))
@@ -179,13 +190,20 @@ def literal_loss(algo, model, rows, clip):
         total["entropy"] -= (np.exp(logp) * logp).sum()
         total["distill"] -= rows.distill[i].item() * (rows.better[i].numpy() * logp).sum()
     n, ppo = len(rows), settings.ppo
-    of_policy = total["distill"] if settings.mode == "expert" else total["policy"] + total["distill"]
-    return (of_policy + ppo.value_coef * total["value"] - ppo.entropy * total["entropy"]) / n
+    of_policy = total["distill"] if settings.search_mode == "expert" else total["policy"] + total["distill"]
+    return (of_policy + ppo.vf_coef * total["value"] - ppo.ent_coef * total["entropy"]) / n
 
 
 @pytest.mark.parametrize("mode", ["ppo+distill", "expert"])
 def test_the_loss_is_the_stated_one(mode):
-    settings = config(mode=mode, beta=0.5, epsilon=0.1, kappa=0.3, rho_bar=2.0, ppo=PpoConfig(entropy=0.02))
+    settings = config(
+        search_mode=mode,
+        search_acts_fraction=0.5,
+        random_action_fraction=0.1,
+        search_value_fraction=0.3,
+        max_importance_weight=2.0,
+        ppo=PpoConfig(ent_coef=0.02),
+    )
     algo, model, traj, _ = trajectory(settings)
     rows = algo.prepare(model, traj)
     with torch.no_grad():  # so that ratios are not 1
@@ -197,7 +215,9 @@ def test_the_loss_is_the_stated_one(mode):
 
 def test_a_policy_that_moved_too_far_stops_the_epochs_however_often_searches_acted():
     """KL(pi_old, pi) by samples of mu is the mean of pi_old / mu (r - 1 - log r)."""
-    settings = config(beta=0.5, epsilon=0.2, rho_bar=1e9, ppo=PpoConfig(target_kl=0.002))
+    settings = config(
+        search_acts_fraction=0.5, random_action_fraction=0.2, max_importance_weight=1e9, ppo=PpoConfig(target_kl=0.002)
+    )
     algo, model, traj, _ = trajectory(settings)
     rows = algo.prepare(model, traj)
     assert not loss_of(algo, model, None, rows).stop
@@ -215,7 +235,7 @@ def test_a_policy_that_moved_too_far_stops_the_epochs_however_often_searches_act
 
 
 def test_trust_is_how_much_more_the_policy_likes_an_action_than_what_acted_up_to_a_bound():
-    algo, model, traj, _ = trajectory(config(beta=1.0, share=1.0, rho_bar=1.5))
+    algo, model, traj, _ = trajectory(config(search_acts_fraction=1.0, search_fraction=1.0, max_importance_weight=1.5))
     trust = algo.prepare(model, traj).trust.numpy()
     ratio = np.exp(traj.extras["logp"] - traj.extras["behaviour"]).reshape(-1)
     np.testing.assert_allclose(trust, np.minimum(ratio, 1.5), rtol=1e-5)
@@ -224,9 +244,9 @@ def test_trust_is_how_much_more_the_policy_likes_an_action_than_what_acted_up_to
 
 
 def test_while_the_critic_explains_nothing_searches_are_not_learned_from():
-    algo, model, traj, _ = trajectory(config(gate=0.99))
+    algo, model, traj, _ = trajectory(config(min_explained_variance=0.99))
     assert not algo.prepare(model, traj).distill.any()
-    algo, model, traj, _ = trajectory(config(gate=-9.0))
+    algo, model, traj, _ = trajectory(config(min_explained_variance=-9.0))
     assert algo.prepare(model, traj).distill.any()
 
 
@@ -252,7 +272,9 @@ def test_returns_take_the_search_s_value_once_where_they_end_and_not_in_every_st
     but the last.
     """
     gamma = 0.9
-    algo, model, traj, _ = trajectory(config(share=1.0, kappa=0.5, ppo=PpoConfig(gamma=gamma, lam=lam)), steps=40)
+    algo, model, traj, _ = trajectory(
+        config(search_fraction=1.0, search_value_fraction=0.5, ppo=PpoConfig(gamma=gamma, gae_lambda=lam)), steps=40
+    )
     traj.extras["search_value"] += 100.0  # a search that hopes for much
     value, after = compute_values(model, traj)
     steps, envs = traj.reward.shape
@@ -273,15 +295,15 @@ def test_returns_take_the_search_s_value_once_where_they_end_and_not_in_every_st
 
 def test_without_search_it_is_ppo_bit_for_bit(tmp_path):
     """Modes ppo and eval train as ppo does."""
-    same = {"steps": 4_000, "seed": 5, "num_envs": 4, "backend": "local", "episodes": 0}
+    same = {"steps": 4_000, "seed": 5, "num_envs": 4, "backend": "local", "eval_episodes": 0}
     corral.train("ppo", env="CartPole-v1", preset="none", run_dir=tmp_path / "ppo", **same)
-    corral.train("ppo-search", env="CartPole-v1", preset="none", mode="eval", run_dir=tmp_path / "eval", **same)
+    corral.train("ppo-search", env="CartPole-v1", preset="none", search_mode="eval", run_dir=tmp_path / "eval", **same)
     one, other = (corral.load_policy(tmp_path / name).model.state_dict() for name in ("ppo", "eval"))
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_hybrid_actions_that_a_search_chose_have_no_density_and_train_by_cross_entropy():
-    algo, model, traj, policy = trajectory(config(beta=1.0), HybridWalk)
+    algo, model, traj, policy = trajectory(config(search_acts_fraction=1.0), HybridWalk)
     assert isinstance(policy, SearchBehaviour)
     dense = np.isfinite(traj.extras["behaviour"])
     searched = traj.extras["distill"] > 0
@@ -315,9 +337,11 @@ def test_what_is_learned_from_has_no_action_but_those_that_the_policy_drew():
 
 def test_a_hybrid_toy_is_learned_from_what_searches_find(tmp_path):
     result = corral.train(
-        "ppo-search", env=HybridWalk, preset="none", steps=6_000, seed=1, run_dir=tmp_path / "x", num_envs=8, lr=3e-3,
-        length=32, share=1.0, sims=12, distill=1.0, gate=-9.0, entropy=0.0, episodes=20,
-        **{"evaluation.every_steps": 6_000},
+        "ppo-search", env=HybridWalk, preset="none", steps=6_000, seed=1, run_dir=tmp_path / "x", num_envs=8,
+        learning_rate=3e-3,
+        num_steps=32, search_fraction=1.0, num_simulations=12, distill_coef=1.0, min_explained_variance=-9.0,
+        ent_coef=0.0, eval_episodes=20,
+        eval_every=6_000,
     )  # fmt: skip
     assert result.eval_return > -5.5  # at best -0.83; standing still gives -12
     with (tmp_path / "x" / "metrics.csv").open() as file:
@@ -328,10 +352,10 @@ def test_a_hybrid_toy_is_learned_from_what_searches_find(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"sims": 0}, "sims must be at least 1"),
-        ({"share": 1.5}, "share must be at most 1"),
-        ({"sims": "many"}, "schedule such as"),
-        ({"rho_bar": 0.5}, "rho_bar"),
+        ({"num_simulations": 0}, "num_simulations must be at least 1"),
+        ({"search_fraction": 1.5}, "search_fraction must be at most 1"),
+        ({"num_simulations": "many"}, "schedule such as"),
+        ({"max_importance_weight": 0.5}, "max_importance_weight"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, sentence):
@@ -343,7 +367,7 @@ def test_settings_that_cannot_be_are_refused(changes, sentence):
 def test_what_searching_costs_is_counted_whoever_acts(tmp_path, topology):
     corral.train(
         "ppo-search", env="CartPole-v1", steps=200, num_envs=4, topology=topology, actors=2, runtime="inline",
-        length=16, sims=4, share=1.0, episodes=0, run_dir=tmp_path,
+        num_steps=16, num_simulations=4, search_fraction=1.0, eval_episodes=0, run_dir=tmp_path,
     )  # fmt: skip
     with (tmp_path / "metrics.csv").open() as file:
         row = list(csv.DictReader(file))[-1]
@@ -352,8 +376,8 @@ def test_what_searching_costs_is_counted_whoever_acts(tmp_path, topology):
 
 def test_actors_say_in_which_unit_values_are_so_that_evaluations_can_search(tmp_path):
     corral.train(
-        "ppo-search", env="Pendulum-v1", mode="eval", steps=400, num_envs=2, topology="actor_learner", actors=2,
-        runtime="inline", length=50, sims=2, episodes=1, normalize_reward=True, run_dir=tmp_path,
+        "ppo-search", env="Pendulum-v1", search_mode="eval", steps=400, num_envs=2, topology="actor_learner", actors=2,
+        runtime="inline", num_steps=50, num_simulations=2, eval_episodes=1, normalize_reward=True, run_dir=tmp_path,
     )  # fmt: skip
     assert 0 < corral.load_policy(tmp_path).reward_scale < 0.5  # costs add up to many times 1
 
@@ -376,7 +400,9 @@ class Live(gymnasium.Env):
 
 def test_an_environment_that_cannot_be_saved_is_refused_with_the_remedy(tmp_path):
     with pytest.raises(UserError, match=r"Live cannot be saved: .*give it state_dict\(\) and load_state_dict\(state\)"):
-        corral.train("ppo-search", Live, 64, 1, tmp_path / "x", quiet=True, **{"ppo.length": 16, "share": 1.0})
+        corral.train(
+            "ppo-search", Live, 64, 1, tmp_path / "x", quiet=True, **{"ppo.num_steps": 16, "search_fraction": 1.0}
+        )
 
 
 def test_environments_in_other_processes_are_refused_with_the_remedy(tmp_path):
@@ -388,7 +414,8 @@ def test_environments_in_other_processes_are_refused_with_the_remedy(tmp_path):
 
 def test_evaluations_by_search_are_in_this_process_wherever_training_is(tmp_path, capsys):
     corral.train(
-        "ppo-search", env="CartPole-v1", mode="eval", steps=64, num_envs=2, length=16, sims=2, episodes=1,
+        "ppo-search", env="CartPole-v1", search_mode="eval", steps=64, num_envs=2, num_steps=16, num_simulations=2,
+        eval_episodes=1,
         backend="process", workers=1, run_dir=tmp_path,
     )  # fmt: skip
     assert main(["eval", str(tmp_path), "--episodes", "1", "--deterministic"]) == 0

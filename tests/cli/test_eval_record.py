@@ -19,7 +19,7 @@ from corral.cli.record import Record
 from corral.core.errors import UserError
 from corral.envs.suites import pixels
 from corral.runs.load import load_policy
-from corral.runs.views.video import record
+from corral.runs.views.video import record_policy
 
 HERE = Path(__file__).parent
 PPO = {
@@ -27,9 +27,9 @@ PPO = {
     "precision": "fp32",
     "preset": "none",
     "quiet": True,
-    "length": 16,
-    "minibatches": 1,
-    "evaluation.episodes": 3,
+    "num_steps": 16,
+    "num_minibatches": 1,
+    "eval_episodes": 3,
 }
 ENVS = '''
 import gymnasium, numpy as np
@@ -63,9 +63,7 @@ class Growing(Odd):
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     (root / "film_envs.py").write_text(ENVS)
-    corral.train(
-        "ppo", "CartPole-v1", 192, 5, root / "cartpole", **PPO, **{"evaluation.every_steps": 64, "log.every_steps": 1}
-    )
+    corral.train("ppo", "CartPole-v1", 192, 5, root / "cartpole", **PPO, eval_every=64, log_every=1)
     sys.path.insert(0, str(root))
     try:
         for name in ("Blind", "Odd", "Wrong", "Growing"):
@@ -182,24 +180,24 @@ def test_cartpole_is_filmed_without_a_screen(runs, tmp_path):
 
 def test_a_video_ends_after_so_many_seconds(runs, tmp_path, capsys):
     run(Record, runs / "Odd", "-o", tmp_path / "a.mp4", "--episodes", 100, "--seconds", 2, "--sampled")
-    assert "16 frames, 2.0 s at 8 fps, return 5, 5, cut after 2 s (--seconds)" in capsys.readouterr().out
+    assert "16 frames, 2.0 s at 8 fps, return 5, 5; stopped at --seconds 2" in capsys.readouterr().out
 
 
 def test_pixels_are_filmed_in_full(tmp_path):
     corral.train("ppo", pixels("CartPole-v1", size=36), 32, 0, tmp_path / "run", **PPO)
     loaded = load_policy(tmp_path / "run")
-    film = record(loaded.experiment, loaded.as_policy(), tmp_path / "a.mp4")
+    film = record_policy(loaded.experiment, loaded.as_policy(), tmp_path / "a.mp4")
     facts, frames = frames_of(film.path)
     assert (len(frames), facts["size"]) == (film.returns[0] + 1, (600, 400))
 
 
 def test_atari_is_filmed_at_the_speed_of_the_console(tmp_path):
     pytest.importorskip("ale_py")
-    settings = PPO | {"length": 4, "evaluation.episodes": 0}
+    settings = PPO | {"num_steps": 4, "eval_episodes": 0}
     corral.train("ppo", "ALE/Breakout-v5", 8, 0, tmp_path / "run", **settings)
     loaded = load_policy(tmp_path / "run")
     assert loaded.evaluation is None
-    film = record(loaded.experiment, loaded.as_policy(deterministic=False), tmp_path / "a.mp4", seconds=2)
+    film = record_policy(loaded.experiment, loaded.as_policy(deterministic=False), tmp_path / "a.mp4", seconds=2)
     facts, frames = frames_of(film.path)
     assert (facts["size"], facts["fps"], film.fps) == ((160, 210), 15.0, 15.0)
     assert len(frames) == film.frames >= 30
@@ -209,9 +207,9 @@ def test_atari_is_filmed_at_the_speed_of_the_console(tmp_path):
 @pytest.mark.parametrize(
     ("command", "args", "words"),
     [
-        (Record, ["cartpole", "-o", "a.avi"], "--out must end in .mp4, got a.avi"),
-        (Record, ["cartpole", "--episodes", "0"], "--episodes must be above 0"),
-        (Record, ["cartpole", "--seed", "-1"], "--seed must be at least 0"),
+        (Record, ["cartpole", "-o", "a.avi"], "must end in .mp4, got a.avi"),
+        (Record, ["cartpole", "--episodes", "0"], "episodes must be above 0"),
+        (Record, ["cartpole", "--seed", "-1"], "seed must be at least 0"),
         (Record, ["Blind", "-o", "a.mp4"], "film_envs:Blind takes no render_mode"),
         (Record, ["Wrong", "-o", "a.mp4"], "Wrong cannot be filmed: with render_mode='rgb_array'"),
         (Record, ["Growing", "-o", "a.mp4"], "must keep their size"),
@@ -247,7 +245,14 @@ def test_export_says_what_goes_in_and_out(runs, tmp_path):
 def game(tmp_path_factory):
     """A run of alphazero, too short to have learned anything."""
     folder = tmp_path_factory.mktemp("runs") / "game"
-    settings = {"sims": 4, "learning_starts": 50, "batch_size": 32, "hidden": (16,), "episodes": 0, "num_envs": 8}
+    settings = {
+        "num_simulations": 4,
+        "learning_starts": 50,
+        "batch_size": 32,
+        "hidden_sizes": (16,),
+        "eval_episodes": 0,
+        "num_envs": 8,
+    }
     corral.train("alphazero", env="corral/TicTacToe-v0", steps=200, run_dir=folder, quiet=True, **settings)
     return folder
 
@@ -261,9 +266,16 @@ def test_a_game_that_a_search_plays_is_filmed_and_its_network_is_exported(game, 
 
 
 def test_a_game_is_evaluated_against_whoever_is_named_and_on_solved_positions(tmp_path, capsys):
-    few = {"sims": 2, "learning_starts": 32, "batch_size": 16, "num_envs": 4, "evaluation.episodes": 4, "quiet": True}
+    few = {
+        "num_simulations": 2,
+        "learning_starts": 32,
+        "batch_size": 16,
+        "num_envs": 4,
+        "eval_episodes": 4,
+        "quiet": True,
+    }
     for game in ("Connect4", "TicTacToe"):
-        easy = {"evaluation.env_kwargs": {"opponent": "random"}}
+        easy = {"eval_env_kwargs": {"opponent": "random"}}
         corral.train("alphazero", f"corral/{game}-v0", 64, 1, tmp_path / game, preset="none", **few, **easy)
     capsys.readouterr()
     for opponent in ("random", "perfect"):
@@ -292,9 +304,20 @@ def test_an_environment_without_opponents_says_so(runs):
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_what_a_search_tries_out_is_not_in_the_video(env, tmp_path):
-    corral.train("ppo-search", env=env, mode="eval", sims=3, steps=1, episodes=0, run_dir=tmp_path / "x", quiet=True)
+    corral.train(
+        "ppo-search",
+        env=env,
+        search_mode="eval",
+        num_simulations=3,
+        steps=1,
+        eval_episodes=0,
+        run_dir=tmp_path / "x",
+        quiet=True,
+    )
     loaded = load_policy(tmp_path / "x")
-    made = record(loaded.experiment, loaded.as_policy(), tmp_path / "x.mp4", seconds=1 if env == "Pendulum-v1" else 60)
+    made = record_policy(
+        loaded.experiment, loaded.as_policy(), tmp_path / "x.mp4", seconds=1 if env == "Pendulum-v1" else 60
+    )
     if made.returns:
         assert made.frames == made.returns[0] + 1
     else:
@@ -302,7 +325,7 @@ def test_what_a_search_tries_out_is_not_in_the_video(env, tmp_path):
 
 
 def test_a_policy_without_probabilities_is_not_searched_with(tmp_path):
-    corral.train("dqn", env="CartPole-v1", steps=64, episodes=0, run_dir=tmp_path / "x", quiet=True)
+    corral.train("dqn", env="CartPole-v1", steps=64, eval_episodes=0, run_dir=tmp_path / "x", quiet=True)
     with pytest.raises(UserError, match="QNetwork has none"):
         run(Eval, tmp_path / "x", "--search-sims", "4", "--episodes", "1")
 
@@ -312,7 +335,7 @@ def test_a_policy_without_probabilities_is_not_searched_with(tmp_path):
     [({"opponnt": "random"}, "takes no keyword argument 'opponnt'"), ({"opponent": "x"}, "player")],
 )
 def test_what_the_environment_of_evaluations_does_not_take_is_said_before_training(kwargs, sentence, tmp_path):
-    settings = {"run_dir": tmp_path / "x", "evaluation.env_kwargs": kwargs, "evaluation.every_steps": 10**9}
+    settings = {"run_dir": tmp_path / "x", "eval_env_kwargs": kwargs, "eval_every": 10**9}
     with pytest.raises(UserError, match=sentence):
         corral.train("alphazero", env="corral/TicTacToe-v0", steps=10**9, quiet=True, **settings)
     assert not (tmp_path / "x").exists()

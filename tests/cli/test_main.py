@@ -112,7 +112,7 @@ def test_check_env_of_the_users_own_file_with_arguments():
         "check-env",
         "helpers.faulty_envs:Good",
         "--env-kwargs",
-        "length=4",
+        "num_steps=4",
         "--env-kwargs",
         "start=x",
         "--steps",

@@ -20,17 +20,22 @@ from corral.core.errors import UserError
 from corral.runs.checkpoint import save
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
-from corral.runs.sinks.base import MetricsLog
+from corral.runs.sinks.csv import CsvSink
 from corral.runs.views.plot import curves
 
-CONFIG = {"algo": "ppo", "env": "CartPole-v1", "steps": 1000, "algorithm": {"lr": 0.001, "net": {"hidden": [64]}}}
+CONFIG = {
+    "algo": "ppo",
+    "env": "CartPole-v1",
+    "steps": 1000,
+    "algorithm": {"learning_rate": 0.001, "net": {"hidden_sizes": [64]}},
+}
 
 
 def make(path, rows=(), seed=0, **changes):
     run = RunFolder.create(path, CONFIG | {"seed": seed} | changes)
-    log = MetricsLog(run)
+    log = CsvSink(run.metrics_csv)
     for step, values in rows:
-        log.write(step, step / 100, values)
+        log.write(step, {"wall_s": step / 100, **values})
     log.close()
     return run
 
@@ -67,7 +72,7 @@ def test_one_run_becomes_a_png_and_a_csv(tmp_path, capsys):
 
 
 def test_seeds_of_one_configuration_become_a_mean_with_a_band(tmp_path):
-    runs = [make(tmp_path / str(s), rows(s, step=100 + 20 * s), seed=s, log={"every_s": s}).path for s in (1, 2, 3)]
+    runs = [make(tmp_path / str(s), rows(s, step=100 + 20 * s), seed=s, log_every_s=s).path for s in (1, 2, 3)]
     (curve,) = curves(runs, "train/return")
     assert (curve.label, curve.env, curve.runs) == ("ppo", "CartPole-v1", 3)
     everyone = curve.count == 3
@@ -81,19 +86,19 @@ def test_seeds_of_one_configuration_become_a_mean_with_a_band(tmp_path):
 def test_curves_are_told_apart_by_what_differs(tmp_path):
     runs = [
         make(tmp_path / "a", rows(1)),
-        make(tmp_path / "b", rows(1), algorithm={"lr": 0.1, "net": {"hidden": [64]}}),
+        make(tmp_path / "b", rows(1), algorithm={"learning_rate": 0.1, "net": {"hidden_sizes": [64]}}),
         make(tmp_path / "c", rows(1), algo="dqn", algorithm={"eps": 1}),
         make(tmp_path / "d", rows(1), seed=7),
     ]
     paths = [run.path for run in runs]
     assert [(c.label, c.runs) for c in curves(paths, "train/return")] == [
-        ("ppo lr=0.001", 2), ("ppo lr=0.1", 1), ("dqn", 1),
+        ("ppo learning_rate=0.001", 2), ("ppo learning_rate=0.1", 1), ("dqn", 1),
     ]  # fmt: skip
     paths.append(make(tmp_path / "e", rows(1), env="Acrobot-v1").path)
     assert "ppo Acrobot-v1" in [c.label for c in curves(paths, "train/return")]
     assert plot(*paths, "-o", tmp_path / "all.png") == 0
     assert {row["curve"] for row in table(tmp_path / "all.csv")} == {
-        "ppo CartPole-v1 lr=0.001", "ppo CartPole-v1 lr=0.1", "dqn CartPole-v1", "ppo Acrobot-v1",
+        "ppo CartPole-v1 learning_rate=0.001", "ppo CartPole-v1 learning_rate=0.1", "dqn CartPole-v1", "ppo Acrobot-v1",
     }  # fmt: skip
 
 
@@ -132,7 +137,7 @@ def test_rows_without_the_metric_are_passed_over(tmp_path):
         (["--metric", "train/retrun"], "no metric 'train/retrun'; the nearest are train/return"),
         (["--metric", "return"], "the nearest are train/return"),
         (["--metric", "zzz"], "it has env_steps, wall_s, train/return, train/episodes"),
-        (["--smooth", "0"], "--smooth must be at least 1"),
+        (["--smooth", "0"], "smooth must be at least 1"),
         (["-o", "curve.pdf"], r"must end in \.png"),
         (["--x", "time"], "invalid choice 'time'"),
         (["-o", "/proc/none/c.png"], "cannot be written"),

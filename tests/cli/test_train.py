@@ -15,12 +15,12 @@ from corral.cli.list import ListAlgos, ListPresets
 from corral.cli.options import parse
 from corral.cli.resume import Resume
 from corral.cli.train import Train, print_result
-from corral.config.presets import PRESETS
+from corral.config.presets import all_presets
 from corral.core.errors import UserError
-from corral.runs.session import Result
+from corral.runs.training_loop import Result
 
 HERE = Path(__file__).parent
-SMALL = ["--preset", "none", "--set", "length=8", "minibatches=1", "evaluation.episodes=1", "--num-envs", "2"]
+SMALL = ["--preset", "none", "--set", "num_steps=8", "num_minibatches=1", "eval_episodes=1", "--num-envs", "2"]
 
 
 def corral(*args, cwd):
@@ -61,9 +61,9 @@ def test_train_then_resume_from_the_command_line(tmp_path):
 
 
 def test_a_mistake_is_exit_code_2_and_leaves_no_folder(tmp_path):
-    done = corral("train", "ppo", "--env", "CartPole-v1", "--set", "lrr=1", cwd=tmp_path)
+    done = corral("train", "ppo", "--env", "CartPole-v1", "--set", "gamm=1", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "corral: No setting 'lrr'; did you mean lr?\n"
+    assert done.stderr == "corral: No setting 'gamm'; did you mean gamma?\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -79,11 +79,16 @@ def test_a_mistake_is_exit_code_2_and_leaves_no_folder(tmp_path):
         (["ppo", "--env", "CartPole-v1", "--steps", "1.5"], "steps must be a whole number"),
         (["ppo", "--env", "CartPole-v1", "--step", "5"], "did you mean --steps?"),
         (["ppo", "--env", "CartPole-v1", "--set", "lr"], "--set takes key=value, got 'lr'"),
-        (["ppo", "--env", "CartPole-v1", "--set", "lr=fast"], "algorithm.lr must be a number, got 'fast'"),
-        (["ppo", "--env", "CartPole-v1", "--set", "lr=-1"], "lr must be above 0"),
-        (["ppo", "--env", "CartPole-v1", "--set", "steps=5"], "an option of its own: --steps"),
-        (["ppo", "--env", "CartPole-v1", "--set", "num-envs=5"], "an option of its own: --num-envs"),
-        (["ppo", "--env", "CartPole-v1", "--set", "quiet=true"], "an option of its own: --quiet"),
+        (
+            ["ppo", "--env", "CartPole-v1", "--set", "learning_rate=fast"],
+            "algorithm.learning_rate must be a number, got 'fast'",
+        ),
+        (["ppo", "--env", "CartPole-v1", "--set", "learning_rate=-1"], "learning_rate must be above 0"),
+        (["ppo", "--env", "CartPole-v1", "--set", "lr=1"], "it is called learning_rate now"),
+        (["ppo", "--env", "CartPole-v1", "--steps", "9", "--set", "steps=5"], "set twice, by --steps and by --set"),
+        (["ppo", "--num-envs", "9", "--set", "num-envs=5"], "set twice, by --num-envs and by --set"),
+        (["ppo", "--env", "CartPole-v1", "--set", "quiet=true"], "not a setting but an argument: write --quiet"),
+        (["ppo", "--set", "env_kwargs=3"], "env_kwargs must be a mapping"),
         (["ppo", "--env", "CartPole-v1", "--topology", "impala"], "topology must be sync"),
         (["ppo", "--env", "CartPole-v1", "--runtime", "cloud"], "runtime must be auto, inline, process or ray"),
         (["ppo", "--env", "CartPole-v1", "--actors", "4"], "set num_envs, or topology=actor_learner"),
@@ -116,17 +121,29 @@ def test_a_run_that_cannot_be_resumed_is_one_sentence(tmp_path, monkeypatch, arg
     assert words in str(caught.value)
 
 
+def test_set_takes_settings_that_have_an_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train(
+        "ppo", "--run-dir", "here", "--quiet", "--set", "env=CartPole-v1", "steps=32", "seed=3", "num-envs=2",
+        "topology=sync", "preset=none", 'env_kwargs={"sutton_barto_reward": true}', "num_steps=8",
+        "num_minibatches=1", "eval_episodes=0",
+    )  # fmt: skip
+    stored = settings_of(tmp_path / "here")
+    assert (stored["env"], stored["steps"], stored["seed"], stored["num_envs"]) == ("CartPole-v1", 32, 3, 2)
+    assert stored["env_kwargs"] == {"sutton_barto_reward": True}
+
+
 def test_options_and_files_reach_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text("gamma: 0.5\nlr: 5e-3\nsteps: 1000\n")
+    Path("mine.yaml").write_text("gamma: 0.5\nlearning_rate: 5e-3\nsteps: 1000\n")
     train(
         "ppo", "--env", "CartPole-v1", "--config", "mine.yaml", "--steps", "32", "--run-dir", "here", "--quiet",
-        "--env-kwargs", "sutton_barto_reward=true", "--set", "lr=1e-4", "hidden=8,8", *SMALL
+        "--env-kwargs", "sutton_barto_reward=true", "--set", "learning_rate=1e-4", "hidden_sizes=8,8", *SMALL
     )  # fmt: skip
     stored = settings_of(tmp_path / "here")
     assert (stored["steps"], stored["env_kwargs"]) == (32, {"sutton_barto_reward": True})
     algorithm = stored["algorithm"]
-    assert (algorithm["lr"], algorithm["gamma"], algorithm["net"]["hidden"]) == (1e-4, 0.5, [8, 8])
+    assert (algorithm["learning_rate"], algorithm["gamma"], algorithm["net"]["hidden_sizes"]) == (1e-4, 0.5, [8, 8])
     assert "Run: here, 32 steps" in capsys.readouterr().out
     with pytest.raises(UserError, match="already holds a run"):
         train("ppo", "--env", "CartPole-v1", "--run-dir", "here")
@@ -156,7 +173,7 @@ def test_lists_have_one_line_each_when_piped(capsys):
     assert {len(row) for row in rows} == {4}
     ListPresets().run()
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [(row[0], row[1]) for row in rows] == list(PRESETS)
+    assert [(row[0], row[1]) for row in rows] == list(all_presets())
     assert {row[2] for row in rows} <= {"untested", "verified"}
 
 

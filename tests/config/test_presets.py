@@ -5,8 +5,10 @@ import pytest
 from corral.algos.registry import ALGORITHMS
 from corral.config.experiment import Experiment
 from corral.config.overrides import leaves, read
-from corral.config.presets import ATARI, PRESETS, describe, find, verified
+from corral.config.presets import ATARI, all_presets, describe, find, verified
 from corral.core.errors import UserError
+
+PRESETS = all_presets()
 
 
 @pytest.mark.parametrize(("algo", "name"), PRESETS)
@@ -39,8 +41,8 @@ def test_a_verified_preset_says_how(algo, name):
 def test_minibatches_of_ppo_divide_its_batches():
     for (algo, _), preset in PRESETS.items():
         if algo == "ppo":
-            batch = preset.settings["num_envs"] * preset.settings["length"]
-            assert batch % preset.settings["minibatches"] == 0
+            batch = preset.settings["num_envs"] * preset.settings["num_steps"]
+            assert batch % preset.settings["num_minibatches"] == 0
 
 
 def test_a_preset_is_found_by_the_environment():

@@ -1,11 +1,7 @@
 """Every backend that can run any environment, through the public contract suites."""
 
-from functools import partial
-
-import grpc_workers
 import numpy as np
 import pytest
-from grpc_workers import patient_workers  # noqa: F401
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import corral
@@ -45,31 +41,6 @@ class TestRay(VecEnvContract):
 class TestRaySupervision(IsolationContract):
     def make_supervised(self, factories, supervision):
         return RayVecEnv(factories, "test", supervision, workers=len(factories))
-
-
-class TestGrpc(VecEnvContract):
-    @pytest.fixture(autouse=True)
-    def _listen(self, patient_workers):  # noqa: F811
-        self._address = patient_workers
-
-    def make(self, factory, num_envs, seed=0):
-        build = partial(grpc_workers.build, **grpc_workers.named(factory))
-        return corral.make_vec(build, num_envs, "grpc", workers=2, seed=seed, listen=self._address)
-
-
-class TestGrpcSupervision(IsolationContract):
-    @pytest.fixture(autouse=True)
-    def _joined(self):
-        self._processes = []
-        yield
-        for process in self._processes:
-            grpc_workers.end(process)
-
-    def make_supervised(self, factories, supervision):
-        address = grpc_workers.free_address()
-        self._processes.append(grpc_workers.start_join(address, len(factories)))
-        envs = [partial(grpc_workers.build, **grpc_workers.named(factory)) for factory in factories]
-        return corral.make_vec(envs, backend="grpc", workers=len(envs), supervision=supervision, listen=address)
 
 
 class _Vector(VecEnvContract):

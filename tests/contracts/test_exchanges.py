@@ -17,10 +17,10 @@ KINDS = [
     ("all_reduce", {}),
     ("param_server", {"mode": "sync"}),
     ("param_server", {"mode": "async"}),
-    ("param_server", {"mode": "lag", "lag": 2}),
+    ("param_server", {"mode": "ssp", "lag": 2}),
     ("gossip", {"mode": "sync"}),
     ("gossip", {"mode": "async", "graph": "ring"}),
-    ("gossip", {"mode": "lag", "lag": 2, "graph": "complete"}),
+    ("gossip", {"mode": "ssp", "lag": 2, "graph": "complete"}),
 ]
 IDS = ["-".join([kind, *map(str, options.values())]) for kind, options in KINDS]
 
@@ -140,7 +140,7 @@ def test_nobody_is_more_than_the_lag_ahead_of_the_slowest(lag):
         begun.wait(20)  # nor does one that has ended count
         exchange.end()
 
-    with Crew("param_server", 3, START, mode="lag", lag=lag) as crew:
+    with Crew("param_server", 3, START, mode="ssp", lag=lag) as crew:
         crew.run(work)
         assert crew.servers[0].metrics()["exchange/lead_max"] <= lag
         if lag:  # it was made use of
@@ -172,7 +172,7 @@ def test_nor_by_resting_in_between():
             exchange.end()
         return made
 
-    with Crew("param_server", 2, START, mode="lag", lag=2) as crew:
+    with Crew("param_server", 2, START, mode="ssp", lag=2) as crew:
         made, _ = crew.run(work)
         assert crew.servers[0].metrics()["exchange/staleness_max"] <= 4  # the bound, and one under way on either side
     assert made <= 4
@@ -375,7 +375,7 @@ def test_an_exponential_graph_mixes_powers_of_two_exactly():
 
 
 @pytest.mark.parametrize("quantize", [False, True], ids=["whole", "8bit"])
-@pytest.mark.parametrize("mode", ["sync", "async", "lag"])
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp"])
 @pytest.mark.parametrize("graph", ["ring", "exponential", "complete"])
 def test_push_sum_goes_to_the_true_mean(graph, mode, quantize):
     starts = torch.from_numpy(np.random.default_rng(1).normal(size=(3, 1000)).astype(np.float32))
@@ -392,7 +392,7 @@ def test_push_sum_goes_to_the_true_mean(graph, mode, quantize):
             exchange.end()
         return weights
 
-    options = {"graph": graph, "mode": mode, "lag": 2 if mode == "lag" else 0, "quantize": quantize}
+    options = {"graph": graph, "mode": mode, "lag": 2 if mode == "ssp" else 0, "quantize": quantize}
     with Crew("gossip", 3, START, **options) as crew:
         results = crew.run(work)
     spread = float((starts - starts.mean(0)).norm())

@@ -164,7 +164,7 @@ def test_a_ring_of_another_size_is_not_loaded():
     state = saved_and_read(store.state_dict())
     for capacity in (3, 6):
         other = MixedStore(VECTOR, DataSpec("sequence", 2, 4, "once", capacity=capacity, replayed=0.5), 2)
-        with pytest.raises(UserError, match="replay_capacity"):
+        with pytest.raises(UserError, match="buffer_size"):
             other.load_state_dict(state)
 
 
@@ -176,7 +176,7 @@ def test_a_batch_without_one_of_each_kind_is_refused(batch_size, replayed):
 
 def test_a_ring_that_does_not_fit_is_refused_with_what_fits():
     ring = SequenceRing(VECTOR, 10**12)
-    with pytest.raises(UserError, match="lower replay_capacity to"):
+    with pytest.raises(UserError, match="lower buffer_size to"):
         ring.add(recorded([Stream(VECTOR, 0)], 4, 0))
 
 

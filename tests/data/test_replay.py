@@ -279,7 +279,7 @@ def test_settings_that_cannot_work_are_refused(changes, words):
 
 def test_a_fragment_that_would_overwrite_itself_is_refused():
     store = make(VECTOR, 1)
-    with pytest.raises(UserError, match="raise its capacity to at least 120"):
+    with pytest.raises(UserError, match="raise buffer_size to at least 120"):
         store.put(fragment([Stream(VECTOR, 0)], [0], 60)[0])
 
 
@@ -312,7 +312,7 @@ def test_memory_of_a_filled_store_is_what_it_says():
 
 
 def test_a_capacity_beyond_the_machines_memory_is_refused_with_one_that_fits():
-    with pytest.raises(UserError, match="lower its capacity to"):
+    with pytest.raises(UserError, match="lower buffer_size to"):
         make(_atari(), 1, capacity=10**9)
 
 

@@ -13,9 +13,8 @@ from corral.core.errors import UserError
 from corral.core.gym_env import legal
 from corral.envs.suites.games import Connect4, TicTacToe
 from corral.envs.suites.games.connect4 import CONNECT4
-from corral.planning.of_vec import states_of
 from corral.runs.state_files import read_state, write_state
-from corral.runs.views.video import record
+from corral.runs.views.video import record_policy
 from corral.testing import check_env
 
 FACTORIES = {"corral/Connect4-v0": Connect4, "corral/TicTacToe-v0": TicTacToe}
@@ -65,11 +64,11 @@ def test_an_illegal_move_is_refused_with_the_legal_ones_and_changes_nothing():
     env = TicTacToe()
     env.reset()
     env.step(4)
-    before = env.position.copy()
+    before = env.row.copy()
     for move in (4, 9, -1):
         with pytest.raises(ValueError, match=rf"TicTacToe: {move} is not a legal move here; legal: 0, 1, 2, 3, 5, 6"):
             env.step(move)
-    np.testing.assert_array_equal(env.position, before)
+    np.testing.assert_array_equal(env.row, before)
     assert env.to_play == 1
 
 
@@ -125,7 +124,7 @@ def test_an_opponent_of_ones_own_is_a_function_of_positions_or_named():
     first = TicTacToe(opponent=first_free)
     first.reset(seed=0)
     first.step(int(np.flatnonzero(first.action_mask())[-1]))
-    assert int(first.position[1]) & 1  # square 0 is taken
+    assert int(first.row[1]) & 1  # square 0 is taken
     named = TicTacToe(opponent="corral.envs.suites.games.players:Random")
     named.reset(seed=0)
     play_on(named, np.random.default_rng(0))
@@ -202,26 +201,26 @@ def test_a_search_of_their_states_leaves_the_boards_as_they_were_and_can_put_the
         vec.recv()
         vec.send(np.array([0]), np.array([3]))
         vec.recv(env_ids=np.array([0]))
-        states = states_of(vec)
+        states = vec.states()
         ids = states.save(np.arange(2))
         scene = states.look(ids)
         assert scene.to_play.tolist() == [1, 0]
         boards = [vec.environment(i).unwrapped for i in range(2)]
-        kept = [board.position.copy() for board in boards]
+        kept = [board.row.copy() for board in boards]
         states.expand(ids, np.array([3, 3]), states.new_ids(2))
         for board, before in zip(boards, kept, strict=True):
-            np.testing.assert_array_equal(board.position, before)
+            np.testing.assert_array_equal(board.row, before)
         for move in (0, 1, 0, 1, 0, 1, 0):
             *_, over, _, _ = boards[1].step(move)
         assert over
         states.load(ids, np.arange(2))
-        np.testing.assert_array_equal(boards[1].position, CONNECT4.start(1)[0])
+        np.testing.assert_array_equal(boards[1].row, CONNECT4.start(1)[0])
         assert [board.to_play for board in boards] == [1, 0]
         boards[1].step(6)
 
 
 def test_a_game_can_be_filmed(tmp_path):
-    film = record(Experiment.make("ppo", "corral/Connect4-v0"), as_policy(random_legal), tmp_path / "game.mp4")
+    film = record_policy(Experiment.make("ppo", "corral/Connect4-v0"), as_policy(random_legal), tmp_path / "game.mp4")
     assert film.path.stat().st_size > 0
     assert film.frames >= 8  # the empty board, and at least seven moves
     assert film.fps == 2
@@ -259,4 +258,4 @@ def test_a_wrapped_game_is_not_searched_by_the_rules_of_the_bare_one():
     with corral.make_vec(lambda: gymnasium.wrappers.TimeLimit(Connect4(), 10), 1, "local") as vec:
         vec.recv()
         with pytest.raises(UserError, match="TimeLimit changes: leave it out"):
-            states_of(vec)
+            vec.states()

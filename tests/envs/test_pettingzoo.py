@@ -8,10 +8,9 @@ import pytest
 import corral
 from corral.core.errors import UserError
 from corral.envs.suites.games import Connect4, PettingZoo, TicTacToe
+from corral.envs.suites.games.pettingzoo import copy_aec
 from corral.planning.action_set import choose_action_set
-from corral.planning.aec_states import AecStates, copy_aec
 from corral.planning.mcts.evaluation import RolloutEvaluation
-from corral.planning.of_vec import states_of
 from corral.planning.planner import Planner, SearchConfig
 from corral.testing import check_env
 
@@ -85,11 +84,11 @@ def test_what_cannot_be_played_is_refused_with_a_remedy():
         with pytest.raises(UserError, match=message):
             PettingZoo(game)
     with pytest.raises(UserError, match="does not say which moves are legal"):
-        PettingZoo("planning.test_pettingzoo:without_masks")
+        PettingZoo(f"{__name__}:without_masks")
 
 
 def test_masks_may_also_be_in_infos():
-    env = PettingZoo("planning.test_pettingzoo:with_masks_in_infos")
+    env = PettingZoo(f"{__name__}:with_masks_in_infos")
     obs, info = env.reset()
     assert obs.shape == (6, 7, 2)
     for _ in range(6):
@@ -128,7 +127,7 @@ def test_a_copy_goes_on_by_itself_exactly_as_the_original(name):
 def test_states_are_what_the_environment_would_do_and_leave_it_as_it_was(name):
     env, rng = PettingZoo(name), np.random.default_rng(1)
     env.reset(seed=0)
-    states = AecStates([env])
+    states = corral.Snapshots(env).states
     while not any(env.ends()):
         before = env.view()
         root = states.save(np.array([0]))
@@ -147,13 +146,13 @@ def test_states_are_what_the_environment_would_do_and_leave_it_as_it_was(name):
         assert steps.to_play[k] == env.to_play
         np.testing.assert_array_equal(steps.legal[k], info["action_mask"])
         states.drop(np.concatenate([root, steps.children]))
-    assert states._kept == {}
+    assert len(states) == 0
 
 
 def test_a_game_can_be_put_back():
     env = PettingZoo("connect_four_v3")
     env.reset()
-    states = AecStates([env])
+    states = corral.Snapshots(env).states
     env.step(3)
     kept = states.save(np.array([0]))
     before = env.view()
@@ -169,11 +168,11 @@ def test_a_game_can_be_put_back():
 def test_a_search_by_its_states_plays_legally_to_the_end_and_takes_a_win():
     with corral.make_vec(lambda: PettingZoo("connect_four_v3"), 2, "local") as vec:
         batch = vec.recv()
-        states = states_of(vec)
+        states = vec.states()
         actions = choose_action_set(states.spec.action, 16)
         rng = np.random.default_rng(0)
         evaluate = RolloutEvaluation(states, actions, 8, 1.0, rng)
-        planner = Planner(states, actions, evaluate, SearchConfig(root="puct"), 2, 24, discount=1.0, rng=rng)
+        planner = Planner(states, actions, evaluate, SearchConfig(root_selection="puct"), 2, 24, discount=1.0, rng=rng)
         ended = 0
         while ended < 2:
             plan = planner.plan(np.arange(2), batch.first)
@@ -193,7 +192,7 @@ def test_a_search_by_its_states_plays_legally_to_the_end_and_takes_a_win():
 def test_memory_is_bounded():
     env = PettingZoo("connect_four_v3")
     env.reset()
-    states = AecStates([env], memory_mb=0.02)
+    states = corral.Snapshots(env, memory_mb=0.02).states
     with pytest.raises(UserError, match="memory_mb"):
         states.save(np.zeros(50, np.int64))
 
@@ -203,7 +202,7 @@ def test_hidden_cards_are_not_searched():
     raw = type(env.aec.unwrapped)
     env.aec.unwrapped.__class__ = type("raw_env", (raw,), {"__module__": "pettingzoo.classic.rlcard_envs.leduc"})
     with pytest.raises(UserError, match="hidden cards"):
-        AecStates([env])
+        corral.Snapshots(env)
 
 
 def test_a_game_that_keeps_its_state_elsewhere_is_not_searched():
@@ -215,4 +214,4 @@ def test_a_game_that_keeps_its_state_elsewhere_is_not_searched():
     env.aec.unwrapped.__class__ = type("raw_env", (raw,), {"board": shared})
     env.reset()
     with pytest.raises(UserError, match="cannot be copied"):
-        AecStates([env]).save(np.array([0]))
+        corral.Snapshots(env).save()

@@ -324,7 +324,7 @@ def test_a_ready_result_does_not_wait_for_a_slow_worker_that_was_sent_to_later()
         vec.send(np.array([0]), np.zeros(1, np.int64))
         vec.send(np.array([1]), np.zeros(1, np.int64))
         assert vec.recv(env_ids=np.array([0])).env_ids.tolist() == [0]
-        assert vec._flight.in_flight == 1 << 1  # still in flight
+        assert vec._in_flight.in_flight == 1 << 1  # still in flight
         assert len(batch) == 2
 
 

@@ -37,7 +37,7 @@ def cluster():
 
 def make(notes, **settings):
     given = {
-        "steps": 10**6, "num_envs": 8, "seed": 3, "backend": "local", "device": "cpu", "weights": "async",
+        "steps": 10**6, "num_envs": 8, "seed": 3, "backend": "local", "device": "cpu", "weight_sync": "async",
         "topology": "actor_learner", "runtime": "ray", "actors": 2, "env_kwargs": {"length": 7, "end": "mixed"},
     }  # fmt: skip
     experiment = Experiment.make(

@@ -5,12 +5,12 @@ import torch
 from helpers.short_runs import ENVS, learn
 
 SETTINGS = {
-    "ppo": {"length": 16, "normalize_obs": True},
+    "ppo": {"num_steps": 16, "normalize_obs": True},
     "a2c": {},
-    "reinforce": {"algorithm.episodes": 4},
-    "impala": {"length": 8, "batch_size": 8, "replayed": 0.5, "replay_capacity": 20},
-    "appo": {"length": 16, "batch_size": 8, "minibatches": 2},
-    "dqn": {"learning_starts": 100, "prioritised": True, "n_step": 2},
+    "reinforce": {"episodes_per_update": 4},
+    "impala": {"num_steps": 8, "batch_size": 8, "replay_fraction": 0.5, "buffer_size": 20},
+    "appo": {"num_steps": 16, "batch_size": 8, "num_minibatches": 2},
+    "dqn": {"learning_starts": 100, "prioritized_replay": True, "n_step": 2},
 }
 STEPS = 600
 
@@ -41,7 +41,7 @@ def test_it_does_not_matter_which_processes_run_the_environments(algo):
     [
         (f"{ENVS}:IdentityEnv", {"env_kwargs": {"kind": "multi_discrete"}}),
         (f"{ENVS}:IdentityEnv", {"env_kwargs": {"kind": "box"}}),
-        ("CartPole-v1", {"core": "lstm", "core_size": 8, "hidden": (8,)}),
+        ("CartPole-v1", {"rnn": "lstm", "rnn_size": 8, "hidden_sizes": (8,)}),
     ],
 )
 def test_nor_for_other_actions_and_with_a_memory(env, settings):

@@ -20,24 +20,26 @@ from corral.nets.config import NetConfig
 
 GOLDEN = Path(__file__).with_name("weights.json")
 UPDATES = 6
-SMALL = NetConfig(hidden=(16, 16))
+SMALL = NetConfig(hidden_sizes=(16, 16))
 CASES = {
-    "ppo": ("ppo", "discrete", {"minibatches": 2, "epochs": 2, "net": SMALL}),
-    "ppo-hybrid-clipped": ("ppo", "hybrid", {"minibatches": 2, "epochs": 2, "clip_value": 0.2, "net": SMALL}),
-    "ppo-lstm": ("ppo", "box", {"minibatches": 2, "net": NetConfig(hidden=(16,), core="lstm", core_size=8)}),
-    "ppo-normalised": ("ppo", "multi_discrete", {"net": NetConfig(hidden=(16,), normalize_obs=True)}),
-    "a2c": ("a2c", "discrete", {"entropy": 0.01, "net": SMALL}),
-    "a2c-gru-adam": ("a2c", "hybrid", {"optimizer": "adam", "net": NetConfig(hidden=(), core="gru", core_size=8)}),
+    "ppo": ("ppo", "discrete", {"num_minibatches": 2, "update_epochs": 2, "net": SMALL}),
+    "ppo-hybrid-clipped": ("ppo", "hybrid", {"num_minibatches": 2, "update_epochs": 2, "clip_range_vf": 0.2,
+        "net": SMALL}),
+    "ppo-lstm": ("ppo", "box", {"num_minibatches": 2, "net": NetConfig(hidden_sizes=(16,), rnn="lstm", rnn_size=8)}),
+    "ppo-normalised": ("ppo", "multi_discrete", {"net": NetConfig(hidden_sizes=(16,), normalize_obs=True)}),
+    "a2c": ("a2c", "discrete", {"ent_coef": 0.01, "net": SMALL}),
+    "a2c-gru-adam": ("a2c", "hybrid", {"optimizer": "adam", "net": NetConfig(hidden_sizes=(), rnn="gru", rnn_size=8)}),
     "reinforce": ("reinforce", "box", {"net": SMALL}),
     "reinforce-no-baseline": ("reinforce", "discrete", {"baseline": False, "net": SMALL}),
     "impala": ("impala", "discrete", {"net": SMALL}),
-    "impala-hybrid-adam": ("impala", "hybrid", {"optimizer": "adam", "rho_bar": 2.0, "c_bar": 0.9, "net": SMALL}),
-    "impala-lstm": ("impala", "box", {"net": NetConfig(hidden=(16,), core="lstm", core_size=8)}),
-    "appo": ("appo", "multi_discrete", {"minibatches": 2, "epochs": 2, "net": SMALL}),
-    "appo-gru": ("appo", "hybrid", {"clip": 0.1, "net": NetConfig(hidden=(), core="gru", core_size=8)}),
-    "dqn": ("dqn", "discrete", {"target_every": 2, "net": NetConfig(hidden=(16, 16), activation="relu")}),
+    "impala-hybrid-adam": ("impala", "hybrid", {"optimizer": "adam", "vtrace_rho": 2.0, "vtrace_c": 0.9, "net": SMALL}),
+    "impala-lstm": ("impala", "box", {"net": NetConfig(hidden_sizes=(16,), rnn="lstm", rnn_size=8)}),
+    "appo": ("appo", "multi_discrete", {"num_minibatches": 2, "update_epochs": 2, "net": SMALL}),
+    "appo-gru": ("appo", "hybrid", {"clip_coef": 0.1, "net": NetConfig(hidden_sizes=(), rnn="gru", rnn_size=8)}),
+    "dqn": ("dqn", "discrete", {"target_update_period": 2, "net": NetConfig(hidden_sizes=(16, 16), activation="relu")}),
     "dqn-everything": ("dqn", "multi_discrete",
-                       {"target_every": 1, "tau": 0.1, "dueling": True, "prioritised": True, "net": SMALL}),
+                       {"target_update_period": 1, "tau": 0.1, "dueling": True, "prioritized_replay": True,
+                           "net": SMALL}),
 }  # fmt: skip
 
 
@@ -82,7 +84,7 @@ def statistics(learner):
     """A few numbers that any wrong weight would change."""
     weights = np.concatenate([p.detach().numpy().reshape(-1) for p in learner.model.parameters()]).astype(np.float64)
     rng = np.random.default_rng(0)
-    found = {"count": len(weights), "updates": learner.version, "norm": float(np.linalg.norm(weights))}
+    found = {"count": len(weights), "gradient_steps": learner.version, "norm": float(np.linalg.norm(weights))}
     found |= {f"along_{i}": float(weights @ rng.normal(size=len(weights))) for i in range(6)}
     moved = randomize(learner.algo.build_model(), scale=0.3)
     start = np.concatenate([p.detach().numpy().reshape(-1) for p in moved.parameters()])

@@ -5,7 +5,8 @@ import struct
 import subprocess
 
 from corral.core.errors import UserError
-from corral.snapshot.store.base import StatesFull, StateStore
+from corral.snapshot.states import StatesFull
+from corral.snapshot.store.base import StateStore
 
 
 class CppStates(StateStore):

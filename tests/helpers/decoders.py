@@ -19,8 +19,8 @@ from corral.core.errors import EnvFailed, UserError
 from corral.core.gym_env import build_env
 from corral.core.spaces import Layout
 from corral.envs.serve.server import SimulatorServer
-from corral.envs.serve.slots import Slots, pack_state, unpack_state
-from corral.envs.serve.states import States
+from corral.envs.serve.slots import Slots
+from corral.envs.serve.state_errors import BadRequest, pack_state, unpack_state
 from corral.link import protocol as clp
 from corral.link.address import parse_url
 from corral.link.client.fleet import Fleet
@@ -36,9 +36,10 @@ from corral.link.transports.grpc import unpack
 from corral.link.transports.json_client import JsonPeer
 from corral.link.transports.json_values import Mistake, read_obs, read_said, spaces_of
 from corral.link.transports.tcp import BadFrames, FrameReader, pack
-from corral.snapshot.keepers.choose import keeping_of
+from corral.snapshot.keepers.choose import find_keeper
+from corral.snapshot.states import StatesFull
 from corral.snapshot.store import client as sw
-from corral.snapshot.store.base import MemoryStates, StateBudget, StatesFull
+from corral.snapshot.store.base import MemoryStates, StateBudget
 from corral.snapshot.store.client import RemoteStates
 from corral.snapshot.store.server import StateServer
 from helpers.declared_walk import Declared
@@ -196,8 +197,8 @@ class ExportedState:
         env, spec = build_env(factory, "Walk")
         env.close()
         self._layout = layout_hash(spec.observation, spec.action)
-        self._states = States(spec.observation, Budget(MAX, 10), keeping_of(factory), factory)
-        self._hosted = Slots(factory, "Walk", spec, 1, self._states)
+        self._hosted = Slots(factory, "Walk", spec, 1, find_keeper(factory), Budget(MAX, 10))
+        self._states = self._hosted.states
         self._hosted.reset(1, [bytes(4), bytes(8)])
         self._hosted.save(1, [bytes(4), (1).to_bytes(8, "little")])
 
@@ -208,12 +209,13 @@ class ExportedState:
     def __call__(self, body):
         """Import, and use it if it was taken."""
         head = b"CPY1" + self._layout.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
-        status, words = unpack_state(self._layout, self._states, 2, head + body)
-        assert (status == 0) == (words == "")
-        if status == 0:
-            two = (2).to_bytes(8, "little")
-            self._hosted.load(1, [bytes(4), two], True)
-            self._hosted.expand(1, [two, bytes(8), bytes(8)])
+        try:
+            unpack_state(self._layout, self._states, 2, head + body)
+        except (BadRequest, StatesFull):
+            return
+        two = (2).to_bytes(8, "little")
+        self._hosted.load(1, [bytes(4), two], True)
+        self._hosted.expand(1, [two, bytes(8), bytes(8)])
 
 
 class Simulator:

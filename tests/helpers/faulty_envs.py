@@ -213,3 +213,10 @@ class Meddling(Good):
     def step(self, action):
         self.t += 1
         return Meddling.dice.random(3, dtype=np.float32), float(action), self.t >= self.length, False, {}
+
+
+class DiesAtStart(gymnasium.Env):
+    """Ends its process when it is built."""
+
+    def __init__(self):
+        os._exit(7)

@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 
 from corral.runs.folder import RunFolder
-from corral.runs.sinks.base import read_metrics
+from corral.runs.sinks.csv import read_metrics
 
-SETTINGS = ["checkpoints.every_s=1", "evaluation.episodes=5"]
+SETTINGS = ["checkpoint_every_s=1", "eval_episodes=5"]
 
 
 class Run:

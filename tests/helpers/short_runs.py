@@ -2,7 +2,7 @@
 
 from corral.config.experiment import Experiment
 from corral.envs.make import make_vec
-from corral.runs.evaluate import evaluate
+from corral.runs.evaluate import evaluate_policy
 from corral.topologies.sync import Sync
 
 ENVS = "corral.testing.envs"
@@ -25,4 +25,4 @@ def score(trainer, episodes=8):
     """Mean return of the deterministic policy."""
     env, kwargs = trainer.experiment.environment()
     with make_vec(env, episodes, "local", seed=1, env_kwargs=kwargs, role="eval") as vec:
-        return evaluate(vec, trainer.eval_policy(deterministic=True, seed=0), episodes, 1).mean
+        return evaluate_policy(vec, trainer.eval_policy(deterministic=True, seed=0), episodes, 1).mean

@@ -21,7 +21,7 @@ from corral.learn.exchange import param_server, server
 from corral.learn.exchange.all_reduce import _HEAD, AllReduce, _plain, open_store
 from corral.learn.exchange.base import PeerLost
 from corral.learn.exchange.compress import Brain, Half, Qsgd, Sign, TopK, Whole, find_compression
-from corral.learn.exchange.config import SharingConfig
+from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.make import make_exchange
 from corral.learn.weights import FlatParams
 
@@ -81,7 +81,7 @@ def test_compressed_learners_equal_one_with_all_rows(compress, near):
             seen.append(net.take())
         return seen
 
-    results, net = reduced(SharingConfig(compress=compress), 3, work), Net()
+    results, net = reduced(DataParallelConfig(compress=compress), 3, work), Net()
     for k in range(10):
         parts = [net.random(100 * rank + k) for rank in range(3)]
         for i in range(len(net.params)):
@@ -98,7 +98,7 @@ def test_gradients_that_are_sums_add_up_in_fewer_bytes(compress):
         exchange.grads(net.flat.grad, 0, 0.1)
         return set(net.flat.grad.tolist())
 
-    results = reduced(SharingConfig(compress=compress), 3, work)
+    results = reduced(DataParallelConfig(compress=compress), 3, work)
     assert [sorted(values) for values in results] == [[pytest.approx(6.0, rel=2**-7)]] * 3
 
 
@@ -117,7 +117,7 @@ def test_what_a_low_rank_leaves_out_comes_later():
                 whole += grad
         return [whole / 50 for whole in sums], net.take()
 
-    (means, last), _ = reduced(SharingConfig(compress="powersgd:2"), 2, work)
+    (means, last), _ = reduced(DataParallelConfig(compress="powersgd:2"), 2, work)
     wanted = [(one + other) / 2 for one, other in zip(Net().random(0), Net().random(1), strict=True)]
     assert torch.linalg.matrix_rank(last[2]) == 2  # one update is not it
     for mean, grad in zip(means, wanted, strict=True):
@@ -175,7 +175,7 @@ def test_a_gradient_too_large_for_its_norm_leaves_nothing_behind(compress):
             exchange.grads(net.flat.grad, 1, 0.1)
         return float(net.flat.grad.norm())
 
-    norms = reduced(SharingConfig(compress=compress), 2, work)
+    norms = reduced(DataParallelConfig(compress=compress), 2, work)
     assert all(norm < 1e3 for norm in norms), norms
 
 
@@ -190,7 +190,7 @@ def test_a_group_ends_in_the_thread_that_leaves_it():
         exchange.leave()
         return threading.current_thread().name
 
-    assert sorted(reduced(SharingConfig(compress="powersgd:2"), 2, work)) == sorted(where)
+    assert sorted(reduced(DataParallelConfig(compress="powersgd:2"), 2, work)) == sorted(where)
 
 
 def tcp_bytes():
@@ -331,12 +331,12 @@ def test_who_asks_a_server_waits_longer_than_the_server_for_others():
 # -- gossip -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "lag"])
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp"])
 @pytest.mark.parametrize("graph", ["ring", "complete"])
 def test_nothing_is_lost_by_rounding_weights_to_8_bits(graph, mode):
     """What one sends and the others get is the same, so sums stay what they are whatever the codes leave out."""
     starts = torch.from_numpy(np.random.default_rng(1).normal(size=(3, 1000)).astype(np.float32))
-    options = {"graph": graph, "mode": mode, "lag": 2 if mode == "lag" else 0, "quantize": True}
+    options = {"graph": graph, "mode": mode, "lag": 2 if mode == "ssp" else 0, "quantize": True}
     met = threading.Barrier(3)
 
     def work(exchange, rank):
@@ -392,7 +392,7 @@ def test_who_is_more_than_the_lag_ahead_in_gossip_waits(lag):
             go.release()
         return counts
 
-    with Crew("gossip", 2, START, graph="ring", mode="lag", lag=lag) as crew:
+    with Crew("gossip", 2, START, graph="ring", mode="ssp", lag=lag) as crew:
         counts: list[int] = []
         watcher = threading.Thread(target=lambda: counts.extend(look()), daemon=True)
         watcher.start()
@@ -402,8 +402,8 @@ def test_who_is_more_than_the_lag_ahead_in_gossip_waits(lag):
 
 
 def test_learners_round_their_weights_by_random_numbers_of_their_own():
-    sharing = SharingConfig(exchange="gossip", quantize_weights=True)
-    exchanges = [make_exchange(sharing, nn.Linear(2, 2), GROUPS, HOST, bytes(32), seed=k) for k in range(3)]
+    config = DataParallelConfig(exchange="gossip", quantize_weights=True)
+    exchanges = [make_exchange(config, nn.Linear(2, 2), GROUPS, HOST, bytes(32), seed=k) for k in range(3)]
     codes = [exchange._codec.encode(START.numpy(), exchange._rng).tobytes() for exchange in exchanges]
     for exchange in exchanges:
         exchange.close()

@@ -83,10 +83,10 @@ def gradients(algo, model, flat, target, batch):
 @pytest.mark.parametrize("kind", ["ppo", "a2c"])
 def test_explicit_policy_losses_equal_autograd(actions, observation, activation, normalize_obs, kind):
     spec = EnvSpec(OBSERVATIONS[observation], ACTIONS[actions])
-    net = NetConfig(hidden=(16, 8), activation=activation, normalize_obs=normalize_obs, log_std=-0.3)
+    net = NetConfig(hidden_sizes=(16, 8), activation=activation, normalize_obs=normalize_obs, log_std_init=-0.3)
     algo = {
-        "ppo": lambda: ppo.Ppo(ppo.Config(net=net, entropy=0.05, anneal_clip=True), spec, 1),
-        "a2c": lambda: a2c.A2c(a2c.Config(net=net, entropy=0.05), spec, 1),
+        "ppo": lambda: ppo.Ppo(ppo.Config(net=net, ent_coef=0.05, clip_coef="0.2:0"), spec, 1),
+        "a2c": lambda: a2c.A2c(a2c.Config(net=net, ent_coef=0.05), spec, 1),
     }[kind]()
     plain, lean, (plain_flat, lean_flat) = twins(algo)
     batch = rows_for(algo, plain)
@@ -106,7 +106,9 @@ def test_explicit_policy_losses_equal_autograd(actions, observation, activation,
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_explicit_q_loss_equals_autograd(double, dueling, prioritised):
     spec = EnvSpec(OBSERVATIONS["vector"], ACTIONS["multi-discrete"])
-    config = dqn.Config(double=double, dueling=dueling, prioritised=prioritised, net=NetConfig(hidden=(16,)))
+    config = dqn.Config(
+        double_q=double, dueling=dueling, prioritized_replay=prioritised, net=NetConfig(hidden_sizes=(16,))
+    )
     algo = dqn.Dqn(config, spec, 1)
     plain, lean, (plain_flat, lean_flat) = twins(algo)
     rng = np.random.default_rng(2)
@@ -184,7 +186,7 @@ FAST_ALGOS = {
     "appo": (appo, "Appo"),
     "dqn": (dqn, "Dqn"),
 }
-NET = NetConfig(hidden=(8,), activation="tanh")
+NET = NetConfig(hidden_sizes=(8,), activation="tanh")
 
 
 def changed(field, value):
@@ -198,10 +200,12 @@ def changed(field, value):
         return not value
     if isinstance(value, int):
         return value + 1
+    if isinstance(value, str):
+        return "0.3:0.1"
     if isinstance(value, float):
         return 0.7 * value if value else 0.3
     assert isinstance(value, NetConfig), value
-    return NetConfig(hidden=(8,), activation="relu", log_std=-0.5)
+    return NetConfig(hidden_sizes=(8,), activation="relu", log_std_init=-0.5)
 
 
 def every_setting():

@@ -10,7 +10,7 @@ from helpers.batches import learned
 from torch import nn
 
 from corral.algos import a2c, dqn, ppo
-from corral.algos.base import ParamGroup, learning_rates
+from corral.algos.base import ParamGroup
 from corral.core.errors import RunFailed
 from corral.core.types import EnvSpec, Sample, Transitions
 from corral.learn.device import Precision, lay_out
@@ -131,11 +131,11 @@ def test_gradients_are_clipped_by_their_global_norm(limit):
 
 
 def test_the_learning_rate_follows_progress():
-    learner = make_dqn(lr=0.1, anneal_lr=True)
+    learner = make_dqn(learning_rate=0.1, anneal_lr=True)
     for progress, lr in ((0.0, 0.1), (0.25, 0.075), (1.0, 0.0)):
         before = weights_of(learner)
         learner.step(transitions(), progress)
-        assert learning_rates(learner.algo.groups(), progress) == {"learn/lr": pytest.approx(lr)}
+        assert learner.learning_rates(progress) == {"learn/lr": pytest.approx(lr)}
         assert torch.equal(before, weights_of(learner)) == (lr == 0)
 
 
@@ -153,7 +153,7 @@ def test_the_learning_rate_follows_progress():
 )
 def test_an_update_that_is_not_finite_is_left_out_and_its_source_is_named(changes, source):
     said = []
-    learner = make_dqn(report=said.append, target_every=1)
+    learner = make_dqn(report=said.append, target_update_period=1)
     learner.step(transitions(), 0.0)
     before, target = weights_of(learner), copy.deepcopy(learner.target.state_dict())
     optimizer = copy.deepcopy(learner.state_dict()["optimizer"])
@@ -202,7 +202,9 @@ def test_ten_in_a_row_end_the_run_and_one_good_one_starts_the_count_anew():
 # -- saved and loaded --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"target_every": 3, "tau": 0.3}, {"net": NetConfig(normalize_obs=True)}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"target_update_period": 3, "tau": 0.3}, {"net": NetConfig(normalize_obs=True)}]
+)
 def test_the_next_update_after_loading_is_bit_equal(settings):
     learner = make_dqn(**settings)
     for k in range(4):
@@ -229,7 +231,7 @@ def test_the_next_update_after_loading_is_bit_equal(settings):
 
 
 def test_the_target_network_is_copied_every_so_many_updates():
-    learner = make_dqn(target_every=3, lr=0.01)
+    learner = make_dqn(target_update_period=3, learning_rate=0.01)
     copies = [copy.deepcopy(dict(learner.model.state_dict()))]
     for k in range(7):
         learner.step(transitions(k), 0.0)
@@ -239,7 +241,7 @@ def test_the_target_network_is_copied_every_so_many_updates():
 
 
 def test_a_soft_target_network_moves_by_tau():
-    learner = make_dqn(target_every=1, tau=0.1, lr=0.01)
+    learner = make_dqn(target_update_period=1, tau=0.1, learning_rate=0.01)
     expected = {name: value.clone() for name, value in learner.target.state_dict().items()}
     for k in range(5):
         learner.step(transitions(k), 0.0)
@@ -250,7 +252,7 @@ def test_a_soft_target_network_moves_by_tau():
 
 
 def test_the_target_network_normalises_as_the_network_does():
-    learner = make_dqn(target_every=100, net=NetConfig(normalize_obs=True))
+    learner = make_dqn(target_update_period=100, net=NetConfig(normalize_obs=True))
     for k in range(3):
         learner.step(transitions(k), 0.0)
     mine, theirs = learner.model.encoder.norm.state_dict(), learner.target.encoder.norm.state_dict()
@@ -259,7 +261,7 @@ def test_the_target_network_normalises_as_the_network_does():
 
 
 def test_initial_weights_do_not_depend_on_the_number_of_threads():
-    algo = ppo.Ppo(ppo.Config(net=NetConfig(hidden=(256, 256))), SPEC, 1)
+    algo = ppo.Ppo(ppo.Config(net=NetConfig(hidden_sizes=(256, 256))), SPEC, 1)
     drawn = []
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)

@@ -11,7 +11,7 @@ from corral.learn.exchange import server
 START = torch.linspace(-1, 1, 40)
 
 
-@pytest.mark.parametrize(("mode", "lag"), [("lag", 1), ("sync", 0)])
+@pytest.mark.parametrize(("mode", "lag"), [("ssp", 1), ("sync", 0)])
 def test_who_is_let_go_is_counted_and_the_lead_is_what_it_was(mode, lag, monkeypatch):
     monkeypatch.setattr(server, "_PATIENCE_S", 0.3)
     done, begun = threading.Event(), threading.Barrier(2)
@@ -31,7 +31,7 @@ def test_who_is_let_go_is_counted_and_the_lead_is_what_it_was(mode, lag, monkeyp
         crew.run(work)
         metrics = crew.servers[0].metrics()
     assert metrics["exchange/let_go"] == 1
-    if mode == "lag":
+    if mode == "ssp":
         assert metrics["exchange/lead_max"] == lag + 1
         assert metrics["exchange/staleness_max"] == 4
     else:

@@ -19,7 +19,7 @@ from corral.learn.weights import FlatParams, group_slices, split_params
 from corral.nets.config import NetConfig
 
 SPEC = EnvSpec(spaces.Box(-1e9, 1e9, (3,), np.float32), spaces.Discrete(4))
-SMALL = NetConfig(hidden=(8, 8))
+SMALL = NetConfig(hidden_sizes=(8, 8))
 ALGO = "helpers.two_groups:TwoGroups"
 
 
@@ -204,7 +204,7 @@ def test_all_reduced_groups_equal_one_learner_with_all_rows():
         torch.testing.assert_close(one, alone.flat.weights.detach(), atol=1e-6, rtol=1e-4)
 
 
-SETTINGS = {"num_envs": 4, "hidden": (8, 8), "device": "cpu", "quiet": True, "preset": "none"}
+SETTINGS = {"num_envs": 4, "hidden_sizes": (8, 8), "device": "cpu", "quiet": True, "preset": "none"}
 
 
 @pytest.mark.parametrize(
@@ -235,5 +235,5 @@ def test_groups_resume_bit_for_bit_in_sync(tmp_path):
 
 
 def test_learning_rates_are_metrics_by_group():
-    trainer = learn(ALGO, "CartPole-v1", 200, hidden=(8, 8))
+    trainer = learn(ALGO, "CartPole-v1", 200, hidden_sizes=(8, 8))
     assert {"learn/lr_critic", "learn/lr_actor"} <= trainer.metrics().keys()

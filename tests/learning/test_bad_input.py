@@ -13,20 +13,23 @@ MISTAKES = {
     "environment": (["train", "ppo", "--env", "CartPoel-v1"], "CartPole-v1"),
     "module": (["train", "ppo", "--env", "nowhere:Env"], "nowhere"),
     "key": (["train", "ppo", *CART, "--set", "learning_rat=1"], "No setting 'learning_rat'"),
-    "nearly a key": (["train", "ppo", *CART, "--set", "entropi=0.1"], "did you mean entropy?"),
-    "key of another": (["train", "dqn", *CART, "--set", "clip=0.1"], "clip"),
-    "type": (["train", "ppo", *CART, "--set", "epochs=many"], "epochs must be a whole number"),
+    "nearly a key": (["train", "ppo", *CART, "--set", "ent_coeff=0.1"], "did you mean ent_coef?"),
+    "key of another": (["train", "dqn", *CART, "--set", "clip_coef=0.1"], "clip"),
+    "type": (["train", "ppo", *CART, "--set", "update_epochs=many"], "update_epochs must be a whole number"),
     "choice": (["train", "a2c", *CART, "--set", "optimizer=sgd"], "optimizer must be"),
     "range": (["train", "ppo", *CART, "--set", "gamma=1.01"], "gamma must be at most 1"),
     "negative": (["train", "ppo", *CART, "--steps", "-5"], "steps must be at least 1"),
-    "not a number": (["train", "ppo", *CART, "--set", "lr=nan"], "lr must be"),
-    "minibatches": (["train", "ppo", *CART, "--set", "minibatches=0"], "minibatches must be at least 1"),
+    "not a number": (["train", "ppo", *CART, "--set", "learning_rate=nan"], "learning_rate must be"),
+    "num_minibatches": (["train", "ppo", *CART, "--set", "num_minibatches=0"], "num_minibatches must be at least 1"),
     "numbers for dqn": (["train", "dqn", "--env", "Pendulum-v1", "--preset", "none"], "dqn needs discrete actions"),
-    "memory for dqn": (["train", "dqn", *CART, "--set", "core=lstm"], "dqn has no memory"),
-    "memory for reinforce": (["train", "reinforce", *CART, "--set", "core=gru"], "no memory"),
-    "images": (["train", "ppo", *CART, "--set", "torso=nature"], "needs image observations"),
-    "replay": (["train", "dqn", *CART, "--set", "capacity=10", "--preset", "none"], "capacity"),
-    "layers": (["train", "ppo", *CART, "--set", "hidden=100000000,100000000"], "takes 40,000,000 GB: lower hidden"),
+    "memory for dqn": (["train", "dqn", *CART, "--set", "rnn=lstm"], "dqn does not support recurrent networks"),
+    "memory for reinforce": (["train", "reinforce", *CART, "--set", "rnn=gru"], "does not support recurrent networks"),
+    "images": (["train", "ppo", *CART, "--set", "encoder=nature"], "needs image observations"),
+    "replay": (["train", "dqn", *CART, "--set", "buffer_size=10", "--preset", "none"], "buffer_size"),
+    "layers": (
+        ["train", "ppo", *CART, "--set", "hidden_sizes=100000000,100000000"],
+        "takes 40,000,000 GB: lower hidden_sizes",
+    ),
     "device": (["train", "ppo", *CART, "--set", "device=cuda:7"], "device"),
     "run to resume": (["resume", "nowhere"], "no run at nowhere"),
     "command": (["trian", "ppo"], "did you mean `corral train`?"),
@@ -59,7 +62,7 @@ def test_a_mistake_is_exit_code_2_one_sentence_and_no_folder(tmp_path, monkeypat
 )
 def test_a_run_of_another_format_is_refused_and_left_as_it_is(tmp_path, monkeypatch, capsys, version, words):
     monkeypatch.chdir(tmp_path)
-    settings = {"num_envs": 2, "length": 4, "minibatches": 1, "evaluation.episodes": 0, "backend": "local"}
+    settings = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "eval_episodes": 0, "backend": "local"}
     train("ppo", "CartPole-v1", 8, run_dir="run", preset="none", quiet=True, **settings)
     info = json.loads((tmp_path / "run" / "run.json").read_text()) | {"format": version}
     (tmp_path / "run" / "run.json").write_text(json.dumps(info))
@@ -70,9 +73,11 @@ def test_a_run_of_another_format_is_refused_and_left_as_it_is(tmp_path, monkeypa
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
 
-@pytest.mark.parametrize("option", [["--num-envs", "100000000000"], ["--set", "length=100000000000", "backend=local"]])
+@pytest.mark.parametrize(
+    "option", [["--num-envs", "100000000000"], ["--set", "num_steps=100000000000", "backend=local"]]
+)
 def test_what_no_memory_can_hold_is_a_sentence(tmp_path, capsys, option):
     settings = [*CART, "--preset", "none", "--run-dir", str(tmp_path / "run")]
     assert main(["train", "ppo", *settings, *option]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said == "corral: There is not enough memory for this: lower num_envs, length or capacity."
+    assert said == "corral: There is not enough memory for this: lower num_envs, num_steps or buffer_size."

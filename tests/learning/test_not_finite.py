@@ -12,14 +12,14 @@ from corral.envs.make import make_vec
 from corral.runs.train import train
 
 SMALL = {
-    "ppo": {"length": 8, "minibatches": 1, "epochs": 1},
+    "ppo": {"num_steps": 8, "num_minibatches": 1, "update_epochs": 1},
     "a2c": {},
-    "reinforce": {"algorithm.episodes": 2},
-    "impala": {"length": 8, "batch_size": 4},
-    "appo": {"length": 8, "batch_size": 4},
-    "dqn": {"learning_starts": 32, "train_every": 8},
+    "reinforce": {"episodes_per_update": 2},
+    "impala": {"num_steps": 8, "batch_size": 4},
+    "appo": {"num_steps": 8, "batch_size": 4},
+    "dqn": {"learning_starts": 32, "train_frequency": 8},
 }
-QUIET = {"preset": "none", "quiet": True, "num_envs": 4, "backend": "local", "evaluation.episodes": 0}
+QUIET = {"preset": "none", "quiet": True, "num_envs": 4, "backend": "local", "eval_episodes": 0}
 
 
 def events(path, kind):
@@ -47,7 +47,7 @@ def test_updates_that_are_not_finite_are_left_out_and_named_and_learning_goes_on
     """Each environment gives one reward that float32 has no number for."""
     result = train(
         algo, "helpers.nan_envs:HugeReward", 1200, run_dir=tmp_path / "run", env_kwargs={"since": 40, "until": 41},
-        **{"capacity": 100} if algo == "dqn" else {}, **QUIET, **SMALL[algo],
+        **{"buffer_size": 100} if algo == "dqn" else {}, **QUIET, **SMALL[algo],
     )  # fmt: skip
     said = events(tmp_path / "run", "not_finite")
     assert 1 <= len(said) <= 9 or algo == "dqn"  # replay meets them again and again until they are overwritten
@@ -63,7 +63,7 @@ def test_ten_in_a_row_end_the_run_with_exit_code_1(tmp_path, capsys, algo, value
     code = main(
         ["train", algo, "--env", "helpers.nan_envs:HugeReward", "--env-kwargs", f"value={value}", "--preset", "none",
          "--run-dir", str(tmp_path / "run"), "--num-envs", "4", "--steps", "20000", "--quiet",
-         "--set", "evaluation.episodes=0", "backend=local", *([] if algo == "a2c" else ["length=8"])]
+         "--set", "eval_episodes=0", "backend=local", *([] if algo == "a2c" else ["num_steps=8"])]
     )  # fmt: skip
     assert code == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
@@ -80,11 +80,11 @@ def test_a_learning_rate_beyond_all_reason_is_refused(tmp_path, capsys, algo, ki
     code = main(
         ["train", algo, "--env", "corral.testing.envs:IdentityEnv", "--env-kwargs", f"kind={kind}", "--preset", "none",
          "--run-dir", str(tmp_path / "run"), "--num-envs", "4", "--steps", "20000", "--quiet",
-         "--set", "evaluation.episodes=0", "backend=local", "lr=1e30", "anneal_lr=false"]
+         "--set", "eval_episodes=0", "backend=local", "learning_rate=1e30", "anneal_lr=false"]
     )  # fmt: skip
     said = capsys.readouterr().err
     assert code == 2, said
-    assert said.strip() == "corral: lr must be at most 100, got 1e+30."
+    assert said.strip() == "corral: learning_rate must be at most 100, got 1e+30."
     assert not (tmp_path / "run").exists()
 
 

@@ -11,30 +11,36 @@ from helpers.short_runs import ENVS, learn
 ENV = f"{ENVS}:OneStateEnv"
 GAMMA = 0.9
 SETTINGS = {
-    "ppo": {"lr": 1e-2, "length": 8, "minibatches": 1, "epochs": 4},
-    "ppo, clipped values": {"lr": 1e-2, "length": 8, "minibatches": 1, "epochs": 4, "clip_value": 1.0},
-    "ppo, lstm": {"lr": 1e-2, "length": 6, "minibatches": 1, "epochs": 4, "core": "lstm", "core_size": 8},
-    "a2c": {"lr": 1e-2, "length": 5},
-    "a2c, td": {"lr": 1e-2, "length": 1, "lam": 0.0},
-    "a2c, gru": {"lr": 2e-2, "length": 4, "core": "gru", "core_size": 8, "optimizer": "adam"},
-    "reinforce": {"lr": 1e-2, "algorithm.episodes": 8},
-    "impala": {"lr": 1e-2, "length": 5, "batch_size": 8},
-    "impala, adam, replayed": {"lr": 1e-2, "length": 4, "batch_size": 16, "optimizer": "adam", "replayed": 0.5},
-    "impala, gru": {"lr": 2e-2, "length": 4, "batch_size": 8, "optimizer": "adam", "core": "gru", "core_size": 8},
-    "appo": {"lr": 1e-2, "length": 8, "batch_size": 8, "minibatches": 2, "epochs": 2},
-    "appo, gru": {"lr": 1e-2, "length": 6, "batch_size": 8, "epochs": 4, "core": "gru", "core_size": 8},
-    "dqn": {"lr": 5e-3, "target_every": 20},
-    "dqn, n-step": {"lr": 5e-3, "target_every": 20, "n_step": 3},
-    "dqn, everything": {"lr": 5e-3, "target_every": 1, "tau": 0.05, "n_step": 2, "prioritised": True, "dueling": True},
+    "ppo": {"learning_rate": 1e-2, "num_steps": 8, "num_minibatches": 1, "update_epochs": 4},
+    "ppo, clipped values": {"learning_rate": 1e-2, "num_steps": 8, "num_minibatches": 1, "update_epochs": 4,
+        "clip_range_vf": 1.0},
+    "ppo, lstm": {"learning_rate": 1e-2, "num_steps": 6, "num_minibatches": 1, "update_epochs": 4, "rnn": "lstm",
+        "rnn_size": 8},
+    "a2c": {"learning_rate": 1e-2, "num_steps": 5},
+    "a2c, td": {"learning_rate": 1e-2, "num_steps": 1, "gae_lambda": 0.0},
+    "a2c, gru": {"learning_rate": 2e-2, "num_steps": 4, "rnn": "gru", "rnn_size": 8, "optimizer": "adam"},
+    "reinforce": {"learning_rate": 1e-2, "episodes_per_update": 8},
+    "impala": {"learning_rate": 1e-2, "num_steps": 5, "batch_size": 8},
+    "impala, adam, replayed": {"learning_rate": 1e-2, "num_steps": 4, "batch_size": 16, "optimizer": "adam",
+        "replay_fraction": 0.5},
+    "impala, gru": {"learning_rate": 2e-2, "num_steps": 4, "batch_size": 8, "optimizer": "adam", "rnn": "gru",
+        "rnn_size": 8},
+    "appo": {"learning_rate": 1e-2, "num_steps": 8, "batch_size": 8, "num_minibatches": 2, "update_epochs": 2},
+    "appo, gru": {"learning_rate": 1e-2, "num_steps": 6, "batch_size": 8, "update_epochs": 4, "rnn": "gru",
+        "rnn_size": 8},
+    "dqn": {"learning_rate": 5e-3, "target_update_period": 20},
+    "dqn, n-step": {"learning_rate": 5e-3, "target_update_period": 20, "n_step": 3},
+    "dqn, everything": {"learning_rate": 5e-3, "target_update_period": 1, "tau": 0.05, "n_step": 2,
+        "prioritized_replay": True, "dueling": True},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SETTINGS)
 def test_the_value_does_not_know_of_the_time_limit(case):
     algo = case.partition(",")[0]
-    settings = {"gamma": GAMMA, "hidden": (16,), "anneal_lr": True} | SETTINGS[case]
+    settings = {"gamma": GAMMA, "hidden_sizes": (16,), "anneal_lr": True} | SETTINGS[case]
     if algo == "dqn":
-        settings |= {"learning_starts": 64, "train_every": 8, "updates": 1}
+        settings |= {"learning_starts": 64, "train_frequency": 8, "gradient_steps": 1}
     trainer = learn(algo, ENV, 8000, **settings)
     obs = torch.ones(1, 1)
     with torch.no_grad():
@@ -52,8 +58,14 @@ def test_the_value_does_not_know_of_the_time_limit(case):
 
 
 def test_old_rewards_of_a_replay_are_in_the_units_of_new_ones():
-    settings = {"lr": 5e-3, "target_every": 20, "learning_starts": 64, "train_every": 8, "anneal_lr": True}
-    trainer = learn("dqn", ENV, 6000, gamma=GAMMA, hidden=(16,), normalize_reward=True, **settings)
+    settings = {
+        "learning_rate": 5e-3,
+        "target_update_period": 20,
+        "learning_starts": 64,
+        "train_frequency": 8,
+        "anneal_lr": True,
+    }
+    trainer = learn("dqn", ENV, 6000, gamma=GAMMA, hidden_sizes=(16,), normalize_reward=True, **settings)
     scale = trainer.vec.reward_scale
     assert abs(scale - 1) > 0.05  # else there would be nothing to see
     values = trainer.model(torch.ones(1, 1)).detach().numpy()

@@ -8,21 +8,27 @@ import torch
 from helpers.short_runs import learn, score
 
 from corral.runs.checkpoint import load
-from corral.runs.evaluate import acting_seed, evaluate, make_eval_vec
+from corral.runs.evaluate import acting_seed, evaluate_policy, make_eval_vec
 from corral.runs.folder import RunFolder
 from corral.runs.load import load_policy
-from corral.runs.sinks.base import read_metrics
+from corral.runs.sinks.csv import read_metrics
 from corral.runs.train import resume, train
 
 SPOT = "helpers.pixel_envs:FollowTheSpot"
 SETTINGS = {
-    "ppo": {"length": 16, "minibatches": 2, "epochs": 2, "lr": 1e-3},
-    "dqn": {"learning_starts": 64, "capacity": 2000, "train_every": 8, "lr": 1e-3, "target_every": 20},
+    "ppo": {"num_steps": 16, "num_minibatches": 2, "update_epochs": 2, "learning_rate": 1e-3},
+    "dqn": {
+        "learning_starts": 64,
+        "buffer_size": 2000,
+        "train_frequency": 8,
+        "learning_rate": 1e-3,
+        "target_update_period": 20,
+    },
 }
-COMMON = {"preset": "none", "quiet": True, "num_envs": 4, "backend": "local", "device": "cpu", "threads": 1}
+COMMON = {"preset": "none", "quiet": True, "num_envs": 4, "backend": "local", "device": "cpu", "torch_threads": 1}
 CLOCKS = {
-    "checkpoints.every_s": 0, "checkpoints.every_steps": 128, "checkpoints.keep": 9, "log.every_s": 0,
-    "log.every_steps": 64, "evaluation.episodes": 2, "evaluation.every_steps": 192,
+    "checkpoint_every_s": 0, "checkpoint_every": 128, "keep_checkpoints": 9, "log_every_s": 0,
+    "log_every": 64, "eval_episodes": 2, "eval_every": 192,
 }  # fmt: skip
 
 
@@ -45,7 +51,7 @@ def test_a_run_that_was_broken_off_goes_on_exactly_and_its_policy_is_the_one_eva
     seed = loaded.experiment.seed
     with make_eval_vec(loaded.experiment, 2, seed) as vec:
         policy = loaded.as_policy(seed=acting_seed(seed, deterministic=True))
-        assert list(evaluate(vec, policy, 2, seed).returns) == loaded.evaluation["returns"]
+        assert list(evaluate_policy(vec, policy, 2, seed).returns) == loaded.evaluation["returns"]
 
 
 def test_a_replay_of_stacked_frames_is_saved_with_each_frame_once(tmp_path):
@@ -56,5 +62,5 @@ def test_a_replay_of_stacked_frames_is_saved_with_each_frame_once(tmp_path):
 
 
 def test_a_network_that_sees_learns_where_the_spot_is():
-    trainer = learn("dqn", SPOT, 1024, threads=1, precision="fp32", epsilon_fraction=0.5, **SETTINGS["dqn"])
+    trainer = learn("dqn", SPOT, 1024, torch_threads=1, precision="fp32", exploration_fraction=0.5, **SETTINGS["dqn"])
     assert score(trainer) > 14  # of 16, and 8 by chance

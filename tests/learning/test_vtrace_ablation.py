@@ -9,24 +9,25 @@ from helpers.short_runs import ENVS, learn, score
 
 LENGTH = 32
 SETTINGS = {
-    "lr": 5e-3, "anneal_lr": True, "optimizer": "adam", "gamma": 0.9, "entropy": 0.0, "log_std": -1.0, "length": 8,
-    "env_kwargs": {"kind": "box", "length": LENGTH}, "replay_capacity": 5000,
+    "learning_rate": 5e-3, "anneal_lr": True, "optimizer": "adam", "gamma": 0.9, "ent_coef": 0.0,
+    "log_std_init": -1.0, "num_steps": 8,
+    "env_kwargs": {"kind": "box", "length": LENGTH}, "buffer_size": 5000,
 }  # fmt: skip
 FRESH = 8  # sequences in every update, whatever comes on top
 
 
-def reached(correction, replayed, seed):
+def reached(vtrace, replayed, seed):
     """Share of the possible return after 12,000 steps; a policy that ignores what it is shown gets about a half."""
     batch_size = round(FRESH / (1 - replayed))
-    settings = {"correction": correction, "replayed": replayed, "batch_size": batch_size}
+    settings = {"vtrace": vtrace, "replay_fraction": replayed, "batch_size": batch_size}
     return score(learn("impala", f"{ENVS}:IdentityEnv", 12_000, seed, **SETTINGS, **settings)) / LENGTH
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_with_half_of_the_data_replayed_vtrace_learns_where_the_uncorrected_version_does_not(seed):
-    assert reached("vtrace", 0.5, seed) > 0.85
-    assert reached("none", 0.5, seed) < 0.65
+    assert reached(True, 0.5, seed) > 0.85
+    assert reached(False, 0.5, seed) < 0.65
 
 
 def test_on_fresh_data_the_uncorrected_version_learns_as_well():
-    assert reached("none", 0.0, seed=0) > 0.85
+    assert reached(False, 0.0, seed=0) > 0.85

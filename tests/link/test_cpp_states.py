@@ -10,7 +10,7 @@ from helpers.cpp_state_client import CppStates
 from helpers.relay import Relay
 
 from corral.core.errors import UserError
-from corral.snapshot.store.base import StatesFull
+from corral.snapshot.states import StatesFull
 from corral.snapshot.store.client import RemoteStates
 
 TOKEN = "0123456789abcdef0123456789abcdef"

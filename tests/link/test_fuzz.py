@@ -258,7 +258,7 @@ def test_anything_from_a_simulator_that_was_taken_on():
         fleet.poll(0)
         if not fleet.sessions:
             join()
-        ready = vec._flight.ready
+        ready = vec._in_flight.ready
         if ready:
             batch = vec.recv(min_ready=1)
             vec.send(batch.env_ids, np.zeros(len(batch), np.int64))

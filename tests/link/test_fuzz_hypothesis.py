@@ -8,7 +8,7 @@ import json
 import logging
 import os
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import msgspec
 import numpy as np
@@ -22,8 +22,7 @@ from hypothesis.extra import numpy as hnp
 from corral.core import encoding
 from corral.core.gym_env import build_env
 from corral.core.spaces import Layout
-from corral.envs.serve.slots import pack_state, unpack_state
-from corral.envs.serve.states import States
+from corral.envs.serve.state_errors import pack_state, unpack_state
 from corral.link import protocol as clp
 from corral.link.control import Budget, Hello, Knock, Ready, Stats, Welcome, from_meta, to_meta
 from corral.link.layout import layout_hash, read_space, space_group
@@ -33,7 +32,9 @@ from corral.link.transports.base import Event
 from corral.link.transports.grpc import unpack
 from corral.link.transports.json_values import action_value, read_obs, read_said
 from corral.link.transports.tcp import FrameReader, pack
-from corral.snapshot.keepers.choose import keeping_of
+from corral.snapshot.env_states import EnvStates
+from corral.snapshot.keepers.choose import find_keeper, make_scratch
+from corral.snapshot.live_env import WatchedEnv
 from corral.snapshot.store import client as sw
 from corral.snapshot.store.base import MemoryStates
 from corral.snapshot.store.client import RemoteStates
@@ -293,13 +294,14 @@ def test_a_state_server_is_a_dict_to_its_clients(calls):
 @given(st.integers(0, 2**31), st.lists(st.integers(0, 2), max_size=15))
 def test_exported_states_come_back_as_they_were(seed, actions):
     env, spec = build_env(Walk, "Walk")
-    obs, over = env.reset(seed=seed)[0], False
+    live = WatchedEnv(env, spec.observation)
+    env.reset(seed=seed)
     for action in actions:
-        obs, _, over, _, _ = env.step(action)
+        env.step(action)
     layout = layout_hash(spec.observation, spec.action)
-    states = States(spec.observation, Budget(), keeping_of(Walk), Walk)
-    assert states.save(1, env, [obs], over) == (0, "")
-    assert unpack_state(layout, states, 2, pack_state(layout, states.get(1))) == (0, "")
+    states = EnvStates(spec, [live], [partial(make_scratch, Walk)], keeper=find_keeper(Walk))
+    states.save_env(1, 0)
+    unpack_state(layout, states, 2, pack_state(layout, states.get(1)))
     one, two = states.get(1), states.get(2)
     assert (one.kept, one.over) == (two.kept, two.over)
     np.testing.assert_array_equal(one.obs, two.obs, strict=True)

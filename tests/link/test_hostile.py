@@ -13,7 +13,7 @@ from corral.core import encoding
 from corral.core.errors import EnvFailed
 from corral.core.spaces import Layout
 from corral.envs.serve.server import SimulatorServer
-from corral.envs.serve.slots import unpack_state
+from corral.envs.serve.state_errors import problem_of, unpack_state
 from corral.link import protocol as clp
 from corral.link.client.states import _row_messages
 from corral.link.control import Budget, Knock, Welcome, to_meta
@@ -177,10 +177,10 @@ def test_a_learner_that_wants_no_words_gets_none(server):
 
 
 def _import(state, kept, over, obs):
-    """Status and words of importing this into a Walk."""
+    """Status and message of importing this into a Walk; None where it is a state."""
     body = b"".join(bytes(part) for part in encoding.encode([kept, over, obs]))
     head = b"CPY1" + state._layout.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
-    return unpack_state(state._layout, state._states, 2, head + body)
+    return problem_of(lambda: unpack_state(state._layout, state._states, 2, head + body))
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def _import(state, kept, over, obs):
 def test_an_exported_state_whose_observation_does_not_fit_is_refused(obs):
     state = ExportedState()
     kept = state._states.get(1).kept
-    assert _import(state, kept, False, [np.zeros(2)]) == (0, "")
-    status, words = _import(state, kept, False, obs)
-    assert (status, "observation" in words) == (clp.Status.E_BAD_REQUEST, True)
+    assert _import(state, kept, False, [np.zeros(2)]) is None
+    status, message = _import(state, kept, False, obs)
+    assert (status, "observation" in message) == (clp.Status.E_BAD_REQUEST, True)
 
 
 def test_whatever_an_author_raises_at_a_foreign_state_refuses_it():
@@ -199,8 +199,8 @@ def test_whatever_an_author_raises_at_a_foreign_state_refuses_it():
     own = encoding.decode(state._states.get(1).kept)
     own["state"]["rng"]["uinteger"] = -1  # an OverflowError of NumPy's
     kept = b"".join(bytes(part) for part in encoding.encode(own))
-    status, words = _import(state, kept, False, [np.zeros(2)])
-    assert (status, "OverflowError" in words) == (clp.Status.E_BAD_REQUEST, True)
+    status, message = _import(state, kept, False, [np.zeros(2)])
+    assert (status, "OverflowError" in message) == (clp.Status.E_BAD_REQUEST, True)
 
 
 # -- what clients are answered -----------------------------------------------------------------------------------------

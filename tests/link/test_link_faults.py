@@ -169,7 +169,7 @@ def test_a_simulator_that_comes_and_goes_without_an_answer_is_late_all_the_same(
     now = 100.0
     monkeypatch.setattr(session.time, "monotonic", lambda: now)
     simulator = SimpleNamespace(row_bytes=100, layout=1)
-    link = session.Session(1, simulator, Nowhere(), Limits(), window=4)
+    link = session.SimulatorSession(1, simulator, Nowhere(), Limits(), window=4)
     request = link.submit(17, 1, [b""], lambda reply: None, deadline_s=2.0)
     late = []
     for _ in range(3):  # a second here, four away

@@ -177,16 +177,27 @@ def test_memory_is_bounded_exactly_and_nothing_is_evicted(states):
 
 
 def test_a_budget_that_is_spent_is_an_error_of_the_row(states):
-    from corral.envs.serve.states import States as Kept
+    from corral.core.gym_env import build_env
+    from corral.envs.serve.slots import STATUS, Slots
     from corral.link.control import Budget
-    from corral.snapshot.keepers.choose import keeping_of
+    from corral.snapshot.keepers.choose import find_keeper
 
     factory = partial(gymnasium.make, "CartPole-v1")
-    spec, env = states.session.simulator.spec, factory()
-    env.reset(seed=0)
-    kept = Kept(spec.observation, Budget(bytes=1 << 30, count=3), keeping_of(factory), factory)
-    assert [kept.save(key, env, [])[0] for key in (1, 2, 3, 4, 2)] == [0, 0, 0, clp.Status.E_SNAPSHOT_FULL, 0]
-    assert [kept.get(key) is not None for key in (1, 2, 3, 4)] == [True, True, True, False]
+    spec = build_env(factory, "CartPole-v1")[1]
+    slots = Slots(factory, "CartPole-v1", spec, 1, find_keeper(factory), Budget(bytes=1 << 30, count=3))
+    slots.reset(1, [bytes(4), bytes(8)])
+
+    def status(reply):
+        return slots._table.read(reply.payload[0], 1)[STATUS][0]
+
+    def save(key):
+        return status(slots.save(1, [bytes(4), key.to_bytes(8, "little")]))
+
+    def load(key):
+        return status(slots.load(1, [bytes(4), key.to_bytes(8, "little")], False))
+
+    assert [save(key) for key in (1, 2, 3, 4, 2)] == [0, 0, 0, clp.Status.E_SNAPSHOT_FULL, 0]
+    assert [load(key) for key in (1, 2, 3, 4)] == [0, 0, 0, clp.Status.E_UNKNOWN_STATE]
 
 
 def test_many_saves_and_drops_leave_memory_flat(states):

@@ -133,12 +133,12 @@ def test_images_and_numbers_go_side_by_side():
 
 def test_an_image_as_a_plain_vector_when_asked_and_a_sentence_where_there_is_none():
     space = spaces.Box(0, 255, (40, 40), np.uint8)
-    assert encode(space, batch_of(space, 1), torso="mlp").shape == (1, 1600)
+    assert encode(space, batch_of(space, 1), encoder="mlp").shape == (1, 1600)
     with pytest.raises(UserError, match="needs image observations"):
-        Encoder(Layout(VECTOR), NetConfig(torso="nature"))
+        Encoder(Layout(VECTOR), NetConfig(encoder="nature"))
     with pytest.raises(UserError, match="at least 36 x 36"):
         Encoder(Layout(spaces.Box(0, 255, (20, 20), np.uint8)), NetConfig())
-    assert encode(spaces.Box(0, 255, (20, 20), np.uint8), np.zeros((1, 20, 20), np.uint8), torso="impala").size == 256
+    assert encode(spaces.Box(0, 255, (20, 20), np.uint8), np.zeros((1, 20, 20), np.uint8), encoder="impala").size == 256
 
 
 # -- normalisation -------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def shrink(model):
 @pytest.mark.parametrize("hidden", [(), (64, 64)])
 def test_acting_in_numpy_says_what_the_network_says(net, observation, activation, normalize, hidden):
     space = OBSERVATIONS[observation]
-    config = NetConfig(hidden=hidden, activation=activation, normalize_obs=normalize)
+    config = NetConfig(hidden_sizes=hidden, activation=activation, normalize_obs=normalize)
     model = shrink(randomize(NETS[net](spec_of(space, ACTIONS["hybrid"]), config)))
     assert model.use_numpy()
     obs = batch_of(space, 9)
@@ -274,7 +274,7 @@ def test_acting_in_numpy_says_what_the_network_says(net, observation, activation
 @pytest.mark.parametrize(
     "model",
     [
-        ActorCritic(spec_of(), NetConfig(core="gru")),
+        ActorCritic(spec_of(), NetConfig(rnn="gru")),
         ActorCritic(spec_of(spaces.Box(0, 255, (40, 40), np.uint8)), NetConfig()),
         QNetwork(spec_of(spaces.Box(0, 255, (40, 40), np.uint8)), 4, NetConfig(), dueling=False),
     ],
@@ -318,7 +318,7 @@ def test_memory_is_that_of_torch(kind):
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_an_unroll_is_acting_step_by_step_across_the_ends_of_episodes(kind):
-    model = randomize(ActorCritic(spec_of(), NetConfig(core=kind, core_size=6, hidden=(8,))))
+    model = randomize(ActorCritic(spec_of(), NetConfig(rnn=kind, rnn_size=6, hidden_sizes=(8,))))
     length, width = 9, 3
     obs = torch.randn(length, width, 3)
     first = torch.rand(length, width, generator=torch.Generator().manual_seed(0)) < 0.3
@@ -338,7 +338,7 @@ def test_an_unroll_is_acting_step_by_step_across_the_ends_of_episodes(kind):
 
 
 def test_gradients_do_not_flow_across_the_end_of_an_episode():
-    model = randomize(ActorCritic(spec_of(), NetConfig(core="lstm", core_size=6, hidden=())))
+    model = randomize(ActorCritic(spec_of(), NetConfig(rnn="lstm", rnn_size=6, hidden_sizes=())))
     obs = torch.randn(6, 1, 3, requires_grad=True)
     first = torch.tensor([0, 0, 0, 1, 0, 0], dtype=torch.bool).unsqueeze(-1)
     _, value, _ = model.unroll(obs, torch.zeros(1, 12), first)
@@ -348,7 +348,7 @@ def test_gradients_do_not_flow_across_the_end_of_an_episode():
 
 
 def test_continuous_actions_start_with_the_deviation_asked_for():
-    model = ActorCritic(spec_of(action=spaces.Box(-1, 1, (2,), np.float32)), NetConfig(log_std=-0.5))
+    model = ActorCritic(spec_of(action=spaces.Box(-1, 1, (2,), np.float32)), NetConfig(log_std_init=-0.5))
     params, _ = model(torch.randn(4, 3))
     assert params.shape == (4, 4)
     torch.testing.assert_close(params[:, 2:], torch.full((4, 2), -0.5))
@@ -358,7 +358,7 @@ def test_continuous_actions_start_with_the_deviation_asked_for():
 @pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), VECTOR])
 @pytest.mark.parametrize("core", ["none", "lstm"])
 def test_every_observation_gets_parameters_and_a_value(space, core):
-    model = ActorCritic(spec_of(space, ACTIONS["hybrid"]), NetConfig(core=core))
+    model = ActorCritic(spec_of(space, ACTIONS["hybrid"]), NetConfig(rnn=core))
     obs = to_tensors(batch_of(space, 6), torch.device("cpu"))
     if core == "none":
         params, value = model(obs)

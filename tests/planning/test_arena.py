@@ -110,7 +110,7 @@ def test_a_search_plays_all_boards_at_once_and_beats_chance(root):
     def make(states, actions):
         return RandomGames(states, 0)
 
-    player = SearchPlayer(CONNECT4, make, 200, SearchConfig(root=root), boards=7)  # so they play in turns
+    player = SearchPlayer(CONNECT4, make, 200, SearchConfig(root_selection=root), boards=7)  # so they play in turns
     rng = np.random.default_rng(0)
     match = play_match(CONNECT4, player, Random(CONNECT4), 20, rng)
     assert match.wins >= 18

@@ -6,7 +6,7 @@ import pytest
 
 import corral
 from corral.planning.shooting import Mppi
-from corral.runs.evaluate import evaluate
+from corral.runs.evaluate import evaluate_policy
 
 
 @pytest.fixture
@@ -37,6 +37,6 @@ def test_the_example_is_gymnasiums_pendulum(pendulums):
 
 
 def test_pendulum_swings_up_in_twenty_episodes_over_the_link(pendulums):
-    result = evaluate(pendulums, Mppi(), episodes=20, seed=0)
+    result = evaluate_policy(pendulums, Mppi(), episodes=20, seed=0)
     assert len(result.returns) == 20
     assert result.mean >= -200

@@ -15,13 +15,11 @@ from corral.envs.backends.simulators.states import LinkStates
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.supervision import Supervision
 from corral.link import protocol as clp
-from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import know_nothing
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
-from corral.planning.of_vec import states_of
 from corral.planning.shooting import Shooting
-from corral.runs.sinks.base import read_metrics
+from corral.runs.sinks.csv import read_metrics
 from corral.snapshot.states import Level
 
 FEW = {"step_timeout_s": 20.0, "start_timeout_s": 30.0}
@@ -92,7 +90,7 @@ def searcher(states, trees, sims, leaves=4):
 
 def test_a_search_in_cpp_simulators_is_the_search_over_the_same_game_in_process(make):
     vec = make("connect4", 6, sims=2)
-    states, here = states_of(vec), GameStates(CONNECT4)
+    states, here = vec.states(), CONNECT4.states()
     assert isinstance(states, LinkStates)
     assert (states.level, states.players) == (Level.PORTABLE, 2)
     boards, rng, batch = CONNECT4.start(6), np.random.default_rng(0), vec.recv()
@@ -117,7 +115,7 @@ def test_what_environments_do_is_the_same_bit_by_bit_with_planning_in_between(ma
     options = f"--threads {threads}"
     alone = play(make("connect4", 5, 2, options), 60)
     vec = make("connect4", 5, 2, options)
-    states = states_of(vec)
+    states = vec.states()
     search = searcher(states, 5, 40)
     same(play(vec, 60, lambda batch: search.run(states.save(batch.env_ids), Puct())), alone)
     assert any(step[3].any() for step in alone)
@@ -126,7 +124,7 @@ def test_what_environments_do_is_the_same_bit_by_bit_with_planning_in_between(ma
 def test_a_wave_is_one_message_to_each_simulator_and_states_are_dropped_with_their_trees(make):
     vec = make("connect4", 8, 2)
     vec.recv()
-    states = states_of(vec)
+    states = vec.states()
     search = searcher(states, 8, 40)
     asked = []
     for session in vec.fleet.sessions.values():
@@ -146,7 +144,7 @@ def test_a_wave_is_one_message_to_each_simulator_and_states_are_dropped_with_the
 def test_two_planners_on_the_same_simulators_do_not_meet(make):
     vec = make("connect4", 2)
     vec.recv()
-    one, other = states_of(vec), states_of(vec)
+    one, other = vec.states(), vec.states()
     env = np.array([0])
     mine, theirs = one.save(env), other.save(env)
     for _ in range(3):
@@ -161,7 +159,7 @@ def test_two_planners_on_the_same_simulators_do_not_meet(make):
 def test_rewards_are_of_who_acted(make):
     vec = make("connect4", 1)
     vec.recv()
-    states = states_of(vec)
+    states = vec.states()
     here, turns = states.save(np.array([0])), []
     for move in (0, 1, 0, 1, 0, 1):
         steps = states.expand(here, np.array([move]), states.new_ids(1))
@@ -183,7 +181,7 @@ def test_rewards_are_of_who_acted(make):
 def test_more_rows_than_a_message_takes_are_several_messages(make):
     vec = make("cartpole", 4, 2)
     vec.recv()
-    states = states_of(vec)
+    states = vec.states()
     parents = np.repeat(states.save(np.arange(4)), 3000)
     actions = np.tile([0, 1], 6000)
     steps = states.expand(parents, actions, states.new_ids(12_000))
@@ -196,7 +194,7 @@ def test_more_rows_than_a_message_takes_are_several_messages(make):
 def test_a_rollout_is_the_steps_one_by_one(make):
     vec = make("cartpole", 2, 2)
     vec.recv()
-    states = states_of(vec)
+    states = vec.states()
     parents = states.save(np.array([0, 1]))
     actions = np.stack([np.tile([0, 1], 20), np.ones(40, np.int64)])
     found = states.rollout(parents, actions)
@@ -215,7 +213,7 @@ def test_a_rollout_is_the_steps_one_by_one(make):
 def test_an_environment_can_be_put_back(make):
     vec = make("connect4", 2)
     batch = vec.recv()
-    states = states_of(vec)
+    states = vec.states()
     ids = states.save(batch.env_ids)
     seen = []
     for _ in range(2):
@@ -231,7 +229,7 @@ def test_an_environment_can_be_put_back(make):
 
 
 def test_dice_are_the_parents_unless_there_are_seeds(walk):
-    states = states_of(walk)
+    states = walk.states()
     parents, actions = states.save(np.arange(3)), np.zeros(3, np.int64)
     real = states.expand(parents, actions, states.new_ids(3))
     assert states.stochastic
@@ -258,10 +256,10 @@ def test_a_full_simulator_is_said_with_the_remedy_and_goes_on_when_states_are_dr
     vec = make("connect4", 1, snapshot_mb=0)
     vec.recv()
     with pytest.raises(UserError, match="snapshot_mb"):
-        states_of(vec).save(np.array([0]))
+        vec.states().save(np.array([0]))
     vec = make("connect4", 1, snapshot_mb=1)
     vec.recv()
-    states = states_of(vec)
+    states = vec.states()
     root = states.save(np.array([0]))
     parents, actions = np.repeat(root, 5000), np.zeros(5000, np.int64)
     kept = states.expand(parents, actions, states.new_ids(5000)).children
@@ -275,7 +273,7 @@ def test_a_full_simulator_is_said_with_the_remedy_and_goes_on_when_states_are_dr
 def test_memory_for_observations_is_bounded(make):
     vec = make("cartpole", 1)
     vec.recv()
-    states = states_of(vec, memory_mb=0.5)
+    states = vec.states(memory_mb=0.5)
     root = states.save(np.array([0]))
     states.expand(np.repeat(root, 9000), np.zeros(9000, np.int64), states.new_ids(9000))
     with pytest.raises(UserError, match=r"keeps 9,001 states.*memory_mb"):
@@ -342,7 +340,7 @@ def test_training_with_search_in_simulators_is_one_part_that_judges_all_leaves(b
     result = corral.train(
         "ppo-search", "tcp://127.0.0.1:0", 512, 1, tmp_path / "x", preset="CartPole-v1", topology=topology, quiet=True,
         env_kwargs={"sim": f"{built / 'cartpole'} --connect {{url}}", "sims": 2}, num_envs=4,
-        **{"ppo.length": 32, "sims": 8, "share": 1.0, "evaluation.episodes": 0, "log.every_steps": 1},
+        **{"ppo.num_steps": 32, "num_simulations": 8, "search_fraction": 1.0, "eval_episodes": 0, "log_every": 1},
     )  # fmt: skip
     metrics = read_metrics(result.run_dir)
     assert metrics["search/simulator_steps"][-1] > 7 * metrics["env_steps"][-1] > 7 * 500
@@ -351,7 +349,7 @@ def test_training_with_search_in_simulators_is_one_part_that_judges_all_leaves(b
 def test_environments_that_are_under_way_have_no_known_state(make):
     vec = make("connect4", 2)
     vec.recv()
-    states = states_of(vec)
+    states = vec.states()
     vec.send(np.array([1]), np.array([0]))
     assert len(states.save(np.array([0]))) == 1
     with pytest.raises(UserError, match=r"recv\(\)"):
@@ -362,13 +360,13 @@ def test_simulators_without_states_are_refused_with_the_remedy(make):
     vec = make("owned_loop", 1)
     vec.recv()
     with pytest.raises(UserError, match="copyable"):
-        states_of(vec)
+        vec.states()
 
 
 def test_ids_that_nobody_has_are_passed_over_by_drop_and_refused_by_others(make):
     vec = make("cartpole", 1)
     vec.recv()
-    states = states_of(vec)
+    states = vec.states()
     root, action = states.save(np.array([0])), np.array([1])
     child = states.expand(root, action, states.new_ids(1)).children
     states.drop(np.array([0, 12_345, root[0], root[0]]))

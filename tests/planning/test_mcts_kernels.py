@@ -7,7 +7,6 @@ import pytest
 from helpers.reference import search as literal
 
 from corral.envs.suites.games.connect4 import CONNECT4
-from corral.planning.game_states import GameStates
 from corral.planning.mcts.gumbel import Gumbel, visits_in_order
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
@@ -63,7 +62,7 @@ def literal_evaluate(board):
 
 
 def search(boards, simulations, leaves, rule):
-    states = GameStates(CONNECT4)
+    states = CONNECT4.states()
     found = TreeSearch(states, evaluate, len(boards), WIDTH, simulations, leaves)
     forest = found.run(states.put(np.array(boards, np.int64)), rule)
     assert not forest.inflight.any()

@@ -11,7 +11,6 @@ from helpers.scripted_states import ScriptedStates
 from corral.core.errors import RunFailed, UserError
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.action_set import choose_action_set
-from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import LeafValues, RandomGames, RolloutEvaluation, know_nothing
 from corral.planning.mcts.forest import make_forest
 from corral.planning.mcts.gumbel import visits_in_order
@@ -44,7 +43,7 @@ def a_bandit(rewards):
 
 
 def test_noise_of_roots_is_another_for_every_root_and_every_seed():
-    states = GameStates(CONNECT4)
+    states = CONNECT4.states()
 
     def priors(seed):
         search = TreeSearch(states, know_nothing, trees=3, width=7, sims=1)
@@ -76,7 +75,7 @@ def test_a_lower_temperature_sharpens_the_policy_and_a_higher_one_flattens_it():
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("leaves", [1, 8])
 def test_no_node_of_a_tree_is_left_by_an_illegal_action(rule, leaves):
-    states, rng = GameStates(CONNECT4), np.random.default_rng(1)
+    states, rng = CONNECT4.states(), np.random.default_rng(1)
     boards = CONNECT4.start(16)
     for _ in range(24):  # until columns are full
         _, mask = CONNECT4.look(boards)
@@ -252,7 +251,7 @@ def subtree(forest, t, node):
 
 @pytest.mark.parametrize("leaves", [1, 8])
 def test_a_tree_that_goes_on_below_an_action_knows_what_it_knew_there(leaves):
-    states, trees = GameStates(CONNECT4), np.arange(4)
+    states, trees = CONNECT4.states(), np.arange(4)
     search = TreeSearch(states, RandomGames(states, 0), 4, 7, 100, leaves, keep=100)
     forest = search.run(states.put(CONNECT4.start(4)), Puct())
     taken = forest.n[:, 0].argmax(1)
@@ -271,14 +270,13 @@ COUNTS = """
 import numpy as np
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.action_set import choose_action_set
-from corral.planning.game_states import GameStates
 from corral.planning.mcts.evaluation import RandomGames
 from corral.planning.mcts.selection import Puct
 from corral.planning.mcts.evaluation import RolloutEvaluation
 from corral.planning.mcts.root import draw_gumbel
 from corral.planning.mcts.search import TreeSearch
 
-states, trees = GameStates(CONNECT4), np.arange(3)
+states, trees = CONNECT4.states(), np.arange(3)
 search = TreeSearch(states, RandomGames(states, 0), 3, 7, 40, 4, keep=40)
 for seed in (0, 1):
     for rule in ("puct", "gumbel"):

@@ -12,7 +12,7 @@ from corral.core.types import EnvSpec
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.planning.shooting import Mppi
-from corral.runs.evaluate import evaluate
+from corral.runs.evaluate import evaluate_policy
 
 
 class ReplayPoint(gymnasium.Env):
@@ -162,7 +162,9 @@ def test_noise_has_its_covariance_at_every_step(vec, smoothness):
 
 
 def test_a_trained_policys_value_is_worth_what_it_says(vec):
-    model = ActorCritic(EnvSpec(gs.Box(-9, 9, (2,), np.float32), ReplayPoint.action_space), NetConfig(hidden=(8,)))
+    model = ActorCritic(
+        EnvSpec(gs.Box(-9, 9, (2,), np.float32), ReplayPoint.action_space), NetConfig(hidden_sizes=(8,))
+    )
     batch = vec.recv()
     batch.obs = batch.obs.astype(np.float32)
 
@@ -213,7 +215,7 @@ def test_actions_that_are_not_continuous_are_for_search():
 
 def test_pendulum_swings_up_with_the_true_simulator():
     with corral.make_vec("Pendulum-v1", 4, "local") as vec:
-        result = evaluate(vec, Mppi(horizon=15, samples=16), episodes=4, seed=0)
+        result = evaluate_policy(vec, Mppi(horizon=15, samples=16), episodes=4, seed=0)
     assert result.mean > -250
     assert result.lengths == (200,) * 4
 

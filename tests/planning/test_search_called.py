@@ -51,7 +51,7 @@ def back(env, snapshots, advice, begin):
 def test_a_search_goes_on_from_the_last_one_only_if_its_action_alone_was_taken(do):
     env, sims = Blank(), 12
     snapshots = corral.Snapshots(env)
-    search = corral.Search(snapshots, sims=sims, reuse=True, rollout_steps=2)
+    search = corral.Search(snapshots, sims=sims, reuse_tree=True, rollout_steps=2)
     env.reset(seed=0)
     begin = snapshots.save()
     for _ in range(3):

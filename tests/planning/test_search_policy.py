@@ -16,7 +16,7 @@ from corral.core.errors import UserError
 from corral.envs.suites.games import TicTacToe
 from corral.planning.search_policy import draw, sharpened
 from corral.planning.shooting import Shooting
-from corral.runs.evaluate import evaluate
+from corral.runs.evaluate import evaluate_policy
 
 
 class Corridor(gymnasium.Env):
@@ -61,7 +61,8 @@ def test_it_finds_what_is_behind_the_horizon_of_a_greedy_one():
 @pytest.mark.parametrize("reuse", [False, True])
 def test_by_every_root_and_with_what_the_last_search_found(root, reuse):
     with corral.make_vec(Corridor, 4, "local") as vec:
-        found = evaluate(vec, corral.Search(vec, knows_nothing, sims=80, root=root, reuse=reuse), 8, 0)
+        search = corral.Search(vec, knows_nothing, sims=80, root_selection=root, reuse_tree=reuse)
+        found = evaluate_policy(vec, search, 8, 0)
     assert found.mean == 1.0
 
 
@@ -153,7 +154,7 @@ class Light(Corridor):
 def test_a_stand_in_is_searched_and_the_environment_itself_is_only_acted_in():
     Heavy.steps = 0
     with corral.make_vec(Heavy, 1, "local") as vec:
-        found = evaluate(vec, corral.Search(Light, knows_nothing, sims=80), 2, 0)
+        found = evaluate_policy(vec, corral.Search(Light, knows_nothing, sims=80), 2, 0)
     assert found.mean == 1.0
     assert Heavy.steps <= 2 * 3 + 3  # and the episode that begins after the last
 
@@ -161,14 +162,14 @@ def test_a_stand_in_is_searched_and_the_environment_itself_is_only_acted_in():
 def test_what_a_stand_in_takes_over_can_be_said_by_a_function():
     with corral.make_vec(Corridor, 1, "local") as vec:
         search = corral.Search(Light, knows_nothing, sims=80, transfer=lambda env: {"x": env.unwrapped.x})
-        assert evaluate(vec, search, 2, 0).mean == 1.0
+        assert evaluate_policy(vec, search, 2, 0).mean == 1.0
 
 
 def test_a_stand_in_that_takes_nothing_over_is_refused():
     with corral.make_vec(Heavy, 1, "local") as vec, pytest.raises(UserError, match="set_key_state"):
-        evaluate(vec, corral.Search(Corridor, knows_nothing), 1, 0)
+        evaluate_policy(vec, corral.Search(Corridor, knows_nothing), 1, 0)
     with corral.make_vec(Heavy, 1, "local") as vec, pytest.raises(UserError, match="cannot stand in"):
-        evaluate(vec, corral.Search("CartPole-v1", knows_nothing), 1, 0)
+        evaluate_policy(vec, corral.Search("CartPole-v1", knows_nothing), 1, 0)
 
 
 def test_a_game_of_the_user_s_own_is_searched_for_two_players():
@@ -185,7 +186,7 @@ def test_a_game_of_the_user_s_own_is_searched_for_two_players():
         ({"sims": 0}, "at least 1 simulation"),
         ({"sims": "abc"}, "whole number of simulations"),
         ({"sims": 2.5}, "whole number of simulations"),
-        ({"leaves": 2.5}, "leaves must be a whole number"),
+        ({"leaves_in_flight": 2.5}, "leaves_in_flight must be a whole number"),
         ({"memory_mb": 0}, "memory_mb"),
         ({"discount": 1.5}, "discount"),
         ({"rollout_steps": 0}, "rollout_steps"),
@@ -194,12 +195,12 @@ def test_a_game_of_the_user_s_own_is_searched_for_two_players():
         ({"noise": 2.0}, "noise"),
         ({"c_scale": -0.1}, "c_scale must be a number of at least 0"),
         ({"c_visit": np.inf}, "c_visit"),
-        ({"root": "puct", "c_init": np.nan}, "c_init"),
-        ({"grain": -1.0}, "grain"),
-        ({"root": "puct", "dirichlet_alpha": np.nan}, "dirichlet_alpha"),
+        ({"root_selection": "puct", "c_init": np.nan}, "c_init"),
+        ({"value_resolution": -1.0}, "value_resolution"),
+        ({"root_selection": "puct", "dirichlet_alpha": np.nan}, "dirichlet_alpha"),
         ({"simz": 3}, "no setting 'simz'"),
-        ({"leaves": 0}, "leaves"),
-        ({"root": "best"}, "gumbel, puct"),
+        ({"leaves_in_flight": 0}, "leaves_in_flight"),
+        ({"root_selection": "best"}, "gumbel, puct"),
         ({"policy": 3}, "cannot judge"),
     ],
 )
@@ -245,7 +246,7 @@ class Clock(gymnasium.Env):
 def test_a_search_that_is_called_knows_nothing_of_what_was_done_since_the_last_time():
     env = Clock()
     env.reset(seed=0)
-    search = corral.Search(env, sims=8, reuse=True, discount=0.0, rollout_steps=1)
+    search = corral.Search(env, sims=8, reuse_tree=True, discount=0.0, rollout_steps=1)
     for do in (env.reset, lambda: env.step(0), lambda: env.step(0), env.reset):
         do()
         search()
@@ -266,7 +267,7 @@ def test_a_game_that_is_over_is_not_searched():
 
 def test_widening_leaves_no_legal_move_out_where_moves_can_be_counted():
     vec = corral.make_vec("corral/TicTacToe-v0", 4, "local", seed=0)
-    with Sampler(vec, corral.Search(vec, sims=8, root="puct", widening=True, seed=1)) as sampler:
+    with Sampler(vec, corral.Search(vec, sims=8, root_selection="puct", progressive_widening=True, seed=1)) as sampler:
         for traj in islice(sampler.rollouts(steps=20), 3):
             assert not traj.faulty.any()
 

@@ -247,7 +247,7 @@ def test_a_move_that_is_not_legal_is_a_sentence_and_so_is_one_after_the_end(env)
         over = int(last.children[0])
         with pytest.raises(UserError, match="the game is over there"):
             snapshots.expand(over, 2)
-        with pytest.raises(UserError, match="from which there is no move"):
+        with pytest.raises(UserError, match="from which there is no step"):
             snapshots.states.expand(last.children, np.array([2]), snapshots.states.new_ids(1))
         snapshots.load(over)
         assert not snapshots.env.action_mask().any()

@@ -69,10 +69,10 @@ CASES = {
     "half_open": (VECTOR, HALF_OPEN, "ppo", {"normalize_obs": True}),
     "float64_actions": (VECTOR, spaces.Box(-1e3, 1e3, (2, 2), np.float64), "ppo", {}),
     "hybrid": (TreeEnv().observation_space, TreeEnv().action_space, "ppo", {}),
-    "hybrid_lstm": (TreeEnv().observation_space, TreeEnv().action_space, "ppo", {"core": "lstm", "core_size": 8}),
-    "gru": (VECTOR, spaces.Discrete(3), "ppo", {"core": "gru", "core_size": 8, "normalize_obs": True}),
+    "hybrid_lstm": (TreeEnv().observation_space, TreeEnv().action_space, "ppo", {"rnn": "lstm", "rnn_size": 8}),
+    "gru": (VECTOR, spaces.Discrete(3), "ppo", {"rnn": "gru", "rnn_size": 8, "normalize_obs": True}),
     "everything_seen": (SEEN, HALF_OPEN, "ppo", {"normalize_obs": True}),
-    "impala": (spaces.Box(0, 255, (4, 20, 20), np.uint8), spaces.Discrete(4), "ppo", {"torso": "impala"}),
+    "impala": (spaces.Box(0, 255, (4, 20, 20), np.uint8), spaces.Discrete(4), "ppo", {"encoder": "impala"}),
     "dqn": (VECTOR, spaces.Discrete(4, start=1), "dqn", {}),
     "dqn_joint": (SEEN, spaces.Tuple((spaces.MultiDiscrete([2, 3], start=[1, 0]), spaces.MultiBinary(2))), "dqn", {}),
 }
@@ -110,7 +110,7 @@ def test_a_file_acts_as_the_policy(case, suffix, tmp_path):
 
 
 def test_inputs_and_outputs_are_named_after_the_spaces(tmp_path):
-    loaded = untrained(SEEN, TreeEnv().action_space, core="gru", core_size=8)
+    loaded = untrained(SEEN, TreeEnv().action_space, rnn="gru", rnn_size=8)
     written = export(loaded, tmp_path / "policy.pt")
     assert [port.name for port in written.inputs] == [
         "obs.camera", "obs.gear", "obs.keys", "obs.pair.0", "obs.pair.1", "obs.speed", "state", "first"

@@ -13,7 +13,7 @@ CONFIG = {
     "algo": "ppo",
     "env": "CartPole-v1",
     "seed": 3,
-    "algorithm": {"lr": 3e-05, "net": {"hidden": [64, 64]}},
+    "algorithm": {"learning_rate": 3e-05, "net": {"hidden_sizes": [64, 64]}},
     "workers": None,
     "name": "ünï: #1",
 }

@@ -14,12 +14,12 @@ import yaml
 
 import corral
 from corral.core.errors import UserError
-from corral.runs.evaluate import Evaluation, acting_seed, evaluate, make_eval_vec
+from corral.runs.evaluate import Evaluation, acting_seed, evaluate_policy, make_eval_vec
 from corral.runs.load import load_policy
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"num_envs": 2, "preset": "none", "quiet": True, "evaluation.episodes": 3}
-PPO = {**SMALL, "length": 16, "minibatches": 1}
+SMALL = {"num_envs": 2, "preset": "none", "quiet": True, "eval_episodes": 3}
+PPO = {**SMALL, "num_steps": 16, "num_minibatches": 1}
 ENV = """
 import gymnasium, numpy as np
 from gymnasium import spaces
@@ -50,8 +50,8 @@ def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     (root / "my_own_env.py").write_text(ENV)
     corral.train("ppo", "Pendulum-v1", 96, 1, root / "ppo", **PPO, **{"net.normalize_obs": True})
-    corral.train("dqn", "CartPole-v1", 160, 2, root / "dqn", **SMALL, learning_starts=32, epsilon_fraction=0.5)
-    memory = {"net.core": "lstm", "net.core_size": 8}
+    corral.train("dqn", "CartPole-v1", 160, 2, root / "dqn", **SMALL, learning_starts=32, exploration_fraction=0.5)
+    memory = {"net.rnn": "lstm", "net.rnn_size": 8}
     corral.train("ppo", "CartPole-v1", 96, 3, root / "lstm", **PPO, **memory)
     sys.path.insert(0, str(root))
     try:
@@ -102,12 +102,12 @@ print(json.dumps(sorted(unwanted & set(sys.modules))))
 def test_evaluation_in_a_fresh_process_equals_that_of_training(runs, name, which):
     code = """
 import json, sys, corral
-from corral.runs.evaluate import acting_seed, evaluate, make_eval_vec
+from corral.runs.evaluate import acting_seed, evaluate_policy, make_eval_vec
 loaded = corral.load_policy(sys.argv[1], sys.argv[2])
 seed = loaded.experiment.seed
 with make_eval_vec(loaded.experiment, 3, seed) as vec:
     policy = loaded.as_policy(seed=acting_seed(seed, deterministic=True))
-    found = evaluate(vec, policy, 3, seed).to_json()
+    found = evaluate_policy(vec, policy, 3, seed).to_json()
 print(json.dumps([found, loaded.evaluation]))
 """
     found, recorded = in_a_fresh_process(code, runs / name, which)
@@ -293,9 +293,9 @@ def test_the_interval_of_a_mean_is_students():
 def test_an_episode_without_end_does_not_hold_an_evaluation_up(runs, monkeypatch, caplog):
     from corral.runs import evaluate as module
 
-    monkeypatch.setattr(module, "_LONGEST", 7)
+    monkeypatch.setattr(module, "_MAX_STEPS", 7)
     monkeypatch.setattr(module._log, "propagate", True)
     loaded = load_policy(runs / "ppo")
     with make_eval_vec(loaded.experiment, 2, 0) as vec:
-        found = evaluate(vec, loaded.as_policy(seed=acting_seed(0, deterministic=True)), 2, 0)
+        found = evaluate_policy(vec, loaded.as_policy(seed=acting_seed(0, deterministic=True)), 2, 0)
     assert found.lengths == (7, 7)

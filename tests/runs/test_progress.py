@@ -8,8 +8,8 @@ import termios
 
 import pytest
 
-from corral.runs import progress
-from corral.runs.progress import Progress, brief, duration, progress_line
+from corral.runs.callbacks import progress
+from corral.runs.callbacks.progress import Progress, brief, duration, progress_line
 
 METRICS = {"train/return": 123.456, "eval/return": 475.0, "loss/value": 9.0, "loss/total": 0.03421}
 

@@ -28,30 +28,32 @@ from corral.topologies.sync import Sync
 torch.set_num_threads(1)  # for small networks more only wait for each other
 
 CASES = {
-    "ppo": ("ppo", {"length": 16, "normalize_obs": True, "normalize_reward": True, "minibatches": 2}),
-    "ppo, processes": ("ppo", {"length": 16, "backend": "process", "workers": 2}),
-    "ppo, lstm": ("ppo", {"length": 16, "core": "lstm", "core_size": 8, "hidden": (8,), "normalize_obs": True}),
+    "ppo": ("ppo", {"num_steps": 16, "normalize_obs": True, "normalize_reward": True, "num_minibatches": 2}),
+    "ppo, processes": ("ppo", {"num_steps": 16, "backend": "process", "workers": 2}),
+    "ppo, lstm": ("ppo", {"num_steps": 16, "rnn": "lstm", "rnn_size": 8, "hidden_sizes": (8,), "normalize_obs": True}),
     "a2c": ("a2c", {"normalize_reward": True}),
-    "reinforce": ("reinforce", {"algorithm.episodes": 3}),
-    "impala, replayed": ("impala", {"topology": "sync", "length": 8, "batch_size": 4, "replayed": 0.5}),
-    "dqn": ("dqn", {"learning_starts": 100, "capacity": 500, "target_every": 20, "normalize_obs": True}),
-    "dqn, prioritised": ("dqn", {"learning_starts": 100, "capacity": 500, "prioritised": True, "n_step": 3}),
+    "reinforce": ("reinforce", {"episodes_per_update": 3}),
+    "impala, replayed": ("impala", {"topology": "sync", "num_steps": 8, "batch_size": 4, "replay_fraction": 0.5}),
+    "dqn": ("dqn", {"learning_starts": 100, "buffer_size": 500, "target_update_period": 20, "normalize_obs": True}),
+    "dqn, prioritised": ("dqn", {"learning_starts": 100, "buffer_size": 500, "prioritized_replay": True, "n_step": 3}),
 }
 COMMON = {"num_envs": 4, "backend": "local", "preset": "none", "device": "cpu", "precision": "fp32", "quiet": True}
-CLOCKS = {"checkpoints.every_s": 0, "log.every_s": 0, "evaluation.episodes": 2}
+CLOCKS = {"checkpoint_every_s": 0, "log_every_s": 0, "eval_episodes": 2}
 STEPS = 2000
 
 
 def settings_of(case, **changes):
     algo, settings = CASES[case]
-    clocks = {"checkpoints.every_steps": 150, "log.every_steps": 100, "evaluation.every_steps": 1000}
+    clocks = {"checkpoint_every": 150, "log_every": 100, "eval_every": 1000}
     return {"algo": algo, "env": "CartPole-v1", "steps": STEPS, **COMMON, **CLOCKS, **clocks, **settings, **changes}
 
 
 def context():
     """Children that start at once, because what they need is loaded already."""
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["corral.runs.train", "corral.runs.session", "corral.algos.ppo", "corral.algos.dqn"])
+    found.set_forkserver_preload(
+        ["corral.runs.train", "corral.runs.training_loop", "corral.algos.ppo", "corral.algos.dqn"]
+    )
     return found
 
 
@@ -142,7 +144,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_as_if_it_had_not_been(tmp_pa
     assert (result.steps, result.version) == (expected.steps, expected.version)
     assert (result.eval_return, result.best_return) == (expected.eval_return, expected.best_return)
     assert_same(final_state(broken), final_state(whole))
-    assert any("every environment goes on where it was" in event["text"] for event in events(broken, "resumed"))
+    assert any("every environment continues its episode" in event["text"] for event in events(broken, "resumed"))
     assert rows(broken) == rows(whole)
 
 
@@ -200,7 +202,7 @@ class Stopping(IdentityEnv):
 
 
 def test_the_best_checkpoint_is_the_one_that_was_evaluated(tmp_path):
-    changes = {"evaluation.every_steps": 200, "checkpoints.every_steps": 0, "env_kwargs": {"length": 5}}
+    changes = {"eval_every": 200, "checkpoint_every": 0, "env_kwargs": {"length": 5}}
     settings = settings_of("ppo", **changes) | {"env": f"{Path(__file__).stem}:Stopping"}
     result = train(run_dir=tmp_path, **settings)
     assert result.stopped
@@ -216,7 +218,7 @@ def test_the_best_checkpoint_is_the_one_that_was_evaluated(tmp_path):
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json", "manifest.json"])
 def test_a_checkpoint_cut_in_half_is_found_out_and_the_one_before_it_used(tmp_path, name):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    settings = settings_of("a2c", **{"evaluation.episodes": 0, "steps": 1200})
+    settings = settings_of("a2c", eval_episodes=0, steps=1200)
     train(run_dir=whole, **settings)
     train(run_dir=cut, **(settings | {"steps": 600}))
     *_, before, last = checkpoints(cut)
@@ -230,7 +232,7 @@ def test_a_checkpoint_cut_in_half_is_found_out_and_the_one_before_it_used(tmp_pa
 
 
 def test_with_no_checkpoint_left_it_says_so_in_one_sentence(tmp_path):
-    train(run_dir=tmp_path / "run", **settings_of("a2c", **{"steps": 200, "evaluation.episodes": 0}))
+    train(run_dir=tmp_path / "run", **settings_of("a2c", steps=200, eval_episodes=0))
     for name in checkpoints(tmp_path / "run"):
         (tmp_path / "run" / "checkpoints" / name / "state.json").unlink()
     with pytest.raises(UserError, match=r"No checkpoint .* is intact"):
@@ -246,7 +248,7 @@ def test_resuming_what_is_finished_changes_nothing(tmp_path):
 
 
 def test_more_steps_do_not_change_how_often_a_run_is_evaluated(tmp_path):
-    settings = settings_of("a2c", steps=400) | {"evaluation.every_steps": 0, "log.every_steps": 20}
+    settings = settings_of("a2c", steps=400) | {"eval_every": 0, "log_every": 20}
     train(run_dir=tmp_path / "run", **settings)
     resume(tmp_path / "run", steps=800, quiet=True)
     looks = [int(row["env_steps"]) for row in rows(tmp_path / "run") if row["eval/return"]]
@@ -296,7 +298,7 @@ class Forgetful(gymnasium.Env):
 
 
 def test_a_run_without_its_replay_says_so(tmp_path):
-    settings = settings_of("dqn", **{"steps": 200, "checkpoints.replay": False})
+    settings = settings_of("dqn", steps=200, save_replay_buffer=False)
     train(run_dir=tmp_path / "run", **settings)
     resume(tmp_path / "run", steps=400, quiet=True)
     (event,) = events(tmp_path / "run", "resumed")
@@ -326,7 +328,7 @@ def test_a_run_whose_network_has_changed_is_refused(tmp_path):
 
 
 def test_environments_that_cannot_be_restored_start_anew_and_the_run_says_so(tmp_path):
-    settings = settings_of("a2c", **{"evaluation.episodes": 0, "steps": 400, "normalize_reward": False})
+    settings = settings_of("a2c", eval_episodes=0, steps=400, normalize_reward=False)
     settings["env"] = f"{Path(__file__).stem}:Forgetful"
     train(run_dir=tmp_path / "run", **settings)
     result = resume(tmp_path / "run", steps=800, quiet=True)
@@ -336,7 +338,7 @@ def test_environments_that_cannot_be_restored_start_anew_and_the_run_says_so(tmp
 
 
 def test_a_resumed_run_keeps_the_backend_that_was_chosen_for_it(tmp_path, monkeypatch):
-    settings = settings_of("ppo", **{"backend": "auto", "evaluation.episodes": 0, "steps": 200})
+    settings = settings_of("ppo", backend="auto", eval_episodes=0, steps=200)
     monkeypatch.setattr(auto, "choose", lambda *args: auto.Choice("process", 2, "this is a test"))
     train(run_dir=tmp_path / "run", **settings)
     assert {k: RunFolder.open(tmp_path / "run").config[k] for k in ("backend", "workers")} == {

@@ -9,12 +9,19 @@ import torch
 
 from corral.core.errors import UserError
 from corral.runs.folder import RunFolder
-from corral.runs.sinks.base import MetricsLog, read_metrics
+from corral.runs.plugins import Plugins
+from corral.runs.sinks.base import MetricSinks
+from corral.runs.sinks.csv import read_metrics
 
 
 @pytest.fixture
 def run(tmp_path):
     return RunFolder.create(tmp_path / "run", {"algo": "ppo", "env": "CartPole-v1", "seed": 0})
+
+
+def open_sinks(run, purge_after=None, report=print):
+    """The sinks that every run has."""
+    return MetricSinks(Plugins().make_sinks(run, purge_after), report)
 
 
 def tensorboard(run):
@@ -26,7 +33,7 @@ def tensorboard(run):
 
 
 def test_rows_are_in_both_files_as_soon_as_they_are_written(run):
-    log = MetricsLog(run)
+    log = open_sinks(run)
     log.write(10, 0.5, {"train/return": 1.5, "loss/policy": torch.tensor(0.25)})
     log.write(20, 1.0, {"train/return": np.float32(2.5), "loss/policy": 1e-30})
     assert run.metrics_csv.read_text() == (
@@ -38,7 +45,7 @@ def test_rows_are_in_both_files_as_soon_as_they_are_written(run):
 
 def test_numbers_come_back_bit_for_bit(run):
     values = np.random.default_rng(0).standard_normal(50) * 10.0 ** np.arange(-25, 25)
-    log = MetricsLog(run)
+    log = open_sinks(run)
     for i, value in enumerate(values):
         log.write(i, i, {"x": value})
     log.close()
@@ -46,7 +53,7 @@ def test_numbers_come_back_bit_for_bit(run):
 
 
 def test_new_names_become_columns_and_the_header_stays_right(run):
-    log = MetricsLog(run)
+    log = open_sinks(run)
     log.write(1, 0.1, {"b": 1})
     log.write(2, 0.2, {"c": 2})
     log.write(3, 0.3, {'a, quoted"': 3, "b": 4})
@@ -60,7 +67,7 @@ def test_new_names_become_columns_and_the_header_stays_right(run):
 
 
 def test_nan_and_infinity_are_kept(run):
-    log = MetricsLog(run)
+    log = open_sinks(run)
     log.write(1, 0, {"x": float("nan"), "y": float("-inf")})
     log.close()
     found = read_metrics(run.path)
@@ -69,11 +76,11 @@ def test_nan_and_infinity_are_kept(run):
 
 
 def test_a_resumed_run_cuts_what_came_after_the_checkpoint(run):
-    log = MetricsLog(run)
+    log = open_sinks(run)
     for step in (10, 20, 30, 40):
         log.write(step, step / 10, {"x": step})
     log.close()
-    log = MetricsLog(run, purge_after=20)
+    log = open_sinks(run, purge_after=20)
     log.write(25, 2.5, {"x": -25, "y": 1})
     log.close()
     found = read_metrics(run.path)
@@ -83,22 +90,22 @@ def test_a_resumed_run_cuts_what_came_after_the_checkpoint(run):
 
 
 def test_a_resume_from_the_very_start_keeps_the_columns_and_no_row(run):
-    log = MetricsLog(run)
+    log = open_sinks(run)
     log.write(10, 1, {"x": 1})
     log.close()
-    MetricsLog(run, purge_after=0).close()
+    open_sinks(run, purge_after=0).close()
     assert run.metrics_csv.read_text() == "env_steps,wall_s,x\n"
     assert read_metrics(run.path) == {}
 
 
 def test_a_last_line_that_was_cut_is_left_out_and_then_replaced(run):
-    log = MetricsLog(run)
+    log = open_sinks(run)
     log.write(10, 1, {"x": 1})
     log.close()
     with open(run.metrics_csv, "a") as file:
         file.write("20,2.0,12")  # of 12345
     assert read_metrics(run.path)["x"].tolist() == [1]
-    log = MetricsLog(run, purge_after=30)
+    log = open_sinks(run, purge_after=30)
     log.write(20, 2, {"x": 2})
     log.close()
     assert read_metrics(run.path)["x"].tolist() == [1, 2]
@@ -112,7 +119,7 @@ def test_a_file_without_rows_reads_as_nothing(run, text):
 
 
 def test_the_end_of_a_long_file_can_be_read_alone(run):
-    log = MetricsLog(run)
+    log = open_sinks(run)
     for step in range(1, 1001):
         log.write(step, step, {"x": step})
     log.close()
@@ -126,8 +133,8 @@ def test_the_end_of_a_long_file_can_be_read_alone(run):
 def test_tensorboard_is_written_without_tensorflow_and_without_a_thread(run):
     code = (
         "import sys, threading\n"
-        "from corral.runs.folder import RunFolder; from corral.runs.sinks.base import MetricsLog\n"
-        "log = MetricsLog(RunFolder.open(sys.argv[1])); log.write(1, 1, {'x': 1})\n"
+        "from pathlib import Path; from corral.runs.sinks.tensorboard import TensorBoardSink\n"
+        "log = TensorBoardSink(Path(sys.argv[1])); log.write(1, {'x': 1})\n"
         "print(threading.active_count(), 'tensorflow' in sys.modules, 'torch' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=True)
@@ -137,8 +144,9 @@ def test_tensorboard_is_written_without_tensorflow_and_without_a_thread(run):
 _WRITER = """
 import sys
 from corral.runs.folder import RunFolder
-from corral.runs.sinks.base import MetricsLog
-log = MetricsLog(RunFolder.open(sys.argv[1]))
+from corral.runs.plugins import Plugins
+from corral.runs.sinks.base import MetricSinks
+log = MetricSinks(Plugins().make_sinks(RunFolder.open(sys.argv[1]), None), print)
 for step in range(1, 10**9):
     log.write(step, step, {"x": step, f"late/{step // 50}": 1} if step % 50 == 0 else {"x": step})
     print(step, flush=True)
@@ -159,7 +167,7 @@ def test_a_killed_run_loses_no_row_that_was_written(run):
 
 
 def test_rows_that_were_harmed_are_no_numbers_and_do_no_harm(run):
-    log = MetricsLog(run)
+    log = open_sinks(run)
     for step in (1, 2, 3):
         log.write(step, step, {"a": step})
     log.close()
@@ -167,13 +175,13 @@ def test_rows_that_were_harmed_are_no_numbers_and_do_no_harm(run):
     run.metrics_csv.write_bytes(text + b"\x00\xff,junk\n")
     found = read_metrics(run.path)
     np.testing.assert_array_equal(found["env_steps"], [1, np.nan, 3])
-    log = MetricsLog(run, purge_after=2)
+    log = open_sinks(run, purge_after=2)
     log.close()
     assert read_metrics(run.path)["env_steps"].tolist() == [1]
 
 
 def test_a_file_that_is_no_table_of_metrics_is_named(run):
     run.metrics_csv.write_bytes(b"\xff\x00,b\n1,2\n")
-    for look in (lambda: read_metrics(run.path), lambda: MetricsLog(run)):
-        with pytest.raises(UserError, match=r"metrics\.csv is no table of metrics"):
+    for look in (lambda: read_metrics(run.path), lambda: open_sinks(run)):
+        with pytest.raises(UserError, match=r"metrics\.csv is not a table of metrics"):
             look()

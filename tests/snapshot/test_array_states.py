@@ -7,8 +7,7 @@ from helpers.row_cartpole import make
 
 import corral
 from corral.core.errors import UserError
-from corral.planning.of_vec import states_of
-from corral.snapshot.array_states import RowStates, has_rows
+from corral.snapshot.array_states import ArrayStates, has_rows
 
 
 @pytest.fixture
@@ -19,13 +18,13 @@ def vec():
 
 
 def test_an_environment_that_says_so_is_kept_by_row(vec):
-    assert isinstance(states_of(vec), RowStates)
+    assert isinstance(vec.states(), ArrayStates)
     assert not has_rows(gymnasium.make("CartPole-v1"))
     assert not has_rows(gymnasium.wrappers.FrameStackObservation(make(), 2))
 
 
 def test_what_comes_of_an_expansion_is_what_the_environment_does(vec):
-    states, rng = states_of(vec), np.random.default_rng(0)
+    states, rng = vec.states(), np.random.default_rng(0)
     for _ in range(200):
         actions = rng.integers(2, size=4)
         ids = states.save(np.arange(4))
@@ -44,7 +43,7 @@ def test_a_time_limit_is_kept_and_restored():
         for _ in range(7):
             vec.send(np.arange(1), np.array([_ % 2]))
             assert not vec.recv().truncated[0]
-        states = states_of(vec)
+        states = vec.states()
         root = states.save(np.arange(1))
         ends = []
         ids = root
@@ -63,7 +62,7 @@ def test_a_time_limit_is_kept_and_restored():
 
 
 def test_rollouts_are_expansions_one_after_the_other(vec):
-    states, rng = states_of(vec), np.random.default_rng(1)
+    states, rng = vec.states(), np.random.default_rng(1)
     roots, actions = states.save(np.arange(4)), rng.integers(2, size=(4, 40))
     rolled = states.rollout(roots, actions)
     for i in range(4):
@@ -80,7 +79,7 @@ def test_rollouts_are_expansions_one_after_the_other(vec):
 
 
 def test_memory_is_bounded_and_the_sentence_says_what_to_do(vec):
-    states = states_of(vec, memory_mb=0.1)
+    states = vec.states(memory_mb=0.1)
 
     def fill():
         for _ in range(10_000):

@@ -30,7 +30,7 @@ def there_and_back(value):
     out = Copier({})
     kept = out.copy(value)
     back = Copier({})
-    return kept, back.copy(kept), out.dice, back.dice
+    return kept, back.copy(kept), out.rngs, back.rngs
 
 
 def test_containers_objects_and_arrays_are_copied_and_shared_parts_stay_shared():

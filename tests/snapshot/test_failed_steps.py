@@ -11,7 +11,8 @@ from helpers.row_cartpole import make as make_rows
 import corral
 from corral.core.errors import EnvFailed
 from corral.planning.shooting import Mppi, Shooting, average
-from corral.snapshot.array_states import RowStates
+from corral.snapshot.array_states import ArrayStates
+from corral.snapshot.live_env import WatchedEnv
 from corral.snapshot.states import FailedSteps
 
 
@@ -96,7 +97,7 @@ def test_a_search_goes_on_beside_a_branch_that_fails_and_leaves_no_states_behind
     env = Ledge()
     obs, _ = env.reset(seed=0)
     snapshots = corral.Snapshots(env)
-    search = corral.Search(snapshots, policy, sims=60, root=root, rollout_steps=5)
+    search = corral.Search(snapshots, policy, sims=60, root_selection=root, rollout_steps=5)
     for _ in range(3):
         obs, *_ = env.step(1)
     search(obs)
@@ -112,7 +113,8 @@ def test_a_search_goes_on_beside_a_branch_that_fails_and_leaves_no_states_behind
 def test_a_run_with_search_goes_on_when_steps_fail_in_it(tmp_path, caplog):
     result = corral.train(
         "ppo-search", lambda: Ledge(edge=12, limit=40), 600, 1, tmp_path / "x", quiet=True,
-        **{"share": 1.0, "sims": 8, "num_envs": 4, "ppo.length": 16, "evaluation.episodes": 0, "backend": "local"},
+        **{"search_fraction": 1.0, "num_simulations": 8, "num_envs": 4, "ppo.num_steps": 16, "eval_episodes": 0,
+            "backend": "local"},
     )  # fmt: skip
     assert result.steps >= 600
     said = [record for record in caplog.records if "each the end of its branch" in record.getMessage()]
@@ -144,21 +146,22 @@ def test_an_environment_whose_steps_all_fail_ends_the_planner_with_the_remedy():
 
 
 def test_failures_are_said_at_every_power_of_ten_and_forgiven_by_good_steps(caplog):
-    mishaps = FailedSteps("Walk")
+    failed_steps = FailedSteps("Walk")
     with caplog.at_level(logging.WARNING):
         for _ in range(2500):
-            assert mishaps.note(np.array([True]), "x") is not None
-            assert mishaps.note(np.array([False]), "") is None
-    assert mishaps.count == 2500
+            assert failed_steps.note(np.array([True]), "x") is not None
+            assert failed_steps.note(np.array([False]), "") is None
+    assert failed_steps.count == 2500
     assert len(caplog.records) == 4
 
 
 def test_rows_that_are_not_finite_are_steps_that_failed():
     env = make_rows()
     env.reset(seed=0)
-    states = RowStates(lambda _: env, corral.make_vec(make_rows, 1, backend="local").spec)
+    spec = corral.make_vec(make_rows, 1, backend="local").spec
+    states = ArrayStates(env.unwrapped.rows, spec, [WatchedEnv(env, spec.observation)])
     here = states.save(np.array([0]))
-    model, states._model = states._model, _Broken(states._model)
+    model, states.model = states.model, _Broken(states.model)
     steps = states.expand(np.repeat(here, 2), np.array([0, 1]), states.new_ids(2))
     np.testing.assert_array_equal(steps.faulty, [False, True])
     np.testing.assert_array_equal(steps.obs[1], states.look(here).obs[0])
@@ -166,7 +169,7 @@ def test_rows_that_are_not_finite_are_steps_that_failed():
     np.testing.assert_array_equal(found.faulty, [False, True])
     assert np.isfinite(found.reward).all()
     assert np.isfinite(found.obs).all()
-    states._model = model
+    states.model = model
     assert states.expand(here, np.array([1]), states.new_ids(1)).faulty is None
 
 

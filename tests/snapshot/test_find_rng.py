@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import corral
-from corral.snapshot.find_rng import RngFinder, find_dice
+from corral.snapshot.find_rng import RngFinder, find_generators_in
 
 SHARED = np.random.default_rng(0)
 SHARED_SPACE = gymnasium.spaces.Discrete(1000)
@@ -175,4 +175,4 @@ def test_dice_are_found_in_closures_slots_and_arrays_each_once():
     rng, slotted = np.random.default_rng(0), type("Slotted", (), {"__slots__": ("rng",)})()
     slotted.rng = np.random.RandomState(0)
     many = np.array([rng, None, slotted], object)
-    assert find_dice({"f": lambda: many, "again": [rng], "method": rng.normal}) == [rng, slotted.rng]
+    assert find_generators_in({"f": lambda: many, "again": [rng], "method": rng.normal}) == [rng, slotted.rng]

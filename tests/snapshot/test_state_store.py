@@ -11,7 +11,8 @@ import pytest
 from corral.core.errors import EnvFailed, UserError
 from corral.link.address import parse_url
 from corral.link.transports.open import open_binding
-from corral.snapshot.store.base import MemoryStates, StateBudget, StatesFull
+from corral.snapshot.states import StatesFull
+from corral.snapshot.store.base import MemoryStates, StateBudget
 from corral.snapshot.store.client import RemoteStates
 from corral.snapshot.store.files import FileStates
 from corral.snapshot.store.open import open_states

@@ -53,7 +53,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         result = corral.train(
             args.algo, args.env, steps=10**9, seed=1, run_dir=Path(folder) / "run", quiet=True,
-            **{"evaluation.episodes": 0, "checkpoints.every_s": 60.0} | split_items(args.set),
+            **{"eval_episodes": 0, "checkpoint_every_s": 60.0} | split_items(args.set),
         )  # fmt: skip
     stop.set()
     seconds, size, count = np.array(rows).T

@@ -19,16 +19,23 @@ EXCHANGES = {
     "server sync": {"exchange": "param_server"},
     "server sync, shards": {"exchange": "param_server", "servers": 2},
     "server async": {"exchange": "param_server", "mode": "async"},
-    "server lag": {"exchange": "param_server", "mode": "lag", "lag": 2, "compress": "qsgd:8", "quantize_weights": True},
+    "server lag": {"exchange": "param_server", "mode": "ssp:2", "compress": "qsgd:8", "quantize_weights": True},
     "gossip sync": {"exchange": "gossip"},
-    "gossip async": {"exchange": "gossip", "mode": "async", "graph": "ring"},
-    "gossip lag": {"exchange": "gossip", "mode": "lag", "lag": 1, "quantize_weights": True},
+    "gossip async": {"exchange": "gossip", "mode": "async", "gossip_graph": "ring"},
+    "gossip lag": {"exchange": "gossip", "mode": "ssp:1", "quantize_weights": True},
 }
 SYNC = [name for name in EXCHANGES if not {"async", "lag"} & set(name.split()) and "gossip" not in name]
 
 
 def make(algo="a2c", notes=None, **settings):
-    given = {"steps": 3000, "num_envs": 4, "seed": 5, "backend": "local", "device": "cpu", "hidden": (16,)} | settings
+    given = {
+        "steps": 3000,
+        "num_envs": 4,
+        "seed": 5,
+        "backend": "local",
+        "device": "cpu",
+        "hidden_sizes": (16,),
+    } | settings
     experiment = Experiment.make(algo, "CartPole-v1", preset="none", overrides=given)
     return make_topology(experiment, lambda kind, text: notes.append((kind, text)) if notes is not None else None)
 
@@ -99,7 +106,9 @@ def test_every_exchange_goes_to_the_end_and_tells_its_bytes(name):
 @pytest.mark.parametrize("name", ["all_reduce", "all_reduce topk", "server sync", "gossip sync"])
 def test_workers_whose_data_is_ready_at_different_times_do_not_wait_in_vain(name, algo):
     settings = (
-        {"learning_starts": 200, "train_every": 8, "batch_size": 16} if algo == "dqn" else {"algorithm.episodes": 3}
+        {"learning_starts": 200, "train_frequency": 8, "batch_size": 16}
+        if algo == "dqn"
+        else {"episodes_per_update": 3}
     )
     began = time.monotonic()
     state, _ = run(make(algo, topology="data_parallel", runtime="inline", actors=2, **EXCHANGES[name], **settings))
@@ -261,22 +270,20 @@ def test_a_resumed_run_goes_on_with_what_was_learned():
         ({"exchange": "gossip", "compress": "topk:0.01"}, "gossip sends weights and no gradients"),
         ({"exchange": "param_server", "compress": "powersgd:2"}, "needs exchange=all_reduce"),
         ({"compress": "zip"}, "there are none, fp16"),
-        ({"exchange": "param_server", "mode": "lag", "lag": -1}, "lag must be at least 0"),
-        ({"lag": 2}, "lag=2 needs mode=lag"),
+        ({"exchange": "param_server", "mode": "ssp:-1"}, "must be sync, async or ssp:K"),
+        ({"mode": "lag"}, "must be sync, async or ssp:K"),
         ({"mode": "async"}, "needs another exchange"),
         ({"actors": 100, "num_envs": 100}, "100 workers are too many for the"),
-        ({"actors": 3}, "cannot be shared out among 3"),
-        ({"drop": 1}, "drop needs exchange=param_server"),
-        ({"exchange": "param_server", "drop": 2}, "would wait for none"),
+        ({"actors": 3}, "cannot be divided among 3"),
+        ({"backup_workers": 1}, "backup_workers needs exchange=param_server"),
+        ({"exchange": "param_server", "backup_workers": 2}, "must be below the 2 workers"),
         ({"servers": 2}, "servers needs exchange=param_server"),
-        ({"graph": "ring"}, "needs exchange=gossip"),
+        ({"gossip_graph": "ring"}, "needs exchange=gossip"),
         ({"quantize_weights": True}, "sends no weights"),
-        ({"momentum": 0.9}, "needs compress=topk"),
-        ({"error_feedback": True}, "it needs compress"),
-        ({"compress": "fp16", "error_feedback": True}, "which has no error_feedback"),
+        ({"compress_momentum": 0.9}, "needs compress=topk"),
         ({"exchange": "param_server", "servers": 50}, "2 workers and 50 servers are too many"),
         ({"learners": 2}, "learners is not for data_parallel"),
-        ({"topology": "sync", "actors": None, "compress": "sign"}, "compress is for learners that share"),
+        ({"topology": "sync", "actors": None, "compress": "sign"}, "compress needs topology=data_parallel"),
     ],
     ids=str,
 )

@@ -13,8 +13,9 @@ from corral.topologies.base import make_topology
 
 SETTINGS = {
     "steps": 20_000, "num_envs": 8, "seed": 3, "backend": "local", "device": "cpu", "topology": "actor_learner",
-    "actors": 2, "prioritised": True, "ladder": True, "n_step": 3, "learning_starts": 500, "batch_size": 32,
-    "train_every": 8, "capacity": 6_000,
+    "actors": 2, "prioritized_replay": True, "epsilon_ladder": True, "n_step": 3, "learning_starts": 500,
+    "batch_size": 32,
+    "train_frequency": 8, "buffer_size": 6_000,
 }  # fmt: skip
 
 

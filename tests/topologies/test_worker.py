@@ -31,7 +31,7 @@ def workers(monkeypatch):
 
 def make(env="CartPole-v1", **settings):
     given = {
-        "steps": 400, "num_envs": 4, "seed": 0, "backend": "local", "device": "cpu", "hidden": (16,),
+        "steps": 400, "num_envs": 4, "seed": 0, "backend": "local", "device": "cpu", "hidden_sizes": (16,),
         "topology": "data_parallel", "runtime": "inline", "actors": 2,
     } | settings  # fmt: skip
     experiment = Experiment.make("a2c", env, preset="none", overrides=given)
@@ -151,7 +151,7 @@ def test_who_comes_later_has_the_statistics_of_the_others(workers, when):
 
 
 def test_what_is_saved_of_gossip_is_the_mean_of_all_workers(workers):
-    topology = make(exchange="gossip", mode="async", graph="ring", actors=3, num_envs=6)
+    topology = make(exchange="gossip", mode="async", gossip_graph="ring", actors=3, num_envs=6)
     try:
         go_to(topology, 500)
         saved = topology.state_dict()["learner"]["model"]

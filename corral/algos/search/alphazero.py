@@ -2,11 +2,11 @@
 
     L = CE(pi_search, pi) + c_v (z - V)^2,   weights decaying
 
-over positions of whole games, drawn evenly from the last ones; z is the game's outcome for who was to move. The search
-is the one that plays afterwards: by default Gumbel's (Danihelka et al. 2022), which learns from few simulations. Moves
-that got a full search are learned from as a policy; with `fast_sims` the others get a quick one without noise, and only
-their outcome counts (Wu 2020, playout cap randomisation). Games may be played against past selves and scripted players
-in shares that schedules set; their moves are learned from as outcomes only.
+over positions of whole games, sampled uniformly from the last ones; z is the game's result for the player to move. The
+search is the one that plays afterwards: by default Gumbel's (Danihelka et al. 2022), which learns from few simulations.
+Moves that got a full search are policy targets; with `fast_simulations` the others get a fast one without noise, and
+only their result counts (Wu 2020, playout cap randomization). Fractions of the games, which may be schedules, are
+played against past selves and scripted players; of the moves of those only the results are learned from.
 """
 
 from __future__ import annotations
@@ -33,80 +33,77 @@ from corral.planning.action_set import Choices, choose_action_set
 from corral.planning.planner import SearchConfig
 from corral.planning.search_policy import Search
 
+_FRAGMENT_STEPS = 8  # moves of each environment between two looks at the store
+_WEIGHT_DECAY = 1e-4
+
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of AlphaZero. Those that say so may be schedules: 0.5, 8->64, 1->0.1@0.3."""
+    """Settings of AlphaZero. Those marked "schedule" take 0.5, 8:64 or 1:0.1@0.3."""
 
-    sims: float | str = 64
+    num_simulations: float | str = 64
     """Simulations of a full search; schedule."""
-    fast_sims: int = 0
-    """Simulations of a quick search; 0: every move gets a full one."""
-    full_share: float = 0.25
-    """Share of the moves that get a full search, with fast_sims."""
-    noise: float | str = 1.0
-    """How much roots explore, 0 to 1; schedule."""
+    fast_simulations: int = 0
+    """Simulations of a fast search (playout cap randomization); 0: every move gets a full search."""
+    full_search_fraction: float = 0.25
+    """Fraction of moves that get a full search, with fast_simulations."""
+    root_noise: float | str = 1.0
+    """Exploration noise at the roots, 0 to 1; schedule."""
     temperature: float | str = 1.0
-    """Of the first moves, which are drawn from the search's policy; schedule."""
+    """Temperature of the first moves, which are sampled from the search's policy; schedule."""
     temperature_moves: int = 8
-    """Moves of each game that are drawn; the others are the best."""
-    past_share: float | str = 0.0
-    """Share of the games against a past self; schedule."""
-    past_every: float = 0.05
-    """Share of the run after which another self is kept."""
-    past_kept: int = 10
-    """Past selves that are kept, the oldest going."""
-    scripted: tuple[str, ...] = ("random",)
-    """Players of the game to play against: random, mcts:100, perfect."""
-    scripted_share: float | str = 0.0
-    """Share of the games against one of them; schedule."""
+    """Moves of each game that are sampled; later moves are the best ones."""
+    past_self_fraction: float | str = 0.0
+    """Fraction of games against a past version of the network; schedule."""
+    opponents: tuple[str, ...] = ("random",)
+    """Scripted players to play against: random, mcts:100, perfect."""
+    opponent_fraction: float | str = 0.0
+    """Fraction of games against one of the opponents; schedule."""
     search: SearchConfig = field(default_factory=SearchConfig)
-    lr: float = 1e-3
+    learning_rate: float = 1e-3
     """Learning rate of Adam."""
-    anneal_lr: bool = True
-    """Let the learning rate fall linearly to a tenth."""
-    weight_decay: float = 1e-4
-    """Of all weights, each update."""
+    final_lr_fraction: float = 0.1
+    """The learning rate falls linearly to this fraction of itself; 1: constant."""
     value_coef: float = 1.0
-    """Weight of the value's squared error."""
+    """Weight of the squared error of the value."""
     batch_size: int = 512
     """Positions in an update."""
-    capacity: int = 200_000
-    """Positions kept."""
+    buffer_size: int = 200_000
+    """Positions in the replay buffer."""
     learning_starts: int = 5_000
     """Positions before the first update."""
-    replays: float = 4.0
-    """How often a position is learned from, on average."""
-    steps_per_turn: int = 8
-    """Moves of each environment between two looks at the store."""
+    replay_ratio: float = 4.0
+    """How often each position is sampled, on average."""
     max_grad_norm: float = 10.0
-    """Gradients are scaled down to this norm."""
-    net: NetConfig = field(default_factory=lambda: NetConfig(hidden=(256, 256), activation="relu"))
+    """Maximum gradient norm."""
+    net: NetConfig = field(default_factory=lambda: NetConfig(hidden_sizes=(256, 256), activation="relu"))
     """The network."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        require("lr", self.lr, above=0, most=100)
-        require("full_share", self.full_share, above=0, most=1)
-        require("replays", self.replays, above=0)
-        for name in ("batch_size", "capacity", "learning_starts", "steps_per_turn", "past_kept"):
+        require("learning_rate", self.learning_rate, above=0, most=100)
+        require("final_lr_fraction", self.final_lr_fraction, least=0, most=1)
+        require("full_search_fraction", self.full_search_fraction, above=0, most=1)
+        require("replay_ratio", self.replay_ratio, above=0)
+        for name in ("batch_size", "buffer_size", "learning_starts"):
             require(name, getattr(self, name), least=1)
         require("max_grad_norm", self.max_grad_norm, above=0)
-        for name in ("fast_sims", "temperature_moves", "weight_decay", "value_coef"):
+        for name in ("fast_simulations", "temperature_moves", "value_coef"):
             require(name, getattr(self, name), least=0)
-        require("past_every", self.past_every, above=0, most=1)
-        past, scripted = (self.schedules()[name] for name in ("past_share", "scripted_share"))
-        if any(past(at) + scripted(at) > 1 for at in (0.0, past.until, scripted.until)):  # straight in between
-            raise UserError("past_share and scripted_share are shares of all games: together at most 1.")
-        if scripted.most > 0 and not self.scripted:
-            raise UserError("scripted_share needs somebody to play against: name them by scripted, such as mcts:100.")
-        if self.net.core != "none":
-            raise UserError("A search evaluates positions by themselves, so alphazero has no memory: use core=none.")
+        past, scripted = (self.schedules()[name] for name in ("past_self_fraction", "opponent_fraction"))
+        if any(past(at) + scripted(at) > 1 for at in (0.0, past.until, scripted.until)):  # linear in between
+            raise UserError("past_self_fraction and opponent_fraction are fractions of all games: their sum exceeds 1.")
+        if scripted.most > 0 and not self.opponents:
+            raise UserError("opponent_fraction needs opponents: set opponents, such as mcts:100.")
+        if self.net.rnn != "none":
+            raise UserError(
+                "alphazero does not support recurrent networks, because a search evaluates positions by themselves: "
+                "set rnn=none."
+            )
 
     def schedules(self) -> dict[str, Schedule]:
-        """The settings that change over a run, by name."""
-        bounds = {"sims": (1, 1e6), "temperature": (0, 100)}
-        names = ("sims", "noise", "temperature", "past_share", "scripted_share")
+        """The settings that may be schedules, by name."""
+        bounds = {"num_simulations": (1, 1e6), "temperature": (0, 100)}
+        names = ("num_simulations", "root_noise", "temperature", "past_self_fraction", "opponent_fraction")
         return {name: read_schedule(name, getattr(self, name), *bounds.get(name, (0, 1))) for name in names}
 
     @property
@@ -121,7 +118,7 @@ class AlphaZero(Algorithm):
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self._schedules = config.schedules()
-        actions = choose_action_set(spec.action, config.search.samples)
+        actions = choose_action_set(spec.action, config.search.num_sampled_actions)
         if not isinstance(actions, Choices):
             raise UserError(
                 f"alphazero plays games with moves that can be counted, and {spec.name} has {spec.action.space}."
@@ -129,13 +126,13 @@ class AlphaZero(Algorithm):
         self._actions = actions
         self.data = DataSpec(
             "episode", 1, config.batch_size, "replay", ("better", "legal", "searched"),
-            samples_per_insert=config.replays, capacity=config.capacity,
-            min_size=min(config.learning_starts, config.capacity),
+            samples_per_insert=config.replay_ratio, capacity=config.buffer_size,
+            min_size=min(config.learning_starts, config.buffer_size),
         )  # fmt: skip
 
     def fragment_steps(self, num_envs: int) -> int:
         """Moves between two looks at the store."""
-        return self.config.steps_per_turn
+        return _FRAGMENT_STEPS
 
     def build_model(self) -> ActorCritic:
         """Policy and value of who is to move."""
@@ -150,17 +147,17 @@ class AlphaZero(Algorithm):
 
     def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
         """A search that plays as well as it can, or draws from what it finds."""
-        sims = round(self._schedules["sims"].most)
+        sims = round(self._schedules["num_simulations"].most)
         return Search.of_model(model, sims, self.config.gamma, self.config.search, rng, deterministic=deterministic)
 
     def groups(self) -> Sequence[ParamGroup]:
-        """Adam with decoupled weight decay; the learning rate is constant, or falls to a tenth."""
+        """Adam with decoupled weight decay; the learning rate falls linearly to `final_lr_fraction` of it."""
         config = self.config
-        optimizer = partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
+        optimizer = partial(adamw, lr=config.learning_rate, weight_decay=_WEIGHT_DECAY)
         return [ParamGroup(optimizer, self._learning_rate, config.max_grad_norm)]
 
     def _learning_rate(self, progress: float) -> float:
-        return self.config.lr * (1 - 0.9 * progress if self.config.anneal_lr else 1.0)
+        return self.config.learning_rate * (1 - (1 - self.config.final_lr_fraction) * progress)
 
     def losses(
         self, model: nn.Module, target: nn.Module | None, batch: Positions, ctx: UpdateContext

@@ -1,15 +1,16 @@
 """PPO with search: the policy proposes, a search on the real environment improves, and both are learned from.
 
-    L = L_clip(pi / pi_old, A min(rho_bar, pi_old(a) / mu(a))) + c_v (V - R)^2 / 2 - c_e H + distill CE(pi_search, pi)
+    L = L_clip(pi / pi_old, A min(w_max, pi_old(a) / mu(a))) + c_v (V - R)^2 / 2 - c_e H + c_d CE(pi_search, pi)
 
-mu is what really acted: (1 - epsilon) ((1 - beta) pi_old + beta pi_search) + epsilon uniform, known exactly, so PPO's
-ratio stays that of two policies (Hilton et al. 2022 on decoupling them). CE counts where there was a search. Continuous
-actions that a search chose have no density: they train by CE and value alone. R is the lambda return whose bootstrap is
-(1 - kappa) V + kappa v_search, and A = R - V, which without kappa is GAE. While the critic explains less than `gate` of
-the returns' variance, a search would only spread its errors: distill and kappa are then 0.
+mu is the behaviour policy, (1 - e) ((1 - b) pi_old + b pi_search) + e uniform, with e `random_action_fraction` and b
+`search_acts_fraction`. It is known exactly, so PPO's ratio stays that of two policies (Hilton et al. 2022 on decoupling
+them). CE counts on searched steps. Continuous actions that a search chose have no density: they train by CE and value
+alone. R is the lambda return whose bootstrap is (1 - k) V + k v_search, with k `search_value_fraction`, and A = R - V,
+which for k = 0 is GAE. While the critic explains less than `min_explained_variance` of the returns' variance, a search
+would only amplify its errors: c_d and k are then 0.
 
-Modes: `ppo` never searches; `ppo+distill` searches a share of the steps and the policy acts; `expert` lets the search
-act and learns by CE and value alone; `eval` trains as `ppo` and searches in evaluations.
+Modes: `ppo` never searches; `ppo+distill` searches a fraction of the steps and the policy acts; `expert` lets the
+search act and learns by CE and value alone; `eval` trains as `ppo` and searches in evaluations.
 """
 
 from __future__ import annotations
@@ -40,55 +41,56 @@ from corral.planning.search_policy import Search
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of PPO with search. Those that say so may be schedules: 0.5, 8->64, 1->0.1@0.3."""
+    """Settings of PPO with search. Those marked "schedule" take 0.5, 8:64 or 1:0.1@0.3."""
 
-    mode: Literal["ppo", "ppo+distill", "expert", "eval"] = "ppo+distill"
+    search_mode: Literal["ppo", "ppo+distill", "expert", "eval"] = "ppo+distill"
     """What search is used for."""
     ppo: PpoConfig = field(default_factory=PpoConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
-    sims: float | str = 16
+    num_simulations: float | str = 16
     """Simulations of a search; schedule."""
-    share: float | str = 0.25
-    """Share of the steps that are searched, with ppo+distill; schedule."""
-    beta: float | str = 0.0
-    """Share of the searched steps in which the search acts, with ppo+distill; schedule."""
-    epsilon: float | str = 0.0
-    """Share of the steps that are random; schedule."""
-    noise: float | str = 0.0
-    """How much roots explore, 0 to 1; schedule."""
+    search_fraction: float | str = 0.25
+    """Fraction of steps on which a search runs, with ppo+distill; schedule."""
+    search_acts_fraction: float | str = 0.0
+    """Fraction of the searched steps on which the search selects the action, with ppo+distill; schedule."""
+    random_action_fraction: float | str = 0.0
+    """Fraction of steps with a uniformly random action; schedule."""
+    root_noise: float | str = 0.0
+    """Exploration noise at the roots, 0 to 1; schedule."""
     temperature: float | str = 1.0
-    """Of the search's policy when it acts; schedule."""
-    distill: float | str = 0.5
+    """Temperature of the search's policy when it selects actions; schedule."""
+    distill_coef: float | str = 0.5
     """Weight of the cross-entropy to the search's policy; schedule."""
-    kappa: float | str = 0.0
-    """Share of the search's values in bootstraps; schedule."""
-    gate: float = 0.3
-    """Explained variance of the critic below which nothing is taken from searches."""
-    rho_bar: float = 1.0
-    """The most that an advantage is weighted by where the policy likes an action better than what acted did."""
+    search_value_fraction: float | str = 0.0
+    """Weight of the search's values in bootstraps; schedule."""
+    min_explained_variance: float = 0.3
+    """Explained variance of the critic below which nothing is learned from searches."""
+    max_importance_weight: float = 1.0
+    """Clip of the importance weight pi_old / mu of an advantage."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        if self.ppo.net.core != "none":
+        if self.ppo.net.rnn != "none":
             raise UserError(
-                "A search evaluates states by themselves, so ppo-search has no memory: use core=none, or ppo."
+                "ppo-search does not support recurrent networks, because a search evaluates states by themselves: set "
+                "rnn=none, or use ppo."
             )
-        if self.ppo.clip_value is not None:
-            raise UserError("ppo-search does not clip values: leave out clip_value, or use ppo.")
-        require("rho_bar", self.rho_bar, least=1)
-        require("gate", self.gate, most=1)
+        if self.ppo.clip_range_vf is not None:
+            raise UserError("ppo-search does not clip values: leave out clip_range_vf, or use ppo.")
+        require("max_importance_weight", self.max_importance_weight, least=1)
+        require("min_explained_variance", self.min_explained_variance, most=1)
         self.schedules()
 
     def schedules(self) -> dict[str, Schedule]:
-        """The settings that change over a run, by name."""
-        bounds = {"sims": (1, 1e6), "temperature": (0, 100), "distill": (0, 1e6)}
-        names = ("sims", "share", "beta", "epsilon", "noise", "temperature", "distill", "kappa")
+        """The settings that may be schedules, by name."""
+        bounds = {"num_simulations": (1, 1e6), "temperature": (0, 100), "distill_coef": (0, 1e6)}
+        names = ("num_simulations", "search_fraction", "search_acts_fraction", "random_action_fraction", "root_noise",
+                 "temperature", "distill_coef", "search_value_fraction")  # fmt: skip
         return {name: read_schedule(name, getattr(self, name), *bounds.get(name, (0, 1))) for name in names}
 
     @property
     def searches(self) -> bool:
-        """Whether there are searches in training."""
-        return self.mode in ("ppo+distill", "expert")
+        """Whether training searches."""
+        return self.search_mode in ("ppo+distill", "expert")
 
     @property
     def gamma(self) -> float:
@@ -104,7 +106,7 @@ _SEARCHED = ("behaviour", "better", "distill", "kappa", "search_value")
 class SearchedRows(Minibatch):
     """Rows to learn from, with what searches found; where nothing was searched it counts nothing."""
 
-    trust: Tensor | None = None  # [n] min(rho_bar, pi_old / mu), 0 where the action has no density
+    trust: Tensor | None = None  # [n] min(max_importance_weight, pi_old / mu), 0 where the action has no density
     distill: Tensor | None = None  # [n] weight of the cross-entropy, before the schedule's
     better: Tensor | None = None  # [n, edges] the search's policy
     edges: Tensor | None = None  # [n, edges, D] what its edges stand for, where they are sampled
@@ -116,7 +118,7 @@ class PpoSearch(Algorithm):
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec, self.ppo = config, spec, Ppo(config.ppo, spec, num_envs)
         self._schedules = config.schedules()
-        self._actions = choose_action_set(spec.action, config.search.samples, likeliest=False)
+        self._actions = choose_action_set(spec.action, config.search.num_sampled_actions, likeliest=False)
         self.data = self.ppo.data
         if config.searches:
             edges = () if isinstance(self._actions, Choices) else ("edges",)
@@ -136,15 +138,15 @@ class PpoSearch(Algorithm):
         if not (explore and config.searches):
             return self.ppo.make_policy(model, explore=explore, rng=rng, index=index)
         return SearchBehaviour(
-            model, self._actions, config.search, self._schedules, config.gamma, config.mode == "expert", rng
+            model, self._actions, config.search, self._schedules, config.gamma, config.search_mode == "expert", rng
         )
 
     def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
-        """The network alone, or with mode=eval a search."""
+        """The network alone, or with search_mode=eval a search."""
         config = self.config
-        if config.mode != "eval":
+        if config.search_mode != "eval":
             return self.ppo.make_policy(model, explore=not deterministic, rng=rng)
-        sims = round(self._schedules["sims"].most)
+        sims = round(self._schedules["num_simulations"].most)
         return Search.of_model(model, sims, config.gamma, config.search, rng, deterministic=deterministic)
 
     def groups(self) -> Sequence[ParamGroup]:
@@ -163,15 +165,17 @@ class PpoSearch(Algorithm):
         config, extras = self.config, batch.extras
         values, next_values = compute_values(model, batch)
         ends = batch.terminated, batch.truncated, batch.faulty
-        advantages = gae(batch.reward, values, next_values, *ends, config.ppo.gamma, config.ppo.lam)
-        trusted = explained_variance(values, advantages + values, batch.valid) > config.gate
+        advantages = gae(batch.reward, values, next_values, *ends, config.ppo.gamma, config.ppo.gae_lambda)
+        trusted = explained_variance(values, advantages + values, batch.valid) > config.min_explained_variance
         if trusted and extras["kappa"].any():
             next_values = bootstrap(next_values, batch.done, extras["search_value"], extras["kappa"])
             # Not GAE: its sum of deltas takes V out again where it goes on, and would leave v_search - V in every step.
-            advantages = lambda_return(batch.reward, next_values, *ends, config.ppo.gamma, config.ppo.lam) - values
+            advantages = (
+                lambda_return(batch.reward, next_values, *ends, config.ppo.gamma, config.ppo.gae_lambda) - values
+            )
         columns = {
-            "trust": np.exp(np.minimum(extras["logp"] - extras["behaviour"], np.log(config.rho_bar))),
-            "distill": extras["distill"] * np.float32(trusted or config.mode == "expert"),
+            "trust": np.exp(np.minimum(extras["logp"] - extras["behaviour"], np.log(config.max_importance_weight))),
+            "distill": extras["distill"] * np.float32(trusted or config.search_mode == "expert"),
             "better": extras["better"],
             **({"edges": extras["edges"]} if "edges" in extras else {}),
         }
@@ -187,7 +191,7 @@ class PpoSearch(Algorithm):
         assert isinstance(model, ActorCritic)
         assert batch.trust is not None
         assert batch.distill is not None
-        config, clip = self.config.ppo, self.ppo.clip_range(ctx.progress)
+        config, clip = self.config.ppo, self.ppo.clip_coef(ctx.progress)
         params, values = model(batch.obs)
         log_prob, entropy = model.actions.evaluate(params.float(), batch.action)
         ratio = (log_prob - batch.old_log_prob).clamp(max=20.0).exp()
@@ -197,8 +201,8 @@ class PpoSearch(Algorithm):
         value_loss, entropy_mean = 0.5 * (values.float() - batch.returns).square().mean(), entropy.mean()
         cross_entropy = self._cross_entropy(model, params.float(), batch)
         distilled = (batch.distill * cross_entropy).mean()
-        of_policy = distilled if self.config.mode == "expert" else policy_loss + distilled
-        loss = of_policy + config.value_coef * value_loss - config.entropy * entropy_mean
+        of_policy = distilled if self.config.search_mode == "expert" else policy_loss + distilled
+        loss = of_policy + config.vf_coef * value_loss - config.ent_coef * entropy_mean
         with torch.no_grad():
             searched = batch.distill > 0
             approx_kl = (batch.trust * (ratio - 1 - ratio.log())).mean()  # by trust, as if pi_old had acted

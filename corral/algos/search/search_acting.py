@@ -17,13 +17,12 @@ from corral.envs.vec_env import VecEnv
 from corral.nets.actor_critic import ActorCritic
 from corral.planning.action_set import ActionSet, Choices
 from corral.planning.mcts.network import NetworkEvaluation
-from corral.planning.of_vec import states_of
 from corral.planning.planner import Plan, Planner, SearchConfig, known_scale
 from corral.planning.search_policy import draw, sharpened
 
 
 class SearchBehaviour:
-    """Acts by mu = (1 - epsilon) ((1 - beta) pi + beta pi_search) + epsilon uniform, searching a share of the steps.
+    """Acts by mu = (1 - e) ((1 - b) pi + b pi_search) + e uniform, and searches a fraction of the steps.
 
     Records `action` as the network means it, its `logp` by pi, and of what acted `behaviour`, the log of mu; where the
     action is continuous and not of pi, it has no density, and `behaviour` is infinite. Of searches: `better`, their
@@ -53,13 +52,13 @@ class SearchBehaviour:
 
     def bind_envs(self, vec: VecEnv) -> None:
         """From now on it acts for these environments."""
-        states = states_of(vec, self._config.memory_mb)
+        states = vec.states(self._config.memory_mb)
         if states.players > 1:
             raise UserError(f"{vec.spec.name} is a game of two players: train it with alphazero.")
         evaluate = NetworkEvaluation(self._model, self._actions, self._rng)
         self._vec = vec
         self._planner = Planner(
-            states, self._actions, evaluate, self._config, vec.num_envs, round(self._schedules["sims"].most),
+            states, self._actions, evaluate, self._config, vec.num_envs, round(self._schedules["num_simulations"].most),
             discount=self._gamma, rng=self._rng,
         )  # fmt: skip
 
@@ -71,15 +70,15 @@ class SearchBehaviour:
         """Decide for `n` environments."""
         now = {name: schedule(self._ctx.progress) for name, schedule in self._schedules.items()}
         if self._expert:
-            now |= {"share": 1.0, "beta": 1.0}
+            now |= {"search_fraction": 1.0, "search_acts_fraction": 1.0}
         n, width = len(state), self._actions.width
-        rows = np.flatnonzero(self._rng.random(n) < now["share"])
+        rows = np.flatnonzero(self._rng.random(n) < now["search_fraction"])
         extras: dict[str, Any] = {name: np.zeros(n, np.float32) for name in ("search_value", "distill", "kappa")}
         extras["better"], plan = np.zeros((n, width), np.float32), None
         if len(rows):
             plan = self._plan(state[rows], first[rows], now)
             extras["better"][rows], extras["search_value"][rows] = plan.policy, plan.values
-            extras["distill"][rows], extras["kappa"][rows] = now["distill"], now["kappa"]
+            extras["distill"][rows], extras["kappa"][rows] = now["distill_coef"], now["search_value_fraction"]
         decide = self._among_choices if isinstance(self._actions, Choices) else self._among_samples
         params = self._model.numpy_params(obs) if self._model.numpy_towers else self._params(obs)
         action, edges = decide(params, rows, plan, now, extras)
@@ -96,7 +95,7 @@ class SearchBehaviour:
         assert self._planner is not None, "attach() comes first"
         scale = self._vec.learning_scale if isinstance(self._vec, NormalizedVecEnv) else self._ctx.reward_scale
         self._planner.search.reward_scale = known_scale(scale)
-        return self._planner.plan(env_ids, first, round(now["sims"]), now["noise"])
+        return self._planner.plan(env_ids, first, round(now["num_simulations"]), now["root_noise"])
 
     def _among_choices(
         self, params: Array, rows: Array, plan: Plan | None, now: dict[str, float], extras: dict[str, Any]
@@ -107,8 +106,8 @@ class SearchBehaviour:
         pi = offered.astype(np.float64)
         mu = pi.copy()
         if plan is not None:
-            mu[rows] += now["beta"] * (sharpened(plan.policy, now["temperature"]) - mu[rows])
-        mu += now["epsilon"] * (1.0 / width - mu)
+            mu[rows] += now["search_acts_fraction"] * (sharpened(plan.policy, now["temperature"]) - mu[rows])
+        mu += now["random_action_fraction"] * (1.0 / width - mu)
         edges, every = draw(mu, self._rng), np.arange(n)
         with np.errstate(divide="ignore"):  # what pi never does, a search may
             extras["logp"] = np.log(pi[every, edges]).astype(np.float32).clip(min=-1e4)
@@ -126,11 +125,11 @@ class SearchBehaviour:
         if plan is not None:
             assert plan.actions is not None
             edges[rows] = plan.actions
-            by_search = rng.random(len(rows)) < now["beta"]
+            by_search = rng.random(len(rows)) < now["search_acts_fraction"]
             drawn = draw(sharpened(plan.policy, now["temperature"]), rng)
             acting = rows[by_search]
             action[acting], taken[acting], dense[acting] = plan.stand_for(drawn)[by_search], drawn[by_search], False
-        by_chance = np.flatnonzero(rng.random(n) < now["epsilon"])
+        by_chance = np.flatnonzero(rng.random(n) < now["random_action_fraction"])
         if len(by_chance):
             _, even = self._actions.uniform(np.ones((len(by_chance), self._actions.width), np.bool_), rng)
             assert even is not None

@@ -14,20 +14,23 @@ from corral.algos.schedule import Schedule
 from corral.core.errors import UserError
 from corral.core.types import Array, Tree
 from corral.envs.normalize import NormalizedVecEnv
+from corral.envs.suites.games.game import Game
 from corral.envs.suites.games.players import Player, make_player
 from corral.envs.vec_env import VecEnv
 from corral.nets.actor_critic import ActorCritic
 from corral.planning.action_set import Choices
-from corral.planning.game_states import GameStates
 from corral.planning.mcts.network import NetworkEvaluation
-from corral.planning.of_vec import states_of
 from corral.planning.planner import Plan, Planner
 from corral.planning.search_policy import draw, sharpened
+from corral.snapshot.array_states import ArrayStates
+from corral.snapshot.states import States
 
 if TYPE_CHECKING:
     from corral.algos.search.alphazero import Config
 
 _SELF, _PAST = 0, 1  # opponents; scripted ones come after
+_PAST_SELVES = 10  # kept, the oldest is dropped first
+_PAST_SELF_EVERY = 0.05  # fraction of the run between two of them
 
 
 class SelfPlay:
@@ -47,7 +50,7 @@ class SelfPlay:
     ):
         self._model, self._actions, self._config, self._schedules, self._rng = model, actions, config, schedules, rng
         self._progress = 0.0
-        self._past: deque[dict[str, Any]] = deque(maxlen=config.past_kept)  # weights
+        self._past: deque[dict[str, Any]] = deque(maxlen=_PAST_SELVES)  # weights
         self._next_past = 0.0
         self._planner: Planner | None = None
         self._past_planner: Planner | None = None
@@ -60,15 +63,15 @@ class SelfPlay:
         """From now on it plays on these boards."""
         if isinstance(vec, NormalizedVecEnv):
             raise UserError("alphazero learns who won, in the game's own reward: leave out normalize_reward.")
-        states, config = states_of(vec, self._config.search.memory_mb), self._config
+        states, config = vec.states(self._config.search.memory_mb), self._config
         if states.players != 2:
             raise UserError(
                 f"alphazero plays games of two players against itself, and {vec.spec.name} has one: use ppo-search."
             )
-        self._scripted = self._players(states) if self._schedules["scripted_share"].most > 0 else []
+        self._scripted = self._players(states) if self._schedules["opponent_fraction"].most > 0 else []
         self._past_model = copy.deepcopy(self._model)
         self._past_model.use_numpy()
-        most = max(round(self._schedules["sims"].most), config.fast_sims)
+        most = max(round(self._schedules["num_simulations"].most), config.fast_simulations)
 
         def planner(model: ActorCritic) -> Planner:
             evaluate = NetworkEvaluation(model, self._actions, self._rng)
@@ -76,7 +79,7 @@ class SelfPlay:
             return Planner(states, self._actions, evaluate, search, vec.num_envs, most, discount=1.0, rng=self._rng)
 
         self._planner, self._states = planner(self._model), states
-        self._past_planner = planner(self._past_model) if self._schedules["past_share"].most > 0 else None
+        self._past_planner = planner(self._past_model) if self._schedules["past_self_fraction"].most > 0 else None
 
     @property
     def simulator_steps(self) -> int:
@@ -109,15 +112,17 @@ class SelfPlay:
         mine = np.flatnonzero(~theirs)
         self._pass_over(env[theirs], env[mine])
         full = np.ones(len(mine), np.bool_)
-        if self._config.fast_sims:
-            full = self._rng.random(len(mine)) < self._config.full_share
+        if self._config.fast_simulations:
+            full = self._rng.random(len(mine)) < self._config.full_search_fraction
             fast = mine[~full]
             if len(fast):
-                plan = self._plan(env[fast], first[fast], self._config.fast_sims, 0.0, roots[fast])
+                plan = self._plan(env[fast], first[fast], self._config.fast_simulations, 0.0, roots[fast])
                 moves[fast] = self._decide(plan, state, fast)
         rows = mine[full]
         if len(rows):
-            plan = self._plan(env[rows], first[rows], round(self._now("sims")), self._now("noise"), roots[rows])
+            plan = self._plan(
+                env[rows], first[rows], round(self._now("num_simulations")), self._now("root_noise"), roots[rows]
+            )
             moves[rows] = self._decide(plan, state, rows)
             extras["better"][rows], extras["legal"][rows], extras["searched"][rows] = plan.policy, plan.legal, True
         return self._actions.to_env(moves), state | {"moves": state["moves"] + 1}, extras
@@ -125,7 +130,7 @@ class SelfPlay:
     def _begin(self, state: Tree, first: Array) -> dict[str, Array]:
         """Say for games that begin who plays."""
         rng, n = self._rng, len(first)
-        past, scripted = self._now("past_share") if self._past else 0.0, self._now("scripted_share")
+        past, scripted = self._now("past_self_fraction") if self._past else 0.0, self._now("opponent_fraction")
         drawn, side = rng.random(n), rng.integers(2, size=n)
         opponent = np.where(drawn < past, _PAST, _SELF)
         if self._scripted:
@@ -160,11 +165,11 @@ class SelfPlay:
     def _opponent_moves(self, kind: int, env_ids: Array, first: Array, roots: Array) -> Array:
         if kind == _PAST:
             assert self._past_planner is not None
-            plan = self._past_planner.plan(env_ids, first, round(self._now("sims")), roots=roots)
+            plan = self._past_planner.plan(env_ids, first, round(self._now("num_simulations")), roots=roots)
             edges = draw(plan.policy, self._rng)
             self._past_planner.took(env_ids, edges)
             return edges
-        assert isinstance(self._states, GameStates)
+        assert isinstance(self._states, ArrayStates)
         positions = self._states.rows[roots].copy()
         self._states.drop(roots)
         moves: Array = self._scripted[kind - _PAST - 1](positions, self._rng)
@@ -174,14 +179,16 @@ class SelfPlay:
         """Now and then keep the network as it is, and draw who plays as the past self from now on."""
         if self._past_planner is None or self._progress < self._next_past:
             return
-        self._next_past = self._progress + self._config.past_every  # a run that goes on begins with none
+        self._next_past = self._progress + _PAST_SELF_EVERY  # a run that goes on begins with none
         self._past.append({name: value.clone() for name, value in self._model.state_dict().items()})
         self._past_model.load_state_dict(self._past[self._rng.integers(len(self._past))])
 
-    def _players(self, states: Any) -> list[Player]:
-        if not isinstance(states, GameStates):
-            raise UserError("Scripted players are for Corral's own games: set scripted_share=0, or past_share instead.")
-        return [make_player(states.game, name) for name in self._config.scripted]
+    def _players(self, states: States) -> list[Player]:
+        if not isinstance(states, ArrayStates) or not isinstance(states.model, Game):
+            raise UserError(
+                "Scripted players are for Corral's own games: set opponent_fraction=0, or use past_self_fraction."
+            )
+        return [make_player(states.model, name) for name in self._config.opponents]
 
     def _now(self, name: str) -> float:
         return self._schedules[name](self._progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -17,7 +18,10 @@ from corral.envs.stepping.live_row import RowEnv
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision, Watchdog
 from corral.envs.vec_env import VecEnv
+from corral.snapshot.keepers.choose import make_scratch
 from corral.snapshot.live_env import LiveEnv
+from corral.snapshot.make_states import make_states
+from corral.snapshot.states import States
 
 
 class LocalVecEnv(VecEnv):
@@ -53,13 +57,16 @@ class LocalVecEnv(VecEnv):
         """The environment itself, for planners, which leave it as it is."""
         return self._group.environment(env_id)
 
-    def factory(self, env_id: int) -> EnvFactory:
-        """What builds it."""
-        return self._group.factory(env_id)
-
-    def acting(self, env_id: int) -> LiveEnv:
-        """The environment as a keeper of its states knows it."""
+    def live_env(self, env_id: int) -> LiveEnv:
+        """The environment, for those who keep its states."""
         return RowEnv(self._group, env_id)
+
+    def states(self, memory_mb: float = 1024.0) -> States:
+        """States in this process, of whichever kind suits the environments."""
+        factories = [self._group.factory(i) for i in range(self.num_envs)]
+        makers = {id(factory): partial(make_scratch, factory) for factory in factories}
+        live = [self.live_env(i) for i in range(self.num_envs)]
+        return make_states(self.spec, live, [makers[id(factory)] for factory in factories], memory_mb)
 
     def reset(self, seed: int = 0) -> None:
         """Start new seeded episodes everywhere."""

@@ -9,19 +9,22 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from corral.core.encoding import Buffer
 from corral.core.errors import RunFailed, UserError
 from corral.core.gym_env import EnvFactory, build_env
 from corral.core.log import RateLimitedLog
-from corral.envs.serve.slots import BadRequest, SlotReply, Slots, most_slots
-from corral.envs.serve.states import States
+from corral.envs.serve.slots import SlotReply, Slots, most_slots
+from corral.envs.serve.state_errors import BadRequest
+from corral.envs.serve.supervisor import RequestClock
 from corral.link import protocol as clp
 from corral.link.auth import LEARNER, SIMULATOR, is_proven, new_nonce, prove
 from corral.link.control import OURS, Hello, Knock, Ready, Welcome, from_meta, to_meta
 from corral.link.layout import layout_hash
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.transports.base import Binding, Event, Wire
-from corral.snapshot.keepers.choose import keeping_of
+from corral.snapshot.keepers.choose import find_keeper
 
 log = logging.getLogger("corral.envs")
 
@@ -54,17 +57,27 @@ class _Greeting:
 
 
 class SimulatorServer:
-    """Serves one kind of environment to learners that dial in, or that it dials."""
+    """Serves one kind of environment to learners that connect to it, or to the one that it connects to."""
 
-    def __init__(self, factory: EnvFactory, name: str, binding: Binding, slots: int, token: bytes | None = None):
+    def __init__(
+        self,
+        factory: EnvFactory,
+        name: str,
+        binding: Binding,
+        slots: int,
+        token: bytes | None = None,
+        *,
+        clock: RequestClock | None = None,
+        instance: bytes = b"",
+    ):
+        self._clock = clock or RequestClock()
         self._factory, self._name, self._binding, self._token = factory, name, binding, token
         env, self._spec = build_env(factory, name)
         env.close()
         self._slots = most_slots(self._spec, slots)
-        self._keeping = keeping_of(factory)
+        self._keeper = find_keeper(factory)
         self._layout = layout_hash(self._spec.observation, self._spec.action)
-        instance = os.environ.get("CORRAL_INSTANCE", "")
-        self._instance = bytes.fromhex(instance) if len(instance) == 32 else new_nonce()
+        self._instance = instance or new_nonce()
         self._sessions: list[_Session] = []  # learners choose their numbers, so two may have the same
         self._by_wire: dict[Wire, _Session] = {}
         self._greetings: dict[Wire, _Greeting] = {}
@@ -91,6 +104,7 @@ class SimulatorServer:
 
     def poll(self, timeout_s: float) -> None:
         """Act on what comes in."""
+        self._clock.wait()
         for event in self._binding.poll(timeout_s):
             session = self._by_wire.get(event.wire)
             try:
@@ -142,16 +156,18 @@ class SimulatorServer:
         elif message.op == clp.Op.ERROR:
             del self._greetings[wire]
             wire.close()
-            text = f"The learner at {wire.peer} refused this simulator: {message.text}."
-            if wire.dialled and message.status in (
-                clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH
-            ):  # fmt: skip
-                raise UserError(text)
-            self._strangers.warning(text)
+            self._refused(wire, message)
         elif message.op == clp.Op.CLOSE:
             self._closed(wire, message)
         else:
             raise BadMessage(f"{clp.Op(message.op).name} in the handshake")
+
+    def _refused(self, wire: Wire, message: Message) -> None:
+        """The learner does not take this simulator; UserError when it would not do so next time either."""
+        text = f"The learner at {wire.peer} refused this simulator: {message.text}."
+        if wire.dialled and message.status in (clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH):
+            raise UserError(text)
+        self._strangers.warning(text)
 
     def _hello(self, wire: Wire, wanted: int = 0) -> None:
         """Say what this is; a session that lost its connection is named, if there is one to go on with.
@@ -162,12 +178,12 @@ class SimulatorServer:
         waiting = [s for s in self._sessions if s.wire is None and (wire.dialled or s.number == wanted)]
         resumes = waiting[-1] if waiting else None
         greeting.resumes = resumes
-        keeping = self._keeping
-        capabilities = ["raw_reward", *(("rollout", *keeping.capabilities) if keeping else ())]
+        keeper = self._keeper
+        capabilities = ["raw_reward", *(("rollout", *keeper.capabilities) if keeper else ())]
         hello = Hello(
             list(OURS), "corral-python", self._name, 0, self._instance, greeting.nonce,
             resumes.number if resumes else 0, self._spec.observation.to_json(), self._spec.action.to_json(),
-            1, self._slots, 1, keeping.level if keeping else 0, keeping.exact if keeping else True, capabilities,
+            1, self._slots, 1, keeper.level if keeper else 0, keeper.exact if keeper else True, capabilities,
         )  # fmt: skip
         wire.send(Message(clp.Op.HELLO, meta=to_meta(hello)).frames())
 
@@ -189,11 +205,9 @@ class SimulatorServer:
                 self._refuse(wire, clp.Status.E_FULL, f"{_MAX_SESSIONS} learners are here already")
                 return
             slots = min(self._slots, welcome.limits.slots)
-            states = States(self._spec.observation, welcome.snapshots, self._keeping, self._factory)
-            hosted = Slots(self._factory, self._name, self._spec, slots, states)
+            hosted = Slots(self._factory, self._name, self._spec, slots, self._keeper, welcome.snapshots)
             session = _Session(welcome.session, hosted, welcome, wire)
             self._sessions.append(session)
-            log.info("a learner at %s is here.", wire.peer)
         elif session not in self._sessions or session.number != welcome.session:
             self._refuse(wire, clp.Status.E_SESSION, f"session {welcome.session} is not known here")
             return
@@ -227,9 +241,9 @@ class SimulatorServer:
             return
         message = read_message(event.frames)
         if message.op in (clp.Op.CLOSE, clp.Op.ERROR):
-            if message.op == clp.Op.ERROR:
-                log.warning("the learner at %s gave this simulator up: %s", event.wire.peer, message.text)
             self._closed(event.wire, message)
+            if message.op == clp.Op.ERROR:
+                self._refused(event.wire, message)
             return
         if message.session != session.number or message.layout != self._layout:
             raise BadMessage(f"session {message.session}, layout {message.layout:#x}")
@@ -245,7 +259,10 @@ class SimulatorServer:
             self._answer(session, message)
 
     def _answer(self, session: _Session, message: Message) -> None:
+        if not session.done_until and session.wire is not None:
+            log.info("a learner at %s uses this simulator.", session.wire.peer)
         started = time.perf_counter()
+        self._clock.begin(message.aux / 1000)
         reply = Message(message.op, clp.REPLY, 0, message.seq, session.number, self._layout, message.batch)
         try:
             if message.batch > session.welcome.limits.batch:
@@ -265,6 +282,7 @@ class SimulatorServer:
             reply.flags |= clp.FAILED
             reply.meta = {"text": f"{clp.Op(message.op).name}: {error}"}
         reply.aux = min(int((time.perf_counter() - started) * 1e6), 0xFFFFFFFF)
+        self._clock.end()
         frames = reply.frames()
         session.done_until = message.seq
         session.replies[message.seq] = frames
@@ -280,7 +298,8 @@ class SimulatorServer:
         if op == clp.Op.STATS:
             return {
                 "slots": self._slots, "steps": hosted.steps, "episodes": hosted.episodes, "faults": hosted.faults,
-                "snapshots": len(hosted.states), "snapshot_bytes": hosted.states.nbytes, "rss": _rss(), "work_us": 0,
+                "snapshots": len(hosted.states or ()), "snapshot_bytes": hosted.states.nbytes if hosted.states else 0,
+                "rss": _rss(), "work_us": 0,
             }  # fmt: skip
         if batch < 1:
             raise BadRequest("no rows")
@@ -306,10 +325,12 @@ class SimulatorServer:
     def _drop(self, session: _Session, message: Message) -> None:
         states = session.hosted.states
         generation = (message.meta or {}).get("generation")
+        if states is None:
+            return
         if isinstance(generation, int):
-            states.drop_generation(generation)
+            states.drop_where(lambda key: key >> clp.GENERATION_BITS == generation)
         elif len(message.payload) == 1 and len(message.payload[0]) == 8 * message.batch:
-            states.drop(list(memoryview(message.payload[0]).cast("B").cast("Q")))
+            states.drop(np.frombuffer(message.payload[0], "<u8"))
 
     def _closed(self, wire: Wire, message: Message) -> None:
         """The learner leaves; if this side dialled it, and the run is over, there is nothing more to do."""

@@ -3,57 +3,38 @@
 from __future__ import annotations
 
 import mmap
-import struct
-import zlib
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from corral.core.encoding import Buffer, DecodeError, decode, encode
+from corral.core.encoding import Buffer
 from corral.core.errors import UserError
 from corral.core.gym_env import EnvFactory
 from corral.core.types import Array, EnvSpec
-from corral.envs.serve.states import Expanded, State, States, step_once
+from corral.envs.serve.state_errors import (
+    BadRequest,
+    Problem,
+    failure_of,
+    pack_state,
+    problem_of,
+    require_id,
+    unpack_state,
+)
 from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet, IdSets
+from corral.envs.stepping.live_row import RowEnv
 from corral.envs.stepping.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, EnvRows
 from corral.envs.supervision import IDLE, Fault
 from corral.link import protocol as clp
+from corral.link.control import Budget
 from corral.link.layout import RowsLayout, layout_hash, space_group
-from corral.snapshot.keeper import CannotSave
-
-# Exported states of Python environments: bytes that know what they are a state of.
-
-
-_HEAD = struct.Struct("<4sII")  # magic, layout of the spaces, CRC-32 of the rest
-_MAGIC = b"CPY1"
-
-
-def pack_state(layout: int, state: State) -> bytes:
-    """A state that is kept as bytes, with its last observation."""
-    body = b"".join(encode([state.kept, state.over, state.obs]))
-    return _HEAD.pack(_MAGIC, layout, zlib.crc32(body)) + body
-
-
-def unpack_state(layout: int, states: States, key: int, blob: bytes) -> tuple[int, str]:
-    """Keep a state that `pack_state` packed, here or elsewhere; returns status and words."""
-    bad = clp.Status.E_BAD_REQUEST
-    if len(blob) < _HEAD.size:
-        return bad, "too few bytes for a state"
-    magic, theirs, crc = _HEAD.unpack_from(blob)
-    body = blob[_HEAD.size :]
-    if magic != _MAGIC or theirs != layout:
-        return bad, "a state of another environment"
-    if zlib.crc32(body) != crc:
-        return bad, "a damaged state"
-    try:
-        kept, over, obs = decode(body)
-        leaves = [np.array(leaf) for leaf in obs]
-        states.check(kept, leaves)
-    except (DecodeError, ValueError, TypeError, CannotSave) as error:
-        return bad, f"not a state of this environment ({error})"
-    return states.put(key, kept, leaves, bool(over))
-
+from corral.snapshot.env_states import EnvStates
+from corral.snapshot.keeper import CannotSave, StateKeeper
+from corral.snapshot.keepers.choose import make_scratch
+from corral.snapshot.scratch_env import KeptState, StepRows
+from corral.snapshot.states import UnknownState
 
 ROWS = RowsLayout(players=1, raw_reward=True)
 REWARD, RAW, FLAGS, STATUS = range(4)
@@ -66,14 +47,6 @@ def most_slots(spec: EnvSpec, wanted: int) -> int:
     return max(1, min(wanted, _MAX_BYTES // EnvRows.nbytes(spec, 1)))
 
 
-class BadRequest(Exception):
-    """A request that cannot be carried out, found out before anything has changed."""
-
-    def __init__(self, text: str, status: clp.Status = clp.Status.E_BAD_REQUEST):
-        super().__init__(text)
-        self.status = status
-
-
 class SlotReply:
     """Payload of a reply, and words for rows that went wrong."""
 
@@ -84,12 +57,22 @@ class SlotReply:
 class Slots:
     """Some environments, made when their slot is first reset."""
 
-    def __init__(self, factory: EnvFactory, name: str, spec: EnvSpec, slots: int, states: States):
-        self.spec, self._slots, self.states = spec, slots, states
+    def __init__(
+        self, factory: EnvFactory, name: str, spec: EnvSpec, slots: int, keeper: StateKeeper | None, budget: Budget
+    ):
+        self.spec, self._slots, self._factory = spec, slots, factory
         # The system gives memory when it is first written to, so slots that nobody uses cost nothing.
         self._rows, self._sets = EnvRows(spec, slots, mmap.mmap(-1, EnvRows.nbytes(spec, slots))), IdSets(slots)
         self._group = EnvGroup(dict.fromkeys(range(slots), factory), name, self._report, [IDLE])
         self._group.attach(self._rows, self._sets)
+        self.states: EnvStates | None = None
+        if keeper is not None:
+            live, makers = (
+                [RowEnv(self._group, slot) for slot in range(slots)],
+                [partial(make_scratch, factory)] * slots,
+            )
+            memory_mb = budget.bytes / 1e6
+            self.states = EnvStates(spec, live, makers, memory_mb, max_states=budget.count, keeper=keeper)
         self._obs, self._action, self._table = space_group(spec.observation), space_group(spec.action), ROWS.group()
         self._layout = layout_hash(spec.observation, spec.action)
         self._words: dict[int, tuple[clp.Status, str]] = {}
@@ -99,7 +82,8 @@ class Slots:
     def close(self) -> None:
         """Close the environments."""
         self._group.close()
-        self.states.close()
+        if self.states is not None:
+            self.states.close()
 
     def reset(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """Start episodes with the seeds given."""
@@ -142,58 +126,48 @@ class Slots:
 
     def _step_once(self, chosen: IdSet, actions: list[Array]) -> SlotReply:
         """Step slots and leave them where they are, at the end of their episodes too."""
-        batch = len(chosen)
-        frame, table = self._table.make(batch)
-        out, leaves = self._obs.make(batch)
-        words = {}
+        steps = StepRows(self.spec, len(chosen))
         for row, slot in enumerate(chosen.numbers):
             env = self._group.environment(slot)
-            step = step_once(env, self.spec.action.unflatten([leaf[row] for leaf in actions]), self.spec.observation)
-            self._group.replace(slot, env, step.obs)
-            self._playing[slot] = not step.flags
-            _put(table, leaves, row, step)
-            if step.text:
-                words[str(row)] = step.text
-        self.steps += batch
-        return SlotReply([frame, out], words)
+            steps.step(row, partial(env.step, self._action_of(actions, row)))
+            self._group.replace(slot, env, steps.row(row))
+            self._playing[slot] = not steps.is_over(row)
+        self.steps += len(chosen)
+        return self._step_reply(steps, {})
 
     def save(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """Keep the states of slots by the ids given."""
         slots, ids = _columns(payload, batch, "<u4", "<u8")
         chosen = self._choose(slots)
-        obs = self._rows.current(chosen, None)
-        frame, table = self._table.make(batch)
-        words = {}
-        for row, (slot, key) in enumerate(zip(chosen.numbers, ids.tolist(), strict=True)):
-            leaves = [leaf[row].copy() for leaf in obs]
-            env = self._group.environment(slot) if self._playing[slot] else None
-            status, text = self.states.save(key, env, leaves)
-            table[STATUS][row] = status
-            if text:
-                words[str(row)] = text
-        return SlotReply([frame], words)
+
+        def save(slot: int, key: int) -> None:
+            if not self._playing[slot]:
+                raise BadRequest("the slot has no episode", clp.Status.E_NO_EPISODE)
+            require_id(key)
+            self._kept().save_env(key, slot)
+
+        pairs = zip(chosen.numbers, ids.tolist(), strict=True)
+        return self._status_reply({row: problem_of(partial(save, *pair)) for row, pair in enumerate(pairs)})
 
     def load(self, batch: int, payload: Sequence[Buffer], want_obs: bool) -> SlotReply:
         """Put slots where their states were."""
         slots, ids = _columns(payload, batch, "<u4", "<u8")
         chosen = self._choose(slots)
-        frame, table = self._table.make(batch)
-        out, leaves = self._obs.make(batch)
-        for row, (slot, key) in enumerate(zip(chosen.numbers, ids.tolist(), strict=True)):
-            state = self.states.get(key)
-            if state is None:
-                table[STATUS][row] = clp.Status.E_UNKNOWN_STATE
-                continue
-            try:
-                env = self.states.put_into(self._group.find(slot), state)
-            except CannotSave:
-                table[STATUS][row] = clp.Status.E_UNSUPPORTED
-                continue
+        steps, problems = StepRows(self.spec, batch), {}
+
+        def load(row: int, slot: int, key: int) -> None:
+            state = self._get(key)
+            env = self._group.find(slot) or make_scratch(self._factory)
+            self._kept().load_into(env, state)
+            assert state.obs is not None  # a slot always has an observation
             self._group.replace(slot, env, state.obs)
             self._playing[slot] = not state.over
-            for leaf, value in zip(leaves, state.obs, strict=True):
-                leaf[row] = value
-        return SlotReply([frame, out] if want_obs else [frame])
+            steps.show(row, state.obs)
+
+        for row, (slot, key) in enumerate(zip(chosen.numbers, ids.tolist(), strict=True)):
+            problems[row] = problem_of(partial(load, row, slot, key))
+        reply = self._step_reply(steps, problems)
+        return reply if want_obs else SlotReply(reply.payload[:1], reply.words)
 
     def expand(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """Step copies of states and keep what comes out."""
@@ -202,17 +176,19 @@ class Slots:
         parents, children = _columns([payload[0], payload[2]], batch, "<u8", "<u8")
         actions = self.read_actions(payload[1], batch)
         seeds = _columns(payload[3:], batch, "<u8")[0] if len(payload) == 4 else np.zeros(batch, np.uint64)
-        frame, table = self._table.make(batch)
-        out, leaves = self._obs.make(batch)
-        words = {}
-        states = [self.states.get(key) for key in parents.tolist()]  # a child may take the place of a parent
-        for row, state in enumerate(states):
-            action = self.spec.action.unflatten([leaf[row] for leaf in actions])
-            step = self.states.expand(state, action, int(children[row]), int(seeds[row]))
-            _put(table, leaves, row, step)
-            if step.text:
-                words[str(row)] = step.text
-        return SlotReply([frame, out], words)
+        steps, problems = StepRows(self.spec, batch), {}
+        states = [self._find_live(key) for key in parents.tolist()]  # before a child takes the place of a parent
+
+        def expand(row: int) -> None:
+            state, child = _raised(states[row]), int(children[row])
+            env = state.scratch.enter(state, int(seeds[row]) or None)
+            steps.step(row, partial(state.scratch.keeper.step, env, self._action_of(actions, row)))
+            if child and not steps.failed[row]:
+                self._kept().save_scratch(child, state, steps.row(row), steps.is_over(row))
+
+        for row in range(batch):
+            problems[row] = problem_of(partial(expand, row))
+        return self._step_reply(steps, problems)
 
     def rollout(self, batch: int, payload: Sequence[Buffer], steps: int) -> SlotReply:
         """Step copies of states several times."""
@@ -221,34 +197,37 @@ class Slots:
         (parents,) = _columns(payload[:1], batch, "<u8")
         actions = self.read_actions(payload[1], batch * steps)
         rewards, lengths = np.zeros((batch, steps)), np.zeros(batch, "<u4")
-        frame, table = self._table.make(batch)
-        out, leaves = self._obs.make(batch)
-        words = {}
+        last, problems = StepRows(self.spec, batch), {}
+
+        def roll(row: int) -> None:
+            state = _raised(self._find_live(int(parents[row])))
+            env = state.scratch.enter(state)
+            for k in range(steps):
+                last.step(row, partial(state.scratch.keeper.step, env, self._action_of(actions, row * steps + k)))
+                rewards[row, k], lengths[row] = last.reward[row], k + 1
+                if last.is_over(row):
+                    break
+
         for row in range(batch):
-            mine = [self.spec.action.unflatten([leaf[row * steps + k] for leaf in actions]) for k in range(steps)]
-            last, got = self.states.rollout(self.states.get(int(parents[row])), mine)
-            rewards[row, : len(got)], lengths[row] = got, len(got)
-            _put(table, leaves, row, last)
-            table[REWARD][row] = table[RAW][row] = sum(got)
-            if last.text:
-                words[str(row)] = last.text
-        return SlotReply([rewards.tobytes(), lengths.tobytes(), frame, out], words)
+            problems[row] = problem_of(partial(roll, row))
+        last.reward[:] = rewards.sum(1)
+        reply = self._step_reply(last, problems)
+        return SlotReply([rewards.tobytes(), lengths.tobytes(), *reply.payload], reply.words)
 
     def export(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """States as bytes."""
         (ids,) = _columns(payload, batch, "<u8")
-        frame, table = self._table.make(batch)
-        blobs, words = [], {}
-        for row, key in enumerate(ids.tolist()):
-            state = self.states.get(key)
-            if state is None or not isinstance(state.kept, bytes):
-                status = clp.Status.E_UNKNOWN_STATE if state is None else clp.Status.E_UNSUPPORTED
-                table[STATUS][row], words[str(row)] = status, "there is no state that could be exported"
-                blobs.append(b"")
-                continue
-            blobs.append(pack_state(self._layout, state))
+        blobs = [b""] * batch
+
+        def pack(row: int, key: int) -> None:
+            state = self._get(key)
+            if not isinstance(state.kept, bytes):
+                raise CannotSave("states of this environment cannot be exported")
+            blobs[row] = pack_state(self._layout, state)
+
+        reply = self._status_reply({row: problem_of(partial(pack, row, key)) for row, key in enumerate(ids.tolist())})
         sizes = np.array([len(blob) for blob in blobs], "<u8")
-        return SlotReply([frame, sizes.tobytes(), b"".join(blobs)], words)
+        return SlotReply([*reply.payload, sizes.tobytes(), b"".join(blobs)], reply.words)
 
     def take_in(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         """States from bytes."""
@@ -257,14 +236,16 @@ class Slots:
         ids, sizes = _columns(payload[:2], batch, "<u8", "<u8")
         if int(sizes.astype(object).sum()) != len(payload[2]):
             raise BadRequest("sizes that are not those of the states")
-        frame, table = self._table.make(batch)
-        words, at = {}, 0
+        problems, at = {}, 0
+
+        def unpack(key: int, blob: bytes) -> None:
+            require_id(key)
+            unpack_state(self._layout, self._kept(), key, blob)
+
         for row, (key, size) in enumerate(zip(ids.tolist(), sizes.tolist(), strict=True)):
-            table[STATUS][row], text = unpack_state(self._layout, self.states, key, bytes(payload[2][at : at + size]))
+            problems[row] = problem_of(partial(unpack, key, bytes(payload[2][at : at + size])))
             at += size
-            if text:
-                words[str(row)] = text
-        return SlotReply([frame], words)
+        return self._status_reply(problems)
 
     def read_actions(self, frame: Buffer, rows: int) -> list[Array]:
         """Actions, checked against their space."""
@@ -275,6 +256,44 @@ class Slots:
             raise BadRequest(str(error)) from error
 
     # -- within --------------------------------------------------------------------------------------------
+
+    def _kept(self) -> EnvStates:
+        if self.states is None:
+            raise CannotSave("the state of this environment cannot be saved")
+        return self.states
+
+    def _get(self, key: int) -> KeptState:
+        if self.states is None:
+            raise UnknownState(f"There is no state {key}: this environment's state cannot be saved.")
+        return self.states.get(key)
+
+    def _find_live(self, key: int) -> KeptState | UserError:
+        """The state of an id that can be stepped from, or why there is none."""
+        try:
+            self._get(key)
+            return self._kept().get_live(key)
+        except UserError as error:
+            return error
+
+    def _action_of(self, actions: list[Array], row: int) -> Any:
+        return self.spec.action.unflatten([leaf[row] for leaf in actions])
+
+    def _step_reply(self, steps: StepRows, problems: dict[int, Problem | None]) -> SlotReply:
+        """Rows of steps and their observations; rows with a problem have its status."""
+        frame, table = self._table.make(len(steps.reward))
+        out, leaves = self._obs.make(len(steps.reward))
+        table[REWARD][:, 0] = table[RAW][:, 0] = steps.reward
+        table[FLAGS][:] = (
+            steps.terminated * clp.TERMINATED + steps.truncated * clp.TRUNCATED + steps.failed * clp.FAULTY
+        )
+        for leaf, value in zip(leaves, steps.leaves, strict=True):
+            leaf[...] = value
+        failed = {row: failure_of(error) for row, error in steps.errors.items()}
+        return SlotReply([frame, out], _write_status(table, {**problems, **failed}))
+
+    def _status_reply(self, problems: dict[int, Problem | None]) -> SlotReply:
+        frame, table = self._table.make(len(problems))
+        return SlotReply([frame], _write_status(table, problems))
 
     def _choose(self, slots: Array) -> IdSet:
         if slots.max() >= self._slots:
@@ -317,11 +336,18 @@ class Slots:
         self._words[fault.env_id] = status, fault.detail
 
 
-def _put(table: list[Array], leaves: list[Array], row: int, step: Expanded) -> None:
-    table[REWARD][row] = table[RAW][row] = step.reward
-    table[FLAGS][row], table[STATUS][row] = step.flags, step.status
-    for leaf, value in zip(leaves, step.obs, strict=True):
-        leaf[row] = value
+def _raised(found: KeptState | UserError) -> KeptState:
+    if isinstance(found, UserError):
+        raise found
+    return found
+
+
+def _write_status(table: list[Array], problems: dict[int, Problem | None]) -> dict[str, str]:
+    """Write the status of rows; returns their messages."""
+    found = {row: problem for row, problem in problems.items() if problem is not None}
+    for row, (status, _) in found.items():
+        table[STATUS][row] = status
+    return {str(row): message for row, (_, message) in found.items()}
 
 
 def _columns(frames: Sequence[Buffer], batch: int, *dtypes: str) -> list[Array]:

@@ -150,26 +150,26 @@ class EnvGroup:
         for view, value in zip(self._obs_views[self._rows.phase[env_id]][env_id], obs, strict=True):
             view[...] = value
 
-    def shown(self, env_id: int) -> list[Array]:
+    def last_obs(self, env_id: int) -> list[Array]:
         """Leaves of its last observation, views of its row."""
         views: list[Array] = self._obs_views[self._rows.phase[env_id]][env_id]
         return views
 
-    def beginning(self, env_id: int) -> EpisodeStart | None:
+    def episode_start(self, env_id: int) -> EpisodeStart | None:
         """What leads another environment to where this one is; None where that is not recorded."""
         if self._recorder is None:
             return None
         recorder, state = self._recorder, self._recorder.save(env_id, self._envs[env_id])
         if state is None or state["kind"] != "replay":
             return None
-        seed, shown = int(self._rows.seed[env_id]), [view.copy() for view in self.shown(env_id)]
+        seed, last_obs = int(self._rows.seed[env_id]), [view.copy() for view in self.last_obs(env_id)]
 
         def repeat(env: gymnasium.Env[Any, Any]) -> Any:
             try:
                 obs, _ = replay(env, state, seed, recorder.actions(state), lambda: None)
             except NotRestored:
                 obs = None
-            if obs is None or not same_observation(self._rows.spec.observation, obs, shown):
+            if obs is None or not same_observation(self._rows.spec.observation, obs, last_obs):
                 raise CannotSave("repeating its actions led elsewhere: it is not deterministic")
             return obs
 

@@ -1,4 +1,4 @@
-"""An environment of a group: what it showed is in its row, and its actions are recorded there."""
+"""`LiveEnv` of an environment in a group: its last observation is in its row, and the group records its actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RowEnv(LiveEnv):
-    """By its id; the group may build it anew. Ended episodes are followed by others at once."""
+    """An environment by its id; the group may rebuild it, and starts the next episode as soon as one has ended."""
 
     over = False
 
@@ -22,23 +22,19 @@ class RowEnv(LiveEnv):
 
     @property
     def env(self) -> Env:
-        """As it is now."""
         return self._group.environment(self._env_id)
 
     def record(self) -> None:
-        """Let the group record."""
         self._group.record()
 
-    def shown(self) -> list[Array]:
-        """From its row."""
-        return [view.copy() for view in self._group.shown(self._env_id)]
+    def last_obs(self) -> list[Array]:
+        return [view.copy() for view in self._group.last_obs(self._env_id)]
 
-    def beginning(self) -> EpisodeStart | None:
-        """As the group recorded it."""
-        return self._group.beginning(self._env_id)
+    def episode_start(self) -> EpisodeStart | None:
+        return self._group.episode_start(self._env_id)
 
-    def loaded(self, obs: list[Array] | None, over: bool, beginning: EpisodeStart | None) -> None:
-        """Show it in the row. Until its next game it is not known what leads there."""
-        assert obs is not None  # rows always show something
+    def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
+        """Write the observation to the row. Until its next episode it is not known what leads there."""
+        assert obs is not None  # a row always has one
         self._group.replace(self._env_id, self.env, obs)
         self._group.forget(self._env_id)

@@ -20,6 +20,7 @@ from corral.core.encoding import DecodeError, decode, encode, size_of
 from corral.core.types import Array
 from corral.learn.exchange.base import GradAction, PeerLost
 from corral.learn.exchange.compress import Codec
+from corral.learn.exchange.config import Mode
 from corral.learn.exchange.peers import Listener, dial
 from corral.nets.obs_norm import merged
 from corral.runtimes.connection import Connection, ConnectionClosed
@@ -58,18 +59,18 @@ _LEAST = 0.5  # who has less weight than this left keeps it until something come
 class Gossip:
     """One learner's side.
 
-    `sync`: a round waits for all that is sent in it. `lag`: for what was sent `lag` rounds before. `async`: for
-    nothing. A learner that is gone is left out, by those who send to it and by those who wait for it.
+    `sync`: a round waits for all that is sent in it. `ssp`: for what was sent `staleness` rounds before.
+    `async`: for nothing. A learner that is gone is left out, by those who send to it and by those who wait for it.
     """
 
     over = False
     clips_first = False
 
-    def __init__(self, graph: Graph, mode: Literal["sync", "async", "lag"], lag: int, codec: Codec, host: str,
+    def __init__(self, graph: Graph, mode: Mode, staleness: int, codec: Codec, host: str,
                  secret: bytes, *, seed: int = 0):  # fmt: skip
         self._graph: Graph = graph
         self._mode, self._codec, self._secret = mode, codec, secret
-        self._lag = 0 if mode == "sync" else lag
+        self._staleness = 0 if mode == "sync" else staleness
         self._rng = np.random.default_rng(seed)
         self._rank, self._peers, self._meeting = 0, list[tuple[str, int]](), -1
         self._outgoing: dict[int, Connection] = {}
@@ -205,11 +206,11 @@ class Gossip:
     def _receive(self, number: int) -> list[tuple[Array, float]]:
         """Shares that are to be taken in now, in an order that does not depend on when they came."""
         with self._change:
-            if self._mode != "async" and number >= self._lag:
-                awaited = senders(self._graph, self._rank, len(self._peers), number - self._lag)
+            if self._mode != "async" and number >= self._staleness:
+                awaited = senders(self._graph, self._rank, len(self._peers), number - self._staleness)
                 until = time.monotonic() + _PATIENCE_S
                 for peer in awaited:
-                    while not self._settled(peer, number - self._lag):
+                    while not self._settled(peer, number - self._staleness):
                         if not self._change.wait(until - time.monotonic()):
                             self._leave_out(peer)
             latest = (self._turn, number)

@@ -1,8 +1,9 @@
 """A parameter server: gradients in, weights out.
 
-`sync`: an update is everybody's mean, and everybody waits for it; with `drop` it does not wait for the last few, whose
-gradients come too late and are dropped (Heess et al. 2017). `async`: every gradient is an update (Mnih et al. 2016).
-`lag`: so it is, and whoever is more than `lag` updates ahead of the slowest waits (Ho et al. 2013).
+`sync`: an update is the mean of all workers, and all wait for it; with `backup_workers` it does not wait for the last
+few, whose gradients come too late and are dropped (Heess et al. 2017). `async`: every gradient is an update (Mnih et
+al. 2016). `ssp`: the same, and a worker that is more than `staleness` updates ahead of the slowest waits
+(Ho et al. 2013).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +22,12 @@ from torch import Tensor, nn
 from corral.core.encoding import DecodeError, Value, decode, encode
 from corral.core.types import Array
 from corral.learn.exchange.compress import Codec
+from corral.learn.exchange.config import Mode
 from corral.learn.exchange.peers import Listener
 from corral.nets.obs_norm import merged
 from corral.ops.optim import Optimizer
 from corral.runtimes.connection import Connection, ConnectionClosed
 
-Mode = Literal["sync", "async", "lag"]
 ENTER, PUSH, SHARE, REST = range(4)
 _PATIENCE_S = 600.0  # with somebody who neither pushes nor goes: a slow simulator, or an update as long
 _SEND_S = 60.0
@@ -39,8 +40,8 @@ class Rules:
     """When gradients are applied, and who waits for whom."""
 
     mode: Mode
-    lag: int = 0
-    drop: int = 0
+    staleness: int = 0
+    backup_workers: int = 0
 
 
 class _Member:
@@ -206,7 +207,7 @@ class ParamServerProcess:
     def _finish_round(self, *, late: bool = False) -> None:
         """Update if everybody who is waited for has come."""
         active = {member for member in self._members if member.clock is not None}
-        needed = max(1, min(len(active), self._crew - self._rules.drop))
+        needed = max(1, min(len(active), self._crew - self._rules.backup_workers))
         if not self._arrived or (len(self._arrived) < needed and not late):
             return
         if late:
@@ -238,12 +239,12 @@ class ParamServerProcess:
 
     def _wait_for_slower(self, member: _Member) -> None:
         self._change.notify_all()
-        if self._rules.mode == "lag":
-            near = lambda: self._closed or self._ahead(member) <= self._rules.lag  # noqa: E731 - said once
+        if self._rules.mode == "ssp":
+            near = lambda: self._closed or self._ahead(member) <= self._rules.staleness  # noqa: E731 - said once
             came = self._change.wait_for(near, _PATIENCE_S)
             self._lead = max(self._lead, self._ahead(member))  # above the bound, where somebody is let go
             for other in () if came else self._members:
-                if other.clock is not None and (member.clock or 0) - other.clock > self._rules.lag:
+                if other.clock is not None and (member.clock or 0) - other.clock > self._rules.staleness:
                     self._let_go += 1
                     other.clock = None  # it is not waited for again until it comes
 
@@ -289,7 +290,7 @@ class ParamServerProcess:
                 "exchange/dropped": float(self._dropped),
                 "exchange/let_go": float(self._let_go),
             }
-            if self._rules.mode == "lag":
+            if self._rules.mode == "ssp":
                 told["exchange/lead_max"] = float(self._lead)
             return told | ({"exchange/weights_error": self._error} if self._error else {})
 

@@ -26,6 +26,8 @@ log = logging.getLogger("corral.link")
 _GREETING_S = 10.0
 _MAX_GREETINGS, _MAX_SESSIONS = 256, 1024
 _CHECK_EVERY_S = 0.25
+_TURN_S = 0.001  # a wait while other threads wait for their turn
+_YIELD_S = 50e-6  # or the thread that has just had its turn would take the next as well
 _FATAL = {clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH}
 
 
@@ -80,13 +82,28 @@ class Fleet:
         self._greetings: dict[Wire, _Greeting] = {}
         self._numbers = int.from_bytes(new_nonce()[:3], "little")
         self._last_check = time.monotonic()
+        self._threads: set[int] = set()  # that have waited for messages
+        self._turn = 0  # waits that brought some
         self._fatal: str | None = None
         self._strangers = RateLimitedLog(log)
 
     def poll(self, timeout_s: float) -> None:
-        """Wait for messages and act on them; UserError when a simulator that was dialled cannot be used."""
+        """Wait for messages and act on them; UserError when a simulator that was connected to cannot be used.
+
+        Several threads may share a fleet: each acts on the messages of all, in turns that are short enough to send in
+        between, and returns when another has had its turn, because that may have brought what it waits for.
+        """
+        self._threads.add(threading.get_ident())
+        turn = self._turn
+        if len(self._threads) > 1:
+            time.sleep(_YIELD_S)
+            timeout_s = min(timeout_s, _TURN_S)
         with self.lock:
-            for event in self.binding.poll(timeout_s):
+            if self._turn != turn:
+                return
+            events = self.binding.poll(timeout_s)
+            self._turn += bool(events)
+            for event in events:
                 session = self._by_wire.get(event.wire)
                 if session is not None:
                     self._take(session, event)

@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import os
 import queue
-import random
 import struct
 import threading
 import time
@@ -22,14 +21,12 @@ from typing import Any
 
 from corral.core.encoding import Buffer
 from corral.core.errors import UserError
+from corral.core.machine import Backoff
 from corral.link.address import Address
 from corral.link.protocol import MAX_FRAMES
 from corral.link.transports import base as binding
 from corral.link.transports.base import Binding, Event, Wire
 from corral.link.transports.tcp import MAGIC, BadFrames, pack
-
-# gRPC as Corral uses it, for workers that dial in (`envs.grpc_vec`) and for the link (`link.grpc`).
-
 
 MAX_BYTES = 1 << 30  # of a message
 _PING_MS, _PONG_MS = 10_000, 20_000
@@ -360,7 +357,7 @@ class _Dialled:
         self.channel = grpc.insecure_channel(address.url.partition("://")[2], options=OPTIONS)
         self._method = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")
         self.wire: GrpcWire | None = None
-        self._due, self._pause_s = 0.0, _FIRST_PAUSE_S
+        self._due, self._backoff = 0.0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=0.3)
 
     def dial_if_due(self, now: float) -> float:
         """Call, if it is time to; seconds until it is."""
@@ -378,9 +375,8 @@ class _Dialled:
     def lost(self, met: bool) -> None:
         """The call is over: call again soon, or later and later if nobody ever answered."""
         if met:
-            self._pause_s = _FIRST_PAUSE_S
-        self._due = time.monotonic() + self._pause_s * random.uniform(0.7, 1.0)
-        self.wire, self._pause_s = None, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._backoff.reset()
+        self._due, self.wire = time.monotonic() + self._backoff.next(), None
 
     def _read(self, wire: GrpcWire, call: Any) -> None:
         with contextlib.suppress(Exception):  # whatever ends the call is said again when it is read

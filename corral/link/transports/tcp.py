@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import select
 import socket
 import struct
@@ -15,6 +14,7 @@ from typing import Any
 
 from corral.core.encoding import Buffer
 from corral.core.errors import UserError
+from corral.core.machine import Backoff
 from corral.link.address import Address
 from corral.link.protocol import MAX_FRAMES
 from corral.link.transports import base as binding
@@ -396,18 +396,18 @@ class _Dialled:
 
     def __init__(self) -> None:
         self.wire: TcpWire | None = None
-        self.due, self._pause_s = 0.0, _FIRST_PAUSE_S
+        self.due, self._backoff = 0.0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=0.3)
 
     def failed(self) -> float:
         """Nobody answered; seconds until the next try."""
-        pause = self._pause_s * random.uniform(0.7, 1.0)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        pause = self._backoff.next()
         self.due = time.monotonic() + pause
         return pause
 
     def lost(self) -> None:
         """The connection is gone: try again soon."""
-        self.wire, self._pause_s = None, _FIRST_PAUSE_S
+        self.wire = None
+        self._backoff.reset()
         self.failed()
 
 

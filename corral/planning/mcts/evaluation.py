@@ -8,9 +8,10 @@ import numpy as np
 
 from corral.acting.policy import Policy, to_numpy
 from corral.core.types import Array, Tree, tree_map
+from corral.envs.suites.games.game import Game
 from corral.planning.action_set import ActionSet
-from corral.planning.game_states import GameStates
 from corral.planning.mcts.forest import NOT_THERE
+from corral.snapshot.array_states import ArrayStates
 from corral.snapshot.states import Expansion, States
 
 
@@ -46,8 +47,9 @@ class RandomGames:
     What `RolloutEvaluation` finds with a horizon as long as the game, three times as fast: positions need no ids here.
     """
 
-    def __init__(self, states: GameStates, seed: int):
-        self._states, self._rng = states, np.random.default_rng(seed)
+    def __init__(self, states: ArrayStates, seed: int):
+        assert isinstance(states.model, Game)
+        self._game, self._states, self._rng = states.model, states, np.random.default_rng(seed)
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
         """Play on from each position."""
@@ -55,7 +57,7 @@ class RandomGames:
 
     def _play_on(self, boards: Array, playing: Array) -> Array:
         """Results to who is to move in each of these positions at first; 0 where nobody plays."""
-        game = self._states.game
+        game = self._game
         results, sign = np.zeros(len(boards)), 1.0
         rows = np.flatnonzero(playing)
         boards = boards[rows]

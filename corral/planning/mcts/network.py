@@ -22,7 +22,7 @@ class NetworkEvaluation:
     def __init__(self, model: ActorCritic, actions: ActionSet, rng: np.random.Generator):
         if model.recurrent:
             raise UserError(
-                "A search evaluates states by themselves, and this policy has a memory: train with core=none."
+                "A search evaluates states by themselves, and this policy is recurrent: train with rnn=none."
             )
         self._model, self._actions, self._rng = model, actions, rng
 
@@ -30,7 +30,7 @@ class NetworkEvaluation:
         """One pass for all rows."""
         params, values = self._model.numpy_rows(obs) if self._model.numpy_towers else self._forward(obs)
         if not (np.isfinite(params).all() and np.isfinite(values).all()):
-            raise RunFailed("The policy's outputs are not finite any more; train again with a lower lr.")
+            raise RunFailed("The policy's outputs are not finite any more; train again with a lower learning_rate.")
         priors, drawn = self._actions.offer(params, legal, self._rng)
         return LeafValues(priors, values, drawn)
 

@@ -1,4 +1,4 @@
-"""Learning curves of one or several runs: seeds of the same configuration become a mean with a band."""
+"""`corral.plot`: learning curves of runs; seeds of the same configuration become a mean with a band."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from corral.core.errors import UserError
 from corral.core.types import Array
 from corral.runs.folder import RunFolder
-from corral.runs.sinks.base import read_metrics
+from corral.runs.sinks.csv import read_metrics
 
 Axis = Literal["env_steps", "wall_s", "episodes"]
 _COLUMN = {"env_steps": "env_steps", "wall_s": "wall_s", "episodes": "train/episodes"}
@@ -49,6 +49,48 @@ class _Line:
     folder: RunFolder
     x: Array
     y: Array
+
+
+def plot(runs: str | Path | Sequence[str | Path], path: str | Path, **options: Any) -> Path:
+    """Draw the learning curves of one or several runs as PNG, with a CSV beside it; `options` are those of `draw`."""
+    draw([runs] if isinstance(runs, str | Path) else runs, path, **options)
+    return Path(path)
+
+
+def draw(
+    runs: Sequence[str | Path],
+    path: str | Path,
+    *,
+    metric: str = "train/return",
+    x: Axis = "env_steps",
+    smooth: int = 1,
+) -> list[Curve]:
+    """Write the PNG and the CSV, and return what is in them.
+
+    Args:
+        runs: folders of runs; those that differ in their seed only become a mean with a band.
+        path: the PNG to write; the CSV has the same name.
+        metric: column of `metrics.csv` to draw.
+        x: what it is drawn over: `env_steps`, `wall_s` or `episodes`.
+        smooth: number of rows whose mean is drawn at each row.
+    """
+    path = Path(path)
+    if not runs:
+        raise UserError("A plot needs at least one run.")
+    if path.suffix.lower() != ".png":
+        raise UserError(f"A plot must end in .png, got {path}.")
+    if smooth < 1:
+        raise UserError(f"smooth must be at least 1, got {smooth}.")
+    if path.stem == "metrics" and (path.parent / "run.json").exists():
+        raise UserError(f"{path} would replace the run's own metrics.csv: give another name.")
+    found = curves([Path(run) for run in runs], metric, x, smooth)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_png(found, path, metric, x, smooth)
+        save_csv(found, path.with_suffix(".csv"), metric, x)
+    except OSError as error:
+        raise UserError(f"{error.filename or path} cannot be written: {error.strerror}.") from error
+    return found
 
 
 def curves(paths: Sequence[Path], metric: str, axis: Axis = "env_steps", smooth: int = 1) -> list[Curve]:

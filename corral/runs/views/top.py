@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 
 from corral.core.types import Array
+from corral.runs.callbacks.progress import brief, duration
 from corral.runs.events import count_events, read_events
 from corral.runs.folder import RunFolder
-from corral.runs.progress import brief, duration
-from corral.runs.sinks.base import read_metrics
+from corral.runs.sinks.csv import read_metrics
 
 State = Literal["running", "finished", "stopped", "failed", "killed", "not started"]
 _ENDS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed", "resumed": "killed"}

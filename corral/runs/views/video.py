@@ -1,4 +1,4 @@
-"""Seeing a policy play: on the screen, or as a video file."""
+"""Watch a policy play: on the screen, or as a video file. `corral.record` films that of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from corral.envs.resolve import resolve
 from corral.envs.suites.atari import AtariSuite
 from corral.envs.suites.pixels import PixelSuite
 from corral.envs.vec_env import VecEnv
+from corral.runs.evaluate import acting_seed
 from corral.runs.folder import require_same_env, whole_file
+from corral.runs.load import load_policy
 
 _CONSOLE_FPS = 60.0  # of an Atari, whatever its metadata say
 _FPS = 30.0  # where an environment does not say
@@ -33,21 +35,65 @@ _EXTRA = "pip install 'corral-rl[video]'"
 
 @dataclass(frozen=True)
 class Recording:
-    """What a video shows."""
+    """A video that was written."""
 
     path: Path
     frames: int
     fps: float
     returns: tuple[float, ...]
-    """Of the games that are in it as a whole."""
+    """Of the episodes that are complete."""
 
     @property
     def seconds(self) -> float:
-        """How long it plays."""
+        """Length of the video."""
         return self.frames / self.fps
 
 
-def record(
+def record(run: str | Path, path: str | Path, **options: Any) -> Path:
+    """Film the policy of a run and write an MP4; `options` are those of `record_run`."""
+    return record_run(run, path, **options).path
+
+
+def record_run(
+    run: str | Path,
+    path: str | Path,
+    *,
+    episodes: int = 1,
+    seconds: float = 120.0,
+    fps: float | None = None,
+    deterministic: bool = True,
+    seed: int | None = None,
+    checkpoint: str = "best",
+) -> Recording:
+    """Film the policy of a run.
+
+    Args:
+        run: the run's folder.
+        path: the MP4 to write.
+        episodes: how many to film.
+        seconds: the longest that the video may be.
+        fps: frames per second; by default what the environment says.
+        deterministic: take the best actions instead of sampling.
+        seed: of the episodes; by default the run's, whose evaluation plays the same first episode.
+        checkpoint: `best`, `latest`, or the name of one.
+    """
+    path = Path(path)
+    if path.suffix.lower() != ".mp4":
+        raise UserError(f"A video must end in .mp4, got {path}.")
+    for name, value in (("episodes", episodes), ("seconds", seconds), ("fps", fps)):
+        if value is not None and not value > 0:
+            raise UserError(f"{name} must be above 0, got {value:g}.")
+    if seed is not None and seed < 0:
+        raise UserError(f"seed must be at least 0, got {seed}.")
+    loaded = load_policy(run, checkpoint, device="run")
+    seed = loaded.experiment.seed if seed is None else seed
+    policy = loaded.as_policy(deterministic=deterministic, seed=acting_seed(seed, deterministic=deterministic))
+    return record_policy(
+        loaded.experiment, policy, path, episodes=episodes, seconds=seconds, fps=fps, seed=seed, spec=loaded.spec
+    )
+
+
+def record_policy(
     experiment: Experiment,
     policy: Policy,
     path: str | Path,

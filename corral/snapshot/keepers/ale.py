@@ -100,25 +100,25 @@ class AleNative(Native):
 
     def __init__(self, env: Env):
         self._stick: float = _raw(env).getFloat("repeat_action_probability")
-        self.throws_dice = self._stick > 0
+        self.is_random = self._stick > 0
         self._seeds: weakref.WeakKeyDictionary[Env, list[Any]] = weakref.WeakKeyDictionary()
 
     def parts(self, env: Env) -> list[Any]:
         """The emulator, which is watched from now on."""
         base: Any = env.unwrapped
-        if self.throws_dice and not isinstance(base.ale, WatchedAle):
+        if self.is_random and not isinstance(base.ale, WatchedAle):
             base.ale = WatchedAle(base.ale)
         return [base.ale, _raw(env)]
 
-    def keep(self, env: Env) -> tuple[Any, Asked]:
+    def save(self, env: Env) -> tuple[Any, Asked]:
         """A clone, and the action that took effect last."""
         clone = _raw(env).cloneState(include_rng=True)
-        return clone, self._took_effect(env, clone) if self.throws_dice else _NOTHING
+        return clone, self._took_effect(env, clone) if self.is_random else _NOTHING
 
-    def put(self, env: Env, kept: tuple[Any, Asked]) -> None:
+    def load(self, env: Env, kept: tuple[Any, Asked]) -> None:
         """Let the action take effect somewhere, and restore the clone."""
         (clone, asked), ale, base = kept, _raw(env), env.unwrapped
-        if self.throws_dice:
+        if self.is_random:
             ale.restoreState(self._generators(env)[0])
             ale.act(*asked)
             base.ale.asked = deque([asked], maxlen=_REMEMBERED)  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ class AleNative(Native):
 
     def reseed(self, env: Env, seed: int) -> None:
         """Restore a generator first and then the rest: ALE takes no seeds while a game goes on."""
-        if self.throws_dice:
+        if self.is_random:
             ale = _raw(env)
             rest = ale.cloneState(include_rng=False)
             ale.restoreState(self._generators(env)[seed % _SEEDS])

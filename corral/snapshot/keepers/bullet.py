@@ -35,11 +35,11 @@ class BulletNative(Native):
             client.setPhysicsEngineParameter(enableFileCaching=0)
         return clients
 
-    def keep(self, env: Env) -> list[bytes]:
+    def save(self, env: Env) -> list[bytes]:
         """Let each write."""
         return [self._write(client) for client in _clients(env)]
 
-    def put(self, env: Env, kept: list[bytes]) -> None:
+    def load(self, env: Env, kept: list[bytes]) -> None:
         """Let each read."""
         for client, state in zip(_clients(env), kept, strict=True):
             self._file.write_bytes(state)
@@ -58,7 +58,7 @@ class BulletNative(Native):
 
 
 def bullet_native(env: Env) -> BulletNative | None:
-    """Of an environment that holds clients of PyBullet's; CannotKeep when it holds them by number."""
+    """Of an environment that holds clients of PyBullet's; CannotSave when it holds them by number."""
     pybullet = sys.modules.get("pybullet")
     if pybullet is None:
         return None

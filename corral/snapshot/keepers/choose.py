@@ -1,4 +1,4 @@
-"""Which way keeps the states of an environment best, and another environment of its kind to step from them."""
+"""Which keeper suits an environment best, and scratch environments to step from its states."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from corral.core.errors import UserError
-from corral.core.gym_env import EnvFactory, hide, layers
+from corral.core.gym_env import EnvFactory, PassiveWrapper, hide, layers
 from corral.core.spaces import Layout
 from corral.snapshot.find_rng import unshare
 from corral.snapshot.keeper import CannotSave, Env, StateKeeper
 from corral.snapshot.keepers.ale import ale_native
 from corral.snapshot.keepers.bullet import bullet_native
-from corral.snapshot.keepers.declared import declared_keeping
+from corral.snapshot.keepers.declared import declared_keeper
 from corral.snapshot.keepers.deepcopy import Copier
 from corral.snapshot.keepers.fields import FieldsKeeper, type_name
 from corral.snapshot.keepers.mujoco import mujoco_native
@@ -29,15 +30,22 @@ log = logging.getLogger("corral.envs")
 
 _NATIVES = (ale_native, mujoco_native, bullet_native)
 _TRIED_STEPS = 5
+RULE_KEEPING = (OrderEnforcing, PassiveEnvChecker, PassiveWrapper)
+"""Wrappers that change neither the steps of an environment nor its observations."""
 
 
-def choose_keeping(scratch: Env, *, replay: bool) -> StateKeeper:
-    """The best way for environments like this one, which has been reset; CannotKeep where there is none.
+def choose_keeper(scratch: Env, *, replay: bool) -> StateKeeper:
+    """The best keeper for environments like this one, which has been reset; CannotSave where there is none.
 
-    In this order: the state that it declares, its native part's own, copies of its fields, and, where its actions are
-    recorded, repeating them. Copies are tried out: what follows a state must follow it again.
+    In this order: the keeper that it offers by `state_keeper()`, the state that it declares, copies of its fields with
+    its native part's own state, and, where its actions are recorded, repeating them. Copies are tried out: the same
+    steps must follow a state twice.
     """
-    declared = declared_keeping(scratch)
+    *wrappers, base = layers(scratch)
+    if hasattr(base, "state_keeper") and all(isinstance(layer, RULE_KEEPING) for layer in wrappers):
+        offered: StateKeeper = base.state_keeper()
+        return offered
+    declared = declared_keeper(scratch)
     if declared is not None:
         return declared
     try:
@@ -51,18 +59,18 @@ def choose_keeping(scratch: Env, *, replay: bool) -> StateKeeper:
     return fields
 
 
-def _try_out(keeping: StateKeeper, scratch: Env) -> None:
-    """CannotKeep unless the same follows a state twice."""
+def _try_out(keeper: StateKeeper, scratch: Env) -> None:
+    """CannotSave unless the same steps follow a state twice."""
     space, layout = copy.deepcopy(scratch.action_space), Layout(scratch.observation_space)
     space.seed(0)
     actions = [space.sample() for _ in range(_TRIED_STEPS)]
-    kept = keeping.keep(scratch)
+    kept = keeper.save(scratch)
     seen = []
     for _ in range(2):
-        keeping.put(scratch, kept)
+        keeper.load(scratch, kept)
         seen.append(list(_walk(scratch, actions, layout)))
-    keeping.put(scratch, kept)
-    keeping.drop(kept)
+    keeper.load(scratch, kept)
+    keeper.drop(kept)
     if seen[0] != seen[1]:
         raise CannotSave("its fields are not all of its state: another step followed the same one")
 
@@ -71,7 +79,7 @@ def _walk(env: Env, actions: list[Any], layout: Layout) -> Iterator[tuple[Any, .
     for action in actions:
         try:
             obs, reward, terminated, truncated, _ = env.step(action)
-        except Exception as error:  # whoever steps from a state will be told
+        except Exception as error:  # reported when a planner steps from a state
             yield (repr(error),)
             return
         leaves = [np.asarray(leaf).tobytes() for leaf in layout.flatten(obs)]
@@ -80,11 +88,11 @@ def _walk(env: Env, actions: list[Any], layout: Layout) -> Iterator[tuple[Any, .
             return
 
 
-def keeping_of(factory: EnvFactory) -> StateKeeper | None:
-    """The best way without recorded actions for what a factory builds, None where there is none."""
+def find_keeper(factory: EnvFactory) -> StateKeeper | None:
+    """The best keeper without recorded actions for what a factory builds, None where there is none."""
     scratch = make_scratch(factory)
     try:
-        return choose_keeping(scratch, replay=False)
+        return choose_keeper(scratch, replay=False)
     except CannotSave:
         return None
     finally:
@@ -92,18 +100,18 @@ def keeping_of(factory: EnvFactory) -> StateKeeper | None:
 
 
 def make_scratch(factory: EnvFactory) -> Env:
-    """An environment to put states into, which opens no window."""
+    """A scratch environment, to load states into; it opens no window."""
     return _ready(factory())
 
 
 def scratch_like(env: Env) -> Env:
-    """Another environment of the same make as one that nobody can build; UserError when it cannot be copied."""
+    """A scratch environment like one whose factory is not known; UserError when it cannot be copied."""
     for build in (_copy, _from_spec):
         try:
             made = build(env)
             if made is not None and [*map(type_name, layers(made))] == [*map(type_name, layers(env))]:
                 return _ready(made)
-        except Exception:  # whatever its own methods raise at this
+        except Exception:  # its own methods may raise anything
             continue
     raise UserError(
         f"{type(env.unwrapped).__name__} cannot be copied, and a second one is needed to step from its states: pass "

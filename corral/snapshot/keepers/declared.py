@@ -10,7 +10,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from corral.core.encoding import decode, encode
 from corral.core.gym_env import layers
 from corral.snapshot.find_rng import RngFinder
-from corral.snapshot.keeper import CannotSave, Env, StateKeeper, Tape
+from corral.snapshot.keeper import CannotSave, Env, FindStart, StateKeeper
 from corral.snapshot.rng import RngState, State
 
 # States that environments declare: what they say of themselves, by functions of their own. `state_dict()` and
@@ -74,16 +74,16 @@ class DeclaredKeeper(StateKeeper):
     def __init__(self, names: tuple[str, str]):
         self._names, self.exact = names, names == WHOLE
         self.capabilities = ("reseed", "export") if self.exact else ("reseed", "export", "key_state")
-        self._dice = RngFinder()
+        self._rng_finder = RngFinder()
 
-    def keep(self, env: Env, tape: Tape | None = None) -> bytes:
+    def save(self, env: Env, find_start: FindStart | None = None) -> bytes:
         """Ask it."""
         try:
             return b"".join(encode(read_declared(env, self._names)))
         except TypeError as error:
             raise CannotSave(f"{self._names[0]}() returned {error}") from error
 
-    def put(self, env: Env, kept: bytes) -> None:
+    def load(self, env: Env, kept: bytes) -> None:
         """Tell it. What only counts for its author is told after a reset, so that nothing else is left of before."""
         try:
             write_declared(env, _own_arrays(decode(kept)), None if self.exact else 0, self._names)
@@ -92,18 +92,18 @@ class DeclaredKeeper(StateKeeper):
 
     def reseed(self, env: Env, seed: int) -> None:
         """Other numbers for the generators that can be found."""
-        self._dice.reseed(env, seed)
+        self._rng_finder.reseed(env, seed)
 
-    def dice(self, env: Env) -> list[RngState]:
+    def rng_state(self, env: Env) -> list[RngState]:
         """The generators that can be found."""
-        return self._dice.read(env)
+        return self._rng_finder.read(env)
 
     def nbytes(self, kept: bytes) -> int:
         """Their number."""
         return len(kept)
 
 
-def declared_keeping(env: Env) -> DeclaredKeeper | None:
+def declared_keeper(env: Env) -> DeclaredKeeper | None:
     """Of an environment that declares its state, whole or what counts."""
     return next((DeclaredKeeper(names) for names in (WHOLE, KEY) if declares(env, names)), None)
 

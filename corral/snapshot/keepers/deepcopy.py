@@ -22,7 +22,7 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 from gymnasium.utils import EzPickle
 
 from corral.core.types import Array
-from corral.snapshot.find_rng import find_dice
+from corral.snapshot.find_rng import find_generators_in
 from corral.snapshot.rng import RngState, is_generator
 
 # Copies of what reaches other objects without having fields: closures, bound methods, caches and weak references.
@@ -153,11 +153,11 @@ _IS_RENDERING: dict[type, bool] = {}
 class Copier:
     """One copy, of however many values: what is the same object in two of them is so in the copies."""
 
-    __slots__ = ("dice", "held", "memo", "nbytes")
+    __slots__ = ("held", "memo", "nbytes", "rngs")
 
     def __init__(self, memo: dict[int, Any]):
         self.memo, self.nbytes = memo, 0
-        self.dice: list[Any] = []
+        self.rngs: list[Any] = []
         """Each generator that was met, as it is in the copies."""
         self.held: list[Any] = []
         """What the copies may have no other than weak references to."""
@@ -253,14 +253,14 @@ def _deque(copier: Copier, value: deque[Any]) -> deque[Any]:
 
 def _generator(copier: Copier, value: Any) -> RngState:
     die = RngState(value)
-    copier.dice.append(die)
+    copier.rngs.append(die)
     copier.nbytes += die.nbytes
     return die
 
 
-def _die(copier: Copier, value: RngState) -> Any:
+def _rng_state(copier: Copier, value: RngState) -> Any:
     made = value.alive()
-    copier.dice.append(made)
+    copier.rngs.append(made)
     return made
 
 
@@ -277,7 +277,7 @@ def _plain(copier: Copier, value: Any) -> Any:
 def _own_way(copier: Copier, value: Any) -> Any:
     made = copy.deepcopy(value, copier.memo)
     copier.nbytes += _OBJECT_BYTES + int(getattr(made, "nbytes", 0))
-    copier.dice += [one for one in find_dice(made) if not any(one is other for other in copier.dice)]
+    copier.rngs += [one for one in find_generators_in(made) if not any(one is other for other in copier.rngs)]
     return made
 
 
@@ -309,7 +309,7 @@ def _reduced(copier: Copier, value: Any) -> Any:
 
 _HOW: dict[type, Way] = {
     bytes: _bytes, np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set,
-    deque: _deque, RngState: _die, functools.partial: _reduced, **BINDINGS,
+    deque: _deque, RngState: _rng_state, functools.partial: _reduced, **BINDINGS,
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from gymnasium import spaces
 
 from corral.core.gym_env import is_looking, layers
-from corral.snapshot.keeper import CannotSave, Env, StateKeeper, Tape
+from corral.snapshot.keeper import CannotSave, Env, FindStart, StateKeeper
 from corral.snapshot.keepers.deepcopy import ATOMS, Copier, has_slots, is_rendering
 from corral.snapshot.rng import RngState, inner_spaces, reseed
 
@@ -34,18 +34,18 @@ class Native(ABC):
 
     level = 2
     exact = True
-    throws_dice = False
+    is_random = False
 
     @abstractmethod
     def parts(self, env: Env) -> list[Any]:
         """The objects, in the same order in every environment of the kind."""
 
     @abstractmethod
-    def keep(self, env: Env) -> Any:
+    def save(self, env: Env) -> Any:
         """Its state."""
 
     @abstractmethod
-    def put(self, env: Env, kept: Any) -> None:
+    def load(self, env: Env, kept: Any) -> None:
         """Bring it into a state."""
 
     @abstractmethod
@@ -71,12 +71,12 @@ class _Layer:
 class _Kept:
     """A state."""
 
-    __slots__ = ("dice", "layers", "native", "nbytes", "space_dice")
+    __slots__ = ("layers", "native", "nbytes", "rngs", "space_rngs")
 
-    def __init__(self, layers: list[_Layer], copier: Copier, space_dice: dict[str, RngState], native: Any):
-        self.layers, self.dice, self.space_dice, self.native = layers, copier.dice, space_dice, native
+    def __init__(self, layers: list[_Layer], copier: Copier, space_rngs: dict[str, RngState], native: Any):
+        self.layers, self.rngs, self.space_rngs, self.native = layers, copier.rngs, space_rngs, native
         own = sum(250 + 60 * len(layer.changed) + 60 * len(layer.copies) for layer in layers)
-        self.nbytes = own + copier.nbytes + sum(die.nbytes for die in space_dice.values())
+        self.nbytes = own + copier.nbytes + sum(die.nbytes for die in space_rngs.values())
 
 
 class _Anatomy:
@@ -104,7 +104,7 @@ class _Anatomy:
                     self._found.append((depth, name, value))
             self.own.append(frozenset(own | vars(layer).keys() if is_looking(layer) else own))
         self.fixed.update(self.spaces)
-        self.dice: list[Any] = []  # generators that the last state put into it brought to life
+        self.rngs: list[Any] = []  # generators that the last state put into it brought to life
         self.held: list[Any] = []  # what that state refers to weakly
 
     def is_still_of(self, env: Env, native: Native | None) -> bool:
@@ -132,24 +132,24 @@ class FieldsKeeper(StateKeeper):
         self._native, self._base = native, base
         self.level = 2 if native is None else native.level
         self.exact = native is None or native.exact
-        self.throws_dice = native is not None and native.throws_dice
+        self.is_random = native is not None and native.is_random
         self._kinds: list[str] = []  # of the layers, once one environment has been seen
         self._first: list[Fields] = []  # what never changed so far, of each layer
         self._names: list[frozenset[str]] = []  # of each layer, as last seen
         self._marks: dict[str, Any] = {}  # stand for the parts that are not copied, in states
         self._anatomies: weakref.WeakKeyDictionary[Env, _Anatomy] = weakref.WeakKeyDictionary()
 
-    def keep(self, env: Env, tape: Tape | None = None) -> _Kept:
+    def save(self, env: Env, find_start: FindStart | None = None) -> _Kept:
         """Copy what changed."""
         anatomy = self._anatomy(env)
         memo = {id(part): self._marks[name] for name, part in anatomy.fixed.items()}
         memo[id(env)] = self._marks["0"]
         copier = Copier(memo)
         kept = [self._keep_layer(copier, depth, layer, anatomy) for depth, layer in enumerate((env, *anatomy.inner))]
-        space_dice = {name: RngState(generator) for name, generator in anatomy.generators()}
-        return _Kept(kept, copier, space_dice, None if self._native is None else self._native.keep(env))
+        space_rngs = {name: RngState(generator) for name, generator in anatomy.generators()}
+        return _Kept(kept, copier, space_rngs, None if self._native is None else self._native.save(env))
 
-    def put(self, env: Env, kept: _Kept) -> None:
+    def load(self, env: Env, kept: _Kept) -> None:
         """Write copies of the copies."""
         anatomy = self._anatomy(env)
         memo = {id(self._marks[name]): part for name, part in anatomy.fixed.items()}
@@ -157,26 +157,26 @@ class FieldsKeeper(StateKeeper):
         copier = Copier(memo)
         for depth, layer in enumerate((env, *anatomy.inner)):
             self._put_layer(copier, vars(layer), self._first[depth], anatomy.own[depth], kept.layers[depth])
-        anatomy.dice, anatomy.held = copier.dice, copier.held
-        if kept.space_dice:
+        anatomy.rngs, anatomy.held = copier.rngs, copier.held
+        if kept.space_rngs:
             for name, space in anatomy.spaces:
-                if name in kept.space_dice:
-                    kept.space_dice[name].write(space.np_random)
+                if name in kept.space_rngs:
+                    kept.space_rngs[name].write(space.np_random)
         if self._native is not None:
-            self._native.put(env, kept.native)
+            self._native.load(env, kept.native)
 
     def reseed(self, env: Env, seed: int) -> None:
         """Other numbers for every generator that the state has, wherever it is."""
         anatomy = self._anatomies[env]
-        for place, generator in enumerate([*anatomy.dice, *(one for _, one in anatomy.generators())]):
+        for place, generator in enumerate([*anatomy.rngs, *(one for _, one in anatomy.generators())]):
             reseed(generator, seed, place)
         if self._native is not None:
             self._native.reseed(env, seed)
 
-    def dice(self, env: Env) -> list[RngState]:
+    def rng_state(self, env: Env) -> list[RngState]:
         """Of the state's generators, and of the spaces'."""
         anatomy = self._anatomies[env]
-        return [RngState(generator) for generator in [*anatomy.dice, *(one for _, one in anatomy.generators())]]
+        return [RngState(generator) for generator in [*anatomy.rngs, *(one for _, one in anatomy.generators())]]
 
     def nbytes(self, kept: _Kept) -> int:
         """As counted while copying."""
@@ -196,7 +196,7 @@ class FieldsKeeper(StateKeeper):
         return found
 
     def _compare(self, env: Env, anatomy: _Anatomy) -> None:
-        """CannotKeep unless it is made like the others."""
+        """CannotSave unless it is made like the others."""
         all_layers = [env, *anatomy.inner]
         for layer in all_layers:
             if has_slots(type(layer)):
@@ -238,10 +238,10 @@ class FieldsKeeper(StateKeeper):
         for name, value in state.copies.items():
             if type(value) is RngState and id(value) not in copier.memo:
                 there = fields.get(name)
-                if value.fits(there) and not any(there is one for one in copier.dice):
+                if value.fits(there) and not any(there is one for one in copier.rngs):
                     value.write(there)
                     copier.memo[id(value)] = there
-                    copier.dice.append(there)
+                    copier.rngs.append(there)
                     continue
             fields[name] = copier.copy(value)
         if not fields.keys() <= state.names:

@@ -56,7 +56,7 @@ class ModelMemory:
         return Physics([array.tobytes() for array in arrays], [getattr(options, name) for name in self._option_names])
 
     def write(self, physics: Physics) -> None:
-        """Give it these; CannotKeep when they are of a model with other parts."""
+        """Give it these; CannotSave when they are of a model with other parts."""
         arrays = [*self._arrays, *self._option_arrays]
         if [array.nbytes for array in arrays] != [len(kept) for kept in physics.arrays]:
             raise CannotSave("its model has other parts than the one that the state is of")
@@ -67,7 +67,7 @@ class ModelMemory:
 
 
 def memory_of(first: Array, size: int, within: dict[str, Array]) -> Array:
-    """The one piece of memory that begins with an array; CannotKeep unless these others are in it as well."""
+    """The one piece of memory that begins with an array; CannotSave unless these others are in it as well."""
     for name, array in within.items():
         if not 0 <= array.ctypes.data - first.ctypes.data <= size - array.nbytes:
             raise CannotSave(f"this version of MuJoCo has {name} elsewhere")
@@ -105,7 +105,7 @@ class MujocoNative(Native):
         """The model and the data."""
         return [_base(env).model, _base(env).data]
 
-    def keep(self, env: Env) -> _Kept:
+    def save(self, env: Env) -> _Kept:
         """All of it."""
         base, state = _base(env), np.empty(self._size)
         arrays, model = self._memory_of(env)
@@ -117,7 +117,7 @@ class MujocoNative(Native):
             self._physics, own_bytes = physics, physics.nbytes
         return _Kept(state, arrays.copy(), physics, own_bytes)
 
-    def put(self, env: Env, kept: _Kept) -> None:
+    def load(self, env: Env, kept: _Kept) -> None:
         """All of it."""
         base = _base(env)
         arrays, model = self._memory_of(env)

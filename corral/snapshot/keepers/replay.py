@@ -10,22 +10,22 @@ import weakref
 from typing import Any
 
 from corral.snapshot.find_rng import RngFinder
-from corral.snapshot.keeper import CannotSave, Env, EpisodeStart, StateKeeper, Tape
+from corral.snapshot.keeper import CannotSave, Env, EpisodeStart, FindStart, StateKeeper
 from corral.snapshot.rng import RngState
 
-_MAX_STEPS = 50_000  # after the beginning
+_MAX_STEPS = 50_000  # after the start
 _POINT_BYTES = 600
 
 
 class ReplayPoint:
-    """A state: an action after another state, with the seed of its dice if they are others; or a beginning."""
+    """A state: an action after another state, with the seed of its dice if they are others; or a start."""
 
-    __slots__ = ("action", "before", "beginning", "seed", "steps")
+    __slots__ = ("action", "before", "seed", "start", "steps")
 
     def __init__(
-        self, beginning: EpisodeStart, before: ReplayPoint | None = None, action: Any = None, seed: int | None = None
+        self, start: EpisodeStart, before: ReplayPoint | None = None, action: Any = None, seed: int | None = None
     ):
-        self.beginning, self.before, self.action, self.seed = beginning, before, action, seed
+        self.start, self.before, self.action, self.seed = start, before, action, seed
         self.steps: int = 0 if before is None else before.steps + 1
 
 
@@ -44,21 +44,21 @@ class ReplayKeeper(StateKeeper):
 
     def __init__(self) -> None:
         self._where: weakref.WeakKeyDictionary[Env, _Where] = weakref.WeakKeyDictionary()
-        self._dice = RngFinder()
+        self._rng_finder = RngFinder()
 
-    def keep(self, env: Env, tape: Tape | None = None) -> ReplayPoint:
+    def save(self, env: Env, find_start: FindStart | None = None) -> ReplayPoint:
         """Note the way."""
-        if tape is not None:
-            beginning = tape()
-            if beginning is None:
+        if find_start is not None:
+            start = find_start()
+            if start is None:
                 raise CannotSave("its episode began before it was watched, or is too long to be repeated")
-            return ReplayPoint(beginning)
+            return ReplayPoint(start)
         where = self._where[env]
         if where.point is None or where.seed is not None:
             raise CannotSave("it has not been stepped since it got other dice")
         return where.point
 
-    def put(self, env: Env, kept: ReplayPoint) -> None:
+    def load(self, env: Env, kept: ReplayPoint) -> None:
         """Go on from where it is, if that leads there, or repeat everything."""
         where = self._where.setdefault(env, _Where())
         at = where.point if where.seed is None else None
@@ -69,26 +69,26 @@ class ReplayKeeper(StateKeeper):
             point = point.before
         where.point = None
         if point is None:
-            way.pop().beginning.repeat(env)
+            way.pop().start.repeat(env)
             where.point = None  # where that led, in the middle of what follows
         for step in reversed(way):
             if step.seed is not None:
-                self._dice.reseed(env, step.seed)
+                self._rng_finder.reseed(env, step.seed)
             env.step(step.action)
         where.point, where.seed = kept, None
 
-    def leave(self, env: Env) -> None:
+    def release(self, env: Env) -> None:
         """Forget where it is."""
         self._where.pop(env, None)
 
     def reseed(self, env: Env, seed: int) -> None:
         """Other numbers for the generators that can be found."""
-        self._dice.reseed(env, seed)
+        self._rng_finder.reseed(env, seed)
         self._where[env].seed = seed
 
-    def dice(self, env: Env) -> list[RngState]:
+    def rng_state(self, env: Env) -> list[RngState]:
         """The generators that can be found."""
-        return self._dice.read(env)
+        return self._rng_finder.read(env)
 
     def step(self, env: Env, action: Any) -> Any:
         """Step, and note it."""
@@ -98,9 +98,9 @@ class ReplayKeeper(StateKeeper):
         if before.steps >= _MAX_STEPS:
             raise CannotSave(f"it is {_MAX_STEPS:,} steps after where it began")
         result = env.step(action)
-        where.point, where.seed = ReplayPoint(before.beginning, before, action, where.seed), None
+        where.point, where.seed = ReplayPoint(before.start, before, action, where.seed), None
         return result
 
     def nbytes(self, kept: ReplayPoint) -> int:
         """An action, or all of them."""
-        return kept.beginning.nbytes if kept.before is None else _POINT_BYTES
+        return kept.start.nbytes if kept.before is None else _POINT_BYTES

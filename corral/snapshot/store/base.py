@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from corral.core.errors import UserError
+from corral.snapshot.states import StatesFull
 
 MAX_NAME = 512  # bytes
-
-
-class StatesFull(Exception):
-    """The budget does not allow another state; nothing was changed, and nothing is ever evicted."""
 
 
 class StateStore(ABC):

@@ -17,7 +17,8 @@ from corral.link.control import OURS, Ready, T, Versions, from_meta, to_meta
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.transports.base import Wire
 from corral.link.transports.open import open_binding
-from corral.snapshot.store.base import StatesFull, StateStore, check_name
+from corral.snapshot.states import StatesFull
+from corral.snapshot.store.base import StateStore, check_name
 
 # Messages between a state server and its clients: those of the link (docs/link.md, section 9).
 

@@ -13,8 +13,9 @@ from corral.link.auth import is_proven, new_nonce, prove
 from corral.link.control import Ready, from_meta, to_meta
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.transports.base import Binding, Event, Wire
+from corral.snapshot.states import StatesFull
 from corral.snapshot.store import client as sw
-from corral.snapshot.store.base import StatesFull, StateStore
+from corral.snapshot.store.base import StateStore
 
 log = logging.getLogger("corral.snapshot")
 

@@ -1,25 +1,17 @@
 """Framed messages between a process VecEnv and its workers, over one socket pair per worker.
 
-Observations and actions never travel here: they are in shared memory, and a message names the rows.
+Observations and actions never travel here: they are in shared memory, and STEP and READY name the rows.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import socket
 import struct
-from typing import Any
 
-import numpy as np
+from corral.core.encoding import Value, encode
 
 _HEADER = struct.Struct("<BI")
 _READ_BYTES = 1 << 16
-
-# parent to worker
-ROWS, RESET, STEP, CLOSE, RECORD, SAVE, LOAD = range(7)
-# worker to parent
-SPEC, READY, FAULT, FAILED, SAVED, LOADED, ALIVE = range(10, 17)
 
 
 class ChannelClosed(Exception):
@@ -38,23 +30,19 @@ class Channel:
         """File descriptor to poll."""
         return self._socket.fileno()
 
-    def send(self, op: int, payload: bytes = b"") -> None:
-        """Send one message; Closed when nobody will read it."""
-        self.send_frame(frame(op, payload))
-
     def send_frame(self, data: bytes) -> None:
-        """Send a message that `frame` has made."""
+        """Send a message that `frame` has made; ChannelClosed when the other side will not read it."""
         try:
             self._socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError, TimeoutError) as error:
             raise ChannelClosed from error
 
-    def send_json(self, op: int, data: Any) -> None:
-        """Send one message with a JSON payload, which may hold arrays; `parse` reads it."""
-        self.send(op, json.dumps(data, default=_from_array).encode())
+    def send(self, op: int, value: Value = None) -> None:
+        """Send a message with a value, which `corral.core.encoding.decode` reads."""
+        self.send_frame(frame(op, b"".join(encode(value))))
 
     def read(self) -> list[tuple[int, bytes]]:
-        """Wait for bytes and return the complete messages among them; Closed at the end."""
+        """Wait for bytes and return the complete messages among them; ChannelClosed at the end."""
         try:
             size = self._socket.recv_into(self._room)
         except (ConnectionResetError, TimeoutError) as error:
@@ -82,23 +70,3 @@ class Channel:
 def frame(op: int, payload: bytes) -> bytes:
     """One message as bytes."""
     return _HEADER.pack(op, len(payload)) + payload
-
-
-def parse(payload: bytes) -> Any:
-    """What `send_json` sent."""
-    return json.loads(payload, object_hook=_to_array)
-
-
-def _from_array(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"a {type(value).__name__} has no JSON form")
-    data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-    return {"$array": data, "dtype": value.dtype.str, "shape": value.shape}
-
-
-def _to_array(node: dict[str, Any]) -> Any:
-    if "$array" not in node:
-        return node
-    return np.frombuffer(base64.b64decode(node["$array"]), node["dtype"]).reshape(node["shape"]).copy()

@@ -15,14 +15,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from corral.core.encoding import decode
 from corral.core.gym_env import EnvFactory
-from corral.envs.backends.process import channel as ch
-from corral.envs.backends.process.handle import WorkerHandle, plug_stdio, shared_memory, stop_workers
+from corral.envs.backends.process.channel import ChannelClosed, frame
+from corral.envs.backends.process.handle import WorkerHandle, stop_workers
+from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.handle import pickle_factories
 from corral.envs.backends.remote.vec_env import RemoteVecEnv
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import Supervision
+from corral.runtimes.child import plug_stdio, shared_memory
 from corral.runtimes.orphan_reaper import OrphanReaper
 
 
@@ -42,14 +45,14 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         jobs = [pickle_factories({i: factories[i] for i in ids.tolist()}, name) for _, ids in handles]
         plug_stdio()
         self._memory_fd = shared_memory("corral-rows")
-        self._sentry = OrphanReaper()
+        self._reaper = OrphanReaper()
         self._poll = select.poll()
         self._by_fd: dict[int, WorkerHandle] = {}
         # Lives without self, so that an unclosed VecEnv takes its workers along when collected or at exit.
-        self._stop = weakref.finalize(self, stop_workers, self._workers, self._sentry, self._memory_fd, os.getpid())
+        self._stop = weakref.finalize(self, stop_workers, self._workers, self._reaper, self._memory_fd, os.getpid())
         self._start_all(
             [
-                WorkerHandle(*handle, self._memory_fd, job, self._sentry)
+                WorkerHandle(*handle, self._memory_fd, job, self._reaper)
                 for handle, job in zip(handles, jobs, strict=True)
             ]
         )
@@ -68,7 +71,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         fd = worker.channel.fileno()
         self._poll.unregister(fd)
         del self._by_fd[fd]
-        worker.kill()
+        worker.process.kill()
 
     def _make_rows(self) -> EnvRows:
         size = EnvRows.nbytes(self.spec, self.num_envs)
@@ -76,12 +79,12 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         return EnvRows(self.spec, self.num_envs, mmap.mmap(self._memory_fd, size))
 
     def _dispatch(self, chosen: IdSet) -> None:
-        for worker, frame, count in chosen.route or self._route(chosen):
+        for worker, data, count in chosen.route or self._route(chosen):
             if worker.pending == 0:
-                worker.touch()
+                worker.heartbeat()
             worker.pending += count
-            with contextlib.suppress(ch.ChannelClosed):  # found dead, and replaced, by the next recv
-                worker.channel.send_frame(frame)
+            with contextlib.suppress(ChannelClosed):  # found dead, and replaced, by the next recv
+                worker.channel.send_frame(data)
             self._last_sent = worker
 
     def _route(self, chosen: IdSet) -> list[tuple[WorkerHandle, bytes, int]]:
@@ -91,7 +94,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         for worker in self._workers:
             part = chosen.ids[owner == worker.index]
             if len(part):
-                route.append((worker, ch.frame(ch.STEP, self._in_flight.sets.of(part).payload), len(part)))
+                route.append((worker, frame(msg.STEP, self._in_flight.sets.of(part).payload), len(part)))
         chosen.route = route
         return route
 
@@ -105,15 +108,15 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
             worker = self._by_fd[fd]
             try:
                 for op, payload in worker.channel.read():
-                    if op == ch.READY:
+                    if op == msg.READY:
                         self._ready(worker, self._in_flight.sets.of_payload(payload))
                     else:
-                        self._handle(worker, op, ch.parse(payload) if payload else None)
-            except ch.ChannelClosed:
+                        self._handle(worker, op, decode(bytearray(payload)))
+            except ChannelClosed:
                 self._replace(worker, "killed")
 
     def _check_alive(self, worker: WorkerHandle, now: float) -> None:
-        if worker.process.poll() is not None:  # its socket may be held open by what it forked
+        if worker.process.has_ended():  # its socket may be held open by what it forked
             self._replace(worker, "killed")
             return
         if worker.running:
@@ -122,10 +125,10 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
             mark = int(self._rows.mark[worker.index])
             if mark != worker.last_mark:
                 worker.last_mark = mark
-                worker.touch()
+                worker.heartbeat()
             limit = self._supervision.step_timeout_s
         else:
             limit = self._supervision.start_timeout_s
         if now - worker.busy_since > limit:
-            worker.dump_stacks()
+            worker.process.dump_stacks()
             self._replace(worker, "hung", f"no result for {limit:g} s, so ")

@@ -15,7 +15,7 @@ from typing import Any
 
 from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, EnvSpec
-from corral.envs.backends.process import channel as ch
+from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.worker import EnvWorker
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import CopiedRows, EnvRows, pack, unpack
@@ -80,11 +80,11 @@ class EnvActor(EnvWorker):
         try:
             do(*args)
         except UserError as error:
-            self.post(ch.FAILED, {"kind": "user", "text": str(error)})
+            self.post(msg.FAILED, {"kind": "user", "text": str(error)})
         except EnvFailed as error:
-            self.post(ch.FAILED, {"kind": "failed", "text": str(error)})
+            self.post(msg.FAILED, {"kind": "failed", "text": str(error)})
         except BaseException as error:
-            self.post(ch.FAILED, {"kind": "failed", "text": "".join(traceback.format_exception(error))})
+            self.post(msg.FAILED, {"kind": "failed", "text": "".join(traceback.format_exception(error))})
         return reply
 
     def _ask(self, op: int, data: Any, rows: CopiedRows | None) -> None:
@@ -92,7 +92,7 @@ class EnvActor(EnvWorker):
             unpack(self._rows, self._sets.of_payload(rows.env_ids), rows)
         self.handle(op, data)
         if rows is not None:
-            self.post(ch.ROWS, pack(self._rows, self._sets.of_payload(rows.env_ids)))
+            self.post(msg.ROWS, pack(self._rows, self._sets.of_payload(rows.env_ids)))
 
     def _take(self, env_ids: bytes, actions: list[Array]) -> None:
         chosen = self._sets.of_payload(env_ids)
@@ -109,7 +109,7 @@ class EnvActor(EnvWorker):
 
     def announce(self, done: IdSet) -> None:
         """Send the rows along."""
-        self.post(ch.READY, pack(self._rows, done))
+        self.post(msg.READY, pack(self._rows, done))
 
     def make_rows(self, spec: EnvSpec, num_envs: int) -> EnvRows:
         """Rows of its own."""

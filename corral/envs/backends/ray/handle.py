@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from corral.core.types import Array
-from corral.envs.backends.process import channel as ch
 from corral.envs.backends.ray.actor import EnvActor, NodePlace, look_at
+from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.handle import RemoteWorker
 from corral.envs.stepping.rows import CopiedRows
 from corral.envs.supervision import IDLE as NO_ENV
@@ -50,11 +50,11 @@ class RayWorker(RemoteWorker):
 
     def post(self, op: int, data: Any = None) -> None:
         """Call the actor with a message."""
-        self.calls[self._actor.ask.remote(op, data)] = data["ids"] if op == ch.RESET else []
+        self.calls[self._actor.ask.remote(op, data)] = data["ids"] if op == msg.RESET else []
 
     def load(self, data: Any, rows: CopiedRows) -> None:
         """Have saved states restored; the actor needs the rows to compare."""
-        self.calls[self._actor.ask.remote(ch.LOAD, data, rows)] = self.ids.tolist()
+        self.calls[self._actor.ask.remote(msg.LOAD, data, rows)] = self.ids.tolist()
 
     def step(self, env_ids: bytes, ids: list[int], actions: list[Array]) -> None:
         """Have these environments step."""

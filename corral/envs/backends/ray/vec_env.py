@@ -12,47 +12,23 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 
 from corral.core.errors import EnvFailed
 from corral.core.gym_env import EnvFactory
 from corral.core.types import Array
-from corral.envs.backends.process import channel as ch
 from corral.envs.backends.ray.actor import ActorReply, NodePlace
 from corral.envs.backends.ray.handle import RayWorker, stop_actors
+from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.handle import pickle_factories
-from corral.envs.backends.remote.vec_env import RemoteVecEnv, W
+from corral.envs.backends.remote.vec_env import RemoteVecEnv
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import EnvRows, pack, unpack
 from corral.envs.supervision import IDLE as NO_ENV
 from corral.envs.supervision import Supervision
 from corral.runtimes.ray_cluster import connect, free_cpus_in_words, import_ray, reserve_cpus, usable_cpus
-
-# Environments in workers that share no memory with the caller: rows are kept here, and travel as parcels.
-
-
-class CopiedRowsVecEnv(RemoteVecEnv[W], Generic[W]):
-    """What the Ray and the gRPC backend have in common."""
-
-    def _make_rows(self) -> EnvRows:
-        rows = EnvRows(self.spec, self.num_envs)
-        rows.mark[:] = NO_ENV  # who is being stepped is known elsewhere
-        return rows
-
-    def _shares(self, chosen: IdSet) -> Iterator[tuple[W, Array]]:
-        """The workers of these environments, each with its own, which it owes results of from now on."""
-        owner = self._worker_of[chosen.ids]
-        for worker in self._workers:
-            mine = chosen.ids[owner == worker.index]
-            if not len(mine):
-                continue
-            if worker.pending == 0:
-                worker.touch()
-            worker.pending += len(mine)
-            yield worker, mine
-
 
 log = logging.getLogger("corral.envs")
 
@@ -60,7 +36,7 @@ _PLACE_S = 10.0  # usually it takes Ray a second
 _GET_S = 10.0
 
 
-class RayVecEnv(CopiedRowsVecEnv[RayWorker]):
+class RayVecEnv(RemoteVecEnv[RayWorker]):
     """VecEnv over Ray actors. Each reserves one CPU; those of an evaluation, which run now and then, reserve none."""
 
     def __init__(
@@ -96,6 +72,23 @@ class RayVecEnv(CopiedRowsVecEnv[RayWorker]):
         worker.kill()
 
     # -- calls ---------------------------------------------------------------------------------------------
+
+    def _make_rows(self) -> EnvRows:
+        rows = EnvRows(self.spec, self.num_envs)
+        rows.mark[:] = NO_ENV  # an actor's mark is in its own memory
+        return rows
+
+    def _shares(self, chosen: IdSet) -> Iterator[tuple[RayWorker, Array]]:
+        """The workers of these environments, each with its own, which it owes results of from now on."""
+        owner = self._worker_of[chosen.ids]
+        for worker in self._workers:
+            mine = chosen.ids[owner == worker.index]
+            if not len(mine):
+                continue
+            if worker.pending == 0:
+                worker.heartbeat()
+            worker.pending += len(mine)
+            yield worker, mine
 
     def _dispatch(self, chosen: IdSet) -> None:
         for worker, mine in self._shares(chosen):
@@ -140,17 +133,17 @@ class RayVecEnv(CopiedRowsVecEnv[RayWorker]):
         del worker.calls[ref]
         if isinstance(answer, NodePlace):
             worker.place = answer
-            worker.touch()
+            worker.heartbeat()
             return True
         assert isinstance(answer, ActorReply)
         if answer.slow is not None:
             worker.slow = answer.slow
         starts = worker.starts
         for op, data in answer.messages:
-            if op in (ch.READY, ch.ROWS):
+            if op in (msg.READY, msg.ROWS):
                 chosen = self._in_flight.sets.of_payload(data.env_ids)
                 unpack(self._rows, chosen, data)
-                if op == ch.READY:
+                if op == msg.READY:
                     self._ready(worker, chosen)
             else:
                 self._handle(worker, op, data)
@@ -173,7 +166,7 @@ class RayVecEnv(CopiedRowsVecEnv[RayWorker]):
         mark = worker.look()
         if len(worker.suspects) > 1 and mark != worker.last_mark:  # it is getting on, or this was the first look
             worker.last_mark = mark
-            worker.touch()
+            worker.heartbeat()
             return
         if self._allocated:
             self._rows.mark[worker.index] = next(iter(worker.suspects), NO_ENV) if mark == NO_ENV else mark

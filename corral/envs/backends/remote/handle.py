@@ -28,9 +28,9 @@ class RemoteWorker(ABC):
         self.running = False  # it has built its environments and has its rows
         self.pending = 0  # results that it owes
         self.last_mark = NO_ENV
-        self.touch()
+        self.heartbeat()
 
-    def touch(self) -> None:
+    def heartbeat(self) -> None:
         """Note a sign of life."""
         self.busy_since = time.monotonic()
 

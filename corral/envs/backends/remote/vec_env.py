@@ -1,7 +1,7 @@
 """Environments in workers elsewhere: what every backend does whose workers answer messages.
 
 How a worker is started, reached, waited for and ended is the backend's; what is asked of it, what becomes of its
-answers, and what happens when it is lost is here. The messages are those of `channel`.
+answers, and what happens when it is lost is here. The messages are those of `messages`.
 
 When a worker is lost, each of its environments ends its episode with one faulty row (see `losses`).
 """
@@ -18,7 +18,7 @@ import numpy as np
 from corral.core.errors import EnvFailed, UserError
 from corral.core.gym_env import require_same_spaces
 from corral.core.types import Array, EnvSpec, StepBatch, Tree
-from corral.envs.backends.process import channel as ch
+from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.handle import RemoteWorker
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
@@ -159,12 +159,12 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         self._recording = True
         for worker in self._workers:
             if worker.running:  # another is told when it gets its rows
-                worker.post(ch.RECORD)
+                worker.post(msg.RECORD)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the environments are, and what leads there; a worker that dies meanwhile leaves its own out."""
         self._in_flight.require_idle()
-        answers = self._ask(ch.SAVE, {worker.index: None for worker in self._workers if worker.running})
+        answers = self._ask(msg.SAVE, {worker.index: None for worker in self._workers if worker.running})
         envs = {env_id: state for answer in answers.values() for env_id, state in answer["envs"].items()}
         for env_id in self._pending.unknown():
             envs.pop(str(env_id), None)
@@ -203,7 +203,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
                 "start": worker.starts,
                 "generators": known.get(str(worker.index)),
             }
-        self._ask(ch.LOAD, jobs)
+        self._ask(msg.LOAD, jobs)
         while in_flight.in_flight:  # of workers that died
             self._guarded_pump()
         return [i for i in range(self.num_envs) if in_flight.ready >> i & 1]
@@ -239,8 +239,8 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         for index, job in jobs.items():
             worker = self._workers[index]
             worker.pending += 1
-            worker.touch()
-            if op == ch.LOAD:
+            worker.heartbeat()
+            if op == msg.LOAD:
                 self._post_load(worker, job)
             else:
                 worker.post(op, job)
@@ -250,13 +250,13 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
     def _post_load(self, worker: W, job: Any) -> None:
         """Send saved states; the worker's rows hold the observations to compare with."""
-        worker.post(ch.LOAD, job)
+        worker.post(msg.LOAD, job)
 
     def _ready(self, worker: W, results: IdSet) -> None:
         """Results of these environments are in their rows."""
         done: IdSet | None = results
         worker.pending -= len(results)
-        worker.touch()
+        worker.heartbeat()
         if self._pending.owing:
             done = self._pending.without(results)
         if done is not None:
@@ -264,21 +264,21 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             self._pending.fresh &= ~done.mask
 
     def _handle(self, worker: W, op: int, data: Any) -> None:
-        if op in (ch.SAVED, ch.LOADED):
+        if op in (msg.SAVED, msg.LOADED):
             worker.pending -= 1
             self._asked.discard(worker.index)
             self._answers[worker.index] = data
-            if op == ch.LOADED:
+            if op == msg.LOADED:
                 self._note_loaded(worker, data)
-        elif op == ch.ALIVE:
-            worker.touch()
-        elif op == ch.FAULT:
+        elif op == msg.ALIVE:
+            worker.heartbeat()
+        elif op == msg.FAULT:
             self._log.record(Fault(**data))
-        elif op == ch.SPEC:
+        elif op == msg.SPEC:
             self._specs[worker.index] = EnvSpec.from_json(data)
             if self._allocated:
                 self._revive(worker)
-        elif op == ch.FAILED:
+        elif op == msg.FAILED:
             if self._allocated and not worker.running:  # a replacement could not be built; the budget says how often
                 self._replace(worker, "raised", data["text"])
                 return
@@ -293,7 +293,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
     def _send_reset(self, worker: W, ids: Array, *, lenient: bool, whole: bool = False) -> None:
         worker.pending += len(ids)
-        worker.touch()
+        worker.heartbeat()
         # Global generators are seeded when a process starts and by reset(), never in the middle of a run.
         generators = worker.starts if whole or not worker.seeded else None
         worker.seeded = True
@@ -305,7 +305,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             "generators": generators,
             "episode": self._rows.episode[ids].tolist(),
         }
-        worker.post(ch.RESET, data)
+        worker.post(msg.RESET, data)
 
     # -- start and supervision -----------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
     def _give_rows(self, worker: W) -> None:
         worker.running = True
         worker.post(
-            ch.ROWS,
+            msg.ROWS,
             {
                 "spec": self.spec.to_json(),
                 "num_envs": self.num_envs,

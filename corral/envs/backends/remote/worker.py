@@ -13,7 +13,7 @@ import numpy as np
 
 from corral.core import seeding
 from corral.core.types import EnvSpec
-from corral.envs.backends.process import channel as ch
+from corral.envs.backends.remote import messages as msg
 from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet, IdSets
 from corral.envs.stepping.rows import EnvRows
@@ -51,7 +51,7 @@ class EnvWorker(ABC):
         # no data format carries.
         factories, name = cloudpickle.loads(job)
         self._group = EnvGroup(factories, name, self._report, [IDLE])
-        self.post(ch.SPEC, self._group.build().to_json())
+        self.post(msg.SPEC, self._group.build().to_json())
 
     def step(self, chosen: IdSet) -> None:
         """Step these environments with the actions in their rows."""
@@ -61,15 +61,15 @@ class EnvWorker(ABC):
     def handle(self, op: int, data: Any) -> None:
         """Do what a message asks for."""
         assert self._group is not None
-        if op == ch.RESET:
+        if op == msg.RESET:
             self._reset(data)
-        elif op == ch.ROWS:
+        elif op == msg.ROWS:
             self._attach(data)
-        elif op == ch.RECORD:
+        elif op == msg.RECORD:
             self._group.record()
-        elif op == ch.SAVE:
-            self.post(ch.SAVED, {"envs": self._group.save(), "generators": read_global_generators()})
-        elif op == ch.LOAD:
+        elif op == msg.SAVE:
+            self.post(msg.SAVED, {"envs": self._group.save(), "generators": read_global_generators()})
+        elif op == msg.LOAD:
             self._load(data)
 
     def close(self) -> None:
@@ -104,14 +104,14 @@ class EnvWorker(ABC):
         restarted = self._group.load(data["envs"], data["seed"], data["role"], self._say_alive)
         if data["generators"] is not None:
             write_global_generators(data["generators"])
-        self.post(ch.LOADED, restarted)
+        self.post(msg.LOADED, restarted)
 
     def _say_alive(self) -> None:
         """Once a second: repeating an episode may take longer than a step is allowed to."""
         now = time.monotonic()
         if now - self._said_alive > 1.0:
             self._said_alive = now
-            self.post(ch.ALIVE, None)
+            self.post(msg.ALIVE, None)
 
     def _seed_generators(self, run_seed: int, role: str, start: int) -> None:
         seed = seeding.worker_seed(run_seed, role, self._index, start)
@@ -119,4 +119,4 @@ class EnvWorker(ABC):
         np.random.seed(seed)
 
     def _report(self, fault: Fault) -> None:
-        self.post(ch.FAULT, fault.to_json())
+        self.post(msg.FAULT, fault.to_json())

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.core.errors import EnvFailed, UserError
+from corral.core.machine import Backoff
 from corral.link.auth import new_nonce
 from corral.link.client.fleet import Fleet, FleetMember
 from corral.link.client.session import SimulatorSession
@@ -27,7 +28,7 @@ log = logging.getLogger("corral.link")
 
 _MARK = "CORRAL_INSTANCE"
 _YOUNG_S = 10.0
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _MAX_FAILED_STARTS = 5
 _MEMORY_EVERY_S = 1.0
 _END_S = 2.0  # to go by itself, then to go on SIGTERM
@@ -66,9 +67,9 @@ class Launcher:
         self._count, self._fleet, self._recycling = count, fleet, recycling
         self._processes: list[_Process] = []
         self._due: list[float] = [0.0] * count
-        self._failed_starts, self._wait_s = 0, _FIRST_WAIT_S
+        self._failed_starts, self._backoff = 0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._memory_checked = time.monotonic()
-        self._sentry = OrphanReaper()
+        self._reaper = OrphanReaper()
         self._member = FleetMember(self._joined, lambda session, kind, words: None)
         fleet.members.insert(0, self._member)
         fleet.keepers.append(self.check)
@@ -116,7 +117,7 @@ class Launcher:
                     _signal_group(process.popen.pid, how)
         for process in list(self._processes):
             self._bury(process)
-        self._sentry.stop()
+        self._reaper.stop()
 
     def _start(self) -> None:
         instance = new_nonce()
@@ -130,8 +131,8 @@ class Launcher:
                 f"The simulator {self._argv[0]} cannot be started: {error.strerror}; check --sim."
             ) from error
         process = _Process(instance, popen)
-        self._sentry.guard(popen.pid)
-        self._sentry.guard_marked(process.mark)
+        self._reaper.watch(popen.pid)
+        self._reaper.watch_marked(process.mark)
         self._processes.append(process)
 
     def _joined(self, session: SimulatorSession) -> None:
@@ -140,7 +141,7 @@ class Launcher:
                 process.session = session
                 self._failed_starts = 0
                 if not process.retiring:
-                    self._wait_s = _FIRST_WAIT_S
+                    self._backoff.reset()
 
     def _ended(self, process: _Process, now: float) -> None:
         code = process.popen.returncode
@@ -164,8 +165,9 @@ class Launcher:
 
     def _plan(self, now: float, *, young: bool = True) -> None:
         """Start another, later each time if they die young."""
-        self._due.append(now + self._wait_s)
-        self._wait_s = min(2 * self._wait_s, _LONGEST_WAIT_S) if young else _FIRST_WAIT_S
+        if not young:
+            self._backoff.reset()
+        self._due.append(now + self._backoff.next())
 
     def _retire(self, now: float) -> None:
         """Replace simulators that have played enough episodes, or take too much memory."""
@@ -194,8 +196,8 @@ class Launcher:
         _signal_group(process.popen.pid, signal.SIGKILL)
         process.popen.wait()
         _kill_marked(process.mark.encode())
-        self._sentry.release(process.popen.pid)
-        self._sentry.release_marked(process.mark)
+        self._reaper.unwatch(process.popen.pid)
+        self._reaper.unwatch_marked(process.mark)
         self._processes.remove(process)
 
 

@@ -14,7 +14,7 @@ from corral.core.spaces import Layout
 from corral.envs.backends.simulators.launcher import Launcher, Recycling
 from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.supervision import Supervision
-from corral.link.address import Address, parse_url
+from corral.link.address import Address, is_here, parse_url, somebody_listens
 from corral.link.auth import read_token
 from corral.link.client.fleet import Fleet
 from corral.link.control import Budget
@@ -67,6 +67,15 @@ def check_options(url: str, kwargs: Mapping[str, Any]) -> None:
     for each in url.split(","):
         parse_url(each)
     _read_options(kwargs)
+
+
+def connect_here(env: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether simulators connect to the process that makes the VecEnv, so that no other process can reach them."""
+    urls = (env.split(",") if isinstance(env, str) else list(env)) if is_url(env) else []
+    if len(urls) != 1 or kwargs.get("sim") is not None:
+        return False
+    address = parse_url(urls[0])
+    return address.only_to_listen or (is_here(address) and not somebody_listens(address))
 
 
 def share_simulators(kwargs: Mapping[str, Any], parts: int) -> dict[str, Any]:
@@ -160,8 +169,13 @@ def external_vec_env(
     supervision: Supervision,
     role: str,
     env_kwargs: Mapping[str, Any] | None,
+    *,
+    fewer: bool = False,
 ) -> LinkVecEnv:
-    """A VecEnv over the simulators at these URLs; so many of them are waited for, by default one or all dialled."""
+    """A VecEnv over the simulators at these URLs, once so many of them are there; by default one, or all of several.
+
+    `fewer`: with less free slots than `num_envs`, as many environments as there are slots.
+    """
     urls = env.split(",") if isinstance(env, str) else list(env)
     addresses = tuple(parse_url(url) for url in urls)
     options = _read_options(env_kwargs or {})
@@ -169,7 +183,7 @@ def external_vec_env(
     wanted = simulators or (len(addresses) if not opened.elastic else options.sims if options.sim else 1)
     return LinkVecEnv(
         opened.fleet, num_envs, supervision, role,
-        simulators=wanted, elastic=opened.elastic, release=partial(_shared.release, key),
+        simulators=wanted, elastic=opened.elastic, release=partial(_shared.release, key), fewer=fewer,
     )  # fmt: skip
 
 

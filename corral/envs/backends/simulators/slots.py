@@ -44,6 +44,18 @@ class Share:
         return self._parts[most]
 
 
+@dataclass(frozen=True)
+class Slot:
+    """Slots of some environments in their simulators, and their last observations."""
+
+    sessions: list[SimulatorSession]
+    which: Array  # [n], of these sessions
+    slots: Array  # [n] uint32, of that session
+    obs: list[Array]  # [n, ...] leaves
+    to_play: Array  # [n] int8
+    lost: Array  # [n] bool, whether the simulator disconnected, and the state is gone with it
+
+
 class SlotTable:
     """Seats of `num_envs` environments. A fleet may seat those of several VecEnvs; sessions know what is free."""
 
@@ -191,6 +203,17 @@ class SlotTimeouts:
             self._fleet.poll(_POLL_S)
         self._since = None
 
+    def wait_for_slot(self) -> int:
+        """Wait for a slot that no environment has; returns how many there are."""
+        while not (free := sum(session.room for session in self._fleet.sessions.values() if session.has_room)):
+            self._wait(
+                f"All slots of the simulators at {self._where} are in use, and evaluation needs one",
+                "start them with more --envs, or set eval_episodes=0",
+            )
+            self._fleet.poll(_POLL_S)
+        self._since = None
+        return free
+
     def check(self, homeless: int) -> None:
         """Say that so many environments wait for a simulator, if any do."""
         if homeless:
@@ -202,13 +225,13 @@ class SlotTimeouts:
     def _where(self) -> str:
         return ", ".join(self._fleet.binding.urls)
 
-    def _wait(self, words: str) -> None:
+    def _wait(self, words: str, remedy: str = "start them, or raise Supervision.start_timeout_s") -> None:
         now = time.monotonic()
         if self._since is None:
             self._since, self._said = now, False
         waited = now - self._since
         if waited > self._most_s:
-            raise EnvFailed(f"{words} after {waited:.0f} s; start them, or raise Supervision.start_timeout_s.")
+            raise EnvFailed(f"{words} after {waited:.0f} s; {remedy}.")
         if waited > _SAY_S and not self._said:
             self._said = True
             log.warning("%s; waiting for more, for up to %.0f s.", words, self._most_s - waited)

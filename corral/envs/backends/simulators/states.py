@@ -9,27 +9,44 @@ act.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from gymnasium.spaces import Discrete
 
 from corral.core.encoding import Buffer
 from corral.core.errors import EnvFailed, UserError
-from corral.core.types import Array, Tree, tree_map
-from corral.envs.backends.simulators.vec_env import LinkVecEnv, Slot
+from corral.core.types import Array, EnvSpec, Tree, tree_map
+from corral.envs.backends.simulators.slots import Slot
 from corral.link import protocol as clp
+from corral.link.client.fleet import Fleet
 from corral.link.client.session import SimulatorSession
 from corral.link.client.states import Part, Table, ask, split
 from corral.link.message import BadMessage, Message
 from corral.link.protocol import rows_per_message
-from corral.snapshot.shelf import LOST, StateIndex
+from corral.snapshot.array_states import LOST, StateIndex
 from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, States, Views
 
 _MASK = "action_mask"
 _GONE = "states went with their simulator"
 Miss = Callable[[Any, str], None]
 _FIRST_CALLS, _EVERY_CALLS, _SOME = 4, 64, 16  # when to look for dice, and at how many steps
+
+
+class SimulatedEnvs(Protocol):
+    """What states need of a VecEnv over simulators."""
+
+    spec: EnvSpec
+
+    @property
+    def fleet(self) -> Fleet:
+        """The simulators."""
+
+    def seats(self, env_ids: Array) -> Slot:
+        """Slots of idle environments."""
+
+    def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
+        """States were loaded into idle environments."""
 
 
 class LinkStates(States):
@@ -41,7 +58,7 @@ class LinkStates(States):
         timeout_s: for every request; a simulator that takes longer is given up.
     """
 
-    def __init__(self, vec: LinkVecEnv, memory_mb: float = 1024.0, timeout_s: float = 60.0):
+    def __init__(self, vec: SimulatedEnvs, memory_mb: float = 1024.0, timeout_s: float = 60.0):
         self._vec, self._fleet, self._timeout_s = vec, vec.fleet, timeout_s
         self.spec, self.players = vec.spec, vec.fleet.players
         if self.players > 2:
@@ -52,8 +69,8 @@ class LinkStates(States):
         self._simulator = sessions[0].simulator  # what is asked of it here is the same for all
         self._homes: list[SimulatorSession] = []
         self._bases = np.zeros(0, np.int64)  # what makes an id the remote one, for each of them
-        self._shelf = StateIndex(self.spec.observation.leaves, memory_mb, self.spec.name)
-        self._mask, self._mishaps = self._find_mask(), FailedSteps(self.spec.name)
+        self._index = StateIndex(self.spec.observation.leaves, memory_mb, self.spec.name)
+        self._mask, self._failed_steps = self._find_mask(), FailedSteps(self.spec.name)
         self._calls, self._probes = 0, np.random.default_rng(0)
         self.level = Level.PORTABLE
         for session in sessions:
@@ -62,14 +79,14 @@ class LinkStates(States):
 
     def new_ids(self, count: int) -> Array:
         """Ids that no state has."""
-        return self._shelf.new_ids(count)
+        return self._index.new_ids(count)
 
     def save(self, env_ids: Array) -> Array:
         """Keep the states that these environments are in, in their simulators."""
         seats = self._vec.seats(env_ids)
         homes = self._homes_at(seats)
         ids = self.new_ids(len(env_ids))
-        self._shelf.home[ids] = homes  # before they are there: where this raises, some may be
+        self._index.home[ids] = homes  # before they are there: where this raises, some may be
         try:
             table = Table(self._simulator, len(ids), obs=False)
             self._place(clp.Op.SAVE, homes, seats.slots, ids, table, table.miss)
@@ -78,8 +95,8 @@ class LinkStates(States):
         except BaseException:
             self.drop(ids)
             raise
-        self._shelf.home[ids[table.lost]] = LOST
-        self._shelf.put(ids, seats.to_play, seats.obs)
+        self._index.home[ids[table.lost]] = LOST
+        self._index.put(ids, seats.to_play, seats.obs)
         return ids
 
     def load(self, ids: Array, env_ids: Array) -> Views:
@@ -88,7 +105,7 @@ class LinkStates(States):
         homes = self._homes_at(seats)
         if (homes == LOST).any():
             raise EnvFailed("Some of these environments have lost their simulator; their episodes are over.")
-        if (homes != self._shelf.homes_of(ids)).any():
+        if (homes != self._index.homes_of(ids)).any():
             raise UserError("A state can be loaded only in the simulator that keeps it: load it where it was saved.")
         table = Table(self._simulator, len(ids))
         self._place(clp.Op.LOAD, homes, seats.slots, ids, table, None, flags=clp.WANT_OBS)
@@ -99,14 +116,14 @@ class LinkStates(States):
 
     def look(self, ids: Array) -> Views:
         """What is seen in states, from what was kept here."""
-        shelf = self._shelf
-        shelf.homes_of(ids)
-        obs = [leaf[ids] for leaf in shelf.obs]
-        return Views(self.spec.observation.unflatten(obs), self._legal(obs), shelf.turn[ids])
+        index = self._index
+        index.homes_of(ids)
+        obs = [leaf[ids] for leaf in index.obs]
+        return Views(self.spec.observation.unflatten(obs), self._legal(obs), index.turn[ids])
 
     def drop(self, ids: Array) -> None:
         """Forget states, here and there."""
-        ids, homes = self._shelf.release(ids)
+        ids, homes = self._index.release(ids)
         for home in np.unique(homes[homes > LOST]).tolist():
             session = self._homes[home]
             if session.lost is None:
@@ -116,19 +133,19 @@ class LinkStates(States):
 
     def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
         """One EXPAND to each simulator, to all at once. Where it raises, the children are dropped."""
-        shelf = self._shelf
+        index = self._index
         try:
             leaves = self.spec.action.batch(actions, len(parents))
-            shelf.require_given(children)
-            homes, turn = shelf.homes_of(parents), shelf.turn[parents]
-            self._look_for_dice(parents, leaves)
-            shelf.home[children] = homes  # a child may take the place of a parent
+            index.require_given(children)
+            homes, turn = index.homes_of(parents), index.turn[parents]
+            self._detect_randomness(parents, leaves)
+            index.home[children] = homes  # a child may take the place of a parent
             table = self._expand(parents, homes, leaves, children, seeds)
             faulty = self._failed(table, parents)
         except BaseException:
             self.drop(children)
             raise
-        shelf.put(children, table.to_play, table.obs)
+        index.put(children, table.to_play, table.obs)
         reward = table.reward[:, 0]
         if self.players > 1:
             reward = table.reward[np.arange(len(parents)), turn]
@@ -142,7 +159,7 @@ class LinkStates(States):
         count, steps = leaves[0].shape[:2]
         flat = tree_map(lambda leaf: leaf.reshape(count * steps, *leaf.shape[2:]), actions)
         leaves = [leaf.reshape(count, steps, *leaf.shape[1:]) for leaf in self.spec.action.batch(flat, count * steps)]
-        self._look_for_dice(parents, [leaf[:, 0] for leaf in leaves])
+        self._detect_randomness(parents, [leaf[:, 0] for leaf in leaves])
         reseeded = seeds is not None and self.stochastic
         before = steps if self.players > 1 else int(reseeded)
         ids = parents.copy()
@@ -185,13 +202,13 @@ class LinkStates(States):
 
     def _failed(self, table: Table, parents: Array) -> Array | None:
         """Rows that failed, which are now as steps that did are; None where none did."""
-        faulty = self._mishaps.note(table.failed, table.words)
+        faulty = self._failed_steps.note(table.failed, table.words)
         if table.lost.any():  # of which the environments' own supervision keeps count
             faulty = table.failed | table.lost
         if faulty is not None:
             table.reward[faulty], table.flags[faulty] = 0.0, clp.TRUNCATED
-            table.to_play[faulty] = self._shelf.turn[parents[faulty]]
-            for leaf, seen in zip(table.obs, self._shelf.obs, strict=True):
+            table.to_play[faulty] = self._index.turn[parents[faulty]]
+            for leaf, seen in zip(table.obs, self._index.obs, strict=True):
                 leaf[faulty] = seen[parents[faulty]]
         return faulty
 
@@ -218,7 +235,7 @@ class LinkStates(States):
         """Go on from these states, which are these rows of what has been found so far."""
         steps = leaves[0].shape[1]
         before = found.reward.shape[1] - steps
-        homes = self._shelf.homes_of(ids)
+        homes = self._index.homes_of(ids)
         parts, gone = split(homes, self._homes, lambda session: _most_rows(session, steps))
         remote = ids | self._bases[homes]
         table, rewards, lengths = (
@@ -284,7 +301,7 @@ class LinkStates(States):
                 break
         return found
 
-    def _look_for_dice(self, parents: Array, leaves: list[Array]) -> None:
+    def _detect_randomness(self, parents: Array, leaves: list[Array]) -> None:
         """From time to time, make some steps twice and keep nothing of it: where they differ there are dice."""
         self._calls += 1
         if self.stochastic or (self._calls > _FIRST_CALLS and self._calls % _EVERY_CALLS):
@@ -295,7 +312,7 @@ class LinkStates(States):
         some = np.arange(min(_SOME, len(parents)))
         twice = np.concatenate([some, some])
         seeds = self._probes.integers(1, 2**63, len(twice), np.uint64)
-        homes, nowhere = self._shelf.homes_of(parents[twice]), np.zeros(len(twice), np.int64)
+        homes, nowhere = self._index.homes_of(parents[twice]), np.zeros(len(twice), np.int64)
         table = self._expand(parents[twice], homes, [leaf[twice] for leaf in leaves], nowhere, seeds)
         outcome: list[Array] = [table.reward, table.flags, table.to_play, *table.obs]
         for seen in outcome:
@@ -314,7 +331,7 @@ class LinkStates(States):
             )
         gone = [k for k, home in enumerate(self._homes) if home.lost is not None]
         if gone:
-            self._shelf.home[self._shelf.home == gone[0]] = LOST
+            self._index.home[self._index.home == gone[0]] = LOST
             self._homes[gone[0]] = session
         else:
             self._homes.append(session)

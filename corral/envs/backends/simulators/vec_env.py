@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,8 @@ from corral.core.encoding import Buffer
 from corral.core.errors import UserError
 from corral.core.types import Array, StepBatch, Tree
 from corral.envs.backends.simulators.replies import ReplyRows, StepReply, read_answer
-from corral.envs.backends.simulators.slots import SlotTable, SlotTimeouts
+from corral.envs.backends.simulators.slots import Slot, SlotTable, SlotTimeouts
+from corral.envs.backends.simulators.states import LinkStates
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.pending_faults import PendingFaults
@@ -42,18 +42,6 @@ _SLOW_ROW_S = 500e-6  # slower steps are asked for one by one, so that `recv(min
 Take = Callable[[SimulatorSession, IdSet, StepReply], None]
 
 
-@dataclass(frozen=True)
-class Slot:
-    """Where environments sit, and what they were last seen to be."""
-
-    sessions: list[SimulatorSession]
-    which: Array  # [n], of these sessions
-    slots: Array  # [n] uint32, of that session
-    obs: list[Array]  # [n, ...] leaves
-    to_play: Array  # [n] int8
-    lost: Array  # [n] bool, whose simulator is gone, and with it whatever they were in
-
-
 class LinkVecEnv(VecEnv):
     """VecEnv over the simulators of a fleet."""
 
@@ -69,20 +57,25 @@ class LinkVecEnv(VecEnv):
         simulators: int,
         elastic: bool,
         release: Callable[[], Any],
+        fewer: bool = False,
     ):
-        """Wait for so many simulators, and take places in them; `elastic` says that more may come later."""
-        self.num_envs, self._role, self._seed = num_envs, role, 0
+        """Wait for so many simulators, and take slots in them; `elastic` says that more may come later.
+
+        `fewer`: have as many environments as there are free slots, one at least and `num_envs` at most.
+        """
+        self._role, self._seed = role, 0
         self._fleet, self._supervision, self._elastic = fleet, supervision, elastic
         self._faults = FaultLog(supervision)
         self._member = FleetMember(lambda s: me().joined(s), lambda s, kind, words: me().lost(s, kind, words))
         me: Any = weakref.ref(self)
-        self._seating, self._under_way = SlotTable(num_envs), 0  # mask of environments in requests
         self._stop = weakref.finalize(self, _leave, fleet, self._member, release)
         self._patience = SlotTimeouts(fleet, supervision.start_timeout_s)
         try:
             self._patience.gather(simulators)
             assert fleet.spec is not None
             self.spec = fleet.spec
+            self.num_envs = num_envs = min(num_envs, self._patience.wait_for_slot()) if fewer else num_envs
+            self._seating, self._under_way = SlotTable(num_envs), 0  # mask of environments in requests
             self._rows = EnvRows(self.spec, num_envs)
             self._in_flight = InFlight(num_envs, self.spec)
             self._pending = PendingFaults(self._rows, self._in_flight)
@@ -92,8 +85,9 @@ class LinkVecEnv(VecEnv):
             self._balance_at = time.monotonic() + _BALANCE_S
             self._late: list[ReplyRows] = []
             self._require_room()
-            self._seating.fill(list(fleet.sessions.values()))
-            fleet.members.append(self._member)
+            with fleet.lock:
+                self._seating.fill(list(fleet.sessions.values()))
+                fleet.members.append(self._member)
         except BaseException:
             self._stop()
             raise
@@ -136,6 +130,10 @@ class LinkVecEnv(VecEnv):
             obs = [leaf.copy() for leaf in rows.current(chosen, rows.half(chosen))]
             return Slot(where[0], which, slots, obs, self._to_play[chosen.ids], lost)
 
+    def states(self, memory_mb: float = 1024.0) -> LinkStates:
+        """States inside the simulators; UserError where a simulator keeps none."""
+        return LinkStates(self, memory_mb)
+
     def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
         """Somebody has put these idle environments into other states."""
         rows = self._rows
@@ -149,18 +147,19 @@ class LinkVecEnv(VecEnv):
         in_flight.require_open()
         while self._under_way:
             self._pump()
-        self._seed = seed
-        in_flight.start()
-        self._pending.clear()
-        self._moving.clear()
-        self._ended.clear()
-        self._rows.flip(in_flight.everyone)
-        self._rows.episode[:] = 0
-        seated = self._seating.seated(in_flight.everyone.ids)
-        homeless = in_flight.everyone.ids[~seated]
-        if len(homeless):
-            self._pending.owe_reset(homeless)
-        self._reset(in_flight.everyone.ids[seated])
+        with self._fleet.lock:
+            self._seed = seed
+            in_flight.start()
+            self._pending.clear()
+            self._moving.clear()
+            self._ended.clear()
+            self._rows.flip(in_flight.everyone)
+            self._rows.episode[:] = 0
+            seated = self._seating.seated(in_flight.everyone.ids)
+            homeless = in_flight.everyone.ids[~seated]
+            if len(homeless):
+                self._pending.owe_reset(homeless)
+            self._reset(in_flight.everyone.ids[seated])
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         """Hand one action to each of these idle environments."""
@@ -204,8 +203,9 @@ class LinkVecEnv(VecEnv):
     def close(self) -> None:
         """Leave the simulators; who was dialled or launched for this alone is let go."""
         if hasattr(self, "_in_flight"):
-            self._in_flight.closed = True
-            self._give_back_seats()
+            with self._fleet.lock:
+                self._in_flight.closed = True
+                self._give_back_seats()
         self._stop()
 
     def _give_back_seats(self) -> None:

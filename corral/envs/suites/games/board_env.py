@@ -1,4 +1,4 @@
-"""A game as an environment: one player against itself, or an agent against an opponent."""
+"""A game as an environment: self-play, or an agent against an opponent."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ from corral.envs.suites.games.game import Game
 from corral.envs.suites.games.players import Player, make_player
 from corral.envs.vec_env import VecEnv
 
-# Boards as text and as pictures.
-
-
 _CELL, _RADIUS = 48, 19
 _BACK = np.array((32, 78, 156), np.uint8)
-_COLOURS = np.array([(226, 232, 240), (214, 48, 49), (250, 196, 40)], np.uint8)  # nobody, who began, the other
+_COLOURS = np.array([(226, 232, 240), (214, 48, 49), (250, 196, 40)], np.uint8)  # empty, the first player, the second
 _SIGNS = ".XO"
 
 
 def owners(game: Game, obs: Array, to_play: int) -> Array:
-    """Whose square each is, [rows, columns] as drawn: 1 of who began, 2 of the other, 0 of nobody."""
+    """Who owns each square, [rows, columns] as drawn: 1 the first player, 2 the second, 0 nobody."""
     began, other = (obs[0], obs[1]) if to_play == 0 else (obs[1], obs[0])
     board: Array = began.astype(np.int64) + 2 * other.astype(np.int64)
     return board[::-1] if game.row_0_below else board
@@ -47,21 +44,22 @@ def as_picture(board: Array) -> Array:
 
 
 class BoardEnv(gymnasium.Env[Array, np.int64]):
-    """Plays a game; observations are the view of who is to move.
+    """Plays a game; observations are those of the player to move.
 
-    Without an opponent, a step is a move of whoever is to move, and its reward the mover's: 1 for a win, else 0. With
-    one, the opponent's moves are part of the steps, who begins changes from episode to episode, and rewards are the
-    agent's: 1 for a win, -1 for a loss, 0 else.
+    Without an opponent, a step is a move of the player to move, and the reward is that player's: 1 for a win, else 0.
+    With one, a step includes the opponent's reply, the first player changes from episode to episode, and rewards are
+    the agent's: 1 for a win, -1 for a loss, else 0.
 
-    Which moves are legal is in `action_mask()` and in `info["action_mask"]`. Others raise ValueError: a search never
-    makes them, but algorithms that do not look at masks, such as plain PPO, do.
+    The legal moves are in `action_mask()` and in `info["action_mask"]`. Others raise ValueError: a search never makes
+    them, but algorithms that ignore masks, such as plain PPO, do.
 
     Args:
-        game: what is played.
-        opponent: a Player, or one by name: `random`, `mcts:1000`, `perfect`, `module:name`; None: the agent itself.
+        game: its rules.
+        opponent: a Player, or one by name: `random`, `mcts:1000`, `perfect`, `module:name`; None: self-play.
         render_mode: `ansi` or `rgb_array`.
     """
 
+    players = 2
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # noqa: RUF012 - as Gymnasium has it
 
     def __init__(self, game: Game, opponent: str | Player | None = None, render_mode: str | None = None):
@@ -70,24 +68,29 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         self.game, self.render_mode = game, render_mode
         self.observation_space, self.action_space = game.observation_space, game.action_space
         self.to_play = 0
-        """Who is to move: 0, who began, or 1."""
+        """The player to move: 0, who made the first move, or 1."""
         self._opponent = None if opponent is None else make_player(game, opponent)
-        self._agent = 0  # which of both it is
-        self.position = game.start(1)[0]
+        self._agent = 0  # which of the players it is
+        self.row = game.start(1)[0]
 
     @property
-    def position(self) -> Array:
-        """The game's words. A position that is put on the board is one to play on from."""
-        words: Array = self._states[0]
-        return words
+    def rows(self) -> Game:
+        """The model of `row`: states of this environment are `ArrayStates`."""
+        return self.game
 
-    @position.setter
-    def position(self, words: Array) -> None:
-        self._states, self.over = np.array(words, np.int64)[None], False
+    @property
+    def row(self) -> Array:
+        """The position. One that is set is not the end of a game."""
+        row: Array = self._states[0]
+        return row
+
+    @row.setter
+    def row(self, row: Array) -> None:
+        self._states, self.over = np.array(row, np.int64)[None], False
 
     @property
     def answered(self) -> bool:
-        """Whether steps have an opponent's answers in them."""
+        """Whether steps include an opponent's replies."""
         return self._opponent is not None
 
     def action_mask(self) -> Array:
@@ -95,9 +98,9 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         return self._look()[1]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        """Begin a game, the agent or its opponent in turn; a seed draws who is first."""
+        """Start a game; agent and opponent take turns at making the first move, or a seed draws who does."""
         super().reset(seed=seed)
-        self.position, self.to_play = self.game.start(1)[0], 0
+        self.row, self.to_play = self.game.start(1)[0], 0
         if self._opponent is not None:
             self._agent = int(self.np_random.integers(2)) if seed is not None else 1 - self._agent
             if self._agent == 1:
@@ -106,7 +109,7 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         return obs, {"action_mask": mask}
 
     def step(self, action: np.int64 | int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        """Make a move, and let the opponent answer it."""
+        """Make a move, and let the opponent reply."""
         _, mask = self._look()
         move = int(action)
         require_legal(self.game.name, move, mask)
@@ -124,9 +127,9 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         return as_text(board) if self.render_mode == "ansi" else as_picture(board)
 
     def state_dict(self) -> dict[str, Any]:
-        """All there is to it."""
+        """The position, the players, and the random generator."""
         return {
-            "position": self.position.copy(),
+            "position": self.row.copy(),
             "to_play": self.to_play,
             "over": self.over,
             "agent": self._agent,
@@ -134,8 +137,8 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
-        self.position, self.to_play = state["position"], int(state["to_play"])
+        """Continue where `state_dict` was called."""
+        self.row, self.to_play = state["position"], int(state["to_play"])
         self.over, self._agent = bool(state["over"]), int(state["agent"])
         self.np_random.bit_generator.state = state["generator"]
 
@@ -153,9 +156,6 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         return self._move(int(opponent(self._states.copy(), self.np_random)[0]))
 
 
-# Who plays in an environment of a game: the agent for both sides, or against somebody.
-
-
 def has_both_sides(vec: VecEnv) -> bool:
-    """Whether an agent plays against itself there, so that its returns say only how often somebody wins."""
+    """Whether these are games of self-play, whose returns only tell how often either player wins."""
     return isinstance(vec, LocalVecEnv) and getattr(vec.environment(0).unwrapped, "answered", None) is False

@@ -75,6 +75,6 @@ play: Any = compiled(_play, nogil=True)
 observe: Any = compiled(_observe, nogil=True)
 
 CONNECT4 = Game(
-    "Connect4", words=2, actions=COLUMNS, shape=(2, ROWS, COLUMNS), longest=ROWS * COLUMNS, play=play, observe=observe,
+    "Connect4", width=2, actions=COLUMNS, shape=(2, ROWS, COLUMNS), longest=ROWS * COLUMNS, play=play, observe=observe,
     row_0_below=True,
 )  # fmt: skip

@@ -1,33 +1,42 @@
-"""A game of two players who move in turn, as functions on many positions at once."""
+"""A game of two players who move in turn, as functions of many positions at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from gymnasium import spaces
 
-from corral.core.types import Array
+from corral.core.types import Array, EnvSpec, Tree
+from corral.snapshot.array_states import ArrayStates
+from corral.snapshot.live_env import LiveEnv
 
 
 @dataclass(frozen=True)
 class Game:
-    """Positions are rows of words; a game begins with zeros. Actions are numbers, of which some are legal."""
+    """The rules of a game, an `ArrayModel`: positions are rows of int64, all zeros before the first move."""
 
     name: str
-    words: int
+    width: int
+    """Numbers of a position."""
     actions: int
     shape: tuple[int, ...]
-    """Of an observation, from the view of who is to move."""
+    """Of an observation, as the player to move sees it."""
     longest: int
     """Moves, at most."""
     play: Callable[[Array, Array, Array, Array, Array], None]
     """(states, rows, actions, reward, over): make legal moves in these rows; the reward is the mover's."""
     observe: Callable[[Array, Array, Array, Array], None]
-    """(states, rows, obs, legal): what who is to move sees in these rows, and may do."""
+    """(states, rows, obs, legal): what the player to move sees in these rows, and which moves are legal."""
     row_0_below: bool = False
-    """How the planes of an observation are to be drawn."""
+    """Whether the first row of an observation is drawn at the bottom."""
+
+    players: ClassVar[int] = 2
+    stochastic: ClassVar[bool] = False
+    finite: ClassVar[bool] = True
+    dtype: ClassVar[type] = np.int64
 
     @property
     def observation_space(self) -> spaces.Box:
@@ -36,12 +45,21 @@ class Game:
 
     @property
     def action_space(self) -> spaces.Discrete:
-        """Numbers of moves."""
+        """One number for each move, legal or not."""
         return spaces.Discrete(self.actions)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Spaces and name."""
+        return EnvSpec(self.observation_space, self.action_space, self.name)
+
+    def states(self, envs: Sequence[LiveEnv] = (), memory_mb: float = 1024.0) -> ArrayStates:
+        """A table of positions by id, of these environments if there are any."""
+        return ArrayStates(self, self.spec, envs, memory_mb)
 
     def start(self, count: int) -> Array:
         """Positions before the first move."""
-        return np.zeros((count, self.words), np.int64)
+        return np.zeros((count, self.width), np.int64)
 
     def look(self, states: Array) -> tuple[Array, Array]:
         """Observations and legal actions of positions."""
@@ -54,3 +72,8 @@ class Game:
         reward, over = np.zeros(len(states)), np.zeros(len(states), np.bool_)
         self.play(states, np.arange(len(states)), np.asarray(actions), reward, over)
         return reward, over
+
+    def step(self, rows: Array, actions: Tree, seeds: Array | None = None) -> tuple[Array, Array, Array]:
+        """As `move`; games are never truncated."""
+        reward, over = self.move(rows, actions)
+        return reward, over, np.zeros(len(rows), np.bool_)

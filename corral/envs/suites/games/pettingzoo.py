@@ -1,11 +1,14 @@
-"""Games of PettingZoo as environments: two players who move in turn, and masks that say which moves are legal."""
+"""Games of PettingZoo as environments: two players who move in turn, with masks of the legal moves."""
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import pkgutil
+import tracemalloc
 import warnings
+import weakref
 from typing import Any
 
 import gymnasium
@@ -14,8 +17,11 @@ import numpy as np
 from corral.core.errors import UserError
 from corral.core.gym_env import require_legal
 from corral.core.types import Array
+from corral.snapshot.keeper import CannotSave, Env, FindStart, StateKeeper
 
 _INSTALL = "pip install 'corral-rl[games]'"
+_HIDDEN_CARDS = ("pettingzoo.classic.rlcard_envs", "pettingzoo.classic.hanabi")
+_TRIED_MOVES = 4
 
 
 def make_aec(game: str, **kwargs: Any) -> Any:
@@ -38,14 +44,15 @@ def make_aec(game: str, **kwargs: Any) -> Any:
 
 
 class AecEnv(gymnasium.Env[Array, np.int64]):
-    """One player against itself, as `BoardEnv`: a step is a move of whoever is to move, its reward the mover's.
+    """Self-play, as `BoardEnv`: a step is a move of the player to move, and its reward that player's.
 
-    Observations are what who is to move sees. Moves that are not legal raise ValueError; which are is in
-    `action_mask()` and `info["action_mask"]`.
+    Observations are those of the player to move. Illegal moves raise ValueError; the legal ones are in `action_mask()`
+    and `info["action_mask"]`.
     """
 
+    players = 2
     answered = False
-    """Nobody but the agent moves."""
+    """There is no opponent: the agent moves for both players."""
 
     def __init__(self, aec: Any):
         self.aec = aec
@@ -66,11 +73,11 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
 
     @property
     def to_play(self) -> int:
-        """Who is to move: 0 or 1, in PettingZoo's order."""
+        """The player to move: 0 or 1, in PettingZoo's order."""
         return int(self.aec.possible_agents.index(self.aec.agent_selection))
 
     def view(self) -> tuple[Array, Array]:
-        """What who is to move sees, and a mask of what is legal, all 0 when the game is over."""
+        """The observation of the player to move, and a mask of the legal moves, all 0 when the game is over."""
         aec, agent = self.aec, self.aec.agent_selection
         seen = aec.observe(agent)
         parts = seen if isinstance(seen, dict) else {}
@@ -93,19 +100,29 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
         self.aec.step(action)
         return float(self.aec.rewards[mover])
 
+    def state_keeper(self) -> AecKeeper:
+        """A keeper for games like this one; UserError where a search would see hidden cards."""
+        if type(self.aec.unwrapped).__module__.startswith(_HIDDEN_CARDS):
+            raise UserError(f"{self.name} has hidden cards, which a search would see: train without one.")
+        return AecKeeper()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AecEnv:
+        made = memo[id(self)] = copy.copy(self)
+        made.aec = copy_aec(self.aec)
+        return made
+
     def action_mask(self) -> Array:
         """1 where a move is legal, as `Discrete.sample(mask)` takes it; all 0 when the game is over."""
         return self.view()[1]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        """Begin a game; what it draws without a seed follows from the last one."""
+        """Start a game; without a seed, its random numbers follow those of the last one."""
         super().reset(seed=seed)
         self.aec.reset(seed=int(self.np_random.integers(2**31)) if seed is None else seed, options=options)
         obs, mask = self.view()
         return obs, {"action_mask": mask}
 
     def step(self, action: np.int64 | int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        """Make a move."""
         _, mask = self.view()
         move = int(action)
         require_legal(self.name, move, mask)
@@ -114,9 +131,121 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
         return obs, reward, *self.ends(), {"action_mask": mask}
 
     def render(self) -> Any:
-        """As PettingZoo draws it."""
         return self.aec.render()
 
     def close(self) -> None:
-        """Close it."""
         self.aec.close()
+
+
+class AecKeeper(StateKeeper):
+    """Keeps copies of games. A loaded game is shared with its state, and copied when it is about to be stepped."""
+
+    level = 2
+    capabilities = ("rng_in_state",)
+    players = 2
+
+    def __init__(self) -> None:
+        self._shared: weakref.WeakSet[Env] = weakref.WeakSet()  # environments whose game is also a state
+        self._nbytes = 0  # of a copy; 0 until one was tried out
+
+    def save(self, env: Env, find_start: FindStart | None = None) -> Any:
+        base = _aec_env(env)
+        if find_start is None:
+            self._shared.add(env)
+            return base.aec
+        if not self._nbytes:
+            self._nbytes = _try_out(base)
+        return copy_aec(base.aec)
+
+    def load(self, env: Env, kept: Any) -> None:
+        _aec_env(env).aec = kept
+        self._shared.add(env)
+
+    def release(self, env: Env) -> None:
+        base = _aec_env(env)
+        base.aec = copy_aec(base.aec)
+        self._shared.discard(env)
+
+    def step(self, env: Env, action: Any) -> Any:
+        """Make a legal move, which is not checked again."""
+        base = _aec_env(env)
+        if env in self._shared:
+            self.release(env)
+        reward = base.move(int(action))
+        obs, mask = base.view()
+        return obs, reward, *base.ends(), {"action_mask": mask}
+
+    def reseed(self, env: Env, seed: int) -> None:
+        """Nothing: moves draw no random numbers."""
+
+    def rng_state(self, env: Env) -> None:
+        return None
+
+    def nbytes(self, kept: Any) -> int:
+        return self._nbytes
+
+
+def _aec_env(env: Env) -> AecEnv:
+    base = env.unwrapped
+    assert isinstance(base, AecEnv)
+    return base
+
+
+def _try_out(env: AecEnv) -> int:
+    """Check that copies of a game continue like it, and leave it alone; returns the bytes that one takes."""
+    before, twin = _shown(env), copy.copy(env)
+    tracing = tracemalloc.is_tracing()
+    tracemalloc.start()
+    start = tracemalloc.get_traced_memory()[0]
+    one, other = copy_aec(env.aec), copy_aec(env.aec)
+    size = (tracemalloc.get_traced_memory()[0] - start) // 2
+    if not tracing:
+        tracemalloc.stop()
+    twin.aec = one
+    same = _shown(twin) == before
+    for _ in range(_TRIED_MOVES):
+        twin.aec = one
+        legal = np.flatnonzero(twin.view()[1])
+        if not (same and len(legal)):
+            break
+        shown = []
+        for twin.aec in (one, other):
+            twin.move(int(legal[0]))
+            shown.append(_shown(twin))
+        same = shown[0] == shown[1] and _shown(env) == before
+    if not same:
+        raise CannotSave(
+            f"{env.name} cannot be copied: a copy is another game, or changes this one; let it keep its whole state in "
+            "attributes of its own"
+        )
+    return max(size, 1)
+
+
+def _shown(env: AecEnv) -> tuple[bytes, bytes, int, Any]:
+    obs, mask = env.view()
+    return obs.tobytes(), mask.tobytes(), env.to_play, env.ends()
+
+
+def copy_aec(aec: Any) -> Any:
+    """A copy of a game, that continues by itself.
+
+    `copy.deepcopy` would build another game from the arguments of this one (gymnasium's EzPickle). So it is copied
+    attribute by attribute; spaces and pygame's objects are shared.
+    """
+    layers = [aec]
+    while layers[-1] is not aec.unwrapped:
+        layers.append(layers[-1].env)
+    memo: dict[int, Any] = {}
+    new: Any = None
+    for layer in reversed(layers):
+        memo.update((id(value), value) for value in vars(layer).values() if _is_shared(value))
+        new = memo[id(layer)] = object.__new__(type(layer))
+        vars(new).update((name, copy.deepcopy(value, memo)) for name, value in vars(layer).items())
+    return new
+
+
+def _is_shared(value: Any) -> bool:
+    """Whether it is a space, or pygame's, which cannot be copied; or a dict of such."""
+    if isinstance(value, dict):
+        return bool(value) and all(map(_is_shared, value.values()))
+    return isinstance(value, gymnasium.Space) or type(value).__module__.partition(".")[0] == "pygame"

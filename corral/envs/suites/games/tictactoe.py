@@ -60,7 +60,7 @@ play: Any = compiled(_play, nogil=True)
 observe: Any = compiled(_observe, nogil=True)
 
 TICTACTOE = Game(
-    "TicTacToe", words=2, actions=SQUARES, shape=(2, SIDE, SIDE), longest=SQUARES, play=play, observe=observe
+    "TicTacToe", width=2, actions=SQUARES, shape=(2, SIDE, SIDE), longest=SQUARES, play=play, observe=observe
 )
 
 

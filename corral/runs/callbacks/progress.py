@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from corral.runs.callbacks.base import Callback, Run
+
 _REWRITE_S = 0.1
 _FIRST_LINE_S, _LINE_S = 2.0, 10.0
 _RATE_WINDOW_S = 10.0
@@ -17,7 +19,7 @@ _SHOWN = {"train/return": "return", "eval/return": "eval"}
 _CLEAR = "\r\x1b[K"
 
 
-class Progress:
+class Progress(Callback):
     """Shows steps, steps/s, return, evaluation, loss and the time that is left. It has no thread and never waits.
 
     `start` is the step at which a resumed run goes on. The last value of every metric is shown until it changes.
@@ -34,6 +36,14 @@ class Progress:
         self._next = now if self._live else now + _FIRST_LINE_S
         self._points: deque[tuple[float, int]] = deque([(now, start)])
         self._steps = self._shown = start
+
+    def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
+        """Show the line when it is due."""
+        self.update(run.steps, run.metrics)
+
+    def on_end(self, run: Run) -> None:
+        """Show the last line."""
+        self.close()
 
     def update(self, env_steps: int, metrics: Mapping[str, float] | None = None) -> None:
         """Note where the run is; shows it when it is time to."""

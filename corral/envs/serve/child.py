@@ -1,0 +1,61 @@
+"""The process that `corral serve` keeps its environments in."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import traceback
+
+from corral.core.encoding import decode, encode
+from corral.core.errors import EnvFailed, RunFailed, UserError
+from corral.envs.resolve import resolve
+from corral.envs.serve.server import SimulatorServer
+from corral.envs.serve.supervisor import RequestClock, ServeJob
+from corral.link.address import parse_url
+from corral.link.auth import read_token
+from corral.link.transports.open import open_for_simulator
+from corral.runtimes.child import read_shared
+
+_MAX_TEXT = 1 << 14
+
+
+def main(sock: socket.socket, job_fd: int, clock_fd: int) -> None:
+    """Serve until the learner is done or SIGTERM comes, then say how it ended; a crash says nothing."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    report = {"error": "", "text": ""}
+    try:
+        _serve(ServeJob(**decode(read_shared(job_fd))), RequestClock(clock_fd))
+    except KeyboardInterrupt:
+        pass
+    except (UserError, EnvFailed, RunFailed) as error:
+        report = {"error": type(error).__name__, "text": str(error)}
+    except BaseException as error:
+        report = {"error": "RunFailed", "text": "".join(traceback.format_exception(error))[-_MAX_TEXT:]}
+    sock.sendall(b"".join(encode(report)))
+
+
+def _serve(job: ServeJob, clock: RequestClock) -> None:
+    token, address = read_token(job.token_file), parse_url(job.url)
+    resolved = resolve(job.env, job.env_kwargs)
+    while True:
+        binding = open_for_simulator(address, token, bind=job.bind, insecure=job.insecure)
+        try:
+            server = SimulatorServer(
+                resolved.factory, resolved.name, binding, job.envs, token, clock=clock, instance=job.instance
+            )
+        except Exception as error:
+            binding.close()
+            if isinstance(error, UserError):
+                raise
+            raise EnvFailed(
+                f"{job.env} cannot be served, for it raised {error!r} when it was made or first reset; "
+                f"`corral check-env {job.env}` shows where."
+            ) from error
+        clock.begin(0.0)
+        try:
+            server.run(job.patience_s)
+        finally:
+            server.close()
+        if not job.bind:
+            return
+        # Told to listen, it had connected to a learner that was there first; that one is done, so now it can.

@@ -1,0 +1,159 @@
+"""Calling the callbacks of a run: errors of a user's callback are reported, and long calls are named."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from corral.core.errors import RunFailed
+from corral.core.types import Trajectory
+from corral.runs.callbacks.base import Callback, Run
+from corral.runs.evaluate import Evaluation
+
+HOOKS = ("on_start", "on_rollout", "on_update", "on_evaluation", "on_checkpoint", "on_end")
+SLOW_S = 30.0
+"""A callback that takes longer is named in a warning."""
+
+Note = Callable[[str, str], None]
+_log = logging.getLogger("corral.runs")
+
+
+class Dispatcher(Callback):
+    """The callbacks of a run as one: the user's, then those that every run has, whose errors end the run."""
+
+    def __init__(self, users: Sequence[Callback], own: Sequence[Callback], note: Note):
+        self._watch = _SlowCalls(note)
+        self._users = [_UserCallback(callback, note, self._watch) for callback in users]
+        self._own = own
+
+    def uses(self, hook: str) -> bool:
+        """Whether a callback of the user overrides this hook."""
+        return any(hook in user.hooks for user in self._users)
+
+    @property
+    def current(self) -> str | None:
+        """The hook of a user that is running."""
+        return self._watch.current
+
+    def on_start(self, run: Run) -> None:
+        """Call all."""
+        for user in self._users:
+            user.call("on_start", run)
+        for callback in self._own:
+            callback.on_start(run)
+
+    def on_rollout(self, run: Run, trajectory: Trajectory) -> None:
+        """Call the user's."""
+        for user in self._users:
+            user.call("on_rollout", run, trajectory)
+
+    def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
+        """Call those that want it after this iteration."""
+        for user in self._users:
+            if metrics or user.callback.every_turn:
+                user.call("on_update", run, metrics)
+        for callback in self._own:
+            callback.on_update(run, metrics)
+
+    def on_evaluation(self, run: Run, result: Evaluation) -> None:
+        """Call all."""
+        for user in self._users:
+            user.call("on_evaluation", run, result)
+        for callback in self._own:
+            callback.on_evaluation(run, result)
+
+    def on_checkpoint(self, run: Run, path: Path) -> None:
+        """Call the user's."""
+        for user in self._users:
+            user.call("on_checkpoint", run, path)
+
+    def on_end(self, run: Run) -> None:
+        """Call all."""
+        for callback in self._own:
+            callback.on_end(run)
+        for user in self._users:
+            user.call("on_end", run)
+
+    def close(self) -> None:
+        """Report how often hooks have failed."""
+        self._watch.close()
+        for user in self._users:
+            user.report_failures()
+
+
+class _UserCallback:
+    def __init__(self, callback: Callback, note: Note, watch: _SlowCalls):
+        self.callback, self._note, self._watch = callback, note, watch
+        self.hooks = {hook for hook in HOOKS if getattr(type(callback), hook) is not getattr(Callback, hook)}
+        self._failures: Counter[str] = Counter()
+
+    def call(self, hook: str, *args: object) -> None:
+        """Call a hook that it has; an exception is reported once and counted."""
+        if hook not in self.hooks:
+            return
+        name = f"{type(self.callback).__qualname__}.{hook}"
+        self._watch.begin(name)
+        try:
+            getattr(self.callback, hook)(*args)
+        except Exception as error:
+            self._failed(hook, name, error)
+        finally:
+            self._watch.end()
+
+    def _failed(self, hook: str, name: str, error: Exception) -> None:
+        self._failures[hook] += 1
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"callback {name} raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        if self.callback.ends_run_on_error:
+            raise RunFailed(f"{what}, which ends the run.") from error
+        if self._failures[hook] == 1:
+            self._note("callback_error", f"{what}; the run continues, and further errors of this hook are counted")
+            _log.debug("%s", name, exc_info=error)
+
+    def report_failures(self) -> None:
+        """Say how often hooks have failed, where it was more than once."""
+        for hook, count in self._failures.items():
+            if count > 1:
+                self._note("callback_error", f"callback {type(self.callback).__qualname__}.{hook} raised {count} times")
+
+
+class _SlowCalls:
+    """Warns, from a thread, of a call that takes long: the run waits for it, and would not say why."""
+
+    def __init__(self, note: Note):
+        self._note = note
+        self.current: str | None = None
+        self._since = 0.0
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, name: str) -> None:
+        """A call begins."""
+        self._since = time.monotonic()
+        self.current = name
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="corral-slow-callbacks", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """It has returned."""
+        self.current = None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self) -> None:
+        warned = 0.0
+        while not self._closed.wait(min(1.0, SLOW_S / 4)):
+            name, since = self.current, self._since
+            if name is not None and since != warned and time.monotonic() - since > SLOW_S:
+                warned = since
+                self._note("slow_callback", f"callback {name} has been running for {SLOW_S:g} s; the run waits for it")

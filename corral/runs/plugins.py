@@ -1,0 +1,119 @@
+"""Callbacks and metric sinks that a user gives to a run: as objects, as classes, or as `module:Class`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from corral.core.errors import UserError
+from corral.runs.callbacks.base import Callback
+from corral.runs.folder import RunFolder
+from corral.runs.sinks.base import MetricSink
+from corral.runs.sinks.csv import CsvSink
+from corral.runs.sinks.tensorboard import TensorBoardSink
+
+CallbackLike = Callback | Callable[[], Callback] | str
+SinkLike = MetricSink | Callable[[], MetricSink] | str
+BUILT_IN_SINKS = ("csv", "tensorboard")
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """The user's callbacks and sinks of a run. Classes are instantiated in the process that learns."""
+
+    callbacks: tuple[Any, ...] = ()
+    sinks: tuple[Any, ...] = ()
+    tensorboard: bool = True
+
+    @classmethod
+    def find(cls, callbacks: Iterable[CallbackLike] = (), sinks: Iterable[SinkLike] = ()) -> Plugins:
+        """Import what is given by name, and refuse what is neither a callback nor a sink.
+
+        Naming built-in sinks chooses among them; `metrics.csv`, which other commands read, is always written.
+        """
+        sinks = list(sinks)
+        named = [sink for sink in sinks if isinstance(sink, str) and sink in BUILT_IN_SINKS]
+        others = [sink for sink in sinks if sink not in named]
+        return cls(
+            tuple(_find(each, Callback, "callback") for each in callbacks),
+            tuple(_find(each, MetricSink, "sink") for each in others),
+            not named or "tensorboard" in named,
+        )
+
+    def make_callbacks(self) -> list[Callback]:
+        """The callbacks, ready to be called."""
+        return [_make(each, Callback, "callback") for each in self.callbacks]
+
+    def make_sinks(self, folder: RunFolder, purge_after: int | None) -> list[MetricSink]:
+        """The sinks of a run, its own files first; rows after the step `purge_after` are removed from these."""
+        own: list[MetricSink] = [CsvSink(folder.metrics_csv, purge_after)]
+        if self.tensorboard:
+            own.append(TensorBoardSink(folder.path, purge_after))
+        return own + [_make(each, MetricSink, "sink") for each in self.sinks]
+
+    def require_portable(self) -> None:
+        """UserError if something cannot be sent to the process that learns."""
+        for kind, group in (("callback", self.callbacks), ("sink", self.sinks)):
+            for each in group:
+                try:
+                    cloudpickle.dumps(each)
+                except Exception as error:
+                    raise UserError(
+                        f"The {kind} {_name(each)} cannot be sent to the process that learns ({error}): give the class "
+                        "or module:Class instead of an object, or open files and connections in a hook."
+                    ) from error
+
+
+def _find(given: Any, kind: type[Any], name: str) -> Any:
+    """An object of this kind, or a callable that makes one."""
+    found = _import(given, name) if isinstance(given, str) else given
+    fits = isinstance(found, kind) or callable(found)
+    if isinstance(found, type) and kind is Callback:
+        fits = issubclass(found, Callback)
+    if not fits:
+        raise UserError(f"{given!r} is not a {name}: give a corral.{kind.__name__}, its class, or module:Class.")
+    return found
+
+
+def _import(text: str, name: str) -> Any:
+    module_name, colon, attribute = text.partition(":")
+    if not colon or not module_name or not attribute:
+        names = f", or one of {', '.join(BUILT_IN_SINKS)}" if name == "sink" else ""
+        raise UserError(f"{text!r} does not name a {name}: give module:Class{names}.")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # an import inside the module fails: its traceback is the better message
+        raise UserError(
+            f"{text!r} needs the module {module_name!r}, which cannot be imported: check the name and that it is on "
+            "the Python path."
+        ) from error
+    if not hasattr(module, attribute):
+        close = difflib.get_close_matches(attribute, [n for n in dir(module) if not n.startswith("_")], 3)
+        hint = f"; close: {', '.join(close)}" if close else ""
+        raise UserError(f"Module {module_name!r} has no {attribute!r}{hint}.")
+    return getattr(module, attribute)
+
+
+def _make(found: Any, kind: Any, name: str) -> Any:
+    if isinstance(found, kind) and not isinstance(found, type):
+        return found
+    try:
+        made = found()
+    except TypeError as error:
+        raise UserError(
+            f"The {name} {_name(found)} cannot be made without arguments ({error}): give an object instead of a class."
+        ) from error
+    if not isinstance(made, kind):
+        raise UserError(f"{_name(found)} made a {type(made).__name__}, which is not a corral.{kind.__name__}.")
+    return made
+
+
+def _name(given: Any) -> str:
+    return str(getattr(given, "__qualname__", type(given).__qualname__))

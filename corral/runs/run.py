@@ -1,0 +1,194 @@
+"""A run in progress: its counters, metrics, evaluations and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from corral.config.experiment import Experiment
+from corral.runs import checkpoint
+from corral.runs.callbacks.dispatch import Dispatcher
+from corral.runs.evaluate import Evaluation, Evaluator
+from corral.runs.folder import RunFolder, whole_file
+from corral.runs.sinks.base import STEP, WALL_S, MetricSinks
+from corral.topologies.base import Topology
+
+
+class ActiveRun:
+    """The `Run` that callbacks see; `saved` are the state and the meta data of the checkpoint it resumes from."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        topology: Topology,
+        evaluator: Evaluator,
+        sinks: MetricSinks,
+        callbacks: Dispatcher,
+        saved: tuple[dict[str, Any], dict[str, Any]] | None = None,
+    ) -> None:
+        self._folder, self._topology, self._evaluator = folder, topology, evaluator
+        self._sinks, self._callbacks = sinks, callbacks
+        self.stop_reason: str | None = None
+        self.last_evaluation: Evaluation | None = None
+        self.evaluated_at = 0
+        """Environment steps at the last evaluation."""
+        self.is_best, self.best_return = False, -math.inf
+        self._pending: dict[str, list[Any]] = {}  # values of metrics since the last row
+        self._pending_evaluation: dict[str, float] = {}
+        self._latest: dict[str, float] = {}
+        self._row_step, self._wall_before = -1, 0.0
+        self._start_s, self._start_steps = time.monotonic(), topology.env_steps
+        if saved is not None:
+            self._load(*saved)
+
+    # -- what callbacks see ------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far."""
+        return self._topology.env_steps
+
+    @property
+    def config(self) -> Experiment:
+        """The settings of the run."""
+        return self._topology.experiment
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run."""
+        return self._folder.path
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The latest value of every metric."""
+        return self._latest | {"train/return": self._topology.episodes.mean_return()}
+
+    @property
+    def learning_rate(self) -> float:
+        """The current learning rate."""
+        return self._topology.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._topology.set_learning_rate(value)
+
+    def log(self, name: str, value: float) -> None:
+        """Add a value of a metric; the next row has the mean of the values since the last row."""
+        if name in (STEP, WALL_S):
+            raise ValueError(f"{name} is written by the run itself: choose another name for the metric")
+        self._latest[name] = float(value)
+        self._pending.setdefault(name, []).append(float(value))
+
+    def stop(self, reason: str) -> None:
+        """End the run after the current iteration."""
+        self.stop_reason = self.stop_reason or reason
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """One iteration: act, learn, and call the callbacks."""
+        updates = self._topology.advance()
+        for name, values in updates.items():
+            self._pending.setdefault(name, []).extend(values)
+        means = _means(updates) if self._callbacks.uses("on_update") else {}
+        self._latest |= means
+        self._callbacks.on_update(self, means)
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate the policy now."""
+        result, self._pending_evaluation = self._evaluator.evaluate()
+        self._latest |= self._pending_evaluation
+        self.last_evaluation, self.evaluated_at = result, self.steps
+        if not self._evaluator.self_play:
+            self.is_best = result.mean > self.best_return
+            self.best_return = max(self.best_return, result.mean)
+        self._callbacks.on_evaluation(self, result)
+        return result
+
+    def write_metrics(self) -> None:
+        """Write a row of metrics, unless there is one of this step already."""
+        if processes := self._topology.parts():
+            with whole_file(self._folder.parts_json) as path:
+                path.write_text(json.dumps(processes))
+        if self.steps == self._row_step:  # nothing changes while the run waits for lost processes
+            return
+        topology, episodes = self._topology, self._topology.episodes
+        spent = max(1e-9, time.monotonic() - self._start_s)
+        row: dict[str, float] = {
+            "train/return": episodes.mean_return(),
+            "train/length": episodes.mean_length(),
+            "train/episodes": float(episodes.finished),
+            "time/steps_per_s": (self.steps - self._start_steps) / spent,
+            **topology.metrics(),
+            **_means(self._pending),
+            **self._pending_evaluation,
+        }
+        self._pending, self._pending_evaluation = {}, {}
+        self._row_step = self.steps
+        self._latest |= row
+        self._sinks.write(self.steps, self.wall_s, row)
+
+    def save(self, *, best: bool = False) -> Path:
+        """Write a checkpoint."""
+        topology = self._topology
+        state = {"trainer": topology.state_dict(replay=self.config.save_replay_buffer), "session": self._state()}
+        meta = {
+            "spec": topology.spec.to_json(),
+            "precision": topology.precision.name,
+            "evaluation": None
+            if self.last_evaluation is None
+            else self.last_evaluation.to_json() | {"step": self.evaluated_at},
+            "version": topology.learner.version,
+            "reward_scale": topology.reward_scale,
+        }
+        path = checkpoint.save(
+            self._folder, state, topology.env_steps, meta, keep=self.config.keep_checkpoints, best=best
+        )
+        self._callbacks.on_checkpoint(self, path)
+        return path
+
+    def finish(self) -> None:
+        """The last evaluation, row and checkpoint."""
+        # Saving may have let workers finish what they were doing, after the evaluation that ended the run.
+        if self.evaluated_at != self.steps and self.stop_reason is None and self.config.eval_episodes:
+            self.evaluate()
+        self.write_metrics()
+        result = self.last_evaluation
+        comparable = result is not None and self.evaluated_at == self.steps and not self._evaluator.self_play
+        self.save(best=comparable and result is not None and result.mean >= self.best_return)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of training, also before it was resumed."""
+        return self._wall_before + time.monotonic() - self._start_s
+
+    # -- checkpoints -------------------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "wall_s": self.wall_s,
+            "best": self.best_return,
+            "row_step": self._row_step,
+            "said": {name: [float(value) for value in values] for name, values in self._pending.items()},
+            "said_once": dict(self._pending_evaluation),
+        }
+
+    def _load(self, state: dict[str, Any], meta: dict[str, Any]) -> None:
+        session = state["session"]
+        self.best_return, self._wall_before = session["best"], session["wall_s"]
+        self._row_step = session["row_step"]
+        self._pending, self._pending_evaluation = session["said"], session["said_once"]
+        if record := meta.get("evaluation"):
+            self.last_evaluation = Evaluation(tuple(record["returns"]), tuple(record["lengths"]))
+            self.evaluated_at = record["step"]
+            self._latest["eval/return"] = self.last_evaluation.mean
+
+
+def _means(values: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    return {name: float(np.mean([float(value) for value in found])) for name, found in values.items()}

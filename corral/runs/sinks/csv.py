@@ -1,0 +1,127 @@
+"""`metrics.csv` of a run: the sink that writes it, and `read_metrics`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from corral.core.errors import RunFailed, UserError
+from corral.core.types import Array
+from corral.runs.sinks.base import STEP, WALL_S
+
+
+class CsvSink:
+    """Writes `metrics.csv`. A row is in the file when `write` returns, whatever happens to the process afterwards.
+
+    A run that resumes from a checkpoint gives its step as `purge_after`: later rows, which will be written again, are
+    removed. A file that cannot be written ends the run.
+    """
+
+    def __init__(self, path: Path, purge_after: int | None = None) -> None:
+        self._path = path
+        header, rows = _read_rows(path)
+        if purge_after is not None:
+            at = header.index(STEP) if header else 0
+            rows = [row for row in rows if _cell(row[at]) <= purge_after]
+        self._columns = header or [STEP, WALL_S]
+        self._file = self._replace(self._columns, rows)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a row. New names become new columns."""
+        row: dict[str, Any] = {STEP: step, **values}
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._file.close()
+            _, rows = _read_rows(self._path)
+            self._columns += new
+            self._file = self._replace(self._columns, rows)
+        self._append(_line(row.get(name, "") for name in self._columns).encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _append(self, line: bytes) -> None:
+        try:
+            if self._file.write(line) == len(line):
+                return
+            reason: str | None = "No space left on device"
+        except OSError as error:
+            reason = error.strerror
+        raise self._failed(reason)
+
+    def _failed(self, reason: str | None) -> RunFailed:
+        return RunFailed(f"{self._path} cannot be written ({reason}): make room for it and `corral resume` the run.")
+
+    def _replace(self, columns: list[str], rows: list[list[str]]) -> io.FileIO:
+        """Replace the file atomically by one with these columns and rows, and open it for appending."""
+        temporary = self._path.with_name(f".tmp-{self._path.name}")
+        try:
+            with open(temporary, "w", newline="") as file:
+                file.write(_line(columns))
+                for row in rows:
+                    file.write(_line(row + [""] * (len(columns) - len(row))))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self._path)
+            return io.FileIO(self._path, "ab")  # unbuffered: a row is in the file when write returns
+        except OSError as error:
+            raise self._failed(error.strerror) from error
+
+
+def read_metrics(path: str | Path, *, last_bytes: int | None = None) -> dict[str, Array]:
+    """Columns of a run's `metrics.csv` as float64 by name, NaN where a row has no value; {} when there is no row.
+
+    `path` is the run directory or the file. With `last_bytes`, only the rows in the end of the file are read.
+    """
+    path = Path(path)
+    header, rows = _read_rows(path / "metrics.csv" if path.is_dir() else path, last_bytes)
+    if not rows:
+        return {}
+    table = np.array([[_cell(cell) for cell in row] for row in rows])
+    return {name: table[:, i].copy() for i, name in enumerate(header)}
+
+
+def _read_rows(path: Path, last_bytes: int | None = None) -> tuple[list[str], list[list[str]]]:
+    """Header and rows, without an incomplete last line of a process that was killed while writing."""
+    try:
+        with open(path, "rb") as file:
+            head = file.readline()
+            size = file.seek(0, os.SEEK_END)
+            whole = last_bytes is None or size - len(head) <= last_bytes
+            file.seek(len(head) if whole else size - (last_bytes or 0))
+            body = file.read()
+    except FileNotFoundError:
+        return [], []
+    if not head.endswith(b"\n"):
+        return [], []
+    if not whole:
+        body = body[body.find(b"\n") + 1 :]
+    body = body[: body.rfind(b"\n") + 1]
+    header = next(csv.reader([head.decode(errors="replace").replace("\0", "")]), [])
+    if STEP not in header:
+        raise UserError(f"{path} is not a table of metrics: restore it, or remove it to continue without its rows.")
+    text = body.decode(errors="replace").replace("\0", "")
+    rows = [row for row in csv.reader(io.StringIO(text, newline="")) if len(row) == len(header)]
+    return header, rows
+
+
+def _cell(text: str) -> float:
+    """A number; NaN for an empty or damaged cell."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _line(cells: Iterable[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()

@@ -1,0 +1,216 @@
+"""The loop of a run: build what it needs, iterate until its end or until it is stopped, and save the result."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from corral.config import presets
+from corral.config.experiment import Experiment
+from corral.core.types import EnvSpec, Trajectory
+from corral.runs import checkpoint
+from corral.runs.callbacks.clocks import Checkpoints, EvaluationClock, MetricsClock
+from corral.runs.callbacks.dispatch import Dispatcher
+from corral.runs.callbacks.progress import Progress
+from corral.runs.evaluate import Evaluator
+from corral.runs.events import EventLog
+from corral.runs.folder import RunFolder, require_same_env
+from corral.runs.plugins import Plugins
+from corral.runs.run import ActiveRun
+from corral.runs.sinks.base import MetricSinks
+from corral.topologies.base import Topology, make_topology
+
+log = logging.getLogger("corral.runs")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run."""
+
+    run_dir: Path
+    steps: int
+    wall_s: float
+    eval_return: float
+    """Mean return of the last evaluation, deterministic; NaN when there was none."""
+    version: int
+    """Updates of the network."""
+    train_return: float = math.nan
+    """Mean return of the last 100 training episodes."""
+    best_return: float = math.nan
+    """Highest mean return of an evaluation."""
+    stopped: bool = False
+    """Whether it was stopped before its end, by a signal or a callback."""
+
+
+Saved = tuple[dict[str, Any], dict[str, Any]]
+"""State and meta data of a checkpoint."""
+_WARNINGS = ("not_finite", "callback_error", "slow_callback", "sink_error")
+
+
+class TrainingLoop:
+    """One process's work on a run, from its start or a checkpoint."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        plugins: Plugins | None = None,
+        *,
+        resume: bool = False,
+        quiet: bool = False,
+    ):
+        self._experiment, self._folder, self._plugins = experiment, folder, plugins or Plugins()
+        self._resume, self._quiet = resume, quiet
+        self.began = False
+        """Whether training began; if not, the folder is not worth keeping."""
+
+    def run(self) -> Result:
+        """Train. Environments and files are closed in any case."""
+        with self._folder.lock(), contextlib.ExitStack() as stack:
+            run = self._build(stack)
+            self._announce()
+            self.began = True
+            try:
+                self._callbacks.on_start(run)
+                while run.steps < self._experiment.steps and run.stop_reason is None:
+                    run.advance()
+                run.finish()
+            except Exception as error:
+                self._events.add("failed", f"{type(error).__name__}: {error}", env_steps=run.steps)
+                with contextlib.suppress(Exception):  # the first error is the one to show
+                    self._callbacks.on_end(run)
+                raise
+            self._say_how_it_ended(run)
+            self._callbacks.on_end(run)
+            return self._result(run)
+
+    def _build(self, stack: contextlib.ExitStack) -> ActiveRun:
+        """Everything that the run needs, with the state of its checkpoint if it resumes; `stack` closes it."""
+        self._events = EventLog(self._folder)
+        stack.callback(self._events.close)
+        users = self._plugins.make_callbacks()
+        saved = self._read_checkpoint() if self._resume else None
+        topology = self._topology = make_topology(self._experiment, self._note, self._take_rollout)
+        stack.callback(topology.close)
+        evaluator = Evaluator(topology, self._note)
+        stack.callback(evaluator.close)
+        if topology.experiment != self._experiment:  # record what `auto` chose, so that a resumed run uses it too
+            self._experiment = topology.experiment
+            self._folder = self._folder.write_config(self._experiment.to_dict())
+        if saved is not None:
+            self._restore(topology, *saved)
+        evaluator.open_early()
+        start, config = topology.env_steps, self._experiment
+        sinks = MetricSinks(
+            self._plugins.make_sinks(self._folder, start if self._resume else None),
+            lambda text: self._note("sink_error", text),
+        )
+        stack.callback(sinks.close)
+        self._progress = Progress(config.steps, start=start, quiet=self._quiet)
+        stack.callback(self._progress.close)
+        # A learner that is restarted when it is lost needs a checkpoint from the start.
+        save_first = config.guarded and not self._resume
+        own = [EvaluationClock(config), MetricsClock(config), Checkpoints(config, save_first=save_first)]
+        self._callbacks = Dispatcher(users, [*own, self._progress], self._note)
+        stack.callback(self._callbacks.close)
+        self._run = ActiveRun(self._folder, topology, evaluator, sinks, self._callbacks, saved)
+        stack.enter_context(self._signals())
+        return self._run
+
+    def _take_rollout(self, trajectory: Trajectory) -> None:
+        self._callbacks.on_rollout(self._run, trajectory)
+
+    def _read_checkpoint(self) -> Saved:
+        """The last intact checkpoint; the run continues in the precision that was chosen."""
+        state, meta = checkpoint.load(self._folder, note=lambda text: self._events.add("checkpoint", text))
+        self._experiment = replace(self._experiment, precision=meta["precision"])
+        return state, meta
+
+    def _restore(self, topology: Topology, state: dict[str, Any], meta: dict[str, Any]) -> None:
+        require_same_env(topology.spec, EnvSpec.from_json(meta["spec"]))
+        restarted = topology.load_state_dict(state["trainer"])
+        text = f"resumed at step {topology.env_steps:,}"
+        if restarted:
+            names = ", ".join(map(str, restarted[:8])) + (", ..." if len(restarted) > 8 else "")
+            text += f"; environments {names} could not be restored and start new episodes"
+        elif restarted is not None:
+            text += "; every environment continues its episode"
+        if state["trainer"].get("store", ()) is None and topology.algo.data.reuse == "replay":
+            text += "; its replay was not saved and starts empty"
+        self._note("resumed", text)
+
+    def _announce(self) -> None:
+        topology, experiment = self._topology, self._experiment
+        params = sum(p.numel() for p in topology.model.parameters())
+        log.info(
+            "%s on %s (%s), %s steps, seed %d, %d environments, %s weights on %s in %s (%s), %s; %s",
+            experiment.algo, experiment.env, presets.describe(experiment.algo, experiment.preset),
+            f"{experiment.steps:,}", experiment.seed, experiment.num_envs, f"{params:,}", topology.device,
+            topology.precision.name, topology.precision.why, topology.thread_plan, self._folder.path,
+        )  # fmt: skip
+        if self._callbacks.uses("on_rollout") and not topology.sees_rollouts:
+            self._note(
+                "no_rollouts", f"on_rollout is not called: with {experiment.topology} trajectories stay in the workers"
+            )
+
+    def _say_how_it_ended(self, run: ActiveRun) -> None:
+        topology = self._topology
+        if run.stop_reason is None and not topology.learner.version:
+            self._note(
+                "not_trained", "the network was never updated: the run is too short for a batch, give more steps"
+            )
+        self._events.add(
+            "finished" if run.stop_reason is None else "stopped", run.stop_reason or "", env_steps=run.steps
+        )
+
+    def _note(self, kind: str, text: str) -> None:
+        """Write an event, and log it."""
+        topology: Topology | None = getattr(self, "_topology", None)  # it notes things while it is built, too
+        steps = 0 if topology is None else topology.env_steps
+        self._events.add(kind, text, env_steps=steps)
+        log.log(logging.WARNING if kind in _WARNINGS else logging.INFO, "%s", text)
+
+    def _result(self, run: ActiveRun) -> Result:
+        topology = self._topology
+        return Result(
+            self._folder.path,
+            run.steps,
+            run.wall_s,
+            math.nan if run.last_evaluation is None else run.last_evaluation.mean,
+            topology.learner.version,
+            topology.episodes.mean_return(),
+            run.best_return if math.isfinite(run.best_return) else math.nan,
+            run.stop_reason is not None,
+        )
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C end the run after the current iteration; a second one ends it at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        received: list[int] = []
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if received:
+                raise KeyboardInterrupt
+            received.append(number)
+            self._run.stop(signal.Signals(number).name)
+            callback = self._callbacks.current
+            wait = "saving a checkpoint first" if callback is None else f"waiting for the callback {callback}"
+            self._progress.say(f"stopping: {wait} (again to stop at once)")
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,179 @@
+"""Child processes: fresh interpreters with a socket to their parent, which end with it and leave their stacks behind.
+
+Roles, environment workers and `corral serve` are all started here. A child imports neither torch nor the user's
+`__main__` by itself, runs in a session of its own (Ctrl-C is the parent's to handle, and one signal reaches all that
+it starts), and ends with its parent, whatever ends the parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import importlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing import spawn
+from typing import Any, NoReturn
+
+from corral.runtimes.orphan_reaper import OrphanReaper
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+_BOOT = "import sys; sys.path[:] = {path!r}; from corral.runtimes.child import run; run{args!r}"
+_STACK_BYTES = 1 << 16
+
+
+def shared_memory(name: str, content: bytes = b"") -> int:
+    """File descriptor of memory without a name in the file system, so nothing is left behind by a crash.
+
+    Unlike /dev/shm, which containers keep small, a memfd is bounded by the machine's memory alone.
+    """
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(name)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    if content:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+    return fd
+
+
+def read_shared(fd: int) -> bytes:
+    """All bytes of shared memory."""
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return file.read()
+
+
+def plug_stdio() -> None:
+    """Open /dev/null in place of a stdin, stdout or stderr that was closed.
+
+    Otherwise shared memory would get such a number, and what a child prints would land in it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+class ChildProcess:
+    """The parent's side: `target` is `module:function`, called in the child with its socket and these descriptors."""
+
+    def __init__(self, target: str, fds: Sequence[int], reaper: OrphanReaper, *, threads: int = 1):
+        plug_stdio()
+        self.socket, theirs = socket.socketpair()
+        self._dump_fd, self._reaper = shared_memory("corral-stacks"), reaper
+        shared = theirs.fileno(), self._dump_fd, *fds
+        path = [entry for entry in sys.path if isinstance(entry, str)]
+        executable: Any = spawn.get_executable()
+        with theirs:
+            self._process = subprocess.Popen(
+                [executable, "-c", _BOOT.format(path=path, args=(target, os.getpid(), *shared))],
+                pass_fds=shared,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))},
+                start_new_session=True,
+            )
+        reaper.watch(self.pid)
+
+    @property
+    def pid(self) -> int:
+        """Of the process, and of its group."""
+        return self._process.pid
+
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself. It is not reaped, so that the number of its group cannot be reused."""
+        if self._process.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def wait(self, until: float) -> bool:
+        """Wait for it to end by itself, up to this moment of the monotonic clock; whether it has."""
+        while not (ended := self.has_ended()) and time.monotonic() < until:
+            time.sleep(0.005)
+        return ended
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process alone."""
+        if not self.has_ended():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the process and everything that it started."""
+        # The group outlives its leader until that is reaped, so the number cannot have been reused.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+            self._reaper.unwatch(self.pid)
+
+    @property
+    def ending(self) -> str:
+        """How a process that was killed or waited for has ended."""
+        code = self._process.returncode
+        return f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
+
+    def dump_stacks(self) -> None:
+        """Ask for the stacks of all its threads; works even while a C function holds the interpreter lock."""
+        before = os.fstat(self._dump_fd).st_size
+        self.signal(signal.SIGUSR1)
+        until = time.monotonic() + 1.0
+        while os.fstat(self._dump_fd).st_size == before and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.05)  # the handler writes in several pieces
+
+    @property
+    def stacks(self) -> str:
+        """The stacks that it was asked for, or that it crashed with."""
+        return os.pread(self._dump_fd, _STACK_BYTES, 0).decode(errors="replace")
+
+    def close(self) -> None:
+        """Give back what belongs to a process that was killed."""
+        self.socket.close()
+        os.close(self._dump_fd)
+
+
+def run(target: str, parent_pid: int, socket_fd: int, dump_fd: int, *fds: int) -> NoReturn:
+    """The child's side."""
+    for fd in (socket_fd, dump_fd, *fds):
+        os.set_inheritable(fd, False)  # what it starts has no business with these
+    threading.Thread(target=_end_with_parent, args=(socket_fd, parent_pid), daemon=True).start()
+    dump = os.fdopen(dump_fd, "w")
+    faulthandler.enable(dump)  # a segfault leaves its stack where the parent can read it
+    faulthandler.register(signal.SIGUSR1, dump, all_threads=True)  # so does a hang, on request
+    module, _, function = target.partition(":")
+    getattr(importlib.import_module(module), function)(socket.socket(fileno=socket_fd), *fds)
+    # Everything is closed. Taking the interpreter apart as well takes a while, and native libraries (ALE's) complain
+    # at length about what is left then.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _end_with_parent(socket_fd: int, parent_pid: int) -> None:
+    """End this process, and what it started, when the parent is gone.
+
+    The parent's reaper does the same from outside, even while an environment keeps the interpreter lock; this thread
+    looks at the parent's pid too, in case a fork of the parent holds its pipes open.
+    """
+    poll = select.poll()
+    poll.register(socket_fd, 0)  # no event but hang-up and error, which are always reported
+    while not poll.poll(1000) and os.getppid() == parent_pid:
+        pass
+    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,41 @@
+"""Which `States` environments in this process have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+
+from corral.core.errors import UserError
+from corral.core.gym_env import Env, layers
+from corral.core.types import EnvSpec
+from corral.snapshot.array_states import ArrayStates, has_rows
+from corral.snapshot.env_states import EnvStates
+from corral.snapshot.keepers.choose import RULE_KEEPING
+from corral.snapshot.live_env import LiveEnv
+from corral.snapshot.scratch_env import MakeEnv
+from corral.snapshot.states import States
+
+
+def make_states(spec: EnvSpec, envs: Sequence[LiveEnv], makers: Sequence[MakeEnv], memory_mb: float) -> States:
+    """Rows of arrays where the environment offers a model of them (`ArrayModel`), else what a StateKeeper keeps.
+
+    `makers` build an environment like each of `envs`.
+    """
+    env = envs[0].env
+    base: Any = env.unwrapped
+    if getattr(base, "players", 1) > 1:
+        _require_bare(env, spec.name)
+    if has_rows(env):
+        return ArrayStates(base.rows, spec, envs, memory_mb)
+    return EnvStates(spec, envs, makers, memory_mb)
+
+
+def _require_bare(env: Env, name: str) -> None:
+    """UserError when a wrapper changes the rules of a game of two players, or its observations."""
+    for layer in layers(env):
+        if isinstance(layer, gymnasium.Wrapper) and not isinstance(layer, RULE_KEEPING):
+            raise UserError(
+                f"A search of {name} goes by the game's own rules, which {type(layer).__name__} changes: leave it out."
+            )

@@ -1,0 +1,362 @@
+"""Callbacks and sinks of a run, in the process of the caller and in that of a guarded learner."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from helpers.callbacks import Blocking, Lines, Raising, RaisingAndEnding, RaisingSink, Recorder, Stopping
+
+import corral
+from corral.core.errors import RunFailed, UserError
+from corral.runs.callbacks import dispatch
+from corral.runs.callbacks.early_stopping import EarlyStopping
+from corral.runs.evaluate import Evaluation
+from corral.runs.events import read_events
+from corral.runs.folder import RunFolder
+from corral.runs.sinks.csv import read_metrics
+
+TESTS = Path(__file__).parents[1]
+SMALL = {
+    "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "backend": "local", "preset": "none", "device": "cpu",
+    "precision": "fp32", "quiet": True, "checkpoint_every_s": 0, "log_every_s": 0,
+}  # fmt: skip
+CLOCKS = {
+    "eval_episodes": 1,
+    "eval_every": 256,
+    "checkpoint_every": 256,
+    "log_every": 64,
+}
+GUARDED = {"topology": "actor_learner", "actors": 1, "runtime": "process"}
+
+
+def train(path, steps=512, algo="ppo", **settings):
+    return corral.train(algo, "CartPole-v1", steps=steps, seed=0, run_dir=path, **SMALL | CLOCKS | settings)
+
+
+def hooks(path):
+    return [json.loads(line) for line in (path / "hooks.jsonl").read_text().splitlines()]
+
+
+def named(path, hook):
+    return [line for line in hooks(path) if line["hook"] == hook]
+
+
+def events(path, kind):
+    return [event for event in read_events(path / "events.jsonl") if event["kind"] == kind]
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+def test_hooks_are_called_in_order(tmp_path):
+    train(tmp_path / "run", callbacks=[Recorder()])
+    found = hooks(tmp_path / "run")
+    assert (found[0]["hook"], found[-1]["hook"]) == ("on_start", "on_end")
+    rollouts, updates = named(tmp_path / "run", "on_rollout"), named(tmp_path / "run", "on_update")
+    assert [line["steps"] for line in rollouts] == [line["steps"] for line in updates] == list(range(32, 513, 32))
+    assert rollouts[0]["shape"] == [8, 4]
+    assert {"loss/policy", "loss/value", "loss/entropy"} <= set(updates[0]["metrics"])
+    evaluations, saves = named(tmp_path / "run", "on_evaluation"), named(tmp_path / "run", "on_checkpoint")
+    assert [line["steps"] for line in evaluations] == [256, 512]
+    assert all(line["mean"] == line["known"] for line in evaluations)
+    assert [line["steps"] for line in saves] == [256, 512]
+    assert all(line["whole"] for line in saves)
+    assert {line["pid"] for line in found} == {os.getpid()}
+
+
+def test_logged_metrics_are_means_since_the_last_row(tmp_path):
+    train(tmp_path / "run", callbacks=[Recorder()])
+    found = read_metrics(tmp_path / "run")
+    assert found["env_steps"].tolist() == list(range(64, 513, 64))
+    assert found["mine/value"].tolist() == [steps - 16 for steps in range(64, 513, 64)]
+
+
+def test_callbacks_do_not_change_the_weights(tmp_path):
+    plain, watched = train(tmp_path / "a"), train(tmp_path / "b", callbacks=[Recorder()], sinks=["csv"])
+    assert (plain.steps, plain.version, plain.eval_return) == (watched.steps, watched.version, watched.eval_return)
+    files = [tmp_path / name / "checkpoints/latest/policy.safetensors" for name in "ab"]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_on_update_without_updates_needs_every_turn(tmp_path):
+    calls = []
+
+    class Plain(corral.Callback):
+        def on_update(self, run, metrics):
+            calls.append((type(self).__name__, bool(metrics)))
+
+    class Often(Plain):
+        every_turn = True
+
+    settings = {"learning_starts": 64, "train_frequency": 4, "num_steps": None, "num_minibatches": None}
+    given = {k: v for k, v in (SMALL | CLOCKS | settings).items() if v is not None}
+    corral.train("dqn", "CartPole-v1", steps=96, run_dir=tmp_path / "run", callbacks=[Plain(), Often()], **given)
+    assert ("Often", False) in calls
+    assert ("Often", True) in calls
+    assert ("Plain", True) in calls
+    assert ("Plain", False) not in calls
+
+
+def test_reserved_metric_names_are_refused(tmp_path):
+    class Clash(corral.Callback):
+        def on_start(self, run):
+            run.log("wall_s", 1.0)
+
+    train(tmp_path / "run", callbacks=[Clash()])
+    (event,) = events(tmp_path / "run", "callback_error")
+    assert "wall_s is written by the run itself" in event["text"]
+
+
+def test_learning_rate_can_be_set(tmp_path):
+    class Halving(corral.Callback):
+        def on_evaluation(self, run, result):
+            run.learning_rate = run.learning_rate / 2
+
+    train(tmp_path / "run", callbacks=[Halving()], learning_rate=1e-3, anneal_lr=False)
+    assert read_metrics(tmp_path / "run")["learn/lr"].tolist() == [1e-3] * 3 + [5e-4] * 4 + [2.5e-4]
+
+
+def test_a_resumed_run_calls_on_start_again(tmp_path):
+    train(tmp_path / "run", callbacks=[Stopping()])
+    corral.resume(tmp_path / "run", steps=1024, callbacks=[Recorder], quiet=True)
+    assert named(tmp_path / "run", "on_start")[0]["steps"] == 512
+    assert named(tmp_path / "run", "on_end")[0]["steps"] == 1024
+
+
+def test_data_parallel_has_no_rollouts_and_says_so(tmp_path):
+    settings = {"topology": "data_parallel", "actors": 2, "runtime": "inline", "algo": "ppo"}
+    train(tmp_path / "run", callbacks=[Recorder()], **settings)
+    assert not named(tmp_path / "run", "on_rollout")
+    assert named(tmp_path / "run", "on_update")
+    (event,) = events(tmp_path / "run", "no_rollouts")
+    assert "data_parallel" in event["text"]
+
+
+# -- stopping ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_callback_stops_the_run(tmp_path):
+    result = train(tmp_path / "run", steps=1024, callbacks=[Stopping()])
+    assert (result.stopped, result.steps) == (True, 512)
+    (event,) = events(tmp_path / "run", "stopped")
+    assert (event["text"], event["env_steps"]) == ("500 steps are enough", 512)
+    corral.resume(tmp_path / "run", quiet=True)
+    train(tmp_path / "whole", steps=1024)
+    files = [tmp_path / name / "checkpoints/latest/policy.safetensors" for name in ("run", "whole")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+class Evaluated:
+    """A run whose evaluations have these means."""
+
+    def __init__(self, *means):
+        self.means, self.reason = means, None
+
+    def stop(self, reason):
+        self.reason = reason
+
+    def stopped_at(self, callback):
+        for k, mean in enumerate(self.means):
+            callback.on_evaluation(self, Evaluation((mean,), (1,)))
+            if self.reason is not None:
+                return k
+        return None
+
+
+@pytest.mark.parametrize(
+    ("options", "means", "stops_at"),
+    [
+        ({"target": 10}, (1, 9.9, 10, 11), 2),
+        ({"target": 10}, (1, 2, 3), None),
+        ({"patience": 2}, (1, 3, 2, 3, 4), 3),
+        ({"patience": 2}, (1, 2, 1, 3, 1, 4), None),
+        ({"target": 10, "patience": 1}, (5, 4, 10), 1),
+        ({"patience": None}, (3, 2, 1, 0), None),
+    ],
+)
+def test_early_stopping(options, means, stops_at):
+    assert Evaluated(*means).stopped_at(EarlyStopping(**options)) == stops_at
+
+
+def test_early_stopping_ends_a_run_at_its_target(tmp_path):
+    result = train(tmp_path / "run", steps=10_000, callbacks=[EarlyStopping(target=1.0)])
+    assert (result.steps, result.stopped) == (256, True)
+    assert events(tmp_path / "run", "stopped")[0]["text"].startswith("mean return")
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_reported_once_and_counted(tmp_path):
+    result = train(tmp_path / "run", callbacks=[Raising(), Recorder()])
+    assert result.steps == 512
+    first, last = events(tmp_path / "run", "callback_error")
+    assert "callback Raising.on_update raised ValueError: no such thing" in first["text"]
+    assert "callbacks.py:" in first["text"]
+    assert last["text"] == "callback Raising.on_update raised 16 times"
+    assert len(named(tmp_path / "run", "on_update")) == 16
+
+
+def test_an_error_ends_the_run_by_choice(tmp_path):
+    with pytest.raises(RunFailed, match=r"RaisingAndEnding.on_update raised ValueError: no such thing"):
+        train(tmp_path / "run", callbacks=[RaisingAndEnding(), Recorder()])
+    (event,) = events(tmp_path / "run", "failed")
+    assert "RaisingAndEnding" in event["text"]
+    assert [line["hook"] for line in hooks(tmp_path / "run")] == ["on_start", "on_rollout", "on_end"]
+
+
+def test_a_slow_callback_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatch, "SLOW_S", 0.2)
+
+    class Slow(corral.Callback):
+        def on_start(self, run):
+            time.sleep(1.0)
+
+    train(tmp_path / "run", steps=64, callbacks=[Slow()])
+    (event,) = events(tmp_path / "run", "slow_callback")
+    assert "Slow.on_start has been running for 0.2 s; the run waits for it" in event["text"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "corral-slow-callbacks"]
+
+
+def _block(path, settings):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, as with nohup
+    train(path, callbacks=[Blocking()], **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, GUARDED], ids=["here", "guarded"])
+def test_two_ctrl_c_end_a_run_whose_callback_blocks(tmp_path, settings):
+    child = multiprocessing.get_context("spawn").Process(target=_block, args=(tmp_path / "run", settings))
+    child.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run/blocked").exists():
+            assert child.is_alive()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(child.pid, signal.SIGINT)
+        child.join(1.0)
+        assert child.is_alive()  # it waits for the callback
+        os.kill(child.pid, signal.SIGINT)
+        child.join(30)
+        assert child.exitcode not in (None, 0)
+    finally:
+        child.kill()
+        child.join()
+    assert RunFolder.open(tmp_path / "run").holder() is None
+
+
+# -- sinks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sink_gets_the_rows_of_metrics_csv(tmp_path):
+    train(tmp_path / "run", sinks=[Lines(tmp_path / "rows.jsonl")])
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    found = read_metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == found["env_steps"].tolist()
+    assert [row["loss/policy"] for row in rows] == found["loss/policy"].tolist()
+    assert [row["wall_s"] for row in rows] == found["wall_s"].tolist()
+
+
+def test_a_sink_that_raises_is_dropped(tmp_path):
+    sink = RaisingSink()
+    assert train(tmp_path / "run", sinks=[sink]).steps == 512
+    assert sink.rows == 2
+    (event,) = events(tmp_path / "run", "sink_error")
+    assert event["text"] == "metric sink RaisingSink is dropped: write raised OSError: the server is gone"
+    assert len(read_metrics(tmp_path / "run")["env_steps"]) == 8
+
+
+@pytest.mark.parametrize(("sinks", "has"), [((), True), (("csv",), False), (("csv", "tensorboard"), True)])
+def test_named_sinks_choose_among_the_built_in(tmp_path, sinks, has):
+    train(tmp_path / "run", steps=64, sinks=sinks)
+    assert (tmp_path / "run/metrics.csv").exists()
+    assert bool(list((tmp_path / "run").glob("events.out.tfevents.*"))) == has
+
+
+# -- what may be given, and where it runs ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"callbacks": [3]}, "3 is not a callback: give a corral.Callback"),
+        ({"callbacks": [Lines]}, "is not a callback"),
+        ({"callbacks": ["Recorder"]}, "'Recorder' does not name a callback: give module:Class"),
+        ({"callbacks": ["no.such:Thing"]}, "cannot be imported"),
+        ({"callbacks": ["helpers.callbacks:Recordr"]}, "has no 'Recordr'; close: Recorder"),
+        ({"sinks": ["cvs"]}, "'cvs' does not name a sink: give module:Class, or one of csv, tensorboard"),
+        ({"sinks": [object()]}, "is not a sink"),
+        ({"sinks": [dict]}, "dict made a dict, which is not a corral.MetricSink"),
+    ],
+)
+def test_what_is_no_callback_or_sink_is_refused(tmp_path, given, words):
+    with pytest.raises(UserError, match=words):
+        train(tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_class_that_needs_arguments_is_refused(tmp_path):
+    class Needy(corral.Callback):
+        def __init__(self, what):
+            self.what = what
+
+    with pytest.raises(UserError, match="Needy cannot be made without arguments"):
+        train(tmp_path / "run", callbacks=[Needy])
+    assert not (tmp_path / "run").exists()
+
+
+def test_callbacks_run_in_the_process_of_a_guarded_learner(tmp_path):
+    given = [Recorder, Recorder(), "helpers.callbacks:Recorder"]
+    result = train(tmp_path / "run", steps=256, callbacks=given, sinks=[Lines(tmp_path / "rows.jsonl")], **GUARDED)
+    assert result.steps >= 256
+    found = hooks(tmp_path / "run")
+    assert [line["hook"] for line in (*found[:3], *found[-3:])] == ["on_start"] * 3 + ["on_end"] * 3
+    assert {"on_rollout", "on_update", "on_evaluation", "on_checkpoint"} <= {line["hook"] for line in found}
+    (pid,) = {line["pid"] for line in found}
+    assert pid != os.getpid()
+    assert (tmp_path / "rows.jsonl").exists()
+
+
+def test_a_guarded_run_ends_by_its_callback(tmp_path):
+    result = train(tmp_path / "stopped", steps=10_000, callbacks=[Stopping()], **GUARDED)
+    assert (result.stopped, result.steps < 1000) == (True, True)
+    with pytest.raises(RunFailed, match="RaisingAndEnding"):
+        train(tmp_path / "failed", callbacks=[RaisingAndEnding()], **GUARDED)
+    assert events(tmp_path / "failed", "failed")
+
+
+def test_what_cannot_be_sent_to_a_guarded_learner_is_refused(tmp_path):
+    callback = Recorder()
+    callback.lock = threading.Lock()
+    with pytest.raises(UserError, match="Recorder cannot be sent to the process that learns"):
+        train(tmp_path / "run", callbacks=[callback], **GUARDED)
+    assert not (tmp_path / "run").exists()
+
+
+def test_callbacks_and_sinks_from_the_command_line(tmp_path):
+    def run(*args):
+        return subprocess.run(
+            [sys.executable, "-m", "corral", *args], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path[1:]])},
+        )  # fmt: skip
+
+    small = ["--preset", "none", "--num-envs", "2", "--set", "num_steps=8", "eval_episodes=1", "--quiet"]
+    plugins = ["--callback", "helpers.callbacks:Recorder", "--callback", "helpers.callbacks:Stopping",
+               "--sink", "csv", "--sink", "helpers.callbacks:Lines"]  # fmt: skip
+    done = run("train", "ppo", "--env", "CartPole-v1", "--steps", "10000", "--run-dir", "run", *small, *plugins)
+    assert done.returncode == 0, done.stderr
+    assert "stopped after 512 steps" in done.stdout
+    assert (tmp_path / "rows.jsonl").exists()
+    assert not list((tmp_path / "run").glob("events.out.tfevents.*"))
+    assert len(named(tmp_path / "run", "on_end")) == 1
+    done = run("resume", "run", "--quiet", "--callback", "helpers.callbacks:RaisingAndEnding")
+    assert done.returncode == 1
+    assert done.stderr.startswith("corral: callback RaisingAndEnding.on_update raised ValueError: no such thing")
+    assert run("resume", "run", "--callback", "nothing").returncode == 2
