@@ -285,7 +285,7 @@ def test_what_is_more_than_plain_layers_stays_with_torch(model):
 
 @pytest.mark.parametrize("layer", [nn.LayerNorm(8), nn.Dropout(0.1), nn.ELU()])
 def test_unknown_layer_stays_with_torch(layer):
-    model = ActorCritic(spec_of(), NetConfig(hidden=(8, 8)))
+    model = ActorCritic(spec_of(), NetConfig(hidden_sizes=(8, 8)))
     model.policy_torso.insert(1, layer)
     assert not model.use_numpy()
     assert model.numpy_towers is None
