@@ -42,7 +42,7 @@ def test_actor_critics_report_the_usual_metrics(algo, rnn):
         "backend": "local",
         "device": "cpu",
         "steps": 10_000,
-        "net.core": rnn,
+        "net.rnn": rnn,
     }
     experiment = Experiment.make(algo, "CartPole-v1", preset="none", overrides=settings)
     topology = Sync(experiment, lambda kind, text: None)
