@@ -4,7 +4,11 @@ import re
 
 import pytest
 from helpers.cpp_sdk import EXAMPLES, build
-from helpers.leftovers import no_process_is_left, pytest_runtest_setup  # noqa: F401
+from helpers.leftovers import (  # noqa: F401
+    no_process_is_left,
+    no_process_is_left_at_the_end,
+    pytest_runtest_setup,
+)
 
 HEAVY = ("ray", "cpp", "test_topologies", "test_resume", "test_data_parallel", "test_examples", "test_process_backend")
 

@@ -41,7 +41,7 @@ def test_trees_take_turns_and_the_worktree_is_removed(tmp_path):
         (["ppo", "--commit", "nothing"], "git worktree failed"),
     ],
 )
-def test_user_error_is_one_sentence(args, message):
+def test_user_error_is_one_line(args, message):
     done = run("frozen", *args)
     assert done.returncode == 2
     assert message in done.stderr

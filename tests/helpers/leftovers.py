@@ -26,9 +26,9 @@ class Leftovers:
         self._starts.append(time.time())
         self._tests.append(test)
 
-    def end(self, patience_s=10.0):
+    def end(self, patience_s=10.0, but_ray=False):
         """End what is left; a line for each, with the test during which it was started."""
-        _, left = psutil.wait_procs(self._find(), patience_s)
+        _, left = psutil.wait_procs([p for p in self._find() if not (but_ray and _is_of_ray(p))], patience_s)
         lines = []
         for process in left:
             try:
@@ -44,6 +44,13 @@ class Leftovers:
         ours = {os.getpid(), multiprocessing.forkserver._forkserver._forkserver_pid,
                 multiprocessing.resource_tracker._resource_tracker._pid}  # fmt: skip
         return [process for process in psutil.process_iter() if process.pid not in ours and _is_tagged(process)]
+
+
+def _is_of_ray(process):
+    try:
+        return "/ray/" in (command := " ".join(process.cmdline())) or command.startswith("ray::")
+    except psutil.Error:
+        return True
 
 
 def _is_tagged(process):
@@ -62,8 +69,17 @@ def pytest_runtest_setup(item):
     LEFTOVERS.note(item.nodeid)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def no_process_is_left():
     yield
-    left = LEFTOVERS.end()
+    _require_none(LEFTOVERS.end(but_ray=True))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left_at_the_end():
+    yield
+    _require_none(LEFTOVERS.end())
+
+
+def _require_none(left):
     assert not left, "processes were left behind, and have been ended:\n" + "\n".join(left)

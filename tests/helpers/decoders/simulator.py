@@ -22,7 +22,7 @@ from corral.link.layout import RowsLayout, layout_hash
 from corral.link.message import Message
 from corral.link.protocol import Limits
 from corral.link.transports.base import Event
-from corral.link.transports.tcp import BadFrames
+from corral.link.transports.framing import BadFrames
 from corral.snapshot.keepers.choose import find_keeper
 from corral.snapshot.states import StatesFull
 from helpers.decoders.wires import MAX, VECTORS, WELCOME, Finite, Scripted, Strange, Walk, frames_in, packed

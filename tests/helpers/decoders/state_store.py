@@ -8,7 +8,7 @@ from corral.link import protocol as clp
 from corral.link.control import Ready, to_meta
 from corral.link.message import Message
 from corral.link.transports.base import Event
-from corral.link.transports.tcp import BadFrames
+from corral.link.transports.framing import BadFrames
 from corral.snapshot.states import StatesFull
 from corral.snapshot.store import client as sw
 from corral.snapshot.store.base import MemoryStates, StateBudget

@@ -6,7 +6,7 @@ from corral.core.errors import EnvFailed
 from corral.link.control import Budget, Welcome
 from corral.link.protocol import Limits
 from corral.link.transports.base import Binding, Wire
-from corral.link.transports.tcp import FrameReader, pack
+from corral.link.transports.framing import FrameReader, pack
 from helpers.declared_walk import Declared
 
 VECTORS = [path.read_bytes() for path in sorted((Path(__file__).parents[3] / "sdk" / "vectors").glob("*.bin"))]
@@ -21,8 +21,8 @@ WELCOME = Welcome((1, 0), 5, False, bytes(16), b"", 4, Limits(message=MAX, batch
 class Strange(Wire):
     """A wire whose other side is the test."""
 
-    def __init__(self, dialled=False):
-        self.peer, self.dialled, self.sent, self.closed = "strange", dialled, 0, False
+    def __init__(self, initiated=False):
+        self.peer, self.initiated, self.sent, self.closed = "strange", initiated, 0, False
         self.last = None
 
     def send(self, frames):
