@@ -20,7 +20,7 @@ from corral.acting.model_policy import ActorCriticPolicy, to_tensors
 from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay, read_clip_coef
-from corral.algos.trajectories import VtraceTargets, forward_sequences, normalize, recorded
+from corral.algos.trajectories import VtraceTargets, explained_variance, forward_sequences, normalize, recorded
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory, slice_envs
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
@@ -141,5 +141,6 @@ class Appo(Algorithm):
             "loss/entropy": entropy_mean,
             "loss/kl": (ratio - 1 - log_ratio).mean(),
             "loss/clip_fraction": ((ratio - 1).abs() > clip).float().mean(),
+            "loss/explained_variance": explained_variance(values[valid].cpu().numpy(), returns.cpu().numpy()),
         }
         yield LossOutput(loss, metrics, rows=int(batch.valid.sum()))

@@ -19,7 +19,7 @@ from corral.acting.model_policy import ActorCriticPolicy, to_tensors
 from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
-from corral.algos.trajectories import VtraceTargets, forward_sequences, recorded
+from corral.algos.trajectories import VtraceTargets, explained_variance, forward_sequences, recorded
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
@@ -132,5 +132,6 @@ class Impala(Algorithm):
             "loss/value": value_loss,
             "loss/entropy": entropy_mean,
             "loss/kl": (log_ratio.exp() - 1 - log_ratio).mean(),
+            "loss/explained_variance": explained_variance(values[valid].cpu().numpy(), returns[valid].cpu().numpy()),
         }
         yield LossOutput(loss, metrics, rows=0)

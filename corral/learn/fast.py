@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from corral.algos.base import Algorithm, UpdateContext
-from corral.algos.trajectories import Minibatch, VtraceTargets, successors
+from corral.algos.trajectories import Minibatch, VtraceTargets, explained_variance, successors
 from corral.core.types import Array, LossOutput, Trajectory, Transitions, tree_map
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.q_network import QNetwork
@@ -218,6 +218,7 @@ def _stale_loss(
 
     loss = (policy_loss + value_coef * value_loss - entropy_coef * entropy_mean) * scale
     metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": entropy_mean, **metrics}
+    metrics["loss/explained_variance"] = explained_variance(value[rows], targets.reshape(-1)[rows])
     return LossOutput(loss, metrics, rows=0 if summed else count, backward=backward)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext
+from corral.algos.trajectories import Minibatch
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
 from corral.learn.device import Precision
@@ -115,6 +116,8 @@ class Learner:
         if minibatch is None:  # others would wait for this learner's part
             first = next(iter(self._groups.values()))
             self._exchange.grads(first.grad.zero_(), 0, first.lr, group=0, stop=True)
+        if done and isinstance(batch, Minibatch):
+            done[0].metrics["loss/explained_variance"] = batch.explained_variance()
         return done
 
     def _losses(self, minibatch: Any, ctx: UpdateContext) -> Iterator[LossOutput]:

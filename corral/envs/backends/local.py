@@ -20,7 +20,6 @@ from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision, Watchdog
 from corral.envs.vec_env import VecEnv
 from corral.snapshot.keepers.choose import make_scratch
 from corral.snapshot.live_env import LiveEnv
-from corral.snapshot.make_states import make_states
 from corral.snapshot.states import States
 
 
@@ -66,6 +65,8 @@ class LocalVecEnv(VecEnv):
         factories = [self._group.factory(i) for i in range(self.num_envs)]
         makers = {id(factory): partial(make_scratch, factory) for factory in factories}
         live = [self.live_env(i) for i in range(self.num_envs)]
+        from corral.snapshot.make_states import make_states  # compiles, which few need
+
         return make_states(self.spec, live, [makers[id(factory)] for factory in factories], memory_mb)
 
     def reset(self, seed: int = 0) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,13 +19,16 @@ from corral.envs.backends.simulators.checkpoint import export_states, import_sta
 from corral.envs.backends.simulators.replies import QuickSteps
 from corral.envs.backends.simulators.requests import RequestingVecEnv
 from corral.envs.backends.simulators.slots import EnvSlots, Rebalancer, SlotTable, SlotTimeouts
-from corral.envs.backends.simulators.states import LinkStates
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.pending_faults import PendingFaults
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import Fault, FaultLog, Supervision
 from corral.link.client.fleet import Fleet, FleetMember
 from corral.link.client.session import SimulatorSession
+
+if TYPE_CHECKING:
+    from corral.envs.backends.simulators.states import LinkStates
+
 
 _POLL_S = 0.25
 
@@ -120,6 +123,8 @@ class LinkVecEnv(RequestingVecEnv):
 
     def states(self, memory_mb: float = 1024.0) -> LinkStates:
         """States inside the simulators; UserError where a simulator keeps none."""
+        from corral.envs.backends.simulators.states import LinkStates  # compiles, which few need
+
         return LinkStates(self, memory_mb)
 
     def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:

@@ -1,0 +1,58 @@
+"""The usual diagnostics are in the metrics of every actor-critic."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from corral.algos.trajectories import Minibatch, explained_variance
+from corral.config.experiment import Experiment
+from corral.topologies.sync import Sync
+
+USUAL = {"loss/policy", "loss/value", "loss/entropy", "loss/grad_norm", "loss/explained_variance"}
+
+
+def test_explained_variance_is_the_textbook_one():
+    rng = np.random.default_rng(0)
+    returns = (1000 + rng.standard_normal(256)).astype(np.float32)
+    for values in (returns, returns + 5, rng.standard_normal(256).astype(np.float32), returns * 0.5):
+        expected = 1 - np.var(returns.astype(np.float64) - values) / np.var(returns.astype(np.float64))
+        assert explained_variance(values, returns) == pytest.approx(expected, abs=1e-3)
+    assert math.isnan(explained_variance(returns, np.ones(256, np.float32)))
+
+
+def test_masked_steps_do_not_count():
+    values, returns = torch.tensor([[1.0, 2.0], [3.0, 99.0]]), torch.tensor([[1.0, 2.5], [3.0, -7.0]])
+    mask, none = torch.tensor([[True, True], [True, False]]), torch.zeros(0)
+    batch = Minibatch(None, none, none, values, none, returns, state=none, mask=mask)
+    expected = explained_variance(np.array([1, 2, 3], np.float32), np.array([1, 2.5, 3], np.float32))
+    assert batch.explained_variance() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("algo", "rnn"),
+    [("ppo", "none"), ("ppo", "lstm"), ("a2c", "none"), ("reinforce", "none"), ("impala", "none"), ("impala", "lstm"),
+     ("appo", "none")],
+)  # fmt: skip
+def test_actor_critics_report_the_usual_metrics(algo, rnn):
+    settings = {
+        "topology": "sync",
+        "num_envs": 4,
+        "backend": "local",
+        "device": "cpu",
+        "steps": 10_000,
+        "net.rnn": rnn,
+    }
+    experiment = Experiment.make(algo, "CartPole-v1", preset="none", overrides=settings)
+    topology = Sync(experiment, lambda kind, text: None)
+    try:
+        metrics = {}
+        while not metrics and topology.env_steps < experiment.steps:
+            metrics = topology.advance()
+        more = {"ppo": {"loss/kl", "loss/clip_fraction"}, "appo": {"loss/kl", "loss/clip_fraction"}}
+        assert metrics.keys() >= USUAL | more.get(algo, set())
+        assert all(-1e9 < float(value) <= 1 for value in metrics["loss/explained_variance"])
+        assert "learn/lr" in topology.metrics()
+    finally:
+        topology.close()
