@@ -12,7 +12,7 @@ demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
 # Two test modules at a time; those that need Ray share one process, those that need the C++ SDK another.
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 # What a change must pass: every behaviour once, under ten minutes on two cores.
 test: .venv/test

@@ -10,22 +10,36 @@ from helpers.leftovers import (  # noqa: F401
     pytest_runtest_setup,
 )
 
+CPP = ("test_cpp_sdk", "test_cpp_states", "test_link_planning", "test_link_mppi")  # they share one build
 HEAVY = ("ray", "cpp", "test_topologies", "test_resume", "test_data_parallel", "test_examples", "test_process_backend")
+
+
+def group_of(nodeid):
+    """Which tests run one after the other in one process: those of a module, those with Ray, those with the C++ SDK."""
+    words, stem = re.split("[^a-z]+", nodeid), nodeid.partition(".py")[0].rpartition("/")[2]
+    if "ray" in words or "rllib" in words or "TestRay" in nodeid:
+        return "ray"
+    return "cpp" if stem in CPP else stem
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group_of(nodeid)
+
+    return Groups(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Group tests for `--dist loadgroup`, the longest groups first, and mark what a class leaves to `slow`."""
-    groups = {}
+    """Mark what a class leaves to `make test-slow`, and begin with the groups that take longest."""
     for item in items:
         if re.match(getattr(item.cls, "slow_tests", "$"), item.name):
             item.add_marker(pytest.mark.slow)
-        groups[item] = item.path.stem
-        if item.get_closest_marker("ray"):
-            groups[item] = "ray"
-        elif "built" in item.fixturenames:
-            groups[item] = "cpp"
-        item.add_marker(pytest.mark.xdist_group(groups[item]))
+    groups = {item: group_of(item.nodeid) for item in items}
     items.sort(key=lambda item: HEAVY.index(groups[item]) if groups[item] in HEAVY else len(HEAVY))
 
 

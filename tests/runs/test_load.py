@@ -282,7 +282,7 @@ def test_unloadable_run_is_one_line(runs, tmp_path):
     shutil.copytree(runs / "ppo", tmp_path / "run", symlinks=True)
     config = tmp_path / "run" / "config.yaml"
     settings = yaml.safe_load(config.read_text())
-    settings["algorithm"]["net"]["hidden"] = [32, 32]
+    settings["algorithm"]["net"]["hidden_sizes"] = [32, 32]
     config.write_text(yaml.safe_dump(settings))
     with pytest.raises(UserError, match="do not fit the network that the run's config") as caught:
         load_policy(tmp_path / "run")
