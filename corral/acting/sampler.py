@@ -142,8 +142,8 @@ class Sampler:
         if self._in_flight.any():  # left over from a call that was given up
             self._begin(columns, vec.recv())
         count = 2 if vec.pipelined and vec.num_envs > 1 else 1
-        parts = [_Part(ids) for ids in np.array_split(np.arange(vec.num_envs), count)]
-        everyone = _Part(np.arange(vec.num_envs))
+        parts = [_EnvSubset(ids) for ids in np.array_split(np.arange(vec.num_envs), count)]
+        everyone = _EnvSubset(np.arange(vec.num_envs))
         while True:
             for part in parts:
                 self._decide(columns, 0, part.envs, part.ids, *self._seen(part.envs))
@@ -162,7 +162,7 @@ class Sampler:
     def _as_ready(self, steps: int, count: int, linger_s: float) -> Iterator[Trajectory]:
         columns, turn = self._start(steps)
         cursor = np.zeros(self.vec.num_envs, np.int64)  # how full each column is
-        born = np.full(self.vec.num_envs, self._version)  # a slow one's column may go through several versions
+        started = np.full(self.vec.num_envs, self._version)  # a slow one's column may go through several versions
         left_over = self._in_flight.copy()  # their next results were not decided for here
         idle = np.flatnonzero(~left_over)
         while True:
@@ -186,9 +186,9 @@ class Sampler:
                 more = ids[cursor[ids] < steps]
                 if len(more):
                     self._decide(columns, cursor[more], more, more, *self._seen(more))
-            yield columns.take(full, full, born[full])
+            yield columns.take(full, full, started[full])
             self._require_turn(turn)
-            cursor[full], born[full] = 0, self._version
+            cursor[full], started[full] = 0, self._version
             idle = full
 
     def _start(self, steps: int) -> tuple[RolloutBuffer, int]:
@@ -269,7 +269,7 @@ class Sampler:
         firsts[envs] = first
 
 
-class _Part:
+class _EnvSubset:
     """Consecutive environments that are decided for together."""
 
     def __init__(self, ids: Array):

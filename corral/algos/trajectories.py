@@ -147,8 +147,8 @@ def explained_variance(values: Array, returns: Array) -> float:
     returns.
     """
     error, n = returns - values, len(returns)
-    error, spread = error - error.sum() / n, returns - returns.sum() / n  # a tenth of the time of np.var
-    variance = float(np.dot(spread, spread))
+    error, centered = error - error.sum() / n, returns - returns.sum() / n  # a tenth of the time of np.var
+    variance = float(np.dot(centered, centered))
     return 1 - float(np.dot(error, error)) / variance if variance > 0 else math.nan
 
 

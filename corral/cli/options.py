@@ -72,7 +72,7 @@ def _unknown(command: type[Any], unknown: Sequence[str], prog: str) -> str:
 EnvKwargs = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
 """Type of an `--env-kwargs` option, which takes several items and may be repeated."""
 
-_WORDS = {"true": True, "false": False, "none": None, "null": None}
+_LITERALS = {"true": True, "false": False, "none": None, "null": None}
 
 
 def parse_env_kwargs(given: Iterable[Iterable[str]]) -> dict[str, Any]:
@@ -87,5 +87,5 @@ def parse_env_kwargs(given: Iterable[Iterable[str]]) -> dict[str, Any]:
         try:
             kwargs[key] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
-            kwargs[key] = _WORDS.get(text.lower(), text)
+            kwargs[key] = _LITERALS.get(text.lower(), text)
     return kwargs

@@ -97,15 +97,15 @@ class Actions:
         for k, logits in enumerate(self._logits(params)):
             log_p = torch.log_softmax(logits, -1)
             chosen = log_p.gather(-1, action[..., k : k + 1].long()).squeeze(-1)
-            spread = -(log_p.exp() * log_p).sum(-1)
+            part_entropy = -(log_p.exp() * log_p).sum(-1)
             log_prob = chosen if log_prob is None else log_prob + chosen
-            entropy = spread if entropy is None else entropy + spread
+            entropy = part_entropy if entropy is None else entropy + part_entropy
         if self.num_numbers:
             mean, log_std = self._gaussian(params)
             noise = (action[..., self.num_choices :] - mean) * torch.exp(-log_std)
-            chosen, spread = _gaussian_log_prob(noise, log_std), (log_std + (0.5 + _HALF_LOG_2PI)).sum(-1)
+            chosen, part_entropy = _gaussian_log_prob(noise, log_std), (log_std + (0.5 + _HALF_LOG_2PI)).sum(-1)
             log_prob = chosen if log_prob is None else log_prob + chosen
-            entropy = spread if entropy is None else entropy + spread
+            entropy = part_entropy if entropy is None else entropy + part_entropy
         assert log_prob is not None
         assert entropy is not None
         return log_prob, entropy
@@ -126,9 +126,9 @@ class Actions:
             part = slice(at, at + size)
             log_p, chosen = _log_softmax(params[:, part]), action[:, k].astype(np.int64)
             p = np.exp(log_p)
-            spread = -(p * log_p).sum(-1)
-            log_prob, entropy = log_prob + log_p[rows, chosen], entropy + spread
-            choices.append((part, chosen, p, log_p, spread))
+            part_entropy = -(p * log_p).sum(-1)
+            log_prob, entropy = log_prob + log_p[rows, chosen], entropy + part_entropy
+            choices.append((part, chosen, p, log_p, part_entropy))
             at += size
         if self.num_numbers:
             mean, log_std = np.split(params[:, at:], 2, -1)
@@ -140,8 +140,8 @@ class Actions:
         def pull(of_logp: Array, of_entropy: float) -> Array:
             grad = np.empty_like(params)
             column = of_logp[:, None]
-            for part, chosen, p, log_p, spread in choices:
-                grad[:, part] = -p * (column + of_entropy * (log_p + spread[:, None]))
+            for part, chosen, p, log_p, part_entropy in choices:
+                grad[:, part] = -p * (column + of_entropy * (log_p + part_entropy[:, None]))
                 grad[rows, part.start + chosen] += of_logp
             if self.num_numbers:
                 grad[:, at : at + self.num_numbers] = column * noise * scale

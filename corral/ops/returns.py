@@ -123,8 +123,8 @@ def discounted_return(
     What follows a truncated row (or the last row of the data) is worth its `next_value`, or nothing where that is
     None. Faulty rows, which padding is marked as, have R = 0.
     """
-    beyond = np.zeros_like(reward) if next_value is None else next_value
-    return lambda_return(reward, beyond, terminated, truncated, faulty, gamma, 1.0)
+    after_end = np.zeros_like(reward) if next_value is None else next_value
+    return lambda_return(reward, after_end, terminated, truncated, faulty, gamma, 1.0)
 
 
 # What came of acting: the return to the end of the episode, seen by who acted. G_t = r_t + gamma G_{t+1}, with

@@ -115,7 +115,7 @@ class Handle(ABC):
         return None
 
     @abstractmethod
-    def stop(self, patience_s: float = 5.0) -> None:
+    def stop(self, timeout_s: float = 5.0) -> None:
         """Let it close, and end it if it does not. Safe to call twice."""
 
 

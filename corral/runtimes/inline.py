@@ -12,7 +12,7 @@ from corral.core.encoding import Value
 from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, Role, RoleLost, Runtime, kind_of, raised
 
 
-class _Call(Call):
+class _InlineCall(Call):
     def __init__(self, handle: _Thread, method: str, args: tuple[Value, ...]):
         self.handle, self.method, self.args = handle, method, args
         self.answer: tuple[str, Value] | None = None
@@ -35,13 +35,13 @@ class _Thread(Handle):
     def __init__(self, name: str, make: MakeRole, change: threading.Condition):
         self.name, self._make, self._change = name, make, change
         self._mailbox = Mailbox()
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()  # bounded by who waits for the answers
+        self._calls: queue.SimpleQueue[_InlineCall | None] = queue.SimpleQueue()  # bounded by who waits for the answers
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def call(self, method: str, *args: Value) -> _Call:
-        call = _Call(self, method, args)
+    def call(self, method: str, *args: Value) -> _InlineCall:
+        call = _InlineCall(self, method, args)
         if self._stopped:
             call.answer = "lost", f"{self.name} was stopped"
         else:
@@ -55,11 +55,11 @@ class _Thread(Handle):
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._stopped
 
-    def stop(self, patience_s: float = 5.0) -> None:
+    def stop(self, timeout_s: float = 5.0) -> None:
         self._stopped = True
         self._mailbox.close()
         self._calls.put(None)
-        self._thread.join(patience_s)  # a thread cannot be ended; it ends with the process
+        self._thread.join(timeout_s)  # a thread cannot be ended; it ends with the process
 
     def _run(self) -> None:
         role: Role = None

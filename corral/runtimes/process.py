@@ -39,8 +39,8 @@ class Shared:
         self.frames: dict[str, list[Buffer]] = {}
 
 
-class _Call(Call):
-    def __init__(self, handle: _Process, method: str):
+class _ProcessCall(Call):
+    def __init__(self, handle: _RoleProcess, method: str):
         self.handle, self.method = handle, method
         self.answer: dict[str, Any] | None = None
 
@@ -56,11 +56,11 @@ class _Call(Call):
         raise raised(self.answer["kind"], self.answer["text"], self.handle.name)
 
 
-class _Process(Handle):
+class _RoleProcess(Handle):
     def __init__(self, name: str, make: MakeRole, threads: int, reaper: OrphanReaper):
         self.name = name
         self.lost: str | None = None
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _ProcessCall] = {}
         self._number = 0
         job_fd = shared_memory("corral-role", cloudpickle.dumps(make))
         self._process = ChildProcess("corral.runtimes.process_child:main", (job_fd,), reaper, threads=threads)
@@ -76,8 +76,8 @@ class _Process(Handle):
     def alive(self) -> bool:
         return self.lost is None
 
-    def call(self, method: str, *args: Value) -> _Call:
-        call = _Call(self, method)
+    def call(self, method: str, *args: Value) -> _ProcessCall:
+        call = _ProcessCall(self, method)
         self._number += 1
         self._calls[self._number] = call
         self._send(CALL, self._number, encode([method, [_plain(arg) for arg in args]]))
@@ -129,9 +129,9 @@ class _Process(Handle):
             self.lost = f"{self.name} is gone: {why}" + (f"\n{stacks}" if stacks else "")
             self._calls.clear()
 
-    def stop(self, patience_s: float = 5.0) -> None:
+    def stop(self, timeout_s: float = 5.0) -> None:
         self.say_close()
-        self.wait_closed(time.monotonic() + patience_s)
+        self.wait_closed(time.monotonic() + timeout_s)
 
     def say_close(self) -> None:
         """Ask it to end."""
@@ -151,21 +151,21 @@ class ProcessRuntime(Runtime):
     name = "process"
 
     def __init__(self) -> None:
-        self._handles: list[_Process] = []
+        self._handles: list[_RoleProcess] = []
         self._reaper = OrphanReaper()
         self._closed = False
         self._finalizer = weakref.finalize(self, _end_all, self._handles, self._reaper, os.getpid())
 
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
         """Start a process; it has `threads` threads for torch and BLAS."""
-        handle = _Process(name, make, threads, self._reaper)
+        handle = _RoleProcess(name, make, threads, self._reaper)
         self._handles[:] = [h for h in self._handles if h.lost is None] + [handle]
         return handle
 
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
         """Read from all processes until one of the calls is done."""
         until = time.monotonic() + timeout_s
-        wanted = [call for call in calls if isinstance(call, _Call)]
+        wanted = [call for call in calls if isinstance(call, _ProcessCall)]
         handles = list({id(call.handle): call.handle for call in wanted}.values())
         for handle in handles:
             handle.read()
@@ -191,7 +191,7 @@ class ProcessRuntime(Runtime):
         self._finalizer()
 
 
-def _end_all(handles: list[_Process], reaper: OrphanReaper, owner: int) -> None:
+def _end_all(handles: list[_RoleProcess], reaper: OrphanReaper, owner: int) -> None:
     if os.getpid() != owner:  # a fork: they are not its to end
         return
     for handle in handles:

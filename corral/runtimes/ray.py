@@ -15,10 +15,10 @@ import cloudpickle
 
 from corral.core.encoding import Value
 from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, Role, RoleLost, Runtime, kind_of, raised
-from corral.runtimes.ray_cluster import connect, import_ray, joins_nobody, require_cpus, reserve_cpus
+from corral.runtimes.ray_cluster import connect, import_ray, joins_none, require_cpus, reserve_cpus
 
 _GET_S = 60.0  # to fetch a value that is ready, maybe from another node
-_WORDS = 300  # characters of Ray's own report
+_MAX_CHARACTERS = 300  # characters of Ray's own report
 
 
 @cache
@@ -63,7 +63,7 @@ def _host_class() -> Any:
     return ray.remote(concurrency_groups={"mail": 1})(Host)
 
 
-class _Call(Call):
+class _RayCall(Call):
     def __init__(self, handle: _RayActor, method: str, ref: Any):
         self.handle, self.method, self.ref = handle, method, ref
         self._done = False
@@ -115,9 +115,9 @@ class _RayActor(Handle):
                 self._pid = ray.get(self._pid_ref)
         return self._pid
 
-    def call(self, method: str, *args: Value) -> _Call:
+    def call(self, method: str, *args: Value) -> _RayCall:
         ref = self._actor.call.remote(method, *args) if self.alive else None
-        return _Call(self, method, ref)
+        return _RayCall(self, method, ref)
 
     def tell(self, key: str, value: Value) -> None:
         if self.alive:
@@ -126,16 +126,16 @@ class _RayActor(Handle):
     def lose(self, why: str) -> None:
         """It is gone, or has to go."""
         if self.alive:
-            report = " ".join(why.split())[:_WORDS]
+            report = " ".join(why.split())[:_MAX_CHARACTERS]
             self.lost = f"{self.name} is gone: {report}"
             with contextlib.suppress(Exception):  # Ray may be gone itself
                 import_ray().kill(self._actor)
 
-    def stop(self, patience_s: float = 5.0) -> None:
-        if self.alive and patience_s > 0:
+    def stop(self, timeout_s: float = 5.0) -> None:
+        if self.alive and timeout_s > 0:
             ray = import_ray()
             with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-                ray.get(self._actor.close.remote(), timeout=patience_s)
+                ray.get(self._actor.close.remote(), timeout=timeout_s)
         self.lose("it was stopped")
 
 
@@ -150,7 +150,7 @@ class RayRuntime(Runtime):
     def __init__(self) -> None:
         ray = import_ray()
         self._own = not ray.is_initialized()
-        self.here = self._own and joins_nobody()
+        self.here = self._own and joins_none()
         connect()
         # Arrays from the object store are read-only; nobody writes to a trajectory, so torch need not warn.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -178,7 +178,7 @@ class RayRuntime(Runtime):
 
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
         """Wait for the first answer, as Ray sees them come in."""
-        wanted = [call for call in calls if isinstance(call, _Call)]
+        wanted = [call for call in calls if isinstance(call, _RayCall)]
         gone = [call for call in wanted if not call.handle.alive]
         refs = {call.ref: call for call in wanted if call.handle.alive}
         if not gone and refs:

@@ -59,14 +59,14 @@ def connect(address: str | None = None) -> None:
         ) from error
 
 
-def joins_nobody() -> bool:
+def joins_none() -> bool:
     """Whether `connect` would start a cluster of this machine's own."""
     return os.environ.get("RAY_ADDRESS", "local") in ("", "local")
 
 
 def require_own_cpus(count: int, what: str) -> None:
     """UserError, before Ray is started here, when this machine has fewer cores than `what` asks for."""
-    if joins_nobody() and not import_ray().is_initialized() and count > cores():
+    if joins_none() and not import_ray().is_initialized() and count > cores():
         raise UserError(
             f"{what} needs {count} CPUs and this machine has {cores()}: ask for fewer, or start a cluster of several "
             "machines with `ray start --head` and set RAY_ADDRESS."
@@ -105,11 +105,11 @@ def reserve_cpus(count: int, what: str) -> Any:
     group = placement_group([{"CPU": 1}] * count, strategy="SPREAD")
     if not group.wait(_RESERVE_S):
         remove_placement_group(group)
-        raise UserError(f"{what} needs {count} CPUs on the Ray cluster: {free_cpus_in_words()}.")
+        raise UserError(f"{what} needs {count} CPUs on the Ray cluster: {describe_free_cpus()}.")
     return group
 
 
-def free_cpus_in_words() -> str:
+def describe_free_cpus() -> str:
     """How many CPUs are free, and what to do when that is too few."""
     return (
         f"{_cpus('available_resources'):g} of its {_cpus('cluster_resources'):g} CPUs are free; end what else runs "

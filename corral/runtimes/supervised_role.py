@@ -84,11 +84,11 @@ class SupervisedRole:
 
 
 def collect(
-    runtime: Runtime, members: Sequence[SupervisedRole], patience_s: float, lose: Callable[[SupervisedRole, str], None]
+    runtime: Runtime, members: Sequence[SupervisedRole], timeout_s: float, lose: Callable[[SupervisedRole, str], None]
 ) -> dict[SupervisedRole, Value]:
     """The oldest answer that each of these owes, of those who give one in time; `lose` is told of the others."""
     answers: dict[SupervisedRole, Value] = {}
-    waiting, until = list(members), time.monotonic() + patience_s
+    waiting, until = list(members), time.monotonic() + timeout_s
     while waiting and time.monotonic() < until:
         runtime.wait([member.calls[0] for member in waiting], _LOOK_S)
         for member in [member for member in waiting if member.calls[0].done]:
@@ -98,5 +98,5 @@ def collect(
             except RoleLost as lost:
                 lose(member, str(lost))
     for member in waiting:
-        lose(member, f"{member.name} did not answer for {patience_s:.0f} s")
+        lose(member, f"{member.name} did not answer for {timeout_s:.0f} s")
     return {member: answers[member] for member in members if member in answers}

@@ -12,7 +12,7 @@ from corral.core.gym_env import Env, layers
 from corral.core.types import EnvSpec
 from corral.snapshot.array_states import ArrayStates, has_rows
 from corral.snapshot.env_states import EnvStates
-from corral.snapshot.keepers.choose import RULE_KEEPING
+from corral.snapshot.keepers.choose import RULE_PRESERVING
 from corral.snapshot.live_env import LiveEnv
 from corral.snapshot.scratch_env import MakeEnv
 from corral.snapshot.states import States
@@ -35,7 +35,7 @@ def make_states(spec: EnvSpec, envs: Sequence[LiveEnv], makers: Sequence[MakeEnv
 def _require_bare(env: Env, name: str) -> None:
     """UserError when a wrapper changes the rules of a game of two players, or its observations."""
     for layer in layers(env):
-        if isinstance(layer, gymnasium.Wrapper) and not isinstance(layer, RULE_KEEPING):
+        if isinstance(layer, gymnasium.Wrapper) and not isinstance(layer, RULE_PRESERVING):
             raise UserError(
                 f"A search of {name} goes by the game's own rules, which {type(layer).__name__} changes: leave it out."
             )

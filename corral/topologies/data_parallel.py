@@ -70,25 +70,25 @@ class DataParallel(Topology):
         ]  # fmt: skip
         self._addresses: dict[SupervisedRole, Value] = {}
         self._ready: set[SupervisedRole] = set()  # those that are built
-        self._crew: list[SupervisedRole] = []  # those that have met
+        self._joined: list[SupervisedRole] = []  # those that have met
         self._apart = True  # somebody waits to be met
         first = self._started(self._workers[:1], experiment.precision)
         self._precision = first["precision"]
         self._started(self._workers[1:], self._precision)
         self._build_learner(EnvSpec.from_json(first["spec"]), self._parts, precision=self._precision)
-        self._hub: Rendezvous = self._make_hub(secret)
+        self._rendezvous: Rendezvous = self._make_rendezvous(secret)
         self.episodes = EpisodeStats(experiment.num_envs)
         self._returns = RunningMoments()
         self._turn = 0
         self._round_steps = self.algo.fragment_steps(experiment.envs_per_actor) * experiment.envs_per_actor
         self._latest: dict[SupervisedRole, dict[str, Any]] = {}
-        self._said: dict[str, list[float]] = {}
+        self._metrics: dict[str, list[float]] = {}
         self._pulled = -1  # steps at which the learner here was given the workers' state
         self._kept = time.monotonic()
         self._waiting = False
         self._vain = 0
 
-    def _make_hub(self, secret: bytes) -> Rendezvous:
+    def _make_rendezvous(self, secret: bytes) -> Rendezvous:
         kind = self.experiment.data_parallel.exchange
         if kind == "all_reduce":
             return AllReduceRendezvous(self._runtime, self._ask)
@@ -119,29 +119,29 @@ class DataParallel(Topology):
 
     def advance(self) -> dict[str, list[float]]:
         """Let everybody work, and take in what they did."""
-        self._said = {}
+        self._metrics = {}
         if self._must_meet():
             self._meet()
         if self._apart or self._waiting:  # somebody has to come back first
             self._end_turns()
-            return self._said
+            return self._metrics
         in_step = self.experiment.data_parallel.mode == "sync"
-        idle = [worker for worker in self._crew if not worker.calls]
-        if idle and (len(idle) == len(self._crew) or not in_step):
+        idle = [worker for worker in self._joined if not worker.calls]
+        if idle and (len(idle) == len(self._joined) or not in_step):
             self._begin(idle)
-        self._collect([worker for worker in self._crew if worker.calls], everybody=in_step)
-        if isinstance(self._hub, ServerRendezvous) and time.monotonic() - self._kept > _KEEP_S:
-            self._hub.keep()
+        self._collect([worker for worker in self._joined if worker.calls], everybody=in_step)
+        if isinstance(self._rendezvous, ServerRendezvous) and time.monotonic() - self._kept > _KEEP_S:
+            self._rendezvous.keep()
             self._kept = time.monotonic()
-        return self._said
+        return self._metrics
 
     def _begin(self, workers: list[SupervisedRole]) -> None:
-        crew = len(self._crew)
-        left = -(-(self.experiment.steps - self.env_steps) // (crew * self._round_steps))
-        rounds = max(1, min(left, _TURN_STEPS // (crew * self._round_steps)))
+        size = len(self._joined)
+        left = -(-(self.experiment.steps - self.env_steps) // (size * self._round_steps))
+        rounds = max(1, min(left, _TURN_STEPS // (size * self._round_steps)))
         self._turn += 1
         for worker in workers:
-            worker.call("work", self._turn, self.env_steps, crew, rounds, self._returns.state_dict())
+            worker.call("work", self._turn, self.env_steps, size, rounds, self._returns.state_dict())
 
     def _collect(self, workers: list[SupervisedRole], *, everybody: bool) -> None:
         """Take in the turns of all of them, or of those who have ended theirs."""
@@ -158,7 +158,7 @@ class DataParallel(Topology):
             self.episodes.finished += 1
             self.episodes.recent.append(Episode(env_id, total, length))
         for name, value in answer["said"].items():
-            self._said.setdefault(name, []).append(value)
+            self._metrics.setdefault(name, []).append(value)
         if answer["returns"] is not None:
             new = RunningMoments()
             new.load_state_dict(answer["returns"])
@@ -178,21 +178,21 @@ class DataParallel(Topology):
             self._apart = True
             return
         self._ready.discard(member)
-        if member in self._crew:
-            self._crew.remove(member)
-            self._apart |= self._hub.re_form or not self._crew
+        if member in self._joined:
+            self._joined.remove(member)
+            self._apart |= self._rendezvous.re_form or not self._joined
 
     # -- meetings ----------------------------------------------------------------------------------------------
 
     def _must_meet(self) -> bool:
         """Start lost parts again; whether somebody is here who is not one of the crew, or the crew is apart."""
-        self._apart |= self._hub.revive()
+        self._apart |= self._rendezvous.revive()
         for worker in self._workers:
             if worker.revive():
                 worker.call("build", self._precision)
-        coming = [worker for worker in self._workers if worker.calls and worker not in self._crew]
+        coming = [worker for worker in self._workers if worker.calls and worker not in self._joined]
         if coming:
-            self._runtime.wait([worker.calls[0] for worker in coming], 0.0 if self._crew else _LOOK_S)
+            self._runtime.wait([worker.calls[0] for worker in coming], 0.0 if self._joined else _LOOK_S)
         for worker in coming:
             if worker.calls[0].done:
                 try:
@@ -202,9 +202,13 @@ class DataParallel(Topology):
                 except RoleLost as lost:
                     worker.lose(str(lost))
         left = sum(not worker.given_up for worker in self._workers)
-        if left < self.experiment.actor_learner.min_actors or any(server.given_up for server in self._hub.members):
+        if left < self.experiment.actor_learner.min_actors or any(
+            server.given_up for server in self._rendezvous.members
+        ):
             raise RunFailed("Too many parts were lost for good; events.jsonl of the run says how.")
-        few = len(self._ready) < self.experiment.actor_learner.min_actors or any(not s.alive for s in self._hub.members)
+        few = len(self._ready) < self.experiment.actor_learner.min_actors or any(
+            not s.alive for s in self._rendezvous.members
+        )
         if few and not self._waiting:
             self._note("waiting", f"{len(self._ready)} workers are there: waiting for lost parts to return")
         self._waiting = few
@@ -213,38 +217,38 @@ class DataParallel(Topology):
         return self._apart and not few
 
     def _meet(self) -> None:
-        """Bring everybody who stands together, with what the crew has learned so far."""
+        """Bring everybody who stands together, with what they have learned so far."""
         for _ in range(_TRIES):
             self._end_turns()
-            state = self._state_of_crew()
-            crew = [worker for worker in self._workers if worker in self._ready]
-            if crew and self._hub.gather(crew, self._addresses, state):
-                self._crew = [worker for worker in crew if worker in self._ready]
+            state = self._joined_state()
+            ready = [worker for worker in self._workers if worker in self._ready]
+            if ready and self._rendezvous.gather(ready, self._addresses, state):
+                self._joined = [worker for worker in ready if worker in self._ready]
                 self._apart = False
                 return
-            if any(not member.alive for member in self._hub.members) or not self._ready:
+            if any(not member.alive for member in self._rendezvous.members) or not self._ready:
                 return  # it has to be started first
         raise RunFailed(f"The workers did not find each other in {_TRIES} tries: set --actors 1.")
 
     def _end_turns(self) -> None:
-        self._collect([worker for worker in self._crew if worker.calls], everybody=True)
+        self._collect([worker for worker in self._joined if worker.calls], everybody=True)
 
-    def _state_of_crew(self) -> Value:
+    def _joined_state(self) -> Value:
         """What they have learned; what was last known if nobody is left."""
         self._end_turns()
-        state = self._hub.state(self._crew) if self._crew else None
+        state = self._rendezvous.state(self._joined) if self._joined else None
         if state is not None:
             order = self.learner.state_dict()["rng"]
             self.learner.load_state_dict({**to_tensors(state), "rng": order})
         return to_arrays(self.learner.state_dict())
 
     def _ask(
-        self, members: Sequence[SupervisedRole], method: str, args: Sequence[Sequence[Value]], patience_s: float
+        self, members: Sequence[SupervisedRole], method: str, args: Sequence[Sequence[Value]], timeout_s: float
     ) -> dict[SupervisedRole, Value]:
         """Answers of those who give one; the others are lost."""
         for member, own in zip(members, args, strict=True):
             member.call(method, *own)
-        return collect(self._runtime, members, patience_s, self._lose)
+        return collect(self._runtime, members, timeout_s, self._lose)
 
     # -- what others see ---------------------------------------------------------------------------------------
 
@@ -259,7 +263,7 @@ class DataParallel(Topology):
 
     def _pull(self) -> None:
         if self._pulled != self.env_steps:
-            self._state_of_crew()
+            self._joined_state()
             self._pulled = self.env_steps
 
     def metrics(self) -> dict[str, float]:
@@ -270,7 +274,7 @@ class DataParallel(Topology):
             for name, value in answer["exchange"].items():
                 exchange.setdefault(name, []).append(value)
         # In a reduction all leave out the same updates.
-        _all = partial(max, default=0) if isinstance(self._hub, AllReduceRendezvous) else sum
+        _all = partial(max, default=0) if isinstance(self._rendezvous, AllReduceRendezvous) else sum
         return {
             "learn/version": float(max((answer["version"] for answer in latest), default=0)),
             "learn/skipped": float(_all(answer["skipped"] for answer in latest)),
@@ -280,7 +284,7 @@ class DataParallel(Topology):
             "workers/alive": float(sum(worker.alive for worker in self._workers)),
             "workers/restarts": float(sum(worker.restarts for worker in self._workers)),
             **{name: float(np.mean(values)) for name, values in exchange.items()},
-            **self._hub.metrics(),
+            **self._rendezvous.metrics(),
         }
 
     @property
@@ -293,7 +297,7 @@ class DataParallel(Topology):
 
     def parts(self) -> list[dict[str, Any]]:
         """Workers and servers."""
-        return [member.facts() for member in (*self._workers, *self._hub.members)]
+        return [member.facts() for member in (*self._workers, *self._rendezvous.members)]
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
         """What the workers have learned, and counters; environments and replay are not part of it."""

@@ -183,9 +183,9 @@ class LearnerGroup:
                 return
         raise RunFailed(f"The learners did not find each other in {_TRIES} tries: set learners=1.")
 
-    def _collect(self, members: Sequence[SupervisedRole], patience_s: float) -> list[Any]:
+    def _collect(self, members: Sequence[SupervisedRole], timeout_s: float) -> list[Any]:
         """Answers of those who give one; the others are lost."""
-        return list(collect(self._runtime, members, patience_s, SupervisedRole.lose).values())
+        return list(collect(self._runtime, members, timeout_s, SupervisedRole.lose).values())
 
 
 def _make_peer(experiment: Experiment, spec: Value, precision: Precision, index: int, start: int) -> MakeRole:

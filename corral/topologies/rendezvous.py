@@ -40,10 +40,10 @@ class Rendezvous(Protocol):
     re_form: bool
     """Whether the others must meet again when one of them is lost."""
 
-    def gather(self, crew: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
+    def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """Bring these together, with this state where they need one; False when somebody did not come."""
 
-    def state(self, crew: list[SupervisedRole]) -> Value | None:
+    def state(self, workers: list[SupervisedRole]) -> Value | None:
         """What all of them have learned; None when nobody is left to ask."""
 
     def revive(self) -> bool:
@@ -64,19 +64,21 @@ class AllReduceRendezvous:
         self._store = open_store(runtime.host)
         self._meetings = 0
 
-    def gather(self, crew: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
+    def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """All take over the same state, and join a new group."""
-        loaded = self._ask(crew, "load", [[state]] * len(crew), ANSWER_S)
-        if len(loaded) < len(crew):
+        loaded = self._ask(workers, "load", [[state]] * len(workers), ANSWER_S)
+        if len(loaded) < len(workers):
             return False
         self._meetings += 1
         where = self._runtime.host, self._store.port, self._meetings
-        joined = self._ask(crew, "meet", [[*where, rank, len(crew), TOGETHER_S] for rank in range(len(crew))], MEET_S)
-        return len(joined) == len(crew) and all(answer is None for answer in joined.values())
+        joined = self._ask(
+            workers, "meet", [[*where, rank, len(workers), TOGETHER_S] for rank in range(len(workers))], MEET_S
+        )
+        return len(joined) == len(workers) and all(answer is None for answer in joined.values())
 
-    def state(self, crew: list[SupervisedRole]) -> Value | None:
+    def state(self, workers: list[SupervisedRole]) -> Value | None:
         """That of the first who answers."""
-        for member in list(crew):  # who does not answer is taken out
+        for member in list(workers):  # who does not answer is taken out
             if answer := self._ask([member], "state", [[]], ANSWER_S):
                 return answer[member]
         return None
@@ -100,21 +102,21 @@ class GossipRendezvous:
         self._ask, self._meetings, self._met = ask, 0, set[tuple[SupervisedRole, int]]()
         self._distance = 0.0
 
-    def gather(self, crew: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
+    def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """Newcomers take over the mean; then all know all."""
-        new = [member for member in crew if (member, member.restarts) not in self._met]
+        new = [member for member in workers if (member, member.restarts) not in self._met]
         loaded = self._ask(new, "load", [[state]] * len(new), ANSWER_S)
         self._met |= {(member, member.restarts) for member in loaded}
         if len(loaded) < len(new):
             return False
         self._meetings += 1
-        peers = [addresses[member] for member in crew]
-        joined = self._ask(crew, "meet", [[peers, rank, self._meetings] for rank in range(len(crew))], ANSWER_S)
-        return len(joined) == len(crew)
+        peers = [addresses[member] for member in workers]
+        joined = self._ask(workers, "meet", [[peers, rank, self._meetings] for rank in range(len(workers))], ANSWER_S)
+        return len(joined) == len(workers)
 
-    def state(self, crew: list[SupervisedRole]) -> Value | None:
+    def state(self, workers: list[SupervisedRole]) -> Value | None:
         """The mean."""
-        states = list(self._ask(crew, "state", [[]] * len(crew), ANSWER_S).values())
+        states = list(self._ask(workers, "state", [[]] * len(workers), ANSWER_S).values())
         if not states:
             return None
         mean = mean_state(states)
@@ -166,11 +168,11 @@ class ServerRendezvous:
         self._told: dict[str, float] = {}
         self._met: set[tuple[SupervisedRole, int]] = set()  # workers, and which start of theirs
 
-    def gather(self, crew: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
+    def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """Servers without a state get one; workers take over the rest, and connect."""
         if any(not server.alive for server in self.members):
             return False
-        self._spread(state)
+        self._split_state(state)
         for server in list(self._empty):
             k = self.members.index(server)
             answer = self._ask([server], "open", [[self._last[k]]], ANSWER_S)
@@ -179,19 +181,19 @@ class ServerRendezvous:
             self._addresses[server] = answer[server]
             self._empty.discard(server)
         # The others keep their statistics: moments that are on their way to them are not in anybody else's.
-        new = [member for member in crew if (member, member.restarts) not in self._met]
+        new = [member for member in workers if (member, member.restarts) not in self._met]
         loaded = self._ask(new, "load", [[state]] * len(new), ANSWER_S)
         self._met |= {(member, member.restarts) for member in loaded}
         if len(loaded) < len(new):
             return False
         where = [[self._addresses[server] for server in self.members], self._secret, TOGETHER_S]
-        joined = self._ask(crew, "meet", [where] * len(crew), MEET_S)
-        if len(joined) == len(crew) and all(answer is None for answer in joined.values()):
+        joined = self._ask(workers, "meet", [where] * len(workers), MEET_S)
+        if len(joined) == len(workers) and all(answer is None for answer in joined.values()):
             return True
         self.keep()  # a server that is gone is noticed, and started again
         return False
 
-    def _spread(self, state: Value) -> None:
+    def _split_state(self, state: Value) -> None:
         """Cut the state of a whole learner into those of servers that have never had one."""
         self._learner.load_state_dict({**to_tensors(state), "rng": self._learner.state_dict()["rng"]})
         weights = self._learner.flat.weights.detach().cpu().numpy()
@@ -207,10 +209,10 @@ class ServerRendezvous:
                     ],
                 }
 
-    def state(self, crew: list[SupervisedRole]) -> Value | None:
+    def state(self, workers: list[SupervisedRole]) -> Value | None:
         """A worker's, with the servers' weights and optimizer."""
         self.keep()
-        for member in list(crew):  # who does not answer is taken out
+        for member in list(workers):  # who does not answer is taken out
             if answer := self._ask([member], "state", [[]], ANSWER_S):
                 return self._whole(answer[member])
         return None

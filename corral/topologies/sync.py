@@ -36,7 +36,7 @@ class Sync(Topology):
         self.vec = make_train_vec(
             experiment, experiment.num_envs, experiment.seed, experiment.backend, experiment.workers, cores
         )
-        self._crew: tuple[int, int] | None = None
+        self._shared_progress: tuple[int, int] | None = None
         self._rows = 0  # steps since it became one of several
         self.vec.record_episodes()
         if self.vec.chosen is not None:  # another time `auto` might choose another, and random numbers differ with it
@@ -53,19 +53,19 @@ class Sync(Topology):
             raise
         self._rollouts: Iterator[Any] | None = None
 
-    def join_in(self, base: int, crew: int) -> None:
-        """From now on it is one of `crew` that have made `base` steps together, and go on in step."""
-        self._crew, self._rows = (base, crew), 0
+    def join_in(self, base: int, num_workers: int) -> None:
+        """From now on it is one of `num_workers` that have made `base` steps together, and go on in step."""
+        self._shared_progress, self._rows = (base, num_workers), 0
 
     @property
     def progress(self) -> float:
         """Share of the run's steps that are done. One of several counts for all, also what was faulty: rates of
         learning are then the same everywhere.
         """
-        if self._crew is None:
+        if self._shared_progress is None:
             return super().progress
-        base, crew = self._crew
-        return min(1.0, (base + crew * self._rows) / self.experiment.steps)
+        base, num_workers = self._shared_progress
+        return min(1.0, (base + num_workers * self._rows) / self.experiment.steps)
 
     @property
     def reward_scale(self) -> float | None:
@@ -79,7 +79,7 @@ class Sync(Topology):
             self._rollouts = self.sampler.rollouts(steps)
         self.sampler.set_context(ActContext(self.progress, self.learner.version, self.reward_scale))
         # One of several without room waits for others, who make every update with it and have less than that takes.
-        traj = next(self._rollouts) if self._crew is None or self.store.room() else None
+        traj = next(self._rollouts) if self._shared_progress is None or self.store.room() else None
         self._rows += steps * envs
         if traj is not None:
             self.env_steps += int(traj.faulty.size - traj.faulty.sum())

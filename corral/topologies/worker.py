@@ -82,19 +82,19 @@ class Worker:
             return str(lost)
         return None
 
-    def work(self, turn: int, base: int, crew: int, rounds: int, returns: Value) -> Value:
-        """Act and learn some rounds, as one of `crew` that have made `base` steps; `returns` are moments of theirs."""
-        sync, said, lost = self._sync, dict[str, list[float]](), None
+    def work(self, turn: int, base: int, num_workers: int, rounds: int, returns: Value) -> Value:
+        """Act and learn some rounds, one of `num_workers` that have made `base` steps; `returns` are their moments."""
+        sync, metrics, lost = self._sync, dict[str, list[float]](), None
         known = self._returns()
-        if known is not None and (crew > 1 or not known.count):
+        if known is not None and (num_workers > 1 or not known.count):
             known.load_state_dict(returns)
         before, steps = copy.copy(known), sync.env_steps
-        sync.join_in(base, crew)
+        sync.join_in(base, num_workers)
         try:
-            self._exchange.begin(sync.learner.flat.weights.data, turn, crew)
+            self._exchange.begin(sync.learner.flat.weights.data, turn, num_workers)
             for _ in range(rounds):
                 for name, values in sync.advance().items():
-                    said.setdefault(name, []).extend(map(float, values))
+                    metrics.setdefault(name, []).extend(map(float, values))
             self._exchange.end()
         except PeerLost as error:
             lost = str(error)
@@ -102,7 +102,7 @@ class Worker:
         return {
             "lost": lost,
             "steps": sync.env_steps - steps,
-            "said": {name: float(np.mean(values)) for name, values in said.items()},
+            "said": {name: float(np.mean(values)) for name, values in metrics.items()},
             "games": self._finished_games(),
             "returns": None if known is None else known.since(before).state_dict(),  # type: ignore[arg-type]
             "version": sync.learner.version,

@@ -35,9 +35,9 @@ def run(topology, steps=None, watch=None):
     """Everything that was put into the store, until the run's steps are done."""
     seen, put = [], topology.store.put
 
-    def keep(traj, priorities=None):
+    def keep(traj, *more, **named):
         seen.append(traj)
-        put(traj, priorities)
+        put(traj, *more, **named)
 
     topology.store.put = keep
     try:

@@ -62,7 +62,7 @@ def test_actors_of_a_lost_node_are_started_elsewhere(cluster):
     notes, seen = [], []
     topology = make(notes)
     put = topology.store.put
-    topology.store.put = lambda traj, priorities=None: (seen.append(traj), put(traj, priorities))
+    topology.store.put = lambda traj, *more, **named: (seen.append(traj), put(traj, *more, **named))
     try:
         advance_until(topology, lambda: topology.env_steps > 2000)
         cluster.remove_node(doomed, allow_graceful=False)
@@ -92,7 +92,7 @@ def test_a_killed_ray_actor_is_started_again(cluster):
     notes, seen = [], []
     topology = make(notes)
     put = topology.store.put
-    topology.store.put = lambda traj, priorities=None: (seen.append(traj), put(traj, priorities))
+    topology.store.put = lambda traj, *more, **named: (seen.append(traj), put(traj, *more, **named))
     try:
         advance_until(topology, lambda: topology.env_steps > 1000)
         os.kill(topology.parts()[1]["pid"], signal.SIGKILL)

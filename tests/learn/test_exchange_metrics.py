@@ -325,7 +325,7 @@ def test_gradient_with_infinite_norm_is_not_sent():
 
 
 def test_client_timeout_exceeds_server_timeout():
-    assert param_server._PATIENCE_S > server._PATIENCE_S
+    assert param_server._TIMEOUT_S > server._TIMEOUT_S
 
 
 # -- gossip -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ START = torch.linspace(-1, 1, 40)
 
 @pytest.mark.parametrize(("mode", "lag"), [("ssp", 1), ("sync", 0)])
 def test_learner_past_timeout_is_dropped_and_counted(mode, lag, monkeypatch):
-    monkeypatch.setattr(server, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(server, "_TIMEOUT_S", 0.3)
     done, begun = threading.Event(), threading.Barrier(2)
 
     def work(exchange, rank):

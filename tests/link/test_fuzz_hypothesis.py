@@ -33,7 +33,7 @@ from corral.link.protocol import Limits
 from corral.link.transports.base import Event
 from corral.link.transports.framing import FrameReader, pack
 from corral.link.transports.grpc import unpack
-from corral.link.transports.json_values import action_value, read_obs, read_said
+from corral.link.transports.json_values import action_value, read_client_message, read_obs
 from corral.snapshot.env_states import EnvStates
 from corral.snapshot.keepers.choose import find_keeper, make_scratch
 from corral.snapshot.live_env import WatchedEnv
@@ -205,7 +205,7 @@ def test_json_observations_and_actions_round_trip(space, seed):
     layout = Layout(space)
     row = samples(space, seed, 1)
     plain = action_value(row, layout)
-    said = read_said(json.dumps({"command": "reset", "env_id": 1, "obs": plain}).encode())
+    said = read_client_message(json.dumps({"command": "reset", "env_id": 1, "obs": plain}).encode())
     for value, back in zip(row, read_obs(said.obs, layout), strict=True):
         np.testing.assert_array_equal(value, back, strict=True)
 

@@ -29,7 +29,7 @@ from corral.link.address import parse_url
 from corral.link.client.fleet import Fleet
 from corral.link.transports import json_router as json_loop
 from corral.link.transports.json_router import JsonBinding
-from corral.link.transports.json_values import Mistake, described, inferred, read_obs, read_said, spaces_of
+from corral.link.transports.json_values import Mistake, described, inferred, read_client_message, read_obs, spaces_of
 from corral.link.transports.open import open_for_learner
 from corral.testing import CountingEnv, VecEnvContract
 from corral.testing.contracts.vec_env import ID, LIFE, T
@@ -634,7 +634,7 @@ _VALUES = st.recursive(
 def test_any_client_message_is_read_or_refused(more, space):
     body = json.dumps({**STEP, "obs": [1], "action_space": {"type": "box", "shape": space}, **more}).encode()
     with contextlib.suppress(Mistake):
-        said = read_said(body)
+        said = read_client_message(body)
         observation, _ = spaces_of(said, None, None)
         assert all(np.isfinite(leaf).all() for leaf in read_obs(said.obs, observation))
 

@@ -104,7 +104,9 @@ def test_runs_finish_on_every_runtime(name, runtime):
 def test_every_exchange_finishes_and_reports_bytes(name):
     def watch(topology):
         if not seen:
-            seen.append({w: topology._ask([w], "state", [[]], 20)[w] for w in topology._end_turns() or topology._crew})
+            seen.append(
+                {w: topology._ask([w], "state", [[]], 20)[w] for w in topology._end_turns() or topology._joined}
+            )
 
     seen = []
     topology = make(topology="data_parallel", runtime="inline", actors=2, **EXCHANGES[name])
@@ -167,7 +169,7 @@ def test_a_killed_worker_is_left_out_and_comes_back(name):
         if not killed and topology.env_steps > 1000:
             killed.append(topology.parts()[1]["pid"])
             os.kill(killed[0], signal.SIGKILL)
-        if killed and topology.metrics()["workers/restarts"] and len(topology._crew) == 2:
+        if killed and topology.metrics()["workers/restarts"] and len(topology._joined) == 2:
             topology.env_steps = max(topology.env_steps, 100_000)  # enough seen
 
     began = time.monotonic()
@@ -187,15 +189,15 @@ def test_killed_server_continues_from_last_state(name):
     notes, killed, versions = [], [], []
 
     def watch(topology):
-        versions.append(topology._hub._last[0]["version"] if topology._hub._last[0] else 0)
+        versions.append(topology._rendezvous._last[0]["version"] if topology._rendezvous._last[0] else 0)
         if not killed and topology.env_steps > 5000:
-            topology._hub.keep()
+            topology._rendezvous.keep()
             killed.append(topology.parts()[-1]["pid"])
-            versions.append(topology._hub._last[-1]["version"])
+            versions.append(topology._rendezvous._last[-1]["version"])
             os.kill(killed[0], signal.SIGKILL)
-        if killed and topology._hub.members[-1].restarts and not topology._apart:
-            topology._hub.keep()
-            versions.append(topology._hub._last[-1]["version"])
+        if killed and topology._rendezvous.members[-1].restarts and not topology._apart:
+            topology._rendezvous.keep()
+            versions.append(topology._rendezvous._last[-1]["version"])
             topology.env_steps = 100_000
 
     topology = make(
@@ -237,8 +239,8 @@ def test_dead_worker_does_not_hide_state_of_others():
             topology.advance()
         topology._end_turns()
         topology._workers[0]._handle.stop()
-        assert topology._hub.state(topology._crew) is not None
-        assert topology._crew == topology._workers[1:]
+        assert topology._rendezvous.state(topology._joined) is not None
+        assert topology._joined == topology._workers[1:]
     finally:
         topology.close()
 
@@ -249,10 +251,10 @@ def test_worker_dying_in_rendezvous_is_left_out(name):
     try:
         topology._workers[1]._handle.stop()
         topology.advance()
-        assert topology._crew == topology._workers[:1]
-        while topology.env_steps < 100_000 and len(topology._crew) < 2:
+        assert topology._joined == topology._workers[:1]
+        while topology.env_steps < 100_000 and len(topology._joined) < 2:
             topology.advance()
-        assert topology._crew == topology._workers
+        assert topology._joined == topology._workers
         assert topology._workers[1].restarts == 1
     finally:
         topology.close()
@@ -270,7 +272,7 @@ def test_resumed_run_keeps_learned_weights():
     try:
         assert again.load_state_dict(saved) == [0, 1, 2, 3]
         again._meet()
-        state = again._hub.state(again._crew)
+        state = again._rendezvous.state(again._joined)
         assert equal(weights(state), weights(saved["learner"]))
         assert state["version"] == saved["learner"]["version"]
     finally:

@@ -172,7 +172,7 @@ class AlphaZero(Algorithm):
         policy_loss = (searched * apart).sum() / searched.sum().clamp(min=1)
         value_loss = (value.float() - to_tensors(batch.outcome, device)).square().mean()
         with torch.no_grad():
-            spread = -(extras["better"] * extras["better"].clamp(min=1e-9).log()).sum(-1)
-            floor = (searched * spread).sum() / searched.sum().clamp(min=1)
+            target_entropy = -(extras["better"] * extras["better"].clamp(min=1e-9).log()).sum(-1)
+            floor = (searched * target_entropy).sum() / searched.sum().clamp(min=1)
         metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/policy_gap": policy_loss - floor}
         yield LossOutput(policy_loss + self.config.value_coef * value_loss, metrics, rows=len(value))

@@ -230,8 +230,8 @@ class PpoSearch(Algorithm):
 
 def explained_variance(value: Array, target: Array, valid: Array) -> float:
     """1 - var(target - value) / var(target): 1 of a perfect critic, 0 of one that says the same everywhere."""
-    spread = float(target[valid].var()) if valid.any() else 0.0
-    return 1.0 - float((target - value)[valid].var()) / spread if spread > 0 else 0.0
+    variance = float(target[valid].var()) if valid.any() else 0.0
+    return 1.0 - float((target - value)[valid].var()) / variance if variance > 0 else 0.0
 
 
 def bootstrap(after: Array, done: Array, search_value: Array, kappa: Array) -> Array:

@@ -53,7 +53,7 @@ def _serve(job: ServeJob, clock: RequestClock) -> None:
             ) from error
         clock.begin(0.0)
         try:
-            server.run(job.patience_s)
+            server.run(job.wait_s)
         finally:
             server.close()
         if not job.bind:

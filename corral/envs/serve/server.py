@@ -50,7 +50,7 @@ class _Session:
 
 
 @dataclass
-class _Greeting:
+class _LearnerGreeting:
     since: float
     nonce: bytes
     resumes: _Session | None = None
@@ -80,22 +80,22 @@ class SimulatorServer:
         self._instance = instance or new_nonce()
         self._sessions: list[_Session] = []  # learners choose their numbers, so two may have the same
         self._by_wire: dict[Wire, _Session] = {}
-        self._greetings: dict[Wire, _Greeting] = {}
+        self._greetings: dict[Wire, _LearnerGreeting] = {}
         self._over = False
         self._strangers = RateLimitedLog(log)
         self.last_learner = time.monotonic()
 
-    def run(self, patience_s: float = 0.0) -> int:
+    def run(self, wait_s: float = 0.0) -> int:
         """Serve until a learner that this side connected to says that the run is over; returns the exit code.
 
-        RunFailed when no learner has been there for `patience_s`, if that is not 0.
+        RunFailed when no learner has been there for `wait_s`, if that is not 0.
         """
         while not self._over:
             self.poll(_POLL_S)
             if self._sessions:
                 self.last_learner = time.monotonic()
             waited = time.monotonic() - self.last_learner
-            if patience_s and waited > patience_s:
+            if wait_s and waited > wait_s:
                 raise RunFailed(
                     f"No learner at {', '.join(self._binding.urls)} for {waited:.0f} s; is it running, and can it be "
                     "reached?"
@@ -140,11 +140,11 @@ class SimulatorServer:
             if len(self._greetings) >= _MAX_GREETINGS:
                 wire.close()
                 return
-            self._greetings[wire] = _Greeting(time.monotonic(), new_nonce())
+            self._greetings[wire] = _LearnerGreeting(time.monotonic(), new_nonce())
             if wire.initiated:
                 self._hello(wire)
         elif wire in self._greetings or not wire.initiated:
-            self._greetings.setdefault(wire, _Greeting(time.monotonic(), new_nonce()))
+            self._greetings.setdefault(wire, _LearnerGreeting(time.monotonic(), new_nonce()))
             self._handshake(wire, read_message(event.frames))
 
     def _handshake(self, wire: Wire, message: Message) -> None:
@@ -187,7 +187,7 @@ class SimulatorServer:
         )  # fmt: skip
         wire.send(Message(clp.Op.HELLO, meta=to_meta(hello)).frames())
 
-    def _welcomed(self, wire: Wire, greeting: _Greeting, welcome: Welcome) -> None:
+    def _welcomed(self, wire: Wire, greeting: _LearnerGreeting, welcome: Welcome) -> None:
         if not is_proven(self._token, welcome.proof, LEARNER, greeting.nonce, welcome.nonce):
             text = f"the learner at {wire.peer} did not prove that it knows the token"
             self._refuse(wire, clp.Status.E_AUTH, text)

@@ -50,7 +50,7 @@ class ServeJob:
     envs: int
     token_file: str | None = None
     insecure: bool = False
-    patience_s: float = 0.0
+    wait_s: float = 0.0
     instance: bytes = b""
     """Which simulator this is; a process that takes another's place keeps it, so that the learner need not wait."""
 
@@ -206,8 +206,8 @@ def _new_instance(number: int) -> bytes:
     return bytes.fromhex(given) if number == 0 and len(given) == 2 * NONCE_BYTES else new_nonce()
 
 
-def _end_all(servers: list[_Server], patience_s: float) -> None:
-    until = time.monotonic() + patience_s
+def _end_all(servers: list[_Server], wait_s: float) -> None:
+    until = time.monotonic() + wait_s
     while servers:
         with contextlib.suppress(OSError):
             servers.pop().close(until)

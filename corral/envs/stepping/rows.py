@@ -39,7 +39,7 @@ class EnvRows:
         self.action = [next(taken) for _ in spec.action.leaves]  # [N, ...]
         self.table = next(taken)  # [N, 3]: reward, raw reward, and flags, which are bools in a number's place
         self.reward, self.raw_reward = self.table[:, 0], self.table[:, 1]
-        self._flag_words = self.table.view(np.int64)[:, 2]
+        self._flags_as_int = self.table.view(np.int64)[:, 2]
         self.flags = self.table.view(np.bool_)[:, _FLAGS_AT:]
         self.seed, self.episode, self.step = next(taken), next(taken), next(taken)
         self.mark = next(taken)  # per worker (of which there are at most N), the environment it is stepping
@@ -70,8 +70,8 @@ class EnvRows:
         else:  # an index array copies by itself
             obs, table = [leaf[self.phase[ids] if half is None else half, ids] for leaf in self.obs], self.table[ids]
         flags = table.view(_BOOL)[:, _FLAGS_AT:]
-        words = table.view(_INT)[:, 2].tobytes()  # which are compared faster than numbers are counted
-        final = self._finals(ids, obs, flags) if words != bytes(len(words)) else None
+        flags_bytes = table.view(_INT)[:, 2].tobytes()  # which are compared faster than numbers are counted
+        final = self._finals(ids, obs, flags) if flags_bytes != bytes(len(flags_bytes)) else None
         return StepBatch(
             ids,
             layout.unflatten(obs),
@@ -105,7 +105,7 @@ class EnvRows:
 
     def no_flags(self, index: slice | Array) -> None:
         """Clear all flags of these rows."""
-        self._flag_words[index] = 0
+        self._flags_as_int[index] = 0
 
     def current(self, chosen: IdSet, half: int | None) -> list[Array]:
         """Leaves of these rows' observations in one half, views where they are a slice; None: each in its own."""
@@ -197,16 +197,16 @@ def pack(rows: EnvRows, chosen: IdSet) -> CopiedRows:
     )
 
 
-def unpack(rows: EnvRows, chosen: IdSet, parcel: CopiedRows) -> None:
-    """Put a parcel of these environments into their rows."""
+def unpack(rows: EnvRows, chosen: IdSet, copied: CopiedRows) -> None:
+    """Put copied rows of these environments into their place."""
     ids = chosen.ids
-    for leaf, value in zip(rows.obs, parcel.obs, strict=True):
+    for leaf, value in zip(rows.obs, copied.obs, strict=True):
         leaf[rows.phase[ids], ids] = value
-    rows.table[ids] = parcel.table
-    rows.seed[ids], rows.episode[ids], rows.step[ids] = parcel.counters.T
-    if parcel.final is not None:
+    rows.table[ids] = copied.table
+    rows.seed[ids], rows.episode[ids], rows.step[ids] = copied.counters.T
+    if copied.final is not None:
         ended = ids[_ended(rows, ids)]
-        for leaf, value in zip(rows.final, parcel.final, strict=True):
+        for leaf, value in zip(rows.final, copied.final, strict=True):
             leaf[ended] = value
 
 

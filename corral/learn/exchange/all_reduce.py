@@ -111,7 +111,7 @@ class AllReduce:
         self._store: Any = None
         self._buffers: dict[int, Tensor] = {}
         self._size = 1
-        self._patience_s = 0.0
+        self._timeout_s = 0.0
         self.over = False
         self._updates = 0
         self.sent = 0.0
@@ -124,25 +124,25 @@ class AllReduce:
         PeerLost when they do not come in time, which is also how long later updates wait for them.
         """
         self.leave()
-        self._size, self._patience_s = size, timeout_s
+        self._size, self._timeout_s = size, timeout_s
         if size == 1:
             return
-        patience = timedelta(seconds=timeout_s)
+        timeout = timedelta(seconds=timeout_s)
         try:
-            self._store = _dist.TCPStore(host, port, None, False, patience)
+            self._store = _dist.TCPStore(host, port, None, False, timeout)
         except (RuntimeError, OSError) as error:
             self.leave()
             raise PeerLost(f"{host}:{port}, where workers meet, cannot be reached") from error
         try:
             options = _dist.ProcessGroupGloo._Options()
-            options._timeout = patience
+            options._timeout = timeout
             # By default gloo listens where the machine's own name leads, which is nowhere on many a laptop.
             options._devices = [_dist.ProcessGroupGloo.create_device(hostname=own_address(host, port))]
             self._group = _dist.ProcessGroupGloo(_dist.PrefixStore(str(group), self._store), rank, size, options)
         except (RuntimeError, OSError) as error:
             raise self._lost(error) from error
 
-    def begin(self, weights: Tensor, turn: int, crew: int) -> None:
+    def begin(self, weights: Tensor, turn: int, num_workers: int) -> None:
         """Everybody has the same weights."""
 
     def end(self) -> None:
@@ -297,7 +297,7 @@ class AllReduce:
 
     def _lost(self, error: RuntimeError | OSError) -> PeerLost:
         self.leave()
-        return PeerLost(_plain(str(error), self._patience_s))
+        return PeerLost(_plain(str(error), self._timeout_s))
 
 
 def _usable(grad: Tensor) -> bool:
@@ -310,10 +310,10 @@ def open_store(host: str) -> Any:
     return _dist.TCPStore(host, 0, None, True, timedelta(seconds=60), wait_for_workers=False)
 
 
-def _plain(text: str, patience_s: float) -> str:
+def _plain(text: str, timeout_s: float) -> str:
     """What an error of gloo means; its own words, which name files of the machine it was built on, are the cause's."""
     if re.search(r"timed? ?out", text, re.IGNORECASE):
-        return f"a worker did not come within {patience_s:g} s"
+        return f"a worker did not come within {timeout_s:g} s"
     if re.search(r"peer|closed|connect|socket|broken pipe|(read|write) error", text, re.IGNORECASE):
         return "a worker is gone"
     return "workers cannot reduce: " + re.sub(r"^\[[^]]*\] *", "", text.strip()).partition("\n")[0]

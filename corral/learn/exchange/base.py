@@ -46,8 +46,8 @@ class Joint(Exchange, Protocol):
     def join(self, *where: Any) -> None:
         """Meet the others; PeerLost when they do not come in time. Joining again leaves those of before."""
 
-    def begin(self, weights: Tensor, turn: int, crew: int) -> None:
-        """A turn of `crew` learners begins, with these weights, which the exchange may change from now on."""
+    def begin(self, weights: Tensor, turn: int, num_workers: int) -> None:
+        """A turn of `num_workers` learners begins, with these weights, which the exchange may change from now on."""
 
     def end(self) -> None:
         """The turn is over for this learner: nobody is to wait for it until it begins another."""

@@ -21,7 +21,7 @@ from corral.core.types import Array
 from corral.learn.exchange.base import GradAction, PeerLost
 from corral.learn.exchange.compress import Codec
 from corral.learn.exchange.config import Mode
-from corral.learn.exchange.peers import Listener, dial
+from corral.learn.exchange.peers import Listener, connect
 from corral.nets.obs_norm import merged
 from corral.runtimes.connection import Connection, ConnectionClosed
 
@@ -51,7 +51,7 @@ def senders(graph: Graph, rank: int, size: int, number: int) -> list[int]:
 
 
 _BEGIN, _SHARE, _REST, _MOMENTS = range(4)
-_PATIENCE_S = 600.0  # with somebody who neither sends nor rests nor goes: a slow simulator, or an update as long
+_TIMEOUT_S = 600.0  # with somebody who neither sends nor rests nor goes: a slow simulator, or an update as long
 _SEND_S = 60.0
 _LEAST = 0.5  # who has less weight than this left keeps it until something comes in: steps are divided by it
 
@@ -82,7 +82,7 @@ class Gossip:
         self._heard: dict[int, tuple[int, int]] = {}  # sender -> turn and round of its last share
         self._rested: dict[int, int] = {}  # sender -> its last turn
         self._gone: set[int] = set()
-        self._unseen: Array | None = None
+        self._new_moments: Array | None = None
         self._updates = 0
         self.sent = 0.0
         self._alone = False  # a share went to somebody who is gone
@@ -104,7 +104,7 @@ class Gossip:
         self._x, self._weight, self._number = torch.zeros(0), 1.0, 0
         self._alone = False
 
-    def begin(self, weights: Tensor, turn: int, crew: int) -> None:
+    def begin(self, weights: Tensor, turn: int, num_workers: int) -> None:
         """With `sync` all count the rounds of a turn anew; otherwise who comes back goes on where the others are."""
         if self._mode == "sync":
             self._turn, self._number = turn, 0
@@ -208,7 +208,7 @@ class Gossip:
         with self._change:
             if self._mode != "async" and number >= self._staleness:
                 awaited = senders(self._graph, self._rank, len(self._peers), number - self._staleness)
-                until = time.monotonic() + _PATIENCE_S
+                until = time.monotonic() + _TIMEOUT_S
                 for peer in awaited:
                     while not self._settled(peer, number - self._staleness):
                         if not self._change.wait(until - time.monotonic()):
@@ -226,8 +226,8 @@ class Gossip:
         """Moments go to everybody directly: they are few bytes, and count exactly once."""
         self._tell_all(_MOMENTS, {"moments": values.detach().cpu().numpy()})
         with self._change:
-            unseen, self._unseen = self._unseen, None
-        return [values] if unseen is None else [values, torch.from_numpy(unseen).to(values.device)]
+            new_moments, self._new_moments = self._new_moments, None
+        return [values] if new_moments is None else [values, torch.from_numpy(new_moments).to(values.device)]
 
     # -- messages ----------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Gossip:
             return False
         try:
             if peer not in self._outgoing:
-                self._outgoing[peer] = dial(*self._peers[peer], self._secret, _SEND_S)
+                self._outgoing[peer] = connect(*self._peers[peer], self._secret, _SEND_S)
             parts = encode(message | {"from": self._rank, "meeting": self._meeting})
             self._outgoing[peer].send(kind, 0, parts)
             self.sent += size_of(parts)
@@ -280,7 +280,7 @@ class Gossip:
     def _take(self, kind: int, peer: int, message: dict[str, Any]) -> None:
         self._gone.discard(peer)  # it was only slow
         if kind == _MOMENTS:
-            self._unseen = merged(self._unseen, np.array(message["moments"]))
+            self._new_moments = merged(self._new_moments, np.array(message["moments"]))
             return
         if kind == _REST:
             self._rested[peer] = message["turn"]

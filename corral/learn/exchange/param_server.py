@@ -13,11 +13,11 @@ from torch import Tensor
 from corral.core.encoding import DecodeError, decode, encode, size_of
 from corral.learn.exchange.base import GradAction, PeerLost
 from corral.learn.exchange.compress import Codec, Compression
-from corral.learn.exchange.peers import dial
+from corral.learn.exchange.peers import connect
 from corral.learn.exchange.server import ENTER, PUSH, REST, SHARE, server_slices
 from corral.runtimes.connection import Connection, ConnectionClosed
 
-_PATIENCE_S = 1200.0  # twice of what a server waits for others
+_TIMEOUT_S = 1200.0  # twice of what a server waits for others
 
 
 class ParamServer:
@@ -43,9 +43,9 @@ class ParamServer:
     def join(self, servers: list[tuple[str, int]], secret: bytes, timeout_s: float) -> None:
         """Connect to all servers."""
         self.leave()
-        self._servers = [dial(host, port, secret, timeout_s) for host, port in servers]
+        self._servers = [connect(host, port, secret, timeout_s) for host, port in servers]
 
-    def begin(self, weights: Tensor, turn: int, crew: int) -> None:
+    def begin(self, weights: Tensor, turn: int, num_workers: int) -> None:
         """Take over the servers' weights."""
         self._weights = weights
         if not self._slices:
@@ -54,7 +54,7 @@ class ParamServer:
                 [self._compression(s, len(self._servers) * g + k) for k, s in enumerate(parts)]
                 for g, parts in enumerate(self._slices)
             ]
-        answers = self._ask(ENTER, [{"crew": crew}] * len(self._servers))
+        answers = self._ask(ENTER, [{"num_workers": num_workers}] * len(self._servers))
         for group in range(len(self._groups)):
             self._take(group, [{"weights": answer["weights"][group]} for answer in answers])
         self._versions = [answer["version"] for answer in answers]
@@ -120,8 +120,8 @@ class ParamServer:
     def share(self, values: Tensor) -> list[Tensor]:
         """Give moments to the first server, which keeps them for the others."""
         self._send(self._servers[0], SHARE, {"moments": values.detach().cpu().numpy()})
-        unseen = self._receive(self._servers[0])["moments"]
-        return [values] if unseen is None else [values, torch.from_numpy(np.array(unseen)).to(values.device)]
+        new_moments = self._receive(self._servers[0])["moments"]
+        return [values] if new_moments is None else [values, torch.from_numpy(np.array(new_moments)).to(values.device)]
 
     def _take(self, group: int, answers: list[Any]) -> None:
         with torch.no_grad():
@@ -145,7 +145,7 @@ class ParamServer:
 
     def _receive(self, server: Connection) -> Any:
         try:
-            frame = server.read(wait=True, timeout_s=_PATIENCE_S)
+            frame = server.read(wait=True, timeout_s=_TIMEOUT_S)
             assert frame is not None
             self.sent += len(frame[2])
             return decode(frame[2])

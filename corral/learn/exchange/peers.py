@@ -48,10 +48,10 @@ class Listener:
     def _greet(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):
             sock.settimeout(_HELLO_S)
-            said = b""
-            while len(said) < _SECRET_BYTES and (more := sock.recv(_SECRET_BYTES - len(said))):
-                said += more
-            if not hmac.compare_digest(said, self._secret):
+            received = b""
+            while len(received) < _SECRET_BYTES and (more := sock.recv(_SECRET_BYTES - len(received))):
+                received += more
+            if not hmac.compare_digest(received, self._secret):
                 return
             _set_up(sock)
             self._guests.add(sock)
@@ -69,7 +69,7 @@ class Listener:
         self._socket.close()
 
 
-def dial(host: str, port: int, secret: bytes, timeout_s: float) -> Connection:
+def connect(host: str, port: int, secret: bytes, timeout_s: float) -> Connection:
     """A connection to a listener; PeerLost when there is none."""
     try:
         sock = socket.create_connection((host, port), timeout_s)

@@ -29,9 +29,9 @@ from corral.ops.optim import Optimizer
 from corral.runtimes.connection import Connection, ConnectionClosed
 
 ENTER, PUSH, SHARE, REST = range(4)
-_PATIENCE_S = 600.0  # with somebody who neither pushes nor goes: a slow simulator, or an update as long
+_TIMEOUT_S = 600.0  # with somebody who neither pushes nor goes: a slow simulator, or an update as long
 _SEND_S = 60.0
-_CREW_S = 10.0  # for all of a crew to begin a turn
+_WORKERS_S = 10.0  # for all workers to begin a turn
 _QUIET_S = 900.0  # a member that says nothing for so long, acting or waiting for its next turn, is let go
 
 
@@ -50,10 +50,10 @@ class _Member:
     def __init__(self) -> None:
         self.clock: int | None = None  # updates of its own; None while it rests, and nobody is to wait for it
         self.kept = 0  # its clock when it began to rest
-        self.unseen: Array | None = None  # moments of observations that others have made
+        self.new_moments: Array | None = None  # moments of observations that others have made
 
 
-class _Part:
+class _GroupPart:
     """A server's part of one parameter group, with its optimizer."""
 
     def __init__(self, weights: Tensor, optimizer: Callable[[list[Tensor]], Optimizer]):
@@ -94,14 +94,14 @@ class ParamServerProcess:
         self, parts: Sequence[tuple[Tensor, Callable[[list[Tensor]], Optimizer]]], rules: Rules, codec: Codec,
         broadcast: Codec, host: str, secret: bytes,
     ):  # fmt: skip
-        self._parts = [_Part(weights, optimizer) for weights, optimizer in parts]
+        self._parts = [_GroupPart(weights, optimizer) for weights, optimizer in parts]
         self._rules, self._codec, self._broadcast = rules, codec, broadcast
         self._rng = np.random.default_rng(0)
         self._change = threading.Condition()
         self._members: set[_Member] = set()
         self._arrived: dict[_Member, tuple[int, Array | None, int]] = {}  # group, gradient and rows
         self._rounds = 0  # that are finished, with `sync`
-        self._crew = 1  # who are to begin a turn together
+        self._num_workers = 1  # who are to begin a turn together
         self._coming: set[_Member] = set()  # those that wait for the others to begin a turn
         self.version = 0
         """Updates so far, of the first group."""
@@ -137,13 +137,13 @@ class ParamServerProcess:
         """It begins a turn with the newest weights, and so with the newest clock. With `sync` all begin together."""
         with self._change:
             self._coming.add(member)
-            if self._rules.mode == "sync" and len(self._coming) < message["crew"]:
-                self._change.wait_for(lambda: member not in self._coming or self._closed, _CREW_S)
+            if self._rules.mode == "sync" and len(self._coming) < message["num_workers"]:
+                self._change.wait_for(lambda: member not in self._coming or self._closed, _WORKERS_S)
             if member in self._coming:
                 together = self._coming if self._rules.mode == "sync" else {member}
                 for other in together:
                     self._wake(other)
-                self._crew = message["crew"]
+                self._num_workers = message["num_workers"]
                 self._coming -= set(together)
                 self._change.notify_all()
             return {"version": self.version, "weights": [self._coded(part) for part in self._parts]}
@@ -188,9 +188,9 @@ class ParamServerProcess:
         """Keep moments for the others, who each get them once."""
         with self._change:
             for other in self._members - {member}:
-                other.unseen = merged(other.unseen, np.array(message["moments"]))
-            unseen, member.unseen = member.unseen, None
-            return {"moments": unseen}
+                other.new_moments = merged(other.new_moments, np.array(message["moments"]))
+            new_moments, member.new_moments = member.new_moments, None
+            return {"moments": new_moments}
 
     # -- updates -----------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class ParamServerProcess:
         finished = self._rounds
         self._arrived[member] = (group, grad, rows)
         self._finish_round()
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _TIMEOUT_S
         while member in self._arrived and self._rounds == finished and not self._closed:
             if not self._change.wait(until - time.monotonic()):
                 self._finish_round(late=True)
@@ -207,7 +207,7 @@ class ParamServerProcess:
     def _finish_round(self, *, late: bool = False) -> None:
         """Update if everybody who is waited for has come."""
         active = {member for member in self._members if member.clock is not None}
-        needed = max(1, min(len(active), self._crew - self._rules.backup_workers))
+        needed = max(1, min(len(active), self._num_workers - self._rules.backup_workers))
         if not self._arrived or (len(self._arrived) < needed and not late):
             return
         if late:
@@ -241,7 +241,7 @@ class ParamServerProcess:
         self._change.notify_all()
         if self._rules.mode == "ssp":
             near = lambda: self._closed or self._ahead(member) <= self._rules.staleness  # noqa: E731 - said once
-            came = self._change.wait_for(near, _PATIENCE_S)
+            came = self._change.wait_for(near, _TIMEOUT_S)
             self._lead = max(self._lead, self._ahead(member))  # above the bound, where somebody is let go
             for other in () if came else self._members:
                 if other.clock is not None and (member.clock or 0) - other.clock > self._rules.staleness:
@@ -254,10 +254,10 @@ class ParamServerProcess:
     def _clocks(self) -> list[int]:
         return [member.clock for member in self._members if member.clock is not None]
 
-    def _newest(self, part: _Part) -> dict[str, Value]:
+    def _newest(self, part: _GroupPart) -> dict[str, Value]:
         return {"version": self.version, "weights": self._coded(part)}
 
-    def _coded(self, part: _Part) -> Value:
+    def _coded(self, part: _GroupPart) -> Value:
         """A part's weights, coded once for all members."""
         if part.coded is None or part.coded[0] != part.updates:
             weights = part.weights.detach().numpy()

@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 @dataclass
-class _Greeting:
+class _SimulatorGreeting:
     """A connection that has not got to READY."""
 
     since: float
@@ -79,7 +79,7 @@ class Fleet:
         self.gone: Callable[[bytes], bool] = lambda instance: False
         """Whether the process of this instance is known to have ended."""
         self._by_wire: dict[Wire, SimulatorSession] = {}
-        self._greetings: dict[Wire, _Greeting] = {}
+        self._greetings: dict[Wire, _SimulatorGreeting] = {}
         self._numbers = int.from_bytes(new_nonce()[:3], "little")
         self._last_check = time.monotonic()
         self._threads: set[int] = set()  # that have waited for messages
@@ -197,12 +197,12 @@ class Fleet:
             if len(self._greetings) >= _MAX_GREETINGS:
                 wire.close()
                 return
-            self._greetings[wire] = _Greeting(time.monotonic())
+            self._greetings[wire] = _SimulatorGreeting(time.monotonic())
             if wire.initiated:
                 waiting = [s.number for s in self.sessions.values() if s.detached_at and s.wire.peer == wire.peer]
                 wire.send(Message(clp.Op.KNOCK, meta=to_meta(Knock(session=max(waiting, default=0)))).frames())
         elif wire in self._greetings or not wire.initiated:
-            greeting = self._greetings.setdefault(wire, _Greeting(time.monotonic()))
+            greeting = self._greetings.setdefault(wire, _SimulatorGreeting(time.monotonic()))
             try:
                 self._handshake(wire, greeting, event.frames)
             except BadMessage as error:
@@ -210,7 +210,7 @@ class Fleet:
             except Refused as refused:
                 self._refuse(wire, refused)
 
-    def _handshake(self, wire: Wire, greeting: _Greeting, frames: Any) -> None:
+    def _handshake(self, wire: Wire, greeting: _SimulatorGreeting, frames: Any) -> None:
         message = read_message(frames)
         if message.op == clp.Op.ERROR:
             self._greetings.pop(wire)
@@ -228,7 +228,7 @@ class Fleet:
             expected = "HELLO" if greeting.simulator is None else "READY"
             raise BadMessage(f"{clp.Op(message.op).name} where {expected} was expected")
 
-    def _welcome(self, wire: Wire, greeting: _Greeting, hello: Hello) -> None:
+    def _welcome(self, wire: Wire, greeting: _SimulatorGreeting, hello: Hello) -> None:
         if clp.MAJOR not in [major for major, _ in hello.versions]:
             theirs = ", ".join(f"{a}.{b}" for a, b in hello.versions[:8]) or "none"
             raise Refused(
@@ -269,7 +269,7 @@ class Fleet:
         if found is not None:
             raise Refused(clp.Status.E_SPACE_MISMATCH, f"{hello.env} at {wire.peer} has {found}")
 
-    def _ready(self, wire: Wire, greeting: _Greeting, ready: Ready) -> None:
+    def _ready(self, wire: Wire, greeting: _SimulatorGreeting, ready: Ready) -> None:
         simulator = greeting.simulator
         assert simulator is not None
         hello = simulator.hello

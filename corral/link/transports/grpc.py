@@ -254,11 +254,11 @@ class GrpcBinding(Binding):
         self._owner, self._closed = os.getpid(), False
         self._leaving: deque[tuple[float, GrpcWire]] = deque()
         self._server: Any = None
-        self._targets: list[_Target] = []
+        self._targets: list[_GrpcTarget] = []
         if listen is not None:
             self.urls = [listen.at(self._listen(listen)).url]
         else:
-            self._targets = [_Target(self._grpc, address, self._inbox) for address in connect]
+            self._targets = [_GrpcTarget(self._grpc, address, self._inbox) for address in connect]
             self.urls = [address.url for address in connect]
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -346,7 +346,7 @@ class GrpcBinding(Binding):
             wire.over.set()
 
 
-class _Target:
+class _GrpcTarget:
     """An address, the call to who listens there, and when to call again.
 
     One channel for ever: with a new one for each call, calls may hang beyond their deadline (seen with grpcio 1.85).

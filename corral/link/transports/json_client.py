@@ -29,7 +29,7 @@ from corral.link.control import OURS, Hello, Ready, Welcome, from_meta, to_meta
 from corral.link.layout import RowsLayout, layout_hash, space_group
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.transports.base import Event, Wire
-from corral.link.transports.json_values import Mistake, Said, action_value, most_bytes, read_obs
+from corral.link.transports.json_values import ClientMessage, Mistake, action_value, most_bytes, read_obs
 
 log = logging.getLogger("corral.link")
 
@@ -76,11 +76,11 @@ class JsonPeer(Wire):
         self._last: tuple[_Row, Buffer] | None = None  # of an episode that ended, until the next begins
         self._farewell = "the learner closed the connection"
 
-    def hello(self, said: Said) -> None:
+    def hello(self, message: ClientMessage) -> None:
         """Take the first message, and say to the learner what this is; Mistake when it does not fit."""
-        self._start(said)
+        self._start(message)
         observation, action = (space.to_json() for space in self._spaces)
-        instance = bytes.fromhex(said.instance) or new_nonce()
+        instance = bytes.fromhex(message.instance) or new_nonce()
         hello = Hello(
             list(OURS), "zmq+json", NAME, 0, instance, new_nonce(), 0, observation, action,
             players=1, slots=1, threads=1, level=0, exact=True, capabilities=["raw_reward"],
@@ -90,21 +90,21 @@ class JsonPeer(Wire):
 
     # -- the client's side ---------------------------------------------------------------------------------
 
-    def take(self, said: Said) -> None:
+    def take(self, message: ClientMessage) -> None:
         """Act on a message of the client; Mistake when it makes no sense."""
-        if said.command == "terminate":
+        if message.command == "terminate":
             self._reply_to_client({"action": None})
             self.leave("it terminated")
             return
-        if said.env_id != self.env_id:
-            raise Mistake(f"the env_id changed from {self.env_id!r} to {said.env_id!r}; use a socket for each")
+        if message.env_id != self.env_id:
+            raise Mistake(f"the env_id changed from {self.env_id!r} to {message.env_id!r}; use a socket for each")
         if self.waits:
             raise Mistake("a message came before the last one was answered")
         self.waits = True
-        if said.command == "reset":
-            self._take_reset(said)
+        if message.command == "reset":
+            self._take_reset(message)
         else:
-            self._take_step(said)
+            self._take_step(message)
 
     def fail(self, text: str) -> None:
         """The client made a mistake: tell both sides, and end."""
@@ -115,9 +115,9 @@ class JsonPeer(Wire):
         """The client is gone."""
         self._end(Message(clp.Op.CLOSE, clp.NO_REPLY, meta={"reason": reason}), reason)
 
-    def _take_reset(self, said: Said) -> None:
+    def _take_reset(self, message: ClientMessage) -> None:
         assert self._request is not None
-        self._start(said)
+        self._start(message)
         if self._request[0] == clp.Op.RESET:
             self._reply(_Row(clp.FIRST))
         elif self._last is not None:
@@ -126,24 +126,24 @@ class JsonPeer(Wire):
             text = "the simulator started over in the middle of an episode"
             self._reply(_Row(clp.TRUNCATED | clp.FAULTY | clp.FIRST, status=clp.Status.E_ENV, text=text))
 
-    def _take_step(self, said: Said) -> None:
+    def _take_step(self, message: ClientMessage) -> None:
         assert self._request is not None
         if self._request[0] != clp.Op.STEP or self._last is not None:
             raise Mistake("a step where a reset was expected")
-        assert said.reward is not None
-        raw = said.reward if said.raw_reward is None else said.raw_reward
-        obs = self._observation.write(read_obs(said.obs, self._spaces[0]), 1)
-        if not (said.terminated or said.truncated):
+        assert message.reward is not None
+        raw = message.reward if message.raw_reward is None else message.raw_reward
+        obs = self._observation.write(read_obs(message.obs, self._spaces[0]), 1)
+        if not (message.terminated or message.truncated):
             self._obs, self._fresh = obs, False
-            self._reply(_Row(0, said.reward, raw))
+            self._reply(_Row(0, message.reward, raw))
             return
-        flags = clp.TERMINATED * bool(said.terminated) | clp.TRUNCATED * bool(said.truncated)
-        self._last = _Row(flags | clp.FIRST | clp.LIFE * said.life_lost, said.reward, raw), obs
+        flags = clp.TERMINATED * bool(message.terminated) | clp.TRUNCATED * bool(message.truncated)
+        self._last = _Row(flags | clp.FIRST | clp.LIFE * message.life_lost, message.reward, raw), obs
         self._reply_to_client({"action": None})
 
-    def _start(self, said: Said) -> None:
-        self._obs = self._observation.write(read_obs(said.obs, self._spaces[0]), 1)
-        self._fresh, self._seeded = True, said.seeded
+    def _start(self, message: ClientMessage) -> None:
+        self._obs = self._observation.write(read_obs(message.obs, self._spaces[0]), 1)
+        self._fresh, self._seeded = True, message.seeded
 
     # -- the learner's side --------------------------------------------------------------------------------
 

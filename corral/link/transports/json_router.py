@@ -22,7 +22,7 @@ from corral.core.spaces import Layout
 from corral.link.address import Address
 from corral.link.transports.base import Binding, Event
 from corral.link.transports.json_client import MAX_TEXT, OVER, JsonPeer
-from corral.link.transports.json_values import Mistake, Said, most_bytes, read_said, spaces_of
+from corral.link.transports.json_values import ClientMessage, Mistake, most_bytes, read_client_message, spaces_of
 from corral.link.transports.zmq import came_later
 
 log = logging.getLogger("corral.link")
@@ -158,30 +158,32 @@ class JsonBinding(Binding):
         body, most = frames[1].buffer, peer.json_bytes if peer is not None else self._first_bytes
         if len(body) > most:
             raise Mistake(f"a message of {len(body)} bytes, at most {most} are taken")
-        said = read_said(body)
+        message = read_client_message(body)
         if peer is not None:
-            peer.take(said)
-        elif said.command == "terminate":
+            peer.take(message)
+        elif message.command == "terminate":
             self._answer(identity, {"action": None})
         else:
-            self._welcome(identity, said, frames[1])
+            self._welcome(identity, message, frames[1])
 
-    def _welcome(self, identity: bytes, said: Said, frame: Any) -> None:
+    def _welcome(self, identity: bytes, message: ClientMessage, frame: Any) -> None:
         """A client's first message: another simulator for the fleet."""
-        if said.command != "reset":
-            raise Mistake(f"a {said.command} of a client that is not here, or no longer; begin with a reset")
+        if message.command != "reset":
+            raise Mistake(f"a {message.command} of a client that is not here, or no longer; begin with a reset")
         where, descriptor = identity.hex(), None
         with contextlib.suppress(zmq.ZMQError, AttributeError):
             where, descriptor = str(frame.get("Peer-Address")), int(frame.get(zmq.SRCFD))
         if descriptor is not None and not self._is_there(identity, descriptor):
             return
-        if said.env_id in self._ids:
-            raise Mistake(f"the env_id {said.env_id!r} is another client's; give each its own")
+        if message.env_id in self._ids:
+            raise Mistake(f"the env_id {message.env_id!r} is another client's; give each its own")
         if len(self._peers) >= _MAX_CLIENTS:
             raise Mistake(f"{_MAX_CLIENTS} clients are connected already")
-        peer = JsonPeer(identity, said.env_id, where, spaces_of(said, self._observation, self._action), self._most)
+        peer = JsonPeer(
+            identity, message.env_id, where, spaces_of(message, self._observation, self._action), self._most
+        )
         peer.answer, peer.emit, peer.descriptor = partial(self._answer, identity), self._emit, descriptor
-        peer.hello(said)
+        peer.hello(message)
         for names, name in self._names(peer):
             names[name] = peer
 

@@ -25,7 +25,7 @@ class Mistake(Exception):
     """What a client did wrong, in one sentence without a full stop."""
 
 
-class Said(msgspec.Struct, frozen=True):
+class ClientMessage(msgspec.Struct, frozen=True):
     """A message of a client. Keys that are not here are ignored."""
 
     command: str
@@ -46,26 +46,26 @@ class Said(msgspec.Struct, frozen=True):
     """With the first reset: what CORRAL_INSTANCE was, in a process that the learner started."""
 
 
-_decoder = msgspec.json.Decoder(Said)
+_decoder = msgspec.json.Decoder(ClientMessage)
 
 
-def read_said(body: Buffer) -> Said:
+def read_client_message(body: Buffer) -> ClientMessage:
     """A client's message; Mistake when it is none."""
     try:
-        said = _decoder.decode(body)
+        message = _decoder.decode(body)
     except msgspec.ValidationError as error:
         raise Mistake(f"the message does not fit the loop: {error}") from error
     except (ValueError, RecursionError) as error:
         hint = "; JSON has no NaN or Infinity" if b"NaN" in bytes(body) or b"Infinity" in bytes(body) else ""
         raise Mistake(f"the message is not JSON ({error}{hint})") from error
-    if said.command not in COMMANDS:
-        raise Mistake(f"the command {said.command[:40]!r} is not one of {', '.join(COMMANDS)}")
-    if isinstance(said.env_id, str) and len(said.env_id) > _MAX_ID:
-        raise Mistake(f"the env_id has {len(said.env_id)} characters, at most {_MAX_ID} are taken")
-    needed = {"reset": ("obs",), "step": ("obs", "reward", "terminated", "truncated"), "terminate": ()}[said.command]
-    if missing := [key for key in needed if getattr(said, key) is None]:
-        raise Mistake(f"the {said.command} has no {missing[0]!r}")
-    return said
+    if message.command not in COMMANDS:
+        raise Mistake(f"the command {message.command[:40]!r} is not one of {', '.join(COMMANDS)}")
+    if isinstance(message.env_id, str) and len(message.env_id) > _MAX_ID:
+        raise Mistake(f"the env_id has {len(message.env_id)} characters, at most {_MAX_ID} are taken")
+    needed = {"reset": ("obs",), "step": ("obs", "reward", "terminated", "truncated"), "terminate": ()}[message.command]
+    if missing := [key for key in needed if getattr(message, key) is None]:
+        raise Mistake(f"the {message.command} has no {missing[0]!r}")
+    return message
 
 
 def described(value: Any, what: str) -> Layout:
@@ -85,15 +85,15 @@ def described(value: Any, what: str) -> Layout:
         raise UserError(f"{what}={str(value)[:100]}: {error}; pass a Gymnasium space, or n for Discrete(n).") from error
 
 
-def spaces_of(said: Said, observation: Layout | None, action: Layout | None) -> tuple[Layout, Layout]:
+def spaces_of(message: ClientMessage, observation: Layout | None, action: Layout | None) -> tuple[Layout, Layout]:
     """Observation and action space, by a client's first message and what the learner was told; Mistake otherwise."""
-    action = _agreed(said.action_space, action, "action")
+    action = _agreed(message.action_space, action, "action")
     if action is None:
         raise Mistake(
             "nobody has described the action space: make_vec needs env_kwargs={'action': ...}, a space or n for "
             "Discrete(n), or the first message an 'action_space'"
         )
-    return _agreed(said.observation_space, observation, "observation") or inferred(said.obs), action
+    return _agreed(message.observation_space, observation, "observation") or inferred(message.obs), action
 
 
 def _agreed(theirs: Any, ours: Layout | None, what: str) -> Layout | None:

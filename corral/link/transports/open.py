@@ -54,7 +54,7 @@ def open_for_learner(
             raise UserError(f"{odd[0]} cannot be connected to: among several addresses each needs a host and a port.")
         return open_binding(scheme, connect=addresses, **told), False
     require_safe(first, token, insecure)
-    return _listen_or_dial(first, "simulators", must_listen, **told)
+    return _listen_or_connect(first, "simulators", must_listen, **told)
 
 
 def open_for_simulator(address: Address, token: bytes | None, *, bind: bool, insecure: bool = False) -> Binding:
@@ -67,10 +67,10 @@ def open_for_simulator(address: Address, token: bytes | None, *, bind: bool, ins
     if not address.only_to_listen and somebody_listens(address):
         log.info("something listens at %s already: connecting to it.", address.url)
         return open_binding(address.scheme, connect=[address])
-    return _listen_or_dial(address, "learners")[0]
+    return _listen_or_connect(address, "learners")[0]
 
 
-def _listen_or_dial(address: Address, whom: str, must: bool = False, **told: Any) -> tuple[Binding, bool]:
+def _listen_or_connect(address: Address, whom: str, must: bool = False, **told: Any) -> tuple[Binding, bool]:
     """Listen; or connect to a process that has begun to listen there meanwhile, and log it."""
     try:
         binding = open_binding(address.scheme, listen=address, **told)

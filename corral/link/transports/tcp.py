@@ -22,7 +22,7 @@ from corral.link.transports.framing import BadFrames, FrameReader, pack
 # Waiting for answers that come quickly: being woken costs 30 us and more, so stay awake for a moment first.
 
 
-_AWAKE_S = 100e-6  # at most, in one wait
+_SPIN_S = 100e-6  # at most, in one wait
 _SMOOTHING = 0.2
 
 
@@ -43,8 +43,8 @@ class SpinWait:
         if ready or not timeout_s:
             return ready
         start = time.perf_counter()
-        if self._usual_s < _AWAKE_S:
-            until = start + min(timeout_s, _AWAKE_S)
+        if self._usual_s < _SPIN_S:
+            until = start + min(timeout_s, _SPIN_S)
             while not ready and time.perf_counter() < until:
                 os.sched_yield()
                 ready = poll(0.0)
@@ -164,10 +164,10 @@ class TcpBinding(Binding):
 
     def __init__(self, *, listen: Address | None = None, connect: Sequence[Address] = ()):
         self._poller = select.epoll()
-        self._awake = SpinWait(self._poller.poll)
+        self._spin = SpinWait(self._poller.poll)
         self._wires: dict[int, TcpWire] = {}
         self._door: socket.socket | None = None
-        self._targets = {address: _Target() for address in connect}
+        self._targets = {address: _TcpTarget() for address in connect}
         self._more: deque[TcpWire] = deque()
         self._shut_until: float | None = None
         if listen is not None:
@@ -185,7 +185,7 @@ class TcpBinding(Binding):
             timeout_s = min(timeout_s, self._connect_due(events))
         if self._shut_until is not None:
             timeout_s = min(timeout_s, self._open_again())
-        ready: list[tuple[int, int]] = self._awake.wait(0.0 if events or self._more else timeout_s)
+        ready: list[tuple[int, int]] = self._spin.wait(0.0 if events or self._more else timeout_s)
         again: Sequence[TcpWire] = ()
         if self._more:
             again, self._more = self._more, deque()
@@ -292,7 +292,7 @@ class TcpBinding(Binding):
         return wait
 
 
-class _Target:
+class _TcpTarget:
     """An address to connect to, and when."""
 
     def __init__(self) -> None:

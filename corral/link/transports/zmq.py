@@ -74,7 +74,7 @@ class ZmqWire(Wire):
         self.broken = self.broken or "closed here"
 
 
-class _Line:
+class _ZmqLine:
     """A socket, what libzmq says about its connections, and the wires over it."""
 
     def __init__(self, context: Any, kind: int, address: Address):
@@ -106,8 +106,8 @@ class ZmqBinding(Binding):
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._peers: dict[bytes, ZmqWire] = {}  # of a ROUTER
-        self._calls: dict[_Line, ZmqWire | None] = {}  # of DEALERs
-        self._router: _Line | None = None
+        self._calls: dict[_ZmqLine, ZmqWire | None] = {}  # of DEALERs
+        self._router: _ZmqLine | None = None
         self._by_fd: dict[int, ZmqWire | None] = {}  # connections that a ROUTER has, and who was heard over them
         self._ending: list[ZmqWire] = []
         self._events: list[Event] = []
@@ -155,13 +155,13 @@ class ZmqBinding(Binding):
         self._router = None
         self._context.term()
 
-    def _open(self, kind: int, address: Address) -> _Line:
-        line = _Line(self._context, kind, address)
+    def _open(self, kind: int, address: Address) -> _ZmqLine:
+        line = _ZmqLine(self._context, kind, address)
         self._poller.register(line.socket, zmq.POLLIN)
         self._poller.register(line.monitor, zmq.POLLIN)
         return line
 
-    def _watch(self, line: _Line, events: list[Event]) -> None:
+    def _watch(self, line: _ZmqLine, events: list[Event]) -> None:
         """Connections that are made and lost, as libzmq tells."""
         while line.monitor.poll(0):
             told = parse_monitor_message(line.monitor.recv_multipart())
@@ -182,7 +182,7 @@ class ZmqBinding(Binding):
                 self._calls[line] = None  # now, for it may be connected again already
                 events.append(Event(lost, lost=lost.broken))
 
-    def _read(self, line: _Line, events: list[Event]) -> None:
+    def _read(self, line: _ZmqLine, events: list[Event]) -> None:
         sock = line.socket
         for _ in range(_MAX_AT_ONCE):
             try:
@@ -240,7 +240,7 @@ class ZmqBinding(Binding):
                 events.append(Event(call, lost=call.broken))
                 self._redial(line)
 
-    def _redial(self, line: _Line) -> None:
+    def _redial(self, line: _ZmqLine) -> None:
         """A connection that this side has given up: make another."""
         address = line.address
         self._poller.unregister(line.socket)

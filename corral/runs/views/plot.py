@@ -46,7 +46,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class _Line:
+class _Curve:
     folder: RunFolder
     x: Array
     y: Array
@@ -97,7 +97,7 @@ def draw(
 def curves(paths: Sequence[Path], metric: str, axis: Axis = "env_steps", smooth: int = 1) -> list[Curve]:
     """A curve for each configuration among the runs; each run is the mean of its last `smooth` rows, at each row."""
     folders = [RunFolder.open(path) for path in {Path(path).resolve(): path for path in paths}.values()]
-    groups: dict[str, list[_Line]] = {}
+    groups: dict[str, list[_Curve]] = {}
     for folder in folders:
         line = _line(folder, metric, axis, smooth)
         groups.setdefault(repr(sorted(_settings(folder.config).items())), []).append(line)
@@ -145,7 +145,7 @@ def save_png(found: Sequence[Curve], path: Path, metric: str, axis: Axis, smooth
     figure.savefig(path, dpi=150)
 
 
-def _line(folder: RunFolder, metric: str, axis: Axis, smooth: int) -> _Line:
+def _line(folder: RunFolder, metric: str, axis: Axis, smooth: int) -> _Curve:
     columns = read_metrics(folder.metrics_csv)
     if not columns:
         raise UserError(f"{folder.path} has no rows yet: plot it when it has trained for a while.")
@@ -160,7 +160,7 @@ def _line(folder: RunFolder, metric: str, axis: Axis, smooth: int) -> _Line:
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
     last = np.append(np.diff(x) > 0, True)  # of rows at the same place, the last
-    return _Line(folder, x[last], y[last])
+    return _Curve(folder, x[last], y[last])
 
 
 def _nearest(name: str, columns: Mapping[str, Any]) -> str:
@@ -206,7 +206,7 @@ def _labels(folders: Sequence[RunFolder]) -> list[str]:
             for i, label in enumerate(labels)]  # fmt: skip
 
 
-def _curve(label: str, lines: Sequence[_Line]) -> Curve:
+def _curve(label: str, lines: Sequence[_Curve]) -> Curve:
     """Mean and range of the runs over all places that any of them has, where at least half of them have come to."""
     env = lines[0].folder.env
     if len(lines) == 1:

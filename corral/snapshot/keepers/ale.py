@@ -27,7 +27,7 @@ class MersenneTwister:
         begin = len(first)
         while begin and first[begin - 1] in _DIGITS:
             begin -= 1
-        self._words = [first[begin:], *rest[:-1]]
+        self._state = [first[begin:], *rest[:-1]]
         self._at = int(rest[-1])
 
     def drawn(self, back: int) -> float:
@@ -41,13 +41,13 @@ class MersenneTwister:
     def _word(self, at: int) -> int:
         """A word; below 0, one of those before these."""
         if at >= 0:
-            return int(self._words[at])
+            return int(self._state[at])
         at += _SIZE
         return _untwist(self._mixed(at)) & _HIGH | _untwist(self._mixed(at - 1)) & (_HIGH - 1)
 
     def _mixed(self, at: int) -> int:
         """What a word was mixed from, beside the word of its own place before."""
-        return int(self._words[at]) ^ int(self._words[at - _SIZE + _SHIFT])
+        return int(self._state[at]) ^ int(self._state[at - _SIZE + _SHIFT])
 
 
 def _untwist(word: int) -> int:

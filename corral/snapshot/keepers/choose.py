@@ -30,7 +30,7 @@ log = logging.getLogger("corral.envs")
 
 _NATIVES = (ale_native, mujoco_native, bullet_native)
 _TRIED_STEPS = 5
-RULE_KEEPING = (OrderEnforcing, PassiveEnvChecker, PassiveWrapper)
+RULE_PRESERVING = (OrderEnforcing, PassiveEnvChecker, PassiveWrapper)
 """Wrappers that change neither the steps of an environment nor its observations."""
 
 
@@ -42,7 +42,7 @@ def choose_keeper(scratch: Env, *, replay: bool) -> StateKeeper:
     steps must follow a state twice.
     """
     *wrappers, base = layers(scratch)
-    if hasattr(base, "state_keeper") and all(isinstance(layer, RULE_KEEPING) for layer in wrappers):
+    if hasattr(base, "state_keeper") and all(isinstance(layer, RULE_PRESERVING) for layer in wrappers):
         offered: StateKeeper = base.state_keeper()
         return offered
     declared = declared_keeper(scratch)

@@ -68,7 +68,7 @@ class _Layer:
         self.changed, self.copies, self.names = changed, copies, names
 
 
-class _Kept:
+class _FieldsState:
     """A state."""
 
     __slots__ = ("layers", "native", "nbytes", "rngs", "space_rngs")
@@ -139,16 +139,16 @@ class FieldsKeeper(StateKeeper):
         self._marks: dict[str, Any] = {}  # stand for the parts that are not copied, in states
         self._anatomies: weakref.WeakKeyDictionary[Env, _Anatomy] = weakref.WeakKeyDictionary()
 
-    def save(self, env: Env, find_start: FindStart | None = None) -> _Kept:
+    def save(self, env: Env, find_start: FindStart | None = None) -> _FieldsState:
         anatomy = self._anatomy(env)
         memo = {id(part): self._marks[name] for name, part in anatomy.fixed.items()}
         memo[id(env)] = self._marks["0"]
         copier = Copier(memo)
         kept = [self._keep_layer(copier, depth, layer, anatomy) for depth, layer in enumerate((env, *anatomy.inner))]
         space_rngs = {name: RngState(generator) for name, generator in anatomy.generators()}
-        return _Kept(kept, copier, space_rngs, None if self._native is None else self._native.save(env))
+        return _FieldsState(kept, copier, space_rngs, None if self._native is None else self._native.save(env))
 
-    def load(self, env: Env, kept: _Kept) -> None:
+    def load(self, env: Env, kept: _FieldsState) -> None:
         """Write copies of the copies."""
         anatomy = self._anatomy(env)
         memo = {id(self._marks[name]): part for name, part in anatomy.fixed.items()}
@@ -177,10 +177,10 @@ class FieldsKeeper(StateKeeper):
         anatomy = self._anatomies[env]
         return [RngState(generator) for generator in [*anatomy.rngs, *(one for _, one in anatomy.generators())]]
 
-    def nbytes(self, kept: _Kept) -> int:
+    def nbytes(self, kept: _FieldsState) -> int:
         return kept.nbytes + (0 if self._native is None else self._native.nbytes(kept.native))
 
-    def drop(self, kept: _Kept) -> None:
+    def drop(self, kept: _FieldsState) -> None:
         if self._native is not None:
             self._native.drop(kept.native)
 

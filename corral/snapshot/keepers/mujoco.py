@@ -75,7 +75,7 @@ def memory_of(first: Array, size: int, within: dict[str, Array]) -> Array:
 _DERIVED = ("qpos", "qvel", "qacc_warmstart", "xpos", "xquat", "subtree_com", "cinert", "cvel", "cfrc_ext")
 
 
-class _Kept(NamedTuple):
+class _MujocoState(NamedTuple):
     """A state. `own_bytes` is what its physics take, which states share while they stay the same."""
 
     state: Array
@@ -103,7 +103,7 @@ class MujocoNative(Native):
         """The model and the data."""
         return [_base(env).model, _base(env).data]
 
-    def save(self, env: Env) -> _Kept:
+    def save(self, env: Env) -> _MujocoState:
         base, state = _base(env), np.empty(self._size)
         arrays, model = self._memory_of(env)
         self._mujoco.mj_getState(base.model, base.data, state, self._which)
@@ -112,16 +112,16 @@ class MujocoNative(Native):
             physics = self._physics
         else:
             self._physics, own_bytes = physics, physics.nbytes
-        return _Kept(state, arrays.copy(), physics, own_bytes)
+        return _MujocoState(state, arrays.copy(), physics, own_bytes)
 
-    def load(self, env: Env, kept: _Kept) -> None:
+    def load(self, env: Env, kept: _MujocoState) -> None:
         base = _base(env)
         arrays, model = self._memory_of(env)
         model.write(kept.physics)
         self._mujoco.mj_setState(base.model, base.data, kept.state, self._which)
         arrays[:] = kept.arrays
 
-    def nbytes(self, kept: _Kept) -> int:
+    def nbytes(self, kept: _MujocoState) -> int:
         return kept.state.nbytes + kept.arrays.nbytes + kept.own_bytes + 300
 
     def _memory_of(self, env: Env) -> tuple[Array, ModelMemory]:

@@ -67,18 +67,18 @@ def iter_checks(
     external = isinstance(env, str) and is_url(env)
     subject: Any = LinkSubject(str(env), kwargs, steps, seed) if external else Subject(env, kwargs, steps, seed)
     checks: Mapping[str, Callable[[Any], Outcome]] = LINK_CHECKS if external else {**CHECKS, **STATE_CHECKS}
-    said: list[str] = []
+    warnings_seen: list[str] = []
     try:
         for name, check in checks.items():
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("default")
                 status, detail = _run(name, check, subject)
-            said += [_COLOUR.sub("", str(w.message)).strip().removeprefix("WARN: ") for w in caught]
+            warnings_seen += [_COLOUR.sub("", str(w.message)).strip().removeprefix("WARN: ") for w in caught]
             yield CheckResult(name, status, detail, subject.facts if external else {})
             if status == "fail" and name in FOUNDATIONS:
                 return
-        if said:
-            yield CheckResult("its warnings", "warn", "; ".join(list(dict.fromkeys(said))[:3]))
+        if warnings_seen:
+            yield CheckResult("its warnings", "warn", "; ".join(list(dict.fromkeys(warnings_seen))[:3]))
     finally:
         subject.close()
 

@@ -239,8 +239,8 @@ def _worker(subject: Subject) -> Outcome:
 
 
 def _make(subject: Subject, backend: str) -> VecEnv:
-    patience = Supervision(step_timeout_s=30.0, start_timeout_s=60.0, restarts_in_a_row=1)
-    return make_vec(subject.env, 1, backend, 1, subject.seed, env_kwargs=subject.kwargs, supervision=patience)
+    supervision = Supervision(step_timeout_s=30.0, start_timeout_s=60.0, restarts_in_a_row=1)
+    return make_vec(subject.env, 1, backend, 1, subject.seed, env_kwargs=subject.kwargs, supervision=supervision)
 
 
 def _drive(subject: Subject, vec: VecEnv) -> list[bytes]:

@@ -254,9 +254,9 @@ def check_save_load(subject: LinkSubject) -> Outcome:
         "after the end of an episode": lambda: into(other, lambda: _play_to_end(subject, other)),
     }
     exact = subject.simulator.hello.exact
-    for words, attempt in orders.items():
+    for description, attempt in orders.items():
         if found := attempt():
-            return ("fail" if exact else "warn"), f"{words}, {found}"
+            return ("fail" if exact else "warn"), f"{description}, {found}"
     return "pass", f"goes on bit by bit in {len(orders)} orders of loading"
 
 

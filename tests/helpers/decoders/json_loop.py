@@ -11,7 +11,7 @@ from corral.link import protocol as clp
 from corral.link.control import to_meta
 from corral.link.message import Message
 from corral.link.transports.json_client import JsonPeer
-from corral.link.transports.json_values import Mistake, read_obs, read_said, spaces_of
+from corral.link.transports.json_values import Mistake, read_client_message, read_obs, spaces_of
 from helpers.decoders.wires import MAX, WELCOME
 
 TWO = Layout(gymnasium.spaces.Discrete(2))
@@ -19,7 +19,7 @@ TWO = Layout(gymnasium.spaces.Discrete(2))
 
 def decode_json(data):
     with contextlib.suppress(Mistake):
-        said = read_said(data)
+        said = read_client_message(data)
         observation, _ = spaces_of(said, None, TWO)
         assert all(np.isfinite(leaf).all() for leaf in read_obs(said.obs, observation))
 
@@ -32,7 +32,7 @@ class JsonLoop:
         peer = None
         for seq, line in enumerate(data.split(b"\n")[:8], 1):
             try:
-                said = read_said(line)
+                said = read_client_message(line)
                 if peer is None:
                     peer = JsonPeer(b"id", said.env_id, "test", spaces_of(said, None, TWO), MAX)
                     peer.hello(said)

@@ -58,7 +58,7 @@ class WorkerHandle(RemoteWorker):
 
 
 def stop_workers(
-    workers: list[WorkerHandle], reaper: OrphanReaper, memory_fd: int, owner_pid: int, patience_s: float = 5.0
+    workers: list[WorkerHandle], reaper: OrphanReaper, memory_fd: int, owner_pid: int, timeout_s: float = 5.0
 ) -> None:
     """Let every worker close its environments, then end those that did not.
 
@@ -69,7 +69,7 @@ def stop_workers(
     for worker in workers:
         with contextlib.suppress(ChannelClosed, OSError):
             worker.channel.send(msg.CLOSE)
-    until = time.monotonic() + patience_s
+    until = time.monotonic() + timeout_s
     for worker in workers:
         worker.process.wait(until)
         worker.process.kill()

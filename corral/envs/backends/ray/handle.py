@@ -16,7 +16,7 @@ from corral.envs.supervision import IDLE as NO_ENV
 from corral.runtimes.ray_cluster import import_ray
 
 _LOOK_S = 5.0
-_WORDS = 1000  # characters of Ray's own report
+_MAX_CHARACTERS = 1000  # characters of Ray's own report
 
 
 class RayWorker(RemoteWorker):
@@ -86,7 +86,7 @@ class RayWorker(RemoteWorker):
         """Keep what Ray says about its end."""
         text = str(error)
         start = max(0, text.find("The actor is dead"))
-        self._report = f"its Ray actor is gone: {text[start : start + _WORDS]}"
+        self._report = f"its Ray actor is gone: {text[start : start + _MAX_CHARACTERS]}"
 
     def exit_report(self) -> str:
         """How the actor ended."""
@@ -104,7 +104,7 @@ class RayWorker(RemoteWorker):
             ray.kill(self._actor, no_restart=True)
 
 
-def stop_actors(workers: list[RayWorker], group: Any, owner_pid: int, patience_s: float = 5.0) -> None:
+def stop_actors(workers: list[RayWorker], group: Any, owner_pid: int, timeout_s: float = 5.0) -> None:
     """Let every actor close its environments, end it, and give the CPUs back.
 
     A fork of the owner inherits this as a finalizer; the actors are not its to end. At exit Ray may be gone, and has
@@ -114,7 +114,7 @@ def stop_actors(workers: list[RayWorker], group: Any, owner_pid: int, patience_s
     if os.getpid() == owner_pid and ray.is_initialized():
         with contextlib.suppress(Exception):
             refs = [worker.ask_to_close() for worker in workers]
-            ray.wait(refs, num_returns=len(refs), timeout=patience_s)
+            ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         for worker in workers:
             worker.kill()
         if group is not None:

@@ -28,7 +28,7 @@ from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import EnvRows, pack, unpack
 from corral.envs.supervision import IDLE as NO_ENV
 from corral.envs.supervision import Supervision
-from corral.runtimes.ray_cluster import connect, free_cpus_in_words, import_ray, reserve_cpus, usable_cpus
+from corral.runtimes.ray_cluster import connect, describe_free_cpus, import_ray, reserve_cpus, usable_cpus
 
 log = logging.getLogger("corral.envs")
 
@@ -178,10 +178,10 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
             return
         names = f"the actor of environments {worker.ids.tolist()[:16]} of {self._name}"
         if waited > self._supervision.start_timeout_s:
-            raise EnvFailed(f"Ray did not start {names} in {waited:.0f} s: {free_cpus_in_words()}.")
+            raise EnvFailed(f"Ray did not start {names} in {waited:.0f} s: {describe_free_cpus()}.")
         if not worker.missed:
             worker.missed = True
-            log.warning("Ray has not started %s for %.0f s: %s.", names, waited, free_cpus_in_words())
+            log.warning("Ray has not started %s for %.0f s: %s.", names, waited, describe_free_cpus())
 
 
 def _parts(ids: Array, *, one_by_one: bool) -> list[Array]:

@@ -27,7 +27,7 @@ class EnvWorker(ABC):
     _group: EnvGroup | None = None
     _rows: EnvRows
     _sets: IdSets
-    _said_alive = 0.0
+    _last_heartbeat = 0.0
 
     @abstractmethod
     def post(self, op: int, data: Any) -> None:
@@ -109,8 +109,8 @@ class EnvWorker(ABC):
     def _say_alive(self) -> None:
         """Once a second: repeating an episode may take longer than a step is allowed to."""
         now = time.monotonic()
-        if now - self._said_alive > 1.0:
-            self._said_alive = now
+        if now - self._last_heartbeat > 1.0:
+            self._last_heartbeat = now
             self.post(msg.ALIVE, None)
 
     def _seed_generators(self, run_seed: int, role: str, start: int) -> None:

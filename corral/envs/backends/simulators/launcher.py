@@ -46,7 +46,7 @@ class Recycling:
 
 
 @dataclass
-class _Process:
+class _SimulatorProcess:
     instance: bytes
     popen: subprocess.Popen[bytes]
     started: float = field(default_factory=time.monotonic)
@@ -65,7 +65,7 @@ class Launcher:
     def __init__(self, command: str, count: int, url: str, fleet: Fleet, recycling: Recycling):
         self._argv = _split(command, url)
         self._count, self._fleet, self._recycling = count, fleet, recycling
-        self._processes: list[_Process] = []
+        self._processes: list[_SimulatorProcess] = []
         self._due: list[float] = [0.0] * count
         self._failed_starts, self._backoff = 0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._memory_checked = time.monotonic()
@@ -107,8 +107,8 @@ class Launcher:
         if self._member in self._fleet.members:
             self._fleet.members.remove(self._member)
         self._due.clear()
-        for patience_s, how in ((_END_S, signal.SIGTERM), (_END_S, signal.SIGKILL)):
-            until = time.monotonic() + patience_s
+        for timeout_s, how in ((_END_S, signal.SIGTERM), (_END_S, signal.SIGKILL)):
+            until = time.monotonic() + timeout_s
             for process in self._processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.popen.wait(max(0.0, until - time.monotonic()))
@@ -130,7 +130,7 @@ class Launcher:
             raise UserError(
                 f"The simulator {self._argv[0]} cannot be started: {error.strerror}; check --sim."
             ) from error
-        process = _Process(instance, popen)
+        process = _SimulatorProcess(instance, popen)
         self._reaper.watch(popen.pid)
         self._reaper.watch_marked(process.mark)
         self._processes.append(process)
@@ -143,7 +143,7 @@ class Launcher:
                 if not process.retiring:
                     self._backoff.reset()
 
-    def _ended(self, process: _Process, now: float) -> None:
+    def _ended(self, process: _SimulatorProcess, now: float) -> None:
         code = process.popen.returncode
         self._bury(process)
         if process.retiring:
@@ -191,7 +191,7 @@ class Launcher:
                 process.retiring = session.retiring = True
                 self._due.append(now)
 
-    def _bury(self, process: _Process) -> None:
+    def _bury(self, process: _SimulatorProcess) -> None:
         """End the process and all that it started."""
         _signal_group(process.popen.pid, signal.SIGKILL)
         process.popen.wait()

@@ -122,6 +122,7 @@ class ReplyRows:
 
     __slots__ = (
         "_all_rewards",
+        "_flags_as_int",
         "_flags_at",
         "_floats",
         "_leaves",
@@ -130,7 +131,6 @@ class ReplyRows:
         "_rewards",
         "_room",
         "_table",
-        "_words",
         "late",
         "step",
     )
@@ -147,7 +147,7 @@ class ReplyRows:
         self._room = bytearray(size)
         self._all_rewards = np.frombuffer(self._room, np.float64, self._flags_at // 8)
         self._rewards = np.ndarray((batch, 2), np.float64, self._room, 0, (8, rewards[-1][0]))  # reward, raw reward
-        self._table, self._words = rows.table[index, :2], rows.table.view(np.int64)[index, 2]
+        self._table, self._flags_as_int = rows.table[index, :2], rows.table.view(np.int64)[index, 2]
         self.step, self.late = rows.step[index], 0
         """Steps of the episodes, and how many have yet to be added: that is put off, as a sum is dear."""
 
@@ -168,7 +168,7 @@ class ReplyRows:
             if not _finite(values):
                 return False
         self._table[...] = self._rewards
-        self._words.fill(0)
+        self._flags_as_int.fill(0)
         return True
 
 

@@ -225,7 +225,7 @@ class SlotTimeouts:
     def __init__(self, fleet: Fleet, most_s: float):
         self._fleet, self._most_s = fleet, most_s
         self._since: float | None = None
-        self._said = False
+        self._warned = False
 
     def gather(self, wanted: int) -> None:
         """Wait for the simulators to begin with."""
@@ -268,10 +268,10 @@ class SlotTimeouts:
     def _wait(self, problem: str, remedy: str = "start them, or raise Supervision.start_timeout_s") -> None:
         now = time.monotonic()
         if self._since is None:
-            self._since, self._said = now, False
+            self._since, self._warned = now, False
         waited = now - self._since
         if waited > self._most_s:
             raise EnvFailed(f"{problem} after {waited:.0f} s; {remedy}.")
-        if waited > _SAY_S and not self._said:
-            self._said = True
+        if waited > _SAY_S and not self._warned:
+            self._warned = True
             log.warning("%s; waiting for more, for up to %.0f s.", problem, self._most_s - waited)

@@ -81,32 +81,32 @@ class LinkStates(States):
 
     def save(self, env_ids: Array) -> Array:
         """Keep the states that these environments are in, in their simulators."""
-        seats = self._vec.slots_of(env_ids)
-        homes = self._homes_at(seats)
+        slots_of = self._vec.slots_of(env_ids)
+        homes = self._homes_at(slots_of)
         ids = self.new_ids(len(env_ids))
         self._index.home[ids] = homes  # before they are there: where this raises, some may be
         try:
             table = StateReplies(self._simulator, len(ids), obs=False)
-            self._place(clp.Op.SAVE, homes, seats.slots, ids, table, table.miss)
+            self._place(clp.Op.SAVE, homes, slots_of.slots, ids, table, table.miss)
             if table.failed.any():
                 raise EnvFailed(f"A state was not saved: {table.message}.")
         except BaseException:
             self.drop(ids)
             raise
         self._index.home[ids[table.lost]] = LOST
-        self._index.put(ids, seats.to_play, seats.obs)
+        self._index.put(ids, slots_of.to_play, slots_of.obs)
         return ids
 
     def load(self, ids: Array, env_ids: Array) -> Views:
         """Put these environments into these states, which must be in the simulators where they sit."""
-        seats = self._vec.slots_of(env_ids)
-        homes = self._homes_at(seats)
+        slots_of = self._vec.slots_of(env_ids)
+        homes = self._homes_at(slots_of)
         if (homes == LOST).any():
             raise EnvFailed("Some of these environments have lost their simulator; their episodes are over.")
         if (homes != self._index.homes_of(ids)).any():
             raise UserError("A state can be loaded only in the simulator that keeps it: load it where it was saved.")
         table = StateReplies(self._simulator, len(ids))
-        self._place(clp.Op.LOAD, homes, seats.slots, ids, table, None, flags=clp.WANT_OBS)
+        self._place(clp.Op.LOAD, homes, slots_of.slots, ids, table, None, flags=clp.WANT_OBS)
         if table.failed.any():
             raise EnvFailed(f"A state was not loaded: {table.message}.")
         self._vec.note_moved(env_ids, table.leaves, table.to_play)
@@ -180,10 +180,10 @@ class LinkStates(States):
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def _homes_at(self, seats: EnvSlots) -> Array:
+    def _homes_at(self, slots_of: EnvSlots) -> Array:
         """Which simulators environments sit in, by their numbers here."""
-        numbers = np.array([self._home_of(session) for session in seats.sessions] or [LOST], np.int16)
-        return np.where(seats.lost, np.int16(LOST), numbers[seats.which])
+        numbers = np.array([self._home_of(session) for session in slots_of.sessions] or [LOST], np.int16)
+        return np.where(slots_of.lost, np.int16(LOST), numbers[slots_of.which])
 
     def _place(
         self, op: int, homes: Array, slots: Array, ids: Array, table: StateReplies, miss: Miss | None, flags: int = 0
