@@ -132,7 +132,6 @@ class Search:
             self._planner = None
 
     def initial_state(self, n: int) -> Tree:
-        """Indices of the environments."""
         return np.arange(n)
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:

@@ -93,7 +93,6 @@ class Shooting:
             self._parts = None
 
     def initial_state(self, n: int) -> Tree:
-        """Indices of the environments."""
         return np.arange(n)
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
@@ -280,7 +279,6 @@ def average(noise: Array, returns: Array, temperature: float) -> Array:
 
 
 def _require_finite(numbers: Array, source: str) -> None:
-    """UserError unless all numbers are finite."""
     if not np.isfinite(numbers).all():
         raise UserError(f"MPPI weighs plans by their returns, and {source} gave a number that is not finite.")
 
@@ -312,7 +310,6 @@ class _Box:
         return np.minimum(np.maximum(actions, self._low), self._high)
 
     def to_env(self, actions: Array) -> Tree:
-        """Environment actions from [..., D]."""
         leaves, at = [], 0
         for leaf in self._layout.leaves:
             size = int(np.prod(leaf.shape))

@@ -84,7 +84,6 @@ class Snapshots:
 
     @property
     def states(self) -> States:
-        """The states, in the form that planners use."""
         return self._states
 
     def tell(self, obs: Tree) -> None:
@@ -197,7 +196,6 @@ class Snapshots:
         return places
 
     def _require_legal(self, ids: Array, actions: Any) -> None:
-        """UserError unless these actions are legal."""
         legal = self._states.look(ids).legal
         if legal is None:
             return

@@ -99,7 +99,6 @@ class RolloutEvaluation:
         return LeafValues(priors, values, drawn)
 
     def _at_once(self, ids: Array) -> Array:
-        """Random steps, all in one call."""
         count, horizon = len(ids), self._horizon
         drawn = self._actions.random_env_actions(count * horizon, self._rng)
         shaped = tree_map(lambda leaf: leaf.reshape(count, horizon, *leaf.shape[1:]), drawn)

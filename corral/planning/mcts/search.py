@@ -108,7 +108,6 @@ class TreeSearch:
         return nodes >= 0
 
     def grow(self, trees: Array, rule: Puct | Gumbel, sims: int | None = None) -> Forest:
-        """Run simulations in these trees, by default `sims` each."""
         sims = self.sims if sims is None else sims
         if not 1 <= sims <= self.sims:
             raise UserError(f"This search makes 1 to {self.sims} simulations, got {sims}.")
@@ -191,7 +190,6 @@ class TreeSearch:
 
 
 def _same(one: Tree, row: int, other: Tree, at: int) -> bool:
-    """Whether two rows of observations are equal bit for bit."""
     equal: list[bool] = []
     tree_map(lambda a, b: equal.append(a[row].tobytes() == b[at].tobytes()), one, other)
     return all(equal)
