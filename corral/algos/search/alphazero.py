@@ -2,11 +2,11 @@
 
     L = CE(pi_search, pi) + c_v (z - V)^2,   with weight decay
 
-over positions of whole games, sampled uniformly from the replay buffer; z is the game's result for the player to move. The
-search is the one that plays afterwards: by default Gumbel's (Danihelka et al. 2022), which learns from few simulations.
-Moves that got a full search are policy targets; with `fast_simulations` the others get a fast one without noise, and
+over positions of whole games, sampled uniformly from the replay buffer; z is the game's result for the player to move.
+The search is also the one used for playing: by default Gumbel's (Danihelka et al. 2022), which needs few simulations.
+Moves with a full search are policy targets; with `fast_simulations` the others get a fast search without noise, and
 only their result counts (Wu 2020, playout cap randomization). Fractions of the games, which may be schedules, are
-played against past selves and scripted players; of the moves of those only the results are learned from.
+played against past selves and scripted players, whose moves are used for their results only.
 """
 
 from __future__ import annotations
