@@ -67,7 +67,6 @@ class HookedReduction:
             self._state = group
 
     def reduce(self, grad: Tensor) -> float:
-        """Reduce and return the number of bytes reduced."""
         bucket: Any = _Bucket(grad, self._params)
         before = self._numbers()
         grad.copy_(self._reduce(self._state, bucket).wait())
