@@ -25,7 +25,7 @@ from corral.learn.exchange.base import GradAction, PeerLost
 from corral.learn.exchange.compress import Compress, Compression, Hook
 from corral.learn.exchange.peers import own_address
 
-_WHOLE_FIRST = 10  # full-precision updates before PowerSGD starts, as in the paper: early gradients are atypical
+_WHOLE_FIRST = 10  # full-precision updates before PowerSGD starts, as its authors do: early gradients are atypical
 
 
 class _Bucket:
