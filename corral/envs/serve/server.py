@@ -86,10 +86,7 @@ class SimulatorServer:
         self.last_learner = time.monotonic()
 
     def run(self, wait_s: float = 0.0) -> int:
-        """Serve until a learner that this side connected to ends the run; returns the exit code.
-
-        RunFailed when no learner has connected for `wait_s`, if that is not 0.
-        """
+        """Serve until the learner that this side connected to ends the run; RunFailed after `wait_s` without one."""
         while not self._over:
             self.poll(_POLL_S)
             if self._sessions:
@@ -166,10 +163,7 @@ class SimulatorServer:
         self._strangers.warning(text)
 
     def _hello(self, wire: Wire, wanted: int = 0) -> None:
-        """Send HELLO, with the detached session to resume, if there is one.
-
-        A learner that this side connected to is its only one.
-        """
+        """Send HELLO with the detached session to resume, if any; a learner connected to from here is the only one."""
         greeting = self._greetings[wire]
         waiting = [s for s in self._sessions if s.wire is None and (wire.initiated or s.number == wanted)]
         resumes = waiting[-1] if waiting else None

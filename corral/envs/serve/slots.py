@@ -166,7 +166,6 @@ class Slots:
         return reply if want_obs else SlotReply(reply.payload[:1], reply.messages)
 
     def expand(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
-        """Step copies of states and keep the results."""
         if not 3 <= len(payload) <= 4:
             raise BadRequest(f"{len(payload)} frames, expected parents, actions, children and maybe seeds")
         parents, children = _columns([payload[0], payload[2]], batch, "<u8", "<u8")
@@ -241,7 +240,6 @@ class Slots:
         return self._status_reply(problems)
 
     def read_actions(self, frame: Buffer, rows: int) -> list[Array]:
-        """Read actions, checked against their space."""
         try:
             leaves = [leaf.copy() for leaf in self._action.read(frame, rows)]
             return self.spec.action.batch(self.spec.action.unflatten(leaves), rows)
@@ -334,7 +332,6 @@ def _raised(found: KeptState | UserError) -> KeptState:
 
 
 def _write_status(table: list[Array], problems: dict[int, Problem | None]) -> dict[str, str]:
-    """Write the status of rows; returns their messages."""
     found = {row: problem for row, problem in problems.items() if problem is not None}
     for row, (status, _) in found.items():
         table[STATUS][row] = status

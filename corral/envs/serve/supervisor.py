@@ -55,10 +55,7 @@ class ServeJob:
 
 
 class RequestClock:
-    """Deadline by which a server process must have answered or poll for messages, in memory that its parent reads.
-
-    Times are of the monotonic clock, which is the same for all processes of a machine.
-    """
+    """Deadline (monotonic clock) by which a server process must answer or poll, in memory that its parent reads."""
 
     SIZE = 16
 
@@ -89,7 +86,6 @@ class RequestClock:
 
     @property
     def answered(self) -> int:
-        """Number of requests since the process was started."""
         return int(self._answered[0])
 
 
@@ -106,10 +102,7 @@ class _Server:
         self._due = 0.0
 
     def check(self) -> bool:
-        """Start the process if that is due, replace it if it crashed or hangs; True when the learner is done with it.
-
-        Raises the error that the process reports about its job.
-        """
+        """Start or replace the process if due; True when the learner is done. Raises errors that it reports."""
         now = time.monotonic()
         if self._process is None:
             if now >= self._due:
@@ -167,7 +160,6 @@ class _Server:
         self._due = now + self._backoff.next()
 
     def _read_report(self) -> dict[str, Any] | None:
-        """The process's report at its end; None when it crashed."""
         assert self._process is not None
         self._process.socket.setblocking(False)
         try:

@@ -1,7 +1,4 @@
-"""Framed messages between a process VecEnv and its workers, over one socket pair per worker.
-
-Observations and actions never travel here: they are in shared memory, and STEP and READY name the rows.
-"""
+"""Framed messages to workers over a socket pair each; observations and actions are in shared memory instead."""
 
 from __future__ import annotations
 

@@ -58,10 +58,7 @@ class WorkerHandle(RemoteWorker):
 def stop_workers(
     workers: list[WorkerHandle], reaper: OrphanReaper, memory_fd: int, owner_pid: int, timeout_s: float = 5.0
 ) -> None:
-    """Let every worker close its environments, then kill those that did not.
-
-    A fork of the owner inherits this as a finalizer, but does not own the workers.
-    """
+    """Let every worker close its environments, then kill the rest; does nothing in a fork of the owner."""
     if os.getpid() != owner_pid:
         return
     for worker in workers:

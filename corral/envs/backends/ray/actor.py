@@ -56,7 +56,6 @@ class EnvActor(EnvWorker):
         faulthandler.register(signal.SIGUSR1, self._stacks, all_threads=True)
 
     def place(self) -> NodePlace:
-        """The first call: node and process of the actor."""
         import ray
 
         node_id = ray.get_runtime_context().get_node_id()
@@ -68,7 +67,6 @@ class EnvActor(EnvWorker):
         return self._answer(self.start, job)
 
     def ask(self, op: int, data: Any, rows: CopiedRows | None = None) -> ActorReply:
-        """Handle a message; `rows` are put in place first."""
         return self._answer(self._ask, op, data, rows)
 
     def take(self, env_ids: bytes, actions: list[Array]) -> ActorReply:

@@ -29,7 +29,6 @@ class RayWorker(RemoteWorker):
         self._actor: Any = None
 
     def spawn(self) -> None:
-        """Ask Ray for an actor, and tell it which environments to build."""
         ray = import_ray()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -81,7 +80,6 @@ class RayWorker(RemoteWorker):
         return int(mark)
 
     def died(self, error: Exception) -> None:
-        """Keep Ray's report of its end."""
         text = str(error)
         start = max(0, text.find("The actor is dead"))
         self._report = f"its Ray actor is gone: {text[start : start + _MAX_CHARACTERS]}"
@@ -101,11 +99,7 @@ class RayWorker(RemoteWorker):
 
 
 def stop_actors(workers: list[RayWorker], group: Any, owner_pid: int, timeout_s: float = 5.0) -> None:
-    """Let every actor close its environments, end it, and free the CPUs.
-
-    A fork of the owner inherits this as a finalizer, but does not own the actors. At exit Ray may be gone, and the
-    actors with it.
-    """
+    """Let every actor close its environments, end it, and free the CPUs; does nothing in a fork or without Ray."""
     ray = import_ray()
     if os.getpid() == owner_pid and ray.is_initialized():
         with contextlib.suppress(Exception):

@@ -74,10 +74,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
     @abstractmethod
     def _receive(self, last: W | None, wait_s: float) -> None:
-        """Wait for a bounded time, and handle what arrives with `_ready`, `_handle` and `_replace`.
-
-        A caller that needs all results names the worker that it sent to last.
-        """
+        """Wait for a bounded time and handle what arrives; `last`: the worker sent to last, to wait for all."""
 
     @abstractmethod
     def _check_alive(self, worker: W, now: float) -> None:
@@ -92,7 +89,6 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         return self._log.restarts
 
     def reset(self, seed: int = 0) -> None:
-        """Start new seeded episodes everywhere, after the steps in flight are done."""
         in_flight = self._in_flight
         in_flight.require_open()
         while any(worker.running and worker.pending for worker in self._workers):
@@ -146,7 +142,6 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             self._guarded_pump(most_s=left)
 
     def record_episodes(self) -> None:
-        """Record in the workers what restores the environments."""
         self._recording = True
         for worker in self._workers:
             if worker.running:  # a replacement is told when it gets its rows
@@ -169,10 +164,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Replay in the workers what led to the saved state; returns the environments where that failed.
-
-        The workers' global RNGs are restored too, if the number of workers is the same.
-        """
+        """Replay what led to the saved state; restores global RNGs for the same worker count; returns what failed."""
         in_flight = self._in_flight
         in_flight.require_new()
         self._require_identity(state)

@@ -55,7 +55,6 @@ class _SimulatorProcess:
 
     @property
     def mark(self) -> str:
-        """The mark in the environment of its process and of its children."""
         return f"{_MARK}={self.instance.hex()}"
 
 
@@ -85,7 +84,6 @@ class Launcher:
         return [process.popen.pid for process in self._processes]
 
     def has_ended(self, instance: bytes) -> bool:
-        """Whether the process of this instance is gone."""
         return any(p.instance == instance and p.popen.poll() is not None for p in self._processes)
 
     def check(self, now: float) -> None:
@@ -169,7 +167,6 @@ class Launcher:
         self._due.append(now + self._backoff.next())
 
     def _retire(self, now: float) -> None:
-        """Replace simulators that have played enough episodes, or use too much memory."""
         limit, most = self._recycling.memory_mb << 20, self._recycling.episodes
         weigh = limit and now - self._memory_checked > _MEMORY_EVERY_S
         if weigh:

@@ -92,7 +92,6 @@ class StepReply:
             rows.flags[ids, place] = value
 
     def text(self, row: int) -> str:
-        """The simulator's message about a failed row."""
         rows = (self._meta or {}).get("rows", {})
         text = rows.get(str(row), "") if isinstance(rows, dict) else ""
         return text if isinstance(text, str) else ""
@@ -114,10 +113,7 @@ def read_answer(simulator: Simulator, batch: int, reply: Message) -> StepReply:
 
 
 class ReplyRows:
-    """Consecutive rows and a buffer for a reply to their STEP, as views that are made once.
-
-    Making one costs about as much as copying a few rows, and there would be twenty in every step.
-    """
+    """Consecutive rows and a buffer for a reply to their STEP: views are made once, because making them is slow."""
 
     __slots__ = (
         "_all_rewards",

@@ -217,5 +217,4 @@ class RequestingVecEnv(VecEnv):
 
 
 def _most_rows(session: SimulatorSession) -> int:
-    """Number of steps per request."""
     return 1 if session.row_s > _SLOW_ROW_S else session.most_rows

@@ -45,7 +45,6 @@ class Share:
     _parts: dict[int, list[Share]] = field(default_factory=dict)
 
     def parts(self, most: int, sets: IdSets) -> list[Share]:
-        """Groups of at most `most`."""
         if len(self.chosen) <= most:
             return [self]
         if most not in self._parts:
@@ -223,14 +222,12 @@ class SlotTimeouts:
         self._warned = False
 
     def gather(self, wanted: int) -> None:
-        """Wait for the first simulators."""
         while (there := len(self._fleet.sessions)) < wanted:
             self._wait(f"{there} of {wanted} simulators at {self._where}")
             self._fleet.poll(_POLL_S)
         self._since = None
 
     def require_slots(self, count: int) -> None:
-        """UserError unless the simulators have this many slots."""
         slots = sum(session.simulator.hello.slots for session in self._fleet.sessions.values())
         if slots < count:
             raise UserError(
@@ -239,7 +236,6 @@ class SlotTimeouts:
             )
 
     def wait_for_slot(self) -> int:
-        """Wait for a free slot; returns the number of free slots."""
         while not (free := sum(session.room for session in self._fleet.sessions.values() if session.has_room)):
             self._wait(
                 f"All slots of the simulators at {self._where} are in use, and evaluation needs one",
@@ -250,7 +246,6 @@ class SlotTimeouts:
         return free
 
     def check(self, unplaced: int) -> None:
-        """Report environments that wait for a simulator, if any."""
         if unplaced:
             self._wait(f"{unplaced} environments have no simulator at {self._where}")
         else:

@@ -80,7 +80,6 @@ class LinkStates(States):
         return self._index.new_ids(count)
 
     def save(self, env_ids: Array) -> Array:
-        """Keep the current states of these environments in their simulators."""
         slots_of = self._vec.slots_of(env_ids)
         homes = self._homes_at(slots_of)
         ids = self.new_ids(len(env_ids))
@@ -177,14 +176,12 @@ class LinkStates(States):
         self._homes.clear()
 
     def _homes_at(self, slots_of: EnvSlots) -> Array:
-        """Indices here of the simulators of environments."""
         numbers = np.array([self._home_of(session) for session in slots_of.sessions] or [LOST], np.int16)
         return np.where(slots_of.lost, np.int16(LOST), numbers[slots_of.which])
 
     def _place(
         self, op: int, homes: Array, slots: Array, ids: Array, table: StateReplies, miss: Miss | None, flags: int = 0
     ) -> None:
-        """Send a request about states and slots."""
         parts, gone = split(homes, self._homes, _max_rows)
         for rows in gone:
             table.miss(rows, _GONE)
@@ -351,7 +348,6 @@ class LinkStates(States):
 
 
 def _max_rows(session: SimulatorSession, steps: int = 1) -> int:
-    """Rows per request, each of this many steps."""
     if steps == 1:
         return session.most_rows
     simulator = session.simulator

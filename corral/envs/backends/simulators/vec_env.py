@@ -49,10 +49,7 @@ class LinkVecEnv(RequestingVecEnv):
         release: Callable[[], Any],
         fewer: bool = False,
     ):
-        """Wait for `simulators`, and take slots in them; `elastic`: more may join later.
-
-        `fewer`: have as many environments as there are free slots, at least one and at most `num_envs`.
-        """
+        """Wait for `simulators`, take slots; `elastic`: more may join; `fewer`: fewer slots than `num_envs` do."""
         self._role, self._seed = role, 0
         self._fleet, self._supervision = fleet, supervision
         self._faults = FaultLog(supervision)
@@ -92,12 +89,10 @@ class LinkVecEnv(RequestingVecEnv):
 
     @property
     def fleet(self) -> Fleet:
-        """The simulators, which other VecEnvs may share."""
         return self._fleet
 
     @property
     def urls(self) -> list[str]:
-        """Where this side listens, or the addresses it connected to."""
         return self._fleet.binding.urls
 
     def slots_of(self, env_ids: Array) -> EnvSlots:
@@ -129,7 +124,6 @@ class LinkVecEnv(RequestingVecEnv):
         self._to_play[env_ids] = to_play
 
     def reset(self, seed: int = 0) -> None:
-        """Start new seeded episodes everywhere, after the steps in flight are done."""
         in_flight = self._in_flight
         in_flight.require_open()
         while self._under_way:
@@ -235,7 +229,6 @@ class LinkVecEnv(RequestingVecEnv):
         self._stop()
 
     def joined(self, session: SimulatorSession) -> None:
-        """A simulator joined: it takes environments without a slot, and later some of the others."""
         self._slots.fill(self._sessions)
         self._start_due()
         self._rebalancer.plan(self._sessions)
