@@ -19,7 +19,7 @@ from corral.learn.weights import group_slices, split_params
 def make_exchange(
     config: DataParallelConfig, model: nn.Module, groups: Sequence[ParamGroup], host: str, secret: bytes, seed: int
 ) -> Joint:
-    """One learner's side of it; `host` is this machine's own address, `secret` what others are let in by."""
+    """One learner's side; `host` is this machine's address, `secret` authenticates the learners to each other."""
     compress, codec = find_compression(config.compress), gradient_codec(config)
     feedback = compress is not None and (compress.hook is not None or not codec.unbiased)
     if config.exchange == "gossip":
@@ -34,11 +34,11 @@ def make_exchange(
 
 
 def gradient_codec(config: DataParallelConfig) -> Codec:
-    """How gradients are written."""
+    """The codec of gradients."""
     compress = find_compression(config.compress)
     return Whole() if compress is None else compress.codec
 
 
 def broadcast_codec(config: DataParallelConfig) -> Codec:
-    """How weights are written."""
+    """The codec of weights."""
     return Qsgd(8) if config.quantize_weights else Whole()
