@@ -25,7 +25,7 @@ from corral.learn.exchange.base import GradAction, PeerLost
 from corral.learn.exchange.compress import Compress, Compression, Hook
 from corral.learn.exchange.peers import own_address
 
-_WHOLE_FIRST = 10  # full-precision updates before PowerSGD starts, as in the paper: early gradients are atypical
+_WHOLE_FIRST = 10  # full-precision updates before PowerSGD starts, as its authors do: early gradients are atypical
 
 
 class _Bucket:
@@ -67,7 +67,6 @@ class HookedReduction:
             self._state = group
 
     def reduce(self, grad: Tensor) -> float:
-        """Reduce and return the number of bytes reduced."""
         bucket: Any = _Bucket(grad, self._params)
         before = self._numbers()
         grad.copy_(self._reduce(self._state, bucket).wait())
