@@ -75,10 +75,7 @@ def look() -> Machine:
 
 
 def measure_wake_up() -> float:
-    """Seconds to wake a process that waits for a message: half of a round trip, the median.
-
-    The two processes stay on different cores, as a sampling process and its workers do.
-    """
+    """Seconds to wake a waiting process on another core: half of the median round trip."""
     ours, theirs = socket.socketpair()
     with ours, _on_own_core() as other_core:
         with theirs:

@@ -1,7 +1,4 @@
-"""The `corral` command: find the command, parse its options, run it, and turn errors into exit codes.
-
-Commands are imported when called, so that `corral --help` is fast.
-"""
+"""The `corral` command: find and import the command, parse its options, run it, and turn errors into exit codes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`Experiment`: all settings of a run, as one frozen dataclass that is stored as YAML.
-
-Settings come from the defaults, the preset of the algorithm on this environment, a YAML file, and the caller; the last
-wins.
-"""
+"""`Experiment`: all settings of a run, from defaults, preset, YAML file and caller, as one frozen dataclass."""
 
 from __future__ import annotations
 

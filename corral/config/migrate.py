@@ -147,10 +147,7 @@ def rename_envs(state: Any) -> None:
 
 
 def explain_old_name(key: str, names: Collection[str]) -> str | None:
-    """What to write instead of an old name, as the end of a sentence; None if `key` was never a setting.
-
-    `names` are the full names of the settings that exist.
-    """
+    """What to write instead of an old name, as the end of a sentence; None if it is none. `names` are today's."""
     last = key.rpartition(".")[2]
     if last in _MERGED_2 and _named(_MERGED_2[last][0], names):
         return _MERGED_2[last][1]

@@ -56,10 +56,7 @@ class _Mismatch(Exception):
 
 
 def leaves(config: Any) -> dict[str, Any]:
-    """Full name -> type of every setting, in field order.
-
-    A field with `live` in its metadata holds an object of this process: it is not a setting, and never stored.
-    """
+    """Full name -> type of every setting, in field order, without objects of this process (metadata `live`)."""
     found: dict[str, Any] = {}
     kinds = get_type_hints(type(config))
     for field in dataclasses.fields(config):
@@ -74,10 +71,7 @@ def leaves(config: Any) -> dict[str, Any]:
 
 
 def read(config: Any, given: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Full name -> value of the right type, from names and values as a user writes them; groups may be nested.
-
-    An unknown or ambiguous name, or a value of the wrong type, is a UserError that starts with `source`.
-    """
+    """Full name -> typed value, from a user's names and values; UserErrors start with `source`."""
     kinds = leaves(config)
     values: dict[str, Any] = {}
     where = f"{source}: " if source else ""

@@ -133,10 +133,7 @@ MakeEvaluation = Callable[[States, ActionSet], Evaluate]
 
 
 class SearchPlayer:
-    """A search as a player, with one tree for each of up to `boards` positions.
-
-    `noise` is the planner's: 0 plays best. `make_evaluation` is called once to build the leaf evaluation.
-    """
+    """A search as a player, with a tree for each of up to `boards` positions; `noise` 0 plays best."""
 
     def __init__(
         self,

@@ -135,8 +135,8 @@ class Planner:
     ) -> Plan:
         """Search from the current states of these environments; `first` marks the start of an episode.
 
-        `noise` scales the exploration noise at the roots: 0 plays best, 1 explores. `roots` are the states if they are
-        already saved; the planner takes ownership.
+        `noise` scales the noise at the roots: 0 plays best, 1 explores. `roots` are states already saved, now the
+        planner's.
         """
         config, search, rng = self.config, self.search, self._rng
         sims = self.sims if sims is None else sims

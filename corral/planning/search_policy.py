@@ -145,10 +145,7 @@ class Search:
         return planner.actions.to_env(plan.stand_for(edges)), state, {"search_value": plan.values}
 
     def __call__(self, obs: Tree = None) -> Tree:
-        """The action for the single environment in its current state; `obs` is its observation.
-
-        `obs` may be omitted if the environment was reset or stepped since the search was made.
-        """
+        """The action for the single environment; `obs` may be omitted if it was stepped since the search was made."""
         own = self._env if isinstance(self._env, Snapshots) else None
         if obs is not None and own is not None:
             own.tell(obs)

@@ -59,10 +59,7 @@ class _OfNetwork:
 
 
 class Shooting:
-    """A Policy that simulates `horizon` random steps `sims` times and takes the first action of the best return.
-
-    The baseline for other planners: no tree, no network.
-    """
+    """Takes the first action of the best of `sims` random rollouts of `horizon` steps: a baseline for planners."""
 
     def __init__(self, sims: int = 50, horizon: int = 20, *, discount: float = 0.99, seed: int = 0):
         if not all(isinstance(given, (int, np.integer)) and given >= 1 for given in (sims, horizon)):
@@ -267,10 +264,7 @@ class Mppi:
 
 
 def average(noise: Array, returns: Array, temperature: float) -> Array:
-    """Noise [n, samples, ...] averaged over samples with weights softmax(returns / temperature).
-
-    A return of -inf has weight 0; if all are -inf, weights are equal.
-    """
+    """Noise [n, samples, ...] averaged with weights softmax(returns / temperature); equal weights if all are -inf."""
     best = returns.max(1, keepdims=True)
     weights = np.exp(np.where(best > -np.inf, returns - np.maximum(best, np.finfo(float).min), 0.0) / temperature)
     weights /= weights.sum(1, keepdims=True)

@@ -133,10 +133,9 @@ class Snapshots:
         self._states.drop(_rows(ids))
 
     def expand(self, parents: Any, actions: Any, children: Any = None) -> Expansion:
-        """Step from each state and save the results under new ids.
+        """Step from each state and save the results under new ids, or over the states named by `children`.
 
-        One id and one action give one row; a sequence of ids takes a sequence of actions. `children` may name states to
-        overwrite instead.
+        One id and one action give one row; a sequence of ids takes a sequence of actions.
         """
         ids, layout = _rows(parents), self._states.spec.action
         if np.ndim(parents) == 0:

@@ -1,7 +1,4 @@
-"""Planning on a light stand-in instead of the live, expensive environment.
-
-At every decision the stand-in takes over the state of the live environment; the search steps only the stand-in.
-"""
+"""Planning on a light stand-in, which takes over the state of the live environment at every decision."""
 
 from __future__ import annotations
 

@@ -189,10 +189,7 @@ def num_eval_envs(episodes: int) -> int:
 def make_eval_vec(
     experiment: Experiment, episodes: int, seed: int, *, env: EnvLike | None = None, here: bool = False
 ) -> VecEnv:
-    """Environments for an evaluation, the run's or `env`, with seeds that training never uses.
-
-    External simulators run it in slots that training leaves free. `here`: in this process, for policies that plan.
-    """
+    """Environments with evaluation seeds, in free slots of external simulators; `here`: in this process, to plan."""
     what, kwargs = _environment(experiment, env)
     count = num_eval_envs(episodes)
     if is_url(what):

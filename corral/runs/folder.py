@@ -129,10 +129,7 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other processes from training this run; UserError with the pid of a process that does.
-
-        The lock belongs to this process alone, not to its children, and ends with it.
-        """
+        """Lock the run for this process alone, not its children; UserError with the pid of a process that trains it."""
         return _lock(self.path)
 
     def holder(self) -> int | None:

@@ -66,10 +66,7 @@ class LoadedPolicy:
         self._rows = 0
 
     def __call__(self, obs: Tree, deterministic: bool = True, *, first: Any = None) -> Tree:
-        """Actions for observations: one for one, rows for rows.
-
-        `first` marks rows that begin an episode; default: all rows of the first call.
-        """
+        """Actions for one observation or for rows; `first` marks starts of episodes, default: the first call."""
         leaves, single = self._read(obs)
         n = len(leaves[0])
         actor = self._actors[bool(deterministic)]

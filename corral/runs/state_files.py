@@ -75,10 +75,7 @@ def write_state(
 
 
 def read_state(folder: Path, files: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the state that `write_state` wrote; a branch whose files are not in `files` is None.
-
-    Arrays of 64 MB and more are mapped copy-on-write from the file.
-    """
+    """The state that `write_state` wrote, None for branches not in `files`; arrays from 64 MB on are mapped."""
 
     def branch(name: str) -> Any:
         return read_part(folder, name) if files_of(name)[0] in files else None

@@ -1,7 +1,4 @@
-"""`corral.train` and `corral.resume`: experiments in one call.
-
-A learner with its own process is supervised: if it crashes, another one resumes from the last checkpoint.
-"""
+"""`corral.train` and `corral.resume`, with or without a supervised learner process."""
 
 from __future__ import annotations
 

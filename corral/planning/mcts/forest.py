@@ -77,10 +77,7 @@ def make_forest(trees: int, nodes: int, width: int) -> Forest:
 
 
 class Wave(NamedTuple):
-    """Simulations in flight, one row each: expand this edge of this node of this tree.
-
-    `new` is the node that a simulation reached, new or known; NOWHERE if it reached none.
-    """
+    """Simulations in flight, one row each. `new` is the node that a simulation reached, or NOWHERE."""
 
     tree: Array  # int64, like all fields
     node: Array

@@ -37,10 +37,7 @@ class Gumbel(NamedTuple):
 
 
 def visits_in_order(considered: int, simulations: int) -> Array:
-    """Sequential halving: for every simulation, the visits that the next action must have.
-
-    All `considered` actions get the same number of visits, then the better half of them, and so on.
-    """
+    """Sequential halving: the visits that the next action must have, for every simulation."""
     if considered <= 1:
         return np.arange(simulations, dtype=np.int32)
     rounds = math.ceil(math.log2(considered))

@@ -91,10 +91,7 @@ class TreeSearch:
             self._lay(trees, np.zeros_like(trees), verdict.actions)
 
     def reuse(self, trees: Array, taken: Array, roots: Array) -> Array:
-        """Continue trees below the edges that were taken, if the resulting states are `roots`.
-
-        Returns which could: those with a node of the same observation. The others are unchanged.
-        """
+        """Continue trees below the edges taken; returns for which a node has the observation of `roots`."""
         forest, scene = self.forest, self.states.look(roots)
         nodes = np.array([self._find(t, a, scene, i) for i, (t, a) in enumerate(zip(trees, taken, strict=True))])
         for t, node, root in zip(trees[nodes >= 0], nodes[nodes >= 0], roots[nodes >= 0], strict=True):

@@ -76,9 +76,8 @@ class ChanceNodes(NamedTuple):
     """Double progressive widening (Couetoux et al. 2011): n visits of an edge draw k n^alpha outcomes.
 
     Draws are counted, not distinct outcomes: stopping after enough distinct ones would overweight rare ones. If
-    distinct outcomes are few, every visit draws one; this is judged by the draws below all other edges of the tree, so
-    that it does not depend on the outcomes of this edge. With k = 0 steps are deterministic, and an edge has one
-    outcome.
+    distinct outcomes are few, every visit draws one, as judged by the draws below all other edges of the tree,
+    independently of this one. With k = 0 steps are deterministic, and an edge has one outcome.
     """
 
     k: float = 0.0

@@ -57,10 +57,7 @@ class MetricsClock(Callback):
 
 
 class Checkpoints(Callback):
-    """Saves the run at intervals, and the best model after the best evaluation so far.
-
-    A large replay buffer takes long to write: checkpoints take at most a twentieth of the time.
-    """
+    """Saves the run at intervals (at most 5 % of the time) and the best model after its evaluation."""
 
     def __init__(self, config: Experiment, *, save_first: bool) -> None:
         self._every_s = config.checkpoint_every_s

@@ -10,10 +10,7 @@ from corral.runs.evaluate import Evaluation
 
 
 class EarlyStopping(Callback):
-    """Stops when the mean return of an evaluation reaches `target`, or after `patience` evaluations without a new best.
-
-    The count restarts when a run is resumed.
-    """
+    """Stops when an evaluation's mean return reaches `target`, or after `patience` evaluations without a new best."""
 
     def __init__(self, target: float | None = None, patience: int | None = 10) -> None:
         if patience is not None and patience < 1:

@@ -20,10 +20,7 @@ _CLEAR = "\r\x1b[K"
 
 
 class Progress(Callback):
-    """Shows steps, steps/s, return, evaluation, loss and the time left. It has no thread and never blocks.
-
-    `start` is the step at which a resumed run starts. The last value of every metric is shown until it changes.
-    """
+    """Shows steps, steps/s, return, evaluation, loss and time left; `start` is the step of a resume. Never blocks."""
 
     def __init__(self, total: int, *, start: int = 0, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._total = total

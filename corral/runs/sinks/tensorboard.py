@@ -12,10 +12,7 @@ from typing import Any
 
 
 class TensorBoardSink:
-    """One event file. TensorBoard's own writer has a thread, which breaks forking and may lose the last row.
-
-    A resumed run passes the step of its checkpoint as `purge_after`: TensorBoard forgets later rows.
-    """
+    """One event file. TensorBoard's own writer has a thread, which breaks forking. `purge_after`: see `CsvSink`."""
 
     def __init__(self, folder: Path, purge_after: int | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog

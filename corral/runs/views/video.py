@@ -102,10 +102,7 @@ def record_policy(
     seed: int = 0,
     spec: EnvSpec | None = None,
 ) -> Recording:
-    """Record the policy: one frame at the start of an episode and one per step. `spec` is the trained one.
-
-    Writes H.264 in an MP4, atomically.
-    """
+    """Record the policy as H.264 in an MP4, atomically: a frame at the start of an episode and one per step."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
     film = _Film(experiment)
     with make_vec(film, 1, "local", role="eval") as vec:
@@ -177,10 +174,7 @@ class _Film:
 
 
 class _Camera(PassiveWrapper):
-    """Records every step, and the first frame of an episode once it is played.
-
-    Frames are stored outside: a planner that copies the environment copies no frames.
-    """
+    """Records every step, and the first frame of an episode once it is played; frames are not copied with it."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         result = self.env.reset(seed=seed, options=options)
