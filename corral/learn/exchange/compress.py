@@ -10,6 +10,7 @@ import torch
 
 from corral.core.errors import UserError
 from corral.core.types import Array
+from corral.learn.exchange.config import DataParallelConfig
 
 # Ways to write a vector of float32 in fewer bytes. How many depends only on its length. `qsgd` (Alistarh et al. 2017)
 # is right in expectation. The others are off by what they leave out, which `corral.learn.exchange.compress` makes up
@@ -327,3 +328,20 @@ class Compression:
             self._left += self.unpack(code)
         if self._momentum:
             self._velocity += self._ended
+
+
+def gradient_codec(config: DataParallelConfig) -> Codec:
+    """How gradients are encoded."""
+    compress = find_compression(config.compress)
+    return Whole() if compress is None else compress.codec
+
+
+def broadcast_codec(config: DataParallelConfig) -> Codec:
+    """How weights are encoded."""
+    return Qsgd(8) if config.quantize_weights else Whole()
+
+
+def uses_feedback(config: DataParallelConfig) -> bool:
+    """Whether what a compression leaves out is added to the next gradient: where it is biased, or torch's hook does."""
+    compress = find_compression(config.compress)
+    return compress is not None and (compress.hook is not None or not compress.codec.unbiased)
