@@ -325,5 +325,5 @@ def test_own_exchange_by_module_and_class(tmp_path):
 def test_unknown_exchange_is_refused_in_one_sentence():
     with pytest.raises(UserError, match=r"must be all_reduce, param_server, gossip or module:Class"):
         DataParallelConfig(exchange="ring")
-    with pytest.raises(UserError, match="No exchange 'helpers.own_exchange:Missing'"):
+    with pytest.raises(UserError, match=r"No exchange 'helpers.own_exchange:Missing'"):
         find_exchange("helpers.own_exchange:Missing")
