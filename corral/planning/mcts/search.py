@@ -64,8 +64,6 @@ class TreeSearch:
         """[tree, node, edge, ...] what edges stand for, where actions are sampled."""
         self.waves = self.steps = 0
         """How many there were: waves, each with one call of `evaluate`, and steps of states."""
-        self.reward_scale = 1.0
-        """Factor for rewards, where values are in a scaled unit."""
         self._keep, self._chance, self._to_env, self._rng = keep, chance, to_env, rng
         self._wave = make_wave(trees * leaves)
         self._every = np.ones((trees * leaves, width), np.bool_)
