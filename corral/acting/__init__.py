@@ -1,1 +1,1 @@
-"""Acting: policies, the environment loop, and what it yields."""
+"""Acting: policies, the sampling loop, and the trajectories it yields."""

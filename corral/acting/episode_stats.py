@@ -1,4 +1,4 @@
-"""Returns and lengths of finished games, from the steps as they come by."""
+"""Returns and lengths of finished episodes, computed from steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corral.core.types import Array, StepBatch
 
 @dataclass(frozen=True)
 class Episode:
-    """One finished game: its environment, the sum of its raw rewards, and its steps."""
+    """One finished episode: its environment, the sum of its raw rewards, and its length."""
 
     env_id: int
     episode_return: float
@@ -23,7 +23,7 @@ class Episode:
 class EpisodeStats:
     """Sums raw rewards over whole games.
 
-    Lives lost do not end a game, and a game cut short by a fault is dropped: it says nothing of the policy.
+    A lost life does not end a game, and a game cut short by a fault is dropped: it does not measure the policy.
     """
 
     def __init__(self, num_envs: int, keep: int = 1000):
@@ -34,7 +34,7 @@ class EpisodeStats:
         self._lengths = np.zeros(num_envs, np.int64)
 
     def add(self, batch: StepBatch, envs: slice | Array) -> None:
-        """Take in one batch of steps; `envs` are its environments, as a slice where they are consecutive."""
+        """Add one batch of steps; `envs` are its environments, as a slice if they are consecutive."""
         self._returns[envs] += batch.raw_reward
         self._lengths[envs] += 1
         if batch.final_obs is None:  # no episode ended
@@ -54,17 +54,16 @@ class EpisodeStats:
         return float(np.mean(returns)) if returns else float("nan")
 
     def mean_length(self, last: int = 100) -> float:
-        """Mean number of steps of the last games; NaN before the first has finished."""
+        """Mean length of the last games; NaN before the first has finished."""
         lengths = [episode.length for episode in list(self.recent)[-last:]]
         return float(np.mean(lengths)) if lengths else float("nan")
 
     def drop(self, ids: list[int]) -> None:
-        """Forget the games under way in these environments: they are cut off, and not counted."""
+        """Drop the current games of these environments without counting them."""
         self._returns[ids] = 0.0
         self._lengths[ids] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything."""
         return {
             "finished": self.finished,
             "faulty": self.faulty,
@@ -78,7 +77,6 @@ class EpisodeStats:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
         self.finished, self.faulty = state["finished"], state["faulty"]
         columns = [state["recent"][key].tolist() for key in ("env_id", "episode_return", "length")]
         self.recent.clear()

@@ -1,4 +1,4 @@
-"""Acting with networks: actor-critics by sampling, action values by epsilon-greedy."""
+"""Policies of networks: actor-critics by sampling, action values by epsilon-greedy."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class ActorCriticPolicy:
     """Samples from the policy, or takes its most likely action.
 
-    Records `action` as the network means it, before bounds are applied, and its `logp`; with a memory also
-    `state`, the memory before the step.
+    Records `action` in the network's representation, before bounds are applied, and its `logp`; for recurrent networks
+    also `state`, the recurrent state before the step.
     """
 
     def __init__(self, model: ActorCritic, explore: bool, rng: np.random.Generator):
@@ -31,11 +31,10 @@ class ActorCriticPolicy:
         self._device = model.value_head.weight.device
 
     def initial_state(self, n: int) -> Tree:
-        """The memory of `n` environments, None where the network has none."""
+        """The recurrent states of `n` environments; None if the network is not recurrent."""
         return self._model.initial_state(n)
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Decide for `n` environments."""
         model, actions = self._model, self._model.actions
         params, after = (model.numpy_params(obs), None) if model.numpy_towers else self._forward(obs, state, first)
         if np.count_nonzero(np.isfinite(params)) != params.size:
@@ -61,7 +60,7 @@ class ActorCriticPolicy:
 
 
 class EpsilonGreedyPolicy:
-    """The action of the highest value, or with probability `epsilon(progress)` any."""
+    """The action with the highest value, or a random one with probability `epsilon(progress)`."""
 
     def __init__(
         self,
@@ -77,19 +76,16 @@ class EpsilonGreedyPolicy:
         self._progress = 0.0
 
     def set_context(self, ctx: ActContext) -> None:
-        """Follow the schedule of epsilon."""
         self._progress = ctx.progress
 
     def initial_state(self, n: int) -> Tree:
-        """No state."""
         return None
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Decide for `n` environments."""
         return self._to_env(self._choose(obs, self._epsilon(self._progress), len(first))), None, {}
 
     def _choose(self, obs: Tree, epsilon: float | Array, n: int) -> Array:
-        # Drawn whatever epsilon is, so that a schedule does not change the stream of random numbers.
+        # Always drawn, so that the schedule of epsilon does not change the random stream.
         draws = self._rng.random((n, 2)).T
         random = draws[0] < epsilon
         if random.all():
@@ -108,9 +104,9 @@ class EpsilonGreedyPolicy:
 
 
 class LadderPolicy(EpsilonGreedyPolicy):
-    """Each environment has an epsilon of its own for ever, which it carries as its memory.
+    """Each environment has its own constant epsilon, carried as its policy state.
 
-    `index` says which actor of several this is, all with as many environments.
+    `index` is the number of this actor; all actors have the same number of environments.
     """
 
     def __init__(
@@ -126,22 +122,21 @@ class LadderPolicy(EpsilonGreedyPolicy):
         self._rungs, self._index = rungs, index
 
     def initial_state(self, n: int) -> Tree:
-        """The rungs of this actor's environments."""
+        """The epsilons of this actor's environments."""
         return self._rungs[np.arange(self._index * n, (self._index + 1) * n) % len(self._rungs)]
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Decide for `n` environments."""
         return self._to_env(self._choose(obs, state, len(first))), state, {}
 
 
 def acting_precision(model: nn.Module, device: torch.device) -> AbstractContextManager[Any]:
-    """The precision that the network learns in: probabilities must not differ between acting and learning."""
+    """The precision used for learning: probabilities must not differ between acting and learning."""
     half = getattr(model, "autocast", False)
     return torch.autocast(device.type, dtype=torch.bfloat16) if half else nullcontext()
 
 
 def to_tensors(tree: Tree, device: torch.device) -> Tree:
-    """Arrays as tensors on a device, without a copy where that is possible."""
+    """Arrays as tensors on a device, without a copy where possible."""
     if device.type == "cpu":
         return torch.from_numpy(tree) if isinstance(tree, np.ndarray) else tree_map(_to_cpu, tree)
     return tree_map(lambda leaf: _to_cpu(leaf).to(device, non_blocking=True), tree)

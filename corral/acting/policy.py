@@ -1,4 +1,4 @@
-"""What decides: a plain function of the observations, or an object with memory."""
+"""Policies: a plain function of observations, or an object with state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class Policy(Protocol):
     """Acts for `n` environments at once, with explicit state.
 
-    Observations and states arrive as NumPy trees with a leading `n`; actions, states and extras may be NumPy
-    or torch. `n` varies: an environment's rows come in whatever company is ready.
+    Observations and states are NumPy trees with a leading `n`; actions, states and extras may be NumPy or torch. `n`
+    varies between calls, with the environments that are ready.
     """
 
     def initial_state(self, n: int) -> Tree:
-        """State of `n` environments before their first observation; None where there is none."""
+        """State of `n` environments before their first observation; None for a stateless policy."""
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         """Actions, new states, and extras to record; where `first` is true the state belongs to an old episode."""
@@ -35,50 +35,50 @@ class ActContext:
     """What acting may depend on besides observations."""
 
     progress: float = 0.0
-    """Share of the run's steps that are done, 0 to 1."""
+    """Fraction of the run's steps that are done, 0 to 1."""
     version: int = 0
-    """Updates of the weights so far; stamped on trajectories."""
+    """Weight updates so far; stored in trajectories."""
     reward_scale: float | None = 1.0
-    """What the rewards that values were learned from are of the unscaled ones; None where that is not known."""
+    """Scale of the rewards used for learning relative to the unscaled ones; None if unknown."""
 
 
 @runtime_checkable
 class ContextPolicy(Policy, Protocol):
-    """A policy that follows schedules, or needs to know the scale of rewards."""
+    """A policy that follows schedules, or needs the scale of rewards."""
 
     def set_context(self, ctx: ActContext) -> None:
-        """Act by this from now on; called between rollouts."""
+        """Use this context from now on; called between rollouts."""
 
 
 def set_context(policy: Policy, ctx: ActContext) -> None:
-    """Tell a policy that wants to know it how far the run is."""
+    """Pass the context to a policy that uses it."""
     if isinstance(policy, ContextPolicy):
         policy.set_context(ctx)
 
 
 @runtime_checkable
 class PlanningPolicy(ContextPolicy, Protocol):
-    """A policy that looks ahead from the states that environments are in, so it has to know the environments.
+    """A policy that plans from the current states of environments, and so needs access to them.
 
-    Its state names them: `initial_state(n)` are the numbers 0 to n - 1, with whatever else it remembers.
+    Its state identifies them: `initial_state(n)` contains the numbers 0 to n - 1, and may contain more.
     """
 
     @property
     def simulator_steps(self) -> int:
-        """Steps of simulators that planning has cost so far."""
+        """Simulator steps used for planning so far."""
 
     def bind_envs(self, vec: VecEnv) -> None:
-        """From now on it acts for these environments."""
+        """Act for these environments from now on."""
 
 
 def bind_envs(policy: Policy, vec: VecEnv) -> None:
-    """Tell a policy that plans which environments it is going to act for."""
+    """Pass the environments to a policy that plans."""
     if isinstance(policy, PlanningPolicy):
         policy.bind_envs(vec)
 
 
 def simulator_steps(policy: Policy) -> int | None:
-    """Steps of simulators that planning has cost so far; None of policies that do not plan."""
+    """Simulator steps used for planning so far; None for policies that do not plan."""
     return policy.simulator_steps if isinstance(policy, PlanningPolicy) else None
 
 
@@ -89,16 +89,14 @@ class FunctionPolicy:
         self._fn = fn
 
     def initial_state(self, n: int) -> Tree:
-        """No state."""
         return None
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Call the function."""
         return self._fn(obs), None, {}
 
 
 def as_policy(policy: Policy | Callable[[Tree], Tree]) -> Policy:
-    """Take a Policy as it is, and wrap a function."""
+    """Return a Policy unchanged, and wrap a function."""
     if isinstance(policy, Policy):
         return policy
     if callable(policy):
@@ -108,7 +106,7 @@ def as_policy(policy: Policy | Callable[[Tree], Tree]) -> Policy:
 
 
 def to_numpy(tree: Tree) -> Tree:
-    """Torch tensors as arrays, arrays as they are, without importing torch."""
+    """Torch tensors as arrays, arrays unchanged, without importing torch."""
     return tree_map(_leaf_to_numpy, tree)
 
 

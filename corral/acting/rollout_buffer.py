@@ -1,4 +1,4 @@
-"""Steps of many environments into trajectories."""
+"""Collects the steps of many environments into trajectories."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from corral.acting.policy import to_numpy
 from corral.core.types import Array, EnvSpec, StepBatch, Trajectory
 
 Envs = slice | Array
-"""Which environments: a slice where they are consecutive, which is much cheaper, or an array of ids."""
+"""Environments: a slice if they are consecutive, which is much cheaper, or an array of ids."""
 Time = int | Array
-"""At which steps: one number where these environments are in step, or one for each."""
-_Finals = tuple[Time, Array, list[Array]]  # when episodes ended, where, and the leaves of their last observations
+"""Step indices: one number if these environments are in step, or one for each."""
+_Finals = tuple[Time, Array, list[Array]]  # when and where episodes ended, and the leaves of their final observations
 
 
 class RolloutBuffer:
     """One column of `length` steps per environment, each filled at its own pace.
 
-    `begin` lays the first observations, `act` notes what was decided on the observations of step `t`, `put`
-    notes what followed. `take` hands out full columns and starts them anew from their last observation.
+    `begin` sets the first observations, `act` records the actions for the observations of step `t`, `put` records the
+    results. `take` returns full columns and restarts them from their last observation.
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, length: int):
@@ -35,13 +35,12 @@ class RolloutBuffer:
         self._finals: list[_Finals] = []
 
     def begin(self, envs: Envs, obs: list[Array], first: Array) -> None:
-        """Lay the first observations of these columns."""
         for store, leaf in zip(self._obs, obs, strict=True):
             store[0, envs] = leaf
         self._first[0, envs] = first
 
     def act(self, t: Time, envs: Envs, actions: list[Array], extras: dict[str, Any]) -> None:
-        """Note the actions chosen on the observations of step `t`, and the extras, arrays or tensors."""
+        """Record the actions for the observations of step `t`, and the extras (arrays or tensors)."""
         for store, leaf in zip(self._action, actions, strict=True):
             store[t, envs] = leaf
         for name, value in extras.items():
@@ -56,7 +55,7 @@ class RolloutBuffer:
             kept[t, envs] = value
 
     def put(self, t: Time, envs: Envs, obs: list[Array], batch: StepBatch) -> None:
-        """Note what followed step `t`; `obs` are the leaves of the batch's observations."""
+        """Record the results of step `t`; `obs` are the leaves of the batch's observations."""
         self._reward[t, envs] = batch.reward
         self._raw_reward[t, envs] = batch.raw_reward
         self._terminated[t, envs] = batch.terminated
@@ -71,18 +70,18 @@ class RolloutBuffer:
             self._finals.append((t if isinstance(t, int) else t[rows], batch.env_ids[rows], leaves))
 
     def take(self, envs: Envs, ids: Array, version: int | Array) -> Trajectory:
-        """Copy these full columns out, and start them anew; `ids` are the same environments by number."""
+        """Copy these full columns and restart them; `ids` are the same environments by number."""
 
         def copy(store: Array) -> Array:
             columns: Array = store[:, envs]
-            return columns.copy() if isinstance(envs, slice) else columns  # ids copy by themselves
+            return columns.copy() if isinstance(envs, slice) else columns  # indexing by ids copies already
 
         layout = self._spec.observation
         final_at, final_obs = self._take_finals(ids)
         obs = [copy(leaf) for leaf in self._obs]
         first = copy(self._first)
         self.begin(envs, [leaf[-1] for leaf in obs], first[-1])
-        with np.errstate(over="ignore"):  # beyond float32 it is infinite: the learner leaves it out, and says so
+        with np.errstate(over="ignore"):  # overflow of float32 becomes infinite, which the learner skips and reports
             reward = self._reward[:, envs].astype(np.float32, order="C")
         return Trajectory(
             obs=layout.unflatten(obs),
@@ -101,7 +100,7 @@ class RolloutBuffer:
         )
 
     def _take_finals(self, ids: Array) -> tuple[Array, list[Array]]:
-        """Places and last observations of the episodes that ended in these columns, in order of time and column."""
+        """Indices and final observations of the episodes that ended in these columns, ordered by time and column."""
         if not self._finals:
             empty = [np.zeros((0, *leaf.shape), leaf.dtype) for leaf in self._spec.observation.leaves]
             return np.zeros((0, 2), np.int64), empty

@@ -1,4 +1,4 @@
-"""Sampling with the user's own policy: `Sampler(env, policy).rollouts(steps)` yields plain arrays."""
+"""Sampling with a user's policy: `Sampler(env, policy).rollouts(steps)` yields plain arrays."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from corral.envs.vec_env import VecEnv
 class Sampler:
     """Runs a policy in many environments.
 
-    The policy is a function of a batch of observations, or a `Policy` with state. It is called with whatever
-    environments are due, so the batch size varies between calls and the policy must not assume it.
+    The policy is a function of a batch of observations, or a `Policy` with state. It is called with the environments
+    that are ready, so the batch size varies between calls and the policy must not assume it.
 
-    On the process backend the environments are decided for in two halves: one half steps while the policy
-    looks at the other. The halves do not depend on the number of workers, so neither do the trajectories.
+    On the process backend the environments act in two halves: one half steps while the policy computes actions for the
+    other. The halves do not depend on the number of workers, so neither do the trajectories.
     """
 
     def __init__(
@@ -48,32 +48,31 @@ class Sampler:
         bind_envs(self._policy, self.vec)
         self.episodes = EpisodeStats(self.vec.num_envs)
         self._version = 0
-        self._latest: tuple[list[Array], Array] | None = None  # observations and firsts, per environment
+        self._latest: tuple[list[Array], Array] | None = None  # observations and `first` flags, per environment
         self._state: Tree = None
         self._in_flight = np.zeros(self.vec.num_envs, np.bool_)
         self._last_decision_s = 0.0
         self._turn = 0
 
     def set_context(self, ctx: ActContext) -> None:
-        """Tell the policy how far the run is; trajectories that begin from now on are stamped with `ctx.version`."""
+        """Pass the context to the policy; trajectories that begin from now on carry `ctx.version`."""
         self._version = ctx.version
         set_context(self._policy, ctx)
 
     def rollouts(
         self, steps: int = 128, *, first_ready: int | None = None, linger_s: float = 0.0
     ) -> Iterator[Trajectory]:
-        """Yield trajectories of `steps` steps, for ever: fragments that follow on, episodes going through them.
+        """Yield trajectories of `steps` steps forever: consecutive fragments, which episodes may span.
 
-        Every trajectory has all environments, in order. With `first_ready=k` it has the environments, at least
-        `k` of them, that were first to fill their fragment, so that a slow one holds nobody up; `env_id`
-        says which. `linger_s`, or the time that the last decision took if that is more, is how long the policy
-        then waits for half of the environments before it decides for those that are ready: larger batches cost less
-        each. The policy may be changed between two trajectories. A new call drops fragments that the last one had
-        not finished.
+        Every trajectory has all environments, in order. With `first_ready=k` it has the first environments, at least
+        `k`, that filled their fragment, so that slow ones do not delay the others; `env_id` identifies them. The policy
+        then waits up to `linger_s`, or the duration of its last call if that is longer, for half of the environments
+        before it acts for those that are ready: larger batches cost less per environment. The policy may be changed
+        between two trajectories. A new call drops the unfinished fragments of the previous one.
         """
         if steps < 1:
             raise UserError(f"rollouts(steps) must be at least 1, got {steps}.")
-        if self.vec.withholds:  # its environments go on only together, so a full fragment cannot wait for others
+        if self.vec.withholds:  # its environments advance only together, so a full fragment cannot wait for others
             if first_ready not in (None, 1):
                 raise UserError(f"{self.vec.spec.name} resets one step late, so only first_ready=1 works with it.")
             first_ready = 1
@@ -85,7 +84,7 @@ class Sampler:
             raise UserError(f"first_ready must be between 1 and num_envs={self.vec.num_envs}, got {first_ready}.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next trajectory depends on, but for the policy's weights and generators.
+        """Everything that the next trajectory depends on, except the policy's weights and RNGs.
 
         Call it between two trajectories of `rollouts()`, and `vec.record_episodes()` before the first.
         """
@@ -100,9 +99,9 @@ class Sampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Go on, in a new Sampler, from what `state_dict` gave; returns environments that start a new episode.
+        """Resume in a new Sampler from `state_dict`; returns the environments that start a new episode.
 
-        Their games under way are dropped, not counted.
+        The interrupted episodes are dropped, not counted.
         """
         if self._latest is not None:
             raise UserError("load_state_dict() needs a Sampler that has not sampled yet: make a new one.")
@@ -124,7 +123,7 @@ class Sampler:
         return restarted
 
     def close(self) -> None:
-        """Close the environments, unless they were handed in."""
+        """Close the environments, unless they were passed in."""
         if self._owns_vec:
             self.vec.close()
 
@@ -139,7 +138,7 @@ class Sampler:
     def _in_step(self, steps: int) -> Iterator[Trajectory]:
         vec, flatten = self.vec, self.vec.spec.observation.flatten
         columns, turn = self._start(steps)
-        if self._in_flight.any():  # left over from a call that was given up
+        if self._in_flight.any():  # from an abandoned call
             self._begin(columns, vec.recv())
         count = 2 if vec.pipelined and vec.num_envs > 1 else 1
         parts = [_EnvSubset(ids) for ids in np.array_split(np.arange(vec.num_envs), count)]
@@ -161,9 +160,9 @@ class Sampler:
 
     def _as_ready(self, steps: int, count: int, linger_s: float) -> Iterator[Trajectory]:
         columns, turn = self._start(steps)
-        cursor = np.zeros(self.vec.num_envs, np.int64)  # how full each column is
-        started = np.full(self.vec.num_envs, self._version)  # a slow one's column may go through several versions
-        left_over = self._in_flight.copy()  # their next results were not decided for here
+        cursor = np.zeros(self.vec.num_envs, np.int64)  # number of steps in each column
+        started = np.full(self.vec.num_envs, self._version)  # a slow environment's column may span several versions
+        left_over = self._in_flight.copy()  # their next results belong to actions of an earlier call
         idle = np.flatnonzero(~left_over)
         while True:
             if len(idle):
@@ -192,7 +191,7 @@ class Sampler:
             idle = full
 
     def _start(self, steps: int) -> tuple[RolloutBuffer, int]:
-        """Columns that begin where the environments are, and the number of this call."""
+        """New columns that begin at the current observations, and the number of this call."""
         vec = self.vec
         latest = self._prepare()
         columns = RolloutBuffer(vec.spec, vec.num_envs, steps)
@@ -201,7 +200,7 @@ class Sampler:
         return columns, self._turn
 
     def _prepare(self) -> tuple[list[Array], Array]:
-        """The latest observations, the first ones if there are none yet."""
+        """The latest observations, or the first ones."""
         if self._latest is None:
             batch = self.vec.recv()
             self._state = self._initial_state()
@@ -211,14 +210,14 @@ class Sampler:
     def _initial_state(self) -> Tree:
         state = to_numpy(self._policy.initial_state(self.vec.num_envs))
         self._check_state(state, self.vec.num_envs)
-        return None if state is None else tree_map(np.array, state)  # ours to write to
+        return None if state is None else tree_map(np.array, state)  # writable
 
     def _require_turn(self, turn: int) -> None:
         if turn != self._turn:
             raise UserError("Another call of rollouts() has taken over these environments; go on with that one.")
 
     def _begin(self, columns: RolloutBuffer, batch: StepBatch) -> None:
-        """Let columns begin at results that belong to a call that was given up."""
+        """Begin columns at results that belong to an abandoned call."""
         obs = self.vec.spec.observation.flatten(batch.obs)
         self._note(batch.env_ids, obs, batch)
         columns.begin(batch.env_ids, obs, batch.first)
@@ -234,13 +233,13 @@ class Sampler:
             tree_map(check, state)
 
     def _seen(self, envs: Envs) -> tuple[Tree, Array]:
-        """Copies of the latest observations of these environments, and of whether they start an episode."""
+        """Copies of the latest observations of these environments, and of their `first` flags."""
         assert self._latest is not None
         leaves, first = self._latest
         return self.vec.spec.observation.unflatten([leaf[envs].copy() for leaf in leaves]), first[envs].copy()
 
     def _decide(self, columns: RolloutBuffer, t: Time, envs: Envs, ids: Array, obs: Tree, first: Array) -> None:
-        """Let the policy act on arrays of its own, and send what it decides; the VecEnv checks it."""
+        """Call the policy with copies, and send its actions, which the VecEnv checks."""
         state = None if self._state is None else tree_map(lambda leaf: leaf[envs].copy(), self._state)
         began = time.perf_counter()
         action, state, extras = self._policy.act(obs, state, first)
@@ -256,7 +255,7 @@ class Sampler:
         columns.act(t, envs, self.vec.spec.action.flatten(action), extras)
 
     def _note(self, envs: Envs, obs: list[Array], batch: StepBatch) -> None:
-        """Keep what the next decision and the statistics need."""
+        """Save what the next action and the statistics need."""
         self._in_flight[envs] = False
         self.episodes.add(batch, envs)
         self._lay(envs, obs, batch.first)
@@ -270,15 +269,14 @@ class Sampler:
 
 
 class _EnvSubset:
-    """Consecutive environments that are decided for together."""
+    """Consecutive environments that act together."""
 
     def __init__(self, ids: Array):
         self.envs = slice(int(ids[0]), int(ids[-1]) + 1)
-        self.ids = ids  # once received, the array that the VecEnv hands out: it knows it when it comes back
+        self.ids = ids  # later the VecEnv's own array, which it recognises when it is passed back
 
 
 def _leaves(tree: Tree) -> list[Array]:
-    """Arrays of a policy's state, in order."""
     found: list[Array] = []
     if tree is not None:
         tree_map(found.append, tree)

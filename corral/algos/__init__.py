@@ -1,1 +1,1 @@
-"""Algorithms, one file each: settings, networks used, policy, loss, and the data they need."""
+"""Algorithms, one file each: settings, network, policy, loss, and the data they need."""

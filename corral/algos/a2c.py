@@ -1,7 +1,7 @@
 """Advantage actor-critic (Mnih et al. 2016, synchronous): one update per batch of short sequences.
 
 Follows `grad log pi(a|s) A` with `A` from GAE: `gae_lambda=1` is the n-step advantage of the paper, `gae_lambda=0` is
-TD(0). Needs data of the current policy: `max_lag=0`.
+TD(0). On-policy: `max_lag=0`.
 """
 
 from __future__ import annotations
@@ -71,23 +71,20 @@ class Config:
 
 
 class A2c(Algorithm):
-    """A2C for one kind of environment."""
+    """A2C for one environment specification."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded(config.net), max_lag=0)
 
     def build_model(self) -> ActorCritic:
-        """Policy and value."""
         return ActorCritic(self.spec, self.config.net)
 
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        """Sample, or take the most likely action."""
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
-        """RMSProp or Adam."""
         config = self.config
         return [
             ParamGroup(self._optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)
@@ -99,7 +96,7 @@ class A2c(Algorithm):
         return torch.optim.RMSprop(params, self.config.learning_rate, alpha=0.99, eps=1e-5)
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
-        """Advantages and the values' targets."""
+        """Compute advantages and value targets."""
         assert isinstance(model, ActorCritic)
         values, next_values = compute_values(model, batch)
         advantages = gae(
@@ -109,7 +106,7 @@ class A2c(Algorithm):
         return flatten_steps(model, batch, values, advantages, advantages + values)
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
-        """All rows, unless every one was faulty."""
+        """One minibatch, or none if all rows are faulty."""
         if len(batch):
             yield batch
 

@@ -1,9 +1,9 @@
-"""Asynchronous PPO: the clipped surrogate of PPO on V-trace advantages, for data of a policy some updates older.
+"""Asynchronous PPO: the clipped surrogate of PPO with V-trace advantages, for data of a slightly older policy.
 
-Maximises `min(r A, clip(r, 1 - eps, 1 + eps) A)` with `r = pi(a|s) / mu(a|s)`, `mu` the policy that acted. `A` is
-V-trace's `r_s + gamma v_{s+1} - V(x_s)`, with the current network's probabilities and values; its own ratio is left
-out, because the surrogate has it. `v_s` is the target of the value. Every minibatch is whole sequences, and corrected
-anew.
+Maximises `min(r A, clip(r, 1 - eps, 1 + eps) A)` with `r = pi(a|s) / mu(a|s)`, where `mu` is the policy that acted. `A`
+is V-trace's `r_s + gamma v_{s+1} - V(x_s)` with the current network's probabilities and values; its own ratio is
+omitted, because the surrogate contains it. `v_s` is the value target. A minibatch consists of whole sequences, and
+V-trace is computed anew for each.
 """
 
 from __future__ import annotations
@@ -75,24 +75,22 @@ class Config:
 
 
 class Appo(Algorithm):
-    """APPO for one kind of environment."""
+    """APPO for one environment specification."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self.clip_coef = read_clip_coef(config.clip_coef)
         self.data = DataSpec(
             "sequence", config.num_steps, config.batch_size, "once", recorded(config.net),
-            # Every minibatch is a version.
+            # Every minibatch is one version.
             max_lag=config.max_policy_lag * config.update_epochs * config.num_minibatches,
         )  # fmt: skip
         self.vtrace = VtraceTargets(config.gamma, config.vtrace_rho, config.vtrace_c, None)
 
     def build_model(self) -> ActorCritic:
-        """Policy and value."""
         return ActorCritic(self.spec, self.config.net)
 
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        """Sample, or take the most likely action."""
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
@@ -103,7 +101,7 @@ class Appo(Algorithm):
         return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def minibatches(self, batch: Trajectory, rng: torch.Generator) -> Iterator[Trajectory]:
-        """Every sequence once per epoch, in a new order each time; those of nothing but faults are left out."""
+        """Every sequence once per epoch, in a new order each time; sequences with only faulty rows are left out."""
         columns = np.flatnonzero(~batch.faulty.all(0))
         if len(columns) == 0:
             return

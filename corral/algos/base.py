@@ -1,6 +1,6 @@
-"""What an algorithm is: a network, how to act with it, a loss, and the data it needs. Nothing else.
+"""The interface of an algorithm: a network, a policy, a loss, and the data it needs.
 
-An algorithm never sees a process, a queue, or an optimizer step: topologies move its data, the learner steps.
+An algorithm never sees a process, a queue, or an optimizer step: topologies move its data, and the learner steps.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.ops.optim import Optimizer
 
 Batch = Any
-"""What `prepare` makes of a batch, and `losses` takes; each algorithm's own."""
+"""What `prepare` returns and `losses` takes; the type depends on the algorithm."""
 
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Parameters of the network that have an optimizer, a learning rate and a clip of their own."""
+    """Parameters of the network with their own optimizer, learning rate and clip."""
 
     optimizer: Callable[[Iterable[Tensor]], Optimizer]
     """Makes the optimizer of the learner's flat tensor."""
@@ -36,7 +36,7 @@ class ParamGroup:
     """Gradients are scaled down to this norm."""
     name: str = ""
     prefixes: tuple[str, ...] = ("",)
-    """Beginnings of the parameters' names; a parameter belongs to the group with the longest one that fits."""
+    """Prefixes of parameter names; a parameter belongs to the group with the longest matching one."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class UpdateContext:
     """What an update may depend on besides its batch."""
 
     progress: float
-    """Share of the run's steps that are done, 0 to 1."""
+    """Fraction of the run's steps that are done, 0 to 1."""
     generator: torch.Generator
-    """The learner's own random numbers, which are saved with it."""
+    """The learner's RNG, which is saved with it."""
     reward_scale: float = 1.0
-    """What the batch's rewards were multiplied by."""
+    """Factor by which the batch's rewards were multiplied."""
 
 
 class Algorithm(ABC):
-    """One algorithm with its settings, for one kind of environment.
+    """One algorithm with its settings, for one environment specification.
 
-    `progress` is the share of the run's steps that are done, 0 to 1; schedules are functions of it.
+    `progress` is the fraction of the run's steps that are done, 0 to 1; schedules are functions of it.
     """
 
     data: DataSpec
@@ -62,14 +62,14 @@ class Algorithm(ABC):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """A network for the environment, freshly initialised."""
+        """A newly initialised network for the environment."""
 
     @abstractmethod
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        """How to act with the network; `index` tells actors that explore differently apart."""
+        """The policy that acts with the network; `index` distinguishes actors that explore differently."""
 
     def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
-        """How to act in evaluations, by the best actions or by sampling; by default as in training."""
+        """The policy for evaluations, deterministic or sampling; by default as in training."""
         return self.make_policy(model, explore=not deterministic, rng=rng)
 
     @abstractmethod
@@ -82,12 +82,12 @@ class Algorithm(ABC):
     ) -> Iterator[LossOutput]:
         """Losses of one minibatch, one for each group in order.
 
-        The learner steps a group before it asks for the next loss, so a later one sees the new weights. Gradients
-        that a loss has outside of its own group are discarded: nothing needs to be frozen.
+        The learner steps a group before it asks for the next loss, so a later loss sees the new weights. Gradients of a
+        loss outside its own group are discarded: nothing needs to be frozen.
         """
 
     def fragment_steps(self, num_envs: int) -> int:
-        """Steps of each environment between two calls of the store."""
+        """Steps of each environment per fragment."""
         return self.data.length
 
     def prepare(self, model: nn.Module, batch: Batch) -> Batch:
@@ -95,15 +95,15 @@ class Algorithm(ABC):
         return batch
 
     def minibatches(self, batch: Batch, rng: torch.Generator) -> Iterator[Batch]:
-        """The batch in the pieces to learn from, one after the other."""
+        """The batch as a sequence of minibatches."""
         yield batch
 
     def priorities(self, model: nn.Module, traj: Trajectory) -> Array | None:
-        """First priorities `[T, B]` of the transitions of a fragment, by the network that acted; None: the store's."""
+        """Initial priorities `[T, B]` of transitions by the network that acted; None: the store's default."""
         return None
 
     def update_target(self, model: nn.Module, target: nn.Module, version: int) -> None:  # noqa: B027 - few have one
-        """Move the target network, after update number `version`."""
+        """Update the target network, after update number `version`."""
 
     @property
     def uses_target(self) -> bool:
@@ -114,7 +114,7 @@ class Algorithm(ABC):
 def require(
     name: str, value: float, *, least: float | None = None, most: float | None = None, above: float | None = None
 ) -> None:
-    """UserError unless a number is within its bounds."""
+    """Raise UserError unless a number is within its bounds."""
     if least is not None and not value >= least:
         raise UserError(f"{name} must be at least {least:g}, got {value:g}.")
     if most is not None and not value <= most:

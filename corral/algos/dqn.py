@@ -1,8 +1,8 @@
 """Deep Q-networks (Mnih et al. 2015): double (van Hasselt), dueling (Wang), n-step, prioritised (Schaul, all 2016).
 
-Regresses `Q(s, a)` to `R_n + gamma^n Q_target(s', argmax_a Q(s', a))` by the Huber loss, weighted by importance
-where replay is prioritised. Explores epsilon-greedily, epsilon falling linearly. Truncated episodes go on in
-their true last observation. Discrete actions only; several choices are one joint action.
+Regresses `Q(s, a)` to `R_n + gamma^n Q_target(s', argmax_a Q(s', a))` by the Huber loss, with importance weights if
+replay is prioritised. Explores epsilon-greedily with linearly decaying epsilon. Truncated episodes bootstrap from their
+final observation. Discrete actions only; several choices form one joint action.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Config:
 
 
 class Dqn(Algorithm):
-    """DQN for one kind of environment."""
+    """DQN for one environment specification."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec, self._num_envs = config, spec, num_envs
@@ -107,19 +107,16 @@ class Dqn(Algorithm):
 
     @property
     def uses_target(self) -> bool:
-        """The target network of the paper."""
         return True
 
     def fragment_steps(self, num_envs: int) -> int:
-        """As many as lie between bouts of learning."""
+        """The steps between updates."""
         return max(1, self.config.train_frequency // num_envs)
 
     def build_model(self) -> QNetwork:
-        """Action values."""
         return QNetwork(self.spec, self.choices.count, self.config.net, self.config.dueling)
 
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        """Epsilon-greedy, or greedy."""
         assert isinstance(model, QNetwork)
         if explore and self.config.epsilon_ladder:
             rungs = epsilon_ladder(self._num_envs)
@@ -128,13 +125,12 @@ class Dqn(Algorithm):
         return EpsilonGreedyPolicy(model, self.choices.to_env, self.choices.count, epsilon, rng)
 
     def epsilon(self, progress: float) -> float:
-        """Share of random actions now."""
+        """Current fraction of random actions."""
         config = self.config
         done = min(1.0, progress / config.exploration_fraction) if config.exploration_fraction else 1.0
         return config.exploration_initial_eps + done * (config.exploration_final_eps - config.exploration_initial_eps)
 
     def groups(self) -> Sequence[ParamGroup]:
-        """Adam."""
         config = self.config
         optimizer = partial(adam, lr=config.learning_rate)
         return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
@@ -142,7 +138,7 @@ class Dqn(Algorithm):
     def losses(
         self, model: nn.Module, target: nn.Module | None, batch: Transitions, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
-        """Weighted Huber loss of the temporal difference; its size is the priority."""
+        """Weighted Huber loss of the TD error, whose magnitude is the priority."""
         assert target is not None
         device = next(model.parameters()).device
         obs, next_obs = to_tensors(batch.obs, device), to_tensors(batch.next_obs, device)
@@ -160,9 +156,9 @@ class Dqn(Algorithm):
         yield LossOutput(loss, {"loss/td": loss, "loss/q": q.detach().mean()}, priorities, rows=len(batch.reward))
 
     def priorities(self, model: nn.Module, traj: Trajectory) -> Array | None:
-        """Sizes of the n-step temporal differences by the network that acted (Horgan et al. 2018, Ape-X).
+        """Magnitudes of the n-step TD errors by the network that acted (Horgan et al. 2018, Ape-X).
 
-        A window that the fragment's end cuts short bootstraps there.
+        A window that is cut short by the end of the fragment bootstraps there.
         """
         if not self.config.prioritized_replay:
             return None
@@ -184,14 +180,14 @@ class Dqn(Algorithm):
         return np.where(traj.faulty, np.nan, np.abs(goal - taken))
 
     def update_target(self, model: nn.Module, target: nn.Module, version: int) -> None:
-        """Copy the network every so many updates, or move a little each time."""
+        """Copy or mix in the online weights every `target_update_period` updates."""
         if version % self.config.target_update_period == 0:
             for old, new in zip(target.state_dict().values(), model.state_dict().values(), strict=True):
                 old.lerp_(new, self.config.tau) if old.is_floating_point() else old.copy_(new)
 
 
 def epsilon_ladder(count: int) -> Array:
-    """`0.4^(1 + 7 i / (N - 1))` for `i` from 0 to `N - 1`: from bold to almost greedy (Horgan et al. 2018)."""
+    """`0.4^(1 + 7 i / (N - 1))` for `i` from 0 to `N - 1`: from exploratory to almost greedy (Horgan et al. 2018)."""
     return 0.4 ** (1 + 7 * np.arange(count) / max(1, count - 1))
 
 

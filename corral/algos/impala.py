@@ -1,8 +1,8 @@
-"""Importance-weighted actor-learner (Espeholt et al. 2018, IMPALA): one update per batch of sequences, corrected.
+"""Importance-weighted actor-learner (Espeholt et al. 2018, IMPALA): one V-trace update per batch of sequences.
 
-The policy that acted may be some updates older than the one that learns. V-trace corrects for it with the current
-network's probabilities and values: `v_s` is the target of the value, and the policy follows
-`rho_s grad log pi(a_s|x_s) (r_s + gamma v_{s+1} - V(x_s))`. Losses are sums over the rows of a batch, not means.
+The policy that acted may be some updates older than the learner's. V-trace corrects for it with the current network's
+probabilities and values: `v_s` is the value target, and the policy follows `rho_s grad log pi(a_s|x_s) (r_s + gamma
+v_{s+1} - V(x_s))`. Losses are sums over the rows of a batch, not means.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Config:
 
 
 class Impala(Algorithm):
-    """IMPALA for one kind of environment."""
+    """IMPALA for one environment specification."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
@@ -87,11 +87,9 @@ class Impala(Algorithm):
         )
 
     def build_model(self) -> ActorCritic:
-        """Policy and value."""
         return ActorCritic(self.spec, self.config.net)
 
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        """Sample, or take the most likely action."""
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
@@ -108,7 +106,7 @@ class Impala(Algorithm):
         return rmsprop(params, self.config.learning_rate, decay=0.99, eps=0.01)
 
     def minibatches(self, batch: Trajectory, rng: torch.Generator) -> Iterator[Trajectory]:
-        """All sequences, unless every row was faulty."""
+        """One minibatch, or none if all rows are faulty."""
         if not batch.faulty.all():
             yield batch
 

@@ -1,10 +1,9 @@
-"""Proximal policy optimisation (Schulman et al. 2017), as its reference implementations do it.
+"""Proximal policy optimisation (Schulman et al. 2017), as in its reference implementations.
 
-Maximises `min(r A, clip(r, 1 - eps, 1 + eps) A)` with `r = pi(a|s) / pi_old(a|s)` over several epochs of
-minibatches of one batch of sequences. Advantages by GAE, normalised within each minibatch. The old policy's
-log-probabilities are those recorded while acting. The value loss is not clipped unless asked for; its clip
-keeps the new value within `clip_range_vf` of the old *value*, not of the return. Needs data of the current
-policy: `max_lag=0`.
+Maximises `min(r A, clip(r, 1 - eps, 1 + eps) A)` with `r = pi(a|s) / pi_old(a|s)` over several epochs of minibatches of
+one batch of sequences. Advantages by GAE, normalised within each minibatch. The old policy's log-probabilities are
+those recorded while acting. The value loss is not clipped by default; its clip keeps the new value within
+`clip_range_vf` of the old *value*, not of the return. On-policy: `max_lag=0`.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class Config:
 
 
 class Ppo(Algorithm):
-    """PPO for one kind of environment."""
+    """PPO for one environment specification."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
@@ -96,22 +95,20 @@ class Ppo(Algorithm):
         self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded(config.net), max_lag=0)
 
     def build_model(self) -> ActorCritic:
-        """Policy and value."""
         return ActorCritic(self.spec, self.config.net)
 
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        """Sample, or take the most likely action."""
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
-        """Adam with the epsilon that PPO's results were made with."""
+        """Adam with the epsilon of the reference implementations."""
         config = self.config
         optimizer = partial(adam, lr=config.learning_rate, eps=1e-5)
         return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
-        """Advantages and the values' targets."""
+        """Compute advantages and value targets."""
         assert isinstance(model, ActorCritic)
         values, next_values = compute_values(model, batch)
         advantages = gae(
@@ -156,7 +153,7 @@ class Ppo(Algorithm):
         yield LossOutput(loss, metrics, stop=self.is_past_target_kl(approx_kl), rows=num_valid(batch))
 
     def _value_error(self, values: Tensor, batch: Minibatch) -> Tensor:
-        """Squared error, or the larger one of it and that of the value kept within a range of the old value."""
+        """Squared error, or the maximum of it and the squared error of the clipped value."""
         error, limit = (values - batch.returns).square(), self.config.clip_range_vf
         if limit is None:
             return error

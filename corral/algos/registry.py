@@ -13,21 +13,19 @@ from corral.core.errors import UserError
 
 @dataclass(frozen=True)
 class AlgorithmEntry:
-    """Where an algorithm is, and what it does."""
+    """Where an algorithm is defined, and what it does."""
 
     module: str
     class_name: str
     summary: str
     actions: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What it sets apart from the defaults: some names stand for an algorithm in a certain topology."""
+    """Settings that differ from the defaults: some names stand for an algorithm in a certain topology."""
 
     def load(self) -> Any:
-        """The algorithm's class."""
         return getattr(importlib.import_module(self.module), self.class_name)
 
     def config(self) -> Any:
-        """The class of its settings."""
         return importlib.import_module(self.module).Config
 
 
@@ -92,9 +90,9 @@ ALGORITHMS = {
 
 
 def find_algorithm(name: str) -> AlgorithmEntry:
-    """The algorithm of that name, or `module:Class` of your own; UserError with the nearest name when there is none.
+    """The algorithm of that name, or a user's `module:Class`; UserError with the closest name if unknown.
 
-    The module of an algorithm of your own has its settings as `Config`.
+    The module of a user's algorithm defines its settings as `Config`.
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]

@@ -1,11 +1,12 @@
 """REINFORCE (Williams 1992): follow `grad log pi(a|s) G` over whole episodes.
 
-`G` is the discounted return that followed, normalised over the batch of episodes. With `baseline` a value is
-learned and subtracted, and an episode cut off by a time limit goes on in its last observation's value; without
-one such an episode counts as if it had ended.
+`G` is the discounted return-to-go, normalised over the batch of episodes. With `baseline` a value is learned and
+subtracted, and a truncated episode bootstraps from the value of its final observation; without it, truncation counts as
+termination.
 
-Episodes are used when they end, so those under way when the network changes were begun by an older one. Taking
-only newer ones would prefer short episodes, which is worse; with fewer `episodes` than environments the lag grows.
+Episodes are used when they end, so those in flight during an update were begun by an older network. Using only newer
+ones would bias towards short episodes, which is worse; with fewer `episodes_per_update` than environments the lag
+grows.
 """
 
 from __future__ import annotations
@@ -75,29 +76,26 @@ class Config:
 
 
 class Reinforce(Algorithm):
-    """REINFORCE for one kind of environment."""
+    """REINFORCE for one environment specification."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self.data = DataSpec("episode", _FRAGMENT, config.episodes_per_update, "once", ("action", "logp"), max_lag=0)
 
     def build_model(self) -> ActorCritic:
-        """Policy and baseline."""
         return ActorCritic(self.spec, self.config.net)
 
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        """Sample, or take the most likely action."""
         assert isinstance(model, ActorCritic)
         return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
-        """Adam."""
         config = self.config
         optimizer = partial(adam, lr=config.learning_rate)
         return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
-        """Returns to go, and what they exceed the baseline by."""
+        """Compute returns-to-go, and their difference from the baseline."""
         assert isinstance(model, ActorCritic)
         values = next_values = np.zeros_like(batch.reward)
         if self.config.baseline:

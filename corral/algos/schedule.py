@@ -1,7 +1,7 @@
 """Schedules: settings that change over a run, written as numbers or text.
 
-`0.5` is constant. `8:64` changes linearly from 8 to 64 over the run, and `1:0.1@0.3` reaches 0.1 after 30 % of it and
-stays there.
+`0.5` is constant. `8:64` changes linearly from 8 to 64 over the run. `1:0.1@0.3` reaches 0.1 after 30 % of it and stays
+there.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ _RAMP = re.compile(rf"{_NUMBER}:{_NUMBER}(?:@{_NUMBER})?")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear from `start` to `end`, reached when the fraction `until` of a run is done."""
+    """Linear from `start` to `end`, which is reached at the fraction `until` of a run."""
 
     start: float
     end: float
     until: float = 1.0
 
     def __call__(self, progress: float) -> float:
-        """The value when the fraction `progress` of the run is done."""
+        """The value at the fraction `progress` of the run."""
         done = min(1.0, progress / self.until)
-        if self.end == 0:  # rounded as other libraries do that anneal to 0
+        if self.end == 0:  # rounded as in other libraries that anneal to 0
             return self.start * (1 - done)
         return self.start + (self.end - self.start) * done
 
     @property
     def most(self) -> float:
-        """The largest value."""
         return max(self.start, self.end)
 
 
@@ -53,12 +52,12 @@ def read_schedule(name: str, value: float | str, least: float | None = None, mos
 
 
 def linear_decay(start: float, *, on: bool) -> Callable[[float], float]:
-    """A learning rate by progress: falling linearly to 0, or constant."""
+    """A learning rate by progress: linear decay to 0, or constant."""
     return lambda progress: start * (1 - progress if on else 1.0)
 
 
 def read_clip_coef(value: float | str) -> Schedule:
-    """The clip range of PPO's ratio; it may fall to 0, and starts above."""
+    """The clip range of PPO's ratio; it may decay to 0, but starts above."""
     schedule = read_schedule("clip_coef", value, least=0)
     require("clip_coef", schedule.start, above=0)
     return schedule

@@ -1,4 +1,4 @@
-"""What actor-critics have in common: values of a trajectory, its steps as a minibatch, V-trace targets."""
+"""Shared by the actor-critics: values of a trajectory, its steps as a minibatch, V-trace targets."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from corral.ops.returns import vtrace
 
 @dataclass
 class Minibatch:
-    """Steps to learn from: `[n]` of them, or of a recurrent network `[T, B]`.
+    """Steps to learn from: `[n]`, or `[T, B]` for a recurrent network.
 
-    For a recurrent network, `state` is its state before the sequences begin, `first` says where it is reset, and
-    `mask` which steps count; otherwise steps that do not count are left out.
+    For a recurrent network, `state` is the recurrent state at the start of the sequences, `first` marks where it is
+    reset, and `mask` the steps that count; otherwise steps that do not count are left out.
     """
 
     obs: Tree
     action: Tensor
-    old_log_prob: Tensor  # of the action, by the policy that acted
-    old_values: Tensor  # of the observation, by the network before the update
+    old_log_prob: Tensor  # log-probability of the action by the policy that acted
+    old_values: Tensor  # values of the observations by the network before the update
     advantages: Tensor
-    returns: Tensor  # targets of the value
+    returns: Tensor  # value targets
     first: Tensor | None = None
     state: Tensor | None = None
     mask: Tensor | None = None
@@ -40,7 +40,7 @@ class Minibatch:
         return len(self.old_values) if self.state is None else self.old_values.shape[1]
 
     def explained_variance(self) -> float:
-        """How much of the variance of the returns the values before the update explain."""
+        """Fraction of the returns' variance that the values before the update explain."""
         values, returns = self.old_values, self.returns
         if self.mask is not None:
             values, returns = values[self.mask], returns[self.mask]
@@ -51,13 +51,13 @@ R = TypeVar("R", bound=Minibatch)
 
 
 def recorded(net: NetConfig) -> tuple[str, ...]:
-    """What `ActorCriticPolicy` records of a network with these settings."""
+    """Extras that `ActorCriticPolicy` records for a network with these settings."""
     return ("action", "logp") if net.rnn == "none" else ("action", "logp", "state")
 
 
 @torch.no_grad()
 def compute_values(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
-    """Values of every observation acted on, and of every true successor, both `[T, B]`."""
+    """Values of all observations acted on, and of all true successors, both `[T, B]`."""
     device = model.value_head.weight.device
     if model.core is None:
         joined = tree_map(
@@ -73,7 +73,7 @@ def compute_values(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
         value = values.float().cpu().numpy()
         t, b = traj.final_at[:, 0], traj.final_at[:, 1]
         final = value[:0, 0]
-        if len(t):  # the memory goes on into an episode's last observation
+        if len(t):  # the recurrent state carries over to an episode's final observation
             last = tree_map(lambda leaf: leaf.unsqueeze(0), to_tensors(traj.final_obs, device))
             going_on = torch.zeros(1, len(t), dtype=torch.bool, device=device)
             final = model.unroll(last, states[t, b], going_on)[1][0].float().cpu().numpy()
@@ -91,7 +91,7 @@ def flatten_steps(
     kind: type[R] = Minibatch,  # type: ignore[assignment]
     more: Mapping[str, Array] | None = None,
 ) -> R:
-    """The trajectory's steps, on the network's device, with what was computed for them; `more` are further columns."""
+    """The trajectory's steps with their computed targets, on the network's device; `more` are further columns."""
     device = model.value_head.weight.device
     obs = tree_map(lambda leaf: leaf[:-1], traj.obs)
     arrays = {
@@ -117,7 +117,7 @@ def flatten_steps(
 
 
 def shuffled(rows: R, parts: int, rng: torch.Generator) -> Iterator[R]:
-    """All rows, or with a memory all sequences, in random order and in `parts` of about the same size."""
+    """All rows, or all sequences of a recurrent network, in random order and in `parts` of about equal size."""
     order = torch.randperm(len(rows), generator=rng).to(rows.old_values.device)
     axis = 0 if rows.state is None else 1
 
@@ -132,7 +132,7 @@ def shuffled(rows: R, parts: int, rng: torch.Generator) -> Iterator[R]:
 
 
 def evaluate_actions(model: ActorCritic, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of the batch's actions, entropies, and values, by the network as it is now."""
+    """Log-probabilities of the batch's actions, entropies, and values by the current network."""
     if batch.state is None:
         params, values = model(batch.obs)
     else:
@@ -143,17 +143,15 @@ def evaluate_actions(model: ActorCritic, batch: Minibatch) -> tuple[Tensor, Tens
 
 
 def explained_variance(values: Array, returns: Array) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 for perfect values, 0 or less for useless ones; NaN for constant
-    returns.
-    """
+    """1 - Var(returns - values) / Var(returns): 1 for perfect values, NaN for constant returns."""
     error, n = returns - values, len(returns)
-    error, centered = error - error.sum() / n, returns - returns.sum() / n  # a tenth of the time of np.var
+    error, centered = error - error.sum() / n, returns - returns.sum() / n  # ten times faster than np.var
     variance = float(np.dot(centered, centered))
     return 1 - float(np.dot(error, error)) / variance if variance > 0 else math.nan
 
 
 def num_valid(batch: Minibatch) -> int:
-    """How many steps count."""
+    """Number of steps that count."""
     return len(batch) if batch.mask is None else int(batch.mask.sum())
 
 
@@ -163,16 +161,16 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def normalize(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Values with mean 0 and deviation 1 over the steps that count; a single one stays as it is."""
+    """Values with mean 0 and deviation 1 over the steps that count; a single one is unchanged."""
     used = values if mask is None else values[mask]
     return (values - used.mean()) / (used.std(correction=0) + 1e-8) if len(used) > 1 else values
 
 
 @dataclass(frozen=True)
 class VtraceTargets:
-    """V-trace with its constants. Without `on`, the data is taken for the current policy's own.
+    """V-trace with its constants. Without `on`, the data is treated as on-policy.
 
-    Without `rho_pg`, advantages come without the ratio, for an objective that has it already.
+    Without `rho_pg`, advantages lack the ratio, for an objective that contains it already.
     """
 
     gamma: float
@@ -182,7 +180,7 @@ class VtraceTargets:
     on: bool = True
 
     def __call__(self, traj: Trajectory, logp: Array, value: Array, after: Array) -> tuple[Array, Array]:
-        """Targets of the value and advantages, from what the current network says of `[T, B]` rows."""
+        """Value targets and advantages, from the current network's log-probabilities and values of `[T, B]` rows."""
         behaviour = traj.extras["logp"]
         return vtrace(
             behaviour, logp if self.on else behaviour, traj.reward, value, after,
@@ -193,7 +191,7 @@ class VtraceTargets:
 
 @dataclass
 class SequenceOutput:
-    """The network's outputs for sequences `[T, B]`; `next_values`, of the true successors, have no graph."""
+    """The network's outputs for sequences `[T, B]`; `next_values`, of the true successors, are detached."""
 
     log_prob: Tensor
     entropy: Tensor
@@ -202,7 +200,7 @@ class SequenceOutput:
 
 
 def forward_sequences(model: ActorCritic, traj: Trajectory) -> SequenceOutput:
-    """Every row once with its graph; last observations of sequences and of episodes once more, without."""
+    """Every row once with its graph; final observations of sequences and episodes without a graph."""
     device, shape = model.value_head.weight.device, traj.shape
     obs = to_tensors(tree_map(lambda leaf: leaf[:-1], traj.obs), device)
     states: Tensor | None = None
@@ -220,20 +218,20 @@ def forward_sequences(model: ActorCritic, traj: Trajectory) -> SequenceOutput:
 
 @torch.no_grad()
 def _last_values(model: ActorCritic, traj: Trajectory, states: Tensor | None) -> Array:
-    """Values of the last observation of every sequence, then of those of the episodes that ended within."""
+    """Values of the last observation of every sequence, then of the final observations of episodes."""
     device = model.value_head.weight.device
     obs = to_tensors(tree_map(lambda leaf, final: np.concatenate([leaf[-1], final]), traj.obs, traj.final_obs), device)
     if states is None:
         return model.value(obs).float().cpu().numpy()
     t, b = to_tensors((traj.final_at[:, 0], traj.final_at[:, 1]), device)
-    memory = torch.cat([states[-1], states[t, b]])  # it goes on into an episode's last observation
+    memory = torch.cat([states[-1], states[t, b]])  # it carries over to an episode's final observation
     first = to_tensors(np.concatenate([traj.first[-1], np.zeros(len(traj.final_at), np.bool_)]), device)
     value = model.unroll(tree_map(lambda leaf: leaf.unsqueeze(0), obs), memory, first.unsqueeze(0))[1][0]
     return value.float().cpu().numpy()
 
 
 def successors(traj: Trajectory, value: Array, last_values: Array) -> Array:
-    """Values of every true successor `[T, B]`, from those of the rows and the last ones."""
+    """Values of all true successors `[T, B]`, from those of the rows and the last ones."""
     width = traj.shape[1]
     after = np.concatenate([value[1:], last_values[None, :width]])
     after[traj.final_at[:, 0], traj.final_at[:, 1]] = last_values[width:]

@@ -1,4 +1,4 @@
-"""`corral bench`: how fast the user's own environment or simulator steps here, what bounds it, and what to change."""
+"""`corral bench`: how fast the user's environment or simulator steps here, what bounds it, and what to change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ class Bench:
     """Also write the figures to this file, as JSON."""
 
     def run(self) -> int:
-        """Measure, print the table, what bounds the best way, and what to change."""
         for name, count in (("--num-envs", self.num_envs), ("--workers", self.workers)):
             if count is not None and count < 1:
                 raise UserError(f"{name} must be at least 1, got {count}.")
@@ -45,7 +44,7 @@ class Bench:
             raise UserError(f"--seconds must be positive and at most {_MAX_SECONDS:g}, got {self.seconds:g}.")
         from corral.testing.speed import measure_speed
 
-        logging.getLogger("corral").setLevel(logging.WARNING)  # which backends there are is in the table
+        logging.getLogger("corral").setLevel(logging.WARNING)  # the table shows the backends
         kwargs = parse_env_kwargs(self.env_kwargs)
         speed = measure_speed(self.env, kwargs, self.seconds, self.num_envs, self.workers)
         _print_table(speed)
@@ -90,7 +89,7 @@ def _name(way: Way) -> str:
 
 
 def bound(speed: Speed) -> str:
-    """What takes the largest part of a step in the fastest way."""
+    """The largest component of a step in the fastest configuration."""
     from corral.core.machine import cores
     from corral.testing.speed import CORRAL, ENVIRONMENT, IPC
 
@@ -113,7 +112,7 @@ def bound(speed: Speed) -> str:
 
 
 def advice(speed: Speed) -> str:
-    """The settings of the fastest way, and what they gain."""
+    """The settings of the fastest configuration, and their gain."""
     from corral.testing.speed import ENVIRONMENT, WIRE
 
     best, first = speed.best, next(way for way in speed.ways if way.backend != "none")

@@ -1,4 +1,4 @@
-"""`corral check-env`: check an environment and say what is wrong with it."""
+"""`corral check-env`: check an environment and report what is wrong with it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ class CheckEnv:
     """Give up, and show where it hangs, when one check takes longer."""
 
     def run(self) -> int:
-        """Print one line per check and a verdict."""
         from corral.cli.console import make_console, print_row
         from corral.testing.checks.checker import iter_checks
         from corral.testing.checks.env import FOUNDATIONS
@@ -96,7 +95,7 @@ def _verdict(env: str, statuses: Sequence[str], *, stopped: bool) -> str:
 
 @contextlib.contextmanager
 def _only_errors(name: str) -> Iterator[None]:
-    """Nothing less from this logger within the block."""
+    """Silence warnings of this logger within the block."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -108,7 +107,7 @@ def _only_errors(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deadline(timeout_s: float) -> Iterator[None]:
-    """End the process, with the stack that hangs, when the block takes too long."""
+    """End the process, with the stack that hangs, if the block takes too long."""
 
     waiting = threading.get_ident()
 
@@ -122,7 +121,7 @@ def _deadline(timeout_s: float) -> Iterator[None]:
     timer = threading.Timer(timeout_s, give_up)
     timer.daemon = True
     timer.start()
-    # The timer cannot run while the environment keeps the interpreter lock; this one can.
+    # The timer cannot run while the environment holds the GIL; this one can.
     faulthandler.dump_traceback_later(timeout_s + 2.0, exit=True)
     try:
         yield

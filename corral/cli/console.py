@@ -27,11 +27,8 @@ def print_row(console: Console, *cells: tuple[str, int | None, str]) -> None:
     console.out("\n".join(line.rstrip() for line in capture.get().splitlines()), highlight=False)
 
 
-# Lists that people read as a table, and programs as lines with tabs.
-
-
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table on a terminal; elsewhere one line per row, without titles, its cells apart by tabs."""
+    """Print a table on a terminal; elsewhere one line per row, without titles, with tabs between cells."""
     if not sys.stdout.isatty():
         for row in rows:
             print(*row, sep="\t")

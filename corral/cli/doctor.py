@@ -19,9 +19,6 @@ from typing import Any
 
 from corral.core.machine import cores
 
-# Facts about this machine that decide how fast environments can be sampled, some of them measured.
-
-
 _ECHO = """
 import os, socket, sys
 if sys.argv[2:]:
@@ -45,12 +42,12 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Machine:
-    """What was found; None where this system does not tell."""
+    """Facts that bound the sampling speed, some of them measured; None if the system does not report them."""
 
     cores: int
     cores_present: int
-    cpu_quota: float | None  # cores' worth of time that a container may use
-    load: float | None  # how many cores other programs keep busy
+    cpu_quota: float | None  # CPU quota of the container, in cores
+    load: float | None  # cores that other programs keep busy
     memory_total: int | None
     memory_free: int | None
     shm_bytes: int | None
@@ -60,7 +57,7 @@ class Machine:
 
 
 def look() -> Machine:
-    """Look at this machine, and measure for about two seconds."""
+    """Inspect this machine; measures for about two seconds."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     total, free = _memory()
     return Machine(
@@ -78,9 +75,9 @@ def look() -> Machine:
 
 
 def measure_wake_up() -> float:
-    """Seconds that it takes to wake a process that waits for a message: half of a round trip, the median.
+    """Seconds to wake a process that waits for a message: half of a round trip, the median.
 
-    The two processes stay on different cores, as a sampling process and its workers do while they work.
+    The two processes stay on different cores, as a sampling process and its workers do.
     """
     ours, theirs = socket.socketpair()
     with ours, _on_own_core() as other_core:
@@ -92,7 +89,7 @@ def measure_wake_up() -> float:
             ours.settimeout(10.0)
             trips = []
             ours.send(b"x")
-            ours.recv(1)  # it is up
+            ours.recv(1)  # it has started
             start = time.perf_counter()
             while time.perf_counter() - start < _PING_S:
                 before = time.perf_counter()
@@ -104,7 +101,7 @@ def measure_wake_up() -> float:
 
 
 def measure_speedup() -> float:
-    """How much more two busy processes get done than one; 2 on two idle cores."""
+    """Throughput of two busy processes relative to one; 2 on two idle cores."""
     with _counter() as one, _counter() as other:
         count = int(200_000 * _BUSY_S / _time([one], 200_000))
         alone = min(_time([one], count) for _ in range(_ROUNDS))
@@ -114,7 +111,7 @@ def measure_speedup() -> float:
 
 @contextlib.contextmanager
 def _on_own_core() -> Iterator[list[str]]:
-    """Keep this thread on one core, and name another, where the system can do that."""
+    """Pin this thread to one core and yield another, if the system supports that."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(allowed) < 2:
         yield []
@@ -143,7 +140,7 @@ def _ended(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> Iterator
 
 
 def _time(processes: list[subprocess.Popen[str]], count: int) -> float:
-    """Let all of them count at once; seconds of the slowest."""
+    """Let all of them count at once; returns the seconds of the slowest."""
     for process in processes:
         assert process.stdin is not None
         process.stdin.write(f"{count}\n")
@@ -152,7 +149,7 @@ def _time(processes: list[subprocess.Popen[str]], count: int) -> float:
 
 
 def _memory() -> tuple[int | None, int | None]:
-    """Total and free bytes, within what the container allows."""
+    """Total and free bytes, within the container's limit."""
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":", 1) for line in file)
@@ -193,7 +190,7 @@ EXTRAS = {
     "rllib": ("ray", "tree", "pyarrow"),
     "grpc": ("grpc",),
 }
-"""Extra -> the modules that it brings."""
+"""Extra -> modules that it installs."""
 
 _PACKAGES = ("corral-rl", "torch", "numpy", "gymnasium", "numba", "ale-py", "envpool", "stable-baselines3")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -205,7 +202,6 @@ class Doctor:
     """Show cores, threads, memory, versions and extras, measure two things, and say what will be slow."""
 
     def run(self) -> int:
-        """Print the report."""
         from corral.cli.console import make_console, print_row
 
         console = make_console()
@@ -370,7 +366,6 @@ def _installed(module: str) -> bool:
 
 
 def _torch() -> tuple[int | None, str]:
-    """torch's threads, and the GPUs that it sees."""
     try:
         import torch
     except ModuleNotFoundError:

@@ -50,7 +50,6 @@ class Eval:
     """Print JSON, with every episode."""
 
     def run(self) -> int:
-        """Play, and print a table."""
         for name, value, least in (("episodes", self.episodes, 1), ("seed", self.seed, 0)):
             if value is not None and value < least:
                 raise UserError(f"--{name} must be at least {least}, got {value}.")

@@ -1,4 +1,4 @@
-"""`corral export`: an agent as a file for other programs."""
+"""`corral export`: a policy as a file for other programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class Export:
     """best, latest, or the name of one."""
 
     def run(self) -> int:
-        """Write, compare, and say what goes in and out."""
         from corral.runs.export.file import export
         from corral.runs.load import load_policy
 

@@ -1,4 +1,4 @@
-"""`corral list algos`: the algorithms, what they can act on, and where they are verified."""
+"""`corral list algos|envs|presets`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class ListAlgos:
     """List the algorithms: what they do, the action spaces they can do, and the environments they are verified on."""
 
     def run(self) -> int:
-        """Print the list."""
         from corral.algos.registry import ALGORITHMS
         from corral.cli.console import print_table
         from corral.config import presets
@@ -32,12 +31,9 @@ class ListAlgos:
         return 0
 
 
-# `corral list envs`: the environments that can be used by id.
-
-
 @dataclass(frozen=True)
 class EnvFamily:
-    """Where environments come from, and the package that they need."""
+    """A source of environments, and the package that it needs."""
 
     title: str
     module: str = ""  # the package that must be installed
@@ -45,7 +41,6 @@ class EnvFamily:
 
     @property
     def ready(self) -> bool:
-        """Whether the package is there."""
         return not self.module or importlib.util.find_spec(self.module) is not None
 
 
@@ -71,7 +66,6 @@ class ListEnvs:
     """Only ids that contain this text."""
 
     def run(self) -> int:
-        """Print the list."""
         groups = registered(self.filter)
         if sys.stdout.isatty():
             _print_groups(groups, self.filter)
@@ -82,7 +76,7 @@ class ListEnvs:
 
 
 def registered(text: str = "") -> dict[EnvFamily, list[str]]:
-    """Registered ids that contain `text`, by where they come from; UserError when there are none."""
+    """Registered ids that contain `text`, by family; UserError if there are none."""
     import gymnasium
 
     if _ATARI.ready:
@@ -90,7 +84,7 @@ def registered(text: str = "") -> dict[EnvFamily, list[str]]:
     importlib.import_module("corral.envs.suites.games")  # so does this
     groups: dict[EnvFamily, list[str]] = {}
     for env_id, spec in gymnasium.registry.items():
-        # A callable entry point of Gymnasium's own only says that the environment has moved away.
+        # A callable entry point in Gymnasium only reports that the environment has moved.
         if isinstance(spec.entry_point, str) and text.lower() in env_id.lower():
             groups.setdefault(_group(env_id, spec.entry_point), []).append(env_id)
     if not groups:
@@ -145,9 +139,6 @@ def _envpool_ids() -> Iterable[str]:
     return frozenset(envpool.list_all_envs())
 
 
-# `corral list presets`: which settings come with an algorithm on an environment, and whether they are verified.
-
-
 @dataclass(frozen=True)
 class ListPresets:
     """List the presets: settings that `corral train` takes for an algorithm on an environment, unless told otherwise.
@@ -156,7 +147,6 @@ class ListPresets:
     """
 
     def run(self) -> int:
-        """Print the list."""
         from corral.cli.console import print_table
         from corral.config.presets import all_presets
 

@@ -1,6 +1,6 @@
 """The `corral` command: find the command, parse its options, run it, and turn errors into exit codes.
 
-Commands are loaded when called, so that `corral --help` answers at once.
+Commands are imported when called, so that `corral --help` is fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import FrameType
 from corral.core.errors import EnvFailed, RunFailed, UserError
 
 Commands = Mapping[str, tuple[str, str]]
-"""Words of a command -> where its dataclass is, and what it does."""
+"""Name of a command -> where its dataclass is, and what it does."""
 
 COMMANDS: Commands = {
     "bench": (
@@ -61,7 +61,7 @@ COMMANDS: Commands = {
 
 
 def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog: str = "corral") -> int:
-    """Run one command; returns its exit code: 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
+    """Run one command; returns its exit code: 0 done, 1 failed, 2 user error, 130 interrupted."""
     try:
         with _sigterm_unwinds():
             return _dispatch(list(sys.argv[1:] if argv is None else argv), commands, prog)
@@ -79,14 +79,14 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog:
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 @contextlib.contextmanager
 def _sigterm_unwinds() -> Iterator[None]:
-    """Let a command that does not handle SIGTERM itself end what it has started."""
+    """Turn SIGTERM into an exception, so that commands without a handler clean up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -112,18 +112,17 @@ def _dispatch(argv: list[str], commands: Commands, prog: str) -> int:
         return 0
     name, options = _split(argv, commands, prog)
     module_name, _, class_name = commands[name][0].partition(":")
-    sys.path.insert(0, os.getcwd())  # so that module:Class finds the user's own files, as with `python -m`
+    sys.path.insert(0, os.getcwd())  # so that module:Class finds the user's files, as with `python -m`
     from corral.cli.options import parse
 
     command = parse(getattr(importlib.import_module(module_name), class_name), options, f"{prog} {name}")
     code: int = command.run()
     if sys.stdout is not None:  # closed from the start
-        sys.stdout.flush()  # here, so that a closed pipe is noticed before Python's own exit
+        sys.stdout.flush()  # here, so that a closed pipe is noticed before Python exits
     return code
 
 
 def _split(argv: list[str], commands: Commands, prog: str) -> tuple[str, list[str]]:
-    """The name of the command, and its arguments."""
     for count in (2, 1):
         name = " ".join(argv[:count])
         if name in commands:

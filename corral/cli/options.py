@@ -1,4 +1,4 @@
-"""Options of a command, from the dataclass that declares them; a mistake is one sentence."""
+"""Options of a command, from the dataclass that declares them; errors are one sentence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FRAME = "│╭╮╰╯┃╷╵ "
 
 
 def parse(command: type[T], args: Sequence[str], prog: str) -> T:
-    """An instance of `command` with these options; UserError when they are wrong."""
+    """An instance of `command` with these options; UserError if they are wrong."""
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -37,7 +37,7 @@ def parse(command: type[T], args: Sequence[str], prog: str) -> T:
 
 
 def _sentence(box: str) -> str:
-    """What tyro's framed message says in its first part, without frame, colour and title."""
+    """The first paragraph of tyro's framed message, without frame, colour and title."""
     lines: list[str] = []
     for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines():
         text = line.strip(_FRAME)
@@ -66,17 +66,14 @@ def _unknown(command: type[Any], unknown: Sequence[str], prog: str) -> str:
     return f"`{prog}` has no option {option}; {hint}"
 
 
-# Keyword arguments of an environment, written on the command line as key=value.
-
-
 EnvKwargs = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
-"""Type of an `--env-kwargs` option, which takes several items and may be repeated."""
+"""Type of an `--env-kwargs` option: several key=value items, repeatable."""
 
 _LITERALS = {"true": True, "false": False, "none": None, "null": None}
 
 
 def parse_env_kwargs(given: Iterable[Iterable[str]]) -> dict[str, Any]:
-    """Parse `key=value` items; a value is a Python literal where it reads as one, and text otherwise."""
+    """Parse `key=value` items; a value is a Python literal if it parses as one, otherwise text."""
     kwargs: dict[str, Any] = {}
     for item in (item for items in given for item in items):
         key, equals, text = item.partition("=")

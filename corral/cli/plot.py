@@ -28,7 +28,6 @@ class Plot:
     """Number of rows whose mean is drawn at each row."""
 
     def run(self) -> int:
-        """Draw, and print the last value of each curve."""
         from corral.runs.views.plot import draw
 
         for curve in draw(self.runs, self.out, metric=self.metric, x=self.x, smooth=self.smooth):

@@ -1,4 +1,4 @@
-"""`corral record`: a video of the agent."""
+"""`corral record`: a video of the policy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class Record:
     """best, latest, or the name of one."""
 
     def run(self) -> int:
-        """Film, and print what is in the video."""
         from corral.runs.views.video import record_run
 
         film = record_run(

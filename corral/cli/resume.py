@@ -29,7 +29,6 @@ class Resume:
     """Show no progress, only the result."""
 
     def run(self) -> int:
-        """Train, and print where the run is, its evaluation, and the next commands."""
         steps = None if self.steps is None else read_value("--steps", self.steps, int)
         if self.quiet:
             logging.getLogger("corral").setLevel(logging.WARNING)

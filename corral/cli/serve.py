@@ -1,4 +1,4 @@
-"""`corral serve`: put a Gymnasium environment on the link."""
+"""`corral serve`: serve a Gymnasium environment over the link."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ class Serve:
     """Give up after so many seconds without a learner; 0: never."""
 
     def run(self) -> int:
-        """Serve."""
         if (self.bind is None) == (self.connect is None):
             raise UserError("Give --bind tcp://127.0.0.1:5555 to listen there, or --connect URL of the learner.")
         envs, idle_timeout = (

@@ -1,4 +1,4 @@
-"""`corral state-server`: keep simulators' states for many, in memory or in a folder."""
+"""`corral state-server`: store simulators' states for many clients, in memory or in a folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class StateServerCommand:
     """Listen for other machines without a token."""
 
     def run(self) -> int:
-        """Serve."""
         limits = {
             name: read_value(name, text, int)
             for name, text in (("--max-mb", self.max_mb), ("--max-states", self.max_states))

@@ -1,4 +1,4 @@
-"""`corral top`: what a run is doing, refreshed every second."""
+"""`corral top`: the state of a run, refreshed every second."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ class Top:
     run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """Run directory."""
     once: Flag = False
-    """Show it once; so it is also when the output is no terminal."""
+    """Print once and exit (the default when output is not a terminal)."""
 
     def run(self) -> int:
-        """Show the table."""
         from corral.cli.console import make_console, print_row
         from corral.runs.folder import RunFolder
         from corral.runs.views.top import look

@@ -1,4 +1,4 @@
-"""`corral train`: train an agent, and say where the run is and what to do with it."""
+"""`corral train`: train an agent, and print where the run is and what to do next."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 Number = Annotated[str | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
 """Type of an option that is a whole number, which may be written 1e5 or 100_000."""
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
-"""Type of an option without a value."""
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]  # option without a value
 Plugins = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="MODULE:CLASS")]
 """Type of a repeatable option that names a class."""
 Sinks = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME|MODULE:CLASS")]
@@ -38,8 +37,7 @@ _NO_SETTINGS = {
     "callbacks": "--callback",
     "sinks": "--sink",
     "quiet": "--quiet",
-}
-"""Arguments of `corral.train` that are not settings."""
+}  # arguments of `corral.train` that are not settings
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,6 @@ class Train:
     """Show no progress, only the result."""
 
     def run(self) -> int:
-        """Train, and print where the run is, how good it got, and what to do next."""
         settings = self._settings()
         if self.quiet:
             logging.getLogger("corral").setLevel(logging.WARNING)
@@ -108,7 +105,7 @@ class Train:
         return 0
 
     def _env_kwargs(self) -> dict[str, Any]:
-        """Options of the environment, those of its simulators among them."""
+        """Keyword arguments of the environment, including those of its simulators."""
         kwargs = parse_env_kwargs(self.env_kwargs)
         if self.sim is None and self.sims is not None:
             raise UserError("--sims says how many simulators to start; --sim says how.")
@@ -119,7 +116,6 @@ class Train:
         return kwargs
 
     def _settings(self) -> dict[str, Any]:
-        """The settings that were given, by --set or by options of their own."""
         items = split_items([item for items in self.set for item in items])
         given: dict[str, Any] = {key.replace("-", "_"): text for key, text in items.items()}
         for name, argument in _NO_SETTINGS.items():
@@ -137,7 +133,7 @@ class Train:
 
 
 def print_result(result: Result) -> None:
-    """Three lines: where the run is, its evaluation, and the next commands."""
+    """Print where the run is, its evaluation, and the next commands."""
     path = shlex.quote(str(result.run_dir))
     stopped = "stopped after " if result.stopped else ""
     score = f"mean return {result.eval_return:.1f}"
@@ -150,7 +146,7 @@ def print_result(result: Result) -> None:
 
 
 def _from_anywhere(command: str) -> str:
-    """The command with its program's whole path, if it has one: the run is resumed and evaluated from elsewhere too."""
+    """The command with the full path of its program, so that it also works from elsewhere."""
     program, space, rest = command.partition(" ")
     plain = "/" in program and not program.startswith(("'", '"'))
     return f"{Path(program).absolute()}{space}{rest}" if plain else command

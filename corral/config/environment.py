@@ -1,4 +1,4 @@
-"""Environments as text: what `config.yaml` holds of one, and how it is built again from that."""
+"""Environments as text: how `config.yaml` stores an environment, and how it is built again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PIXELS = "corral.envs.suites:pixels"
 
 
 def describe_env(env: EnvLike) -> tuple[str, dict[str, Any], Any]:
-    """Text and keyword arguments that `find_env` takes, and the callable itself where they are not enough."""
+    """Text and keyword arguments for `find_env`, and the callable itself if they are not enough."""
     from corral.envs.resolve import resolve
     from corral.envs.suites.atari import AtariSuite
     from corral.envs.suites.pixels import PixelSuite
@@ -39,10 +39,7 @@ def describe_env(env: EnvLike) -> tuple[str, dict[str, Any], Any]:
 
 
 def find_env(env: str, env_kwargs: dict[str, Any], factory: Any = None) -> tuple[EnvLike, dict[str, Any]]:
-    """What to give to `make_vec`: the environment and its keyword arguments; UserError when there is none.
-
-    An Atari id stands for the standard Atari stack.
-    """
+    """The environment and keyword arguments for `make_vec`; UserError if there is none."""
     from corral.envs import suites
     from corral.envs.backends.simulators.options import check_options, is_url
     from corral.envs.resolve import resolve
@@ -70,7 +67,7 @@ def find_env(env: str, env_kwargs: dict[str, Any], factory: Any = None) -> tuple
 
 
 def folder_name(env: str, env_kwargs: Mapping[str, Any]) -> str:
-    """The environment in the name of a run's folder; of external simulators, the program or else the address."""
+    """The environment in the name of a run's folder; for external simulators, the program or else the address."""
     from corral.envs.backends.simulators.options import is_url
 
     if is_url(env):
@@ -82,5 +79,4 @@ def folder_name(env: str, env_kwargs: Mapping[str, Any]) -> str:
 
 
 def _options(suite: Any, but: str) -> dict[str, Any]:
-    """Fields of a suite that differ from their defaults."""
     return {key: value for key, value in vars(suite).items() if value != getattr(type(suite), key, {}) and key != but}

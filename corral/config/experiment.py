@@ -1,7 +1,7 @@
-"""`Experiment`: all settings of a run, as one frozen dataclass that YAML can hold.
+"""`Experiment`: all settings of a run, as one frozen dataclass that is stored as YAML.
 
-Settings come from four places, later ones win: the defaults, the preset of the algorithm on this environment, a
-YAML file, and the caller's own.
+Settings come from the defaults, the preset of the algorithm on this environment, a YAML file, and the caller; the last
+wins.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 _WEIGHT_SYNC = re.compile(r"auto|sync|async|lag:\d+")
 _EVALUATIONS = 10
-_MAX_PER_CORE = 4  # learner processes of one machine: more only wait for each other
+_MAX_PER_CORE = 4  # learner processes per core of one machine: more only wait for each other
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,6 @@ class ActorLearnerConfig:
 
     @property
     def weight_lag(self) -> int:
-        """Versions that an actor may be behind before it gets new weights."""
         return int(self.weight_sync.partition(":")[2] or 0)
 
 
@@ -190,11 +189,10 @@ class Experiment:
         config_file: str | Path | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> Experiment:
-        """An experiment from its defaults, the preset, a YAML file and `overrides`, the last of which wins.
+        """An experiment from its defaults, the preset, a YAML file and `overrides`; the last wins.
 
-        `overrides` are named as `corral.config.overrides` describes: `learning_rate`,
-        `algorithm.learning_rate`, `steps`, ... `preset` is the
-        environment whose preset to take, or "none"; by default that of `env`, if there is one.
+        `overrides` are named as in `corral.config.overrides`: `learning_rate`, `algorithm.learning_rate`, `steps`, ...
+        `preset` is the environment whose preset to use, or "none"; default: that of `env`, if there is one.
         """
         base = cls(algo=algo, env="", algorithm=find_algorithm(algo).config()())
         given = settings.read(base, overrides or {})
@@ -206,7 +204,7 @@ class Experiment:
             text, kwargs, factory = describe_env(env)
             given["env"] = text
             if from_file.get("env", text) != text:
-                from_file.pop("env_kwargs", None)  # they are the other environment's
+                from_file.pop("env_kwargs", None)  # they belong to another environment
             if kwargs and given.get("env_kwargs"):
                 raise UserError(f"{text} has its options already; give them there instead of as env_kwargs.")
             given |= settings.read(base, {"env_kwargs": kwargs}) if kwargs else {}
@@ -236,35 +234,30 @@ class Experiment:
         return settings.apply(base, settings.read(base, plain, source))
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain values, fit for YAML and JSON."""
         return settings.to_plain(self)
 
     @property
     def guarded(self) -> bool:
-        """Whether the learner lives in a process of its own, which another replaces when it is lost."""
+        """Whether the learner has its own process, which is restarted after a crash."""
         return self.topology != "sync" and self.runtime != "inline"
 
     @property
     def num_actors(self) -> int:
-        """Components that act."""
         return self.actors or 1
 
     @property
     def envs_per_actor(self) -> int:
-        """Environments of each actor."""
         return self.num_envs // self.num_actors
 
     @property
     def eval_interval(self) -> int:
-        """Environment steps between evaluations."""
         return self.eval_every or max(1, self.steps // _EVALUATIONS)
 
     def environment(self) -> tuple[EnvLike, dict[str, Any]]:
-        """What to give to `make_vec`: the environment and its keyword arguments; UserError when there is none."""
         return find_env(self.env, self.env_kwargs, self.factory)
 
     def default_run_dir(self, root: str | Path = "runs") -> Path:
-        """The first folder of the name `root/algo-env-seed-n` that does not exist."""
+        """The first folder `root/algo-env-seed-n` that does not exist."""
         env, number = folder_name(self.env, self.env_kwargs), 1
         while (path := Path(root) / f"{self.algo}-{env}-{self.seed}-{number}").exists():
             number += 1
@@ -272,7 +265,7 @@ class Experiment:
 
 
 def _read_file(base: Experiment, path: Path) -> dict[str, Any]:
-    """Settings from a YAML file, by full name; a `config.yaml` of another run is such a file."""
+    """Settings from a YAML file, by full name; a run's `config.yaml` is such a file."""
     found = read_config(path)
     for note in found.notes:
         _log.warning("%s: %s", path, note)
@@ -283,7 +276,7 @@ def _read_file(base: Experiment, path: Path) -> dict[str, Any]:
 
 
 def _without_misfits(own: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """An algorithm's own settings, without those that make no sense with what the user chose."""
+    """An algorithm's own settings, without those that conflict with the user's choices."""
     both = own | dict(asked)
     exchange, kept = both.get("data_parallel.exchange", "all_reduce"), dict(own)
     if "data_parallel.exchange" in asked and exchange == "all_reduce":
@@ -296,7 +289,7 @@ def _without_misfits(own: dict[str, Any], asked: Mapping[str, Any]) -> dict[str,
 
 
 def _preset_name(algo: str, env: str, wanted: str | None) -> str:
-    """The preset to use: the wanted one, or that of the environment; "none" when there is none."""
+    """The preset to use: the wanted one, or that of the environment; "none" if there is none."""
     if wanted is None:
         return presets.find(algo, env) or "none"
     names = presets.presets_of(algo)
@@ -308,7 +301,7 @@ def _preset_name(algo: str, env: str, wanted: str | None) -> str:
 
 
 def _sensible_actors(num_envs: int, free: int) -> int:
-    """As many as there are cores free, as far as the environments can be shared out evenly."""
+    """One per free core, as far as the environments divide evenly."""
     return max(count for count in range(1, max(1, free) + 1) if num_envs % count == 0)
 
 
@@ -320,5 +313,4 @@ def _at_least(group: str, config: Any, **bounds: float) -> None:
 
 
 def _changed(config: Any) -> str:
-    """Names of the settings that differ from their defaults."""
     return ", ".join(f.name for f in fields(config) if getattr(config, f.name) != f.default)

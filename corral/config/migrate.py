@@ -1,7 +1,7 @@
-"""Settings of earlier versions: migrated where a run's `config.yaml` has them, explained where a user gives them.
+"""Settings of earlier versions: migrated if a run's `config.yaml` has them, explained if a user gives them.
 
-The only place where old names live. `config.yaml` says its format. Each format has one step that brings it to the next,
-so that a later change of a name or of a default adds a step and leaves the others alone.
+The only place for old names. `config.yaml` contains its format. Each format has one step that migrates it to the next,
+so that a later change of a name or a default adds a step and leaves the others alone.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 from corral.config.yaml_file import read_yaml
 from corral.core.errors import UserError
 
-FORMAT = 2
-"""What this version writes."""
+FORMAT = 2  # the format that this version writes
 
 _GROUPS_1 = {"scale", "sharing", "evaluation", "checkpoints", "log"}
 """Format 1 had no number; its files hold every setting, and so all of these."""
@@ -46,7 +45,7 @@ _OTHERWISE_2 = {
     "alphazero": {"value_coef": "value_coef", "anneal_lr": "final_lr_fraction"},
     "ppo-search": {"rho_bar": "max_importance_weight"},
 }
-"""Where an algorithm's own setting of such a name has another meaning."""
+"""Algorithms whose own setting of such a name has another meaning."""
 
 _INNER_2 = {
     "net": {
@@ -105,7 +104,7 @@ _DROPPED_2: dict[str, tuple[Any, str]] = {
     "error_feedback": (None, "error feedback is used wherever a compression is biased."),
     "listen": (None, "train with --env grpc://HOST:PORT, and start `corral serve ENV --connect grpc://HOST:PORT`."),
 }
-"""Settings that are gone -> their default, and what happens now."""
+"""Removed settings -> their default, and what happens now."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +116,12 @@ class Migrated:
 
 
 def read_config(path: Path) -> Migrated:
-    """The settings in a YAML file: a user's own, or the `config.yaml` of a run, whatever version wrote it."""
+    """The settings in a YAML file of a user, or in the `config.yaml` of a run of any version."""
     return migrate(read_yaml(path), str(path))
 
 
 def migrate(config: Mapping[str, Any], source: str) -> Migrated:
-    """The settings of a `config.yaml` as this version would have written them, without the number of its format."""
+    """The settings of a `config.yaml` as this version would have written them, without the format number."""
     found, notes = dict(config), list[str]()
     written = found.pop("format", 1 if found.keys() >= _GROUPS_1 else FORMAT)
     if not isinstance(written, int) or not 1 <= written <= FORMAT:
@@ -136,7 +135,7 @@ def migrate(config: Mapping[str, Any], source: str) -> Migrated:
 
 
 def rename_envs(state: Any) -> None:
-    """Give environments in the state of a checkpoint their present names, in place."""
+    """Rename environments in the state of a checkpoint, in place."""
     if isinstance(state, list):
         for value in state:
             rename_envs(value)
@@ -148,9 +147,9 @@ def rename_envs(state: Any) -> None:
 
 
 def explain_old_name(key: str, names: Collection[str]) -> str | None:
-    """What to write instead of a setting's old name, as the end of a sentence; None if `key` was never one.
+    """What to write instead of an old name, as the end of a sentence; None if `key` was never a setting.
 
-    `names` are the full names of the settings that there are.
+    `names` are the full names of the settings that exist.
     """
     last = key.rpartition(".")[2]
     if last in _MERGED_2 and _named(_MERGED_2[last][0], names):
@@ -162,7 +161,7 @@ def explain_old_name(key: str, names: Collection[str]) -> str | None:
 
 
 def _successors(key: str, names: Collection[str]) -> list[str]:
-    """New names of every setting that was called so, or of the settings of a group that was."""
+    """New names of every setting, or of the settings of a group, that had this name."""
     last = key.rpartition(".")[2]
     tables = [_ALGORITHM_2, *_OTHERWISE_2.values(), *_INNER_2.values()]
     new = [table[last] for table in tables if table.get(last, last) != last]
@@ -248,7 +247,7 @@ def _own_algorithm_to_2(config: Mapping[str, Any], algo: str) -> dict[str, Any]:
 
 
 def _rename_where_gone(config: Mapping[str, Any], today: Any) -> dict[str, Any]:
-    """Rename in an algorithm outside of Corral: only names that its Config does not have, to names that it has."""
+    """Rename in an algorithm outside Corral: only names that its Config lacks, to names that it has."""
     known, made = {field.name for field in fields(today)}, dict[str, Any]()
     table = _ALGORITHM_2 | _INNER_2["net"] | _INNER_2["search"]
     for name, value in config.items():
@@ -264,7 +263,7 @@ def _schedule_to_2(value: Any) -> Any:
 
 
 def _drop(config: dict[str, Any], notes: list[str]) -> None:
-    """Remove what is gone; where it was not the default, say so."""
+    """Remove dropped settings, with a note for those that were not the default."""
     for name in [name for name in config if name in _DROPPED_2]:
         value, (default, instead) = config.pop(name), _DROPPED_2[name]
         if value != default:

@@ -1,8 +1,8 @@
-"""Settings by name: full dotted names and short ones, values read by the field's type.
+"""Settings by name: full dotted names and short ones, values parsed by the field's type.
 
-A config is a frozen dataclass whose fields are plain values or further configs. Its settings are named by dotted
-paths, such as `algorithm.net.hidden_sizes`; any part but the last may be left out while the name stays unique. A name
-that both the algorithm and something else have is the algorithm's.
+A config is a frozen dataclass whose fields are plain values or further configs. Its settings are named by dotted paths,
+such as `algorithm.net.hidden_sizes`; any component but the last may be omitted while the name is unique. A name that
+both the algorithm and something else have is the algorithm's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ELSEWHERE = {
     "activation_fn": "activation",
 }
 _IN_UPDATES = ("target_network_frequency", "target_update_interval")  # elsewhere in environment steps
-"""What Stable-Baselines3 and CleanRL call a setting -> its name here, for the hint only."""
+"""Name in Stable-Baselines3 or CleanRL -> name here, for the hint only."""
 
 _BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 _NOTHING = ("none", "null")
@@ -52,13 +52,13 @@ _ALGORITHM = "algorithm"
 
 
 class _Mismatch(Exception):
-    """A value that does not fit its type; the caller knows the setting's name."""
+    """A value does not fit its type; the caller knows the setting's name."""
 
 
 def leaves(config: Any) -> dict[str, Any]:
-    """Full name -> type of every setting, in the order of the fields.
+    """Full name -> type of every setting, in field order.
 
-    A field with `live` in its metadata holds an object of this process: it is no setting, and never stored.
+    A field with `live` in its metadata holds an object of this process: it is not a setting, and never stored.
     """
     found: dict[str, Any] = {}
     kinds = get_type_hints(type(config))
@@ -74,9 +74,9 @@ def leaves(config: Any) -> dict[str, Any]:
 
 
 def read(config: Any, given: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Full name -> value of the right type, from names and values as a user writes them; nested groups are fine.
+    """Full name -> value of the right type, from names and values as a user writes them; groups may be nested.
 
-    A name that is unknown or ambiguous, or a value of the wrong type, is a UserError that starts with `source`.
+    An unknown or ambiguous name, or a value of the wrong type, is a UserError that starts with `source`.
     """
     kinds = leaves(config)
     values: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def read(config: Any, given: Mapping[str, Any], source: str = "") -> dict[str, A
 
 
 def read_value(name: str, value: Any, kind: Any, where: str = "") -> Any:
-    """One value as its type; text is parsed, and anything else must be of that type already."""
+    """One value as its type; text is parsed, anything else must already have that type."""
     try:
         return _convert(value, kind)
     except _Mismatch:
@@ -98,7 +98,7 @@ def read_value(name: str, value: Any, kind: Any, where: str = "") -> Any:
 
 
 def apply(config: T, values: Mapping[str, Any]) -> T:
-    """The config with these settings, by full name; every part is built once, so it checks the final values."""
+    """The config with these settings, by full name; every group is built once, so it validates the final values."""
     changes: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
@@ -112,7 +112,7 @@ def apply(config: T, values: Mapping[str, Any]) -> T:
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """The settings as nested dicts, lists and plain values, fit for YAML and JSON."""
+    """The settings as nested dicts, lists and plain values, for YAML and JSON."""
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -140,7 +140,7 @@ def _flat(given: Mapping[Any, Any], kinds: Collection[str], prefix: str = "") ->
     for key, value in given.items():
         name = f"{prefix}{key}".replace("-", "_")
         if value is None or (isinstance(value, Mapping) and not value):
-            if not _inside(name, kinds):  # a group without settings, all of them commented out
+            if not _inside(name, kinds):  # a group whose settings are all commented out
                 yield name, value
         elif isinstance(value, Mapping) and name not in kinds:
             yield from _flat(value, kinds, f"{name}.")
@@ -149,12 +149,11 @@ def _flat(given: Mapping[Any, Any], kinds: Collection[str], prefix: str = "") ->
 
 
 def _find(key: str, names: Collection[str], where: str) -> str:
-    """The full name that a key stands for."""
     if key in names:
         return key
     wanted = key.split(".")
     found = [name for name in names if _shortens(wanted, name.split("."))]
-    own = [name for name in found if name == f"{_ALGORITHM}.{key}"]  # what the algorithm calls so is meant first
+    own = [name for name in found if name == f"{_ALGORITHM}.{key}"]  # the algorithm's own setting comes first
     if len(found) == 1 or own:
         return (own or found)[0]
     if found:
@@ -170,7 +169,7 @@ def _inside(group: str, names: Collection[str]) -> list[str]:
 
 
 def _shortens(wanted: list[str], parts: list[str]) -> bool:
-    """Whether `wanted` is `parts` with some of them, but not the last, left out."""
+    """Whether `wanted` is `parts` with some of them, but not the last, omitted."""
     rest = iter(parts)
     return wanted[-1] == parts[-1] and all(part in rest for part in wanted)
 
@@ -198,7 +197,7 @@ def _either(names: list[str]) -> str:
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """The value as this type, text parsed; _Mismatch if it is not one."""
+    """The value as this type, text parsed; _Mismatch if it does not fit."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _one_of(value, args)
@@ -234,7 +233,7 @@ def _tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _plain_mapping(value: Any) -> dict[str, Any]:
-    if isinstance(value, str):  # as JSON has it: {"opponent": "random"}
+    if isinstance(value, str):  # JSON, such as {"opponent": "random"}
         try:
             value = json.loads(value)
         except ValueError:
@@ -246,7 +245,7 @@ def _plain_mapping(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value that YAML gives back as it was; tuples become lists here, so that they are lists from the start."""
+    """A value that YAML restores unchanged; tuples become lists."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list | tuple):
@@ -257,7 +256,7 @@ def _plain(value: Any) -> Any:
 
 
 def _scalar(value: Any, kind: Any) -> Any:
-    """A number, boolean, text or choice as msgspec reads it; also spellings of shells and YAML, and NumPy's types."""
+    """A number, boolean, text or choice as msgspec reads it; also shell and YAML spellings, and NumPy types."""
     if isinstance(value, str):
         if kind is bool:
             value = _BOOLEANS.get(value.lower(), value)
@@ -282,7 +281,6 @@ def _scalar(value: Any, kind: Any) -> Any:
 
 
 def _describe(kind: Any) -> str:
-    """The type in words."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join("none" if part is NoneType else _describe(part) for part in args)

@@ -1,4 +1,4 @@
-"""Presets: settings that are known to fit an algorithm to an environment, and the evidence that they do.
+"""Presets: settings that fit an algorithm to an environment, and the evidence for them.
 
 `presets/<algorithm>.yaml` has a block per environment: `settings`, `status`, `evidence` of a verified one (seeds,
 score, steps, wall time), and `origin`. Most numbers start from rl-baselines3-zoo (`hyperparams/*.yml`) and CleanRL, in
@@ -31,12 +31,10 @@ class Preset:
 
     @property
     def note(self) -> str:
-        """Evidence and origin in one line."""
         return f"{self.evidence}; {self.origin}" if self.evidence else self.origin
 
 
-ATARI = "atari"
-"""The preset of every Atari game."""
+ATARI = "atari"  # the preset of every Atari game
 
 
 @cache
@@ -52,7 +50,7 @@ def all_presets() -> dict[tuple[str, str], Preset]:
 
 
 def find(algo: str, env: str) -> str | None:
-    """Name of the preset of this algorithm for an environment, None when there is none."""
+    """Name of the preset of this algorithm for an environment, or None."""
     from corral.envs.suites.atari import is_atari_id
 
     name = ATARI if is_atari_id(env) else env
@@ -60,12 +58,12 @@ def find(algo: str, env: str) -> str | None:
 
 
 def settings(algo: str, name: str) -> Mapping[str, Any]:
-    """Settings of a preset; those of "none" are empty."""
+    """Settings of a preset; empty for "none"."""
     return {} if name == "none" else presets_of(algo)[name].settings
 
 
 def describe(algo: str, name: str) -> str:
-    """A preset in a few words, with its status; that of a run of another version may not exist any more."""
+    """A preset and its status in one line; a preset of another version's run may no longer exist."""
     if name == "none":
         return "no preset"
     preset = presets_of(algo).get(name)

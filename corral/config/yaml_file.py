@@ -13,7 +13,7 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; UserError when there is none."""
+    """The mapping in a YAML file; UserError if there is none."""
     import yaml
 
     try:

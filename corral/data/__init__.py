@@ -1,1 +1,1 @@
-"""What carries data from acting to learning: used once or replayed, always behind a rate limiter."""
+"""Stores between acting and learning: data is used once or replayed, behind a rate limiter."""

@@ -1,4 +1,4 @@
-"""Whole episodes that are used once, put together from fragments."""
+"""A store of whole episodes, assembled from fragments and used once."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LONGEST = 10_000
 
 
 class EpisodeStore(Store):
-    """Gives batches of `batch_size` whole episodes, in the order in which they ended.
+    """Returns batches of `batch_size` whole episodes, in the order in which they ended.
 
-    A batch is as long as its longest episode. Rows after an episode's end are padding: marked faulty, with
-    reward 0, and otherwise a repetition of its last action and last observation. Episodes that had a faulty row,
-    or whose beginning was not seen, are left out.
+    A batch is as long as its longest episode. Rows after an episode's end are padding: marked faulty, with reward 0,
+    and otherwise copies of its last action and observation. Episodes with a faulty row, or without a known beginning,
+    are dropped.
 
-    Memory is bounded: an episode is cut after `max_length` steps as a truncated one and goes on as another, and
-    `room` is false while two batches wait; `put` then refuses.
+    The size is bounded: an episode is truncated after `max_length` steps and continues as another one, and `room` is
+    false while two batches wait; `put` then raises an error.
     """
 
     def __init__(
@@ -40,14 +40,13 @@ class EpisodeStore(Store):
     ):
         self._spec, self._data, self._optional = spec, data, optional
         self._max_length = max_length or min(spec.max_episode_steps or _LONGEST, _LONGEST)
-        # Per environment, the pieces of its episode so far, one column each; None: its beginning was not seen.
+        # Per environment, the pieces of its current episode, one column each; None: its beginning is unknown.
         self._open: list[list[Trajectory] | None] = [None] * num_envs
         self._queue: deque[Trajectory] = deque()
         self._inserted = self._sampled = self._dropped = 0
         self._warned = False
 
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
-        """Take in a fragment, and queue the episodes that it completes."""
         if not self.room():
             raise RunFailed(
                 f"The store is full: {len(self._queue)} episodes wait for batches of {self._data.batch_size}; ask "
@@ -63,15 +62,12 @@ class EpisodeStore(Store):
             self._put_column(traj, successors, column)
 
     def room(self) -> bool:
-        """Whether learning has left room for another fragment."""
         return len(self._queue) < 2 * self._data.batch_size
 
     def ready(self) -> bool:
-        """Whether there are enough episodes for a batch."""
         return len(self._queue) >= self._data.batch_size
 
     def get(self) -> Sample:
-        """The `batch_size` episodes that ended first."""
         count = self._data.batch_size
         if not self.ready():
             raise RunFailed(f"Only {len(self._queue)} of {count} episodes are there: ask ready() before get().")
@@ -95,7 +91,7 @@ class EpisodeStore(Store):
                 start = upto
 
     def _close(self, pieces: list[Trajectory]) -> list[Trajectory] | None:
-        """Queue an episode that is complete or has become too long; return the pieces of the one that goes on."""
+        """Queue an episode that is complete or too long; return the pieces of the one that continues."""
         last = pieces[-1]
         if last.faulty[-1, 0]:
             self._dropped += 1
@@ -121,7 +117,6 @@ class EpisodeStore(Store):
         self._inserted += 1
 
     def metrics(self) -> dict[str, float]:
-        """Sizes and counts, in episodes."""
         return {
             "store/size": float(len(self._queue)),
             "store/inserted": float(self._inserted),
@@ -130,7 +125,6 @@ class EpisodeStore(Store):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What waits, what is under way, and the counts."""
         begun = {str(i): pieces for i, pieces in enumerate(self._open) if pieces is not None}
         return {
             "inserted": self._inserted,
@@ -141,7 +135,6 @@ class EpisodeStore(Store):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this state."""
         self._inserted, self._sampled, self._dropped = state["inserted"], state["sampled"], state["dropped"]
         self._queue = deque(self._unpack(state["queue"]))
         self._open = [
@@ -160,14 +153,14 @@ def _steps(pieces: list[Trajectory]) -> int:
 
 
 def _follows(piece: Trajectory, traj: Trajectory, column: int) -> bool:
-    """Whether a fragment goes on where a piece left off."""
+    """Whether a fragment continues a piece."""
     same: list[bool] = []
     tree_map(lambda a, b: same.append(np.array_equal(a[-1, 0], b[0, column])), piece.obs, traj.obs)
     return all(same) and not traj.first[0, column]
 
 
 def _piece(traj: Trajectory, successors: Tree, column: int, rows: slice) -> Trajectory:
-    """Some rows of one column, copied. Its `obs` ends with the true successor, so it has no final observations."""
+    """Copy some rows of one column. Its `obs` ends with the true successor, so it has no final observations."""
     one = slice(column, column + 1)
 
     def cut(leaf: Array) -> Array:
@@ -184,7 +177,7 @@ def _piece(traj: Trajectory, successors: Tree, column: int, rows: slice) -> Traj
         terminated=cut(traj.terminated),
         truncated=cut(traj.truncated),
         faulty=cut(traj.faulty),
-        first=cut(traj.first),  # [T, 1]: that of the successor says nothing
+        first=cut(traj.first),  # [T, 1]: the successor's is meaningless
         env_id=traj.env_id[one].copy(),
         final_at=np.zeros((0, 2), np.int64),
         final_obs=tree_map(lambda leaf: leaf[:0].copy(), traj.final_obs),
@@ -194,7 +187,7 @@ def _piece(traj: Trajectory, successors: Tree, column: int, rows: slice) -> Traj
 
 
 def _join(pieces: list[Trajectory]) -> Trajectory:
-    """The pieces of an episode one after the other. The version is the oldest."""
+    """Concatenate the pieces of an episode. The version is the oldest."""
 
     def join(*leaves: Array) -> Array:
         return np.concatenate(leaves)
@@ -216,12 +209,12 @@ def _join(pieces: list[Trajectory]) -> Trajectory:
 
 
 def _pad(episodes: list[Trajectory]) -> Trajectory:
-    """Episodes side by side, as long as the longest."""
+    """Episodes side by side, padded to the longest."""
     lengths = np.array([episode.shape[0] for episode in episodes])
     length, width = int(lengths.max()), len(episodes)
 
     def repeated(*leaves: Array) -> Array:
-        """Fill up with the last row of each."""
+        """Pad with the last row of each."""
         extra = len(leaves[0]) - lengths[0]  # observations have one row more
         result = np.empty((length + extra, width, *leaves[0].shape[2:]), leaves[0].dtype)
         for column, leaf in enumerate(leaves):
@@ -237,7 +230,7 @@ def _pad(episodes: list[Trajectory]) -> Trajectory:
         return result
 
     first = filled("first", False, length + 1)
-    first[lengths, np.arange(width)] = True  # as after any end
+    first[lengths, np.arange(width)] = True  # as after any episode end
     return Trajectory(
         obs=tree_map(repeated, *(episode.obs for episode in episodes)),
         action=tree_map(repeated, *(episode.action for episode in episodes)),

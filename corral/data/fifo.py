@@ -1,4 +1,4 @@
-"""Sequences that are used once, in the order in which they came."""
+"""A queue of sequences that are used once."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from corral.data.store import START, Store, StoreContext, named_extras
 
 
 class FifoStore(Store):
-    """A queue of sequences, one per column of a fragment: nothing is lost and nothing comes out twice.
+    """A queue of sequences, one per column of a fragment; each is returned exactly once.
 
-    It holds two batches and a fragment of all environments. `room` is false when there is no place for another
-    fragment, and `put` then refuses.
+    It holds two batches and one fragment of all environments. `room` is false if another fragment does not fit, and
+    `put` then raises an error.
     """
 
     def __init__(self, spec: EnvSpec, data: DataSpec, num_envs: int):
         self._spec, self._data = spec, data
         self._num_envs, self._capacity = num_envs, 2 * data.batch_size + num_envs
         self._queue: deque[Trajectory] = deque()
-        self._used = 0  # columns of the first trajectory that were given out
+        self._used = 0  # columns of the first trajectory already returned
         self._waiting = self._inserted = self._sampled = 0
 
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
-        """Queue the columns of a fragment."""
         length, width = traj.shape
         if length != self._data.length:
             raise UserError(f"The algorithm asked for sequences of {self._data.length} steps and got {length}.")
@@ -43,11 +42,9 @@ class FifoStore(Store):
         self._inserted += width
 
     def room(self) -> bool:
-        """Whether learning has left room for a fragment of all environments."""
         return self._waiting + self._num_envs <= self._capacity
 
     def ready(self) -> bool:
-        """Whether there are enough sequences for a batch."""
         return self._waiting >= self._data.batch_size
 
     def get(self) -> Sample:
@@ -71,7 +68,7 @@ class FifoStore(Store):
         return Sample(parts[0] if len(parts) == 1 else cat(parts))
 
     def drop_older(self, version: int) -> int:
-        """Drop sequences from the front of the queue that an older policy acted in."""
+        """Drop sequences of older policies from the front of the queue."""
         dropped = 0
         while self._queue and int(np.max(self._queue[0].version)) < version:
             dropped += self._queue.popleft().shape[1] - self._used
@@ -80,7 +77,6 @@ class FifoStore(Store):
         return dropped
 
     def metrics(self) -> dict[str, float]:
-        """Sizes and counts, in sequences."""
         return {
             "store/size": float(self._waiting),
             "store/inserted": float(self._inserted),
@@ -88,7 +84,6 @@ class FifoStore(Store):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What waits, and the counts."""
         return {
             "inserted": self._inserted,
             "sampled": self._sampled,
@@ -97,7 +92,6 @@ class FifoStore(Store):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this state."""
         self._inserted, self._sampled = state["inserted"], state["sampled"]
         self._queue = deque(unpack(state["queue"][str(i)], self._spec) for i in range(len(state["queue"])))
         self._used = state["used"]

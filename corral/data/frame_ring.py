@@ -1,8 +1,7 @@
-"""Observations, each stored once, and of stacked pixels each frame once.
+"""Ring buffers of observations, each stored once; of stacked images, each frame once.
 
-Everything lives in rings whose places are named by counters that only grow: counter `c` sits in slot
-`c % size` and is alive until `c + size` is written. So a counter says by itself whether what it names is
-still there.
+Positions in the rings are counters that only grow: counter `c` is in slot `c % size` and is valid until `c + size` is
+written. A counter alone therefore tells whether its data still exists.
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ _SMALL = 256  # bytes
 def ring_size(capacity: int, item_bytes: int, margin: int) -> int:
     """Slots for the observations of `capacity` transitions.
 
-    Every episode has one observation more than it has transitions, so the shortest episodes need twice as many.
-    Small items get that; only faulty rows, which have observations and are no transitions, can then make it too few.
-    Large ones get 3 % more: where the mean episode is shorter than 32 steps, fewer than
-    `capacity` transitions are kept.
+    An episode has one more observation than transitions, so one-step episodes need twice as many slots. Small items get
+    that; only faulty rows, which have observations but no transitions, can then exceed it. Large items get 3 % more: if
+    the mean episode is shorter than 32 steps, fewer than `capacity` transitions are kept.
     """
     return (2 * capacity if item_bytes <= _SMALL else capacity + capacity // 32) + margin
 
 
 def lay(ring: Array, counter: int, rows: Array) -> None:
-    """Write rows to the slots of a counter and those after it, round the end; at most as many as there are slots."""
+    """Write rows to consecutive slots from a counter on, with wrap-around; at most one ring's length."""
     start = counter % len(ring)
     fits = min(len(rows), len(ring) - start)
     ring[start : start + fits] = rows[:fits]
@@ -38,25 +36,25 @@ def lay(ring: Array, counter: int, rows: Array) -> None:
 
 
 def is_stack(leaf: Leaf) -> bool:
-    """Whether a leaf looks like the last `k` frames of a screen, newest last."""
+    """Whether a leaf looks like a stack of the last `k` frames, newest last."""
     shape = leaf.shape
     return leaf.dtype == np.uint8 and len(shape) == 3 and 2 <= shape[0] <= 8 and min(shape[1:]) >= 16
 
 
 class FrameRing:
-    """Single frames, and stacks as `k` counters of frames in ascending order."""
+    """Single frames; a stack is `k` ascending counters of frames."""
 
     def __init__(self, leaf: Leaf, size: int):
         self.depth = leaf.shape[0]
         self.size, self.high = size, 0
-        self.frames = np.zeros((size, *leaf.shape[1:]), leaf.dtype)  # zeros take no memory before they are written
+        self.frames = np.zeros((size, *leaf.shape[1:]), leaf.dtype)  # zeros take no memory until they are written
 
     def push(self, stacks: Array, before: Array | None, before_at: Array) -> Array:
         """Store stacks [m, k, H, W] and return their counters [m, k].
 
-        `before` are the stacks that came just before in the same environments, and `before_at` their counters.
-        Where a stack only moved on by one frame that frame alone is new; otherwise (a reset, or no stack at
-        all) it is stored whole, equal neighbours once.
+        `before` are the previous stacks of the same environments, and `before_at` their counters. If a stack moved on
+        by one frame, only that frame is new; otherwise (after a reset, or if it is no stack) all its frames are stored,
+        equal neighbours once.
         """
         moved_on = np.zeros(len(stacks), np.bool_)
         if before is not None:
@@ -75,15 +73,13 @@ class FrameRing:
         return counters
 
     def take(self, counters: Array) -> Array:
-        """Stacks [m, k, H, W]."""
         return self.frames.take(counters % self.size, axis=0)
 
 
 class Observations:
-    """The observations of many environments. A number names each, and `take` gives them back.
+    """The observations of many environments, stored and retrieved by number.
 
-    `clocks` has the highest counters of all rings, and an observation is there while `needs` of it are not older
-    than `alive_from`.
+    `clocks` are the highest counters of all rings; an observation exists while its `needs` are not below `alive_from`.
     """
 
     def __init__(self, spec: EnvSpec, capacity: int, num_envs: int, margin: int):
@@ -100,16 +96,16 @@ class Observations:
         }
         self._stacks = {i: np.zeros((self.size, leaf.shape[0]), np.int64) for i, leaf in stacks.items()}
         self.sizes = np.array([self.size, *(ring.size for ring in self._frames.values())])
-        """Sizes of all rings, the observations' first."""
+        """Sizes of all rings, that of the observations first."""
 
     @property
     def clocks(self) -> Array:
-        """How much went into each ring so far."""
+        """Number of items written to each ring so far."""
         return np.array([self.high, *(ring.high for ring in self._frames.values())])
 
     @property
     def alive_from(self) -> Array:
-        """Lowest counter of each ring that is still there."""
+        """Lowest valid counter of each ring."""
         alive: Array = self.clocks - self.sizes
         return alive
 
@@ -120,7 +116,7 @@ class Observations:
         return sum(array.nbytes for array in arrays) + self._last.nbytes
 
     def needs(self, numbers: Array) -> Array:
-        """Oldest counter of each ring that these observations refer to, [m, rings]."""
+        """Oldest counter in each ring that these observations refer to, [m, rings]."""
         oldest = np.empty((len(numbers), len(self.sizes)), np.int64)
         oldest[:, 0] = numbers
         for column, table in enumerate(self._stacks.values(), 1):
@@ -128,7 +124,7 @@ class Observations:
         return oldest
 
     def young(self, needs: Array) -> Array:
-        """Which of these needs [m, rings] will be there for a while yet: at least half a ring's length."""
+        """Which of these needs [m, rings] remain valid for at least half a ring's length."""
         if not self._frames:
             alone: Array = needs[:, 0] > self.high - self.size // 2
             return alone
@@ -152,8 +148,8 @@ class Observations:
         """Store a fragment.
 
         Returns the numbers of its observations [T + 1, B], of the true successors of its rows [T, B], and which
-        environments [B] go on from where their last fragment left off. Last observations of faulty rows are not
-        stored, since nothing follows from them.
+        environments [B] continue from their last fragment. Final observations of faulty rows are not stored, since no
+        transition uses them.
         """
         length, width = traj.shape
         obs, final = self._layout.flatten(traj.obs), self._layout.flatten(traj.final_obs)
@@ -185,7 +181,7 @@ class Observations:
         return numbers, successors, goes_on
 
     def _add_stacks(self, i: int, obs: Array, numbers: Array, new: Array, finals: tuple[Array, Array, Array]) -> None:
-        """Store the stacks of one leaf in the order in which they were seen, last observations included."""
+        """Store the stacks of one leaf in temporal order, final observations included."""
         ring, table = self._frames[i], self._stacks[i]
         final_at, final, final_numbers = finals
         none = np.zeros((len(new), ring.depth), np.int64)
@@ -204,7 +200,7 @@ class Observations:
             table[numbers[t + 1] % self.size] = counters
 
     def _goes_on(self, env_ids: Array, obs: list[Array]) -> Array:
-        """Where an environment's observation is the one stored last for it, and still young."""
+        """Where an environment's observation equals the one stored last for it, which is still young."""
         last = self._last[env_ids]
         goes_on: Array = (last >= 0) & self.young(self.needs(last))
         for leaf, stored in zip(obs, self._leaves(last), strict=True):
@@ -217,7 +213,6 @@ class Observations:
         return numbers
 
     def state_dict(self) -> dict[str, Any]:
-        """Views of what is filled, and the counters."""
         filled = min(self.high, self.size)
         return {
             "high": self.high,
@@ -229,7 +224,6 @@ class Observations:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this state, of a store with the same settings."""
         self.high = state["high"]
         self._last[:] = state["last"]
         for name, arrays in (("plain", self._plain), ("stacks", self._stacks)):

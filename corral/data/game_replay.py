@@ -1,4 +1,4 @@
-"""Replay of single steps of whole episodes, each with what came of it in the end: what AlphaZero learns from."""
+"""AlphaZero's replay buffer: single steps of finished episodes, each with its outcome."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from corral.data.store import START, RateLimiter, Store, StoreContext
 from corral.ops.returns import outcomes
 
 TURN = "to_play"
-"""The extra that says who acted; without it one player acts."""
+"""The extra that contains the player who acted; without it there is one player."""
 
 
 class GameReplay(Store):
-    """Keeps the last `data.capacity` steps of episodes that have ended, and draws batches from them, with replacement.
+    """Keeps the last `data.capacity` steps of finished episodes and samples batches with replacement.
 
-    Kept of a step are its observation, what `data.extras` names, and the episode's outcome for who acted there
-    (`corral.ops.returns`). An episode that was cut short counts as it stands.
+    A step consists of its observation, the extras named in `data.extras`, and the episode's outcome for the player who
+    acted (`corral.ops.returns`). A truncated episode counts as it is.
     """
 
     def __init__(self, spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0):
@@ -33,14 +33,13 @@ class GameReplay(Store):
         self._spec, self._data = spec, data
         self._episodes = EpisodeStore(spec, replace(data, batch_size=1, reuse="once"), num_envs, optional=(TURN,))
         self._rng = np.random.default_rng(np.random.SeedSequence(seed))
-        self._columns: dict[str, Array] = {}  # of `capacity` rows, laid out when the first episode comes
+        self._columns: dict[str, Array] = {}  # `capacity` rows, allocated when the first episode arrives
         self._size = self._next = 0
         ahead = max(2 * data.batch_size, data.samples_per_insert * data.capacity / 10)
         self.limiter = RateLimiter(data.samples_per_insert, data.min_size, ahead)
 
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
-        """Take in a fragment, and keep the episodes that it completes."""
-        for column in range(traj.shape[1]):  # the episodes of one are taken out before the next has any
+        for column in range(traj.shape[1]):  # episodes of one column are removed before the next is added
             self._episodes.put(slice_envs(traj, np.array([column])))
             while self._episodes.ready():
                 episode = self._episodes.get().batch
@@ -48,15 +47,12 @@ class GameReplay(Store):
                 self._keep(episode)
 
     def room(self) -> bool:
-        """Whether learning has kept up."""
         return self.limiter.may_insert()
 
     def ready(self) -> bool:
-        """Whether a batch is owed."""
         return self._size > 0 and self.limiter.may_sample(self._data.batch_size)
 
     def get(self) -> Sample:
-        """Draw a batch."""
         if not self.ready():
             raise RunFailed("Replay owes no batch yet: ask ready() before get().")
         count = self._data.batch_size
@@ -90,7 +86,7 @@ class GameReplay(Store):
         self._columns = {name: np.zeros((capacity, *row.shape[1:]), row.dtype) for name, row in rows.items()}
 
     def metrics(self) -> dict[str, float]:
-        """Sizes and counts, in steps; `dropped` are episodes."""
+        """Sizes and counts, in steps; `dropped` counts episodes."""
         return {
             "store/size": float(self._size),
             "store/inserted": float(self.limiter.inserted),
@@ -99,7 +95,6 @@ class GameReplay(Store):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept, what is under way, and the generator."""
         return {
             "episodes": self._episodes.state_dict(),
             "columns": {name: column[: self._size] for name, column in self._columns.items()},
@@ -110,7 +105,6 @@ class GameReplay(Store):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this state, of a store with the same capacity."""
         if state["size"] > self._data.capacity or (state["next"] > state["size"]):
             raise UserError("The saved replay had another capacity: resume with the same settings.")
         self._episodes.load_state_dict(state["episodes"])

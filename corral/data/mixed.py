@@ -1,4 +1,4 @@
-"""Sequences that are used once, mixed with earlier ones that are drawn again (IMPALA section 5.2.2)."""
+"""Sequences that are used once, mixed with replayed ones (IMPALA section 5.2.2)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from corral.data.store import START, Store, StoreContext
 
 
 class MixedStore(Store):
-    """Batches of new sequences, each used once as such, and of `data.replayed * batch_size` earlier ones.
+    """Batches of new sequences, each used once as new, and of `data.replayed * batch_size` replayed ones.
 
-    What is given out as new is kept from then on, up to `data.capacity` sequences, and what is kept is drawn from
-    uniformly, with replacement.
+    Sequences are kept after their first use, up to `data.capacity`, and sampled uniformly with replacement.
     """
 
     def __init__(self, spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0):
@@ -35,19 +34,16 @@ class MixedStore(Store):
         self._replayed = 0
 
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
-        """Queue the columns of a fragment."""
         self._new.put(traj)
 
     def room(self) -> bool:
-        """Whether learning has left room for a fragment of all environments."""
         return self._new.room()
 
     def ready(self) -> bool:
-        """Whether there are enough new sequences for a batch."""
         return self._new.ready()
 
     def get(self) -> Sample:
-        """The oldest new sequences, and behind them those that are drawn again."""
+        """The oldest new sequences, followed by replayed ones."""
         new = self._new.get().batch
         assert isinstance(new, Trajectory)
         self._ring.add(new)
@@ -55,18 +51,17 @@ class MixedStore(Store):
         return Sample(cat([new, self._ring.take(self._rng.integers(0, len(self._ring), self._drawn))]))
 
     def drop_older(self, version: int) -> int:
-        """Drop new sequences of older policies; those that are drawn again are old by nature."""
+        """Drop new sequences of older policies; replayed ones are always old."""
         return self._new.drop_older(version)
 
     def metrics(self) -> dict[str, float]:
-        """Sizes and counts, in sequences; `sampled` are new ones, `replayed` those that were drawn again."""
+        """Sizes and counts, in sequences; `sampled` counts new ones, `replayed` replayed ones."""
         return self._new.metrics() | {
             "store/replay_size": float(len(self._ring)),
             "store/replayed": float(self._replayed),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What waits, what is kept, and the generator."""
         return {
             "new": self._new.state_dict(),
             "ring": self._ring.state_dict(),
@@ -75,7 +70,6 @@ class MixedStore(Store):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this state."""
         self._new.load_state_dict(state["new"])
         self._ring.load_state_dict(state["ring"])
         self._rng.bit_generator.state = state["rng"]
@@ -87,20 +81,20 @@ _PER_COLUMN = ("env_id", "version")
 
 
 class SequenceRing:
-    """The last `capacity` sequences: side by side in arrays that are laid out when the first ones come."""
+    """The last `capacity` sequences, side by side in arrays that are allocated when the first ones arrive."""
 
     def __init__(self, spec: EnvSpec, capacity: int):
         self._spec, self._capacity = spec, capacity
         self._columns: dict[str, Tree] = {}  # fields of a trajectory, with `capacity` columns
         self._ended: dict[int, Array] = {}  # of each slot: when its episodes ended
-        self._final: dict[int, list[Array]] = {}  # and the leaves of their last observations
+        self._final: dict[int, list[Array]] = {}  # and the leaves of their final observations
         self._added = 0
 
     def __len__(self) -> int:
         return min(self._added, self._capacity)
 
     def add(self, traj: Trajectory) -> None:
-        """Keep the columns of a trajectory, the last ones if they are too many, in place of the oldest."""
+        """Keep the columns of a trajectory (the last ones if there are too many) in place of the oldest."""
         if not self._columns:
             self._allocate(traj)
         width = traj.shape[1]
@@ -110,7 +104,7 @@ class SequenceRing:
         for name, store in self._columns.items():
             value = getattr(traj, name)
             if name in _PER_COLUMN:
-                store[slots] = np.broadcast_to(value, width)[kept]  # a version may be one for all
+                store[slots] = np.broadcast_to(value, width)[kept]  # one version may hold for all
             else:
                 tree_map(lambda to, leaf: _write(to, slots, leaf[:, kept]), store, value)
         leaves = self._spec.observation.flatten(traj.final_obs)
@@ -120,7 +114,7 @@ class SequenceRing:
             self._final[slot] = [leaf[rows] for leaf in leaves]
 
     def take(self, slots: Array) -> Trajectory:
-        """These sequences side by side, copied."""
+        """A copy of these sequences, side by side."""
         columns = {
             name: store[slots] if name in _PER_COLUMN else tree_map(lambda leaf: leaf.take(slots, axis=1), store)
             for name, store in self._columns.items()
@@ -154,7 +148,7 @@ class SequenceRing:
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """The sequences, as views where they can be, and how many there have been."""
+        """The sequences, as views where possible, and their total count."""
         filled = len(self)
         if not filled:
             return {"added": self._added, "sequences": None}
@@ -166,7 +160,7 @@ class SequenceRing:
         return {"added": self._added, "sequences": pack(sequences, self._spec)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this state, of a ring with the same capacity."""
+        """Resume from the state of a ring with the same capacity."""
         self._columns, self._added = {}, 0
         if state["sequences"] is None:
             return

@@ -1,4 +1,4 @@
-"""Fragments into transitions of up to n steps."""
+"""Converts fragments to n-step transitions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class StepArrays:
     terminated: Array
     done: Array
     faulty: Array
-    priority: Array  # float64, NaN where none is known yet
-    extras: dict[str, Array]  # what acting recorded
+    priority: Array  # float64, NaN where unknown
+    extras: dict[str, Array]  # recorded while acting
 
 
 @dataclass
@@ -50,12 +50,12 @@ class NStepWindows:
 
 
 class NStep:
-    """Makes a transition of every step: the discounted sum of up to `n` rewards of its episode.
+    """Makes one transition per step: the discounted sum of up to `n` rewards of its episode.
 
     With m <= n steps: reward = r[t] + ... + gamma^(m - 1) r[t + m - 1], discount = gamma^m (0 if the last step
-    terminated), next_obs = the true successor of the last step. m < n where the episode ends, before a faulty row
-    (as if truncated there), and where an environment does not go on from its last fragment. A transition comes
-    out once its last step is known, so the last n - 1 steps of an environment wait for its next fragment.
+    terminated), next_obs = the true successor of the last step. m < n at the end of an episode, before a faulty row (as
+    if truncated there), and where an environment does not continue its last fragment. A transition is returned once its
+    last step is known, so the last n - 1 steps of an environment wait for its next fragment.
     """
 
     def __init__(self, n: int, gamma: float, num_envs: int, action: Layout):
@@ -66,10 +66,10 @@ class NStep:
         self._obs, self._next_obs = np.zeros(wait, np.int64), np.zeros(wait, np.int64)
         self._reward, self._priority = np.zeros(wait, np.float64), np.zeros(wait, np.float64)
         self._action = [np.zeros((*wait, *leaf.shape), leaf.dtype) for leaf in action.leaves]
-        self._extras: dict[str, Array] = {}  # their shapes are known when the first come
+        self._extras: dict[str, Array] = {}  # allocated when the first arrive
 
     def add(self, steps: StepArrays, env_ids: Array, goes_on: Array) -> NStepWindows:
-        """Take a fragment in, and give the transitions that are complete."""
+        """Add a fragment and return the complete transitions."""
         length, width = steps.reward.shape
         most = (self._wait + length) * width
         obs, next_obs = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -92,7 +92,7 @@ class NStep:
         )
 
     def _column(self, kept: Array, new: Array, env_ids: Array, row: Array) -> Array:
-        """These rows of what waited and what came, one after the other; what waits now is kept."""
+        """Select rows from the waiting steps followed by the new ones; the steps waiting now are kept."""
         joined = np.concatenate([kept[:, env_ids], new]) if self._wait else new
         found: Array = joined.reshape(-1, *joined.shape[2:]).take(row, axis=0)
         if self._wait:
@@ -112,7 +112,6 @@ class NStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this state, of a store with the same settings."""
         for name in ("waiting", "obs", "next_obs", "reward", "priority"):
             getattr(self, f"_{name}")[:] = state[name]
         for i, leaf in enumerate(self._action):
@@ -134,9 +133,9 @@ def _assemble(
     came: tuple[Array, ...],
     out: tuple[Array, ...],
 ) -> int:
-    """Write the transitions that are complete to `out`, ordered by time and environment; gives their number.
+    """Write the complete transitions to `out`, ordered by time and environment; returns their number.
 
-    Rows 0 to n - 2 are those that waited, the others those that came. Those that wait after this replace them.
+    Rows 0 to n - 2 are the waiting steps, the others are new. The steps that wait afterwards replace the former.
     """
     waiting, kept_obs, kept_next, kept_reward, kept_priority = kept
     obs, next_obs, reward, priority, terminated, done, faulty = came
@@ -151,7 +150,7 @@ def _assemble(
                 continue
             total = 0.0
             for j in range(min(n, length - t)):
-                at = t + j - wait  # of what came; below 0, it waited, and has neither ended nor failed
+                at = t + j - wait  # index among the new steps; negative for waiting steps, which did not end or fail
                 total += powers[j] * (kept_reward[t + j, i] if at < 0 else reward[at, b])
                 ends = (at == -1 and not goes_on[b]) or (at >= 0 and done[at, b])
                 if ends or j + 1 == n or (-1 <= at < steps - 1 and faulty[at + 1, b]):
@@ -165,7 +164,7 @@ def _assemble(
                     complete[t, b] = True
                     count += 1
                     break
-    for k in range(wait):  # in ascending order: row k takes the place of a later one
+    for k in range(wait):  # ascending: row k is filled from a later row
         t = steps + k
         for b in range(width):
             i = env_ids[b]

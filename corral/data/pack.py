@@ -1,4 +1,4 @@
-"""Batches as nested dicts of arrays, for checkpoints and wires."""
+"""Batches as nested dicts of arrays, for checkpoints and messages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def pack(batch: Trajectory | Transitions | Positions, spec: EnvSpec) -> dict[str
 
 
 def unpack(packed: dict[str, Any], spec: EnvSpec) -> Trajectory:
-    """The trajectory that `pack` was given."""
+    """Inverse of `pack` for a trajectory."""
     return Trajectory(**_unpacked(packed, spec))
 
 
 def unpack_batch(packed: dict[str, Any], spec: EnvSpec) -> Trajectory | Transitions | Positions:
-    """Whatever `pack` was given; each kind has fields of its own."""
+    """Inverse of `pack` for any batch; the fields identify its type."""
     kind = Transitions if "discount" in packed else Positions if "outcome" in packed else Trajectory
     return kind(**_unpacked(packed, spec))
 
@@ -37,6 +37,6 @@ def _unpacked(packed: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
 
 
 def _trees(packed: dict[str, Any], spec: EnvSpec) -> list[tuple[str, Any]]:
-    """Names and layouts of what may be a tree."""
+    """Names and layouts of the fields that may be trees."""
     trees = [(name, spec.observation) for name in _OBSERVATIONS] + [(name, spec.action) for name in _ACTIONS]
     return [(name, layout) for name, layout in trees if name in packed]

@@ -17,17 +17,17 @@ from corral.data.sumtree import SumTree
 from corral.data.transition_ring import TransitionRing
 
 _log = logging.getLogger("corral")
-_AHEAD = 100  # transitions that acting may be ahead of learning, where they go on side by side
-_MAX_DEVIATIONS = 10.0  # of a scaled reward, per step, as in NormalizedVecEnv
+_AHEAD = 100  # transitions that acting may be ahead of learning, if both run concurrently
+_MAX_DEVIATIONS = 10.0  # bound of a scaled reward per step, as in NormalizedVecEnv
 
 
 class ReplayStore(Store):
-    """Keeps up to `data.capacity` transitions and draws batches from them, with replacement.
+    """Keeps up to `data.capacity` transitions and samples batches with replacement.
 
-    Prioritised: P(i) = p_i / sum of p, where p = (|priority| + eps)^alpha, drawn stratified. A new transition has
-    the largest p that was ever set, unless `put` was given priorities. `weight` = (N P)^-beta / the largest
-    in the batch, with beta going from its start to 1 with `progress`. Keys are numbers that are never used again,
-    so feedback on a transition that has been overwritten meanwhile is ignored.
+    Prioritised: P(i) = p_i / sum of p, where p = (|priority| + eps)^alpha, with stratified sampling. A new transition
+    gets the largest p ever set, unless `put` was given priorities. `weight` = (N P)^-beta / the largest in the batch;
+    beta increases from its start to 1 with `progress`. Keys are never reused, so feedback on a transition that has been
+    overwritten meanwhile is ignored.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class ReplayStore(Store):
 
     @property
     def nbytes(self) -> int:
-        """Memory that the store takes when it is full."""
+        """Memory when full."""
         return self._observations.nbytes + self._rows.nbytes + (self._tree.nbytes if self._tree else 0)
 
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
-        """Store a fragment, and let go of the oldest transitions."""
+        """Store a fragment, and evict the oldest transitions."""
         self._require_fit(*traj.shape)
         self._ctx = ctx
         numbers, successors, goes_on = self._observations.add(traj)
@@ -83,15 +83,12 @@ class ReplayStore(Store):
         self._append(self._nstep.add(steps, traj.env_id, goes_on & ~traj.first[0]))
 
     def room(self) -> bool:
-        """Whether samples have kept up with what was put in."""
         return self.limiter.may_insert()
 
     def ready(self) -> bool:
-        """Whether a batch is owed."""
         return len(self._rows) > 0 and self.limiter.may_sample(self._data.batch_size)
 
     def get(self) -> Sample:
-        """Draw a batch."""
         rows, count = self._rows, self._data.batch_size
         if not self.ready():
             raise RunFailed("Replay owes no batch yet: ask ready() before get().")
@@ -125,7 +122,7 @@ class ReplayStore(Store):
         return scaled
 
     def feedback(self, keys: Array | None, priorities: Array) -> None:
-        """Set the priorities of transitions that are still there; those that are not finite stay as they were."""
+        """Set the priorities of transitions that still exist; non-finite priorities are ignored."""
         if self._tree is None or keys is None:
             return
         known = (keys >= self._rows.low) & np.isfinite(priorities)
@@ -137,7 +134,7 @@ class ReplayStore(Store):
         rows, observations = self._rows, self._observations
         needs = observations.needs(windows.obs)
         young = observations.young(needs)
-        if not young.all():  # of an environment that stood still while others went on: they would not last
+        if not young.all():  # from an environment that stalled while others continued: they would soon be evicted
             windows, needs = windows.take(young), needs[young]
         low, high = rows.low, rows.high
         rows.append(windows, needs)
@@ -161,7 +158,7 @@ class ReplayStore(Store):
             )
 
     def _shape(self, priorities: Array) -> Array:
-        """Priorities as weights of the tree."""
+        """Priorities as weights of the sum tree."""
         shaped: Array = (np.abs(priorities, dtype=np.float64) + self._eps) ** self._alpha
         return shaped
 
@@ -181,7 +178,6 @@ class ReplayStore(Store):
             )
 
     def metrics(self) -> dict[str, float]:
-        """Sizes and counts."""
         paid = self.limiter.inserted - self._data.min_size
         found = {
             "store/size": float(len(self._rows)),
@@ -195,7 +191,7 @@ class ReplayStore(Store):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The filled part of everything, as views, and the generator."""
+        """The filled slices, as views, and the RNG."""
         state = {
             "settings": self._settings(),
             "rows": self._rows.state_dict(),
@@ -211,7 +207,6 @@ class ReplayStore(Store):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this state."""
         if state["settings"] != self._settings():
             raise UserError(
                 f"The saved replay was made with {state['settings']}, this one has {self._settings()}: resume with the "

@@ -1,4 +1,4 @@
-"""What stands between acting and learning, whatever the algorithm does with its data."""
+"""The interface between acting and learning, independent of the algorithm."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory
 
 @dataclass(frozen=True)
 class StoreContext:
-    """How far the run is when data is put in; samples drawn after that depend on it."""
+    """The state of the run when data is added; later samples depend on it."""
 
     progress: float = 0.0
-    """Share of the run's steps that are done, 0 to 1."""
+    """Fraction of the run's steps that are done, 0 to 1."""
     reward_scale: float = 1.0
-    """What the rewards of replayed transitions are multiplied by when they are drawn."""
+    """Factor of the rewards of replayed transitions when they are sampled."""
 
 
 START = StoreContext()
 
 
 def named_extras(traj: Trajectory, names: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Array]:
-    """Of what acting recorded, what an algorithm's `DataSpec` names; RunFailed where the policy records it not."""
+    """The recorded extras that an algorithm's `DataSpec` names; RunFailed if the policy does not record one."""
     missing = [name for name in names if name not in traj.extras]
     if missing:
         raise RunFailed(
@@ -49,29 +49,29 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
-        """Take in a fragment; `priorities` [T, B] are of the transitions that start in its rows.
+        """Add a fragment; `priorities` [T, B] are of the transitions that start in its rows.
 
-        Of `traj.extras`, those that the algorithm's `DataSpec` names are kept.
+        Of `traj.extras`, those named in the algorithm's `DataSpec` are kept.
         """
 
     @abstractmethod
     def room(self) -> bool:
-        """Whether a fragment may be put in now, or learning has to catch up first."""
+        """Whether a fragment may be added now, or learning has to catch up first."""
 
     @abstractmethod
     def ready(self) -> bool:
-        """Whether `get` would give a batch now."""
+        """Whether `get` would return a batch now."""
 
     @abstractmethod
     def get(self) -> Sample:
-        """One batch of the size that the algorithm asked for; its arrays are the receiver's."""
+        """One batch of the requested size; its arrays belong to the caller."""
 
     def drop_older(self, version: int) -> int:
         """Drop sequences of policies older than `version`; returns how many. Replay keeps its transitions."""
         return 0
 
     def feedback(self, keys: Array | None, priorities: Array) -> None:  # noqa: B027 - most stores have no use for it
-        """Tell the store how surprising the transitions of a sample were."""
+        """Set the priorities of sampled transitions."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -81,16 +81,15 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the store that gave this state would have."""
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     @abstractmethod
     def metrics(self) -> dict[str, float]:
-        """Sizes and counts under flat names."""
+        """Sizes and counts by metric name."""
 
 
 def make_store(spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0) -> Store:
-    """The store that an algorithm's `DataSpec` asks for."""
+    """The store for an algorithm's `DataSpec`."""
     from corral.data.episodes import EpisodeStore
     from corral.data.fifo import FifoStore
     from corral.data.game_replay import GameReplay
@@ -111,15 +110,12 @@ def make_store(spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0) -> S
     )
 
 
-# How many samples may be drawn for what was put in.
-
-
 class RateLimiter:
     """Keeps `sampled` at `samples_per_insert * (inserted - min_size)`.
 
-    Samples never run ahead of that. Inserts may run ahead by `tolerance` samples, which must be at least the
-    batch size, or else neither side could move. The first `min_size` items pay for no samples: learning
-    starts with one update at a time and not with a burst.
+    Sampling never runs ahead of that. Inserts may run ahead by `tolerance` samples, which must be at least the batch
+    size, or neither side could proceed. The first `min_size` items allow no samples: learning starts with one update at
+    a time, not with a burst.
     """
 
     def __init__(self, samples_per_insert: float, min_size: int, tolerance: float):
@@ -129,21 +125,17 @@ class RateLimiter:
 
     @property
     def owed(self) -> float:
-        """Samples that the items put in so far have paid for and that were not drawn yet."""
+        """Samples that the inserted items allow and that were not drawn yet."""
         return self._ratio * (self.inserted - self._min_size) - self.sampled
 
     def may_sample(self, count: int) -> bool:
-        """Whether a batch of `count` may be drawn."""
-        return self.inserted >= self._min_size and self.owed > count - 1e-6  # a ratio of 0.1 is not exact
+        return self.inserted >= self._min_size and self.owed > count - 1e-6  # a ratio such as 0.1 is not exact
 
     def may_insert(self) -> bool:
-        """Whether more may be put in, or sampling has to catch up first."""
         return self.owed <= self._tolerance
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts."""
         return {"inserted": self.inserted, "sampled": self.sampled}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from these counts."""
         self.inserted, self.sampled = state["inserted"], state["sampled"]

@@ -1,4 +1,4 @@
-"""Drawing in proportion to priorities: a tree of sums, eight children to a node, compiled by numba."""
+"""Sampling in proportion to priorities: a sum tree with eight children per node, compiled by numba."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _FAN = 8  # eight float64 are one cache line, so a step down or up touches one l
 
 
 class SumTree:
-    """Non-negative weights of `size` slots that can be set and drawn from in batches.
+    """Non-negative weights of `size` slots that are set and sampled in batches.
 
-    A parent is always the sum of its children, added in order, so the tree depends on the weights alone and
-    not on the order in which they were set, and rounding does not build up.
+    A parent is always the sum of its children, added in order: the tree depends on the weights alone, not on the order
+    in which they were set, and rounding errors do not accumulate.
     """
 
     def __init__(self, size: int):
@@ -28,32 +28,34 @@ class SumTree:
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)  # of the levels, leaves first
         self._nodes = np.zeros(self._starts[-1], np.float64)
         self.max = 0.0
-        """The largest weight that was ever set."""
+        """The largest weight ever set."""
 
     @property
     def total(self) -> float:
-        """Sum of all weights."""
         return float(self._nodes[self._starts[-2] :].sum())
 
     @property
     def leaves(self) -> Array:
-        """The weights, [size], not to be written to."""
+        """The weights, [size], read-only."""
         return self._nodes[: self.size]
 
     @property
     def nbytes(self) -> int:
-        """Memory when all slots are in use."""
+        """Memory when full."""
         return self._nodes.nbytes
 
     def set(self, slots: Array, weights: Array) -> None:
-        """Give slots new weights; where a slot is named twice the later one counts."""
+        """Set the weights of slots; if a slot occurs twice, the later one counts."""
         if len(slots):
             self.max = max(self.max, float(weights.max()))
             _kernels()[0](self._nodes, self._starts, slots, weights)
 
     def sample(self, uniform: Array) -> Array:
-        """One slot for each of `n` uniform numbers in [0, 1), in ascending order: the i-th is drawn from the
-        i-th of `n` equal parts of the total. A slot of weight 0 is never drawn; the total must not be 0."""
+        """One slot for each of `n` uniform numbers in [0, 1), in ascending order.
+
+        The i-th is sampled from the i-th of `n` equal intervals of the total (stratified). Slots of weight 0 are never
+        sampled; the total must not be 0.
+        """
         return _kernels()[1](self._nodes, self._starts, uniform)
 
 
@@ -89,7 +91,7 @@ def _sample(nodes: Array, starts: Array, uniform: Array) -> Array:
     place = np.zeros(n, np.int64)
     for i in range(n):
         mass[i] = (i + uniform[i]) / n * total
-    for step in range(top + 1):  # level by level, so that the draws' memory accesses overlap
+    for step in range(top + 1):  # level by level, so that the samples' memory accesses overlap
         start = starts[top - step]
         for i in range(n):
             rest, found = mass[i], -1
@@ -102,7 +104,7 @@ def _sample(nodes: Array, starts: Array, uniform: Array) -> Array:
                         break
                     rest -= weight
             else:
-                rest = np.inf  # rounding left something over: it belongs to the last slot with a weight
+                rest = np.inf  # a rounding remainder belongs to the last slot with a weight
             place[i] = found - start
             mass[i] = rest
     return place

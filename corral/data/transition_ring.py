@@ -1,4 +1,4 @@
-"""The ring of transitions that replay draws from."""
+"""The ring buffer of transitions for replay."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from corral.data.nstep import NStepWindows
 
 
 class TransitionRing:
-    """Transitions with absolute numbers `low` to `high`; number `i` sits in slot `i % capacity`.
+    """Transitions with absolute numbers `low` to `high`; number `i` is in slot `i % capacity`.
 
-    The oldest go first: when there are more than `capacity`, and when an observation that they refer to has been
-    overwritten. `need` has, for each ring of observations, the oldest counter that a row *or any row after it*
-    refers to, so it ascends, and what has to go is always the front of the line.
+    The oldest are evicted when there are more than `capacity`, and when an observation they refer to has been
+    overwritten. `need` is, for each ring of observations, the oldest counter that a row *or any later row* refers to;
+    it ascends, so evicted rows are always at the front.
     """
 
     def __init__(self, capacity: int, action: Layout, rings: int):
@@ -31,7 +31,7 @@ class TransitionRing:
         self.obs, self.next_obs = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
         self.reward, self.discount = np.zeros(capacity, np.float32), np.zeros(capacity, np.float32)
         self.action = [np.zeros((capacity, *leaf.shape), leaf.dtype) for leaf in action.leaves]
-        self.extras: dict[str, Array] = {}  # their shapes are known when the first come
+        self.extras: dict[str, Array] = {}  # allocated when the first arrive
         self._need = np.zeros((rings, capacity), np.int64)
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class TransitionRing:
         return np.zeros((self.capacity, *like.shape[1:]), like.dtype)
 
     def evict(self, alive_from: Array) -> None:
-        """Let go of what refers to something older."""
+        """Evict transitions that refer to anything older."""
         for ring, oldest in enumerate(alive_from):
             need = self._need[ring]
             if len(self) and need[self.low % self.capacity] < oldest:
@@ -75,7 +75,7 @@ class TransitionRing:
                 self.low += bisect_left(line, oldest, key=lambda i, need=need: need[i % self.capacity])  # type: ignore[misc]
 
     def _lower_needs(self, ring: int, lowest: int) -> None:
-        """Make `need` ascend to a row that refers to something older than the rows before it do."""
+        """Keep `need` ascending when a row refers to something older than the rows before it."""
         need = self._need[ring]
         if len(self) and need[(self.high - 1) % self.capacity] > lowest:
             line = range(self.low, self.high)
@@ -86,14 +86,12 @@ class TransitionRing:
         return [self.obs, self.next_obs, self.reward, self.discount, *self._need, *self.action]
 
     def state_dict(self) -> dict[str, Any]:
-        """Views of what is filled."""
         filled = min(self.high, self.capacity)
         arrays = {str(i): array[:filled] for i, array in enumerate(self._arrays())}
         extras = {name: column[:filled] for name, column in self.extras.items()}
         return {"low": self.low, "high": self.high, "arrays": arrays, **({"extras": extras} if extras else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this state, of a store with the same settings."""
         self.low, self.high = state["low"], state["high"]
         for i, array in enumerate(self._arrays()):
             array[: len(state["arrays"][str(i)])] = state["arrays"][str(i)]
@@ -109,7 +107,7 @@ def _kernel() -> Callable[..., Array]:
 
 
 def _append(high: int, columns: tuple[Array, ...], need: Array, new: tuple[Array, ...], needs: Array) -> Array:
-    """Write rows to the slots from `high` on; `need` so that it ascends among them. Gives their lowest needs."""
+    """Write rows to the slots from `high` on, with `need` ascending among them. Returns their lowest needs."""
     obs, next_obs, reward, discount = columns
     new_obs, new_next, new_reward, new_discount = new
     count, capacity, lowest = len(new_obs), len(obs), needs[-1].copy()

@@ -1,1 +1,1 @@
-"""Turning batches into weights."""
+"""Learning: the learner, its losses in NumPy, flat weights, and exchanges between learners."""

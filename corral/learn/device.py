@@ -1,4 +1,4 @@
-"""Which number format a network is fastest in, on this machine."""
+"""Device, numeric precision and number of torch threads of a learner."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _TRIAL_ROWS = 256
 
 @dataclass(frozen=True)
 class Precision:
-    """`fp32`, or `bf16`: forward passes in bfloat16 by autocast, weights in float32. `why` says how it was chosen."""
+    """`fp32`, or `bf16`: forward passes in bfloat16 by autocast, weights in float32. `why` explains the choice."""
 
     name: str
     why: str
 
     def context(self, device: torch.device) -> AbstractContextManager[object]:
-        """Within it, forward passes run in this precision."""
+        """Context in which forward passes run in this precision."""
         if self.name == "bf16":
             return torch.autocast(device.type, dtype=torch.bfloat16)
         return nullcontext()
 
 
 def lay_out(model: nn.Module) -> None:
-    """Put the weights of convolutions into the memory order that is fastest for them."""
+    """Convert the weights of convolutions to the fastest memory format (channels last)."""
     if any(isinstance(module, nn.Conv2d) for module in model.modules()):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def choose(wanted: str, model: nn.Module, try_once: Callable[[], None], device: torch.device) -> Precision:
-    """The precision asked for, or for `auto` the one that `try_once`, a forward and backward pass, is faster in."""
+    """The requested precision; for `auto`, the one in which `try_once` (a forward and backward pass) is faster."""
     if wanted != "auto":
         return Precision(wanted, "as asked")
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
@@ -63,7 +63,7 @@ def choose(wanted: str, model: nn.Module, try_once: Callable[[], None], device: 
 
 
 def encoder_trial(model: nn.Module, layout: Layout, device: torch.device) -> Callable[[], None]:
-    """A forward and backward pass of the network's encoder, where images cost their time."""
+    """A forward and backward pass of the network's encoder, which dominates the cost for images."""
     obs = layout.unflatten([torch.from_numpy(np.zeros_like(leaf)).to(device) for leaf in layout.empty(_TRIAL_ROWS)])
 
     def trial() -> None:
@@ -75,7 +75,7 @@ def encoder_trial(model: nn.Module, layout: Layout, device: torch.device) -> Cal
 
 
 def find_device(wanted: str) -> torch.device:
-    """The device asked for; auto: CUDA, then MPS, then the CPU."""
+    """The requested device; for `auto`, CUDA, then MPS, then the CPU."""
     if wanted == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -89,16 +89,14 @@ def find_device(wanted: str) -> torch.device:
     return device
 
 
-# How many threads torch may use, so that processes and threads together do not outnumber the cores.
-
-
 def set_threads(wanted: int | None, model: nn.Module, others: int = 0) -> int:
-    """Set torch's threads in a process that learns; returns how many. `others` are threads of parts beside it.
+    """Set the number of torch threads in a learner process and return it; `others` are threads of other processes.
 
-    Small networks get one: handing work out costs more than doing it, and on a busy machine many times more.
+    Processes and threads together should not outnumber the cores. Small networks get one thread: for them, distributing
+    the work costs more than it saves, and many times more on a busy machine.
     """
     large = any(isinstance(module, nn.Conv2d) for module in model.modules())
     threads = wanted or (max(1, cores() - others) if large else 1)
     torch.set_num_threads(threads)
-    threadpool_limits(threads, "blas")  # NumPy's own threads, which small networks are computed with
+    threadpool_limits(threads, "blas")  # NumPy's threads, used for small networks
     return threads

@@ -1,7 +1,7 @@
-"""Losses of small networks with their gradients written out, in NumPy: on a few hundred rows a third of the time.
+"""Losses of small networks with hand-written gradients in NumPy: a third of torch's time on a few hundred rows.
 
-An algorithm states its loss once, in torch; the learner uses an entry of `FAST` instead where there is one that
-implements every setting in use and everything that a batch brings. Each is tested to equal the algorithm's own loss.
+An algorithm defines its loss once, in torch. The learner uses an entry of `FAST` instead if it implements every setting
+in use and every field of the batch. Each entry is tested to equal the algorithm's own loss.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FastLoss:
-    """A loss with its gradient written out, and what it implements of an algorithm's settings and batches."""
+    """A loss with a hand-written gradient, and which settings and batch fields it implements."""
 
     compute: Callable[[Any, Any, Any, Any, UpdateContext], LossOutput]
-    """Algorithm, network, target network, minibatch and context to the loss, as `Algorithm.losses` yields it."""
+    """Maps algorithm, network, target network, minibatch and context to a loss, as `Algorithm.losses` yields it."""
     settings: frozenset[str]
-    """Settings that it implements, or that have no part in the loss; others must have their defaults."""
+    """Settings that it implements or that do not affect the loss; others must have their defaults."""
     batch: frozenset[str]
     """Fields of a minibatch, or of a trajectory's extras, that it implements; others must be None or missing."""
     towers: bool = False
-    """Whether the algorithm's own loss, of batches that this does not take, runs on NumPy towers."""
+    """Whether the algorithm's own loss runs on NumPy towers for batches that this entry does not take."""
 
     def implements(self, config: Any) -> bool:
-        """Whether every setting that is not at its default is implemented."""
+        """Whether all settings that differ from their defaults are implemented."""
         default = type(config)()
         changed = {f.name for f in fields(config) if getattr(config, f.name) != getattr(default, f.name)}
         return changed <= self.settings
 
     def takes(self, batch: Any) -> bool:
-        """Whether everything that a minibatch brings is implemented."""
+        """Whether all fields of a minibatch are implemented."""
         if isinstance(batch, Trajectory):
             return batch.extras.keys() <= self.batch
         values = {f.name: getattr(batch, f.name) for f in fields(batch)}
@@ -57,14 +57,14 @@ class FastLoss:
 
 
 def fast_entry(algo: Algorithm) -> FastLoss | None:
-    """What the table has for an algorithm, whatever its settings."""
+    """The table's entry for an algorithm, regardless of its settings."""
     return FAST.get(f"{type(algo).__module__}:{type(algo).__qualname__}")
 
 
 def find_fast_loss(algo: Algorithm, model: nn.Module, target: nn.Module | None) -> FastLoss | None:
-    """The entry for an algorithm with these settings and networks; None: its own loss is used.
+    """The entry for an algorithm with these settings and networks, or None to use its own loss.
 
-    Exactly these classes: a subclass may change the loss or the network.
+    Matches exact classes only: a subclass may change the loss or the network.
     """
     entry = fast_entry(algo)
     if entry is None or not entry.implements(algo.config):  # type: ignore[attr-defined]
@@ -77,9 +77,6 @@ def _in_numpy(network: nn.Module) -> bool:
     if type(network) is ActorCritic:
         return network.numpy_towers is not None
     return type(network) is QNetwork and network.numpy_tower is not None
-
-
-# -- actor-critics on data of the current policy ------------------------------------------------------------------
 
 
 def ppo_loss(algo: Ppo, model: ActorCritic, target: None, batch: Minibatch, ctx: UpdateContext) -> LossOutput:
@@ -98,7 +95,7 @@ def ppo_loss(algo: Ppo, model: ActorCritic, target: None, batch: Minibatch, ctx:
 def ppo_search_loss(
     algo: PpoSearch, model: ActorCritic, target: None, batch: Minibatch, ctx: UpdateContext
 ) -> LossOutput:
-    """`PpoSearch.losses` of a batch without searches, which is PPO's."""
+    """`PpoSearch.losses` for a batch without searches, which is PPO's loss."""
     return ppo_loss(algo.ppo, model, target, batch, ctx)
 
 
@@ -111,7 +108,7 @@ def a2c_loss(algo: A2c, model: ActorCritic, target: None, batch: Minibatch, ctx:
 class _PolicyTerm(NamedTuple):
     loss: float
     grad: Array
-    """By the log-probabilities."""
+    """With respect to the log-probabilities."""
     metrics: dict[str, float]
 
 
@@ -145,9 +142,6 @@ def _on_policy_loss(
     loss = policy_loss + value_coef * value_loss - entropy_coef * entropy_mean
     metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": entropy_mean, **metrics}
     return LossOutput(loss, metrics, rows=n, backward=backward)
-
-
-# -- actor-critics on stale data, corrected by V-trace ------------------------------------------------------------
 
 
 def impala_loss(algo: Impala, model: ActorCritic, target: None, batch: Trajectory, ctx: UpdateContext) -> LossOutput:
@@ -186,7 +180,7 @@ def _stale_loss(
 ) -> LossOutput:
     """`policy_term(log_prob, behaviour, A) + value_coef mean((V - v)^2) / 2 - entropy_coef mean(H)`.
 
-    `A` and `v` are V-trace's. All of it times the number of rows where the loss is `summed`.
+    `A` and `v` are V-trace's. With `summed`, everything is multiplied by the number of rows.
     """
     assert model.numpy_towers is not None
     policy_net, value_net = model.numpy_towers
@@ -223,7 +217,7 @@ def _stale_loss(
 
 
 def _joined(obs: Array, final: Array) -> Array:
-    """Rows of sequences `[T + 1, B]`, then the last observations of episodes, one below the other."""
+    """Rows of sequences `[T + 1, B]`, followed by the final observations of episodes."""
     return np.concatenate([obs.reshape(-1, *obs.shape[2:]), final])
 
 
@@ -235,9 +229,6 @@ def _policy_backward(model: ActorCritic, x: Array, outputs: list[Array], of_para
         model.log_std.grad.numpy()[:] += of_params[:, size:].sum(0)
 
 
-# -- terms of the policy ------------------------------------------------------------------------------------------
-
-
 def policy_gradient(log_prob: Array, advantages: Array) -> _PolicyTerm:
     """`-mean(log_prob A)`."""
     n = len(log_prob)
@@ -247,7 +238,7 @@ def policy_gradient(log_prob: Array, advantages: Array) -> _PolicyTerm:
 def clipped_surrogate(log_prob: Array, old_log_prob: Array, advantages: Array, clip: float) -> _PolicyTerm:
     """`-mean(min(r A, clip(r, 1 - eps, 1 + eps) A))`, `r = exp(log_prob - old_log_prob)`, of rows `[n]`.
 
-    Its gradient by `log_prob` is `-r A / n` where the first term is the smaller one, and 0 where the ratio is clipped.
+    Its gradient by `log_prob` is `-r A / n` where the first term is smaller, and 0 where the ratio is clipped.
     """
     n = len(log_prob)
     log_ratio = log_prob - old_log_prob
@@ -268,9 +259,6 @@ def _normalize(advantages: Array) -> Array:
         return advantages
     normalized: Array = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     return normalized
-
-
-# -- action values ------------------------------------------------------------------------------------------------
 
 
 def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, ctx: UpdateContext) -> LossOutput:
@@ -304,8 +292,6 @@ def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, c
     return LossOutput(metrics["loss/td"], metrics, priorities, rows=len(batch.reward), backward=backward)
 
 
-# -- the table ----------------------------------------------------------------------------------------------------
-
 _ROWS = frozenset({"obs", "action", "old_log_prob", "old_values", "advantages", "returns"})
 _TRANSITIONS = frozenset({"obs", "action", "reward", "discount", "next_obs", "weight"})
 _EXTRAS = frozenset({"action", "logp"})
@@ -336,4 +322,4 @@ FAST: dict[str, FastLoss] = {
     "corral.algos.dqn:Dqn": FastLoss(dqn_loss, _settings("dqn"), _TRANSITIONS),
     "corral.algos.search.ppo_search:PpoSearch": FastLoss(ppo_search_loss, _settings("ppo_search"), _ROWS, towers=True),
 }
-"""By module and class, so that nothing has to be imported for it."""
+"""By module and class, so that the table imports no algorithm."""

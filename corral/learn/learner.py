@@ -1,4 +1,4 @@
-"""The learner: batches in, weights out. One class for every algorithm and topology."""
+"""The learner: batches in, weights out. One class for all algorithms and topologies."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _MAX_BAD_IN_A_ROW = 10
 class Learner:
     """Owns a network's weights, their optimizers, and the target network.
 
-    An update whose loss or gradient is not finite is left out: the weights stay as they were, `report` is
-    told where the fault lies, and too many in a row end the run.
+    An update whose loss or gradient is not finite is skipped: the weights do not change, `report` is called with the
+    likely cause, and too many skipped updates in a row end the run.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Learner:
         groups = algo.groups()
         self.flat = FlatParams(model, groups)
         self.target = copy.deepcopy(model).requires_grad_(False) if algo.uses_target else None
-        use_precision(model, precision.name)  # weights and gradients have their place in memory now
+        use_precision(model, precision.name)  # weights and gradients have their final place in memory now
         if self.target is not None:
             use_precision(self.target, precision.name)
         self._fast_loss = find_fast_loss(algo, model, self.target)
@@ -61,29 +61,29 @@ class Learner:
         self.version = 0
         """Updates so far."""
         self.skipped = 0
-        """Updates left out because they were not finite."""
+        """Updates skipped because they were not finite."""
         self._bad_in_a_row = 0
 
     def learning_rates(self, progress: float) -> dict[str, float]:
-        """The learning rate of every group, by the name of its metric."""
+        """The learning rate of every group, by metric name."""
         rates = {name: group.learning_rate(progress) for name, group in self._groups.items()}
         return {f"learn/lr_{name}" if name else "learn/lr": rate for name, rate in rates.items()}
 
     def set_learning_rate(self, value: float) -> None:
-        """Replace the schedules of all groups by a constant."""
+        """Replace the schedules of all groups with a constant."""
         for group in self._groups.values():
             group.learning_rate = lambda progress: value
 
     def agree(self, ready: bool) -> bool:
-        """Whether an update can be made: learners that make every update together all need data for it."""
+        """Whether an update can be made: learners that update together all need data."""
         return self._exchange.agree(ready)
 
     def step(self, sample: Sample, progress: float, reward_scale: float = 1.0) -> list[LossOutput]:
-        """Learn from one batch: prepare it once, then one update per minibatch."""
+        """Learn from one batch: prepare it once, then make one update per minibatch."""
         ctx = UpdateContext(progress, self._generator, reward_scale)
         for group in self._groups.values():
             group.set_learning_rate(progress)
-        with np.errstate(all="ignore"):  # what is not finite is looked for, and reported, once per update
+        with np.errstate(all="ignore"):  # non-finite values are checked and reported once per update
             done = self._updates(sample, ctx)
         self._update_obs_norm(sample.batch)
         return done
@@ -113,7 +113,7 @@ class Learner:
                 self._finish_update()
             if stopped or self._exchange.over:
                 break
-        if minibatch is None:  # others would wait for this learner's part
+        if minibatch is None:  # otherwise others would wait for this learner's gradient
             first = next(iter(self._groups.values()))
             self._exchange.grads(first.grad.zero_(), 0, first.lr, group=0, stop=True)
         if done and isinstance(batch, Minibatch):
@@ -121,7 +121,7 @@ class Learner:
         return done
 
     def _losses(self, minibatch: Any, ctx: UpdateContext) -> Iterator[LossOutput]:
-        """One loss after the other with its gradient; the caller has stepped a group when it asks for the next."""
+        """Yield each loss with its gradient computed; the caller steps the group before asking for the next."""
         fast = self._fast_loss
         if fast is not None and fast.takes(minibatch):
             losses = iter([fast.compute(self.algo, self.model, self.target, minibatch, ctx)])
@@ -141,7 +141,7 @@ class Learner:
 
     def _exchange_gradient(self, group: _Group, output: LossOutput, is_last: bool) -> GradAction:
         if not math.isfinite(output.loss):
-            group.grad.fill_(math.nan)  # though it may be finite: learners that share it must all leave it out
+            group.grad.fill_(math.nan)  # even if finite: learners that share it must all skip the update
         if self._exchange.clips_first and not output.stop:
             group.clip(output)
         return self._exchange.grads(
@@ -149,7 +149,7 @@ class Learner:
         )
 
     def _clip_and_check(self, group: _Group, output: LossOutput, sample: Sample) -> bool:
-        """Clip the gradient; False, with a report, where it is not finite."""
+        """Clip the gradient; if it is not finite, report it and return False."""
         norm, loss = group.clip(output), output.loss
         if math.isfinite(norm) and math.isfinite(loss):
             self._bad_in_a_row = 0
@@ -172,7 +172,7 @@ class Learner:
             self.algo.update_target(self.model, self.target, self.version)
 
     def _update_obs_norm(self, batch: Trajectory | Transitions | Positions) -> None:
-        """Let the network's normalisation see what it has learned from, after the fact: ratios stay exact."""
+        """Update the observation statistics after learning from the batch, so that probability ratios stay exact."""
         encoder = getattr(self.model, "encoder", None)
         if encoder is None or encoder.norm is None:
             return
@@ -189,7 +189,6 @@ class Learner:
             self.target.encoder.norm.load_state_dict(encoder.norm.state_dict())  # type: ignore[union-attr]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that learning goes on from."""
         return {
             "model": dict(self.model.state_dict()),
             "target": None if self.target is None else dict(self.target.state_dict()),
@@ -200,15 +199,14 @@ class Learner:
         }
 
     def join_optimizers(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """What a checkpoint holds of the optimizers: of one group its state, of several their states by name."""
+        """Optimizer state for a checkpoint: that of a single group, or several by group name."""
         return states[0] if len(states) == 1 else dict(zip(self._groups, states, strict=True))
 
     def split_optimizer(self, state: dict[str, Any]) -> list[dict[str, Any]]:
-        """The optimizers' states, group by group, from what `join_optimizers` made of them."""
+        """Inverse of `join_optimizers`: the optimizer states, group by group."""
         return [state] if len(self._groups) == 1 else [state[name] for name in self._groups]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave; weights stay views of the flat tensor."""
         try:
             self.model.load_state_dict(state["model"])
         except RuntimeError as error:
@@ -225,7 +223,7 @@ class Learner:
 
 
 class _Group:
-    """One parameter group at work: its slice of the weights, its optimizer and its clip."""
+    """A parameter group: its slice of the weights, its optimizer and its clip."""
 
     def __init__(self, index: int, group: ParamGroup, part: GroupSlice):
         self.index, self.grad, self._group = index, part.grad, group
@@ -239,7 +237,7 @@ class _Group:
             param_group["lr"] = self.lr
 
     def clip(self, output: LossOutput) -> float:
-        """Scale the gradient down to the largest norm that it may have; returns what it was."""
+        """Clip the gradient norm; returns the norm before clipping."""
         norm, limit = float(self.grad.norm()), self._group.max_grad_norm
         output.metrics.setdefault(f"loss/{self._group.name}_grad_norm" if self._group.name else "loss/grad_norm", norm)
         if math.isfinite(norm) and norm > limit:
@@ -256,7 +254,7 @@ class _Group:
 
 
 def _with_last(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """Every item, and whether it is the last one."""
+    """Every item, and whether it is the last."""
     items = iter(items)
     item = next(items, None)
     while item is not None:
@@ -266,7 +264,7 @@ def _with_last(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
 
 
 def _not_finite(batch: Trajectory | Transitions | Positions) -> str | None:
-    """What of a batch is not finite."""
+    """The field of a batch that is not finite, if any."""
     found: list[str] = []
 
     def look(name: str) -> Callable[[Any], None]:

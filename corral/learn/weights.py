@@ -1,7 +1,7 @@
-"""All of a network's weights, and all of their gradients, each as one tensor.
+"""A network's weights as one flat tensor, and their gradients as another.
 
-Norms, optimizer steps, reductions and broadcasts are then one operation instead of one per weight, which is what
-small networks spend their time on. Each parameter group of the algorithm has a contiguous slice.
+Norms, optimizer steps, reductions and broadcasts are then one operation instead of one per weight, which dominates the
+cost of small networks. Each parameter group of the algorithm has a contiguous slice.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from torch import Tensor, nn
 from corral.algos.base import ParamGroup
 from corral.core.encoding import Value
 
-_ALIGN = 16  # numbers, so that every weight begins on a cache line
+_ALIGN = 16  # numbers, so that every weight starts on a cache line
 
 
 @dataclass(frozen=True)
 class GroupSlice:
-    """The part of the flat weights that belongs to one parameter group."""
+    """The slice of the flat weights that belongs to one parameter group."""
 
     where: slice
     weights: nn.Parameter
-    """A view of the flat weights, with a view of the flat gradient as its gradient."""
+    """A view of the flat weights; its gradient is a view of the flat gradient."""
     params: Sequence[nn.Parameter]
-    """The network's own parameters that it consists of."""
+    """The network's parameters in this slice."""
 
     @property
     def grad(self) -> Tensor:
-        """Gradient of these weights."""
         assert self.weights.grad is not None
         return self.weights.grad
 
@@ -41,8 +40,8 @@ class GroupSlice:
 class FlatParams:
     """Moves a network's weights into one tensor, `weights`, whose gradient is `weights.grad`.
 
-    The network works as before: its weights are views, with their strides kept. Moving it to another device
-    afterwards would break them apart.
+    The network works as before: its weights are views that keep their strides. Moving the network to another device
+    afterwards would break this.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[ParamGroup]):
@@ -65,7 +64,6 @@ class FlatParams:
 
     @property
     def grad(self) -> Tensor:
-        """All gradients."""
         assert self.weights.grad is not None
         return self.weights.grad
 
@@ -78,7 +76,7 @@ class FlatParams:
 
 
 def split_params(model: nn.Module, groups: Sequence[ParamGroup]) -> list[list[nn.Parameter]]:
-    """The network's trainable parameters by group; each belongs to the group with the longest prefix of its name."""
+    """The trainable parameters by group; each belongs to the group with the longest prefix of its name."""
     found: list[list[nn.Parameter]] = [[] for _ in groups]
     for name, param in model.named_parameters():
         if not param.requires_grad:
@@ -94,7 +92,7 @@ def split_params(model: nn.Module, groups: Sequence[ParamGroup]) -> list[list[nn
 
 
 def group_slices(model: nn.Module, groups: Sequence[ParamGroup]) -> list[slice]:
-    """Where each group lies in the flat weights."""
+    """Each group's slice of the flat weights."""
     ends = np.cumsum([0, *(sum(map(_padded, params)) for params in split_params(model, groups))]).tolist()
     return [slice(start, stop) for start, stop in pairwise(ends)]
 
@@ -104,7 +102,7 @@ def _padded(param: Tensor) -> int:
 
 
 def _view(flat: Tensor, at: int, like: Tensor) -> Tensor:
-    """Part of a flat tensor, in the shape and memory order of a weight."""
+    """A slice of a flat tensor in the shape and memory order of a weight."""
     part = flat[at : at + like.numel()]
     if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous():
         o, i, h, w = like.shape
@@ -113,21 +111,21 @@ def _view(flat: Tensor, at: int, like: Tensor) -> Tensor:
 
 
 def to_arrays(state: Any) -> Value:
-    """A learner's state with arrays in place of tensors, to be sent."""
+    """A learner's state with arrays instead of tensors, for sending."""
     if isinstance(state, dict):
         return {key: to_arrays(value) for key, value in state.items()}
     return state.detach().cpu().numpy().copy() if isinstance(state, torch.Tensor) else state
 
 
 def to_tensors(state: Value) -> Any:
-    """What `to_arrays` was given."""
+    """Inverse of `to_arrays`."""
     if isinstance(state, dict):
         return {key: to_tensors(value) for key, value in state.items()}
     return torch.from_numpy(np.array(state)) if isinstance(state, np.ndarray) else state
 
 
 def mean_state(states: Sequence[Value]) -> Value:
-    """The mean of several learners' states: of real numbers the mean, of counters the highest, else the first."""
+    """The mean of several learners' states: floats are averaged, of counters the maximum is taken, else the first."""
     first = states[0]
     if isinstance(first, dict):  # an optimizer has no state before its first step
         most = max(states, key=len)

@@ -24,23 +24,19 @@ class Address:
 
     @property
     def url(self) -> str:
-        """As a user writes it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
     @property
     def bind_host(self) -> str:
-        """As the operating system takes it."""
         return "0.0.0.0" if self.host == "*" else self.host
 
     @property
     def everywhere(self) -> bool:
-        """Whether it means every interface of this machine."""
         return self.host in _EVERYWHERE
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
         if self.host == "localhost":
             return True
         try:
@@ -50,20 +46,19 @@ class Address:
 
     @property
     def only_to_listen(self) -> bool:
-        """Whether it cannot be connected to."""
+        """Whether it can be listened at but not connected to."""
         return self.everywhere or self.port == 0
 
     def at(self, port: int) -> Address:
-        """The same host, another port."""
         return replace(self, port=port)
 
     def to_connect(self) -> Address:
-        """Where a process on this machine reaches the listener."""
+        """The address at which a process on this machine reaches the listener."""
         return replace(self, host="127.0.0.1") if self.everywhere else self
 
 
 def parse_url(url: str) -> Address:
-    """The address in a URL; UserError when it is none."""
+    """Parse a URL; UserError when it is not a valid address."""
     found = _FORM.fullmatch(url.strip())
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
@@ -89,7 +84,7 @@ def is_here(address: Address) -> bool:
 
 
 def somebody_listens(address: Address, timeout_s: float = 1.0) -> bool:
-    """Whether a connection to it can be made now."""
+    """Whether something accepts connections there now."""
     try:
         with socket.create_connection((address.host, address.port), timeout_s):
             return True
@@ -98,7 +93,7 @@ def somebody_listens(address: Address, timeout_s: float = 1.0) -> bool:
 
 
 def require_safe(address: Address, token: bytes | None, insecure: bool) -> None:
-    """UserError when listening there would let strangers in."""
+    """UserError when listening there would accept other machines without authentication."""
     if not (address.loopback or token is not None or insecure):
         raise UserError(
             f"{address.url} can be reached from other machines: pass a token file on both sides (`openssl rand -hex 32 "

@@ -1,4 +1,4 @@
-"""Proofs that a side knows the token, which itself never travels."""
+"""Proofs that a side knows the token, which itself is never sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST_BYTES = 16
 
 
 def read_token(path: str | None) -> bytes | None:
-    """The token in a file, without white space at its ends; UserError when there is none worth the name."""
+    """Read a token file, stripped of white space; UserError when it is missing, empty or too short."""
     if path is None:
         return None
     try:
@@ -44,5 +44,5 @@ def prove(token: bytes | None, role: bytes, simulator_nonce: bytes, learner_nonc
 
 
 def is_proven(token: bytes | None, proof: bytes, role: bytes, simulator_nonce: bytes, learner_nonce: bytes) -> bool:
-    """Whether the other side's proof is right; anything is, where there is no token to prove."""
+    """Whether the other side's proof is correct; without a token every proof is accepted."""
     return token is None or hmac.compare_digest(proof, prove(token, role, simulator_nonce, learner_nonce))

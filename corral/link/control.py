@@ -1,4 +1,4 @@
-"""The meta of control messages, with the types that are checked when they are read."""
+"""The meta of control messages, with types that are checked on reading."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Knock(msgspec.Struct, frozen=True):
-    """A learner that connected says that it is one, and which session it would resume."""
+    """First message of a learner that connected, with the session it would resume."""
 
     versions: Versions = msgspec.field(default_factory=lambda: list(OURS))
     role: str = "learner"
@@ -26,7 +26,7 @@ class Knock(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a simulator is."""
+    """A simulator's description of itself."""
 
     versions: Versions
     sdk: _Text
@@ -46,14 +46,14 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What a session's snapshots may take."""
+    """Limits on a session's snapshots."""
 
     bytes: _Count = 1 << 30
     count: _Count = 1_000_000
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """A learner takes a simulator on."""
+    """A learner accepts a simulator."""
 
     version: tuple[int, int]
     session: Annotated[int, msgspec.Meta(ge=1, le=2**32 - 1)]
@@ -75,13 +75,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def to_meta(control: msgspec.Struct) -> dict[str, Any]:
-    """As the meta of a message, in the order of the fields."""
+    """The meta of a message, in the order of the fields."""
     meta: dict[str, Any] = msgspec.to_builtins(control, builtin_types=(bytes,))
     return meta
 
 
 def from_meta(meta: dict[str, Any] | None, kind: type[T]) -> T:
-    """Read a meta as `kind`; BadMessage that names the field otherwise."""
+    """Read a meta as `kind`; a BadMessage names the invalid field."""
     try:
         return msgspec.convert(meta or {}, kind)
     except msgspec.ValidationError as error:

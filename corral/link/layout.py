@@ -1,4 +1,4 @@
-"""Where the leaves of a batch are within a frame: both sides compute the same table from the spaces."""
+"""The position of a batch's leaves within a frame: both sides compute the same table from the spaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from corral.link.message import BadMessage
 
 _ALIGN = 64
 _MAX_LEAVES, _MAX_DEPTH = 256, 8
-_MAX_BYTES = 1 << 28  # of one observation or action
+_MAX_BYTES = 1 << 28  # per observation or action
 _DTYPES = {
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
 }  # fmt: skip
@@ -37,29 +37,27 @@ class LeafGroup:
         self._places = lru_cache(maxsize=256)(self._find_places)
 
     def size(self, batch: int) -> int:
-        """Bytes of a frame with so many rows."""
         return self._places(batch)[1]
 
     def read(self, frame: Buffer, batch: int) -> list[Array]:
-        """Its leaves, as views; BadMessage when the frame has another size."""
+        """The frame's leaves as views; BadMessage when its size is wrong."""
         places, size = self._places(batch)
         if len(frame) != size:
             raise BadMessage(f"a frame of {len(frame)} bytes for {batch} rows, expected {size}")
         return [np.frombuffer(frame, dtype, count, at).reshape(shape) for at, count, shape, dtype in places]
 
     def spans(self, batch: int) -> tuple[list[tuple[int, int]], int]:
-        """Where the leaves of so many rows begin and end in a frame, and its size."""
+        """Start and end of each leaf in a frame of this many rows, and the frame's size."""
         places, size = self._places(batch)
         return [(at, at + count * dtype.itemsize) for at, count, _, dtype in places], size
 
     def make(self, batch: int) -> tuple[bytearray, list[Array]]:
-        """A frame of zeros, and its leaves to write to."""
         places, size = self._places(batch)
         frame = bytearray(size)
         return frame, [np.frombuffer(frame, dtype, count, at).reshape(shape) for at, count, shape, dtype in places]
 
     def write(self, leaves: Sequence[Array], batch: int) -> Buffer:
-        """A frame of these leaves, which have the right dtypes and shapes: a copy, for it may have to be sent again."""
+        """A frame of these leaves (right dtypes and shapes): a copy, because it may have to be resent."""
         if len(self._cells) == 1:  # the common case needs no padding
             return leaves[0].tobytes()
         frame, room = self.make(batch)
@@ -83,13 +81,12 @@ def space_group(layout: Layout) -> LeafGroup:
 
 @dataclass(frozen=True)
 class RowsLayout:
-    """The group `rows`: rewards, flags, status, and what depends on the simulator."""
+    """The group `rows`: rewards, flags, status, and the fields that depend on the simulator."""
 
     players: int = 1
     raw_reward: bool = False
 
     def group(self) -> LeafGroup:
-        """Its leaves, in order."""
         reward: _Cell = (np.dtype(np.float64), (self.players,))
         cells: list[_Cell] = [reward] + [reward] * self.raw_reward
         cells += [(np.dtype(np.uint8), ()), (np.dtype(np.uint16), ())]
@@ -109,7 +106,7 @@ def layout_hash(observation: Layout, action: Layout) -> int:
 
 
 def read_space(data: Any, what: str) -> Layout:
-    """The space that a simulator describes; BadMessage when it cannot be, with the reason."""
+    """The space that a simulator describes; BadMessage with the reason when it is invalid."""
     _require_modest(data, what)
     try:
         layout = Layout.from_json(data)
@@ -124,7 +121,6 @@ def read_space(data: Any, what: str) -> Layout:
 
 
 def _require_modest(data: Any, what: str) -> None:
-    """Bound what building the space may cost, before it is built."""
     leaves = nbytes = 0
     for part in _parts(data, what, _MAX_DEPTH):
         leaves += not part.get("spaces")
@@ -136,7 +132,7 @@ def _require_modest(data: Any, what: str) -> None:
 
 
 def _parts(data: Any, what: str, depth: int) -> Iterator[dict[str, Any]]:
-    """Its description, and those of all that it consists of."""
+    """The description and, recursively, those of its components."""
     if not isinstance(data, dict):
         raise BadMessage(f"{what} space is described by {type(data).__name__}, expected a map")
     if depth < 0:
@@ -169,7 +165,7 @@ def _itemsize(data: dict[str, Any]) -> int:
 
 
 def space_difference(ours: Layout, theirs: Layout, what: str) -> str | None:
-    """What keeps two simulators from sharing a batch, in words."""
+    """What keeps two simulators from sharing a batch, as text; None if nothing does."""
     if ours == theirs:
         return None
     if len(ours.leaves) != len(theirs.leaves):

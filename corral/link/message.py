@@ -1,4 +1,4 @@
-"""One message of the link: header, meta, payload; from frames and to frames, with every size checked."""
+"""One message of the link: header, meta and payload, read from and written to frames, with every size checked."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _OPS = frozenset(int(op) for op in clp.Op)
 
 
 class BadMessage(Exception):
-    """Frames that are no message; the text says why."""
+    """Frames that are not a valid message; the text says why."""
 
 
 @dataclass(slots=True)
 class Message:
-    """What a header says, the meta if there is one, and the payload, whose frames are views of what came in."""
+    """Header fields, the meta if there is one, and the payload, whose frames are views of what was received."""
 
     op: int
     flags: int = 0
@@ -37,7 +37,7 @@ class Message:
     payload: Sequence[Buffer] = field(default_factory=list)
 
     def frames(self) -> list[Buffer]:
-        """The frames to send; payload is not copied."""
+        """The frames to send; the payload is not copied."""
         flags = self.flags if self.meta is None else self.flags | clp.META
         head = clp.HEADER.pack(
             clp.MAGIC, clp.MAJOR, self.op, flags, self.status, self.seq, self.session, self.layout, self.batch, self.aux
@@ -48,18 +48,17 @@ class Message:
 
     @property
     def is_reply(self) -> bool:
-        """Whether it answers a request."""
         return bool(self.flags & clp.REPLY)
 
     @property
     def text(self) -> str:
-        """Words of an error, whoever sent them: short, and on one line."""
+        """Text of an error, shortened to one line."""
         text = (self.meta or {}).get("text", "")
         return " ".join(text.split())[:500] if isinstance(text, str) else ""
 
 
 def read_message(frames: Sequence[Buffer]) -> Message:
-    """The message that these frames are; BadMessage when they are none."""
+    """Read a message from frames; BadMessage when they are invalid."""
     if not 1 <= len(frames) <= clp.MAX_FRAMES:
         raise BadMessage(f"{len(frames)} frames, expected 1 to {clp.MAX_FRAMES}")
     head = frames[0]
@@ -83,7 +82,7 @@ def read_message(frames: Sequence[Buffer]) -> Message:
 
 
 def read_meta(frame: Buffer) -> dict[str, Any]:
-    """A meta frame; BadMessage when it is not a map with text keys, or too large, or too deep."""
+    """Read a meta frame; BadMessage when it is not a map with text keys, or too large, or too deep."""
     if len(frame) > _META_BYTES:
         raise BadMessage(f"a meta frame of {len(frame)} bytes, at most {_META_BYTES} are taken")
     try:

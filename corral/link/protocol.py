@@ -1,4 +1,4 @@
-"""Numbers of the protocol CLP/1; docs/link.md says what they mean."""
+"""Numbers of the protocol CLP/1, explained in docs/link.md, and the size limits that both sides enforce."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import msgspec
 MAGIC, MAJOR, MINOR = b"CL", 1, 0
 HEADER = struct.Struct("<2sBBHHQIIII")
 MAX_FRAMES = 8
-GREETING_BYTES = 1 << 20  # a message before READY
+GREETING_BYTES = 1 << 20  # of a message before READY
 GENERATION_BITS = 40  # of an id, below its generation
 GENERATIONS = 1 << 24
 
 
 class Op(IntEnum):
-    """What a message is."""
+    """Message types."""
 
     KNOCK, HELLO, WELCOME, READY = 1, 2, 3, 4
     RESET, STEP, SAVE, LOAD, EXPAND, ROLLOUT, DROP, EXPORT, IMPORT = range(16, 25)
@@ -34,7 +34,7 @@ TERMINATED, TRUNCATED, FAULTY, FIRST, LIFE = 1, 2, 4, 8, 16
 
 
 class Status(IntEnum):
-    """How a row, a request or a session fared."""
+    """Outcome of a row, a request or a session."""
 
     OK = 0
     E_BAD_REQUEST, E_UNSUPPORTED, E_TOO_LARGE, E_UNKNOWN_STATE, E_DEADLINE = 1, 2, 3, 4, 5
@@ -43,20 +43,17 @@ class Status(IntEnum):
 
 
 def status_name(status: int) -> str:
-    """A status in words, known or not."""
+    """Name of a status, known or not."""
     return Status(status).name if status in Status._value2member_map_ else f"status {status}"
 
 
-# What a session may cost: sizes that both sides enforce.
-
-
 _MESSAGE, _MAX_MESSAGE = 64 << 20, 1 << 30
-_REPLIES = 256 << 20  # that a simulator keeps
+_REPLIES = 256 << 20  # replies that a simulator keeps
 _WINDOW = 16
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits of a session, as WELCOME names them."""
+    """Limits of a session, sent in WELCOME."""
 
     message: Annotated[int, msgspec.Meta(ge=4096)] = _MESSAGE
     batch: Annotated[int, msgspec.Meta(ge=1)] = 4096
@@ -66,7 +63,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def choose_limits(row_bytes: int) -> tuple[Limits, int]:
-    """Limits and window for rows whose observation, its last one included, takes so many bytes on the wire."""
+    """Limits and window for rows whose observations, the final one included, take this many bytes on the wire."""
     two_rows = 2 * row_bytes + (1 << 20)
     message = min(max(_MESSAGE, two_rows), _MAX_MESSAGE)
     window = max(2, min(_WINDOW, _REPLIES // max(1, row_bytes)))
@@ -74,5 +71,5 @@ def choose_limits(row_bytes: int) -> tuple[Limits, int]:
 
 
 def rows_per_message(limits: Limits, row_bytes: int) -> int:
-    """How many rows a request may have so that neither it nor its reply is too large."""
+    """Largest number of rows per request for which neither it nor its reply is too large."""
     return max(1, min(limits.batch, (limits.message - (1 << 19)) // max(1, row_bytes)))

@@ -1,1 +1,1 @@
-"""Networks: what sees observations, what remembers, and what decides."""
+"""Networks: encoders, recurrent cores, policies and values."""

@@ -17,10 +17,10 @@ from corral.ops.distributions import Actions
 
 
 class ActorCritic(Network):
-    """Vectors go through two separate towers; images, and everything with a recurrent core, through one encoder.
+    """Vectors go through two separate towers; images, and recurrent networks, through one shared encoder.
 
-    Parameters of the actions' distribution are as `Actions` describes them. Standard deviations of continuous
-    actions are weights of their own and do not depend on the observation.
+    Parameters of the action distribution are as `Actions` describes them. Standard deviations of continuous actions are
+    free parameters that do not depend on the observation.
     """
 
     def __init__(self, spec: EnvSpec, config: NetConfig):
@@ -42,20 +42,19 @@ class ActorCritic(Network):
         self.log_std = nn.Parameter(torch.full((numbers,), config.log_std_init)) if numbers else None
         self._activation = config.activation
         self.numpy_towers: tuple[NumpyMlp, NumpyMlp] | None = None
-        """Policy and value in NumPy, where they are plain layers that a learner has given their place in memory."""
+        """Policy and value in NumPy, if they are plain layers whose weights have their final place in memory."""
         self._learns_in_numpy = False
 
     @property
     def recurrent(self) -> bool:
-        """Whether there is a memory."""
         return self.core is not None
 
     def initial_state(self, n: int) -> Tensor | None:
-        """The memory of `n` environments before they begin."""
+        """Initial recurrent states of `n` environments."""
         return None if self.core is None else self.core.initial_state(n, self.value_head.weight.device)
 
     def act(self, obs: Tree, state: Tensor | None, first: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """One step of `n` environments: parameters of their actions, and their memory after it."""
+        """One step of `n` environments: parameters of their actions, and their new recurrent states."""
         features = self.encoder(obs)
         features = self.policy_torso(features)
         if self.core is None:
@@ -66,7 +65,7 @@ class ActorCritic(Network):
         return self._with_std(self.policy_head(out[0])), states[0]
 
     def forward(self, obs: Tree) -> tuple[Tensor, Tensor]:
-        """Rows without memory: parameters `[n, P]` and values `[n]`."""
+        """Rows without recurrence: parameters `[n, P]` and values `[n]`."""
         features = self.encoder(obs)
         if self._learns_in_numpy and self.numpy_towers is not None:
             out, values = (tower.apply(features) for tower in self.numpy_towers)
@@ -76,7 +75,7 @@ class ActorCritic(Network):
         return self._with_std(self.policy_head(policy)), self.value_head(value).squeeze(-1)
 
     def value(self, obs: Tree) -> Tensor:
-        """Rows without memory: values `[n]` alone."""
+        """Rows without recurrence: values `[n]` only."""
         features = self.encoder(obs)
         if self.numpy_towers is not None:
             return torch.from_numpy(self.numpy_towers[1].forward(features.numpy())[-1][:, 0])
@@ -84,7 +83,7 @@ class ActorCritic(Network):
         return value
 
     def unroll(self, obs: Tree, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sequences `[T, B, ...]`: parameters, values, and the memory after every row."""
+        """Sequences `[T, B, ...]`: parameters, values, and the recurrent states after every row."""
         assert self.core is not None
         lead = first.shape
         features = self.policy_torso(self.encoder(tree_map(lambda leaf: leaf.flatten(0, 1), obs)))
@@ -92,7 +91,7 @@ class ActorCritic(Network):
         return self._with_std(self.policy_head(out)), self.value_head(out).squeeze(-1), states
 
     def use_numpy(self) -> bool:
-        """Offer `numpy_towers` from now on."""
+        """Provide `numpy_towers` from now on."""
         if self.core is not None or self.encoder.has_images or self.value_torso is self.policy_torso:
             return False
         policy = make_numpy_mlp(self.policy_torso, self.policy_head, self._activation)
@@ -101,7 +100,6 @@ class ActorCritic(Network):
         return self.numpy_towers is not None
 
     def learn_in_numpy(self) -> None:
-        """Let `forward` use `numpy_towers`."""
         self._learns_in_numpy = True
 
     def numpy_params(self, obs: Tree) -> Array:
@@ -110,14 +108,13 @@ class ActorCritic(Network):
         return self.with_std(self.numpy_towers[0](self.encoder.in_numpy(obs)))
 
     def numpy_rows(self, obs: Tree) -> tuple[Array, Array]:
-        """Parameters `[n, P]` and values `[n]` in NumPy, for planning: BLAS is faster where rows are many."""
+        """Parameters `[n, P]` and values `[n]` in NumPy, for planning: BLAS is faster for many rows."""
         assert self.numpy_towers is not None
         features = self.encoder.in_numpy(obs)
         params, values = (tower.forward(features)[-1] for tower in self.numpy_towers)
         return self.with_std(params), values[:, 0]
 
     def with_std(self, out: Array) -> Array:
-        """Parameters from the policy's outputs, in NumPy."""
         if self.log_std is None:
             return out
         std = np.broadcast_to(self.log_std.detach().numpy(), (len(out), len(self.log_std)))

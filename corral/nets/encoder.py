@@ -1,4 +1,4 @@
-"""Observations of any supported space to one vector of numbers."""
+"""Encoders: observations of any supported space to one feature vector."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MAX_CHANNELS = 16
 
 
 class Encoder(nn.Module):
-    """Images through a convolutional encoder, discrete values as one-hot, everything else as it is; side by side.
+    """Images through a convolutional encoder, discrete values as one-hot, the rest unchanged; concatenated.
 
-    Float leaves are normalised here if asked to, and images scaled to [0, 1], so that a saved network takes raw
+    Float leaves are optionally normalised here, and images scaled to [0, 1], so that a saved network takes raw
     observations.
     """
 
@@ -41,11 +41,10 @@ class Encoder(nn.Module):
 
     @property
     def has_images(self) -> bool:
-        """Whether there is a convolutional encoder."""
         return bool(self._images)
 
     def forward(self, obs: Tree) -> Tensor:
-        """A batch of observations [n, ...] as features [n, out_size]."""
+        """Features [n, out_size] of a batch of observations [n, ...]."""
         floats, others, images = [], [], []
         for leaf, value in zip(self._layout.leaves, self._layout.flatten(obs), strict=True):
             if leaf.name in self._images:
@@ -63,7 +62,7 @@ class Encoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def in_numpy(self, obs: Tree) -> Array:
-        """The same for arrays, without images; one plain vector of floats never comes near torch."""
+        """The same for arrays, without images; a single float vector does not involve torch."""
         if self._plain and isinstance(obs, np.ndarray):
             return obs.reshape(len(obs), -1).astype(np.float32, copy=False)
         with torch.no_grad():
@@ -71,12 +70,12 @@ class Encoder(nn.Module):
         return features
 
     def observe(self, obs: Tree) -> None:
-        """Take a batch of observations [n, ...] into the statistics of the normalisation."""
+        """Add a batch of observations [n, ...] to the statistics of the normalisation."""
         if self.norm is not None:
             self.norm.merge(self.moments(obs))
 
     def moments(self, obs: Tree) -> Tensor:
-        """What `norm.merge` takes of a batch of observations [n, ...]."""
+        """The argument of `norm.merge` for a batch of observations [n, ...]."""
         leaves = zip(self._layout.leaves, self._layout.flatten(obs), strict=True)
         floats = [value.reshape(value.shape[0], -1).float() for leaf, value in leaves if self._is_float(leaf)]
         return ObsNorm.moments(torch.cat(floats, -1))
@@ -86,7 +85,7 @@ class Encoder(nn.Module):
 
 
 def is_image(leaf: Leaf, encoder: str = "auto") -> bool:
-    """Whether a leaf is seen by convolutions: bytes with two large dimensions and few channels."""
+    """Whether a leaf is encoded by convolutions: bytes with two large dimensions and few channels."""
     shape = leaf.shape
     return (
         encoder != "mlp"
@@ -98,7 +97,7 @@ def is_image(leaf: Leaf, encoder: str = "auto") -> bool:
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int | None:
-    """Where the channels of [c, h, w] or [h, w, c] are; of a stack of coloured frames, [s, h, w, c]."""
+    """Axis of the channels of [c, h, w] or [h, w, c], or of a stack of colour frames [s, h, w, c]."""
     if len(shape) == 4:
         return 3 if shape[3] <= 4 and shape[0] <= _MAX_CHANNELS else None
     if shape[0] <= _MAX_CHANNELS and shape[0] <= shape[2]:
@@ -134,7 +133,7 @@ def _vector_size(leaf: Leaf) -> int:
 
 
 def _encode(leaf: Leaf, value: Tensor) -> Tensor:
-    """Discrete values as one-hot, other whole numbers as numbers, bytes scaled to [0, 1]."""
+    """Discrete values as one-hot, other integers as numbers, bytes scaled to [0, 1]."""
     space, n = leaf.space, value.shape[0]
     if isinstance(space, gs.Discrete):
         return nn.functional.one_hot(value.long() - int(space.start), int(space.n)).float()

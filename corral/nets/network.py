@@ -1,4 +1,4 @@
-"""What the networks here have in common: the number format they run in, and NumPy instead of torch for small ones."""
+"""Shared by the networks: numeric precision, and NumPy instead of torch for small ones."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from torch import nn
 
 
 class Network(nn.Module):
-    """A network that runs in NumPy where it is small, plain layers on the CPU."""
+    """A network that runs in NumPy if it consists of small, plain layers on the CPU."""
 
     def use_numpy(self) -> bool:
-        """Act and evaluate in NumPy from now on; False where a layer is of a kind that `NumpyMlp` does not have.
+        """Act and evaluate in NumPy from now on; False if `NumpyMlp` does not support a layer.
 
         To be called when the weights and their gradients have their final place in memory.
         """
         return False
 
     def learn_in_numpy(self) -> None:
-        """Also run forward and backward passes of losses in NumPy, where `use_numpy` could."""
+        """Also run forward and backward passes of losses in NumPy, if `use_numpy` succeeded."""
 
 
 def use_precision(model: nn.Module, precision: str) -> None:
-    """Let a network run in `bf16` by autocast, or in `fp32`, small ones then in NumPy."""
+    """Run a network in `bf16` by autocast, or in `fp32`; small ones then run in NumPy."""
     model.autocast = precision == "bf16"  # type: ignore[assignment]
     if precision == "fp32" and isinstance(model, Network):
         model.use_numpy()

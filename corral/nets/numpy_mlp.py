@@ -1,7 +1,7 @@
-"""Small networks in NumPy: a few hundred rows cost torch several times as much in overhead as in work.
+"""Small networks in NumPy: on a few hundred rows, torch spends several times more on overhead than on work.
 
-Weights and gradients are torch's own memory, so the optimizer, checkpoints and everything else see no difference.
-Forward and backward passes are tested against autograd.
+Weights and gradients share torch's memory, so the optimizer, checkpoints and everything else see no difference. Forward
+and backward passes are tested against autograd.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from corral.core.types import Array
 from corral.ops import kernels
 
-_SMALL = 40_000  # weights; beyond, the gain in calls is less than what BLAS does better
+_SMALL = 40_000  # weights; for larger networks torch's faster BLAS outweighs the overhead
 _ACTIVATIONS = {nn.Tanh: "tanh", nn.ReLU: "relu"}
 
 
 class NumpyMlp:
-    """Plain layers with an activation between them, in float32 on the CPU.
+    """Plain layers with activations between them, in float32 on the CPU.
 
-    Made when the weights have their final place in memory; `backward` adds to the gradients that they have then.
+    Created when the weights have their final place in memory; `backward` adds to their current gradients.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], activation: str):
@@ -41,8 +41,8 @@ class NumpyMlp:
         ]
 
     def __call__(self, x: Array) -> Array:
-        """The network's outputs for rows [n, inputs]: for acting, a row's do not depend on the rows beside it."""
-        if x.shape[1] != self._weights[0].shape[1]:  # compiled code does not look
+        """The network's outputs for rows [n, inputs], for acting: each row is computed independently of the others."""
+        if x.shape[1] != self._weights[0].shape[1]:  # compiled code does not check
             raise ValueError(f"A network of {self._weights[0].shape[1]} inputs got rows of {x.shape[1]}.")
         if self._small:
             return kernels.forward(np.ascontiguousarray(x), self._layers, self._tanh)
@@ -54,7 +54,7 @@ class NumpyMlp:
         return outputs
 
     def forward(self, x: Array) -> list[Array]:
-        """Outputs of every layer for rows [n, inputs]; the last one's are the network's."""
+        """Outputs of every layer for rows [n, inputs], those of the network last."""
         outputs = []
         last = len(self._weights) - 1
         for k, (weight, bias) in enumerate(self._layers):
@@ -67,7 +67,7 @@ class NumpyMlp:
         return outputs
 
     def backward(self, x: Array, outputs: list[Array], grad: Array, *, by_input: bool = False) -> Array | None:
-        """Add the gradient of the weights, given the one of the network's outputs; returns that of `x` if asked."""
+        """Add the gradient of the weights, given that of the outputs; returns the gradient of `x` if requested."""
         for k in range(len(self._weights) - 1, -1, -1):
             before = outputs[k - 1] if k else x
             of_weight, of_bias = self._grads[k]
@@ -100,7 +100,7 @@ class _Apply(torch.autograd.Function):
 
 
 def make_numpy_mlp(torso: nn.Module, head: nn.Module, activation: str) -> NumpyMlp | None:
-    """The layers of `torso` and `head` in NumPy; None where one is of another kind, or not on the CPU."""
+    """The layers of `torso` and `head` in NumPy; None if one is unsupported or not on the CPU."""
     layers = [*torso, head] if isinstance(torso, nn.Sequential) else [torso, head]
     linears = [layer for layer in layers if type(layer) is nn.Linear]
     between = [layer for layer in layers if type(layer) is not nn.Linear]

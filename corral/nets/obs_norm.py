@@ -11,7 +11,7 @@ _EPSILON = 1e-8
 
 
 class ObsNorm(nn.Module):
-    """`(x - mean) / std`, clipped; `observe` takes a batch into the statistics (Chan et al.), in float64."""
+    """`(x - mean) / std`, clipped; `observe` adds a batch to the statistics (Chan et al.), in float64."""
 
     mean: Tensor
     squares: Tensor
@@ -25,7 +25,6 @@ class ObsNorm(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise."""
         return ((x - self.mean.float()) * self._scale()).clamp(-self._clip, self._clip)
 
     def _scale(self) -> Tensor:
@@ -33,14 +32,14 @@ class ObsNorm(nn.Module):
         return torch.rsqrt(var + _EPSILON).float()
 
     def observe(self, rows: Tensor) -> None:
-        """Take in rows, [n, size], but for those that are not finite."""
+        """Add rows, [n, size], except non-finite ones."""
         self.merge(self.moments(rows))
 
     @staticmethod
     @torch.no_grad()
     def moments(rows: Tensor) -> Tensor:
-        """Mean, sum of squared deviations, and count of rows, [2 size + 1]; rows that are not finite are left out."""
-        rows = rows[torch.isfinite(rows).all(-1)].double()  # one other would stay in the statistics for ever
+        """Mean, sum of squared deviations, and count of the finite rows, [2 size + 1]."""
+        rows = rows[torch.isfinite(rows).all(-1)].double()  # a non-finite row would corrupt the statistics forever
         n = rows.shape[0]
         if not n:
             return rows.new_zeros(2 * rows.shape[1] + 1)
@@ -49,7 +48,7 @@ class ObsNorm(nn.Module):
 
     @torch.no_grad()
     def merge(self, moments: Tensor) -> None:
-        """Take in what `moments` said of some rows."""
+        """Add the result of `moments`."""
         size, n = len(self.mean), moments[-1]
         if not n:
             return
@@ -61,7 +60,7 @@ class ObsNorm(nn.Module):
 
 
 def merged(known: Array | None, more: Array) -> Array:
-    """Moments of all rows that either of these has seen."""
+    """The combined moments of two sets of rows."""
     if known is None:
         return more
     norm = ObsNorm(len(more) // 2)

@@ -22,10 +22,10 @@ class QNetwork(Network):
         hidden = () if self.encoder.has_images else config.hidden_sizes
         self.torso = mlp(self.encoder.out_size, hidden, config.activation)
         size = hidden[-1] if hidden else self.encoder.out_size
-        # With a dueling network, one more output: the state's value.
+        # A dueling network has one more output: the state's value.
         self.head = linear(size, num_actions + int(dueling), 1.0)
         self.numpy_tower: NumpyMlp | None = None
-        """The network in NumPy, where it is plain layers that a learner has given their place in memory."""
+        """The network in NumPy, if it consists of plain layers whose weights have their final place in memory."""
         self._learns_in_numpy = False
 
     def forward(self, obs: Tree) -> Tensor:
@@ -41,7 +41,6 @@ class QNetwork(Network):
         return out[:, -1:] + advantage - advantage.mean(-1, keepdim=True)
 
     def numpy_values(self, obs: Tree) -> Array:
-        """Values in NumPy."""
         assert self.numpy_tower is not None
         return self.combined(self.numpy_tower(self.encoder.in_numpy(obs)))
 
@@ -53,11 +52,9 @@ class QNetwork(Network):
         return values
 
     def use_numpy(self) -> bool:
-        """Offer `numpy_tower` from now on."""
         if not self.encoder.has_images:
             self.numpy_tower = make_numpy_mlp(self.torso, self.head, self._activation)
         return self.numpy_tower is not None
 
     def learn_in_numpy(self) -> None:
-        """Let `forward` use `numpy_tower`."""
         self._learns_in_numpy = True

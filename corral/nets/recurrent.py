@@ -1,4 +1,4 @@
-"""Memory: LSTM and GRU cores that forget where an episode begins."""
+"""Recurrent cores: LSTM and GRU, reset at the start of each episode."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class Core(nn.Module):
     """A recurrent cell over `[T, B]`, whose state is set to zero before every row that is `first`.
 
-    The state is one tensor `[B, state_size]`; of an LSTM, hidden and cell side by side. One step and many are
-    the same code, so an unroll equals acting step by step.
+    The state is one tensor `[B, state_size]`, for an LSTM hidden and cell state concatenated. One step and many use the
+    same code, so an unroll equals acting step by step.
     """
 
     def __init__(self, kind: str, inputs: int, size: int):
@@ -25,7 +25,6 @@ class Core(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def initial_state(self, n: int, device: torch.device | None = None) -> Tensor:
-        """Nothing remembered."""
         return torch.zeros(n, self.state_size, device=device)
 
     def forward(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:

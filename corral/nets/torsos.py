@@ -1,4 +1,4 @@
-"""What sees: MLPs for vectors, convolutions for images."""
+"""Torsos: MLPs for vectors, convolutional networks for images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SQRT2 = math.sqrt(2.0)
 
 
 def linear(inputs: int, outputs: int, gain: float = SQRT2) -> nn.Linear:
-    """A layer with orthogonal weights and no bias at the start."""
+    """A layer with orthogonal weights and zero bias."""
     try:
         layer = nn.Linear(inputs, outputs)
     except RuntimeError as error:
@@ -61,7 +61,6 @@ class NatureCnn(nn.Module):
         self.fc = nn.Sequential(nn.Flatten(), linear(flat, self.out_size), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [n, c, h, w] to features."""
         features: Tensor = self.fc(self.convs(x))
         return features
 
@@ -84,7 +83,6 @@ class ImpalaCnn(nn.Module):
         self.fc = nn.Sequential(nn.Flatten(), linear(flat, self.out_size), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [n, c, h, w] to features."""
         features: Tensor = self.fc(self.convs(x))
         return features
 

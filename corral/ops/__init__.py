@@ -1,1 +1,1 @@
-"""The formulas: pure functions without state, each with a literal NumPy twin in the tests."""
+"""Pure functions without state, each tested against a literal NumPy implementation."""

@@ -1,9 +1,9 @@
 """Distributions over the actions of any supported space, as functions of one flat tensor of parameters.
 
-A network gives parameters `[..., P]`: the logits of every discrete choice one after the other, then means and
-log standard deviations of the continuous numbers. An action is `[..., D]` in the same order, discrete choices as
-whole numbers. Learning works on these; `to_env` turns them into what the environment takes. No distribution
-objects: small networks are bound by the number of operations.
+A network outputs parameters `[..., P]`: the logits of all discrete choices one after the other, then means and log
+standard deviations of the continuous numbers. An action is `[..., D]` in the same order, with discrete choices as
+integers. Learning uses these; `to_env` converts them to the environment's format. There are no distribution objects:
+small networks are bound by the number of operations.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 class Actions:
     """The distribution of one action space: independent choices and Gaussians.
 
-    Continuous numbers are sampled from a Gaussian without bounds, so that log-probabilities are exact; the
-    environment gets them clipped to [-1, 1] and scaled to their bounds, or as they are where they have none.
+    Continuous numbers are sampled from an unbounded Gaussian, so that log-probabilities are exact; the environment gets
+    them clipped to [-1, 1] and scaled to their bounds, or unchanged if there are none.
     """
 
     def __init__(self, layout: Layout):
         self.layout = layout
-        self._choices: list[list[int]] = []  # per leaf, how many values each of its choices has
-        self._numbers: list[int] = []  # per leaf, how many continuous numbers
+        self._choices: list[list[int]] = []  # per leaf, the number of values of each choice
+        self._numbers: list[int] = []  # per leaf, the number of continuous numbers
         lows, highs = [], []
         for leaf in layout.leaves:
             self._choices.append(_sizes(leaf))
@@ -58,15 +58,13 @@ class Actions:
 
     @property
     def discrete(self) -> bool:
-        """Whether there is nothing but choices."""
+        """Whether all actions are discrete."""
         return self.num_numbers == 0
 
-    # -- the distribution -----------------------------------------------------------------------------------
-
     def sample(self, params: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Draw actions `[n, D]`; returns them and their log-probabilities `[n]`. In NumPy: batches are small here.
+        """Sample actions `[n, D]`; returns them and their log-probabilities `[n]`. In NumPy: batches are small here.
 
-        Choices by the exponential race: `argmax p_i / e_i` with `e_i ~ Exp(1)` is distributed as `p`.
+        Choices use the exponential race: `argmax p_i / e_i` with `e_i ~ Exp(1)` is distributed as `p`.
         """
         n, at = len(params), self.num_logits
         action = np.empty((n, self.action_size), np.float32)
@@ -77,7 +75,7 @@ class Actions:
             mean, log_std = np.split(params[:, at:], 2, -1)
             noise = rng.standard_normal(mean.shape, np.float32)
             action[:, self.num_choices :] = mean + np.exp(log_std) * noise
-            noise = (action[:, self.num_choices :] - mean) * np.exp(-log_std)  # of the action as it was rounded
+            noise = (action[:, self.num_choices :] - mean) * np.exp(-log_std)  # of the rounded action
             log_prob -= (0.5 * noise * noise + log_std + _HALF_LOG_2PI).sum(-1)
         return action, log_prob
 
@@ -111,7 +109,7 @@ class Actions:
         return log_prob, entropy
 
     def explicit(self, params: Array, action: Array) -> tuple[Array, Array, Callable[[Array, float], Array]]:
-        """`evaluate` in NumPy, for rows `[n]`, and what turns the gradients of both into that of the parameters.
+        """`evaluate` in NumPy for rows `[n]`, and a function from the gradients of both to that of the parameters.
 
         With `p = softmax(logits)`: `d logp_a = onehot(a) - p`, and `d H = -p (log p + H)`. With `e = (a - mean) / std`:
         `d logp = e / std` for the mean and `e^2 - 1` for the log deviation, whose entropy has gradient 1. The gradient
@@ -159,10 +157,8 @@ class Actions:
         mean, log_std = params[..., self.num_logits :].chunk(2, -1)
         return mean, log_std
 
-    # -- what the environment takes --------------------------------------------------------------------------
-
     def to_env(self, action: Array) -> Tree:
-        """Actions `[n, D]` as the environment's space wants them."""
+        """Actions `[n, D]` in the format of the environment's space."""
         leaves, choice, number = [], 0, 0
         for leaf, sizes, numbers, start in zip(
             self.layout.leaves, self._choices, self._numbers, self._starts, strict=True
@@ -196,7 +192,7 @@ def _gaussian_log_prob(noise: Tensor, log_std: Tensor) -> Tensor:
 
 
 def _sizes(leaf: Leaf) -> list[int]:
-    """How many values each discrete choice of a leaf has."""
+    """The number of values of each discrete choice of a leaf."""
     space = leaf.space
     if isinstance(space, gs.Discrete):
         return [int(space.n)]
@@ -213,21 +209,18 @@ def _sizes(leaf: Leaf) -> list[int]:
 
 
 def _start(leaf: Leaf) -> Array | None:
-    """What the first value of each choice is, where it is not 0."""
+    """The first value of each choice, if it is not 0."""
     start = getattr(leaf.space, "start", None)
     if start is None or not np.any(start):
         return None
     return np.asarray(start, leaf.dtype)
 
 
-# Several discrete choices as one: every combination is an action.
-
-
 _MAX = 4096
 
 
 class JointChoices:
-    """Numbers 0..n-1 for all combinations of a space's discrete choices, the last choice varying fastest."""
+    """Several discrete choices as one: numbers 0..n-1 for all combinations, the last choice varying fastest."""
 
     def __init__(self, layout: Layout, who: str):
         for leaf in layout.leaves:

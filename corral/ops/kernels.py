@@ -1,7 +1,7 @@
-"""Loops of small networks, compiled by numba: one call where NumPy needs ten.
+"""Loops of small networks, compiled by numba: one call instead of ten in NumPy.
 
-Acting on a few rows is bound by the number of calls, learning on a few hundred by the passes over memory; each of
-these goes over its memory once.
+Acting on a few rows is bound by the number of calls, learning on a few hundred by the passes over memory; each kernel
+passes over its memory once.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from corral.core.jit import compiled
 from corral.core.types import Array
 
-# Sums may be reordered, so that they are done eight at a time; NaN and infinity stay what they are.
+# Sums may be reordered for vectorisation; NaN and infinity are preserved.
 _compiled: Any = partial(compiled, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
 
-# tanh(x) = x P(x^2) / Q(x^2) within 2e-7, beyond `_FLAT` it is flat; the coefficients are those of Eigen's ptanh.
+# tanh(x) = x P(x^2) / Q(x^2) within 2e-7, constant beyond `_FLAT`; the coefficients are those of Eigen's ptanh.
 _FLAT = np.float32(7.90531110763549805)
 _P1, _P3, _P5, _P7, _P9, _P11, _P13 = (
     np.float32(c)
@@ -69,7 +69,7 @@ times_tanh_slope: Callable[[Array, Array], None] = _compiled(_times_tanh_slope)
 
 
 def _forward(x: Array, layers: tuple[tuple[Array, Array], ...], tanh: bool) -> Array:
-    """A network's outputs for rows `[n, inputs]`; those of a row do not depend on the rows beside it."""
+    """A network's outputs for rows `[n, inputs]`; each row is computed independently of the others."""
     last = len(layers) - 1
     for k in range(len(layers)):
         weight, bias = layers[k]
@@ -125,7 +125,7 @@ adam: Callable[..., None] = _compiled(_adam)
 
 
 def _choose(logits: Array, sizes: Array, race: Array, action: Array, log_prob: Array) -> None:
-    """Draw each of several choices per row by the exponential race `argmax p_i / e_i`, with `race` drawn from Exp(1).
+    """Sample each of several choices per row by the exponential race `argmax p_i / e_i`, with `race` drawn from Exp(1).
 
     Writes the choices into `action[:, k]`, and the sum of their log-probabilities into `log_prob`.
     """

@@ -1,8 +1,8 @@
-"""Adam (Kingma and Ba 2015) and RMSProp (Hinton) for small networks, without the overhead around torch's.
+"""Adam (Kingma and Ba 2015) and RMSProp (Hinton) for small networks, without the overhead of torch's.
 
 Adam: `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g^2`, `w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)`.
-RMSProp: `v = d v + (1 - d) g^2`, `w -= lr g / (sqrt(v) + eps)`. On a few thousand weights the arithmetic takes a
-tenth of what `torch.optim.Adam.step` spends around it.
+RMSProp: `v = d v + (1 - d) g^2`, `w -= lr g / (sqrt(v) + eps)`. On a few thousand weights the arithmetic takes a tenth
+of the time of `torch.optim.Adam.step`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,24 @@ from torch import Tensor
 from corral.ops import kernels
 
 _BETA1, _BETA2 = 0.9, 0.999
-_SMALL = 200_000  # weights; beyond, torch's fused kernel, which goes over memory once, is faster
+_SMALL = 200_000  # weights; for more, torch's fused kernel, which passes over memory once, is faster
 
 
 class Optimizer(Protocol):
-    """The part of `torch.optim.Optimizer` that a learner uses."""
+    """The subset of `torch.optim.Optimizer` that a learner uses."""
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Groups with their `lr`."""
+    def param_groups(self) -> list[dict[str, Any]]: ...
 
-    def step(self) -> Any:
-        """Change the weights by their gradients."""
+    def step(self) -> Any: ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything but the weights."""
+    def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 def adam(params: Iterable[Tensor], lr: float, eps: float = 1e-8) -> Optimizer:
-    """Adam for these weights: torch's own, or for one small tensor the lean one."""
+    """Adam for these weights: torch's, or `SmallAdam` for one small tensor."""
     weights = list(params)
     if len(weights) == 1 and weights[0].numel() <= _SMALL and weights[0].device.type == "cpu":
         return SmallAdam(weights[0], lr, eps)
@@ -50,7 +46,7 @@ def adamw(params: Iterable[Tensor], lr: float, weight_decay: float) -> Optimizer
 
 
 def rmsprop(params: Iterable[Tensor], lr: float, decay: float, eps: float) -> Optimizer:
-    """RMSProp without momentum for these weights: torch's own, or for one small tensor the lean one."""
+    """RMSProp without momentum for these weights: torch's, or `SmallRmsprop` for one small tensor."""
     weights = list(params)
     if len(weights) == 1 and weights[0].numel() <= _SMALL and weights[0].device.type == "cpu":
         return SmallRmsprop(weights[0], lr, decay, eps)
@@ -58,7 +54,7 @@ def rmsprop(params: Iterable[Tensor], lr: float, decay: float, eps: float) -> Op
 
 
 class SmallAdam:
-    """Adam of one tensor; its state has the names of torch's."""
+    """Adam of one tensor; its state uses torch's names."""
 
     def __init__(self, weights: Tensor, lr: float, eps: float):
         self.param_groups: list[dict[str, Any]] = [{"lr": lr, "params": [weights]}]
@@ -67,7 +63,6 @@ class SmallAdam:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Change the weights by their gradient."""
         grad = self._weights.grad
         assert grad is not None
         self._steps += 1
@@ -77,12 +72,10 @@ class SmallAdam:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and steps."""
         state = {"step": self._steps, "exp_avg": self._mean, "exp_avg_sq": self._square}
         return {"state": {0: state}, "param_groups": [{"lr": self.param_groups[0]["lr"]}]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
         state = state_dict["state"].get(0)
         if state:
             self._steps = int(state["step"])
@@ -91,7 +84,7 @@ class SmallAdam:
 
 
 class SmallRmsprop:
-    """RMSProp of one tensor; its state has the names of torch's."""
+    """RMSProp of one tensor; its state uses torch's names."""
 
     def __init__(self, weights: Tensor, lr: float, decay: float, eps: float):
         self.param_groups: list[dict[str, Any]] = [{"lr": lr, "params": [weights]}]
@@ -100,7 +93,6 @@ class SmallRmsprop:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Change the weights by their gradient."""
         grad = self._weights.grad
         assert grad is not None
         self._steps += 1
@@ -108,12 +100,10 @@ class SmallRmsprop:
         self._weights.addcdiv_(grad, self._square.sqrt().add_(self._eps), value=-self.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean square and steps."""
         state = {"step": self._steps, "square_avg": self._square}
         return {"state": {0: state}, "param_groups": [{"lr": self.param_groups[0]["lr"]}]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
         state = state_dict["state"].get(0)
         if state:
             self._steps = int(state["step"])

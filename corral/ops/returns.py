@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (Schulman et al., 2015)."""
+"""Returns and advantages: GAE (Schulman et al. 2015), lambda, n-step and discounted returns, V-trace."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import numpy as np
 
 from corral.core.types import Array
 
-# The linear recurrence that advantages and returns share, run backwards through time.
-
 
 def reverse_scan(term: Array, decay: Array) -> Array:
-    """x[t] = term[t] + decay[t] * x[t + 1], with x[T] = 0. All [T, B]."""
+    """The recurrence x[t] = term[t] + decay[t] * x[t + 1], with x[T] = 0. All [T, B]."""
     result = np.empty_like(term)
     carry = np.zeros(term.shape[1:], term.dtype)
     for t in range(len(term) - 1, -1, -1):
@@ -20,14 +18,11 @@ def reverse_scan(term: Array, decay: Array) -> Array:
 
 
 def cut_after(truncated: Array, terminated: Array, faulty: Array) -> Array:
-    """Rows after which nothing more is known of the episode: its end, a fault in the next row, the last row."""
+    """Rows at which the known episode ends: its end, a fault in the next row, the last row."""
     cut: Array = terminated | truncated
     cut[:-1] |= faulty[1:]
     cut[-1:] = True
     return cut
-
-
-# Lambda returns.
 
 
 def lambda_return(
@@ -39,11 +34,11 @@ def lambda_return(
     gamma: float,
     lam: float,
 ) -> Array:
-    """Targets of the value [T, B].
+    """Lambda returns [T, B].
 
     R[t] = r[t] + gamma * (1 - terminated[t]) * ((1 - lam) * next_value[t] + lam * R[t + 1])
 
-    Where the episode ends at `t`, a faulty row follows, or the data ends, `next_value[t]` stands for R[t + 1].
+    Where the episode ends at `t`, a faulty row follows, or the data ends, `next_value[t]` replaces R[t + 1].
     A faulty row has R = 0. This is GAE plus the value.
     """
     goes_on = ~cut_after(truncated, terminated, faulty)
@@ -62,21 +57,18 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Array:
-    """Advantages [T, B].
+    """Generalised advantage estimation (Schulman et al. 2015): advantages [T, B].
 
     delta[t] = r[t] + gamma * (1 - terminated[t]) * next_value[t] - value[t]
     A[t] = delta[t] + gamma * lam * (1 - terminated[t] | truncated[t]) * A[t + 1]
 
-    `next_value[t]` is the value of the true successor of row `t`, the last observation of an episode included,
-    so a truncated row bootstraps and a terminated one does not, truncated as well or not. A faulty row has
-    A = 0, and with that the row before it bootstraps from its own successor.
+    `next_value[t]` is the value of the true successor of row `t`, including final observations: a truncated row
+    bootstraps, a terminated one does not (also if both flags are set). A faulty row has A = 0, so the row before it
+    bootstraps from its own successor.
     """
     delta = np.where(faulty, 0, reward + gamma * next_value * ~terminated - value)
     decay = (~(terminated | truncated | faulty)).astype(delta.dtype) * (gamma * lam)
     return reverse_scan(delta, decay)
-
-
-# n-step returns within a fragment, and rewards-to-go.
 
 
 def nstep_return(
@@ -88,7 +80,7 @@ def nstep_return(
     gamma: float,
     n: int,
 ) -> Array:
-    """Targets of the value [T, B].
+    """n-step returns within a fragment [T, B].
 
     R[t] = r[t] + gamma * r[t + 1] + ... + gamma^(m - 1) * r[t + m - 1]
            + gamma^m * (1 - terminated[t + m - 1]) * next_value[t + m - 1]
@@ -120,19 +112,19 @@ def discounted_return(
 ) -> Array:
     """Reward-to-go [T, B]: R[t] = r[t] + gamma * R[t + 1] to the end of the episode.
 
-    What follows a truncated row (or the last row of the data) is worth its `next_value`, or nothing where that is
-    None. Faulty rows, which padding is marked as, have R = 0.
+    A truncated row (or the last row of the data) bootstraps from its `next_value`, or from 0 if that is None. Faulty
+    rows, including padding, have R = 0.
     """
     after_end = np.zeros_like(reward) if next_value is None else next_value
     return lambda_return(reward, after_end, terminated, truncated, faulty, gamma, 1.0)
 
 
-# What came of acting: the return to the end of the episode, seen by who acted. G_t = r_t + gamma G_{t+1}, with
-# G_{t+1} negated where another player acts there.
-
-
 def outcomes(reward: Array, to_play: Array, gamma: float) -> Array:
-    """Returns [T] of one whole episode; `reward[t]` is of who acted at t, `to_play[t]`."""
+    """Returns [T] of one whole episode, each from the view of the player who acts.
+
+    G[t] = r[t] + gamma * G[t + 1], with G[t + 1] negated if another player acts there. `reward[t]` is the reward of the
+    player `to_play[t]`.
+    """
     result = np.zeros(len(reward))
     later = 0.0
     for t in range(len(reward) - 1, -1, -1):
@@ -140,9 +132,6 @@ def outcomes(reward: Array, to_play: Array, gamma: float) -> Array:
             later = -later
         later = result[t] = reward[t] + gamma * later
     return result
-
-
-# V-trace: off-policy corrected values and advantages (Espeholt et al., 2018, IMPALA).
 
 
 def vtrace(  # noqa: PLR0913 - the formula has as many symbols
@@ -160,7 +149,7 @@ def vtrace(  # noqa: PLR0913 - the formula has as many symbols
     rho_pg: float | None = 1.0,
     lam: float = 1.0,
 ) -> tuple[Array, Array]:
-    """Targets of the value and advantages of the policy gradient, both [T, B].
+    """V-trace (Espeholt et al. 2018, IMPALA): off-policy value targets and advantages, both [T, B].
 
     With ratio = exp(target_logp - behaviour_logp), not = 1 - terminated:
     delta[t] = min(rho_bar, ratio[t]) * (r[t] + gamma * not[t] * next_value[t] - value[t])
@@ -168,10 +157,10 @@ def vtrace(  # noqa: PLR0913 - the formula has as many symbols
     advantage[t] = min(rho_pg, ratio[t]) * (r[t] + gamma * not[t] * vs[t + 1] - value[t])
 
     Where the episode ends at `t`, a faulty row follows, or the data ends, the difference at `t + 1` is 0 and
-    `next_value[t]` stands for vs[t + 1]. A faulty row has vs = value and advantage 0. Without `rho_pg` the advantage
+    `next_value[t]` replaces vs[t + 1]. A faulty row has vs = value and advantage 0. Without `rho_pg` the advantage
     is not multiplied by a ratio, for objectives that multiply it themselves.
     """
-    with np.errstate(over="ignore"):  # an infinite ratio is cut by the bars below
+    with np.errstate(over="ignore"):  # the clips below bound an infinite ratio
         ratio = np.where(faulty, 0, np.exp(target_logp - behaviour_logp))
     goes_on = ~cut_after(truncated, terminated, faulty) & ~faulty
     onward = (~terminated).astype(value.dtype) * gamma

@@ -1,4 +1,4 @@
-"""What the edges of a node stand for: every action, where they can be counted, or samples of them."""
+"""The edges of a node: every action where actions can be enumerated, otherwise sampled actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from corral.planning.mcts.forest import NOT_THERE
 
 
 def _legal_softmax(logits: Array, legal: Array, out: Array) -> None:
-    """Softmax of rows over what is legal; the rest is not there. Where no legal logit is above -inf all are 0."""
+    """Softmax over the legal entries of each row, 0 if all their logits are -inf; NOT_THERE for the others."""
     for i in range(legal.shape[0]):
         top = -math.inf
         for a in range(legal.shape[1]):
@@ -42,33 +42,32 @@ _MAX_EDGES = 256  # combinations of several choices; one choice may have more
 
 
 class ActionSet(ABC):
-    """The edges of a node. A model's action is a row of numbers, as `Actions` has it."""
+    """The edges of a node. A model's action is a row of numbers, as in `Actions`."""
 
     width: int
 
     @abstractmethod
     def offer(self, params: Array, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
-        """Priors [B, width] by a policy's parameters, and what edges stand for, None where that is always the same."""
+        """Priors [B, width] from policy parameters, and the actions of the edges, None if these never change."""
 
     @abstractmethod
     def uniform(self, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
-        """The same, by a policy that prefers nothing."""
+        """The same for a uniform policy."""
 
     @abstractmethod
-    def to_env(self, edges: Array) -> Tree:
-        """Edges, or what they stand for, as the environment's actions."""
+    def to_env(self, edges: Array) -> Tree: ...
 
     @abstractmethod
     def to_model(self, edges: Array) -> Array:
-        """Edges, or what they stand for, as a model's actions [n, D]."""
+        """Model actions [n, D]."""
 
     @abstractmethod
     def random_env_actions(self, count: int, rng: np.random.Generator) -> Tree:
-        """Actions that prefer nothing, as the environment takes them."""
+        """Uniformly random environment actions."""
 
 
 class Choices(ActionSet):
-    """Every action has its edge; with several choices, every combination of them."""
+    """One edge per action; with several discrete choices, one per combination."""
 
     def __init__(self, layout: Layout):
         self._joint = JointChoices(layout, "A search")
@@ -76,30 +75,25 @@ class Choices(ActionSet):
         self.width = self._joint.count
 
     def offer(self, params: Array, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
-        """Products of the choices' probabilities, among what is legal."""
         logits = self._joint_logits(params) if len(self._actions.sizes) > 1 else params
         priors = np.empty(legal.shape, np.float32)
         legal_softmax(logits, legal, priors)
         return priors, None
 
     def uniform(self, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
-        """The same for all that is legal."""
         return self.offer(np.zeros((len(legal), self._actions.num_logits), np.float32), legal, rng)
 
     def to_env(self, edges: Array) -> Tree:
-        """The environment's actions."""
         return self._joint.to_env(edges)
 
     def to_model(self, edges: Array) -> Array:
-        """One number for each choice."""
         return np.stack(np.unravel_index(edges, self._actions.sizes), -1).astype(np.float32)
 
     def random_env_actions(self, count: int, rng: np.random.Generator) -> Tree:
-        """Any of them."""
         return self.to_env(rng.integers(self.width, size=count))
 
     def _joint_logits(self, params: Array) -> Array:
-        """Of every combination, the last choice varying fastest."""
+        """Logits of every combination, the last choice varying fastest."""
         at, joint = 0, np.zeros((len(params), 1), params.dtype)
         for size in self._actions.sizes:
             part = params[:, at : at + size]
@@ -110,10 +104,10 @@ class Choices(ActionSet):
 
 
 class Samples(ActionSet):
-    """Edges stand for actions that are drawn for each node, as the policy would act.
+    """Edges are actions sampled per node from the policy.
 
-    They are all of the same weight (Hubert et al. 2021 with temperature 1). With `likeliest`, the first of them is the
-    policy's likeliest action instead: for play only, since a policy that learned from it would narrow.
+    All have equal priors (Hubert et al. 2021 with temperature 1). With `likeliest`, the first is the mode of the
+    policy: for play only, since a policy trained on it would narrow.
     """
 
     def __init__(self, layout: Layout, count: int, *, likeliest: bool):
@@ -122,7 +116,6 @@ class Samples(ActionSet):
         self._actions, self.width, self._likeliest = Actions(layout), count, likeliest
 
     def offer(self, params: Array, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
-        """Equal priors of what is drawn."""
         drawn, _ = self._actions.sample(np.repeat(params, self.width, axis=0), rng)
         rows = drawn.reshape(len(params), self.width, -1)
         if self._likeliest:
@@ -130,20 +123,17 @@ class Samples(ActionSet):
         return self._equal(len(params)), rows
 
     def uniform(self, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
-        """Drawn evenly from the space; where it has no bounds, from a normal distribution."""
+        """Uniform samples from the space, or normal ones if it is unbounded."""
         count = len(legal)
         return self._equal(count), self._even(count * self.width, rng).reshape(count, self.width, -1)
 
     def to_env(self, edges: Array) -> Tree:
-        """Scaled to the space's bounds."""
         return self._actions.to_env(edges)
 
     def to_model(self, edges: Array) -> Array:
-        """As they are."""
         return edges
 
     def random_env_actions(self, count: int, rng: np.random.Generator) -> Tree:
-        """Evenly from the space."""
         return self.to_env(self._even(count, rng))
 
     def _equal(self, count: int) -> Array:
@@ -161,7 +151,7 @@ class Samples(ActionSet):
 
 
 def choose_action_set(layout: Layout, samples: int, *, likeliest: bool = True) -> ActionSet:
-    """Every action, where they can be counted and are not too many; else `samples` of them."""
+    """Every action if there are few enough to enumerate, otherwise `samples` of them."""
     actions = Actions(layout)
     countable = actions.discrete and (len(actions.sizes) == 1 or np.prod(actions.sizes) <= _MAX_EDGES)
     return Choices(layout) if countable else Samples(layout, samples, likeliest=likeliest)

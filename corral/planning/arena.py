@@ -1,4 +1,4 @@
-"""Matches between players of a game: all boards at once, colours swapped, no game twice."""
+"""Matches between players of a game: all boards at once, colours swapped, no opening twice."""
 
 from __future__ import annotations
 
@@ -18,39 +18,36 @@ from corral.planning.planner import Planner, SearchConfig
 from corral.snapshot.states import States
 
 _TRIES = 50
-_Z = 1.96  # of an interval that holds the truth in 95 of 100 cases
+_Z = 1.96  # for a 95 % confidence interval
 
 
 @dataclass(frozen=True)
 class Match:
-    """What came of games between two players, as the one sees it."""
+    """Results of games between two players, from the view of the first."""
 
     wins: int
     draws: int
     losses: int
-    began: tuple[int, int, int]
-    """Wins, draws and losses of the games that the one began."""
-    different: int
-    """Games of which no other is a repetition."""
+    began: tuple[int, int, int]  # wins, draws and losses of the games that the first player began
+    different: int  # number of distinct games
 
     @property
     def games(self) -> int:
-        """How many there were."""
         return self.wins + self.draws + self.losses
 
     @property
     def score(self) -> float:
-        """Points of a game on average, half of one for a draw."""
+        """Mean points per game; a draw counts half."""
         return (self.wins + 0.5 * self.draws) / self.games
 
     @property
     def elo(self) -> float:
-        """How much stronger the one is, in Elo points; infinite if one of them has made all points."""
+        """Elo advantage of the first player; infinite if one player scored all points."""
         return _elo(self.score)
 
     @property
     def elo_interval(self) -> tuple[float, float]:
-        """Where that is with 95 % confidence, by Wilson's interval, which draws only make more cautious."""
+        """95 % confidence interval of `elo`, by Wilson's interval, which is conservative with draws."""
         n, p = self.games, self.score
         centre, half = p + _Z**2 / (2 * n), _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
         low, high = ((centre + side * half) / (1 + _Z**2 / n) for side in (-1, 1))
@@ -62,11 +59,11 @@ class Match:
 
 
 def play_match(game: Game, one: Player, other: Player, games: int, rng: np.random.Generator, opening: int = 4) -> Match:
-    """Let two players play; each begins half of the games.
+    """Play a match; each player begins half of the games.
 
-    Players that do not draw lots would play one and the same game again and again. So every pair of games, one for each
-    to begin, starts with an `opening` of so many random moves, and no two pairs start with the same position. With
-    opening=0, players must vary their moves themselves; `Match.different` says whether they did.
+    Deterministic players would repeat one game. Therefore each pair of games, one begun by either player, starts after
+    `opening` random moves, and no two pairs start from the same position. With opening=0 the players must vary their
+    moves themselves; `Match.different` counts the distinct games.
     """
     if games < 2 or games % 2:
         raise UserError(f"A match is of an even number of games, so that each begins half of them, got {games}.")
@@ -93,7 +90,7 @@ def play_match(game: Game, one: Player, other: Player, games: int, rng: np.rando
 
 
 def openings(game: Game, count: int, plies: int, rng: np.random.Generator) -> Array:
-    """Different positions after so many random moves, none of them over; equal ones where no moves are made."""
+    """Distinct unfinished positions after `plies` random moves; all equal if `plies` is 0."""
     if plies == 0:
         return game.start(count)
     found: dict[bytes, Array] = {}
@@ -123,7 +120,6 @@ def _checked(game: Game, player: Player, boards: Array, rng: np.random.Generator
 
 
 def _tally(results: Array) -> tuple[int, int, int]:
-    """Wins, draws, losses."""
     return int(np.sum(results > 0)), int(np.sum(results == 0)), int(np.sum(results < 0))
 
 
@@ -137,9 +133,9 @@ MakeEvaluation = Callable[[States, ActionSet], Evaluate]
 
 
 class SearchPlayer:
-    """A search as a player: up to `boards` positions at once, with a tree for each.
+    """A search as a player, with one tree for each of up to `boards` positions.
 
-    `noise` is the planner's: 0 plays as well as it can. `make_evaluation` is called once, for what evaluates leaves.
+    `noise` is the planner's: 0 plays best. `make_evaluation` is called once to build the leaf evaluation.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The planner: searches from the states that environments are in."""
+"""The planner: searches from the current states of environments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import ChanceNodes, Puct
 from corral.snapshot.states import States
 
-_VALUE_RESOLUTION = 0.05  # in environments of one player
+_VALUE_RESOLUTION = 0.05  # in single-player environments
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class SearchConfig:
 
 
 def require_sims(sims: int) -> None:
-    """UserError unless a search may have so many simulations."""
+    """UserError unless this number of simulations is allowed."""
     if not isinstance(sims, (int, np.integer)) or isinstance(sims, bool):
         raise UserError(f"A search makes a whole number of simulations, such as 50, got sims={sims!r}.")
     if sims < 1:
@@ -85,22 +85,22 @@ def require_sims(sims: int) -> None:
 
 @dataclass
 class Plan:
-    """Results of searches, one row for each environment."""
+    """Results of searches, one row per environment."""
 
     policy: Array  # [n, edges] float64, the improved policy
     visits: Array  # [n, edges] int32
-    values: Array  # [n] float64, of the states
-    best: Array  # [n] edges, what the search would do
-    legal: Array  # [n, edges] bool, which edges there are
-    actions: Array | None  # [n, edges, D] what edges stand for, where they are sampled
+    values: Array  # [n] float64, of the roots
+    best: Array  # [n] the best edges
+    legal: Array  # [n, edges] bool, which edges exist
+    actions: Array | None  # [n, edges, D] sampled actions of the edges, if any
 
     def stand_for(self, edges: Array) -> Array:
-        """Edges, one of each row, as the action set takes them."""
+        """One edge per row, in the form that the action set takes."""
         return edges if self.actions is None else self.actions[np.arange(len(edges)), edges]
 
 
 class Planner:
-    """One tree for every environment of `states`, searched with up to `sims` simulations."""
+    """One search tree per environment of `states`, with up to `sims` simulations per search."""
 
     def __init__(
         self,
@@ -123,21 +123,21 @@ class Planner:
         self._taken = np.full(num_envs, -1)  # edges
         self._widen_k = float(
             config.progressive_widening and isinstance(actions, Samples)
-        )  # actions that are counted have an order
+        )  # enumerated actions have an order
 
     @property
     def simulator_steps(self) -> int:
-        """Environment steps of all searches so far, rollouts from leaves included."""
+        """Environment steps of all searches so far, including rollouts from leaves."""
         return self.search.steps + int(getattr(self.search.evaluate, "steps", 0))
 
     def plan(
         self, env_ids: Array, first: Array, sims: int | None = None, noise: float = 0.0, roots: Array | None = None,
         reward_scale: float = 1.0,
     ) -> Plan:  # fmt: skip
-        """Search from the states that these environments are in; `first` says which begin an episode.
+        """Search from the current states of these environments; `first` marks the start of an episode.
 
-        `noise` scales what is drawn for roots: with 0 a search plays as well as it can, with 1 it explores. `roots` are
-        the states, where they have been saved already; they are the planner's from now on.
+        `noise` scales the exploration noise at the roots: 0 plays best, 1 explores. `roots` are the states if they are
+        already saved; the planner takes ownership.
         """
         config, search, rng = self.config, self.search, self._rng
         sims = self.sims if sims is None else sims
@@ -164,7 +164,7 @@ class Planner:
         return Plan(policy, forest.n[env_ids, 0], root_values(forest, env_ids), best, legal, drawn)
 
     def took(self, env_ids: Array, edges: Array) -> None:
-        """Other actions than the best were taken; -1: one that has no edge."""
+        """Report actions other than the best; -1: one without an edge."""
         self._taken[env_ids] = edges
 
     def _draw(self, env_ids: Array, sims: int, noise: float) -> Gumbel:
@@ -181,10 +181,10 @@ class Planner:
 def make_evaluation(
     policy: Any, states: States, actions: ActionSet, rollout_steps: int, discount: float, rng: np.random.Generator
 ) -> Evaluate:
-    """How leaves are judged by `policy`.
+    """The leaf evaluation for `policy`.
 
-    A network with policy and value, or a policy that `corral.load_policy` has loaded; a `Policy`, which acts on for
-    `rollout_steps`; None, which does so at random; or a function `logits, values = fn(observations)`.
+    `policy` is a network with policy and value, or the result of `corral.load_policy`; a `Policy` for rollouts of
+    `rollout_steps`; None for random rollouts; or a function `logits, values = fn(observations)`.
     """
     model = getattr(policy, "model", policy)
     if hasattr(model, "policy_head"):
@@ -209,7 +209,7 @@ def make_evaluation(
 
 
 def known_scale(scale: float | None) -> float:
-    """A scale of rewards that is needed; UserError when it is not known."""
+    """The reward scale; UserError if it is unknown."""
     if scale is None:
         raise UserError(
             "The rewards that this policy has learned from were scaled, and by how much was not saved: its values say "

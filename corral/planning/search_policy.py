@@ -1,4 +1,4 @@
-"""`Search`: a planner as a Policy. It looks ahead from the states that environments are in, and acts on what it finds.
+"""`Search`: a planner as a Policy, which searches from the current states of environments.
 
 ```python
 vec = corral.make_vec("CartPole-v1", num_envs=8, backend="local")
@@ -29,24 +29,24 @@ from corral.snapshot.states import States
 
 
 class Search:
-    """Acts by Monte Carlo tree search on the real environment, whose states it saves and restores.
+    """Selects actions by Monte Carlo tree search on the real environment, by saving and restoring its states.
 
     Args:
-        env: whose states it looks ahead from. A VecEnv, `Snapshots`, or an environment of your own that you step
-            yourself; or an id, `module:Class` or factory, if the search is handed to a `Sampler` or an evaluation,
-            which have the environments. If theirs is another one, `env` stands in for it in the search. None: whatever
-            the search is handed to has the environments.
-        policy: judges leaves: what `corral.load_policy` gives, a function `logits, values = fn(observations)`, a
-            `Policy` to act on with, or None to act on at random.
-        sims: simulations of each decision.
-        discount: of rewards; by default what the policy was trained with, 1 for two players, else 0.99.
-        temperature: 0 takes the action that the search thinks best, 1 draws from its policy.
-        noise: 1 explores at the root, 0 plays as well as it can.
-        rollout_steps: how far leaves are acted on from, without a network.
-        transfer: with a stand-in: what the stand-in takes of the environment that acts, by default what that one's
-            `get_key_state()` or `state_dict()` says.
-        seed: of what it draws.
-        how: further settings, as `SearchConfig` has them.
+        env: environment to search from. A VecEnv, `Snapshots`, or an environment that you step yourself; or an id,
+            `module:Class` or factory, if the search is used by a `Sampler` or an evaluation, which have the
+            environments. If theirs is a different one, the search uses `env` as its stand-in. None: the environments
+            of the `Sampler` or evaluation.
+        policy: evaluates leaves: the result of `corral.load_policy`, a function `logits, values = fn(observations)`, a
+            `Policy` for rollouts, or None for random rollouts.
+        sims: simulations per action.
+        discount: default: the policy's in training; otherwise 1 for two players, else 0.99.
+        temperature: 0 takes the best action, 1 samples from the search's policy.
+        noise: 1 explores at the root, 0 plays best.
+        rollout_steps: length of rollouts from leaves, without a network.
+        transfer: with a stand-in: returns the state that it takes from the live environment; default: the live one's
+            `get_key_state()` or `state_dict()`.
+        seed: of the search's random numbers.
+        how: further settings, see `SearchConfig`.
     """
 
     def __init__(  # noqa: PLR0913 - what to search, with what, and how
@@ -79,7 +79,7 @@ class Search:
         self._discount, self._temperature, self._noise = discount, temperature, noise
         self._rollout_steps, self._transfer, self._rng = rollout_steps, transfer, np.random.default_rng(seed)
         self._planner: Planner | None = None
-        self._last: Tree = None  # the action that it was called for last
+        self._last: Tree = None  # the last selected action
         self._reward_scale: float | None = getattr(policy, "reward_scale", 1.0)
         if isinstance(env, gymnasium.Env):
             env = self._env = Snapshots(env, memory_mb=self.config.memory_mb)
@@ -101,18 +101,16 @@ class Search:
         *,
         deterministic: bool = True,
     ) -> Search:
-        """A search with a network, or a policy that was loaded, by the settings of its training."""
+        """A search with a network or a loaded policy, with the settings of its training."""
         how = {f.name: getattr(config, f.name) for f in fields(config)}
         made = cls(None, model, sims, discount=discount, temperature=float(not deterministic), **how)
         made._rng = rng
         return made
 
     def set_context(self, ctx: ActContext) -> None:
-        """Know the scale of the rewards that the policy has learned from."""
         self._reward_scale = ctx.reward_scale
 
     def bind_envs(self, vec: VecEnv) -> None:
-        """From now on it acts for these environments."""
         ready = self._env
         if isinstance(ready, (Snapshots, States)) or (isinstance(ready, VecEnv) and ready is not vec):
             if getattr(ready, "env", None) is not vec:
@@ -129,17 +127,14 @@ class Search:
         self._look_ahead_in(states, vec.num_envs)
 
     def close(self) -> None:
-        """Forget the environments, and what belongs to the search."""
         if self._planner is not None:
             self._planner.states.close()
             self._planner = None
 
     def initial_state(self, n: int) -> Tree:
-        """Numbers of the environments."""
         return np.arange(n)
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Search for each of them, and decide."""
         planner = self.planner
         plan = planner.plan(state, first, noise=self._noise, reward_scale=known_scale(self._reward_scale))
         edges = plan.best
@@ -149,14 +144,14 @@ class Search:
         return planner.actions.to_env(plan.stand_for(edges)), state, {"search_value": plan.values}
 
     def __call__(self, obs: Tree = None) -> Tree:
-        """The action for the one environment that it looks ahead from, as that is now; `obs` is what it shows.
+        """The action for the single environment in its current state; `obs` is its observation.
 
-        It may be left out if the environment was reset or stepped since the search was made.
+        `obs` may be omitted if the environment was reset or stepped since the search was made.
         """
         own = self._env if isinstance(self._env, Snapshots) else None
         if obs is not None and own is not None:
             own.tell(obs)
-        # Where something else was done, what was found below the last decision is of other states, alike as they look.
+        # If other steps were taken, the subtree below the last action belongs to other states, even if they look alike.
         other = own is not None and (self._last is None or not own.took_only(self._last))
         actions, _, _ = self.act(obs, np.arange(1), np.full(1, other))
         action: Tree = tree_map(lambda leaf: leaf[0], actions)
@@ -167,12 +162,11 @@ class Search:
 
     @property
     def simulator_steps(self) -> int:
-        """Steps of simulators that searching has cost so far."""
         return 0 if self._planner is None else self._planner.simulator_steps
 
     @property
     def planner(self) -> Planner:
-        """What searches; UserError before there are environments."""
+        """The planner; UserError before there are environments."""
         if self._planner is None:
             raise UserError(
                 "This search has no environments to look ahead from: hand it to corral.Sampler, or make it with a "
@@ -193,7 +187,7 @@ class Search:
 
 
 def sharpened(policy: Array, temperature: float) -> Array:
-    """Rows of probabilities to the power 1 / temperature; towards 0 all goes to the greatest."""
+    """Probabilities to the power 1 / temperature, normalized per row; towards 0 the maximum takes all."""
     with np.errstate(divide="ignore"):
         logits = np.log(policy) / max(temperature, 1e-6)
     weights = np.exp(logits - logits.max(1, keepdims=True))
@@ -201,6 +195,6 @@ def sharpened(policy: Array, temperature: float) -> Array:
 
 
 def draw(policy: Array, rng: np.random.Generator) -> Array:
-    """One column of each row, by its probabilities."""
+    """Sample one column per row."""
     bounds = policy.cumsum(1)
     return np.asarray((rng.random((len(policy), 1)) * bounds[:, -1:] >= bounds).sum(1).clip(max=policy.shape[1] - 1))

@@ -1,4 +1,4 @@
-"""The simplest planner: simulate random actions again and again, and begin as the best simulation did."""
+"""Planners without a tree: random shooting, and MPPI for continuous actions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def values_by(source: ActorCritic | Callable[[Tree], Tree]) -> Values:
 
 
 class _OfNetwork:
-    """A network's value function, as it is whenever it is asked."""
+    """A network's value function with its current weights."""
 
     def __init__(self, model: ActorCritic):
         self._model = model
@@ -59,9 +59,9 @@ class _OfNetwork:
 
 
 class Shooting:
-    """A Policy that looks `horizon` random steps ahead `sims` times, and takes the first action of the best return.
+    """A Policy that simulates `horizon` random steps `sims` times and takes the first action of the best return.
 
-    It is what other planners have to beat: no tree, no network, no memory.
+    The baseline for other planners: no tree, no network.
     """
 
     def __init__(self, sims: int = 50, horizon: int = 20, *, discount: float = 0.99, seed: int = 0):
@@ -77,10 +77,9 @@ class Shooting:
         self._parts: tuple[States, ActionSet] | None = None
 
     def set_context(self, ctx: ActContext) -> None:
-        """It learned from no rewards."""
+        """Shooting uses no learned values."""
 
     def bind_envs(self, vec: VecEnv) -> None:
-        """From now on it acts for these environments."""
         self.close()
         states = vec.states()
         if states.players > 1:
@@ -89,17 +88,14 @@ class Shooting:
         self._parts = states, choose_action_set(states.spec.action, 2)
 
     def close(self) -> None:
-        """Forget the environments."""
         if self._parts is not None:
             self._parts[0].close()
             self._parts = None
 
     def initial_state(self, n: int) -> Tree:
-        """Numbers of the environments."""
         return np.arange(n)
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Simulate, and begin as the best simulation did."""
         if self._parts is None:
             raise UserError("Shooting looks ahead from the states of environments: hand it to corral.Sampler.")
         states, actions = self._parts
@@ -114,35 +110,33 @@ class Shooting:
             states.drop(roots)
         self.simulator_steps += int(found.length.sum())
         returns = found.reward @ self._discount ** np.arange(horizon)
-        if found.faulty is not None:  # their returns are not known
+        if found.faulty is not None:  # their returns are unknown
             returns[found.faulty] = -np.inf
         best = returns.reshape(n, sims).argmax(1) + sims * np.arange(n)
         return tree_map(lambda leaf: leaf[best, 0], shaped), state, {}
 
 
-# MPPI: plans of continuous actions, made better by weighing noisy copies of them by what comes of each. Williams et
-# al. 2017, "Information Theoretic MPC for Model-Based Reinforcement Learning": from the state that an environment is
-# in, the plan and noise are tried out `samples` times, and the noise of each counts by exp(return / temperature). The
-# first action of the new plan is taken, and the rest is where the next plan begins.
-
-
 Model = Callable[[Tree, Tree], tuple[Tree, Array, Array]]
-"""Observations [B, ...] and actions [B, ...] -> the next observations, rewards [B], and whether it is over [B]."""
+"""Observations [B, ...] and actions [B, ...] -> next observations, rewards [B], and whether the episode ended [B]."""
 
 
 class Mppi:
-    """A policy for continuous actions that have bounds; it needs no training.
+    """MPPI: sampling-based control for continuous bounded actions; needs no training.
+
+    Williams et al. 2017, "Information Theoretic MPC for Model-Based Reinforcement Learning": `samples` noisy copies of
+    a plan are simulated from the current state, and their noise is averaged with weights exp(return / temperature). The
+    first action of the new plan is taken; the rest starts the next plan.
 
     Args:
         horizon: steps of a plan.
-        samples: copies of it that are tried out for each action.
-        temperature: in the unit of returns; the lower, the more only the best copies count.
-        noise: standard deviation, one or one for each number of an action, or their covariance; by default a quarter
-            of what each number may be.
-        smoothness: how much the noise of a step has of the one before, from 0 to below 1.
-        discount: of rewards to come.
-        value: what observations at the end of a plan are worth: a function, or a policy that Corral has trained.
-        model: what to try plans out with, instead of the environments' states.
+        samples: noisy copies per action.
+        temperature: in the unit of returns; the lower, the more the best copies dominate.
+        noise: standard deviation, one or one per action dimension, or their covariance; default: a quarter of each
+            range.
+        smoothness: correlation of the noise of consecutive steps, 0 <= smoothness < 1.
+        discount: of future rewards.
+        value: value of the observation at the end of a plan: a function, or a policy trained by Corral.
+        model: simulates plans, instead of the environments' states.
         seed: of the noise.
     """
 
@@ -175,34 +169,30 @@ class Mppi:
         self._value: Values | None = None if value is None else values_by(value)
         self._model, self._rng = model, np.random.default_rng(seed)
         self._states: States | None = None
-        self._reward_scale: float | None = 1.0  # of the rewards that `value` was learned from
+        self._reward_scale: float | None = 1.0  # of the rewards that `value` was trained on
         self.simulator_steps = 0
         self._box: _Box | None = None
 
     def set_context(self, ctx: ActContext) -> None:
-        """Know the scale of the rewards that `value` was learned from."""
         self._reward_scale = ctx.reward_scale
 
     def bind_envs(self, vec: VecEnv) -> None:
-        """From now on it acts for these environments."""
         self.close()
         self._box = _Box(vec.spec.action, self._noise)
         if self._model is None:
             self._states = vec.states()
 
     def close(self) -> None:
-        """Forget the environments."""
         if self._states is not None:
             self._states.close()
             self._states = None
 
     def initial_state(self, n: int) -> Tree:
-        """Which environments they are, and plans that do what is in the middle of what can be done."""
+        """Indices of the environments, and plans at the centre of the action range."""
         box = self._attached()
         return {"env": np.arange(n), "plan": np.tile(box.middle, (n, self.horizon, 1))}
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Make the plans better, take their first actions, and keep the rest of them."""
         box = self._attached()
         plan = np.where(first[:, None, None], box.middle, state["plan"])
         tried = box.clip(plan[:, None] + self._draw(len(plan), box.factor))
@@ -211,12 +201,12 @@ class Mppi:
         else:
             returns = self._try_out(state["env"], tried, self._states)
         plan = plan + average(tried - plan[:, None], returns, self.temperature)
-        plan = box.clip(plan)  # where rounding may have led out
+        plan = box.clip(plan)  # rounding may exceed the bounds
         after = np.concatenate([plan[:, 1:], plan[:, -1:]], axis=1)
         return box.to_env(plan[:, 0]), {"env": state["env"], "plan": after}, {}
 
     def _draw(self, n: int, factor: Array) -> Array:
-        """Noise [n, samples, horizon, D] whose steps are alike, each with the same covariance."""
+        """Noise [n, samples, horizon, D], correlated over steps, each step with the same covariance."""
         white = self._rng.standard_normal((n, self.samples, self.horizon, len(factor)))
         noise = white @ factor.T
         keep, fresh = self._smoothness, np.sqrt(1 - self._smoothness**2)
@@ -225,7 +215,7 @@ class Mppi:
         return noise
 
     def _try_out(self, env_ids: Array, tried: Array, states: States) -> Array:
-        """Returns [n, samples] of plans [n, samples, horizon, D], from the states of environments."""
+        """Returns [n, samples] of plans [n, samples, horizon, D] from the states of environments."""
         n = len(env_ids)
         roots = states.save(env_ids)
         try:
@@ -241,12 +231,12 @@ class Mppi:
             returns += np.where(
                 found.terminated, 0.0, self._discount**found.length * self._worth(found.obs, len(parents))
             )
-        if found.faulty is not None:  # their returns are not known, so they weigh nothing
+        if found.faulty is not None:  # their returns are unknown, so their weight is 0
             returns[found.faulty] = -np.inf
         return returns.reshape(n, self.samples)
 
     def _imagine(self, obs: Tree, tried: Array) -> Array:
-        """The same by the model, from observations."""
+        """The same with the model, from observations."""
         assert self._model is not None
         n, box = len(tried), self._attached()
         obs = tree_map(lambda leaf: np.repeat(leaf, self.samples, axis=0), obs)
@@ -262,7 +252,7 @@ class Mppi:
         return returns.reshape(n, self.samples)
 
     def _worth(self, obs: Tree, count: int) -> Array:
-        """Values of so many observations, in the unit of the game's own rewards."""
+        """Values of `count` observations, in unscaled rewards."""
         assert self._value is not None
         worth: Array = self._value(obs) / known_scale(self._reward_scale)
         if len(worth) != count:
@@ -277,9 +267,9 @@ class Mppi:
 
 
 def average(noise: Array, returns: Array, temperature: float) -> Array:
-    """Noise [n, samples, ...] weighed by softmax(returns / temperature) of each row, summed over samples.
+    """Noise [n, samples, ...] averaged over samples with weights softmax(returns / temperature).
 
-    A return of -inf weighs nothing, and where all are, all weigh the same.
+    A return of -inf has weight 0; if all are -inf, weights are equal.
     """
     best = returns.max(1, keepdims=True)
     weights = np.exp(np.where(best > -np.inf, returns - np.maximum(best, np.finfo(float).min), 0.0) / temperature)
@@ -289,13 +279,12 @@ def average(noise: Array, returns: Array, temperature: float) -> Array:
 
 
 def _require_finite(numbers: Array, source: str) -> None:
-    """UserError unless plans can be weighed by these."""
     if not np.isfinite(numbers).all():
         raise UserError(f"MPPI weighs plans by their returns, and {source} gave a number that is not finite.")
 
 
 class _Box:
-    """The numbers of an action in a row, within their bounds."""
+    """Action components as a flat row, within their bounds."""
 
     def __init__(self, layout: Layout, noise: float | Sequence[float] | Array | None):
         self._layout = layout
@@ -318,11 +307,9 @@ class _Box:
         self.factor = self._read_noise(noise)
 
     def clip(self, actions: Array) -> Array:
-        """Within bounds."""
         return np.minimum(np.maximum(actions, self._low), self._high)
 
     def to_env(self, actions: Array) -> Tree:
-        """Actions [..., D] as the environment takes them."""
         leaves, at = [], 0
         for leaf in self._layout.leaves:
             size = int(np.prod(leaf.shape))
@@ -332,7 +319,7 @@ class _Box:
         return self._layout.unflatten(leaves)
 
     def _read_noise(self, noise: float | Sequence[float] | Array | None) -> Array:
-        """What makes independent noise that of the covariance."""
+        """The factor that turns independent noise into noise of this covariance."""
         size = len(self.middle)
         given = (self._high - self._low) / 4 if noise is None else np.asarray(noise, np.float64)
         if given.shape not in ((), (size,), (size, size)):

@@ -35,8 +35,8 @@ class Snapshots:
     Args:
         env: an environment that you step yourself; a Gymnasium id, module:Class or factory, from which one is built and
             reset (see `env`); a VecEnv; or a URL of simulators.
-        rng: `planning` gives every step of `expand` random numbers of its own, so that those of the environment stay
-            unknown; `replay` uses those of the state, so that the result is what the environment will do.
+        rng: `planning` draws new random numbers for every step of `expand`, so that the environment's own stay unknown;
+            `replay` uses those of the state, so that the result is what the environment will do.
         memory_mb: for all states; when it is used up, `save` and `expand` raise UserError.
         seed: for `planning`, and for an environment that is built here.
     """
@@ -56,7 +56,6 @@ class Snapshots:
         self._rng = np.random.default_rng(seed) if rng == "planning" else None
         self._watched: WatchedEnv | None = None
         self.env, self._own = env, False
-        """The environment whose states these are."""
         if is_url(env):
             self.env, self._own = make_vec(env, 1, seed=seed), True  # type: ignore[arg-type]
         elif not isinstance(env, (gymnasium.Env, VecEnv)):
@@ -72,26 +71,23 @@ class Snapshots:
 
     @property
     def level(self) -> Level:
-        """What can be done with the states."""
         return self._states.level
 
     @property
     def stochastic(self) -> bool:
-        """Whether a step was seen to draw random numbers."""
+        """Whether a step has drawn random numbers so far."""
         return self._states.stochastic
 
     @property
     def num_envs(self) -> int:
-        """How many environments there are."""
         return self.env.num_envs if isinstance(self.env, VecEnv) else 1
 
     @property
     def states(self) -> States:
-        """The states themselves, as planners use them."""
         return self._states
 
     def tell(self, obs: Tree) -> None:
-        """Pass the observation of an environment of your own, if it was reset or stepped before it was handed in."""
+        """Pass the last observation of your own environment, if it was reset or stepped before it was passed in."""
         if self._watched is None:
             return
         layout = self._states.spec.observation
@@ -108,24 +104,24 @@ class Snapshots:
         self._watched.tell(obs)
 
     def mark(self) -> None:
-        """Start of what `took_only` is about."""
+        """Start of the steps that `took_only` checks."""
         if self._watched is not None:
             self._watched.mark()
 
     def took_only(self, action: Tree) -> bool:
-        """Whether an environment of your own made this step since `mark`, and nothing else; False if unknown."""
+        """Whether your own environment took this step since `mark` and nothing else; False if unknown."""
         if self._watched is None:
             return False
         done, flatten = self._watched.took(1), self._states.spec.action.flatten
         return done is not None and all(map(np.array_equal, flatten(done[0]), flatten(action)))
 
     def save(self, env_ids: Array | None = None) -> Any:
-        """Save the state that the environment is in; returns its id, or with `env_ids` ids [n]."""
+        """Save the current state; returns its id, or with `env_ids` ids [n]."""
         ids = self._states.save(self._places(env_ids))
         return int(ids[0]) if env_ids is None else ids
 
     def load(self, ids: Any, env_ids: Array | None = None) -> Tree:
-        """Load a state, random generators included; returns its observation, None if unknown. The state stays saved."""
+        """Load a state including its random generators; returns its observation, None if unknown. It stays saved."""
         rows, places = _rows(ids), self._places(env_ids)
         if len(rows) != len(places):
             raise UserError(f"Each environment is put into one state, got {len(rows)} states for {len(places)}.")
@@ -133,14 +129,14 @@ class Snapshots:
         return tree_map(lambda leaf: leaf[0], scene.obs) if env_ids is None and scene.obs is not None else scene.obs
 
     def drop(self, ids: Any) -> None:
-        """Forget one state or several; unknown ids are ignored."""
+        """Drop one state or several; unknown ids are ignored."""
         self._states.drop(_rows(ids))
 
     def expand(self, parents: Any, actions: Any, children: Any = None) -> Expansion:
-        """Make a step from each state, and save the results by new ids.
+        """Step from each state and save the results under new ids.
 
-        One id and one action give one row; a sequence of ids takes a sequence of actions. `children` may name states
-        to overwrite instead.
+        One id and one action give one row; a sequence of ids takes a sequence of actions. `children` may name states to
+        overwrite instead.
         """
         ids, layout = _rows(parents), self._states.spec.action
         if np.ndim(parents) == 0:
@@ -165,7 +161,7 @@ class Snapshots:
             raise
 
     def close(self) -> None:
-        """Forget all states; an environment that was built here is closed, any other is as before."""
+        """Drop all states and close an environment that was built here; any other is left as it was."""
         self._states.close()
         self._close_own()
 
@@ -193,14 +189,13 @@ class Snapshots:
             raise
 
     def _places(self, env_ids: Any) -> Array:
-        """The named environments, by default the only one."""
+        """The given environments, by default the only one."""
         places = np.zeros(1, np.int64) if env_ids is None else _rows(env_ids)
         if ((places < 0) | (places >= self.num_envs)).any():
             raise UserError(f"There are environments 0 to {self.num_envs - 1}, got {places.tolist()}.")
         return places
 
     def _require_legal(self, ids: Array, actions: Any) -> None:
-        """UserError unless these moves are legal."""
         legal = self._states.look(ids).legal
         if legal is None:
             return

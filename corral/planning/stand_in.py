@@ -1,6 +1,6 @@
-"""Planning on another environment than the live one: a light stand-in for an expensive simulator.
+"""Planning on a light stand-in instead of the live, expensive environment.
 
-At every decision the stand-in takes over the state of the live environment; the search steps the stand-in alone.
+At every decision the stand-in takes over the state of the live environment; the search steps only the stand-in.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from corral.snapshot.keepers.declared import KEY, WHOLE, declares, read_declared
 from corral.snapshot.live_env import LiveEnv
 
 Transfer = Callable[[Env], Any]
-"""What a stand-in takes of the live environment."""
+"""Returns the state that a stand-in takes from the live environment."""
 
 
 def stand_in_states(env: EnvLike, vec: VecEnv, transfer: Transfer | None, memory_mb: float) -> EnvStates:
     """States of a stand-in for the environments of `vec`.
 
-    The stand-in has `set_key_state(state)` or `load_state_dict(state)`. It is given what `transfer` returns for the
-    live environment, or that one's `get_key_state()` or `state_dict()`; time limits are taken over as well.
+    The stand-in has `set_key_state(state)` or `load_state_dict(state)`. It receives the result of `transfer` for the
+    live environment, or the live one's `get_key_state()` or `state_dict()`; time limits are taken over as well.
     """
     if not isinstance(vec, LocalVecEnv):
         raise UserError("A stand-in takes over the states of environments in this process: act with backend=local.")
@@ -54,14 +54,14 @@ def stand_in_states(env: EnvLike, vec: VecEnv, transfer: Transfer | None, memory
 
 
 class _StoodInFor(LiveEnv):
-    """The stand-in, in the place of a live environment."""
+    """The stand-in in the place of a live environment."""
 
     def __init__(self, real: LiveEnv, stand_in: Env, names: tuple[str, str], transfer: Transfer):
         self._real, self._stand_in, self._names, self._transfer = real, stand_in, names, transfer
 
     @property
     def env(self) -> Env:
-        """The stand-in, as the environment is now."""
+        """The stand-in, in the current state of the environment."""
         real = self._real.env
         elapsed = [layer._elapsed_steps for layer in layers(real) if isinstance(layer, TimeLimit)]
         write_declared(self._stand_in, {"state": self._transfer(real), "elapsed": elapsed}, 0, self._names)
@@ -69,11 +69,10 @@ class _StoodInFor(LiveEnv):
 
     @property
     def over(self) -> bool:
-        """Whether the real one's episode has ended."""
         return self._real.over
 
     def record(self) -> None:
-        """A stand-in takes states over; it does not repeat actions."""
+        """A stand-in takes over states; it does not replay actions."""
         raise UserError(
             "The states of this stand-in cannot be copied: give it state_dict() and load_state_dict(state)."
         )
@@ -85,12 +84,11 @@ class _StoodInFor(LiveEnv):
         return None
 
     def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
-        """Not possible: states of a stand-in are not those of the live environment."""
+        """Impossible: states of a stand-in are not states of the live environment."""
         raise UserError("A state of a stand-in cannot be loaded into the live environment.")
 
 
 def _declared(env: Env) -> Any:
-    """The state that an environment declares."""
     for names in (KEY, WHOLE):
         if declares(env, names):
             return read_declared(env, names)["state"]

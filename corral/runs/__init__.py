@@ -1,1 +1,1 @@
-"""A run as an object: its folder, checkpoints, metrics, evaluation, videos and plots."""
+"""Runs: folder, checkpoints, metrics, evaluation, videos and plots."""

@@ -1,4 +1,4 @@
-"""Checkpoints: each is a directory that is there whole or not at all, and says by hashes that it is intact.
+"""Checkpoints: directories that are written atomically and verified by hashes.
 
 checkpoints/step_000012345/{policy,replay,state}.{safetensors,json}, manifest.json
 checkpoints/latest -> step_000012345          checkpoints/best -> step_000010240
@@ -34,10 +34,10 @@ from corral.runs.state_files import (
 
 FORMAT = 1
 _MIGRATIONS: dict[int, Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]] = {}
-"""Format version -> what turns its (state, meta) into the next version's."""
+"""Format version -> migrates its (state, meta) to the next version."""
 POLICY, _REPLAY = "policy", "replay"
 _APART = {POLICY: ("trainer", "learner", "model"), _REPLAY: ("trainer", "store")}
-"""Parts of the state in files of their own: what a policy is loaded from, and what may be much larger than the rest."""
+"""Branches of the state in their own files: the policy, and what may be much larger than the rest."""
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"step_(\d+)(?:_(\d+))?")
 _TEMPORARY = ".tmp-"
@@ -47,17 +47,17 @@ _log = logging.getLogger("corral.runs")
 
 
 class BrokenCheckpoint(UserError):
-    """A checkpoint that was cut, changed or is not whole."""
+    """A checkpoint that is truncated, changed or incomplete."""
 
 
 def save(
     folder: RunFolder, state: dict[str, Any], step: int, meta: dict[str, Any], *, keep: int, best: bool = False
 ) -> Path:
-    """Write a checkpoint, point `latest` to it (and `best`, if it is), and remove all but the last `keep`.
+    """Write a checkpoint, point `latest` (and `best`, if it is) to it, and remove all but the last `keep`.
 
-    What `best` points to is never removed; once it is not one of the last, its replay is. Checkpoints beyond `step`
-    are of a future that a resume has left, and go.
-    Only the process that has locked the run may call this. RunFailed when the disk is full.
+    The target of `best` is never removed, but loses its replay buffer once it is not one of the last. Checkpoints after
+    `step` are left over from before a resume and are removed. Only the process that has locked the run may call this.
+    RunFailed if the disk is full.
     """
     folder.checkpoints.mkdir(exist_ok=True)
     _sweep(folder.checkpoints)
@@ -87,10 +87,10 @@ def load(
     only: str | None = None,
     note: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """State and meta of a checkpoint: `latest`, `best` or the name of its directory; meta also tells the `step`.
+    """State and meta of a checkpoint: `latest`, `best` or a directory name; meta includes the `step`.
 
-    With `only=POLICY`, the state is that of the policy's network, and nothing else is read. A checkpoint that is broken
-    is reported, through the log and `note`, and the newest intact one before it is used.
+    With `only=POLICY`, only the state of the policy's network is read. A broken checkpoint is reported in the log and
+    by `note`, and the newest intact one before it is used.
     """
     gone: set[str] = set()
     for _ in range(_ATTEMPTS):
@@ -101,7 +101,7 @@ def load(
             try:
                 result = load_checkpoint(path, only)
             except BrokenCheckpoint as error:
-                if not path.is_dir() and name not in gone:  # the run, still training, has removed it meanwhile
+                if not path.is_dir() and name not in gone:  # the run, still training, has removed it
                     gone.add(name)
                     break
                 broken.append(str(error))
@@ -114,7 +114,7 @@ def load(
 
 
 def load_checkpoint(path: str | Path, only: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """State, or one part of it, and meta of a checkpoint; BrokenCheckpoint unless what is read has the right hashes."""
+    """State, or one branch of it, and meta of a checkpoint; BrokenCheckpoint if a hash differs."""
     path = Path(path)
     manifest = _read_manifest(path)
     version, files = manifest["format"], manifest["files"]
@@ -140,7 +140,6 @@ def load_checkpoint(path: str | Path, only: str | None = None) -> tuple[dict[str
 
 
 def _write(path: Path, state: dict[str, Any], step: int, meta: dict[str, Any]) -> None:
-    """Write a checkpoint's files, and wait until they are on the disk."""
     manifest = {
         "format": FORMAT,
         "step": step,
@@ -208,7 +207,7 @@ def _none_intact(folder: RunFolder, which: str, broken: list[str]) -> str:
 
 
 def _candidates(checkpoints: Path, which: str) -> list[str]:
-    """The checkpoint asked for and those before it, newest first."""
+    """The requested checkpoint and those before it, newest first."""
     names = sorted((name for name in _listed(checkpoints)), key=_order, reverse=True)
     link = checkpoints / which
     wanted = os.readlink(link) if link.is_symlink() else which
@@ -233,7 +232,7 @@ def _order(name: str) -> tuple[int, int]:
 
 
 def _free_name(checkpoints: Path, step: int) -> Path:
-    """Where a checkpoint of this step goes; a second one of the same step gets a number, and replaces none."""
+    """Path for a checkpoint of this step; a second one of the same step gets a number."""
     same = [_order(name)[1] for name in _listed(checkpoints) if _order(name)[0] == step]
     return checkpoints / (f"step_{step:09d}_{max(same) + 1}" if same else f"step_{step:09d}")
 
@@ -256,14 +255,14 @@ def _prune(checkpoints: Path, newest: Path, keep: int) -> None:
     kept.update(last)
     for name in _listed(checkpoints):
         if name not in kept:
-            # Renamed first, so that what is half removed when the process is killed is no checkpoint any more.
+            # Renamed first, so that a removal that is killed leaves no broken checkpoint.
             with contextlib.suppress(OSError):
                 (checkpoints / name).rename(checkpoints / f"{_TEMPORARY}{name}")
     _sweep(checkpoints)
 
 
 def _drop_replay(path: Path) -> None:
-    """Leave the replay out of a checkpoint; the manifest first, so that it is whole at every moment."""
+    """Remove the replay buffer from a checkpoint; the manifest first, so that it is valid at all times."""
     with contextlib.suppress(OSError, BrokenCheckpoint):
         manifest = _read_manifest(path)
         files = {name: facts for name, facts in manifest["files"].items() if name not in files_of(_REPLAY)}
@@ -274,7 +273,7 @@ def _drop_replay(path: Path) -> None:
 
 
 def _sweep(checkpoints: Path) -> None:
-    """Remove what a save that was killed has left."""
+    """Remove leftovers of a save that was killed."""
     for entry in checkpoints.glob(f"{_TEMPORARY}*"):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes with seeds of their own, apart from training. `corral.evaluate` is that of a saved run."""
+"""Evaluation in whole episodes with seeds that training does not use; `corral.evaluate` evaluates a saved run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MAX_ENVS = 16
 _MAX_STEPS = 100_000
-"""Steps after which an episode is counted as it stands, so that one that never ends does not block a run."""
+"""Steps after which an episode is counted as it is, so that an endless one does not block a run."""
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
       2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
@@ -48,12 +48,10 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        """Mean return."""
         return float(np.mean(self.returns))
 
     @property
     def std(self) -> float:
-        """Standard deviation of the returns."""
         return float(np.std(self.returns))
 
     @property
@@ -66,7 +64,6 @@ class Evaluation:
         return quantile * float(np.std(self.returns, ddof=1)) / float(np.sqrt(len(self.returns)))
 
     def to_json(self) -> dict[str, Any]:
-        """Mean, standard deviation and every episode, as plain values."""
         return {"mean": self.mean, "std": self.std, "returns": list(self.returns), "lengths": list(self.lengths)}
 
 
@@ -84,11 +81,11 @@ def evaluate(
 
     Args:
         run: the run's folder.
-        episodes: how many to play.
-        env: another environment than the run's own; its spaces must be the same.
+        episodes: number of episodes.
+        env: an environment other than the run's, with the same spaces.
         deterministic: take the best actions instead of sampling.
-        seed: of the episodes; by default the run's, which repeats the run's own evaluations.
-        checkpoint: `best`, `latest`, or the name of one.
+        seed: of the episodes; default: the run's, which repeats the run's own evaluations.
+        checkpoint: `best`, `latest`, or a name.
         search_sims: plan with this many simulations before every action.
     """
     if episodes < 1:
@@ -108,7 +105,7 @@ def evaluate_loaded(
     seed: int | None = None,
     search_sims: int | None = None,
 ) -> list[Evaluation]:
-    """One evaluation for each of `kinds`, which say whether actions are deterministic; in `vec`, where it is given."""
+    """One evaluation for each of `kinds`, True for deterministic actions; in `vec` if given."""
     experiment = loaded.experiment
     seed = experiment.seed if seed is None else seed
     plans = search_sims is not None or isinstance(loaded.as_policy(), PlanningPolicy)
@@ -137,14 +134,14 @@ class Evaluator:
         """Whether the policy plays both sides, so that returns are not comparable over time."""
 
     def open_early(self) -> None:
-        """Build environments now if they differ from those of training: mistakes show at once, not hours later."""
+        """Build environments now if they differ from those of training, so that errors show at once."""
         experiment = self._topology.experiment
         elsewhere = experiment.eval_env_kwargs or is_url(experiment.env) or self._plans()
         if experiment.eval_episodes and elsewhere:
             self._open()
 
     def evaluate(self) -> tuple[Evaluation, dict[str, float]]:
-        """The deterministic evaluation, and the metrics of this and of one by sampling."""
+        """The deterministic evaluation, and the metrics of it and of a sampled one."""
         topology, experiment = self._topology, self._topology.experiment
         vec, found = self._open(), []
         for deterministic in (True, False):
@@ -161,12 +158,11 @@ class Evaluator:
         }
 
     def close(self) -> None:
-        """Close the environments."""
         if self._vec is not None:
             self._vec.close()
 
     def _plans(self) -> bool:
-        """Whether evaluations are by search, which saves and restores environments."""
+        """Whether evaluations search, which saves and restores environments."""
         topology = self._topology
         policy = topology.algo.eval_policy(topology.model, deterministic=True, rng=np.random.default_rng(0))
         return isinstance(policy, PlanningPolicy)
@@ -186,17 +182,16 @@ class Evaluator:
 
 
 def num_eval_envs(episodes: int) -> int:
-    """How many environments play that many episodes side by side."""
+    """Number of parallel environments for this many episodes."""
     return min(episodes, _MAX_ENVS)
 
 
 def make_eval_vec(
     experiment: Experiment, episodes: int, seed: int, *, env: EnvLike | None = None, here: bool = False
 ) -> VecEnv:
-    """Environments for an evaluation of so many episodes, the run's own or `env`; their seeds are never those of
-    training.
+    """Environments for an evaluation, the run's or `env`, with seeds that training never uses.
 
-    External simulators run it in the slots that training leaves free. `here`: in this process, for policies that plan.
+    External simulators run it in slots that training leaves free. `here`: in this process, for policies that plan.
     """
     what, kwargs = _environment(experiment, env)
     count = num_eval_envs(episodes)
@@ -213,7 +208,7 @@ def _environment(experiment: Experiment, env: EnvLike | None) -> tuple[EnvLike, 
     if env is None:
         own, kwargs = experiment.environment()
         return own, kwargs | experiment.eval_env_kwargs
-    if isinstance(env, str):  # an id of Atari stands for the same preprocessing as in training
+    if isinstance(env, str):  # an Atari id gets the same preprocessing as in training
         return replace(experiment, env=env, env_kwargs={}, factory=None).environment()
     return env, {}
 
@@ -226,8 +221,8 @@ def acting_seed(seed: int, *, deterministic: bool) -> int:
 def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Evaluation:
     """Play `episodes` whole episodes.
 
-    Every environment plays a fixed share of them: counting the first that finish would favour short episodes. An
-    episode that a fault cut short is played again; one of 100,000 steps counts as it stands.
+    Every environment plays a fixed share: counting the first to finish would favour short episodes. An episode cut by a
+    fault is repeated; one of 100,000 steps is counted as it is.
     """
     bind_envs(policy, vec)
     n = vec.num_envs
@@ -275,7 +270,7 @@ def _with_rows(state: Tree, ids: Any, rows: Tree) -> Tree:
 
 @contextlib.contextmanager
 def _quiet_choice() -> Iterator[None]:
-    """Without the message about the backend, which is that of training."""
+    """Suppress the message about the choice of backend."""
     logger = logging.getLogger("corral.envs")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -285,14 +280,11 @@ def _quiet_choice() -> Iterator[None]:
         logger.setLevel(level)
 
 
-# How many of Connect Four's solved positions a run's agent plays right.
-
-
 _GAME = "corral/Connect4-v0"
 
 
 def share_solved(loaded: LoadedPolicy, sims: int | None = None) -> tuple[float, int]:
-    """The share of right moves, and among how many; with so many simulations, by default those of its evaluations."""
+    """Fraction of correct moves in Connect Four's solved positions, and their number; default: the run's sims."""
     from corral.envs.suites.games.connect4 import CONNECT4
     from corral.envs.suites.games.connect4_positions import accuracy, known_positions
     from corral.planning.arena import SearchPlayer

@@ -1,4 +1,4 @@
-"""What happened in a run: `events.jsonl`, one JSON object on a line, bounded however often things happen."""
+"""`events.jsonl`: events of a run, one JSON object per line, with a bounded number of lines."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LIMIT = 1000
 class EventLog:
     """Appends {time, env_steps, kind, text, ...} lines; a resumed run continues the counts.
 
-    Of one kind the first 1000 are written. Later ones are only counted: a line with the `count` so far follows each
-    time that it has doubled, and when the log is closed.
+    The first 1000 of a kind are written. Later ones are only counted: a line with the `count` follows each time it has
+    doubled, and when the log is closed.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -29,10 +29,9 @@ class EventLog:
         self._steps: dict[str, int] = {}
         self._file = io.FileIO(folder.events_jsonl, "ab")  # unbuffered: a line is in the file when add returns
         if self._file.tell() and not _ends_whole(folder.events_jsonl):
-            self._file.write(b"\n")  # after a line that a kill has cut
+            self._file.write(b"\n")  # after a line truncated by a kill
 
     def add(self, kind: str, text: str, *, env_steps: int = 0, **fields: Any) -> None:
-        """Note that something of this kind happened."""
         self._counts[kind] += 1
         self._steps[kind] = env_steps
         count = self._counts[kind]
@@ -62,7 +61,7 @@ class EventLog:
 
 
 def read_events(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of an `events.jsonl`, without any that a kill has cut."""
+    """The lines of an `events.jsonl`, without a truncated one."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except FileNotFoundError:
@@ -79,7 +78,7 @@ def read_events(path: str | Path) -> list[dict[str, Any]]:
 
 
 def count_events(path: str | Path) -> Counter[str]:
-    """How often each kind of event happened, those that were only counted included."""
+    """Number of events of each kind, including those that were only counted."""
     counts: Counter[str] = Counter()
     for event in read_events(path):
         kind = event["kind"]
@@ -88,7 +87,7 @@ def count_events(path: str | Path) -> Counter[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A number that JSON has no word for, as text."""
+    """Non-finite numbers as text, since JSON has none."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,4 +1,4 @@
-"""The run directory: its files, where it was made, and a lock so that one process trains it at a time."""
+"""The run directory: its files, its origin, and a lock that lets one process train it at a time."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ _TENSORBOARD = "events.out.tfevents."
 _GIT_TIMEOUT_S = 5.0
 _LOCK_ATTEMPTS = 5
 _locked: dict[Path, int] = {}
-"""Runs that a process of this program has locked -> its pid. A file lock does not tell a process from itself."""
+"""Runs locked by a process of this program -> its pid. A file lock does not exclude its own process."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run directory. `config` is the resolved configuration, `info` says where and with what it was made.
+    """A run directory. `config` is the resolved configuration, `info` the versions and machine that made it.
 
-    `notes` name settings of an earlier version that were lost when `config.yaml` was read.
-
-    It holds `config.yaml`, `run.json`, `metrics.csv`, TensorBoard's event files, `events.jsonl` and
-    `checkpoints/`. `run.json` is written last, so a directory that has it is whole.
+    `notes` name settings of an earlier version that were lost when `config.yaml` was read. The folder holds
+    `config.yaml`, `run.json`, `metrics.csv`, TensorBoard's event files, `events.jsonl` and `checkpoints/`. `run.json`
+    is written last, so a directory that has it is complete.
     """
 
     path: Path
@@ -47,7 +46,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, config: dict[str, Any], *, overwrite: bool = False) -> RunFolder:
-        """Make a new run; `overwrite` first removes the run that is there, but no file of anybody else."""
+        """Make a new run; `overwrite` first removes an existing run, but no foreign files."""
         path = Path(path)
         if (path / _INFO).exists() and not overwrite:
             raise UserError(
@@ -71,7 +70,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """A run that is there; UserError where it is none, or one that this version cannot read."""
+        """An existing run; UserError if there is none, or this version cannot read it."""
         path = Path(path)
         try:
             info = json.loads((path / _INFO).read_text())
@@ -91,7 +90,7 @@ class RunFolder:
         return cls(path, found.settings, info, found.notes)
 
     def write_config(self, config: dict[str, Any]) -> RunFolder:
-        """Replace `config.yaml`, such as for more steps; gives the run with the new configuration."""
+        """Replace `config.yaml`, e.g. for more steps; returns the run with the new configuration."""
         info = self.info | {"format": FORMAT}
         _write(self.path / _CONFIG, _to_yaml(config))
         _write(self.path / _INFO, json.dumps(info, indent=1) + "\n")
@@ -99,16 +98,14 @@ class RunFolder:
 
     @property
     def algo(self) -> str:
-        """Name of the algorithm."""
         return str(self.config.get("algo", "?"))
 
     @property
     def env(self) -> str:
-        """Name of the environment."""
         return str(self.config.get("env", "?"))
 
     def discard(self) -> None:
-        """Remove a run that never began; files of others stay, and with them the directory."""
+        """Remove a run that never began, except foreign files and their directory."""
         _clear(self.path)
         (self.path / _LOCK).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -116,33 +113,29 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where the checkpoints are."""
         return self.path / "checkpoints"
 
     @property
     def metrics_csv(self) -> Path:
-        """One row of numbers per report."""
         return self.path / "metrics.csv"
 
     @property
     def parts_json(self) -> Path:
-        """Processes of a run with several, as of the last row."""
         return self.path / "parts.json"
 
     @property
     def events_jsonl(self) -> Path:
-        """What happened: starts, faults, restarts, warnings."""
+        """Starts, faults, restarts, warnings."""
         return self.path / "events.jsonl"
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other processes from training this run; UserError with the pid of one that does already.
+        """Keep other processes from training this run; UserError with the pid of a process that does.
 
-        The lock belongs to this process alone, not to its children, and goes with it however it ends.
+        The lock belongs to this process alone, not to its children, and ends with it.
         """
         return _lock(self.path)
 
     def holder(self) -> int | None:
-        """The pid of the process that has locked this run."""
         return _holder(self.path)
 
 
@@ -151,7 +144,7 @@ def _is_own(name: str) -> bool:
 
 
 def _clear(path: Path) -> None:
-    """Remove a run's files; `run.json` first, so that what is left of a killed removal is no run."""
+    """Remove a run's files; `run.json` first, so that a removal that is killed leaves no run."""
     (path / _INFO).unlink(missing_ok=True)
     for entry in path.iterdir():
         if entry.name == _LOCK or not _is_own(entry.name):
@@ -172,7 +165,6 @@ def _why_no_run(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
     temporary = path.with_name(f".tmp-{path.name}")
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
@@ -182,13 +174,13 @@ def _write(path: Path, text: str) -> None:
 
 
 def _to_yaml(config: dict[str, Any]) -> str:
-    """YAML with one setting on a line, lists included."""
+    """YAML with one setting per line, including lists."""
     import yaml
 
     def on_one_line(dumper: Any, values: Any) -> Any:
         return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=True)
 
-    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # a class of its own: representers are kept in the class
+    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # its own class, because representers are stored in the class
     for kind in (list, tuple):
         dumper.add_representer(kind, on_one_line)
     text: str = yaml.dump({"format": FORMAT} | config, Dumper=dumper, sort_keys=False, allow_unicode=True)
@@ -218,7 +210,7 @@ def _gather_info() -> dict[str, Any]:
 
 
 def _git() -> dict[str, Any] | None:
-    """The commit of the working directory and whether files differ from it; None outside of a repository."""
+    """The commit of the working directory and whether files differ from it; None outside a repository."""
 
     def ask(*args: str) -> str:
         run = subprocess.run(
@@ -251,12 +243,12 @@ def _lock(path: Path) -> Iterator[None]:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
     for attempt in range(_LOCK_ATTEMPTS):
         try:
-            # lockf, because a lock by flock would live on in children that are forked.
+            # lockf, because forked children would inherit a lock by flock.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except OSError:
             if attempt < _LOCK_ATTEMPTS - 1:
-                time.sleep(0.05)  # it may be `holder`, which is done at once
+                time.sleep(0.05)  # it may be held by `holder`, briefly
                 continue
             pid = _pid_in(file) or "(unknown)"
             os.close(file)
@@ -275,7 +267,7 @@ def _holder(path: Path) -> int | None:
     import fcntl
 
     pid = _locked.get(path.resolve())
-    if pid == os.getpid():  # to open and close the file here would end the lock
+    if pid == os.getpid():  # opening and closing the file here would release the lock
         return pid
     try:
         file = os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
@@ -295,12 +287,9 @@ def _pid_in(file: int) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-# Files that others write: there whole or not at all.
-
-
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write instead of `path`; it becomes `path` when all is well. UserError where that cannot be."""
+    """A temporary path that replaces `path` atomically on success. UserError if that is impossible."""
     unfinished = path.with_name(f".tmp-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -314,11 +303,8 @@ def whole_file(path: Path) -> Iterator[Path]:
             unfinished.unlink()
 
 
-# Whether an environment is still the one that a run was trained on.
-
-
 def require_same_env(found: EnvSpec, trained: EnvSpec) -> None:
-    """UserError where the spaces differ: a network would not fit, or take its inputs for something else."""
+    """UserError if the spaces differ from those that a run was trained on."""
     for what in ("observation", "action"):
         now, then = getattr(found, what), getattr(trained, what)
         if now != then:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def load_policy(run_dir: str | Path, which: str = "best", *, seed: int = 0, device: str = "cpu") -> LoadedPolicy:
-    """The policy of a run, from its files alone: neither Ray nor the environment is imported.
+    """Load the policy of a run from its files alone: neither Ray nor the environment is imported.
 
     Args:
         run_dir: a run directory, or one of its checkpoints.
-        which: `best`, `latest`, or the name of a checkpoint; a run that has no best one yet gives its latest.
-        seed: of what it draws when it is not deterministic.
-        device: where the network goes: cpu, cuda, mps, auto, or run, as the run was set to.
+        which: `best`, `latest`, or a checkpoint's name; a run without a best one gives its latest.
+        seed: of sampled actions.
+        device: of the network: cpu, cuda, mps, auto, or run for the run's setting.
     """
     folder, which = _find(Path(run_dir), which)
     weights, meta = checkpoint.load(folder, which, only=checkpoint.POLICY)
@@ -39,10 +39,10 @@ def load_policy(run_dir: str | Path, which: str = "best", *, seed: int = 0, devi
 
 
 class LoadedPolicy:
-    """`action = policy(obs)` for one observation or a batch of them, as the environment gives and takes them.
+    """`action = policy(obs)` for one observation or a batch, in the environment's formats.
 
-    What prepares observations and bounds actions is inside. A policy with memory keeps it between calls; `reset`
-    forgets everything, and `first` says which rows begin a new episode.
+    Includes observation preprocessing and action bounds. A recurrent policy keeps its state between calls; `reset`
+    clears it, and `first` marks rows that begin a new episode.
     """
 
     def __init__(
@@ -52,18 +52,15 @@ class LoadedPolicy:
         from corral.topologies.base import make_algorithm
 
         self.experiment = experiment
-        self.spec = EnvSpec.from_json(meta["spec"])
-        """The spaces of the environment that it was trained on."""
-        self.step: int = meta["step"]
-        """Environment steps of the run when the checkpoint was written."""
-        self.evaluation: dict[str, Any] | None = meta["evaluation"]
-        """What the run's last evaluation before that gave."""
+        self.spec = EnvSpec.from_json(meta["spec"])  # spaces of the environment that it was trained on
+        self.step: int = meta["step"]  # environment steps when the checkpoint was written
+        self.evaluation: dict[str, Any] | None = meta["evaluation"]  # the run's last one before that
         self.reward_scale: float | None = meta.get("reward_scale", None if experiment.normalize_reward else 1.0)
-        """What the rewards that it has learned from were of the game's own; None where that was not saved."""
+        """Factor between unscaled rewards and those that it was trained on; None if that was not saved."""
         self.algo = make_algorithm(experiment, self.spec)
         self.model = _build_model(self.algo, weights, find_device(experiment.device if device == "run" else device))
         self.model.eval().requires_grad_(False)
-        use_precision(self.model, meta["precision"])  # the learner's, so that actions are the same to the last bit
+        use_precision(self.model, meta["precision"])  # the learner's, so that actions are equal bit for bit
         self._actors = {greedy: self.alone(deterministic=greedy, seed=seed) for greedy in (True, False)}
         self._state: Tree = None
         self._rows = 0
@@ -71,7 +68,7 @@ class LoadedPolicy:
     def __call__(self, obs: Tree, deterministic: bool = True, *, first: Any = None) -> Tree:
         """Actions for observations: one for one, rows for rows.
 
-        `first` says which rows begin an episode; without it, those of the first call do.
+        `first` marks rows that begin an episode; default: all rows of the first call.
         """
         leaves, single = self._read(obs)
         n = len(leaves[0])
@@ -81,22 +78,21 @@ class LoadedPolicy:
         return tree_map(lambda leaf: leaf[0], action) if single else action
 
     def reset(self) -> None:
-        """Forget all episodes; the next call may bring another number of rows."""
+        """Forget all episodes; the next call may have another number of rows."""
         self._state, self._rows = None, 0
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has a memory."""
         return self._actors[True].initial_state(1) is not None
 
     def as_policy(self, *, deterministic: bool = True, seed: int = 0) -> Policy:
-        """The same decisions as a `Policy`, whose memory is the caller's, such as for a `Sampler`."""
+        """The same actions as a `Policy`, e.g. for a `Sampler`; the caller holds the recurrent state."""
         policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
         set_context(policy, ActContext(min(1.0, self.step / self.experiment.steps), reward_scale=self.reward_scale))
         return policy
 
     def search_policy(self, sims: int, *, deterministic: bool = True, seed: int = 0) -> Policy:
-        """A search that judges states by this policy, whatever it was trained for."""
+        """A search that evaluates states by this policy."""
         from corral.planning.planner import SearchConfig
         from corral.planning.search_policy import Search
 
@@ -105,7 +101,7 @@ class LoadedPolicy:
         return Search.of_model(self, sims, getattr(settings, "gamma", 0.99), config, rng, deterministic=deterministic)
 
     def alone(self, *, deterministic: bool = True, seed: int = 0) -> Policy:
-        """What decides by observations alone: the network, where the policy would search."""
+        """The policy without search: the network selects actions from observations alone."""
         policy = self.as_policy(deterministic=deterministic, seed=seed)
         if not isinstance(policy, PlanningPolicy):
             return policy
@@ -116,13 +112,13 @@ class LoadedPolicy:
         return ActorCriticPolicy(self.model, not deterministic, np.random.default_rng(seed))
 
     def use_training_threads(self) -> None:
-        """Let torch compute with as many threads as in training, so that results are the same to the last bit."""
+        """Use as many torch threads as in training, so that results are equal bit for bit."""
         from corral.learn.device import set_threads
 
         set_threads(self.experiment.torch_threads, self.model)
 
     def _begin(self, actor: Policy, n: int, first: Any) -> Array:
-        """Check the number of rows, make memory for them, and say which of them begin an episode."""
+        """Check the number of rows, make recurrent state for them, and return which begin an episode."""
         if not self._rows:
             self._state, begins = actor.initial_state(n), np.ones(n, bool)
         else:
@@ -141,7 +137,7 @@ class LoadedPolicy:
         return result
 
     def _read(self, obs: Tree) -> tuple[list[Array], bool]:
-        """Leaves of the observations as rows, and whether it was a single one."""
+        """Leaves of the observations as rows, and whether it was a single observation."""
         layout = self.spec.observation
         try:
             values = [_to_array(value) for value in layout.flatten(obs)]
@@ -156,7 +152,7 @@ class LoadedPolicy:
 
 
 def _build_model(algo: Algorithm, weights: dict[str, Any], device: torch.device) -> torch.nn.Module:
-    """The network with these weights. It is made without any, since drawing them takes seconds for images."""
+    """The network with these weights, built without initialization, which takes seconds for images."""
     import torch
 
     from corral.learn.device import lay_out
@@ -203,7 +199,7 @@ def _is_batch(leaf: Leaf, value: Array) -> bool:
 
 
 def _checked(leaf: Leaf, rows: Array) -> Array:
-    """Rows in the dtype of the leaf; UserError where they are not what it can hold."""
+    """Rows in the dtype of the leaf; UserError if they do not fit."""
     if not leaf.takes(rows):
         raise UserError(
             f"observation leaf '{leaf.name}' has dtype {rows.dtype}, expected {leaf.dtype}: give observations as the "

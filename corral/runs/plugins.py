@@ -1,4 +1,4 @@
-"""Callbacks and metric sinks that a user gives to a run: as objects, as classes, or as `module:Class`."""
+"""A user's callbacks and metric sinks: objects, classes, or `module:Class`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUILT_IN_SINKS = ("csv", "tensorboard")
 
 @dataclass(frozen=True)
 class Plugins:
-    """The user's callbacks and sinks of a run. Classes are instantiated in the process that learns."""
+    """The user's callbacks and sinks of a run. Classes are instantiated in the learner's process."""
 
     callbacks: tuple[Any, ...] = ()
     sinks: tuple[Any, ...] = ()
@@ -32,7 +32,7 @@ class Plugins:
 
     @classmethod
     def find(cls, callbacks: Iterable[CallbackLike] = (), sinks: Iterable[SinkLike] = ()) -> Plugins:
-        """Import what is given by name, and refuse what is neither a callback nor a sink.
+        """Import named plugins; UserError for anything that is neither a callback nor a sink.
 
         Naming built-in sinks chooses among them; `metrics.csv`, which other commands read, is always written.
         """
@@ -46,18 +46,17 @@ class Plugins:
         )
 
     def make_callbacks(self) -> list[Callback]:
-        """The callbacks, ready to be called."""
         return [_make(each, Callback, "callback") for each in self.callbacks]
 
     def make_sinks(self, folder: RunFolder, purge_after: int | None) -> list[MetricSink]:
-        """The sinks of a run, its own files first; rows after the step `purge_after` are removed from these."""
+        """The sinks of a run, its own files first; these lose rows after the step `purge_after`."""
         own: list[MetricSink] = [CsvSink(folder.metrics_csv, purge_after)]
         if self.tensorboard:
             own.append(TensorBoardSink(folder.path, purge_after))
         return own + [_make(each, MetricSink, "sink") for each in self.sinks]
 
     def require_portable(self) -> None:
-        """UserError if something cannot be sent to the process that learns."""
+        """UserError if a plugin cannot be sent to the learner's process."""
         for kind, group in (("callback", self.callbacks), ("sink", self.sinks)):
             for each in group:
                 try:
@@ -70,7 +69,6 @@ class Plugins:
 
 
 def _find(given: Any, kind: type[Any], name: str) -> Any:
-    """An object of this kind, or a callable that makes one."""
     found = _import(given, name) if isinstance(given, str) else given
     fits = isinstance(found, kind) or callable(found)
     if isinstance(found, type) and kind is Callback:

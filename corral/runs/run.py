@@ -21,7 +21,7 @@ from corral.topologies.base import Topology
 
 
 class ActiveRun:
-    """The `Run` that callbacks see; `saved` are the state and the meta data of the checkpoint it resumes from."""
+    """The `Run` that callbacks see; `saved` are the state and meta data of the checkpoint it resumes from."""
 
     def __init__(
         self,
@@ -36,8 +36,7 @@ class ActiveRun:
         self._sinks, self._callbacks = sinks, callbacks
         self.stop_reason: str | None = None
         self.last_evaluation: Evaluation | None = None
-        self.evaluated_at = 0
-        """Environment steps at the last evaluation."""
+        self.evaluated_at = 0  # environment steps at the last evaluation
         self.is_best, self.best_return = False, -math.inf
         self._pending: dict[str, list[Any]] = {}  # values of metrics since the last row
         self._pending_evaluation: dict[str, float] = {}
@@ -47,31 +46,24 @@ class ActiveRun:
         if saved is not None:
             self._load(*saved)
 
-    # -- what callbacks see ------------------------------------------------------------------------------------
-
     @property
     def steps(self) -> int:
-        """Environment steps so far."""
         return self._topology.env_steps
 
     @property
     def config(self) -> Experiment:
-        """The settings of the run."""
         return self._topology.experiment
 
     @property
     def run_dir(self) -> Path:
-        """The folder of the run."""
         return self._folder.path
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """The latest value of every metric."""
         return self._latest | {"train/return": self._topology.episodes.mean_return()}
 
     @property
     def learning_rate(self) -> float:
-        """The current learning rate."""
         return self._topology.learning_rate
 
     @learning_rate.setter
@@ -79,20 +71,15 @@ class ActiveRun:
         self._topology.set_learning_rate(value)
 
     def log(self, name: str, value: float) -> None:
-        """Add a value of a metric; the next row has the mean of the values since the last row."""
         if name in (STEP, WALL_S):
             raise ValueError(f"{name} is written by the run itself: choose another name for the metric")
         self._latest[name] = float(value)
         self._pending.setdefault(name, []).append(float(value))
 
     def stop(self, reason: str) -> None:
-        """End the run after the current iteration."""
         self.stop_reason = self.stop_reason or reason
 
-    # -- the loop ----------------------------------------------------------------------------------------------
-
     def advance(self) -> None:
-        """One iteration: act, learn, and call the callbacks."""
         updates = self._topology.advance()
         for name, values in updates.items():
             self._pending.setdefault(name, []).extend(values)
@@ -101,7 +88,6 @@ class ActiveRun:
         self._callbacks.on_update(self, means)
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the policy now."""
         result, self._pending_evaluation = self._evaluator.evaluate()
         self._latest |= self._pending_evaluation
         self.last_evaluation, self.evaluated_at = result, self.steps
@@ -112,11 +98,11 @@ class ActiveRun:
         return result
 
     def write_metrics(self) -> None:
-        """Write a row of metrics, unless there is one of this step already."""
+        """Write a row of metrics, unless this step already has one."""
         if processes := self._topology.parts():
             with whole_file(self._folder.parts_json) as path:
                 path.write_text(json.dumps(processes))
-        if self.steps == self._row_step:  # nothing changes while the run waits for lost processes
+        if self.steps == self._row_step:  # nothing changes while the run waits for disconnected processes
             return
         topology, episodes = self._topology, self._topology.episodes
         spent = max(1e-9, time.monotonic() - self._start_s)
@@ -135,7 +121,6 @@ class ActiveRun:
         self._sinks.write(self.steps, self.wall_s, row)
 
     def save(self, *, best: bool = False) -> Path:
-        """Write a checkpoint."""
         topology = self._topology
         state = {"trainer": topology.state_dict(replay=self.config.save_replay_buffer), "session": self._state()}
         meta = {
@@ -154,8 +139,7 @@ class ActiveRun:
         return path
 
     def finish(self) -> None:
-        """The last evaluation, row and checkpoint."""
-        # Saving may have let workers finish what they were doing, after the evaluation that ended the run.
+        # Saving may have let workers finish their work, after the evaluation that ended the run.
         if self.evaluated_at != self.steps and self.stop_reason is None and self.config.eval_episodes:
             self.evaluate()
         self.write_metrics()
@@ -165,10 +149,8 @@ class ActiveRun:
 
     @property
     def wall_s(self) -> float:
-        """Seconds of training, also before it was resumed."""
+        """Seconds of training, including before a resume."""
         return self._wall_before + time.monotonic() - self._start_s
-
-    # -- checkpoints -------------------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
         return {

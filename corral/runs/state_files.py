@@ -1,9 +1,8 @@
 """A nested state as pairs of files: arrays in the safetensors format, everything else as JSON. No pickle.
 
-Branches of it may have a pair of their own, so that one can be read, or removed, without the others.
-
-The safetensors library would need the arrays contiguous and a second pass for the hash; here they are written
-in pieces that are hashed on the way, so that a replay of many gigabytes needs no second copy of itself.
+Branches may have their own pair of files, so that one can be read or removed without the others. The safetensors
+library needs contiguous arrays and a second pass for the hash; here arrays are written and hashed in pieces, so that a
+replay buffer of many gigabytes needs no second copy.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from corral.core.errors import UserError
 from corral.core.types import Array
 
 _MAIN = "state"
-_PIECE = 1 << 24  # bytes that are copied at once
-_MAPPED = 1 << 26  # arrays from here on stay in their file until they are touched
+_PIECE = 1 << 24  # bytes copied at once
+_MAPPED = 1 << 26  # larger arrays are mapped from their file
 # Of each dtype: its name in safetensors, NumPy's type of the same bytes, and torch's.
 _DTYPES = (
     ("BOOL", "?", "bool"),
@@ -52,7 +51,7 @@ _NAME_OF_TORCH = {f"torch.{torch_name}": name for name, _, torch_name in _DTYPES
 
 @dataclass(frozen=True)
 class _Apart:
-    """In place of a branch that has files of its own."""
+    """Placeholder of a branch with its own files."""
 
     name: str
 
@@ -60,11 +59,11 @@ class _Apart:
 def write_state(
     folder: Path, state: dict[str, Any], apart: Mapping[str, tuple[str, ...]] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Write the files and wait for the disk; gives each file's size and sha256.
+    """Write the files and sync them to disk; returns each file's size and sha256.
 
     Leaves are NumPy arrays and numbers, torch tensors, int, float, str, bool and None; nodes are dicts, lists and
-    tuples. All of them come back as they were, tensors on the CPU. `apart` names branches, by the keys that lead to
-    them, that get files of their own; those that are not there, or None, do not.
+    tuples. All of them come back unchanged, tensors on the CPU. `apart` names branches, by their path of keys, that get
+    their own files unless they are missing or None.
     """
     facts: dict[str, dict[str, Any]] = {}
     for name, keys in (apart or {}).items():
@@ -76,7 +75,7 @@ def write_state(
 
 
 def read_state(folder: Path, files: Mapping[str, Any]) -> dict[str, Any]:
-    """The state that `write_state` wrote, of which these `files` are left; None in place of a branch that is not.
+    """Read the state that `write_state` wrote; a branch whose files are not in `files` is None.
 
     Arrays of 64 MB and more are mapped copy-on-write from the file.
     """
@@ -89,26 +88,26 @@ def read_state(folder: Path, files: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_part(folder: Path, name: str, branch: Callable[[str], Any] = lambda name: None) -> Any:
-    """A branch that has files of its own."""
+    """Read a branch that has its own files."""
     arrays, rest = files_of(name)
     with open(folder / arrays, "rb") as file:
         return decode(json.loads((folder / rest).read_bytes()), _read_arrays(file), branch)
 
 
 def files_of(name: str) -> tuple[str, str]:
-    """The files of a branch."""
+    """The two files of a branch."""
     return f"{name}.safetensors", f"{name}.json"
 
 
 def branch_of(state: Any, keys: tuple[str, ...]) -> Any:
-    """What these keys lead to; None where they lead nowhere."""
+    """The value at this path of keys, or None."""
     for key in keys:
         state = state.get(key) if isinstance(state, dict) else None
     return state
 
 
 def file_facts(path: Path) -> dict[str, Any]:
-    """Size and sha256 of a file, in the form that `write_state` gives."""
+    """Size and sha256 of a file, as `write_state` returns them."""
     sha = hashlib.sha256()
     with open(path, "rb") as file:
         while piece := file.read(1 << 20):
@@ -119,7 +118,7 @@ def file_facts(path: Path) -> dict[str, Any]:
 def encode(node: Any, arrays: dict[str, Any] | None, path: tuple[str, ...] = ()) -> Any:
     """The JSON of a tree; its arrays go to `arrays` under their path. With None, arrays are refused.
 
-    What JSON has no word for is a dict of one key with a dollar sign, so that every tree comes back as it was.
+    Values that JSON lacks become a dict with one key that starts with a dollar sign, to restore trees exactly.
     """
     if node is None or isinstance(node, bool | str):
         return node
@@ -144,14 +143,14 @@ def encode(node: Any, arrays: dict[str, Any] | None, path: tuple[str, ...] = ())
             "numbers, strings, or dicts and lists of them in state_dict()."
         )
     name = "/".join(key.replace("~", "~0").replace("/", "~1") for key in path)
-    while name in arrays or name == "__metadata__":  # 1 and "1" are different keys; the other is the format's own
+    while name in arrays or name == "__metadata__":  # 1 and "1" are different keys; the format reserves the other
         name += "~2"
     arrays[name] = node
     return {f"${kind}": name}
 
 
 def decode(node: Any, arrays: dict[str, tuple[str, Array]], branch: Callable[[str], Any] = lambda name: None) -> Any:
-    """The tree that `encode` was given; `branch` gives what was written apart."""
+    """The tree that `encode` was given; `branch` returns branches with their own files."""
 
     def go_on(inner: Any) -> Any:
         return decode(inner, arrays, branch)
@@ -209,7 +208,7 @@ def _bytes_of(array: Any) -> tuple[str, Array]:
 
 
 def _pieces(arrays: dict[str, Any]) -> Iterator[bytes | memoryview]:
-    """A safetensors file in pieces: the length of the header, the header, the bytes of every array in turn."""
+    """A safetensors file in pieces: length of the header, header, bytes of every array."""
     header: dict[str, Any] = {}
     offset = 0
     facts = {name: _facts(array) for name, array in arrays.items()}
@@ -244,7 +243,7 @@ def _slices(array: Array) -> Iterator[memoryview]:
 
 
 def _replaced(node: dict[str, Any], keys: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """A copy of the dicts along these keys, with another value at their end."""
+    """A copy of the dicts along this path of keys, with another value at its end."""
     inner = _replaced(node[keys[0]], keys[1:], value) if len(keys) > 1 else value
     return {**node, keys[0]: inner}
 

@@ -1,4 +1,7 @@
-"""`corral.train` and `corral.resume`: experiments in one call."""
+"""`corral.train` and `corral.resume`: experiments in one call.
+
+A learner with its own process is supervised: if it crashes, another one resumes from the last checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -53,15 +56,15 @@ def train(  # noqa: PLR0913 - the settings that most runs name
         env: a Gymnasium id, `module:Class`, or a factory.
         steps: environment steps.
         seed: root of all randomness.
-        run_dir: where the run is kept; by default a new folder under `runs/`.
-        preset: environment whose settings to start from, or "none"; by default those for `env`, if there are any.
+        run_dir: folder of the run; default: a new one under `runs/`.
+        preset: environment whose settings to start from, or "none"; default: those for `env`, if any.
         config_file: YAML with settings.
         env_kwargs: keyword arguments of the environment.
         callbacks: hooks of the run: `corral.Callback` objects, classes, or `module:Class`.
         sinks: where metrics go besides `metrics.csv` and TensorBoard: `corral.MetricSink` objects, classes, or
             `module:Class`. Naming built-in ones chooses among them: `["csv"]` writes no TensorBoard file.
         quiet: show no progress.
-        overwrite: replace a run that is in `run_dir`.
+        overwrite: replace an existing run in `run_dir`.
         overrides: any setting, by its name: `learning_rate=1e-3`, `num_envs=16`; dotted ones as
             `**{"net.hidden_sizes": (32, 32)}`.
     """
@@ -77,7 +80,7 @@ def train(  # noqa: PLR0913 - the settings that most runs name
     try:
         return loop.run()
     finally:
-        if not loop.began:  # a mistake that only building the environments or the network could show
+        if not loop.began:  # an error that showed only when environments or network were built
             folder.discard()
 
 
@@ -91,7 +94,7 @@ def resume(
 ) -> Result:
     """Continue a run from its last intact checkpoint; `steps` may be more than it was started with.
 
-    Callbacks and sinks are not saved with a run: give them again.
+    Callbacks and sinks are not saved with a run: pass them again.
     """
     plugins = Plugins.find(callbacks, sinks)
     folder = RunFolder.open(run_dir)
@@ -101,10 +104,10 @@ def resume(
             raise UserError(
                 f"{run_dir} was to run for {experiment.steps:,} steps; give at least as many, got {steps:,}."
             )
-        # A tenth of the run would be another interval now: the one in force stays.
+        # A tenth of the longer run would be another interval: keep the old one.
         experiment = replace(experiment, steps=steps, eval_every=experiment.eval_interval)
     if steps is not None or folder.notes:
-        with folder.lock():  # of a run that another process trains, nothing is changed
+        with folder.lock():  # change nothing in a run that another process trains
             _note_migration(folder)
             folder.write_config(experiment.to_dict())
     if experiment.guarded:
@@ -120,21 +123,17 @@ def _note_migration(folder: RunFolder) -> None:
     log.close()
 
 
-# Runs whose learner has a process of its own: when it is lost, another one resumes from the last checkpoint.
-
-
 _LOOK_S = 1.0
 
 
 class LearnerRole:
-    """A training loop in a process of its own."""
+    """A training loop in its own process."""
 
     def __init__(self, loop: TrainingLoop, log_level: int):
         logging.getLogger("corral").setLevel(log_level)
         self._loop = loop
 
     def run(self) -> dict[str, Any]:
-        """Train; the result as plain values."""
         result = asdict(self._loop.run())
         return result | {"run_dir": str(result["run_dir"])}
 
@@ -151,11 +150,11 @@ def _run_guarded(
 
 
 def _supervise(experiment: Experiment, folder: RunFolder, plugins: Plugins, *, resume: bool, quiet: bool) -> Result:
-    """Run the learner in a process of its own; if that is lost, another one resumes from the last checkpoint."""
+    """Run the learner in its own process; if it crashes, another one resumes from the last checkpoint."""
     runtime = ProcessRuntime()
 
     def note(kind: str, text: str) -> None:
-        log = EventLog(folder)  # the process that is lost does not write any more
+        log = EventLog(folder)  # the crashed process does not write any more
         log.add(kind, text)
         log.close()
 
@@ -166,7 +165,7 @@ def _supervise(experiment: Experiment, folder: RunFolder, plugins: Plugins, *, r
         with _signals_passed_on(learner) as received:
             learner.call("run")
             while True:
-                if received and not learner.calls:  # it was told to stop before it could save anything
+                if received and not learner.calls:  # stopped before it could save anything
                     raise KeyboardInterrupt
                 if not learner.calls and learner.revive():
                     learner.call("run")
@@ -197,7 +196,7 @@ def _make_learner(
 
 @contextlib.contextmanager
 def _signals_passed_on(learner: SupervisedRole) -> Iterator[list[int]]:
-    """SIGTERM and Ctrl-C go to the learner; a second one ends everything at once. Gives the signals received."""
+    """Forward SIGTERM and Ctrl-C to the learner; a second one ends everything at once. Yields the signals received."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -211,7 +210,7 @@ def _signals_passed_on(learner: SupervisedRole) -> Iterator[list[int]]:
         os.kill(pid, signal.SIGTERM)
 
     handled = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in handled}  # ignored, as after `&`, stays ignored
+    before = {number: signal.signal(number, stop) for number in handled}  # signals ignored after `&` stay ignored
     try:
         yield received
     finally:

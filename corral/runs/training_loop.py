@@ -1,4 +1,4 @@
-"""The loop of a run: build what it needs, iterate until its end or until it is stopped, and save the result."""
+"""The training loop: build the run, iterate until it ends or is stopped, and save the result."""
 
 from __future__ import annotations
 
@@ -38,16 +38,11 @@ class Result:
     run_dir: Path
     steps: int
     wall_s: float
-    eval_return: float
-    """Mean return of the last evaluation, deterministic; NaN when there was none."""
-    version: int
-    """Updates of the network."""
-    train_return: float = math.nan
-    """Mean return of the last 100 training episodes."""
-    best_return: float = math.nan
-    """Highest mean return of an evaluation."""
-    stopped: bool = False
-    """Whether it was stopped before its end, by a signal or a callback."""
+    eval_return: float  # deterministic mean return of the last evaluation; NaN if there was none
+    version: int  # number of updates
+    train_return: float = math.nan  # mean return of the last 100 training episodes
+    best_return: float = math.nan  # highest mean return of an evaluation
+    stopped: bool = False  # by a signal or a callback
 
 
 Saved = tuple[dict[str, Any], dict[str, Any]]
@@ -69,8 +64,7 @@ class TrainingLoop:
     ):
         self._experiment, self._folder, self._plugins = experiment, folder, plugins or Plugins()
         self._resume, self._quiet = resume, quiet
-        self.began = False
-        """Whether training began; if not, the folder is not worth keeping."""
+        self.began = False  # if not, the folder is not worth keeping
 
     def run(self) -> Result:
         """Train. Environments and files are closed in any case."""
@@ -93,7 +87,7 @@ class TrainingLoop:
             return self._result(run)
 
     def _build(self, stack: contextlib.ExitStack) -> ActiveRun:
-        """Everything that the run needs, with the state of its checkpoint if it resumes; `stack` closes it."""
+        """Build the run, with the state of its checkpoint if it resumes; `stack` closes it."""
         self._events = EventLog(self._folder)
         stack.callback(self._events.close)
         users = self._plugins.make_callbacks()
@@ -102,7 +96,7 @@ class TrainingLoop:
         stack.callback(topology.close)
         evaluator = Evaluator(topology, self._note)
         stack.callback(evaluator.close)
-        if topology.experiment != self._experiment:  # record what `auto` chose, so that a resumed run uses it too
+        if topology.experiment != self._experiment:  # record the choices of `auto`, so that a resumed run keeps them
             self._experiment = topology.experiment
             self._folder = self._folder.write_config(self._experiment.to_dict())
         if saved is not None:
@@ -116,7 +110,7 @@ class TrainingLoop:
         stack.callback(sinks.close)
         self._progress = Progress(config.steps, start=start, quiet=self._quiet)
         stack.callback(self._progress.close)
-        # A learner that is restarted when it is lost needs a checkpoint from the start.
+        # A learner that restarts after a crash needs a checkpoint from the start.
         save_first = config.guarded and not self._resume
         own = [EvaluationClock(config), MetricsClock(config), Checkpoints(config, save_first=save_first)]
         self._callbacks = Dispatcher(users, [*own, self._progress], self._note)
@@ -129,7 +123,7 @@ class TrainingLoop:
         self._callbacks.on_rollout(self._run, trajectory)
 
     def _read_checkpoint(self) -> Saved:
-        """The last intact checkpoint; the run continues in the precision that was chosen."""
+        """The last intact checkpoint; the run continues in its precision."""
         state, meta = checkpoint.load(self._folder, note=lambda text: self._events.add("checkpoint", text))
         self._experiment = replace(self._experiment, precision=meta["precision"])
         return state, meta
@@ -172,8 +166,7 @@ class TrainingLoop:
         )
 
     def _note(self, kind: str, text: str) -> None:
-        """Write an event, and log it."""
-        topology: Topology | None = getattr(self, "_topology", None)  # it notes things while it is built, too
+        topology: Topology | None = getattr(self, "_topology", None)  # it also calls this while it is built
         steps = 0 if topology is None else topology.env_steps
         self._events.add(kind, text, env_steps=steps)
         log.log(logging.WARNING if kind in _WARNINGS else logging.INFO, "%s", text)
@@ -209,7 +202,7 @@ class TrainingLoop:
             self._progress.say(f"stopping: {wait} (again to stop at once)")
 
         handled = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, stop) for number in handled}  # ignored, as after `&`, stays ignored
+        before = {number: signal.signal(number, stop) for number in handled}  # signals ignored after `&` stay ignored
         try:
             yield
         finally:

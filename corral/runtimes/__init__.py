@@ -1,1 +1,1 @@
-"""Where a role lives: a thread, a child process or a Ray actor, started, watched and ended."""
+"""Where a role runs: a thread, a child process or a Ray actor, started, watched and stopped."""

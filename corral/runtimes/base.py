@@ -1,8 +1,8 @@
-"""One interface to run a part of a topology somewhere, ask it things, and notice when it is gone.
+"""One interface to run a role of a topology somewhere, call it, and notice when it is gone.
 
 ```python
-actor = runtime.spawn("actor 0", make_actor)          # make_actor(mailbox) gives an object: the role
-actor.tell("weights", weights)                        # newest wins; the role looks into its mailbox when it likes
+actor = runtime.spawn("actor 0", make_actor)          # make_actor(mailbox) returns an object: the role
+actor.tell("weights", weights)                        # newest wins; the role reads its mailbox when it likes
 calls = [actor.call("sample", 3)]
 for call in runtime.wait(calls, timeout_s=5):
     print(call.result())                              # what role.sample(3) returned; RoleLost when it is gone
@@ -21,18 +21,18 @@ from corral.core.encoding import Value
 from corral.core.errors import RunFailed, UserError
 
 Role = Any
-"""An object whose methods take and return values; one call at a time. `close()`, if it has one, is its end.
+"""An object whose methods take and return values; one call at a time. `close()`, if it has one, ends it.
 
-Arrays that a method returns are on their way while the next call is carried out, so it must not write to them later.
+Arrays that a method returns may still be in flight during the next call, so it must not write to them later.
 """
 
 
 class RoleLost(Exception):
-    """A role has ended without having been told to, or does not answer; the text says how."""
+    """A role ended without being told to, or does not answer; the text says how."""
 
 
 class Mailbox:
-    """The newest value of each kind that a role was told."""
+    """The newest value of each key that a role was told."""
 
     def __init__(self) -> None:
         self._values: dict[str, Value] = {}
@@ -40,18 +40,16 @@ class Mailbox:
         self._closed = False
 
     def put(self, key: str, value: Value) -> None:
-        """Replace what was there."""
         with self._change:
             self._values[key] = value
             self._change.notify_all()
 
     def get(self, key: str) -> Value:
-        """The newest value, None when there was none."""
         with self._change:
             return self._values.get(key)
 
     def wait(self, key: str, enough: Callable[[Value], bool], timeout_s: float) -> Value:
-        """The newest value once it is `enough`; TimeoutError when it does not come."""
+        """The newest value once it is `enough`; TimeoutError when none arrives."""
         until = time.monotonic() + timeout_s
         with self._change:
             while not ((value := self._values.get(key)) is not None and enough(value)):
@@ -62,18 +60,17 @@ class Mailbox:
             return value
 
     def close(self) -> None:
-        """Nothing more will come: whoever waits gives up."""
+        """Nothing more will arrive: waiting calls give up."""
         with self._change:
             self._closed = True
             self._change.notify_all()
 
 
-MakeRole = Callable[[Mailbox], Role]
-"""Makes a role where it is to live; whatever it closes over is taken along."""
+MakeRole = Callable[[Mailbox], Role]  # makes a role where it is to run; its closure is sent along
 
 
 class Call(ABC):
-    """An answer that is under way."""
+    """An answer in flight."""
 
     method: str
 
@@ -84,7 +81,7 @@ class Call(ABC):
 
     @abstractmethod
     def result(self) -> Value:
-        """What the role's method returned. Only for calls that are `done`.
+        """The return value of the role's method. Only for calls that are `done`.
 
         RoleLost when the role is gone; UserError and RunFailed as the method raised them, other errors as RunFailed
         with their traceback.
@@ -98,11 +95,11 @@ class Handle(ABC):
 
     @abstractmethod
     def call(self, method: str, *args: Value) -> Call:
-        """Let the role do something; calls are carried out in order."""
+        """Call a method of the role; calls run in order."""
 
     @abstractmethod
     def tell(self, key: str, value: Value) -> None:
-        """Put a value into the role's mailbox; it does not wait for calls under way."""
+        """Put a value into the role's mailbox, without waiting for calls in flight."""
 
     @property
     @abstractmethod
@@ -111,24 +108,22 @@ class Handle(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Its process, where it has one of its own on this machine."""
+        """Its process id, if it has its own process on this machine."""
         return None
 
     @abstractmethod
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Let it close, and end it if it does not. Safe to call twice."""
+        """Let it close, and kill it if it does not. Safe to call twice."""
 
 
 class Runtime(ABC):
     """Starts roles, and ends them all when it is closed."""
 
     name: str
-    host = "127.0.0.1"
-    """Where roles reach this process."""
-    here = True
-    """Whether all roles live on this machine."""
+    host = "127.0.0.1"  # where roles reach this process
+    here = True  # whether all roles run on this machine
 
-    def reserve(self, count: int, what: str, beside: int = 0) -> None:  # noqa: B027 - few have to ask somebody
+    def reserve(self, count: int, what: str, beside: int = 0) -> None:  # noqa: B027 - most need not reserve
         """Make sure that `count` roles can run, and `beside` processes that they start elsewhere.
 
         UserError at once, with the remedy, when they cannot; `what` names them.
@@ -136,15 +131,15 @@ class Runtime(ABC):
 
     @abstractmethod
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
-        """Start a role; an error while making it comes with its first call. `threads` are those of torch and BLAS."""
+        """Start a role; an error while making it is raised by its first call. `threads` are those of torch and BLAS."""
 
     @abstractmethod
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
-        """Wait until at least one of these calls is done, or the time is up; returns all that are done."""
+        """Wait until at least one of these calls is done or the time is up; returns all that are done."""
 
     @abstractmethod
     def share(self, value: Value) -> Value:
-        """A value that will be told or passed to several roles, in the form in which that costs least."""
+        """Prepare a value once for sending to several roles."""
 
     @abstractmethod
     def close(self) -> None:
@@ -152,19 +147,19 @@ class Runtime(ABC):
 
 
 def raised(kind: str, text: str, name: str) -> Exception:
-    """The error that a role's method ended with."""
+    """The exception to raise for an error in a role's method."""
     if kind == "user":
         return UserError(text)
     return RunFailed(text if kind == "failed" else f"{name} failed:\n{text}")
 
 
 def kind_of(error: BaseException) -> str:
-    """How to tell `raised` about an error."""
+    """How `raised` is told about an error."""
     return "user" if isinstance(error, UserError) else "failed" if isinstance(error, RunFailed) else "other"
 
 
 def require_room(name: str, count: int, what: str) -> None:
-    """UserError before a runtime is started that has no room for `count` roles, where that can be known."""
+    """UserError, before a runtime is started, when it is known to have no room for `count` roles."""
     if name == "ray":
         from corral.runtimes.ray_cluster import require_own_cpus
 

@@ -1,8 +1,8 @@
 """Child processes: fresh interpreters with a socket to their parent, which end with it and leave their stacks behind.
 
 Roles, environment workers and `corral serve` are all started here. A child imports neither torch nor the user's
-`__main__` by itself, runs in a session of its own (Ctrl-C is the parent's to handle, and one signal reaches all that
-it starts), and ends with its parent, whatever ends the parent.
+`__main__`, runs in its own session (the parent handles Ctrl-C, and one signal reaches everything the child starts), and
+ends with its parent, however that ends.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _STACK_BYTES = 1 << 16
 
 
 def shared_memory(name: str, content: bytes = b"") -> int:
-    """File descriptor of memory without a name in the file system, so nothing is left behind by a crash.
+    """File descriptor of shared memory without a name in the file system, so a crash leaves nothing behind.
 
-    Unlike /dev/shm, which containers keep small, a memfd is bounded by the machine's memory alone.
+    Unlike /dev/shm, which is small in containers, a memfd is bounded only by the machine's memory.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name)
@@ -61,10 +61,7 @@ def read_shared(fd: int) -> bytes:
 
 
 def plug_stdio() -> None:
-    """Open /dev/null in place of a stdin, stdout or stderr that was closed.
-
-    Otherwise shared memory would get such a number, and what a child prints would land in it.
-    """
+    """Open /dev/null for closed standard streams; otherwise shared memory could get their numbers."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -92,30 +89,29 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group."""
+        """Id of the process and of its group."""
         return self._process.pid
 
     def has_ended(self) -> bool:
-        """Whether it has ended by itself. It is not reaped, so that the number of its group cannot be reused."""
+        """Whether it has ended by itself. It is not reaped, so that the id of its group cannot be reused."""
         if self._process.returncode is not None:
             return True
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def wait(self, until: float) -> bool:
-        """Wait for it to end by itself, up to this moment of the monotonic clock; whether it has."""
+        """Wait for it to end by itself until this time of the monotonic clock; returns whether it has."""
         while not (ended := self.has_ended()) and time.monotonic() < until:
             time.sleep(0.005)
         return ended
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process alone."""
         if not self.has_ended():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End the process and everything that it started."""
-        # The group outlives its leader until that is reaped, so the number cannot have been reused.
+        """Kill the process and everything that it started."""
+        # The group outlives its leader until that is reaped, so its id cannot have been reused.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -124,12 +120,12 @@ class ChildProcess:
 
     @property
     def ending(self) -> str:
-        """How a process that was killed or waited for has ended."""
+        """How a killed or ended process ended."""
         code = self._process.returncode
         return f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
 
     def dump_stacks(self) -> None:
-        """Ask for the stacks of all its threads; works even while a C function holds the interpreter lock."""
+        """Request the stacks of all its threads; works even while C code holds the interpreter lock."""
         before = os.fstat(self._dump_fd).st_size
         self.signal(signal.SIGUSR1)
         until = time.monotonic() + 1.0
@@ -139,11 +135,10 @@ class ChildProcess:
 
     @property
     def stacks(self) -> str:
-        """The stacks that it was asked for, or that it crashed with."""
+        """The requested stacks, or those of its crash."""
         return os.pread(self._dump_fd, _STACK_BYTES, 0).decode(errors="replace")
 
     def close(self) -> None:
-        """Give back what belongs to a process that was killed."""
         self.socket.close()
         os.close(self._dump_fd)
 
@@ -151,15 +146,14 @@ class ChildProcess:
 def run(target: str, parent_pid: int, socket_fd: int, dump_fd: int, *fds: int) -> NoReturn:
     """The child's side."""
     for fd in (socket_fd, dump_fd, *fds):
-        os.set_inheritable(fd, False)  # what it starts has no business with these
+        os.set_inheritable(fd, False)  # its own children must not inherit these
     threading.Thread(target=_end_with_parent, args=(socket_fd, parent_pid), daemon=True).start()
     dump = os.fdopen(dump_fd, "w")
     faulthandler.enable(dump)  # a segfault leaves its stack where the parent can read it
     faulthandler.register(signal.SIGUSR1, dump, all_threads=True)  # so does a hang, on request
     module, _, function = target.partition(":")
     getattr(importlib.import_module(module), function)(socket.socket(fileno=socket_fd), *fds)
-    # Everything is closed. Taking the interpreter apart as well takes a while, and native libraries (ALE's) complain
-    # at length about what is left then.
+    # Everything is closed. Finalizing the interpreter takes a while, and native libraries (ALE's) print complaints.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -169,11 +163,11 @@ def run(target: str, parent_pid: int, socket_fd: int, dump_fd: int, *fds: int) -
 def _end_with_parent(socket_fd: int, parent_pid: int) -> None:
     """End this process, and what it started, when the parent is gone.
 
-    The parent's reaper does the same from outside, even while an environment keeps the interpreter lock; this thread
-    looks at the parent's pid too, in case a fork of the parent holds its pipes open.
+    The parent's reaper does the same from outside, even while an environment holds the interpreter lock; this thread
+    also checks the parent's pid, in case a fork of the parent holds its pipes open.
     """
     poll = select.poll()
-    poll.register(socket_fd, 0)  # no event but hang-up and error, which are always reported
+    poll.register(socket_fd, 0)  # only hang-up and error, which are always reported
     while not poll.poll(1000) and os.getppid() == parent_pid:
         pass
     os.killpg(0, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Frames with values over a socket, in both directions, each side reading whenever there is something."""
+"""Frames with values over a socket, in both directions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ class Connection:
         self.closed = False
 
     def fileno(self) -> int:
-        """File descriptor to poll."""
         return self._socket.fileno()
 
     def send(self, kind: int, number: int, parts: Sequence[Buffer] = ()) -> None:
-        """Send one frame; Closed when nobody will read it."""
+        """Send one frame; ConnectionClosed when the other side does not read it."""
         left: list[Buffer] = [_FRAME.pack(kind, number, size_of(parts)), *parts]
         with self._lock:
             try:
@@ -44,14 +43,14 @@ class Connection:
                     except BlockingIOError:
                         if not self._poll(select.POLLOUT, self._send_timeout_s):
                             raise TimeoutError(f"it reads nothing for {self._send_timeout_s:g} s") from None
-            except (OSError, ValueError) as error:  # a frame may be half sent: there is no going on
+            except (OSError, ValueError) as error:  # a frame may be half sent: the connection cannot continue
                 self.closed = True
                 raise ConnectionClosed(str(error)) from error
 
     def read(self, *, wait: bool, timeout_s: float | None = None) -> tuple[int, int, bytearray] | None:
         """The next frame: kind, number and body; None when it is not complete and `wait` is false.
 
-        Closed at the end, and when nothing comes for `timeout_s`.
+        ConnectionClosed at the end, and when nothing arrives for `timeout_s`.
         """
         while True:
             target = self._head if self._body is None else self._body
@@ -86,13 +85,11 @@ class Connection:
         return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
     def close(self) -> None:
-        """Close this end."""
         self.closed = True
         self._socket.close()
 
 
 def _after(parts: list[Buffer], sent: int) -> list[Buffer]:
-    """What is left to send."""
     for k, part in enumerate(parts):
         if sent < len(part):
             return [memoryview(part)[sent:], *parts[k + 1 :]]

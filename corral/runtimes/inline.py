@@ -1,4 +1,4 @@
-"""Roles as threads of this process: for tests, and to follow a distributed run with a debugger."""
+"""Roles as threads of this process: for tests, and for following a distributed run with a debugger."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Thread(Handle):
     def __init__(self, name: str, make: MakeRole, change: threading.Condition):
         self.name, self._make, self._change = name, make, change
         self._mailbox = Mailbox()
-        self._calls: queue.SimpleQueue[_InlineCall | None] = queue.SimpleQueue()  # bounded by who waits for the answers
+        self._calls: queue.SimpleQueue[_InlineCall | None] = queue.SimpleQueue()  # bounded by the waiting callers
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -86,7 +86,7 @@ class _Thread(Handle):
 
 
 class InlineRuntime(Runtime):
-    """Threads. A role that hangs cannot be ended, and nothing is copied: roles must not write to what they get."""
+    """Threads. A role that hangs cannot be ended, and nothing is copied: roles must not write to their arguments."""
 
     name = "inline"
 
@@ -95,13 +95,11 @@ class InlineRuntime(Runtime):
         self._change = threading.Condition()
 
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
-        """Start a thread."""
         handle = _Thread(name, make, self._change)
         self._handles.append(handle)
         return handle
 
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
-        """Wait for the first answer."""
         until = time.monotonic() + timeout_s
         with self._change:
             while not (done := [call for call in calls if call.done]):
@@ -111,11 +109,9 @@ class InlineRuntime(Runtime):
             return done
 
     def share(self, value: Value) -> Value:
-        """The same object."""
         return value
 
     def close(self) -> None:
-        """Stop all threads."""
         for handle in self._handles:
             handle.stop()
         self._handles.clear()

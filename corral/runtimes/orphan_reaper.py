@@ -1,4 +1,4 @@
-"""Ends worker processes, and what they started, when this process is gone, whatever killed it."""
+"""Ends worker processes, and what they started, when this process is gone, however it ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import os
 import subprocess
 
-# The kernel closes our end of the pipe when we die; then `read` fails and the groups that are left are killed. A
-# shell, because it must not share anything with a Python that hangs, and starts in a millisecond. Processes that
-# have left their group are known by a mark in their environment.
+# The kernel closes our end of the pipe when we die; then `read` fails and the remaining groups are killed. A shell,
+# because it shares nothing with a hanging Python and starts in a millisecond. Processes that have left their group are
+# found by a mark in their environment.
 _SCRIPT = """
 groups=" "
 marks=" "
@@ -32,7 +32,7 @@ done
 
 
 class OrphanReaper:
-    """A process of its own that waits for our end."""
+    """A separate process that waits for our end."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -41,23 +41,20 @@ class OrphanReaper:
         )  # fmt: skip
 
     def watch(self, group: int) -> None:
-        """Kill this process group when we are gone."""
         self._tell(f"guard {group}")
 
     def unwatch(self, group: int) -> None:
-        """This group has ended; its number may be reused."""
+        """The group has ended; its id may be reused."""
         self._tell(f"release {group}")
 
     def watch_marked(self, mark: str) -> None:
-        """Kill every process with this word, without blanks, in its environment when we are gone."""
+        """Kill every process with this word (no blanks) in its environment when we are gone."""
         self._tell(f"mark {mark}")
 
     def unwatch_marked(self, mark: str) -> None:
-        """No process has it any more."""
         self._tell(f"unmark {mark}")
 
     def stop(self) -> None:
-        """End it; nothing is watched any more."""
         self._tell("stop")
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -66,5 +63,5 @@ class OrphanReaper:
 
     def _tell(self, order: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it is gone, or was told to go
+        with contextlib.suppress(OSError, ValueError):  # it is gone, or was stopped
             os.write(self._process.stdin.fileno(), f"{order}\n".encode())

@@ -18,17 +18,12 @@ from corral.runtimes.connection import Connection, ConnectionClosed
 from corral.runtimes.orphan_reaper import OrphanReaper
 
 # Kinds of frames between a runtime and its roles.
+CALL, TELL, CLOSE = range(3)  # to a role
+ANSWER, ALIVE = range(10, 12)  # from a role
 
-
-# to a role
-CALL, TELL, CLOSE = range(3)
-# from a role
-ANSWER, ALIVE = range(10, 12)
-
-
-_SEND_S = 30.0  # a role reads all the time; only one that is frozen could make us wait
+_SEND_S = 30.0  # a role reads all the time; only a frozen one could make us wait
 _END_S = 0.2  # to end by itself, when its connection is closed
-_SILENCE_S = 60.0  # a role says every second that it is alive
+_SILENCE_S = 60.0  # a role sends ALIVE every second
 
 
 class Shared:
@@ -99,7 +94,6 @@ class _RoleProcess(Handle):
                 self.lose(f"it takes no messages: {error}")
 
     def read(self) -> None:
-        """Take in all that has come."""
         if self.lost is not None:
             return
         try:
@@ -117,7 +111,6 @@ class _RoleProcess(Handle):
             self.lose(f"nothing was heard of it for {_SILENCE_S:g} s")
 
     def lose(self, why: str) -> None:
-        """It is gone, or has to go."""
         if self.lost is None:
             if self._process.wait(time.monotonic() + _END_S):
                 self._process.kill()  # and what it started
@@ -134,11 +127,10 @@ class _RoleProcess(Handle):
         self.wait_closed(time.monotonic() + timeout_s)
 
     def say_close(self) -> None:
-        """Ask it to end."""
         self._send(CLOSE, 0, [])
 
     def wait_closed(self, until: float) -> None:
-        """Wait for it to end by itself, then end it."""
+        """Wait for it to end by itself, then kill it."""
         while self.lost is None and time.monotonic() < until and not self._process.has_ended():
             self.read()  # it may be in the middle of a long answer
             time.sleep(0.005)
@@ -146,7 +138,7 @@ class _RoleProcess(Handle):
 
 
 class ProcessRuntime(Runtime):
-    """Processes that end with this one, whatever ends it."""
+    """Processes that end with this one, however it ends."""
 
     name = "process"
 
@@ -157,13 +149,11 @@ class ProcessRuntime(Runtime):
         self._finalizer = weakref.finalize(self, _end_all, self._handles, self._reaper, os.getpid())
 
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
-        """Start a process; it has `threads` threads for torch and BLAS."""
         handle = _RoleProcess(name, make, threads, self._reaper)
         self._handles[:] = [h for h in self._handles if h.lost is None] + [handle]
         return handle
 
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
-        """Read from all processes until one of the calls is done."""
         until = time.monotonic() + timeout_s
         wanted = [call for call in calls if isinstance(call, _ProcessCall)]
         handles = list({id(call.handle): call.handle for call in wanted}.values())
@@ -183,16 +173,14 @@ class ProcessRuntime(Runtime):
         return list(done)
 
     def share(self, value: Value) -> Value:
-        """Encoded once."""
         return Shared(value)
 
     def close(self) -> None:
-        """End all of them."""
         self._finalizer()
 
 
 def _end_all(handles: list[_RoleProcess], reaper: OrphanReaper, owner: int) -> None:
-    if os.getpid() != owner:  # a fork: they are not its to end
+    if os.getpid() != owner:  # a fork does not own them
         return
     for handle in handles:
         handle.say_close()

@@ -1,7 +1,7 @@
-"""A role in a process of its own: carries out calls in order, while a thread keeps reading.
+"""A role in its own process: runs calls in order, while a thread keeps reading.
 
-The thread means that whoever calls never waits for this process to take a message, and that the mailbox is up to
-date while a call is being carried out.
+Thanks to the thread, callers never wait for this process to read a message, and the mailbox is up to date during a
+call.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _ALIVE_S = 1.0
 
 
 def main(sock: socket.socket, job_fd: int) -> None:
-    """Serve one handle until it says CLOSE or goes away."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    logging.getLogger("corral").setLevel(logging.WARNING)  # who chose what in which of many parts is only noise
+    """Serve one handle until it sends CLOSE or disconnects."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    logging.getLogger("corral").setLevel(logging.WARNING)  # informational messages of many processes are noise
     connection = Connection(sock, None)
     mailbox = Mailbox()
-    calls: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()  # bounded by who waits for the answers
+    calls: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()  # bounded by the waiting callers
     threading.Thread(target=_read, args=(connection, mailbox, calls), daemon=True).start()
     threading.Thread(target=_say_alive, args=(connection,), daemon=True).start()
     with contextlib.suppress(ConnectionClosed):
@@ -46,12 +46,12 @@ def _serve(
     role: Role = None
     broken: dict[str, str] | None = None
     try:
-        # Pickle is safe here: the bytes come from the process that started this one, in memory of its own, and
-        # how to make a role is code, which no data format carries.
+        # Pickle is safe here: the bytes come from the process that started this one, in its own memory, and a recipe
+        # for a role is code, which no data format carries.
         role = cloudpickle.loads(read_shared(job_fd))(mailbox)
     except Exception as error:
         broken = _told(error)
-    # Bounded by the calls that wait for them, as calls are.
+    # Bounded by the waiting calls, as calls are.
     answers: queue.SimpleQueue[tuple[int, list[Buffer]] | None] = queue.SimpleQueue()
     sender = threading.Thread(target=_send, args=(connection, answers), daemon=True)
     sender.start()
@@ -67,7 +67,7 @@ def _serve(
 
 
 def _send(connection: Connection, answers: queue.SimpleQueue[tuple[int, list[Buffer]] | None]) -> None:
-    """Send answers while the role goes on: a parent that is busy reads large ones when it gets to it."""
+    """Send answers while the role continues: a busy parent reads large ones later."""
     with contextlib.suppress(ConnectionClosed):
         while (answer := answers.get()) is not None:
             connection.send(frames.ANSWER, *answer)

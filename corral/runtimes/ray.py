@@ -1,4 +1,4 @@
-"""Roles as Ray actors, on whatever nodes the cluster has. Values travel through Ray's object store."""
+"""Roles as Ray actors, on any nodes of the cluster. Values travel through Ray's object store."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from corral.core.encoding import Value
 from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, Role, RoleLost, Runtime, kind_of, raised
 from corral.runtimes.ray_cluster import connect, import_ray, joins_none, require_cpus, reserve_cpus
 
-_GET_S = 60.0  # to fetch a value that is ready, maybe from another node
+_GET_S = 60.0  # to fetch a ready value, maybe from another node
 _MAX_CHARACTERS = 300  # characters of Ray's own report
 
 
 @cache
 def _host_class() -> Any:
-    """The Ray actor around a role: calls one after the other, mail beside them."""
+    """The Ray actor around a role: calls in order, mail concurrently."""
     ray = import_ray()
 
     class Host:
@@ -36,7 +36,7 @@ def _host_class() -> Any:
         def call(self, method: str, *args: Value) -> dict[str, Any]:
             if self._role is None and self._broken is None:
                 try:
-                    # Ray itself pickles what it starts; this is the same code, in the same hands.
+                    # Ray itself pickles what it starts; this is the same code from the same source.
                     self._role = cloudpickle.loads(self._job)(self._mailbox)
                 except Exception as error:
                     self._broken = _told(error)
@@ -75,7 +75,7 @@ class _RayCall(Call):
         return self._done or not self.handle.alive
 
     def look(self, timeout_s: float) -> None:
-        """See whether it is there."""
+        """Check whether it is there."""
         self._done = self._done or bool(import_ray().wait([self.ref], timeout=timeout_s)[0])
 
     def result(self) -> Value:
@@ -124,11 +124,10 @@ class _RayActor(Handle):
             self._actor.mail.remote(key, value)
 
     def lose(self, why: str) -> None:
-        """It is gone, or has to go."""
         if self.alive:
             report = " ".join(why.split())[:_MAX_CHARACTERS]
             self.lost = f"{self.name} is gone: {report}"
-            with contextlib.suppress(Exception):  # Ray may be gone itself
+            with contextlib.suppress(Exception):  # Ray itself may be gone
                 import_ray().kill(self._actor)
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -140,7 +139,7 @@ class _RayActor(Handle):
 
 
 class RayRuntime(Runtime):
-    """Ray actors, a CPU each, spread over the nodes. What is lost with a node is started again on another.
+    """Ray actors, a CPU each, spread over the nodes; those lost with a node are restarted on another.
 
     It joins the cluster of `RAY_ADDRESS`, or starts one on this machine that ends with it.
     """
@@ -152,7 +151,7 @@ class RayRuntime(Runtime):
         self._own = not ray.is_initialized()
         self.here = self._own and joins_none()
         connect()
-        # Arrays from the object store are read-only; nobody writes to a trajectory, so torch need not warn.
+        # Arrays from the object store are read-only; trajectories are never written to, so torch need not warn.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         self.host = ray.util.get_node_ip_address()
         self._handles: list[_RayActor] = []
@@ -160,12 +159,11 @@ class RayRuntime(Runtime):
         self._group: Any = None
 
     def reserve(self, count: int, what: str, beside: int = 0) -> None:
-        """Keep a CPU for each role; UserError within seconds when there are not enough."""
+        """Reserve a CPU for each role; UserError within seconds when there are not enough."""
         require_cpus(count + beside, what)
         self._group = reserve_cpus(count, what)
 
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
-        """Start an actor where its CPU is reserved."""
         where = None
         if self._group is not None:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -177,7 +175,6 @@ class RayRuntime(Runtime):
         return handle
 
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
-        """Wait for the first answer, as Ray sees them come in."""
         wanted = [call for call in calls if isinstance(call, _RayCall)]
         gone = [call for call in wanted if not call.handle.alive]
         refs = {call.ref: call for call in wanted if call.handle.alive}
@@ -189,7 +186,6 @@ class RayRuntime(Runtime):
         return [call for call in wanted if call._done or not call.handle.alive]
 
     def share(self, value: Value) -> Value:
-        """Put into the object store once."""
         return import_ray().put(value)
 
     def close(self) -> None:

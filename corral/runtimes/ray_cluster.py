@@ -1,6 +1,6 @@
-"""Ray: join the cluster that `RAY_ADDRESS` names, or start one on this machine, and ask what it has.
+"""Ray: join the cluster that `RAY_ADDRESS` names, or start one on this machine, and query its resources.
 
-Ray lets a request for what the cluster does not have wait for ever; `require_cpus` says at once what is missing.
+Ray lets a request for missing resources wait forever; `require_cpus` reports at once what is missing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def import_ray() -> Any:
 
 
 def connect(address: str | None = None) -> None:
-    """Make Ray usable in this process; nothing happens when it is already.
+    """Make Ray usable in this process; does nothing when it already is.
 
-    `address`, or else the environment variable RAY_ADDRESS, names a cluster to join: `host:port` of its head, or
-    `auto` for the one that runs on this machine. Without either a cluster of this machine's cores is started, which
-    ends with this process.
+    `address`, or else the environment variable RAY_ADDRESS, names a cluster to join: `host:port` of its head, or `auto`
+    for the one on this machine. Without either, a cluster of this machine's cores is started, which ends with this
+    process.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -60,12 +60,12 @@ def connect(address: str | None = None) -> None:
 
 
 def joins_none() -> bool:
-    """Whether `connect` would start a cluster of this machine's own."""
+    """Whether `connect` would start a cluster on this machine."""
     return os.environ.get("RAY_ADDRESS", "local") in ("", "local")
 
 
 def require_own_cpus(count: int, what: str) -> None:
-    """UserError, before Ray is started here, when this machine has fewer cores than `what` asks for."""
+    """UserError, before Ray is started here, when this machine has fewer cores than `what` needs."""
     if joins_none() and not import_ray().is_initialized() and count > cores():
         raise UserError(
             f"{what} needs {count} CPUs and this machine has {cores()}: ask for fewer, or start a cluster of several "
@@ -74,7 +74,7 @@ def require_own_cpus(count: int, what: str) -> None:
 
 
 def require_cpus(count: float, what: str) -> None:
-    """UserError, with the remedy, when `what` asks for more CPUs than the whole cluster has."""
+    """UserError, with the remedy, when `what` needs more CPUs than the whole cluster has."""
     until = time.monotonic() + _SETTLE_S
     while (total := _cpus("cluster_resources")) < count:
         if time.monotonic() > until:
@@ -86,7 +86,7 @@ def require_cpus(count: float, what: str) -> None:
 
 
 def usable_cpus(most: int) -> int:
-    """How many CPUs, at least 1 and at most `most`, are free."""
+    """Number of free CPUs, at least 1 and at most `most`."""
     until = time.monotonic() + _SETTLE_S
     most = min(most, int(_cpus("cluster_resources")))
     while (free := int(_cpus("available_resources"))) < most and time.monotonic() < until:
@@ -97,7 +97,7 @@ def usable_cpus(most: int) -> int:
 def reserve_cpus(count: int, what: str) -> Any:
     """A placement group of `count` bundles with a CPU each, spread over the nodes; UserError within seconds if not.
 
-    What is started in it keeps its CPUs until the group is removed, and moves with them when a node is lost.
+    Actors in it keep their CPUs until the group is removed, and move with them when a node is lost.
     """
     require_cpus(count, what)
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -110,7 +110,7 @@ def reserve_cpus(count: int, what: str) -> Any:
 
 
 def describe_free_cpus() -> str:
-    """How many CPUs are free, and what to do when that is too few."""
+    """Number of free CPUs, and what to do when that is too few."""
     return (
         f"{_cpus('available_resources'):g} of its {_cpus('cluster_resources'):g} CPUs are free; end what else runs "
         "there, ask for fewer, or add nodes with `ray start --address=<head>:6379`"

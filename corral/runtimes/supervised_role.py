@@ -1,4 +1,4 @@
-"""A role that is started again when it is lost, within a budget."""
+"""A role that is restarted when it is lost, within a budget."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LOOK_S = 0.5
 
 
 class SupervisedRole:
-    """One role of a run, whatever process it lives in at the moment.
+    """One role of a run, whichever process it runs in.
 
-    The first restart is at once, later ones after pauses that grow; more than `max_restarts` and it is given up.
+    The first restart is immediate, later ones follow after growing pauses; after `max_restarts` the role is given up.
     """
 
     def __init__(
@@ -33,14 +33,12 @@ class SupervisedRole:
         self._runtime, self.name, self._make, self._note = runtime, name, make, note
         self._max_restarts, self._threads = max_restarts, threads
         self.restarts = 0
-        self.calls: deque[Call] = deque()
-        """Answers that it owes, oldest first."""
+        self.calls: deque[Call] = deque()  # pending answers, oldest first
         self._due, self._backoff = 0.0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._handle: Handle | None = runtime.spawn(name, make(0), threads=threads)
 
     @property
     def alive(self) -> bool:
-        """Whether it is running, as far as we know."""
         return self._handle is not None
 
     @property
@@ -49,17 +47,15 @@ class SupervisedRole:
         return self._handle is None and self.restarts >= self._max_restarts
 
     def call(self, method: str, *args: Value) -> None:
-        """Add a call."""
         assert self._handle is not None
         self.calls.append(self._handle.call(method, *args))
 
     def tell(self, key: str, value: Value) -> None:
-        """Put something into its mailbox."""
         assert self._handle is not None
         self._handle.tell(key, value)
 
     def lose(self, why: str) -> None:
-        """It is gone; what it owed will not come."""
+        """Note that it is gone; its pending calls are dropped."""
         if self._handle is not None:
             self._handle.stop(0.0)
             self._handle = None
@@ -70,7 +66,7 @@ class SupervisedRole:
             self._note("lost", f"{why.splitlines()[0]}; {plan} ({self.restarts} of {self._max_restarts} restarts used)")
 
     def revive(self) -> bool:
-        """Start it again if that is due; True when it has just been started."""
+        """Restart it if that is due; True when it was just started."""
         if self._handle is not None or self.given_up or time.monotonic() < self._due:
             return False
         self.restarts += 1
@@ -86,7 +82,7 @@ class SupervisedRole:
 def collect(
     runtime: Runtime, members: Sequence[SupervisedRole], timeout_s: float, lose: Callable[[SupervisedRole, str], None]
 ) -> dict[SupervisedRole, Value]:
-    """The oldest answer that each of these owes, of those who give one in time; `lose` is told of the others."""
+    """The oldest pending answer of each member that answers in time; `lose` is called for the others."""
     answers: dict[SupervisedRole, Value] = {}
     waiting, until = list(members), time.monotonic() + timeout_s
     while waiting and time.monotonic() < until:

@@ -1,1 +1,1 @@
-"""Wiring: which parts act, learn and store, and how they are connected."""
+"""Topologies: which processes act, learn and store data, and how they are connected."""

@@ -1,8 +1,8 @@
-"""The role that acts: some environments, a copy of the network, and fragments on request.
+"""The actor role: some environments, a copy of the network, and fragments on request.
 
-In the topology `central_inference` (SEED, Espeholt et al. 2019) there is one of it for all environments: they live in
-worker processes, or in Ray actors, that send observations through shared memory, or the object store, and get actions
-back. It decides for whoever is ready, keeps every environment's memory, and assembles the fragments.
+In the topology `central_inference` (SEED, Espeholt et al. 2019) one actor serves all environments. They run in worker
+processes or Ray actors that send observations through shared memory or the object store and receive actions. It acts
+for the environments that are ready, keeps their recurrent states, and assembles the fragments.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from corral.runtimes.base import Mailbox
 from corral.topologies.base import build_model, make_algorithm, make_train_vec
 from corral.topologies.weight_channel import weights_mode
 
-_WEIGHTS_S = 300.0  # to wait for weights that were promised: a learner may be busy with a large batch
-_LINGER_S = 0.002  # to wait for half of all environments before deciding for those that are ready
+_WEIGHTS_S = 300.0  # to wait for announced weights: a learner may be busy with a large batch
+_LINGER_S = 0.002  # to wait for half of all environments before acting for those that are ready
 _FEWEST_ROWS = 50  # per message, for algorithms that would otherwise send single steps (as in Ape-X)
 
 
 class Actor:
     """Acts with the newest weights in its mailbox; they never change within a fragment.
 
-    The first actor of a run draws the same random numbers as the topology `sync` does. An actor that takes the place
-    of a lost one has seeds of its own, so that it does not play the same games again.
+    The first actor of a run draws the same random numbers as the topology `sync`. An actor that replaces a lost one has
+    its own seeds, so that it does not repeat the same episodes.
     """
 
     def __init__(self, experiment: Experiment, index: int, start: int, mailbox: Mailbox):
@@ -53,7 +53,7 @@ class Actor:
             workers = experiment.num_actors
             if backend == "auto":
                 backend = "ray" if experiment.runtime == "ray" else "process"
-        # An actor is one of several: each computes on one core.
+        # One of several actors: each computes on one core.
         self._vec = make_train_vec(experiment, count, env_seed, backend, workers, cores=1)
         self._algo = make_algorithm(experiment, self._vec.spec)
         self._model = build_model(self._algo, seed, torch.device("cpu"))
@@ -67,25 +67,25 @@ class Actor:
         if not in_step and self._algo.data.unit == "transition":
             steps = max(steps, -(-_FEWEST_ROWS // count))
         first_ready = None
-        if not in_step and self._vec.pipelined:  # a slow environment holds nobody up
+        if not in_step and self._vec.pipelined:  # a slow environment does not delay the others
             first_ready = -(-count // 2) if central else 1
         self._rollouts: Iterator[Trajectory] = self._sampler.rollouts(
             steps, first_ready=first_ready, linger_s=_LINGER_S if central and first_ready else 0.0
         )
         self._version = -1
-        self._told = 0  # finished games that were reported
+        self._told = 0  # finished episodes reported so far
 
     def go_on(self, steps: int) -> Value:
-        """The run goes on from a checkpoint at so many steps: with other episodes than those of its beginning."""
+        """Resume from a checkpoint at this step: with new episodes instead of those of the start."""
         self._vec.reset(seeding.part_seed(self._seed, "train", "actor", self._index, steps))
         return True
 
     def describe(self) -> Value:
-        """What its environments look like."""
+        """The specification of its environments."""
         return self._vec.spec.to_json()
 
     def sample(self, least: int, progress: float) -> Value:
-        """A fragment, by weights of at least version `least`, and the games that ended in it."""
+        """A fragment by weights of at least version `least`, and the episodes that ended in it."""
         mail = self._mailbox.wait("weights", lambda mail: bool(mail["version"] >= least), _WEIGHTS_S)
         if mail["version"] != self._version:
             self._load(mail)
@@ -104,7 +104,6 @@ class Actor:
         }
 
     def close(self) -> None:
-        """Close the environments."""
         self._vec.close()
 
     def _load(self, mail: dict[str, Any]) -> None:
@@ -118,7 +117,7 @@ class Actor:
             use_precision(self._model, "bf16" if mail["half"] else "fp32")
 
     def _finished_games(self) -> Value:
-        """Environment, return and length of the games that ended since the last report."""
+        """Environment, return and length of the episodes that ended since the last report."""
         episodes = self._sampler.episodes
         count, self._told = episodes.finished - self._told, episodes.finished
         games = list(episodes.recent)[-count:] if count else []

@@ -1,6 +1,6 @@
-"""Actors in parts of their own send fragments to one learner (IMPALA, APPO, Ape-X; lag 0 for the others).
+"""Actor processes send fragments to one learner (IMPALA, APPO, Ape-X; on-policy algorithms use lag 0).
 
-With `central_inference` there is one such part, which acts for environments that are everywhere.
+With `central_inference` there is one actor, for the environments of all workers.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from corral.topologies.learner_group import LearnerGroup
 from corral.topologies.replay_shards import ShardedStore
 from corral.topologies.weight_channel import WeightChannel, weights_mode
 
-_START_S = 300.0  # to build environments and networks everywhere
+_START_S = 300.0  # to build all environments and networks
 _MAX_IN_FLIGHT_BYTES = 256e6  # of fragments that actors are sampling or sending
-_PAUSE_S = 0.001  # after a turn in which nothing happened
-_TURN_S = 0.5  # a turn that brings nothing ends after this
-_LEARN_S = 0.5  # a turn that could go on learning ends after this
-_STUCK_S = 600.0  # without a fragment from anybody
+_PAUSE_S = 0.001  # after a turn without any event
+_TURN_S = 0.5  # a turn without a fragment ends after this
+_LEARN_S = 0.5  # a turn that still has batches to learn from ends after this
+_STUCK_S = 600.0  # without a fragment from any actor
 
 
 class ActorLearner(Topology):
     """One learner, and actors that are never more than two fragments ahead.
 
-    With `weight_sync=sync` all take turns, fragments are learned from in the order of the actors, and with one
-    actor a run is the same as in the topology `sync`, bit by bit. Otherwise whoever has a fragment ready is
-    served first, and sequences that are staler than the algorithm's `max_lag` are dropped and counted.
+    With `weight_sync=sync` all take turns and fragments are used in the order of the actors; with one actor a run
+    equals one of the topology `sync` bit for bit. Otherwise fragments are used as they arrive, and sequences staler
+    than the algorithm's `max_lag` are dropped and counted.
     """
 
     def __init__(self, experiment: Experiment, note: Note, on_rollout: OnRollout = lambda trajectory: None):
@@ -51,7 +51,7 @@ class ActorLearner(Topology):
         names = ["inference"] if central else [f"actor {k}" for k in range(experiment.num_actors)]
         parts = names + [f"replay {k}" for k in range(experiment.actor_learner.replay_shards)]
         parts += [f"learner {k}" for k in range(1, experiment.actor_learner.learners)]
-        # With central inference the environments' workers are the inference part's own.
+        # With central inference the environments' workers belong to the inference process.
         beside = experiment.num_actors if central and not is_url(experiment.env) else 0
         named = ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
         what = f"A run of {len(parts)} parts ({named})" + (f" and {beside} workers" if beside else "")
@@ -86,7 +86,7 @@ class ActorLearner(Topology):
         self.episodes = EpisodeStats(experiment.num_envs)
         self._ahead = 1 if self._mode == "sync" else 2
         self._env_restarts: dict[str, int] = {}
-        self._scales: dict[str, float] = {}  # of rewards, where they are normalised; each actor has its own
+        self._scales: dict[str, float] = {}  # of rewards, where they are normalised; one per actor
         self._learning_scales: dict[str, float] = {}
         self._simulator_steps: dict[str, int | None] = {}
         self._lag_max = self._stale = 0
@@ -115,7 +115,7 @@ class ActorLearner(Topology):
             )
 
     def _describe(self) -> EnvSpec:
-        """Wait until every actor stands, and ask the first what its environments look like."""
+        """Wait until all actors have started, and ask the first for the specification of its environments."""
         until = time.monotonic() + _START_S
         for actor in self._actors:
             actor.call("describe")
@@ -134,10 +134,8 @@ class ActorLearner(Topology):
                         actor.lose(str(lost))
         return EnvSpec.from_json(described)
 
-    # -- turns -------------------------------------------------------------------------------------------------
-
     def advance(self) -> dict[str, list[float]]:
-        """Take in what the actors have sent, and learn while the store gives batches."""
+        """Receive fragments from the actors, and learn while the store has batches."""
         self._order()
         before = self.env_steps
         if self.store.room():
@@ -157,7 +155,7 @@ class ActorLearner(Topology):
         return metrics
 
     def _order(self) -> None:
-        """Give out weights, and keep every actor busy."""
+        """Send weights, and keep all actors busy."""
         for actor in self._actors:
             if actor.revive():
                 self._channel.forget(actor)
@@ -177,7 +175,7 @@ class ActorLearner(Topology):
         self._waiting = alive < needed
 
     def _within_budget(self) -> bool:
-        """Whether one more fragment may be on its way; one always may."""
+        """Whether one more fragment may be in flight; one always may."""
         under_way = sum(len(actor.calls) for actor in self._actors)
         return under_way == 0 or (under_way + 1) * self._fragment_bytes <= _MAX_IN_FLIGHT_BYTES
 
@@ -194,7 +192,7 @@ class ActorLearner(Topology):
         return taken
 
     def _order_again(self, actor: SupervisedRole) -> None:
-        """Of an actor that was lost within a turn of all."""
+        """Repeat the request to an actor that crashed within a synchronous turn."""
         if actor.given_up:
             raise RunFailed(f"{actor.name} was lost too often, and weight_sync=sync needs all actors.")
         if actor.revive():
@@ -204,7 +202,7 @@ class ActorLearner(Topology):
             actor.call("sample", self.learner.version, self.progress)
 
     def _first_ready(self) -> list[tuple[Trajectory, Any]]:
-        """What has come in; waits only if there is nothing to learn from."""
+        """Fragments that have arrived; waits only if there is nothing to learn from."""
         busy = [actor for actor in self._actors if actor.calls]
         if self._waiting or not busy:
             time.sleep(_TURN_S / 10)
@@ -214,7 +212,7 @@ class ActorLearner(Topology):
         return [fragment for fragment in fragments if fragment is not None]
 
     def _take(self, actor: SupervisedRole, timeout_s: float) -> tuple[Trajectory, Any] | None:
-        """The fragment that an actor owes; None when it is not there yet, or never will be."""
+        """The fragment requested from an actor; None if it has not arrived, or the actor crashed."""
         if not actor.calls:
             time.sleep(timeout_s / 10)
             return None
@@ -247,14 +245,14 @@ class ActorLearner(Topology):
     def _learn(self, sample: Sample, metrics: dict[str, list[float]]) -> None:
         if isinstance(sample.batch, Trajectory):
             data = self.algo.data
-            new = data.batch_size - round(data.replayed * data.batch_size)  # the others are old by nature
+            new = data.batch_size - round(data.replayed * data.batch_size)  # replayed sequences are always old
             lag = self.learner.version - np.asarray(sample.batch.version)[:new]
             metrics.setdefault("lag/mean", []).append(float(np.mean(lag)))
             self._lag_max = max(self._lag_max, int(np.max(lag)))
         super()._learn(sample, metrics)
 
     def set_learning_rate(self, value: float) -> None:
-        """A constant rate, if this is the only learner."""
+        """Set a constant learning rate, if this is the only learner."""
         if self._team is not None:
             raise UserError("The learning rate cannot be changed while several learners share the updates.")
         super().set_learning_rate(value)
@@ -262,16 +260,13 @@ class ActorLearner(Topology):
     def _step(self, sample: Sample) -> list[LossOutput]:
         return super()._step(sample) if self._team is None else self._team.step(sample, self.progress)
 
-    # -- what others see ---------------------------------------------------------------------------------------
-
     @property
     def reward_scale(self) -> float | None:
-        """What the rewards that are learned from are of the game's own, in the mean of the actors."""
+        """Scale of the rewards used for learning relative to the unscaled ones, averaged over the actors."""
         scales = list(self._learning_scales.values())
         return float(np.mean(scales)) if scales else super().reward_scale
 
     def metrics(self) -> dict[str, float]:
-        """Counters of the parts."""
         under_way = sum(len(actor.calls) for actor in self._actors)
         return {
             **super().metrics(),
@@ -290,7 +285,7 @@ class ActorLearner(Topology):
 
     @property
     def thread_plan(self) -> str:
-        """One thread for each part, and what is left of the cores for a learner that can use it."""
+        """One thread per process; the remaining cores for a learner that can use them."""
         if not self._runtime.here:
             return f"torch threads {self.threads} to learn, 1 CPU of the cluster for each other part"
         total, have = self.threads + self._others, cores()
@@ -298,14 +293,13 @@ class ActorLearner(Topology):
         return plan if total <= have else f"{plan}: fewer actors would leave each other more time"
 
     def parts(self) -> list[dict[str, Any]]:
-        """The actors."""
         versions = {actor: self._channel.version(actor) for actor in self._actors}
         actors = [actor.facts() | {"lag": self.learner.version - versions[actor]} for actor in self._actors]
         others = [*getattr(self.store, "members", []), *(self._team.members if self._team is not None else [])]
         return actors + [member.facts() for member in others]
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
-        """Learner, replay and counters; environments and fragments under way are not part of it."""
+        """Learner, replay buffer and counters, without environments and fragments in flight."""
         return {
             "env_steps": self.env_steps,
             "learner": self.learner.state_dict(),
@@ -314,7 +308,7 @@ class ActorLearner(Topology):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Go on from there; every environment starts a new episode."""
+        """Resume; every environment starts a new episode."""
         self.env_steps = state["env_steps"]
         self.learner.load_state_dict(state["learner"])
         if self._team is not None:
@@ -328,10 +322,9 @@ class ActorLearner(Topology):
         return list(range(self.experiment.num_envs))
 
     def close(self) -> None:
-        """End the actors."""
         self._runtime.close()
 
 
 def _make_actor(experiment: Experiment, index: int, start: int) -> MakeRole:
-    """How to make the actor that is started for the `start`-th time."""
+    """The factory of an actor that is started for the `start`-th time."""
     return lambda mailbox: Actor(experiment, index, start, mailbox)

@@ -26,19 +26,17 @@ from corral.learn.device import choose, encoder_trial, find_device, lay_out, set
 from corral.learn.exchange.base import Exchange
 from corral.learn.learner import Learner
 
-# The parts that every topology is made of, from an experiment.
-
 
 def make_algorithm(experiment: Experiment, spec: EnvSpec) -> Algorithm:
-    """The experiment's algorithm, for environments that look like `spec`."""
+    """The experiment's algorithm, for environments with this `spec`."""
     algo: Algorithm = find_algorithm(experiment.algo).load()(experiment.algorithm, spec, experiment.num_envs)
     return algo
 
 
 def build_model(algo: Algorithm, seed: int, device: torch.device) -> torch.nn.Module:
-    """The algorithm's network with weights drawn from the run's seed, whatever else draws random numbers."""
+    """The algorithm's network with weights drawn from the run's seed, independent of other random numbers."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # LAPACK's rounding, and with it orthogonal weights, depends on the number of threads
+    torch.set_num_threads(1)  # the rounding of LAPACK, and so of orthogonal weights, depends on the number of threads
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeding.part_seed(seed, "train", "network"))
@@ -53,9 +51,9 @@ def build_model(algo: Algorithm, seed: int, device: torch.device) -> torch.nn.Mo
 def make_train_vec(
     experiment: Experiment, num_envs: int, seed: int, backend: str, workers: int | None, cores: int | None = None
 ) -> VecEnv:
-    """Environments to learn from, which may keep this many cores busy."""
+    """Training environments, which may keep `cores` cores busy."""
     env, kwargs = experiment.environment()
-    if is_url(env):  # simulators run where they are, whatever the topology thinks of workers
+    if is_url(env):  # simulators run elsewhere, whatever workers the topology has
         backend, workers = "auto", experiment.workers
         one_vec = experiment.topology in ("sync", "central_inference")
         kwargs = share_simulators(kwargs, 1 if one_vec else experiment.num_actors)
@@ -84,21 +82,20 @@ def choose_runtime(experiment: Experiment) -> str:
 
 
 Note = Callable[[str, str], None]
-"""Takes the kind of an event, and what happened."""
+"""Called with the kind of an event and its description."""
 OnRollout = Callable[[Trajectory], None]
-"""Is given every trajectory that the learner receives, before it is stored."""
+"""Called with every trajectory that the learner receives, before it is stored."""
 MakeExchange = Callable[[torch.nn.Module, Sequence[ParamGroup]], Exchange]
 """Makes the exchange of a learner from its network and its parameter groups."""
 
 
 class Topology(ABC):
-    """One experiment under way. The learner is here; who acts, and where, is the subclass's business."""
+    """A running experiment. The learner is in this process; subclasses define where acting happens."""
 
     spec: EnvSpec
     episodes: EpisodeStats
-    """Finished episodes."""
     sees_rollouts = True
-    """Whether trajectories come to this process."""
+    """Whether trajectories reach this process."""
 
     def __init__(self, experiment: Experiment, note: Note, on_rollout: OnRollout = lambda trajectory: None):
         self.experiment, self._note, self._on_rollout = experiment, note, on_rollout
@@ -108,7 +105,7 @@ class Topology(ABC):
     def _build_learner(
         self, spec: EnvSpec, others: int = 0, make_exchange: MakeExchange | None = None, precision: str = ""
     ) -> None:
-        """Network, learner and store for environments that look like `spec`; `others` are threads of other parts."""
+        """Build network, learner and store for this `spec`; `others` is the number of threads of other processes."""
         experiment, seed = self.experiment, self.experiment.seed
         self.spec = spec
         self.algo = make_algorithm(experiment, spec)
@@ -128,21 +125,20 @@ class Topology(ABC):
 
     @property
     def progress(self) -> float:
-        """Share of the run's steps that are done."""
+        """Fraction of the run's steps that are done."""
         return min(1.0, self.env_steps / self.experiment.steps)
 
     @property
     def learning_rate(self) -> float:
-        """The current learning rate, of the first parameter group."""
         return next(iter(self.learner.learning_rates(self.progress).values()))
 
     def set_learning_rate(self, value: float) -> None:
-        """Replace the algorithm's schedule by a constant; UserError where learners are in other processes."""
+        """Replace the algorithm's schedule with a constant; UserError where learners are in other processes."""
         self.learner.set_learning_rate(value)
 
     @abstractmethod
     def advance(self) -> dict[str, list[float]]:
-        """One iteration; returns the metrics of its updates. It takes seconds at most, also when nothing happens."""
+        """One iteration; returns the metrics of its updates. It takes seconds at most, even if nothing happens."""
 
     def _learn(self, sample: Sample, metrics: dict[str, list[float]]) -> None:
         for output in self._step(sample):
@@ -155,18 +151,17 @@ class Topology(ABC):
         return self.learner.step(sample, self.progress)
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
-        """The policy as it is now, for evaluation; its randomness is its own."""
+        """The current policy for evaluation, with its own RNG."""
         policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
         set_context(policy, ActContext(self.progress, self.learner.version, self.reward_scale))
         return policy
 
     @property
     def reward_scale(self) -> float | None:
-        """What the rewards that are learned from are of the game's own; None where only the actors know."""
+        """Scale of the rewards used for learning relative to the unscaled ones; None where only the actors know it."""
         return None if self.experiment.normalize_reward else 1.0
 
     def metrics(self) -> dict[str, float]:
-        """Counters of the parts."""
         return {
             "learn/version": float(self.learner.version),
             "learn/skipped": float(self.learner.skipped),
@@ -176,34 +171,33 @@ class Topology(ABC):
 
     @property
     def thread_plan(self) -> str:
-        """Threads of torch and BLAS, part by part."""
+        """Number of torch and BLAS threads, process by process."""
         return f"torch threads {self.threads}"
 
     def parts(self) -> list[dict[str, Any]]:
-        """Name, process and health of the parts that live elsewhere, for `corral top`."""
+        """Name, process and health of the other processes, for `corral top`."""
         return []
 
     @abstractmethod
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
-        """Everything; without `replay`, a replay memory is left out and starts empty on resume."""
+        """The complete state; without `replay`, the replay buffer is omitted and starts empty on resume."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Go on from what `state_dict` gave; returns the environments that could not be restored."""
+        """Resume from `state_dict`; returns the environments that could not be restored."""
 
     @abstractmethod
-    def close(self) -> None:
-        """End everything that belongs to it."""
+    def close(self) -> None: ...
 
 
 def planning_metrics(steps: Iterable[int | None]) -> dict[str, float]:
-    """What planning has cost all who act, in steps of simulators; nothing where nobody plans."""
+    """Simulator steps used for planning; empty if no policy plans."""
     counted = [count for count in steps if count is not None]
     return {"search/simulator_steps": float(sum(counted))} if counted else {}
 
 
 def make_topology(experiment: Experiment, note: Note, on_rollout: OnRollout = lambda trajectory: None) -> Topology:
-    """The topology that an experiment asks for, ready to advance."""
+    """The experiment's topology, ready to advance."""
     if experiment.topology == "sync":
         from corral.topologies.sync import Sync
 

@@ -1,4 +1,4 @@
-"""Workers that act and learn as `sync` does, and share gradients or weights: DPPO, A3C, stale synchronous, gossip."""
+"""Workers that act and learn like `sync`, and exchange gradients or weights: DPPO, A3C, stale synchronous, gossip."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from corral.topologies.base import Note, Topology, choose_runtime, planning_metr
 from corral.topologies.rendezvous import ANSWER_S, RendezvousSetup, make_rendezvous
 from corral.topologies.worker import Worker
 
-_BUILD_S = 300.0  # to build environments and networks everywhere
-_TURN_STEPS = 1024  # of all workers together in a turn, or as many as one round has
-_WORK_S = 3600.0  # for a turn; who is killed or frozen is noticed by the runtime
+_BUILD_S = 300.0  # to build all environments and networks
+_TURN_STEPS = 1024  # of all workers together in a turn, at least one round
+_WORK_S = 3600.0  # for a turn; the runtime detects crashed and frozen workers
 _LOOK_S = 0.5
-_KEEP_S = 1.0  # between looks at the servers' states
+_KEEP_S = 1.0  # between saves of the servers' states
 _TRIES = 5
-_MAX_IN_VAIN = 50  # turns in a row that nobody ended
+_MAX_IN_VAIN = 50  # consecutive turns that no worker finished
 
 
 class DataParallel(Topology):
-    """The learner that is here never learns: it is given the workers' state to evaluate and to save.
+    """The learner in this process never learns: it receives the workers' state for evaluation and checkpoints.
 
-    A turn is some rounds of acting and learning. With `mode=sync` all begin it together; otherwise whoever has ended
-    one begins the next.
+    A turn consists of rounds of acting and learning. With `mode=sync` all workers begin it together; otherwise each
+    begins its next turn when it has finished one.
     """
 
     sees_rollouts = False
@@ -69,9 +69,9 @@ class DataParallel(Topology):
             for k in range(experiment.num_actors)
         ]  # fmt: skip
         self._addresses: dict[SupervisedRole, Value] = {}
-        self._ready: set[SupervisedRole] = set()  # those that are built
-        self._joined: list[SupervisedRole] = []  # those that have met
-        self._apart = True  # somebody waits to be met
+        self._ready: set[SupervisedRole] = set()  # built workers
+        self._joined: list[SupervisedRole] = []  # workers that have joined the exchange
+        self._apart = True  # a role waits to join
         first = self._started(self._workers[:1], experiment.precision)
         self._precision = first["precision"]
         self._started(self._workers[1:], self._precision)
@@ -85,13 +85,13 @@ class DataParallel(Topology):
         self._round_steps = self.algo.fragment_steps(experiment.envs_per_actor) * experiment.envs_per_actor
         self._latest: dict[SupervisedRole, dict[str, Any]] = {}
         self._metrics: dict[str, list[float]] = {}
-        self._pulled = -1  # steps at which the learner here was given the workers' state
+        self._pulled = -1  # steps at which this learner last received the workers' state
         self._kept = time.monotonic()
         self._waiting = False
         self._vain = 0
 
     def _started(self, workers: Sequence[SupervisedRole], precision: str) -> Value:
-        """Wait until these stand."""
+        """Wait until these workers are built."""
         until, answer = time.monotonic() + _BUILD_S, None
         missing = list(workers)
         while missing:
@@ -109,14 +109,12 @@ class DataParallel(Topology):
                 missing.remove(worker)
         return answer
 
-    # -- turns -------------------------------------------------------------------------------------------------
-
     def advance(self) -> dict[str, list[float]]:
-        """Let everybody work, and take in what they did."""
+        """Let the workers act and learn, and collect their results."""
         self._metrics = {}
         if self._must_meet():
             self._meet()
-        if self._apart or self._waiting:  # somebody has to come back first
+        if self._apart or self._waiting:  # a role must return first
             self._end_turns()
             return self._metrics
         in_step = self.experiment.data_parallel.mode == "sync"
@@ -138,7 +136,7 @@ class DataParallel(Topology):
             worker.call("work", self._turn, self.env_steps, size, rounds, self._returns.state_dict())
 
     def _collect(self, workers: list[SupervisedRole], *, everybody: bool) -> None:
-        """Take in the turns of all of them, or of those who have ended theirs."""
+        """Collect the turns of all these workers, or only the finished ones."""
         if not everybody and workers:
             done = self._runtime.wait([worker.calls[0] for worker in workers], _LOOK_S)
             workers = [worker for worker in workers if worker.calls[0] in done]
@@ -159,7 +157,7 @@ class DataParallel(Topology):
             self._returns.merge(new)
         for kind, text in answer["notes"]:
             self._note(kind, f"{worker.name}: {text}")
-        if answer["lost"] is not None:  # it goes on when all have met again
+        if answer["lost"] is not None:  # it continues when all have joined again
             self._apart = True
             self._note("apart", f"{worker.name} did not end its turn: {answer['lost']}")
         self._vain = self._vain + 1 if answer["lost"] is not None else 0
@@ -168,7 +166,7 @@ class DataParallel(Topology):
 
     def _lose(self, member: SupervisedRole, why: str) -> None:
         member.lose(why)
-        if member not in self._workers:  # a server: all meet when it is back
+        if member not in self._workers:  # a server: all join again when it is back
             self._apart = True
             return
         self._ready.discard(member)
@@ -176,10 +174,8 @@ class DataParallel(Topology):
             self._joined.remove(member)
             self._apart |= self._rendezvous.re_form or not self._joined
 
-    # -- meetings ----------------------------------------------------------------------------------------------
-
     def _must_meet(self) -> bool:
-        """Start lost parts again; whether somebody is here who is not one of the crew, or the crew is apart."""
+        """Restart lost roles; whether a rebuilt role has to join, or the group has to form again."""
         self._apart |= self._rendezvous.revive()
         for worker in self._workers:
             if worker.revive():
@@ -211,7 +207,7 @@ class DataParallel(Topology):
         return self._apart and not few
 
     def _meet(self) -> None:
-        """Bring everybody who stands together, with what they have learned so far."""
+        """Join all built workers, with what they have learned so far."""
         for _ in range(_TRIES):
             self._end_turns()
             state = self._joined_state()
@@ -221,14 +217,14 @@ class DataParallel(Topology):
                 self._apart = False
                 return
             if any(not member.alive for member in self._rendezvous.members) or not self._ready:
-                return  # it has to be started first
+                return  # it has to be restarted first
         raise RunFailed(f"The workers did not find each other in {_TRIES} tries: set --actors 1.")
 
     def _end_turns(self) -> None:
         self._collect([worker for worker in self._joined if worker.calls], everybody=True)
 
     def _joined_state(self) -> Value:
-        """What they have learned; what was last known if nobody is left."""
+        """The workers' combined state, or the last known one if none is left."""
         self._end_turns()
         state = self._rendezvous.state(self._joined) if self._joined else None
         if state is not None:
@@ -239,19 +235,15 @@ class DataParallel(Topology):
     def _ask(
         self, members: Sequence[SupervisedRole], method: str, args: Sequence[Sequence[Value]], timeout_s: float
     ) -> dict[SupervisedRole, Value]:
-        """Answers of those who give one; the others are lost."""
+        """Answers of the members that reply in time; the others are marked as lost."""
         for member, own in zip(members, args, strict=True):
             member.call(method, *own)
         return collect(self._runtime, members, timeout_s, self._lose)
 
-    # -- what others see ---------------------------------------------------------------------------------------
-
     def set_learning_rate(self, value: float) -> None:
-        """Workers learn, each by the algorithm's schedule."""
         raise UserError("The learning rate cannot be changed in data_parallel, where workers learn.")
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
-        """The policy that they have learned so far."""
         self._pull()
         return super().eval_policy(deterministic=deterministic, seed=seed)
 
@@ -261,13 +253,12 @@ class DataParallel(Topology):
             self._pulled = self.env_steps
 
     def metrics(self) -> dict[str, float]:
-        """Counters of the parts."""
         latest = list(self._latest.values())
         exchange: dict[str, list[float]] = {}
         for answer in latest:
             for name, value in answer["exchange"].items():
                 exchange.setdefault(name, []).append(value)
-        # In a reduction all leave out the same updates.
+        # All members of a reduction skip the same updates.
         _all = partial(max, default=0) if self._rendezvous.re_form else sum
         return {
             "learn/version": float(max((answer["version"] for answer in latest), default=0)),
@@ -283,18 +274,17 @@ class DataParallel(Topology):
 
     @property
     def thread_plan(self) -> str:
-        """One thread for each part."""
+        """One thread per process."""
         if not self._runtime.here:
             return f"1 CPU of the cluster for each of {self._parts} parts"
         plan = f"torch threads 1 for each of {self._parts} parts, on {cores()} cores"
         return plan if self._parts <= cores() else f"{plan}: they share them"
 
     def parts(self) -> list[dict[str, Any]]:
-        """Workers and servers."""
         return [member.facts() for member in (*self._workers, *self._rendezvous.members)]
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
-        """What the workers have learned, and counters; environments and replay are not part of it."""
+        """The workers' learned state and counters, without environments and replay buffers."""
         self._pull()
         return {
             "env_steps": self.env_steps,
@@ -304,7 +294,7 @@ class DataParallel(Topology):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Go on from there; every environment starts a new episode."""
+        """Resume; every environment starts a new episode."""
         self.env_steps = self._pulled = state["env_steps"]
         self.learner.load_state_dict(state["learner"])
         self.episodes.load_state_dict(state["episodes"])
@@ -313,7 +303,6 @@ class DataParallel(Topology):
         return list(range(self.experiment.num_envs))
 
     def close(self) -> None:
-        """End everybody."""
         self._runtime.close()
 
 

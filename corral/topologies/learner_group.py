@@ -1,4 +1,4 @@
-"""Learners beside the first: each learns from its share of every batch, and all make every update together."""
+"""Several learners: each learns from its share of every batch, and all make every update together."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from corral.runtimes.base import Mailbox, MakeRole, Runtime
 from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.base import Note, build_model, make_algorithm
 
-_TOGETHER_S = 600.0  # for everybody to come to an update; who is killed is noticed at once
+_TOGETHER_S = 600.0  # for all to reach an update; crashed learners are detected at once
 _BUILD_S = 300.0
-_ANSWER_S = 60.0  # after an update that everybody has made, or that has failed for everybody
+_ANSWER_S = 60.0  # after an update that all have made, or that has failed for all
 _TRIES = 5
 Batch = Trajectory | Transitions | Positions
 
 
 class PeerLearner:
-    """The role of a learner that is not the first."""
+    """The role of a learner other than the first."""
 
     def __init__(
         self, experiment: Experiment, spec: Value, precision: Precision, index: int, start: int, mailbox: Mailbox
@@ -45,15 +45,15 @@ class PeerLearner:
         set_threads(1, model)
         order = torch.Generator().manual_seed(seeding.part_seed(experiment.seed, "train", "learning", index, start))
         self._exchange = AllReduce()
-        # What is not finite is so for everybody, and the first learner says it.
+        # A non-finite value is so for all learners; the first one reports it.
         self._learner = Learner(algo, model, order, precision, self._exchange)
 
     def ready(self) -> Value:
-        """Answers once it is built."""
+        """Returns once the role is built."""
         return True
 
     def load(self, state: Value) -> Value:
-        """Take over the first learner's state, but for the order in which to go through a batch."""
+        """Load the first learner's state, except the RNG that orders minibatches."""
         order = self._learner.state_dict()["rng"]
         self._learner.load_state_dict({**to_tensors(state), "rng": order})
         return True
@@ -67,7 +67,7 @@ class PeerLearner:
         return True
 
     def learn(self, batch: Value, progress: float) -> Value:
-        """Make the updates of a batch with the others: whether all were made, and priorities of its transitions."""
+        """Make a batch's updates with the others: whether all were made, and priorities of its transitions."""
         try:
             outputs = self._learner.step(Sample(unpack_batch(batch, self._spec)), progress)
         except PeerLost:
@@ -76,15 +76,14 @@ class PeerLearner:
         return {"whole": True, "priorities": None if priorities is None else to_numpy(priorities)}
 
     def close(self) -> None:
-        """Leave the others."""
         self._exchange.leave()
 
 
 class LearnerGroup:
-    """The first learner, which is here, and its peers.
+    """The first learner, in this process, and its peers.
 
-    When one is lost, the rest of the batch is left out, and the others go on with the first learner's state; it is
-    taken in again when it is back.
+    If a peer crashes, the rest of the batch is dropped and the others continue with the first learner's state; the peer
+    rejoins after its restart.
     """
 
     def __init__(
@@ -94,9 +93,9 @@ class LearnerGroup:
         self._learner, self._exchange, self._spec, self._runtime = learner, exchange, spec, runtime
         self._store = open_store(runtime.host)
         self._meetings = 0
-        self._together: list[SupervisedRole] | None = None  # peers of the group that stands
+        self._together: list[SupervisedRole] | None = None  # peers in the current group
         self.left_out = 0
-        """Batches that were not learned from to their end."""
+        """Batches dropped because a learner crashed."""
         self.members = [
             SupervisedRole(
                 runtime, f"learner {k}", partial(_make_peer, experiment, spec.to_json(), precision, k), note,
@@ -108,7 +107,7 @@ class LearnerGroup:
             member.call("ready")
 
     def step(self, sample: Sample, progress: float) -> list[LossOutput]:
-        """Learn from a batch, everybody from a share of the same size."""
+        """Learn from a batch, each learner from a share of the same size."""
         if self._newcomers() or self._together is None:
             self._meet()
         assert self._together is not None
@@ -132,7 +131,6 @@ class LearnerGroup:
         return outputs
 
     def metrics(self) -> dict[str, float]:
-        """Counters."""
         return {
             "learners/alive": 1.0 + sum(member.alive for member in self.members),
             "learners/restarts": float(sum(member.restarts for member in self.members)),
@@ -140,14 +138,14 @@ class LearnerGroup:
         }
 
     def part(self) -> None:
-        """Leave the group; before the next update all meet again, and take over the first learner's state."""
-        self._exchange.leave()  # whoever waits for us in an update notices
+        """Leave the group; before the next update all join again and load the first learner's state."""
+        self._exchange.leave()  # unblocks learners that wait for this one
         if self._together is not None:
             self._collect([member for member in self._together if member.calls], _ANSWER_S)
         self._together = None
 
     def _newcomers(self) -> bool:
-        """Start lost peers again; whether one of those is built by now. Nobody else owes an answer between updates."""
+        """Restart lost peers; whether one of them is built by now. No other calls are pending between updates."""
         for member in self.members:
             if member.revive():
                 member.call("ready")
@@ -155,10 +153,10 @@ class LearnerGroup:
         if self._meetings and coming:
             self._runtime.wait([member.calls[0] for member in coming], 0.0)
             coming = [member for member in coming if member.calls[0].done]
-        return bool(self._collect(coming, _BUILD_S))  # at the start all are waited for
+        return bool(self._collect(coming, _BUILD_S))  # the first time, wait for all
 
     def _meet(self) -> None:
-        """Bring everybody who is built together; who does not come is lost."""
+        """Join all built peers; those that do not come are marked as lost."""
         for _ in range(_TRIES):
             self.part()
             here = [member for member in self.members if member.alive and not member.calls]
@@ -184,7 +182,7 @@ class LearnerGroup:
         raise RunFailed(f"The learners did not find each other in {_TRIES} tries: set learners=1.")
 
     def _collect(self, members: Sequence[SupervisedRole], timeout_s: float) -> list[Any]:
-        """Answers of those who give one; the others are lost."""
+        """Answers of the members that reply in time; the others are marked as lost."""
         return list(collect(self._runtime, members, timeout_s, SupervisedRole.lose).values())
 
 
@@ -193,7 +191,7 @@ def _make_peer(experiment: Experiment, spec: Value, precision: Precision, index:
 
 
 def _split(batch: Batch, parts: int) -> list[Any]:
-    """Shares of the same size; what is left over is left out."""
+    """Shares of equal size; the remainder is dropped."""
     if isinstance(batch, Trajectory):
         size = batch.shape[1] // parts
         return [slice_envs(batch, np.arange(k * size, (k + 1) * size)) for k in range(parts)]

@@ -1,4 +1,4 @@
-"""How workers of each exchange find each other, and what their state is as a whole."""
+"""How the workers of each exchange find each other, and their combined state."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from corral.runtimes.base import Mailbox, MakeRole, Runtime
 from corral.runtimes.supervised_role import SupervisedRole
 from corral.topologies.base import Note, build_model, make_algorithm
 
-# For everybody to come to an update: as long as a slow simulator may take, many times a step's deadline. Who is killed
-# is noticed at once by its connection, who is frozen by the runtime.
+# Timeout of an update: as long as a slow simulator may take, many times a step's deadline. A crashed worker is noticed
+# at once by its connection, a frozen one by the runtime.
 TOGETHER_S = 600.0
 MEET_S = 120.0  # to join a group
 ANSWER_S = 60.0
 
 Ask = Callable[[Sequence[SupervisedRole], str, Sequence[Sequence[Value]], float], dict[SupervisedRole, Value]]
-"""Calls a method of several members with arguments of their own, and waits; who does not answer is lost."""
+"""Calls a method of several members, each with its own arguments, and waits; those without an answer are lost."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ class Rendezvous(Protocol):
     """What is different about an exchange, seen from the run. Made from a `RendezvousSetup`."""
 
     members: list[SupervisedRole]
-    """Parts besides the workers."""
+    """Roles besides the workers."""
     re_form: bool
-    """Whether the others must meet again when one of them is lost."""
+    """Whether the others must join again when one of them is lost."""
 
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
-        """Bring these together, with this state where they need one; False when somebody did not come."""
+        """Join these workers, with this state where they need one; False if a worker did not come."""
 
     def state(self, workers: list[SupervisedRole]) -> Value | None:
-        """What all of them have learned; None when nobody is left to ask."""
+        """The workers' combined state; None if none is left."""
 
     def keep(self) -> None:
         """Remember the state of what is not in the workers, for when it is lost; called every few seconds."""
@@ -75,12 +75,11 @@ class Rendezvous(Protocol):
     def revive(self) -> bool:
         """Start lost processes again; True when one was, and all have to meet."""
 
-    def metrics(self) -> dict[str, float]:
-        """What they tell."""
+    def metrics(self) -> dict[str, float]: ...
 
 
 class AllReduceRendezvous:
-    """Everybody has the same state, and meets at a store that is here."""
+    """All workers have the same state, and join at a store in this process."""
 
     re_form = True
 
@@ -91,7 +90,7 @@ class AllReduceRendezvous:
         self._meetings = 0
 
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
-        """All take over the same state, and join a new group."""
+        """Load the same state into all workers and join them into a new group."""
         loaded = self._ask(workers, "load", [[state]] * len(workers), ANSWER_S)
         if len(loaded) < len(workers):
             return False
@@ -103,8 +102,8 @@ class AllReduceRendezvous:
         return len(joined) == len(workers) and all(answer is None for answer in joined.values())
 
     def state(self, workers: list[SupervisedRole]) -> Value | None:
-        """That of the first who answers."""
-        for member in list(workers):  # who does not answer is taken out
+        """The state of the first worker that answers."""
+        for member in list(workers):  # workers without an answer are removed
             if answer := self._ask([member], "state", [[]], ANSWER_S):
                 return answer[member]
         return None
@@ -117,12 +116,11 @@ class AllReduceRendezvous:
         return False
 
     def metrics(self) -> dict[str, float]:
-        """Nothing."""
         return {}
 
 
 class GossipRendezvous:
-    """Everybody has its own state; as a whole they have its mean."""
+    """Each worker has its own state; the combined state is their mean."""
 
     re_form = False
 
@@ -132,7 +130,7 @@ class GossipRendezvous:
         self._distance = 0.0
 
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
-        """Newcomers take over the mean; then all know all."""
+        """New workers load the mean; then all get the addresses of all."""
         new = [member for member in workers if (member, member.restarts) not in self._met]
         loaded = self._ask(new, "load", [[state]] * len(new), ANSWER_S)
         self._met |= {(member, member.restarts) for member in loaded}
@@ -144,7 +142,6 @@ class GossipRendezvous:
         return len(joined) == len(workers)
 
     def state(self, workers: list[SupervisedRole]) -> Value | None:
-        """The mean."""
         states = list(self._ask(workers, "state", [[]] * len(workers), ANSWER_S).values())
         if not states:
             return None
@@ -160,23 +157,23 @@ class GossipRendezvous:
         return False
 
     def metrics(self) -> dict[str, float]:
-        """How far the one who is furthest is from the mean, at the last look."""
+        """The largest distance of a worker from the mean, as last measured."""
         return {"exchange/consensus_distance": self._distance}
 
 
 def _distance(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """Between the weights of two networks, relative to the size of the second's."""
+    """Distance between the weights of two networks, relative to the norm of the second."""
     names = [name for name, value in other.items() if value.dtype == np.float32]  # statistics are float64
     apart = sum(float(np.square(one[name] - other[name], dtype=np.float64).sum()) for name in names)
     size = sum(float(np.square(other[name], dtype=np.float64).sum()) for name in names)
     return float(np.sqrt(apart / max(size, 1e-24)))
 
 
-# Parameter servers of a run: parts of their own, which the workers find, and which go on from their last state.
-
-
 class ServerRendezvous:
-    """The servers have the weights and the optimizer; what else there is of a network is any worker's."""
+    """Parameter servers in their own processes, which resume from their last state.
+
+    The servers hold the weights and the optimizer; the rest of the learner's state is taken from any worker.
+    """
 
     re_form = False
 
@@ -191,15 +188,15 @@ class ServerRendezvous:
         count = len(self.members)
         of_groups = [server_slices(group.where, count) for group in setup.learner.flat.groups]
         self._slices = [[parts[k] for parts in of_groups] for k in range(count)]
-        """Of each server, its part of every group in the flat weights."""
-        self._last: list[Value] = [None] * len(self.members)  # states to start again from
-        self._empty = set(self.members)  # those that have no state yet
+        """Each server's slices of the flat weights, one per group."""
+        self._last: list[Value] = [None] * len(self.members)  # states to restart from
+        self._empty = set(self.members)  # servers without a state
         self._addresses: dict[SupervisedRole, Value] = {}
         self._told: dict[str, float] = {}
-        self._met: set[tuple[SupervisedRole, int]] = set()  # workers, and which start of theirs
+        self._met: set[tuple[SupervisedRole, int]] = set()  # workers, with their number of restarts
 
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
-        """Servers without a state get one; workers take over the rest, and connect."""
+        """Servers without a state get one; new workers load the state, and all connect."""
         if any(not server.alive for server in self.members):
             return False
         self._split_state(state)
@@ -210,7 +207,7 @@ class ServerRendezvous:
                 return False
             self._addresses[server] = answer[server]
             self._empty.discard(server)
-        # The others keep their statistics: moments that are on their way to them are not in anybody else's.
+        # The other workers keep their statistics: moments in flight to them are nowhere else.
         new = [member for member in workers if (member, member.restarts) not in self._met]
         loaded = self._ask(new, "load", [[state]] * len(new), ANSWER_S)
         self._met |= {(member, member.restarts) for member in loaded}
@@ -220,11 +217,11 @@ class ServerRendezvous:
         joined = self._ask(workers, "meet", [where] * len(workers), MEET_S)
         if len(joined) == len(workers) and all(answer is None for answer in joined.values()):
             return True
-        self.keep()  # a server that is gone is noticed, and started again
+        self.keep()  # detects and restarts a lost server
         return False
 
     def _split_state(self, state: Value) -> None:
-        """Cut the state of a whole learner into those of servers that have never had one."""
+        """Split a learner's state into states for servers that never had one."""
         self._learner.load_state_dict({**to_tensors(state), "rng": self._learner.state_dict()["rng"]})
         weights = self._learner.flat.weights.detach().cpu().numpy()
         optimizers = self._learner.split_optimizer(state["optimizer"])
@@ -240,9 +237,9 @@ class ServerRendezvous:
                 }
 
     def state(self, workers: list[SupervisedRole]) -> Value | None:
-        """A worker's, with the servers' weights and optimizer."""
+        """A worker's state with the servers' weights and optimizer."""
         self.keep()
-        for member in list(workers):  # who does not answer is taken out
+        for member in list(workers):  # workers without an answer are removed
             if answer := self._ask([member], "state", [[]], ANSWER_S):
                 return self._whole(answer[member])
         return None
@@ -266,7 +263,7 @@ class ServerRendezvous:
         return {**whole, "optimizer": optimizer, "version": self._last[0]["version"], "skipped": state["skipped"]}
 
     def keep(self) -> None:
-        """Remember the servers' states, for when one is lost, and what they tell."""
+        """Save the servers' states, in case one crashes, and their metrics."""
         standing = [server for server in self.members if server.alive and server not in self._empty]
         told = self._ask(standing, "tell", [[]] * len(standing), ANSWER_S)
         for server, (state, metrics) in told.items():
@@ -274,18 +271,18 @@ class ServerRendezvous:
             self._told = {**metrics, "learn/version": float(state["version"])}
 
     def revive(self) -> bool:
-        """Start lost servers again; each goes on from what was last known of it."""
+        """Restart lost servers, each from its last known state."""
         started = [server for server in self.members if server.revive()]
         self._empty |= {server for server in self.members if not server.alive} | set(started)
         return bool(started)
 
     def metrics(self) -> dict[str, float]:
-        """How stale gradients were, of the last server that was asked."""
+        """Staleness of gradients at the last server asked."""
         return self._told
 
 
 def _cut(optimizer: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """The state of an optimizer for a part of its weights."""
+    """The optimizer state for a slice of its weights."""
     return {
         name: value[start:stop] if isinstance(value, np.ndarray) and value.ndim else value
         for name, value in optimizer.items()
@@ -293,7 +290,7 @@ def _cut(optimizer: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
 
 
 def _joined(optimizers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The state of an optimizer from those of its parts."""
+    """The optimizer state from those of its slices."""
     return {
         name: np.concatenate([part[name] for part in optimizers])
         if isinstance(value, np.ndarray) and value.ndim else value
@@ -302,7 +299,7 @@ def _joined(optimizers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class ServerRole:
-    """A parameter server in a part of its own."""
+    """A parameter server in its own process."""
 
     def __init__(
         self, experiment: Experiment, spec: Value, host: str, secret: bytes, index: int, mailbox: Mailbox
@@ -324,19 +321,17 @@ class ServerRole:
         self._server: ParamServerProcess | None = None
 
     def open(self, state: Value) -> Value:
-        """Serve from this state on; where."""
+        """Serve from this state; returns the address."""
         if self._server is None:
             self._server = self._make()
         self._server.load(state)
         return [self._address, self._server.port]
 
     def tell(self) -> Value:
-        """State and metrics."""
         assert self._server is not None
         return [self._server.state(), self._server.metrics()]
 
     def close(self) -> None:
-        """Let everybody go."""
         if self._server is not None:
             self._server.close()
 

@@ -1,4 +1,4 @@
-"""A replay memory in parts of its own: each has its environments, and batches come from whichever part owes one."""
+"""A replay buffer in several processes: each stores its environments' data, and batches come from any that has one."""
 
 from __future__ import annotations
 
@@ -21,41 +21,38 @@ from corral.data.store import START, Store, StoreContext, make_store
 from corral.runtimes.base import Mailbox, MakeRole, RoleLost, Runtime
 from corral.runtimes.supervised_role import SupervisedRole
 
-_AHEAD = 2  # batches that are fetched before they are needed
-_MAX_PUTS = 4  # fragments on their way to a shard
+_AHEAD = 2  # batches fetched in advance
+_MAX_PUTS = 4  # fragments in flight to a shard
 _STATE_S = 300.0  # to save or load a shard
 
 
 class Shard:
-    """The role that keeps a part of the replay memory."""
+    """The role that holds one shard of the replay buffer."""
 
     def __init__(self, spec: dict[str, Any], data: dict[str, Any], num_envs: int, seed: int, mailbox: Mailbox):
         self._spec = EnvSpec.from_json(spec)
-        self._store: Any = make_store(self._spec, DataSpec(**data), num_envs, seed)  # one that has a limiter
+        self._store: Any = make_store(self._spec, DataSpec(**data), num_envs, seed)  # a store with a rate limiter
 
     def put(self, traj: Value, priorities: Value, progress: float, reward_scale: float) -> Value:
-        """Take in a fragment; says how it stands."""
+        """Store a fragment; returns the shard's status."""
         self._store.put(unpack(traj, self._spec), priorities, StoreContext(progress, reward_scale))
         return self._standing()
 
     def get(self) -> Value:
-        """A batch, if one is owed."""
+        """A batch, if one is due."""
         if not self._store.ready():
             return {"batch": None, **self._standing()}
         sample = self._store.get()
         return {"batch": pack(sample.batch, self._spec), "keys": sample.keys, **self._standing()}
 
     def feedback(self, keys: Array, priorities: Array) -> Value:
-        """Set priorities."""
         self._store.feedback(keys, priorities)
         return None
 
     def state_dict(self) -> Value:
-        """Everything, as it is now."""
         return copy.deepcopy(self._store.state_dict())
 
     def load_state_dict(self, state: Value) -> Value:
-        """Go on from there."""
         self._store.load_state_dict(state)
         return self._standing()
 
@@ -69,7 +66,7 @@ class Shard:
 
 
 class ShardedStore(Store):
-    """A replay store whose memory is elsewhere. A shard that is lost comes back empty; the others go on meanwhile."""
+    """A replay store made of remote shards. A lost shard restarts empty; the others continue meanwhile."""
 
     def __init__(
         self, runtime: Runtime, spec: EnvSpec, data: DataSpec, num_envs: int, shards: int, seed: int,
@@ -87,17 +84,17 @@ class ShardedStore(Store):
             for k in range(shards)
         ]  # fmt: skip
         self._standing: list[dict[str, Any]] = [{} for _ in range(shards)]
-        self._lost_counts = np.zeros(2, np.int64)  # of shards that are no more
-        self._ready: deque[tuple[int, int, Value]] = deque()  # shard, how often it was started, its answer
+        self._lost_counts = np.zeros(2, np.int64)  # of shards that were lost
+        self._ready: deque[tuple[int, int, Value]] = deque()  # shard, its number of starts, its answer
         self._keys: deque[tuple[int, int]] = deque(maxlen=64)
 
     @property
     def members(self) -> list[SupervisedRole]:
-        """The roles, for whoever watches them."""
+        """The roles, for supervision."""
         return self._shards
 
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
-        """Send every environment to its shard, always the same: n-step windows go from one fragment to the next."""
+        """Send each environment's data always to the same shard: n-step windows span fragments."""
         owner = traj.env_id % len(self._shards)
         for k, member in enumerate(self._shards):
             columns = np.flatnonzero(owner == k)
@@ -116,12 +113,12 @@ class ShardedStore(Store):
         )
 
     def ready(self) -> bool:
-        """Whether a batch is here."""
+        """Whether a batch has arrived."""
         self._pump(0.0)
         return bool(self._ready)
 
     def get(self) -> Sample:
-        """The batch that came first."""
+        """The batch that arrived first."""
         if not self._ready:
             raise RunFailed("No batch has come from a shard: ask ready() before get().")
         shard, start, answer = self._ready.popleft()
@@ -130,14 +127,14 @@ class ShardedStore(Store):
         return Sample(unpack_batch(answer["batch"], self._spec), answer["keys"])
 
     def feedback(self, keys: Array | None, priorities: Array) -> None:
-        """Tell the shard that the last batch came from."""
+        """Send priorities to the shard of the last batch."""
         shard, start = self._keys[-1]
         member = self._shards[shard]
         if keys is not None and member.alive and member.restarts == start:
             member.call("feedback", np.asarray(keys), np.asarray(priorities))
 
     def _pump(self, timeout_s: float) -> None:
-        """Take in answers, start lost shards again, and ask for batches that are owed."""
+        """Receive answers, restart lost shards, and request batches that are due."""
         calls = [member.calls[0] for member in self._shards if member.calls]
         if calls:
             self._runtime.wait(calls, timeout_s)
@@ -165,7 +162,6 @@ class ShardedStore(Store):
             self._ready.append((shard, self._shards[shard].restarts, answer))
 
     def metrics(self) -> dict[str, float]:
-        """Sizes and counts over all shards."""
         counts = np.array([standing.get("counts", [0, 0, 0]) for standing in self._standing]).sum(0)
         return {
             "store/size": float(counts[2]),
@@ -175,11 +171,10 @@ class ShardedStore(Store):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The shards' states; a shard that is lost has none."""
+        """The shards' states; None for a lost shard."""
         return {"shards": {str(k): self._ask(k, "state_dict") for k in range(len(self._shards))}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give the shards their states back."""
         if len(state["shards"]) != len(self._shards):
             raise RunFailed(f"This run had {len(state['shards'])} replay shards; resume it with as many.")
         for k in range(len(self._shards)):
@@ -187,7 +182,7 @@ class ShardedStore(Store):
                 self._standing[k] = self._ask(k, "load_state_dict", state["shards"][str(k)]) or {}
 
     def _ask(self, shard: int, method: str, *args: Value) -> Value:
-        """Wait for the answer to a call, after those before it; None when the shard is lost."""
+        """Wait for the answer to a call, after earlier ones; None if the shard is lost."""
         member, until = self._shards[shard], time.monotonic() + _STATE_S
         if not member.alive:
             return None

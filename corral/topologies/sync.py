@@ -19,9 +19,9 @@ from corral.topologies.base import MakeExchange, Note, OnRollout, Topology, make
 
 
 class Sync(Topology):
-    """One experiment in the `sync` topology. `advance` is one turn; everything that it goes on from is in `state_dict`.
+    """One experiment in the `sync` topology. `advance` is one turn; `state_dict` has everything to resume from.
 
-    On one machine a run is then the same however often it was stopped and resumed.
+    On one machine a run is the same however often it was stopped and resumed.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Sync(Topology):
             experiment, experiment.num_envs, experiment.seed, experiment.backend, experiment.workers, cores
         )
         self._shared_progress: tuple[int, int] | None = None
-        self._rows = 0  # steps since it became one of several
+        self._rows = 0  # steps since it became one of several workers
         self.vec.record_episodes()
-        if self.vec.chosen is not None:  # another time `auto` might choose another, and random numbers differ with it
+        if self.vec.chosen is not None:  # `auto` might choose another next time, which changes random numbers
             chosen: dict[str, Any] = dict(zip(("backend", "workers"), self.vec.chosen, strict=True))
             self.experiment = replace(experiment, **chosen)
         try:
@@ -54,13 +54,14 @@ class Sync(Topology):
         self._rollouts: Iterator[Any] | None = None
 
     def join_in(self, base: int, num_workers: int) -> None:
-        """From now on it is one of `num_workers` that have made `base` steps together, and go on in step."""
+        """Become one of `num_workers` that have made `base` steps together and continue in step."""
         self._shared_progress, self._rows = (base, num_workers), 0
 
     @property
     def progress(self) -> float:
-        """Share of the run's steps that are done. One of several counts for all, also what was faulty: rates of
-        learning are then the same everywhere.
+        """Fraction of the run's steps that are done.
+
+        A worker counts for all, faulty steps included: all workers then have the same learning rate.
         """
         if self._shared_progress is None:
             return super().progress
@@ -69,16 +70,16 @@ class Sync(Topology):
 
     @property
     def reward_scale(self) -> float | None:
-        """What the rewards that are learned from are of the game's own."""
+        """Scale of the rewards used for learning relative to the unscaled ones."""
         return self.vec.learning_scale if isinstance(self.vec, NormalizedVecEnv) else 1.0
 
     def advance(self) -> dict[str, list[float]]:
-        """Act for a fragment, then learn while the store gives batches."""
+        """Act for a fragment, then learn while the store has batches."""
         steps, envs = self.algo.fragment_steps(self.experiment.num_envs), self.experiment.num_envs
         if self._rollouts is None:
             self._rollouts = self.sampler.rollouts(steps)
         self.sampler.set_context(ActContext(self.progress, self.learner.version, self.reward_scale))
-        # One of several without room waits for others, who make every update with it and have less than that takes.
+        # A worker without room waits for others that share its updates and have less data than an update needs.
         traj = next(self._rollouts) if self._shared_progress is None or self.store.room() else None
         self._rows += steps * envs
         if traj is not None:
@@ -91,18 +92,17 @@ class Sync(Topology):
         return metrics
 
     def _ready(self) -> bool:
-        """Whether there is data for an update; sequences of all environments, used once, come to all workers alike."""
+        """Whether there is data for an update; batches of one fragment each are ready in all workers alike."""
         data, ready = self.algo.data, self.store.ready()
         alike = data.unit == "sequence" and data.reuse == "once" and data.batch_size == self.experiment.num_envs
         return ready if alike else self.learner.agree(ready)
 
     def metrics(self) -> dict[str, float]:
-        """Counters of the parts."""
         found = {**super().metrics(), "env/restarts": float(self.vec.restarts)}
         return found | planning_metrics([simulator_steps(self.policy)])
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
-        """Everything; without `replay`, the store is left out and starts empty on resume."""
+        """The complete state; without `replay`, the store is omitted and starts empty on resume."""
         return {
             "env_steps": self.env_steps,
             "learner": self.learner.state_dict(),
@@ -112,7 +112,7 @@ class Sync(Topology):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Go on from what `state_dict` gave; returns the environments that could not be restored."""
+        """Resume from `state_dict`; returns the environments that could not be restored."""
         self.env_steps = state["env_steps"]
         self.learner.load_state_dict(state["learner"])
         self._rng.bit_generator.state = state["acting_rng"]
@@ -121,7 +121,6 @@ class Sync(Topology):
         return self.sampler.load_state_dict(state["sampler"])
 
     def close(self) -> None:
-        """Close the environments."""
         if self._rollouts is not None:
             with contextlib.suppress(ValueError):
                 self._rollouts.close()  # type: ignore[attr-defined]

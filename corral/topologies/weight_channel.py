@@ -1,4 +1,4 @@
-"""When actors get new weights."""
+"""Sends new weights to actors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from corral.runtimes.supervised_role import SupervisedRole
 
 
 class WeightChannel:
-    """Newest weights to whoever should have them.
+    """Sends the newest weights to the actors that need them.
 
-    `sync`: everyone gets every version, and nobody acts meanwhile. `async`: whoever asks gets the newest. `lag`: only
-    actors that are more than `lag` versions behind.
+    `sync`: all get every version, and none acts meanwhile. `async`: an actor that asks gets the newest. `lag`: only
+    actors more than `lag` versions behind.
     """
 
     def __init__(self, learner: Learner, runtime: Runtime, lag: int):
@@ -28,7 +28,7 @@ class WeightChannel:
         self.sends = 0
 
     def offer(self, member: SupervisedRole) -> None:
-        """Give a member the newest weights if it should have them now."""
+        """Send a member the newest weights if it needs them now."""
         newest = self._learner.version
         if member not in self._sent or newest - self._sent[member] > self._lag:
             member.tell("weights", self._newest())
@@ -36,11 +36,11 @@ class WeightChannel:
             self.sends += 1
 
     def forget(self, member: SupervisedRole) -> None:
-        """It was started anew and has none."""
+        """The member was restarted and has no weights."""
         self._sent.pop(member, None)
 
     def version(self, member: SupervisedRole) -> int:
-        """What a member was last given."""
+        """The version last sent to a member."""
         return self._sent.get(member, -1)
 
     def _newest(self) -> Value:
@@ -58,7 +58,7 @@ class WeightChannel:
 
 
 def weights_mode(experiment: Experiment, max_lag: int | None) -> str:
-    """`sync`, `async` or `lag`; UserError where the algorithm cannot learn that way."""
+    """`sync`, `async` or `lag`; UserError if the algorithm does not support it."""
     wanted = experiment.actor_learner.weight_sync.partition(":")[0]
     if wanted == "auto":
         return "sync" if max_lag == 0 else "async"

@@ -1,4 +1,4 @@
-"""The role that acts and learns, as the topology `sync` does, and shares what it learns with others like it."""
+"""The role that acts and learns like the topology `sync`, and exchanges gradients or weights with other workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from corral.topologies.sync import Sync
 
 
 class Worker:
-    """One of several. The first draws the same random numbers as `sync` does; each start of another has its own."""
+    """One of several workers. The first draws the same random numbers as `sync`; other starts have their own seeds."""
 
     def __init__(self, experiment: Experiment, index: int, start: int, host: str, secret: bytes, mailbox: Mailbox):
         seed = experiment.seed
@@ -40,10 +40,10 @@ class Worker:
             num_envs=experiment.envs_per_actor, seed=seed, torch_threads=experiment.torch_threads or 1,
         )  # fmt: skip
         self._notes: list[list[str]] = []
-        self._told = 0  # finished games that were reported
+        self._told = 0  # finished episodes reported so far
 
     def build(self, precision: str) -> Value:
-        """Environments, network and exchange: what they look like, and where the others reach it."""
+        """Build environments, network and exchange; returns their specification, precision and address."""
         self._exchange: Joint
 
         def exchange(model: nn.Module, groups: Sequence[ParamGroup]) -> Joint:
@@ -62,22 +62,21 @@ class Worker:
         }
 
     def load(self, state: Value) -> Value:
-        """Take over a learner's state, but for the order in which to go through a batch."""
+        """Load a learner's state, except the RNG that orders minibatches."""
         order = self._sync.learner.state_dict()["rng"]
         self._sync.learner.load_state_dict({**to_tensors(state), "rng": order})
         return True
 
     def go_on(self, steps: int) -> Value:
-        """The run goes on from a checkpoint at so many steps: with other episodes than those of its beginning."""
+        """Resume from a checkpoint at this step: with new episodes instead of those of the start."""
         self._sync.vec.reset(seeding.part_seed(self._seed, "train", "actor", 0, steps))
         return True
 
     def state(self) -> Value:
-        """The learner's state."""
         return to_arrays(self._sync.learner.state_dict())
 
     def meet(self, *where: Value) -> Value:
-        """Join the others; why that was not to be, None when they came."""
+        """Join the others; the reason for a failure, or None."""
         try:
             self._exchange.join(*where)
         except PeerLost as lost:
@@ -85,7 +84,7 @@ class Worker:
         return None
 
     def work(self, turn: int, base: int, num_workers: int, rounds: int, returns: Value) -> Value:
-        """Act and learn some rounds, one of `num_workers` that have made `base` steps; `returns` are their moments."""
+        """Act and learn for some rounds; the `num_workers` have made `base` steps, and `returns` are their moments."""
         sync, metrics, lost = self._sync, dict[str, list[float]](), None
         known = self._returns()
         if known is not None and (num_workers > 1 or not known.count):
@@ -116,7 +115,6 @@ class Worker:
         }
 
     def close(self) -> None:
-        """Leave the others, and close the environments."""
         if hasattr(self, "_exchange"):
             getattr(self._exchange, "close", self._exchange.leave)()
         if hasattr(self, "_sync"):

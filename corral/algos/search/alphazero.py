@@ -1,12 +1,12 @@
-"""AlphaZero (Silver et al. 2018): a search plays against itself, and the network learns what it found and who won.
+"""AlphaZero (Silver et al. 2018): self-play with search; the network learns the search's policy and the result.
 
-    L = CE(pi_search, pi) + c_v (z - V)^2,   weights decaying
+    L = CE(pi_search, pi) + c_v (z - V)^2,   with weight decay
 
-over positions of whole games, sampled uniformly from the last ones; z is the game's result for the player to move. The
-search is the one that plays afterwards: by default Gumbel's (Danihelka et al. 2022), which learns from few simulations.
-Moves that got a full search are policy targets; with `fast_simulations` the others get a fast one without noise, and
+over positions of whole games, sampled uniformly from the replay buffer; z is the game's result for the player to move.
+The search is also the one used for playing: by default Gumbel's (Danihelka et al. 2022), which needs few simulations.
+Moves with a full search are policy targets; with `fast_simulations` the others get a fast search without noise, and
 only their result counts (Wu 2020, playout cap randomization). Fractions of the games, which may be schedules, are
-played against past selves and scripted players; of the moves of those only the results are learned from.
+played against past selves and scripted players, whose moves are used for their results only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from corral.planning.action_set import Choices, choose_action_set
 from corral.planning.planner import SearchConfig
 from corral.planning.search_policy import Search
 
-_FRAGMENT_STEPS = 8  # moves of each environment between two looks at the store
+_FRAGMENT_STEPS = 8  # moves of each environment per fragment
 _WEIGHT_DECAY = 1e-4
 
 
@@ -131,27 +131,25 @@ class AlphaZero(Algorithm):
         )  # fmt: skip
 
     def fragment_steps(self, num_envs: int) -> int:
-        """Moves between two looks at the store."""
         return _FRAGMENT_STEPS
 
     def build_model(self) -> ActorCritic:
-        """Policy and value of who is to move."""
         return ActorCritic(self.spec, self.config.net)
 
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        """A search against itself and others; or one that plays as well as it can."""
+        """Self-play with search and opponents; without `explore`, the best move of a search."""
         assert isinstance(model, ActorCritic)
         if explore:
             return SelfPlay(model, self._actions, self.config, self._schedules, rng)
         return self.eval_policy(model, deterministic=True, rng=rng)
 
     def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
-        """A search that plays as well as it can, or draws from what it finds."""
+        """The best move of a search, or a sample from its policy."""
         sims = round(self._schedules["num_simulations"].most)
         return Search.of_model(model, sims, self.config.gamma, self.config.search, rng, deterministic=deterministic)
 
     def groups(self) -> Sequence[ParamGroup]:
-        """Adam with decoupled weight decay; the learning rate falls linearly to `final_lr_fraction` of it."""
+        """Adam with decoupled weight decay; the learning rate decays linearly to the fraction `final_lr_fraction`."""
         config = self.config
         optimizer = partial(adamw, lr=config.learning_rate, weight_decay=_WEIGHT_DECAY)
         return [ParamGroup(optimizer, self._learning_rate, config.max_grad_norm)]
@@ -162,7 +160,7 @@ class AlphaZero(Algorithm):
     def losses(
         self, model: nn.Module, target: nn.Module | None, batch: Positions, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
-        """Cross-entropy to what searches found, and the squared error of the value."""
+        """Cross-entropy to the search's policy, and squared error of the value."""
         device = next(model.parameters()).device
         params, value = model(to_tensors(batch.obs, device))
         extras = {name: to_tensors(column, device) for name, column in batch.extras.items()}

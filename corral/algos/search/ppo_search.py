@@ -1,4 +1,4 @@
-"""PPO with search: the policy proposes, a search on the real environment improves, and both are learned from.
+"""PPO with search: a search on the real environment improves the policy's actions; PPO learns from both.
 
     L = L_clip(pi / pi_old, A min(w_max, pi_old(a) / mu(a))) + c_v (V - R)^2 / 2 - c_e H + c_d CE(pi_search, pi)
 
@@ -89,31 +89,29 @@ class Config:
 
     @property
     def searches(self) -> bool:
-        """Whether training searches."""
         return self.search_mode in ("ppo+distill", "expert")
 
     @property
     def gamma(self) -> float:
-        """Discount."""
         return self.ppo.gamma
 
 
 _SEARCHED = ("behaviour", "better", "distill", "kappa", "search_value")
-"""What `SearchBehaviour` records besides."""
+"""Columns that `SearchBehaviour` records in addition."""
 
 
 @dataclass
 class SearchedRows(Minibatch):
-    """Rows to learn from, with what searches found; where nothing was searched it counts nothing."""
+    """Rows to learn from, with search results; rows without a search have weight 0."""
 
     trust: Tensor | None = None  # [n] min(max_importance_weight, pi_old / mu), 0 where the action has no density
     distill: Tensor | None = None  # [n] weight of the cross-entropy, before the schedule's
     better: Tensor | None = None  # [n, edges] the search's policy
-    edges: Tensor | None = None  # [n, edges, D] what its edges stand for, where they are sampled
+    edges: Tensor | None = None  # [n, edges, D] actions of the edges, where they are sampled
 
 
 class PpoSearch(Algorithm):
-    """PPO with search for one kind of environment. What was not searched at all is left to PPO itself."""
+    """PPO with search for one environment specification. Batches without any search are left to PPO itself."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec, self.ppo = config, spec, Ppo(config.ppo, spec, num_envs)
@@ -128,11 +126,10 @@ class PpoSearch(Algorithm):
             self._every_edge = torch.from_numpy(self._actions.to_model(np.arange(self._actions.width)))
 
     def build_model(self) -> ActorCritic:
-        """PPO's."""
         return self.ppo.build_model()
 
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        """Policy and search together, where there are searches in training."""
+        """Policy and search together, if training searches."""
         assert isinstance(model, ActorCritic)
         config = self.config
         if not (explore and config.searches):
@@ -142,7 +139,7 @@ class PpoSearch(Algorithm):
         )
 
     def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
-        """The network alone, or with search_mode=eval a search."""
+        """The network alone, or a search with search_mode=eval."""
         config = self.config
         if config.search_mode != "eval":
             return self.ppo.make_policy(model, explore=not deterministic, rng=rng)
@@ -150,15 +147,13 @@ class PpoSearch(Algorithm):
         return Search.of_model(model, sims, config.gamma, config.search, rng, deterministic=deterministic)
 
     def groups(self) -> Sequence[ParamGroup]:
-        """PPO's."""
         return self.ppo.groups()
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
-        """PPO's."""
         return self.ppo.minibatches(batch, rng)
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
-        """Advantages, the values' targets, and how far to trust what acted and what was searched."""
+        """Compute advantages, value targets, and the weights of actions and search results."""
         if not self.config.searches:
             return self.ppo.prepare(model, batch)
         assert isinstance(model, ActorCritic)
@@ -169,7 +164,8 @@ class PpoSearch(Algorithm):
         trusted = explained_variance(values, advantages + values, batch.valid) > config.min_explained_variance
         if trusted and extras["kappa"].any():
             next_values = bootstrap(next_values, batch.done, extras["search_value"], extras["kappa"])
-            # Not GAE: its sum of deltas takes V out again where it goes on, and would leave v_search - V in every step.
+            # Not GAE: its telescoping sum of deltas cancels V within an episode, which would leave v_search - V in
+            # every step.
             advantages = (
                 lambda_return(batch.reward, next_values, *ends, config.ppo.gamma, config.ppo.gae_lambda) - values
             )
@@ -184,7 +180,7 @@ class PpoSearch(Algorithm):
     def losses(
         self, model: nn.Module, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
-        """Clipped surrogate by trust, value error, entropy bonus, and cross-entropy to the search's policy."""
+        """Weighted clipped surrogate, value error, entropy bonus, and cross-entropy to the search's policy."""
         if not isinstance(batch, SearchedRows):
             yield from self.ppo.losses(model, target, batch, ctx)
             return
@@ -205,7 +201,7 @@ class PpoSearch(Algorithm):
         loss = of_policy + config.vf_coef * value_loss - config.ent_coef * entropy_mean
         with torch.no_grad():
             searched = batch.distill > 0
-            approx_kl = (batch.trust * (ratio - 1 - ratio.log())).mean()  # by trust, as if pi_old had acted
+            approx_kl = (batch.trust * (ratio - 1 - ratio.log())).mean()  # weighted, as if pi_old had acted
             metrics = {
                 "loss/policy": policy_loss,
                 "loss/value": value_loss,
@@ -219,7 +215,7 @@ class PpoSearch(Algorithm):
         yield LossOutput(loss, metrics, stop=stop, rows=num_valid(batch))
 
     def _cross_entropy(self, model: ActorCritic, params: Tensor, batch: SearchedRows) -> Tensor:
-        """-sum over edges of pi_search log pi, of every row."""
+        """Per row, minus the sum over edges of pi_search log pi."""
         assert batch.better is not None
         edges = self._every_edge if batch.edges is None else batch.edges
         assert edges is not None
@@ -229,13 +225,13 @@ class PpoSearch(Algorithm):
 
 
 def explained_variance(value: Array, target: Array, valid: Array) -> float:
-    """1 - var(target - value) / var(target): 1 of a perfect critic, 0 of one that says the same everywhere."""
+    """1 - var(target - value) / var(target): 1 for a perfect critic, 0 for a constant one."""
     variance = float(target[valid].var()) if valid.any() else 0.0
     return 1.0 - float((target - value)[valid].var()) / variance if variance > 0 else 0.0
 
 
 def bootstrap(after: Array, done: Array, search_value: Array, kappa: Array) -> Array:
-    """(1 - kappa) V + kappa v_search of every successor that was searched, [T, B]."""
+    """(1 - kappa) V + kappa v_search for every successor that was searched, [T, B]."""
     weight = np.where(done[:-1], 0.0, kappa[1:])
     mixed = after.copy()
     mixed[:-1] += weight * (search_value[1:] - after[:-1])

@@ -1,4 +1,4 @@
-"""Acting in training while searching: the policy and the search together, with what really acted on record."""
+"""Acting in training with policy and search together; records the behaviour policy."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from corral.planning.search_policy import draw, sharpened
 class SearchBehaviour:
     """Acts by mu = (1 - e) ((1 - b) pi + b pi_search) + e uniform, and searches a fraction of the steps.
 
-    Records `action` as the network means it, its `logp` by pi, and of what acted `behaviour`, the log of mu; where the
-    action is continuous and not of pi, it has no density, and `behaviour` is infinite. Of searches: `better`, their
-    policies, over `edges` where actions are sampled, and `search_value`; `distill` and `kappa` say how much to learn
-    from either, 0 where nothing was searched.
+    Records `action` in the network's representation, its `logp` by pi, and `behaviour`, the log of mu; a continuous
+    action that pi did not choose has no density, and its `behaviour` is infinite. For searches: `better`, their
+    policies, over `edges` where actions are sampled, and `search_value`; `distill` and `kappa` are their weights in
+    learning, 0 without a search.
     """
 
     def __init__(
@@ -47,11 +47,9 @@ class SearchBehaviour:
         self._ctx = ActContext()
 
     def set_context(self, ctx: ActContext) -> None:
-        """Follow the schedules."""
         self._ctx = ctx
 
     def bind_envs(self, vec: VecEnv) -> None:
-        """From now on it acts for these environments."""
         states = vec.states(self._config.memory_mb)
         if states.players > 1:
             raise UserError(f"{vec.spec.name} is a game of two players: train it with alphazero.")
@@ -63,11 +61,11 @@ class SearchBehaviour:
         )  # fmt: skip
 
     def initial_state(self, n: int) -> Tree:
-        """Numbers of the environments."""
+        """Environment numbers."""
         return np.arange(n)
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Decide for `n` environments."""
+        """Select actions for `n` environments."""
         now = {name: schedule(self._ctx.progress) for name, schedule in self._schedules.items()}
         if self._expert:
             now |= {"search_fraction": 1.0, "search_acts_fraction": 1.0}
@@ -82,13 +80,12 @@ class SearchBehaviour:
         decide = self._among_choices if isinstance(self._actions, Choices) else self._among_samples
         params = self._model.numpy_params(obs) if self._model.numpy_towers else self._params(obs)
         action, edges = decide(params, rows, plan, now, extras)
-        if self._planner is not None:  # trees of steps that were not searched are of states that are gone
+        if self._planner is not None:  # trees of unsearched steps refer to past states
             self._planner.took(state, np.where(np.isin(np.arange(n), rows), edges, -1))
         return self._model.actions.to_env(action), state, extras | {"action": action}
 
     @property
     def simulator_steps(self) -> int:
-        """Steps of simulators that searching has cost so far."""
         return 0 if self._planner is None else self._planner.simulator_steps
 
     def _plan(self, env_ids: Array, first: Array, now: dict[str, float]) -> Plan:
@@ -100,7 +97,7 @@ class SearchBehaviour:
     def _among_choices(
         self, params: Array, rows: Array, plan: Plan | None, now: dict[str, float], extras: dict[str, Any]
     ) -> tuple[Array, Array]:
-        """Every action has a probability by the policy, by the search, and by chance: so has their mixture."""
+        """Policy, search and uniform exploration all give every action a probability, and so does their mixture."""
         n, width = len(params), self._actions.width
         offered, _ = self._actions.offer(params, np.ones((n, width), np.bool_), self._rng)
         pi = offered.astype(np.float64)
@@ -109,7 +106,7 @@ class SearchBehaviour:
             mu[rows] += now["search_acts_fraction"] * (sharpened(plan.policy, now["temperature"]) - mu[rows])
         mu += now["random_action_fraction"] * (1.0 / width - mu)
         edges, every = draw(mu, self._rng), np.arange(n)
-        with np.errstate(divide="ignore"):  # what pi never does, a search may
+        with np.errstate(divide="ignore"):  # a search may choose an action of probability 0 under pi
             extras["logp"] = np.log(pi[every, edges]).astype(np.float32).clip(min=-1e4)
         extras["behaviour"] = np.log(mu[every, edges]).astype(np.float32)
         return self._actions.to_model(edges), edges
@@ -117,7 +114,7 @@ class SearchBehaviour:
     def _among_samples(
         self, params: Array, rows: Array, plan: Plan | None, now: dict[str, float], extras: dict[str, Any]
     ) -> tuple[Array, Array]:
-        """What the search or chance chooses among sampled actions has no density, which is put down."""
+        """An action that search or uniform exploration picks among samples has no density; it is marked as such."""
         rng, n = self._rng, len(params)
         action, logp = self._model.actions.sample(params, rng)
         edges = np.zeros((n, self._actions.width, action.shape[1]), np.float32)

@@ -1,4 +1,4 @@
-"""Games of a search against itself, its past selves, and scripted players: how AlphaZero acts in training."""
+"""How AlphaZero acts in training: games of a search against itself, its past selves, and scripted players."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from corral.snapshot.states import States
 if TYPE_CHECKING:
     from corral.algos.search.alphazero import Config
 
-_SELF, _PAST = 0, 1  # opponents; scripted ones come after
-_PAST_SELVES = 10  # kept, the oldest is dropped first
+_SELF, _PAST = 0, 1  # opponents; scripted ones follow
+_PAST_SELVES = 10  # kept; the oldest is dropped first
 _PAST_SELF_EVERY = 0.05  # fraction of the run between two of them
 
 
 class SelfPlay:
-    """Decides for both sides. Of every game it remembers who plays, and how many moves were made.
+    """Plays both sides. Its state holds the opponent and the number of moves of every game.
 
-    Records `to_play`, who moved; `legal` moves; `better`, the policy that a full search found, where there was one:
-    `searched`.
+    Records `to_play`, the player who moved; `legal` moves; `better`, the policy found by a full search where there was
+    one (`searched`).
     """
 
     def __init__(
@@ -56,11 +56,9 @@ class SelfPlay:
         self._past_planner: Planner | None = None
 
     def set_context(self, ctx: ActContext) -> None:
-        """Follow the schedules."""
         self._progress = ctx.progress
 
     def bind_envs(self, vec: VecEnv) -> None:
-        """From now on it plays on these boards."""
         if isinstance(vec, NormalizedVecEnv):
             raise UserError("alphazero learns who won, in the game's own reward: leave out normalize_reward.")
         states, config = vec.states(self._config.search.memory_mb), self._config
@@ -83,16 +81,15 @@ class SelfPlay:
 
     @property
     def simulator_steps(self) -> int:
-        """Moves that searching has tried so far."""
+        """Simulator steps of all searches so far."""
         return sum(planner.simulator_steps for planner in (self._planner, self._past_planner) if planner is not None)
 
     def initial_state(self, n: int) -> Tree:
-        """Numbers of the boards, moves made there, who plays against the network, and on which side."""
+        """Board numbers, moves made, the network's opponent, and its side."""
         zeros = np.zeros(n, np.int64)
         return {"env": np.arange(n), "moves": zeros, "opponent": zeros.copy(), "side": zeros.copy()}
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Move on `n` boards."""
         self._keep_self()
         state = self._begin(state, first)
         env, n = state["env"], len(first)
@@ -128,7 +125,7 @@ class SelfPlay:
         return self._actions.to_env(moves), state | {"moves": state["moves"] + 1}, extras
 
     def _begin(self, state: Tree, first: Array) -> dict[str, Array]:
-        """Say for games that begin who plays."""
+        """Draw the opponents of new games."""
         rng, n = self._rng, len(first)
         past, scripted = self._now("past_self_fraction") if self._past else 0.0, self._now("opponent_fraction")
         drawn, side = rng.random(n), rng.integers(2, size=n)
@@ -148,13 +145,13 @@ class SelfPlay:
         return self._planner.plan(env_ids, first, sims, noise, roots)
 
     def _pass_over(self, theirs: Array, mine: Array) -> None:
-        """A search that is not asked on its turn has no tree of what comes next."""
+        """A search that was not used for a move has no tree of the next position."""
         for planner, boards in ((self._planner, theirs), (self._past_planner, mine)):
             if planner is not None:
                 planner.took(boards, np.full(len(boards), -1))
 
     def _decide(self, plan: Plan, state: dict[str, Array], rows: Array) -> Array:
-        """Draw the first moves of a game, and take the best afterwards."""
+        """Sample the first moves of a game, and play the best ones afterwards."""
         early = state["moves"][rows] < self._config.temperature_moves
         drawn = draw(sharpened(plan.policy, max(self._now("temperature"), 1e-3)), self._rng)
         edges = np.where(early, drawn, plan.best)
@@ -176,10 +173,10 @@ class SelfPlay:
         return moves
 
     def _keep_self(self) -> None:
-        """Now and then keep the network as it is, and draw who plays as the past self from now on."""
+        """Periodically save the network, and draw which past self plays from now on."""
         if self._past_planner is None or self._progress < self._next_past:
             return
-        self._next_past = self._progress + _PAST_SELF_EVERY  # a run that goes on begins with none
+        self._next_past = self._progress + _PAST_SELF_EVERY  # a resumed run begins with none
         self._past.append({name: value.clone() for name, value in self._model.state_dict().items()})
         self._past_model.load_state_dict(self._past[self._rng.integers(len(self._past))])
 

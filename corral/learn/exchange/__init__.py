@@ -1,1 +1,1 @@
-"""How gradients and weights leave a learner."""
+"""Exchanges of gradients and weights between learners."""

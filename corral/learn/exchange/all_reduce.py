@@ -1,4 +1,9 @@
-"""Several learners that make every update together, each from its own data, so that all keep the same weights."""
+"""All-reduce: learners make every update together, each from its own data, and keep identical weights.
+
+Compressed reductions (fp16, bf16, PowerSGD) use the communication hooks of torch's `DistributedDataParallel`, but not
+DDP itself: its reducer waits for autograd, from which the gradients of small networks do not come here. The hooks get
+one bucket that contains all gradients.
+"""
 
 from __future__ import annotations
 
@@ -21,40 +26,32 @@ from corral.learn.exchange.compress import Compress, Compression, Hook, find_com
 from corral.learn.exchange.peers import own_address
 from corral.learn.weights import split_params
 
-# Reductions in fewer bytes by the communication hooks of torch's `DistributedDataParallel`: fp16, bf16, PowerSGD. The
-# hooks are used without DDP itself, whose reducer waits for autograd: the gradients of small networks here do not
-# come from it. What they are given is a bucket with all gradients.
-
-
-_WHOLE_FIRST = 10  # updates before PowerSGD begins, as its authors do: the first gradients are like no others
+_WHOLE_FIRST = 10  # full-precision updates before PowerSGD starts, as in the paper: early gradients are atypical
 
 
 class _Bucket:
-    """What a hook asks of DDP's."""
+    """The subset of DDP's gradient bucket that the hooks use; there is only one bucket."""
 
     def __init__(self, grad: Tensor, params: Sequence[nn.Parameter]):
         self._grad, self._params = grad, params
 
     def buffer(self) -> Tensor:
-        """All gradients."""
         return self._grad
 
     def gradients(self) -> list[Tensor]:
-        """Views of it, a weight each, in the order in which they are in memory."""
+        """One view per weight, in memory order."""
         grads = [param.grad for param in self._params if param.grad is not None]
         return [grad if grad.is_contiguous() else grad.permute(0, 2, 3, 1) for grad in grads]
 
     def index(self) -> int:
-        """It is the only one."""
         return 0
 
     def is_last(self) -> bool:
-        """It is the only one."""
         return True
 
 
 class HookedReduction:
-    """The mean of everybody's gradients, in place; `params` have their gradients as views of the flat one."""
+    """Averages gradients over all learners in place; the gradients of `params` are views of the flat gradient."""
 
     def __init__(self, hook: Hook, rank: int, group: Any, params: Sequence[nn.Parameter], feedback: bool):
         self._params = params
@@ -71,7 +68,7 @@ class HookedReduction:
             self._state = group
 
     def reduce(self, grad: Tensor) -> float:
-        """Reduce; returns how many bytes were."""
+        """Reduce and return the number of bytes reduced."""
         bucket: Any = _Bucket(grad, self._params)
         before = self._numbers()
         grad.copy_(self._reduce(self._state, bucket).wait())
@@ -83,19 +80,19 @@ class HookedReduction:
         return 0 if self._power is None else int(self._power.total_numel_after_compression)
 
 
-_dist: Any = distributed  # its stubs leave out half of it
-_HEAD = 4  # numbers that go along with a gradient: rows, stop, last, not finite
+_dist: Any = distributed  # the stubs are incomplete
+_HEAD = 4  # numbers sent with each gradient: rows, stop, last, not finite
 _DROP_S = 5.0
 
 
 class AllReduce:
     """The mean gradient of all learners, weighted by their rows, in one reduction per update.
 
-    `grad = sum_k n_k grad_k / sum_k n_k`, or `sum_k grad_k` of losses that are sums. Alone until `join`.
+    `grad = sum_k n_k grad_k / sum_k n_k`, or `sum_k grad_k` for losses that are sums. Works alone until `join`.
 
-    Groups come and go with their members, and several learners may be threads of one process (in tests), so this has
-    process groups of its own instead of torch's one group per process. With a compression, torch's own hooks reduce
-    where there is one; codes, which cannot be added up, are gathered, and everybody adds up the same gradients.
+    Groups change with their members, and in tests several learners are threads of one process, so this creates its own
+    process groups instead of torch's single global one. With compression, torch's hooks do the reduction where one
+    exists; other codes cannot be summed, so they are gathered and every learner sums the same decoded gradients.
     """
 
     clips_first = False
@@ -114,7 +111,7 @@ class AllReduce:
         params: Sequence[Sequence[nn.Parameter]] = (),
     ):  # fmt: skip
         self._compress, self._feedback, self._momentum, self._seed = compress, feedback, momentum, seed
-        self._params = params  # of each group
+        self._params = params  # per group
         self._compressions: dict[int, Compression] = {}  # by group
         self._hooked: dict[int, HookedReduction] = {}
         self._group: Any = None
@@ -126,12 +123,10 @@ class AllReduce:
         self._updates = 0
         self.sent = 0.0
 
-    # -- together ----------------------------------------------------------------------------------------------
-
     def join(self, host: str, port: int, group: int, rank: int, size: int, timeout_s: float) -> None:
-        """Meet the others at the store of `host:port`, as member `rank` of `size` of this group.
+        """Join the group of `size` members as `rank`, at the store on `host:port`.
 
-        PeerLost when they do not come in time, which is also how long later updates wait for them.
+        Raises PeerLost if the others do not join within `timeout_s`, which is also the timeout of later updates.
         """
         self.leave()
         self._size, self._timeout_s = size, timeout_s
@@ -146,38 +141,35 @@ class AllReduce:
         try:
             options = _dist.ProcessGroupGloo._Options()
             options._timeout = timeout
-            # By default gloo listens where the machine's own name leads, which is nowhere on many a laptop.
+            # By default gloo listens on the address of the host name, which on many laptops cannot be reached.
             options._devices = [_dist.ProcessGroupGloo.create_device(hostname=own_address(host, port))]
             self._group = _dist.ProcessGroupGloo(_dist.PrefixStore(str(group), self._store), rank, size, options)
         except (RuntimeError, OSError) as error:
             raise self._lost(error) from error
 
     def begin(self, weights: Tensor, turn: int, num_workers: int) -> None:
-        """Everybody has the same weights."""
+        """Nothing to do: all learners have the same weights."""
 
     def end(self) -> None:
-        """Everybody makes the same updates."""
+        """Nothing to do: all learners make the same updates."""
 
     def leave(self) -> None:
-        """Close the group; others that wait for this learner notice."""
+        """Close the group; learners that wait for this one are notified."""
         group = self._group
         self._group = self._store = None
         self._hooked = {}
         self._size = 1
-        # Of a reduction that is done the group's own threads may hold what PowerSGD had to do after it, and with that
-        # the group. Were one of them the last to drop it, it would wait for itself, which ends the process.
+        # After a reduction, gloo's own threads may still hold PowerSGD's continuation, and with it the group. If one of
+        # these threads dropped the last reference, it would wait for itself, which aborts the process.
         until = time.monotonic() + _DROP_S
         while group is not None and sys.getrefcount(group) > 2 and time.monotonic() < until:
             time.sleep(0.001)
 
     def metrics(self) -> dict[str, float]:
-        """Bytes that this learner sends for an update, as the ring algorithms of gloo do."""
+        """Bytes that this learner sends per update, as in gloo's ring algorithms."""
         return {"exchange/bytes_per_update": self.sent / max(1, self._updates)}
 
-    # -- updates -----------------------------------------------------------------------------------------------
-
     def agree(self, ready: bool) -> bool:
-        """Whether all are."""
         if self._size == 1:
             return ready
         count = torch.tensor([float(ready)])
@@ -187,7 +179,6 @@ class AllReduce:
     def grads(
         self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
     ) -> GradAction:
-        """Reduce."""
         self.over = False
         if self._size == 1:
             return "stop" if stop else "apply"
@@ -239,7 +230,7 @@ class AllReduce:
         self.over = bool(over)
         if stopped or bad:
             if finite and not stop:
-                compression.put_back(code)  # nobody used it
+                compression.put_back(code)  # not used by any learner
             grad.fill_(float("nan"))
             return "stop" if stopped else "apply"
         mean = np.zeros(len(own), np.float32)
@@ -273,18 +264,15 @@ class AllReduce:
         return "apply"
 
     def params(self, weights: Tensor) -> None:
-        """They are the same everywhere."""
+        """Nothing to do: all learners have the same weights."""
 
     def share(self, values: Tensor) -> list[Tensor]:
-        """Gather."""
         if self._size == 1:
             return [values]
         return [each.to(values.device) for each in self._gather(values.detach().cpu().contiguous())]
 
-    # -- collectives -------------------------------------------------------------------------------------------
-
     def _ring(self, size: float) -> float:
-        """Bytes that one member sends to reduce so many."""
+        """Bytes that one member sends to reduce `size` bytes."""
         return 2 * (self._size - 1) / self._size * size
 
     def _reduce(self, buffer: Tensor) -> None:
@@ -311,17 +299,17 @@ class AllReduce:
 
 
 def _usable(grad: Tensor) -> bool:
-    """Whether its norm is finite: errors that are fed back of numbers too large for that would stay for ever."""
+    """Whether the norm is finite: otherwise error feedback would carry non-finite values forever."""
     return math.isfinite(float(grad.norm()))
 
 
 def open_store(host: str) -> Any:
-    """Where learners meet; `port` says at which port of this host."""
+    """The TCP store at which learners meet; its `port` attribute is the port on this host."""
     return _dist.TCPStore(host, 0, None, True, timedelta(seconds=60), wait_for_workers=False)
 
 
 def _plain(text: str, timeout_s: float) -> str:
-    """What an error of gloo means; its own words, which name files of the machine it was built on, are the cause's."""
+    """A readable message for a gloo error; gloo's own text, which names source files, remains as the cause."""
     if re.search(r"timed? ?out", text, re.IGNORECASE):
         return f"a worker did not come within {timeout_s:g} s"
     if re.search(r"peer|closed|connect|socket|broken pipe|(read|write) error", text, re.IGNORECASE):

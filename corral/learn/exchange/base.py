@@ -1,4 +1,4 @@
-"""What a learner does with its gradients and weights besides using them."""
+"""The interface between a learner and the exchange of its gradients and weights."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ GradAction = Literal["apply", "skip", "stop"]
 
 
 class Exchange(Protocol):
-    """Called by the learner around the optimizer."""
+    """Called by the learner before and after the optimizer step."""
 
     over: bool
-    """Whether the update under way is the last of somebody's batch, and so of everybody's."""
+    """Whether the current update is the last one of some learner's batch, and therefore of all."""
     clips_first: bool
-    """Whether a learner's gradient is clipped by itself, before it leaves, instead of everybody's mean."""
+    """Whether each learner clips its gradient before sending it, instead of clipping the mean."""
 
     def agree(self, ready: bool) -> bool:
-        """Whether everybody without whom no update is made has data for one."""
+        """Whether all learners that an update needs have data for it."""
 
     def grads(
         self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
     ) -> GradAction:
-        """Share the gradient of parameter group number `group`, and put that of all learners in its place.
+        """Share the gradient of parameter group `group` and replace it with the combined gradient of all learners.
 
-        It is the mean over `rows` rows, or a sum if that is 0, and to be applied with this rate. apply: clip it and
-        step; skip: a server has done that, and the weights are new; stop: no more updates from this batch.
-        `last` says that this is the last minibatch of this learner's batch.
+        It is a mean over `rows` rows, or a sum if `rows` is 0, to be applied with learning rate `lr`. Returns apply:
+        clip it and step; skip: a server has applied it and the weights are new; stop: no more updates from this batch.
+        `last` marks the last minibatch of this learner's batch.
         """
 
     def params(self, weights: Tensor) -> None:
-        """Share the weights after an update of all groups."""
+        """Share the weights after all groups were updated."""
 
     def share(self, values: Tensor) -> list[Tensor]:
-        """Moments of observations: this learner's own, and those of others that it has not been given yet."""
+        """Moments of observations: this learner's own, and those of others that it has not received yet."""
 
 
 @dataclass(frozen=True)
@@ -63,54 +63,48 @@ class Joint(Exchange, Protocol):
     """`module:Class` of how the workers meet; new ones are written in `corral.topologies.rendezvous`."""
 
     sent: float
-    """Bytes that went out of here, and with a server also those that came in, since the beginning."""
+    """Bytes sent since the start; with a server, also bytes received."""
 
     @classmethod
     def make(cls, setup: ExchangeSetup) -> Joint:
         """One learner's side, before it has met the others."""
 
     def join(self, *where: Any) -> None:
-        """Meet the others; PeerLost when they do not come in time. Joining again leaves those of before."""
+        """Connect to the others; PeerLost on timeout. Joining again leaves the previous group."""
 
     def begin(self, weights: Tensor, turn: int, num_workers: int) -> None:
-        """A turn of `num_workers` learners begins, with these weights, which the exchange may change from now on."""
+        """Begin a turn of `num_workers` learners with these weights, which the exchange may change from now on."""
 
     def end(self) -> None:
-        """The turn is over for this learner: nobody is to wait for it until it begins another."""
+        """End this learner's turn: others must not wait for it until it begins another."""
 
     def leave(self) -> None:
-        """Leave the others; whoever waits for this learner notices."""
+        """Leave the group; learners that wait for this one are notified."""
 
     def metrics(self) -> dict[str, float]:
-        """Bytes and whatever else there is to tell, since the beginning."""
+        """Bytes and other figures since the start."""
 
 
 class PeerLost(Exception):
-    """Another learner, or a server, is gone, or has not come in time; the exchange is of no use until `join`."""
-
-
-# One learner alone.
+    """Another learner or a server disconnected or timed out; the exchange is unusable until `join`."""
 
 
 class Local:
-    """Keeps gradients and weights to itself."""
+    """The exchange of a single learner: keeps gradients and weights to itself."""
 
-    over = False  # it knows itself
+    over = False  # the learner's own `last` suffices
     clips_first = False
 
     def agree(self, ready: bool) -> bool:
-        """Whether it is ready."""
         return ready
 
     def grads(
         self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
     ) -> GradAction:
-        """Apply them."""
         return "stop" if stop else "apply"
 
     def params(self, weights: Tensor) -> None:
-        """Keep them."""
+        """Nothing to share."""
 
     def share(self, values: Tensor) -> list[Tensor]:
-        """Its own."""
         return [values]

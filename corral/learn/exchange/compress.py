@@ -1,4 +1,8 @@
-"""Compression by name: `topk:0.01`, `qsgd:8`, `sign`, `fp16`, `bf16`, `powersgd:2`, `topk:0.01+qsgd:8`."""
+"""Gradient compression: `topk:0.01`, `qsgd:8`, `sign`, `fp16`, `bf16`, `powersgd:2`, `topk:0.01+qsgd:8`.
+
+A codec encodes a float32 vector in a number of bytes that depends only on its length. `qsgd` (Alistarh et al. 2017) is
+unbiased; for the others, `Compression` feeds the error back.
+"""
 
 from __future__ import annotations
 
@@ -12,64 +16,54 @@ from corral.core.errors import UserError
 from corral.core.types import Array
 from corral.learn.exchange.config import DataParallelConfig
 
-# Ways to write a vector of float32 in fewer bytes. How many depends only on its length. `qsgd` (Alistarh et al. 2017)
-# is right in expectation. The others are off by what they leave out, which `corral.learn.exchange.compress` makes up
-# for.
-
-
-_BUCKET = 512  # numbers with a scale of their own: one large gradient does not blur all others
+_BUCKET = 512  # numbers that share a scale: one large gradient does not coarsen all others
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
 class Codec(Protocol):
-    """Bytes for numbers, and back."""
+    """Encodes vectors as bytes and decodes them."""
 
     unbiased: bool
-    """Whether the mean over many encodings is the vector itself."""
+    """Whether the expectation of the decoded vector is the vector itself."""
 
     def size(self, count: int) -> int:
-        """Bytes of a vector of `count` numbers."""
+        """Bytes of an encoded vector of `count` numbers."""
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
-        """The bytes, as uint8. The values are finite float32."""
+        """The bytes as uint8. The values are finite float32."""
 
     def decode(self, code: Array, count: int) -> Array:
-        """`count` numbers, as float32."""
+        """`count` float32 numbers."""
 
 
 class Whole:
-    """As they are."""
+    """Uncompressed float32."""
 
     unbiased = True
 
     def size(self, count: int) -> int:
-        """Four bytes each."""
         return 4 * count
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
-        """A copy: what it is of may change while it is on its way."""
+        """A copy: the source may change before it is sent."""
         return np.array(values, np.float32).view(np.uint8)
 
     def decode(self, code: Array, count: int) -> Array:
-        """The same memory."""
         return code.view(np.float32)
 
 
 class Half:
-    """The nearest float16; what is too large for it becomes the largest."""
+    """The nearest float16; larger values are clipped to its maximum."""
 
     unbiased = False
 
     def size(self, count: int) -> int:
-        """Two bytes each."""
         return 2 * count
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
-        """Round."""
         return np.clip(values, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16).view(np.uint8)
 
     def decode(self, code: Array, count: int) -> Array:
-        """Widen."""
         return code.view(np.float16).astype(np.float32)
 
 
@@ -79,23 +73,21 @@ class Brain:
     unbiased = False
 
     def size(self, count: int) -> int:
-        """Two bytes each."""
         return 2 * count
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
-        """Round."""
         rounded: Array = torch.from_numpy(np.ascontiguousarray(values)).bfloat16().view(torch.int16).numpy()
-        return rounded.view(np.uint8)  # torch would not make bytes of no numbers
+        return rounded.view(np.uint8)  # torch cannot view an empty tensor as bytes
 
     def decode(self, code: Array, count: int) -> Array:
-        """Widen: the upper half of a float32."""
+        """A bfloat16 is the upper half of a float32."""
         wide = np.zeros(count, np.uint32)
         wide[:] = code.view(np.uint16)
         return (wide << 16).view(np.float32)
 
 
 class Qsgd:
-    """`bits` each: a sign and `s = 2^(bits - 1) - 1` levels between 0 and the largest of 512 neighbours.
+    """`bits` per number: a sign and `s = 2^(bits - 1) - 1` levels between 0 and the maximum of 512 neighbours.
 
     `v` becomes `sign(v) scale floor(s |v| / scale + u) / s` with `u` uniform in [0, 1), whose expectation is `v`.
     """
@@ -106,21 +98,18 @@ class Qsgd:
         self._bits, self._levels, self._per_byte = bits, 2 ** (bits - 1) - 1, 8 // bits
 
     def size(self, count: int) -> int:
-        """Its bits, and a scale per bucket."""
         return 4 * _buckets(count) + -(-count // self._per_byte)
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
-        """Round at random."""
         buckets = _padded(values)
         scale = np.abs(buckets).max(axis=1)
         fine = np.abs(buckets) / np.where(scale > 0, scale, 1)[:, None] * np.float32(self._levels)
         level = np.floor(fine + rng.random(buckets.shape, dtype=np.float32))
-        level = np.minimum(level, self._levels)  # rounding may have taken the largest a hair above
+        level = np.minimum(level, self._levels)  # rounding may put the maximum slightly above
         signed = np.where(buckets < 0, -level, level).reshape(-1)[: len(values)] + self._levels
         return np.concatenate([scale.astype(np.float32).view(np.uint8), self._pack(signed.astype(np.uint8))])
 
     def decode(self, code: Array, count: int) -> Array:
-        """Levels times scale."""
         split = 4 * _buckets(count)
         scale = np.ascontiguousarray(code[:split]).view(np.float32)
         level = self._unpack(code[split:], count).astype(np.float32) - np.float32(self._levels)
@@ -142,22 +131,19 @@ class Qsgd:
 
 
 class Sign:
-    """One bit each, and the mean size of 512 neighbours (Seide et al. 2014, Karimireddy et al. 2019)."""
+    """One bit per number, and the mean magnitude of 512 neighbours (Seide et al. 2014, Karimireddy et al. 2019)."""
 
     unbiased = False
 
     def size(self, count: int) -> int:
-        """A bit each, and a scale per bucket."""
         return 4 * _buckets(count) + -(-count // 8)
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
-        """Signs and scales."""
         many = np.minimum(_BUCKET, len(values) - _BUCKET * np.arange(_buckets(len(values))))
         scale = np.abs(_padded(values)).sum(axis=1) / many
         return np.concatenate([scale.astype(np.float32).view(np.uint8), np.packbits(values >= 0)])
 
     def decode(self, code: Array, count: int) -> Array:
-        """Signs times scales."""
         split = 4 * _buckets(count)
         scale = np.ascontiguousarray(code[:split]).view(np.float32)
         sign = np.unpackbits(code[split:], count=count).astype(np.float32) * 2 - 1
@@ -165,7 +151,7 @@ class Sign:
 
 
 class TopK:
-    """The largest `share` of the numbers, written by another codec, and where they belong."""
+    """The largest fraction `share` of the numbers, encoded by another codec, with their indices."""
 
     unbiased = False
 
@@ -173,19 +159,16 @@ class TopK:
         self._share, self._values = share, values
 
     def size(self, count: int) -> int:
-        """Place and number of each."""
         k = self._kept(count)
         return k * _place(count).itemsize + self._values.size(k)
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
-        """Pick them."""
         k = self._kept(len(values))
         chosen = np.sort(np.argpartition(np.abs(values), len(values) - k)[len(values) - k :])
         places = chosen.astype(_place(len(values))).view(np.uint8)
         return np.concatenate([places, self._values.encode(values[chosen], rng)])
 
     def decode(self, code: Array, count: int) -> Array:
-        """Zeros elsewhere."""
         k, kind = self._kept(count), _place(count)
         split = k * kind.itemsize
         places = np.ascontiguousarray(code[:split]).view(kind)
@@ -202,7 +185,7 @@ def _buckets(count: int) -> int:
 
 
 def _padded(values: Array) -> Array:
-    """Rows of a bucket each, with zeros at the end."""
+    """Rows of one bucket each, zero-padded."""
     rows = np.zeros((_buckets(len(values)), _BUCKET), np.float32)
     rows.reshape(-1)[: len(values)] = values
     return rows
@@ -218,17 +201,17 @@ _BITS = (2, 4, 8)
 
 @dataclass(frozen=True)
 class Compress:
-    """What a name stands for: a codec, or one of torch's own ways to reduce gradients in fewer bytes."""
+    """A named compression: a codec, or one of torch's communication hooks."""
 
     name: str
     codec: Codec
     hook: Hook | None = None
-    """How `DistributedDataParallel` would do it, which an all-reduction prefers."""
+    """The communication hook of `DistributedDataParallel`, which all-reduce prefers."""
     rank: int = 0
 
 
 def find_compression(name: str) -> Compress | None:
-    """None for `none`; UserError, with what there is, for a name that says nothing."""
+    """None for `none`; UserError with the valid names for an unknown name."""
     if name == "none":
         return None
     if name in ("fp16", "bf16"):
@@ -280,21 +263,20 @@ def _unknown(name: str) -> UserError:
     )
 
 
-# What a codec leaves out is not lost: it is added to the next gradient. Error feedback (Seide et al. 2014): `e <- e +
-# g`, send `C(e)`, `e <- e - C(e)`. With momentum correction (Lin et al. 2018) velocities are gathered instead of
-# gradients: `u <- m u + g`, `e <- e + u`, and where something was sent `u` starts anew, so that what waits does not
-# push on with a direction of long ago.
-
-
 class Compression:
-    """One learner's gradients, as codes of the same size each."""
+    """Encodes one learner's gradients, with error feedback, as codes of constant size.
+
+    Error feedback (Seide et al. 2014): `e <- e + g`, send `C(e)`, `e <- e - C(e)`. With momentum correction (Lin et al.
+    2018) velocities are accumulated instead of gradients: `u <- m u + g`, `e <- e + u`; `u` is reset where something
+    was sent, so that delayed values do not keep an outdated direction.
+    """
 
     def __init__(self, codec: Codec, count: int, seed: int, *, feedback: bool, momentum: float = 0.0):
         self._codec, self.count, self._feedback, self._momentum = codec, count, feedback, momentum
         self._rng = np.random.default_rng(seed)
         self._left = np.zeros(count if feedback else 0, np.float32)
         self._velocity = np.zeros(count if momentum else 0, np.float32)
-        self._ended = self._velocity  # velocities that ended with the last code
+        self._ended = self._velocity  # velocities reset by the last code
 
     @property
     def size(self) -> int:
@@ -302,7 +284,7 @@ class Compression:
         return self._codec.size(self.count)
 
     def pack(self, grad: Array) -> Array:
-        """The code of a finite gradient, and of what was left of earlier ones."""
+        """Encode a finite gradient together with the error left from earlier ones."""
         if not self._feedback:
             return self._codec.encode(grad, self._rng)
         if self._momentum:
@@ -319,11 +301,11 @@ class Compression:
         return code
 
     def unpack(self, code: Array) -> Array:
-        """The gradient that anybody's code stands for."""
+        """Decode the code of any learner."""
         return self._codec.decode(code, self.count)
 
     def put_back(self, code: Array) -> None:
-        """No update was made with this code, the last of ours: send it again with the next."""
+        """Undo the last `pack`: no update used this code, so it is sent again with the next one."""
         if self._feedback:
             self._left += self.unpack(code)
         if self._momentum:

@@ -92,6 +92,6 @@ class DataParallelConfig:
 
     @property
     def rule(self) -> tuple[Mode, int]:
-        """The mode without its number, and how many updates a worker may be ahead of the slowest."""
+        """The mode without its number, and the number of updates that a worker may be ahead of the slowest."""
         mode, _, ahead = self.mode.partition(":")
         return mode, int(ahead or 0)  # type: ignore[return-value]

@@ -1,8 +1,9 @@
-"""Learners without a centre: each learns by itself, and mixes its weights with those of a few others.
+"""Gossip: each learner learns by itself and mixes its weights with those of a few others; there is no server.
 
 Stochastic gradient push (Assran et al. 2019): learner `i` has `x_i` and a weight `w_i`, learns with `z_i = x_i / w_i`,
-and after each step `x_i <- x_i + dz` sends equal shares of `(x_i, w_i)` to whom the graph says, keeps one, and adds
-what has come in. Whatever the graph and the delays, sums over all learners stay the same, so that `z` goes to the mean.
+and after each step `x_i <- x_i + dz` sends equal shares of `(x_i, w_i)` to its receivers in the graph, keeps one share,
+and adds the shares received. For any graph and any delays the sums over all learners are preserved, so `z` converges to
+the mean.
 """
 
 from __future__ import annotations
@@ -25,17 +26,14 @@ from corral.learn.exchange.peers import Listener, connect
 from corral.nets.obs_norm import merged
 from corral.runtimes.connection import Connection, ConnectionClosed
 
-# Who sends to whom in gossip, round by round.
-
-
 Graph = Literal["ring", "exponential", "complete"]
 
 
 def receivers(graph: Graph, rank: int, size: int, number: int) -> list[int]:
-    """Whom a learner sends to in this round.
+    """Learners that `rank` sends to in round `number`.
 
-    ring: the next one. exponential: who is 1, 2, 4, ... places on, in turn, so that after log2(size) rounds all are
-    mixed, exactly so where `size` is a power of two. complete: all others.
+    ring: the next one. exponential: the one 1, 2, 4, ... places ahead, in turn, so that after log2(size) rounds all are
+    mixed (exactly if `size` is a power of two). complete: all others.
     """
     if size == 1:
         return []
@@ -46,21 +44,21 @@ def receivers(graph: Graph, rank: int, size: int, number: int) -> list[int]:
 
 
 def senders(graph: Graph, rank: int, size: int, number: int) -> list[int]:
-    """Who sends to a learner in this round."""
+    """Learners that send to `rank` in round `number`."""
     return [other for other in range(size) if other != rank and rank in receivers(graph, other, size, number)]
 
 
 _BEGIN, _SHARE, _REST, _MOMENTS = range(4)
-_TIMEOUT_S = 600.0  # with somebody who neither sends nor rests nor goes: a slow simulator, or an update as long
+_TIMEOUT_S = 600.0  # for a peer that neither sends, rests nor disconnects: a slow simulator, or a long update
 _SEND_S = 60.0
-_LEAST = 0.5  # who has less weight than this left keeps it until something comes in: steps are divided by it
+_LEAST = 0.5  # a learner with less weight keeps it until it receives some: steps are divided by the weight
 
 
 class Gossip:
     """One learner's side.
 
-    `sync`: a round waits for all that is sent in it. `ssp`: for what was sent `staleness` rounds before.
-    `async`: for nothing. A learner that is gone is left out, by those who send to it and by those who wait for it.
+    `sync`: a round waits for all shares sent in it. `ssp`: for shares sent `staleness` rounds earlier. `async`: does
+    not wait. A disconnected learner is skipped by its senders and receivers.
     """
 
     over = False
@@ -91,15 +89,13 @@ class Gossip:
         self._new_moments: Array | None = None
         self._updates = 0
         self.sent = 0.0
-        self._alone = False  # a share went to somebody who is gone
+        self._alone = False  # a share was sent to a disconnected peer
         self._distance = self._error = 0.0
         self._listener = Listener(host, secret, self._serve, _SEND_S)
         self.port = self._listener.port
 
-    # -- together ----------------------------------------------------------------------------------------------
-
     def join(self, peers: list[tuple[str, int]], rank: int, meeting: int) -> None:
-        """Know the others from now on, all with a weight of 1; what is under way from before is of no use."""
+        """Set the peers, all with a weight of 1; messages in flight from before are ignored."""
         self._hang_up()
         with self._change:
             self._peers, self._rank, self._meeting = [tuple(peer) for peer in peers], rank, meeting  # type: ignore[misc]
@@ -111,29 +107,26 @@ class Gossip:
         self._alone = False
 
     def begin(self, weights: Tensor, turn: int, num_workers: int) -> None:
-        """With `sync` all count the rounds of a turn anew; otherwise who comes back goes on where the others are."""
+        """With `sync` all restart the round count; otherwise a returning learner continues at the others' round."""
         if self._mode == "sync":
             self._turn, self._number = turn, 0
         else:
             with self._change:
                 self._number = max([self._number, *(number + 1 for _, number in self._heard.values())])
-        # Also so that all are connected from now on: who is connected is missed as soon as it is gone.
+        # This also connects to all peers: only a connected peer is noticed at once when it disconnects.
         self._tell_all(_BEGIN, {"turn": self._turn, "round": self._number})
         if self._x.numel() != weights.numel():
             self._x, self._weight = weights.detach().clone(), 1.0
             self._z = weights.detach().clone()
 
     def end(self) -> None:
-        """Rest."""
         self._tell_all(_REST, {"turn": self._turn})
 
     def leave(self) -> None:
-        """Nobody is known."""
         self._hang_up()
         self._peers = []
 
     def close(self) -> None:
-        """For good."""
         self.leave()
         self._listener.close()
 
@@ -143,7 +136,7 @@ class Gossip:
         self._outgoing.clear()
 
     def metrics(self) -> dict[str, float]:
-        """Bytes sent for an update, weight left, and how far what comes in is from here."""
+        """Bytes sent per update, weight left, and relative distance of the last share received."""
         told = {
             "exchange/bytes_per_update": self.sent / max(1, self._updates),
             "exchange/push_weight": self._weight,
@@ -151,20 +144,17 @@ class Gossip:
         }
         return told | ({"exchange/weights_error": self._error} if self._error else {})
 
-    # -- updates -----------------------------------------------------------------------------------------------
-
     def agree(self, ready: bool) -> bool:
-        """Whether it is ready: others are only waited for while they are in the middle of a turn."""
+        """Gossip waits for others only in the middle of a turn."""
         return ready
 
     def grads(
         self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
     ) -> GradAction:
-        """Everybody applies its own."""
         return "stop" if stop else "apply"
 
     def params(self, weights: Tensor) -> None:
-        """Mix, after a step."""
+        """Mix the weights with those of the others, after an optimizer step."""
         if len(self._peers) < 2:
             return
         self._updates += 1
@@ -182,7 +172,7 @@ class Gossip:
         weights.copy_(self._z)
 
     def _start_over(self) -> None:
-        """With a weight of 1: what went to somebody who is gone, and will not come back, would make steps larger."""
+        """Reset the weight to 1: shares lost with a disconnected peer would make steps larger."""
         with self._change:
             self._inbox = {key: share for key, share in self._inbox.items() if key[2] not in self._gone}
             self._alone = False
@@ -195,7 +185,7 @@ class Gossip:
         if not out:
             return
         if self._weight < _LEAST:
-            for peer in out:  # it need not wait
+            for peer in out:  # so that it does not wait
                 self._post(peer, _SHARE, {"turn": self._turn, "round": number, "w": 0.0, "x": None})
             return
         part = self._weight / (1 + len(out))
@@ -206,11 +196,11 @@ class Gossip:
         given = torch.from_numpy(sent.copy()).to(self._x.device)
         for peer in out:
             if self._post(peer, _SHARE, {"turn": self._turn, "round": number, "w": part, "x": code, "n": len(own)}):
-                self._x -= given  # what is lost by rounding stays here
+                self._x -= given  # the rounding error stays here
                 self._weight -= part
 
     def _receive(self, number: int) -> list[tuple[Array, float]]:
-        """Shares that are to be taken in now, in an order that does not depend on when they came."""
+        """Shares to add now, in an order that does not depend on their arrival."""
         with self._change:
             if self._mode != "async" and number >= self._staleness:
                 awaited = senders(self._graph, self._rank, len(self._peers), number - self._staleness)
@@ -224,18 +214,16 @@ class Gossip:
             return [self._inbox.pop(key) for key in chosen]
 
     def _settled(self, peer: int, number: int) -> bool:
-        """Whether what a peer sends in a round is here, or will never be."""
+        """Whether a peer's share of a round has arrived, or never will."""
         ended = self._rested.get(peer, -1) >= self._turn
         return ended or peer in self._gone or self._heard.get(peer, (-1, -1)) >= (self._turn, number)
 
     def share(self, values: Tensor) -> list[Tensor]:
-        """Moments go to everybody directly: they are few bytes, and count exactly once."""
+        """Send moments to all peers directly: they are small, and each must count exactly once."""
         self._tell_all(_MOMENTS, {"moments": values.detach().cpu().numpy()})
         with self._change:
             new_moments, self._new_moments = self._new_moments, None
         return [values] if new_moments is None else [values, torch.from_numpy(new_moments).to(values.device)]
-
-    # -- messages ----------------------------------------------------------------------------------------------
 
     def _tell_all(self, kind: int, message: dict[str, Any]) -> None:
         for peer in range(len(self._peers)):
@@ -243,7 +231,7 @@ class Gossip:
                 self._post(peer, kind, message)
 
     def _post(self, peer: int, kind: int, message: dict[str, Any]) -> bool:
-        """Send to a peer; False when it is gone."""
+        """Send to a peer; False if it is disconnected."""
         if peer in self._gone:
             return False
         try:
@@ -280,7 +268,7 @@ class Gossip:
                         self._take(frame[0], peer, message)
                         self._change.notify_all()
         with self._change:
-            if meeting == self._meeting:  # or it has only hung up to meet again
+            if meeting == self._meeting:  # otherwise it disconnected only to join again
                 self._leave_out(peer)
 
     def _take(self, kind: int, peer: int, message: dict[str, Any]) -> None:
@@ -294,14 +282,14 @@ class Gossip:
         at = message["turn"], message["round"]
         if kind == _BEGIN:
             self._rested[peer] = at[0] - 1
-            self._heard[peer] = (at[0], at[1] - 1)  # rounds before will never come
+            self._heard[peer] = (at[0], at[1] - 1)  # earlier rounds will never come
             return
         self._heard[peer] = at
         if not message["w"]:
             return
-        x = self._codec.decode(np.ascontiguousarray(message["x"]), message["n"])  # it may be here before we begin
+        x = self._codec.decode(np.ascontiguousarray(message["x"]), message["n"])  # may arrive before our turn begins
         key = (*(at if self._mode != "async" else (0, -1)), peer)
-        if key in self._inbox:  # with async nobody waits for us to take it: what came before is added up
+        if key in self._inbox:  # with async, shares may arrive before earlier ones were used: sum them
             before = self._inbox[key]
             self._inbox[key] = (before[0] + x, before[1] + message["w"])
         else:

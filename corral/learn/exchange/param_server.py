@@ -1,4 +1,4 @@
-"""Learners that send every gradient to a server, and get new weights back."""
+"""The learner's side of a parameter server: sends gradients, receives weights."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from corral.learn.exchange.server import ENTER, PUSH, REST, SHARE, server_slices
 from corral.learn.weights import group_slices
 from corral.runtimes.connection import Connection, ConnectionClosed
 
-_TIMEOUT_S = 1200.0  # twice of what a server waits for others
+_TIMEOUT_S = 1200.0  # twice the server's timeout for other workers
 
 
 class ParamServer:
-    """One learner's side. Every server has a slice of the weights, and gets that of the gradient."""
+    """One learner's connections to the servers, each of which holds a slice of the weights."""
 
     over = False
     clips_first = True  # no server sees the whole gradient, and with async there is no mean
@@ -43,7 +43,7 @@ class ParamServer:
         self._codec, self._broadcast, self._feedback, self._momentum = codec, broadcast, feedback, momentum
         self._groups, self._seed = groups, seed
         self._servers: list[Connection] = []
-        self._slices: list[list[slice]] = []  # of each group, a server's part of the flat weights
+        self._slices: list[list[slice]] = []  # of each group, one slice of the flat weights per server
         self._compressions: list[list[Compression]] = []
         self._versions: list[int] = []
         self._weights = torch.zeros(0)
@@ -51,12 +51,11 @@ class ParamServer:
         self.sent = 0.0
 
     def join(self, servers: list[tuple[str, int]], secret: bytes, timeout_s: float) -> None:
-        """Connect to all servers."""
         self.leave()
         self._servers = [connect(host, port, secret, timeout_s) for host, port in servers]
 
     def begin(self, weights: Tensor, turn: int, num_workers: int) -> None:
-        """Take over the servers' weights."""
+        """Begin a turn with the servers' weights."""
         self._weights = weights
         if not self._slices:
             self._slices = [server_slices(group, len(self._servers)) for group in self._groups]
@@ -74,33 +73,31 @@ class ParamServer:
         return Compression(self._codec, count, self._seed + number, feedback=self._feedback, momentum=self._momentum)
 
     def end(self) -> None:
-        """Rest."""
         for server in self._servers:
             self._send(server, REST, None)
 
     def leave(self) -> None:
-        """Hang up."""
         for server in self._servers:
             server.close()
         self._servers = []
 
     def metrics(self) -> dict[str, float]:
-        """Bytes in both directions for an update."""
+        """Bytes in both directions per update."""
         return {"exchange/bytes_per_update": self.sent / max(1, self._updates)}
 
     def agree(self, ready: bool) -> bool:
-        """Whether it is ready: others are only waited for while they are in the middle of a turn."""
+        """Servers wait for a worker only in the middle of its turn."""
         return ready
 
     def grads(
         self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
     ) -> GradAction:
-        """Send it, and take the weights that come back; what is not finite stays here, for the learner to report."""
+        """Send the gradient and take the returned weights; a non-finite one is not sent, and the learner reports it."""
         if stop:
             return "stop"
         self._updates += 1
         own, start = grad.detach().cpu().numpy(), self._groups[group].start
-        finite = math.isfinite(float(grad.norm()))  # or it was too large to be clipped
+        finite = math.isfinite(float(grad.norm()))  # otherwise it was too large to be clipped
         messages = [
             {"group": group, "code": compression.pack(own[s.start - start : s.stop - start]) if finite else None,
              "rows": rows, "lr": lr, "version": version}
@@ -114,7 +111,7 @@ class ParamServer:
             self._put_back(group, messages)
             raise
         if any(answer.get("dropped") for answer in answers):
-            self._put_back(group, messages)  # it came too late
+            self._put_back(group, messages)  # the server dropped it as too late
         self._take(group, answers)
         self._versions = [answer["version"] for answer in answers]
         return "skip" if finite else "apply"
@@ -125,10 +122,10 @@ class ParamServer:
                 compression.put_back(message["code"])
 
     def params(self, weights: Tensor) -> None:
-        """They are the servers'."""
+        """Nothing to do: the servers hold the weights."""
 
     def share(self, values: Tensor) -> list[Tensor]:
-        """Give moments to the first server, which keeps them for the others."""
+        """Send moments to the first server, which keeps them for the others."""
         self._send(self._servers[0], SHARE, {"moments": values.detach().cpu().numpy()})
         new_moments = self._receive(self._servers[0])["moments"]
         return [values] if new_moments is None else [values, torch.from_numpy(np.array(new_moments)).to(values.device)]

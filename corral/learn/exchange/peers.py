@@ -1,4 +1,4 @@
-"""Learners that reach each other by TCP: whoever knows the run's secret is let in, and frames follow."""
+"""TCP connections between learners, authenticated by the run's secret."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _SECRET_BYTES = 32
 _HELLO_S = 10.0
 _BACKLOG = 128
 _PAUSE_S = 0.05
-_SILENCE_MS = 60_000  # of a machine that is gone without a word
+_SILENCE_MS = 60_000  # without an answer from a machine that disappeared
 
 
 def new_secret() -> bytes:
-    """What the learners of a run let each other in by."""
+    """The secret by which the learners of a run authenticate each other."""
     return secrets.token_bytes(_SECRET_BYTES)
 
 
 class Listener:
-    """Lets others in, each in a thread of its own, until it is closed."""
+    """Accepts connections, each in its own thread, until closed."""
 
     def __init__(self, host: str, secret: bytes, serve: Callable[[Connection], None], send_timeout_s: float):
         self._secret, self._serve, self._send_timeout_s = secret, serve, send_timeout_s
@@ -40,7 +40,7 @@ class Listener:
         while not self._closed:
             try:
                 sock, _ = self._socket.accept()
-            except OSError:  # it was closed, or somebody hung up too soon, or there are no descriptors just now
+            except OSError:  # closed, or a client disconnected early, or out of file descriptors
                 time.sleep(_PAUSE_S)
                 continue
             threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
@@ -61,16 +61,16 @@ class Listener:
                 self._guests.discard(sock)
 
     def close(self) -> None:
-        """Let nobody in any more, and let everybody go."""
+        """Stop listening and close all connections."""
         self._closed = True
         for sock in (self._socket, *list(self._guests)):
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # or its thread would go on waiting
+                sock.shutdown(socket.SHUT_RDWR)  # otherwise its thread would keep waiting
         self._socket.close()
 
 
 def connect(host: str, port: int, secret: bytes, timeout_s: float) -> Connection:
-    """A connection to a listener; PeerLost when there is none."""
+    """Connect to a listener; PeerLost if there is none."""
     try:
         sock = socket.create_connection((host, port), timeout_s)
         _set_up(sock)
@@ -90,7 +90,7 @@ def _set_up(sock: socket.socket) -> None:
 
 
 def own_address(host: str, port: int = 9) -> str:
-    """The address of this machine by which it reaches that host, at whatever port."""
+    """The address of this machine on the route to `host`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))  # sends nothing
         return str(probe.getsockname()[0])

@@ -1,9 +1,8 @@
 """A parameter server: gradients in, weights out.
 
-`sync`: an update is the mean of all workers, and all wait for it; with `backup_workers` it does not wait for the last
-few, whose gradients come too late and are dropped (Heess et al. 2017). `async`: every gradient is an update (Mnih et
-al. 2016). `ssp`: the same, and a worker that is more than `staleness` updates ahead of the slowest waits
-(Ho et al. 2013).
+`sync`: an update is the mean of all workers, and all wait for it; with `backup_workers` it does not wait for the
+slowest few, whose late gradients are dropped (Heess et al. 2017). `async`: every gradient is an update (Mnih et al.
+2016). `ssp`: as async, but a worker more than `staleness` updates ahead of the slowest waits (Ho et al. 2013).
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from corral.ops.optim import Optimizer
 from corral.runtimes.connection import Connection, ConnectionClosed
 
 ENTER, PUSH, SHARE, REST = range(4)
-_TIMEOUT_S = 600.0  # with somebody who neither pushes nor goes: a slow simulator, or an update as long
+_TIMEOUT_S = 600.0  # for a worker that neither pushes nor disconnects: a slow simulator, or a long update
 _SEND_S = 60.0
 _WORKERS_S = 10.0  # for all workers to begin a turn
-_QUIET_S = 900.0  # a member that says nothing for so long, acting or waiting for its next turn, is let go
+_QUIET_S = 900.0  # silence after which a member, acting or waiting for its next turn, is disconnected
 
 
 @dataclass
 class Rules:
-    """When gradients are applied, and who waits for whom."""
+    """When gradients are applied, and which workers wait."""
 
     mode: Mode
     staleness: int = 0
@@ -45,23 +44,23 @@ class Rules:
 
 
 class _Member:
-    """A learner that is connected."""
+    """A connected learner."""
 
     def __init__(self) -> None:
-        self.clock: int | None = None  # updates of its own; None while it rests, and nobody is to wait for it
+        self.clock: int | None = None  # its own updates; None while it rests: others do not wait for it
         self.kept = 0  # its clock when it began to rest
-        self.new_moments: Array | None = None  # moments of observations that others have made
+        self.new_moments: Array | None = None  # moments of observations from other learners
 
 
 class _GroupPart:
-    """A server's part of one parameter group, with its optimizer."""
+    """The server's slice of one parameter group, with its optimizer."""
 
     def __init__(self, weights: Tensor, optimizer: Callable[[list[Tensor]], Optimizer]):
         self.weights = nn.Parameter(weights.detach().clone())
         self.weights.grad = torch.zeros_like(self.weights)
         self.optimizer = optimizer([self.weights])
         self.updates = 0
-        self.coded: tuple[int, Value] | None = None  # the weights after so many updates
+        self.coded: tuple[int, Value] | None = None  # number of updates, and the encoded weights after them
 
     def apply(self, grad: Array, lr: float) -> None:
         assert self.weights.grad is not None
@@ -88,7 +87,7 @@ class _GroupPart:
 
 
 class ParamServerProcess:
-    """Serves a part of the weights of every parameter group, with that part of the optimizers' state."""
+    """Serves a slice of every parameter group's weights, with that slice of the optimizer state."""
 
     def __init__(
         self, parts: Sequence[tuple[Tensor, Callable[[list[Tensor]], Optimizer]]], rules: Rules, codec: Codec,
@@ -100,18 +99,16 @@ class ParamServerProcess:
         self._change = threading.Condition()
         self._members: set[_Member] = set()
         self._arrived: dict[_Member, tuple[int, Array | None, int]] = {}  # group, gradient and rows
-        self._rounds = 0  # that are finished, with `sync`
-        self._num_workers = 1  # who are to begin a turn together
-        self._coming: set[_Member] = set()  # those that wait for the others to begin a turn
+        self._rounds = 0  # finished rounds, with `sync`
+        self._num_workers = 1  # that begin a turn together
+        self._coming: set[_Member] = set()  # members waiting for the others to begin a turn
         self.version = 0
-        """Updates so far, of the first group."""
+        """Updates of the first group so far."""
         self._closed = False
         self._pushes = self._dropped = self._stale = self._stalest = self._lead = self._let_go = 0
         self._error = self._lr = 0.0
         self._listener = Listener(host, secret, self._serve, _SEND_S)
         self.port = self._listener.port
-
-    # -- one member --------------------------------------------------------------------------------------------
 
     def _serve(self, connection: Connection) -> None:
         member = _Member()
@@ -134,7 +131,7 @@ class ParamServerProcess:
             self._rest(member)
 
     def _enter(self, member: _Member, message: dict[str, Any]) -> Value:
-        """It begins a turn with the newest weights, and so with the newest clock. With `sync` all begin together."""
+        """Begin a turn with the newest weights, and so with the newest clock. With `sync` all begin together."""
         with self._change:
             self._coming.add(member)
             if self._rules.mode == "sync" and len(self._coming) < message["num_workers"]:
@@ -149,7 +146,7 @@ class ParamServerProcess:
             return {"version": self.version, "weights": [self._coded(part) for part in self._parts]}
 
     def _wake(self, member: _Member) -> None:
-        """It has the newest weights from now on, and so the newest clock; that of one who was ahead stays."""
+        """Set the clock to the newest one, unless the member was ahead of it."""
         member.clock = max([member.kept, *self._clocks()])
 
     def _rest(self, member: _Member) -> None:
@@ -162,7 +159,7 @@ class ParamServerProcess:
 
     def _push(self, member: _Member, message: dict[str, Any]) -> Value:
         with self._change:
-            if member.clock is None:  # it was taken for gone
+            if member.clock is None:  # it was considered disconnected
                 self._wake(member)
             code, rows, group = message["code"], message["rows"], message["group"]
             part = self._parts[group]
@@ -185,14 +182,12 @@ class ParamServerProcess:
             return self._newest(part)
 
     def _share(self, member: _Member, message: dict[str, Any]) -> Value:
-        """Keep moments for the others, who each get them once."""
+        """Keep moments for the other members, each of which receives them once."""
         with self._change:
             for other in self._members - {member}:
                 other.new_moments = merged(other.new_moments, np.array(message["moments"]))
             new_moments, member.new_moments = member.new_moments, None
             return {"moments": new_moments}
-
-    # -- updates -----------------------------------------------------------------------------------------------
 
     def _wait_for_round(self, member: _Member, group: int, grad: Array | None, rows: int) -> None:
         finished = self._rounds
@@ -205,7 +200,7 @@ class ParamServerProcess:
                 break
 
     def _finish_round(self, *, late: bool = False) -> None:
-        """Update if everybody who is waited for has come."""
+        """Update if all required members have pushed."""
         active = {member for member in self._members if member.clock is not None}
         needed = max(1, min(len(active), self._num_workers - self._rules.backup_workers))
         if not self._arrived or (len(self._arrived) < needed and not late):
@@ -213,14 +208,14 @@ class ParamServerProcess:
         if late:
             self._let_go += len(active - self._arrived.keys())
             for member in active - self._arrived.keys():
-                member.clock = None  # it is not waited for again until it comes
+                member.clock = None  # not awaited until it pushes again
         arrived = list(self._arrived.values())
         for member, (group, _, _) in self._arrived.items():
             member.clock = (member.clock or 0) + (group == 0)
         self._arrived.clear()
         self._rounds += 1
         self._change.notify_all()
-        for group in sorted({group for group, _, _ in arrived}):  # some may have ended their batch before others
+        for group in sorted({group for group, _, _ in arrived}):  # some may have finished their batch before others
             self._apply_mean(group, [(grad, rows) for g, grad, rows in arrived if g == group and grad is not None])
 
     def _apply_mean(self, group: int, grads: list[tuple[Array, int]]) -> None:
@@ -240,13 +235,13 @@ class ParamServerProcess:
     def _wait_for_slower(self, member: _Member) -> None:
         self._change.notify_all()
         if self._rules.mode == "ssp":
-            near = lambda: self._closed or self._ahead(member) <= self._rules.staleness  # noqa: E731 - said once
+            near = lambda: self._closed or self._ahead(member) <= self._rules.staleness  # noqa: E731
             came = self._change.wait_for(near, _TIMEOUT_S)
-            self._lead = max(self._lead, self._ahead(member))  # above the bound, where somebody is let go
+            self._lead = max(self._lead, self._ahead(member))  # exceeds the bound if a member is given up on
             for other in () if came else self._members:
                 if other.clock is not None and (member.clock or 0) - other.clock > self._rules.staleness:
                     self._let_go += 1
-                    other.clock = None  # it is not waited for again until it comes
+                    other.clock = None  # not awaited until it pushes again
 
     def _ahead(self, member: _Member) -> int:
         return (member.clock or 0) - min(self._clocks(), default=0)
@@ -258,7 +253,7 @@ class ParamServerProcess:
         return {"version": self.version, "weights": self._coded(part)}
 
     def _coded(self, part: _GroupPart) -> Value:
-        """A part's weights, coded once for all members."""
+        """The weights of a slice, encoded once for all members."""
         if part.coded is None or part.coded[0] != part.updates:
             weights = part.weights.detach().numpy()
             code = self._broadcast.encode(weights, self._rng).copy()
@@ -267,22 +262,19 @@ class ParamServerProcess:
             part.coded = part.updates, code
         return part.coded[1]
 
-    # -- what the run asks -------------------------------------------------------------------------------------
-
     def state(self) -> dict[str, Any]:
-        """What another server would continue from."""
+        """State from which another server can continue."""
         with self._change:
             return {"version": self.version, "parts": [part.state() for part in self._parts]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from there."""
         with self._change:
             self.version = state["version"]
             for part, kept in zip(self._parts, state["parts"], strict=True):
                 part.load(kept)
 
     def metrics(self) -> dict[str, float]:
-        """How old gradients were, in updates since their weights, and how far anybody was ahead of the slowest."""
+        """Staleness of gradients in updates, and how far a worker was ahead of the slowest."""
         with self._change:
             told = {
                 "exchange/staleness": self._stale / max(1, self._pushes),
@@ -295,7 +287,6 @@ class ParamServerProcess:
             return told | ({"exchange/weights_error": self._error} if self._error else {})
 
     def close(self) -> None:
-        """Let everybody go."""
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -303,7 +294,7 @@ class ParamServerProcess:
 
 
 def server_slices(group: slice, servers: int) -> list[slice]:
-    """A parameter group's part of the flat weights cut into one slice for each server, aligned to cache lines."""
+    """One parameter group's slice of the flat weights, split into one cache-aligned slice per server."""
     count = group.stop - group.start
     step = -(-count // (16 * servers)) * 16
     return [slice(group.start + min(count, k * step), group.start + min(count, (k + 1) * step)) for k in range(servers)]

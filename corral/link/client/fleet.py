@@ -1,4 +1,4 @@
-"""All simulators of a learner: connections, handshakes, sessions that are lost or resumed."""
+"""All simulators of a learner: connections, handshakes, and sessions that end or are resumed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ log = logging.getLogger("corral.link")
 _GREETING_S = 10.0
 _MAX_GREETINGS, _MAX_SESSIONS = 256, 1024
 _CHECK_EVERY_S = 0.25
-_TURN_S = 0.001  # a wait while other threads wait for their turn
-_YIELD_S = 50e-6  # or the thread that has just had its turn would take the next as well
+_TURN_S = 0.001  # one wait, while other threads wait for their turn
+_YIELD_S = 50e-6  # otherwise the thread that just had its turn would take the next one too
 _FATAL = {clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH}
 
 
 class Refused(Exception):
-    """A simulator that cannot be taken on: the status to answer, and why."""
+    """A simulator that cannot be accepted, with the status to answer."""
 
     def __init__(self, status: clp.Status, text: str):
         super().__init__(text)
@@ -41,7 +41,7 @@ class Refused(Exception):
 
 @dataclass
 class _SimulatorGreeting:
-    """A connection that has not got to READY."""
+    """A connection that has not reached READY."""
 
     since: float
     simulator: Simulator | None = None
@@ -52,15 +52,14 @@ class _SimulatorGreeting:
 
 @dataclass
 class FleetMember:
-    """A user of the fleet's simulators, told when one joins or is lost."""
+    """A user of the fleet's simulators, notified when one joins or disconnects."""
 
     joined: Callable[[SimulatorSession], None]
-    lost: Callable[[SimulatorSession, str, str], None]
-    """Session, kind of fault (killed | hung | raised), and reason."""
+    lost: Callable[[SimulatorSession, str, str], None]  # session, kind of fault (killed | hung | raised), and reason
 
 
 class Fleet:
-    """Sessions over one binding. Messages are handled in `poll` alone."""
+    """The sessions of one binding. Messages are handled only in `poll`."""
 
     def __init__(
         self, binding: Binding, token: bytes | None = None, reconnect_s: float = 5.0, budget: Budget | None = None
@@ -68,30 +67,28 @@ class Fleet:
         self.binding, self._token, self._reconnect_s = binding, token, reconnect_s
         self._budget = budget or Budget()
         self.lock = threading.RLock()
-        self.spec: EnvSpec | None = None
-        """Of the first simulator; all others must have its spaces."""
+        self.spec: EnvSpec | None = None  # of the first simulator; all others must have the same spaces
         self.players = 1
         self._rows_kind: Any = None
         self.members: list[FleetMember] = []
         self.sessions: dict[int, SimulatorSession] = {}
-        self.keepers: list[Callable[[float], None]] = []
-        """Called a few times per second during `poll`."""
+        self.keepers: list[Callable[[float], None]] = []  # called a few times per second during `poll`
         self.gone: Callable[[bytes], bool] = lambda instance: False
         """Whether the process of this instance is known to have ended."""
         self._by_wire: dict[Wire, SimulatorSession] = {}
         self._greetings: dict[Wire, _SimulatorGreeting] = {}
         self._numbers = int.from_bytes(new_nonce()[:3], "little")
         self._last_check = time.monotonic()
-        self._threads: set[int] = set()  # that have waited for messages
-        self._turn = 0  # waits that brought some
+        self._threads: set[int] = set()  # threads that have waited for messages
+        self._turn = 0  # counts the waits that brought messages
         self._fatal: str | None = None
         self._strangers = RateLimitedLog(log)
 
     def poll(self, timeout_s: float) -> None:
-        """Wait for messages and act on them; UserError when a simulator that was connected to cannot be used.
+        """Wait for messages and handle them; UserError when a simulator that was connected to cannot be used.
 
-        Several threads may share a fleet: each acts on the messages of all, in turns that are short enough to send in
-        between, and returns when another has had its turn, because that may have brought what it waits for.
+        Several threads may share a fleet: each handles the messages of all, in turns short enough to send in between,
+        and returns after another thread's turn, because that may have brought the message it waits for.
         """
         self._threads.add(threading.get_ident())
         turn = self._turn
@@ -121,19 +118,17 @@ class Fleet:
     def give_up(
         self, session: SimulatorSession, kind: str, reason: str, status: clp.Status = clp.Status.E_DEADLINE
     ) -> None:
-        """End a session, whatever its simulator is doing."""
         if session.lost is not None:
             return
         self._send_error(session.wire, status, reason, session)
         self._lose(session, kind, reason)
 
     def dismiss(self, session: SimulatorSession) -> None:
-        """Disconnect a simulator that is no longer needed."""
         session.tell(clp.Op.CLOSE, meta={"reason": "no longer needed", "over": True})
         self._lose(session, "killed", f"{session.name} was disconnected")
 
     def close(self, reason: str = "the run is over") -> None:
-        """Say goodbye to all. Safe to call twice."""
+        """Safe to call twice."""
         with self.lock:
             for session in self.sessions.values():
                 session.tell(clp.Op.CLOSE, meta={"reason": reason, "over": True})
@@ -143,8 +138,6 @@ class Fleet:
             self._by_wire.clear()
             self._greetings.clear()
             self.binding.close()
-
-    # -- sessions ------------------------------------------------------------------------------------------
 
     def _take(self, session: SimulatorSession, event: Event) -> None:
         if event.lost is not None:
@@ -186,8 +179,6 @@ class Fleet:
                 del self._greetings[wire]
                 self._strangers.warning(f"{wire.peer} did not say what it is within {_GREETING_S:g} s; closed.")
                 wire.close()
-
-    # -- handshake -----------------------------------------------------------------------------------------
 
     def _greet(self, event: Event) -> None:
         wire = event.wire
@@ -278,7 +269,7 @@ class Fleet:
                 clp.Status.E_AUTH,
                 f"{hello.env} at {wire.peer} did not prove that it knows the token; give it the same --token-file",
             )
-        self._require_same(wire, hello, simulator.spec)  # another may have been first meanwhile
+        self._require_same(wire, hello, simulator.spec)  # another simulator may have been first meanwhile
         del self._greetings[wire]
         session = greeting.resumes
         if session is not None and session.lost is None:
@@ -290,7 +281,7 @@ class Fleet:
         if session is not None:
             raise Refused(clp.Status.E_SESSION, f"session {greeting.number} was given up meanwhile")
         for old in [s for s in self.sessions.values() if s.simulator.hello.instance == hello.instance]:
-            if old.detached_at is not None:  # it has forgotten that session
+            if old.detached_at is not None:  # the simulator has forgotten that session
                 self._lose(old, "killed", f"{old.name} did not keep its session")
         if self.spec is None:
             self.spec, self.players = simulator.spec, hello.players
@@ -310,7 +301,7 @@ class Fleet:
         self._say_refusal(wire, refused.status, f"A simulator was refused: {refused}.")
 
     def _say_refusal(self, wire: Wire, status: int, text: str) -> None:
-        """A simulator that we connected to is needed; of those that connect to us, others may fit."""
+        """Fatal if we connected to the simulator; of those that connect to us, others may fit."""
         if wire.initiated and status in _FATAL:
             self._fatal = text
         else:

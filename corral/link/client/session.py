@@ -18,8 +18,8 @@ from corral.link.protocol import Limits, rows_per_message
 from corral.link.transports.base import Wire
 
 _STEP = int(clp.Op.STEP)
-_MAX_ODD = 1000  # messages without a request, between two answers
-_SMOOTHING = 0.1  # of the measured time of a row
+_MAX_ODD = 1000  # messages without a request between two replies
+_SMOOTHING = 0.1  # of the measured time per row
 
 Done = Callable[[Message], None]
 
@@ -38,7 +38,7 @@ class Request:
 
 
 class Simulator:
-    """What HELLO says, in the terms that requests need."""
+    """What HELLO declares, in the terms that requests need."""
 
     def __init__(self, hello: Hello, spec: EnvSpec):
         self.hello, self.spec = hello, spec
@@ -48,12 +48,12 @@ class Simulator:
 
     @property
     def row_bytes(self) -> int:
-        """What a row takes in the largest message that holds it."""
+        """Bytes of a row in the largest message that holds it."""
         return 2 * self.observation.row_bytes + self.rows.row_bytes + self.action.row_bytes + 64
 
 
 class SimulatorSession:
-    """One simulator that has been taken on."""
+    """The session with one accepted simulator."""
 
     def __init__(self, number: int, simulator: Simulator, wire: Wire, limits: Limits, window: int):
         self.number, self.simulator, self.wire = number, simulator, wire
@@ -61,52 +61,44 @@ class SimulatorSession:
         self.most_rows = rows_per_message(limits, simulator.row_bytes)
         self.lost: str | None = None
         self.detached_at: float | None = None
-        self.row_s = 0.0
-        """Seconds that the simulator takes for a row, smoothed; 0 while unknown."""
+        self.row_s = 0.0  # seconds that the simulator takes per row, smoothed; 0 while unknown
         self.waiting: dict[int, Request] = {}
         self._queue: deque[Request] = deque()
         self._seq = 0
         self._odd = 0
         self._taken, self._free = 0, list[int]()
         self._generation = 0
-        self.episodes = 0
-        """How many have ended here."""
-        self.retiring = False
-        """It gets no more environments, and those it has leave as their episodes end."""
+        self.episodes = 0  # number of episodes that ended here
+        self.retiring = False  # it gets no more environments; those it has move away as their episodes end
 
     @property
     def name(self) -> str:
-        """For messages to the user."""
         return f"{self.simulator.hello.env} at {self.wire.peer}"
 
     @property
     def seated(self) -> int:
-        """How many environments have a slot here."""
         return self._taken - len(self._free)
 
     @property
     def has_room(self) -> bool:
-        """Whether another environment fits."""
         return not self.retiring and self.room > 0
 
     @property
     def room(self) -> int:
-        """For how many more there are slots."""
+        """Number of free slots."""
         return min(self.simulator.hello.slots, self.limits.slots) - self.seated
 
     def take_slot(self) -> int:
-        """A free slot."""
         if self._free:
             return self._free.pop()
         self._taken += 1
         return self._taken - 1
 
     def free_slot(self, slot: int) -> None:
-        """Make it free."""
         self._free.append(slot)
 
     def take_generation(self) -> int:
-        """A generation of states' ids that nobody has who began after the last 16 million others."""
+        """A generation of state ids; one is reused only after 16 million others."""
         self._generation = self._generation % (clp.GENERATIONS - 1) + 1
         return self._generation
 
@@ -121,7 +113,7 @@ class SimulatorSession:
         flags: int = 0,
         meta: dict[str, Any] | None = None,
     ) -> Request:
-        """Send a request; `done` gets the reply. When the session is lost, `done` is not called."""
+        """Send a request; `done` gets the reply. It is not called when the session is lost."""
         self._seq += 1
         millis = min(int(deadline_s * 1000), 0xFFFFFFFF)
         if meta is None:
@@ -140,7 +132,6 @@ class SimulatorSession:
         return request
 
     def tell(self, op: int, payload: Sequence[Buffer] = (), batch: int = 0, meta: dict[str, Any] | None = None) -> None:
-        """Send what has no reply."""
         self._seq += 1
         message = Message(
             op, clp.NO_REPLY, 0, self._seq, self.number, self.simulator.layout, batch, 0, meta, list(payload)
@@ -148,7 +139,6 @@ class SimulatorSession:
         self.wire.send(message.frames())
 
     def take(self, frames: Sequence[Buffer]) -> None:
-        """Act on a message of the simulator; BadMessage when it makes no sense."""
         message = read_message(frames)
         if message.session != self.number or message.layout != self.simulator.layout:
             raise BadMessage(
@@ -171,7 +161,7 @@ class SimulatorSession:
         request.done(message)
 
     def overdue(self, now: float) -> Request | None:
-        """A request whose deadline has passed; without a connection, one that could not even be sent as well."""
+        """A request whose deadline has passed; while detached, also one that was never sent."""
         for request in self.waiting.values():
             if now - request.sent_at > request.deadline_s:
                 return request
@@ -180,15 +170,14 @@ class SimulatorSession:
         return None
 
     def detach(self) -> None:
-        """The connection is lost; the simulator may reconnect."""
         self.detached_at = time.monotonic()
 
     def attach(self, wire: Wire) -> None:
-        """The simulator is back: ask again what it has not answered."""
+        """Resume on a new connection: resend the requests without a reply."""
         self.wire.close()
         self.wire, self.detached_at = wire, None
         self.wire.most_bytes = self.limits.message
-        for request in self.waiting.values():  # deadlines go on, or who comes and goes would never be late
+        for request in self.waiting.values():  # their deadlines keep running, however often it reconnects
             self.wire.send(request.frames)
         while self._queue and len(self.waiting) < self.window:
             self._send(self._queue.popleft())
@@ -199,7 +188,7 @@ class SimulatorSession:
         self.wire.send(request.frames)
 
     def _take_odd(self, message: Message) -> None:
-        """What is no answer: words, a goodbye, or an answer that came twice."""
+        """Handle a message that is not a reply: an error, a goodbye, or a duplicate reply."""
         self._odd += 1
         if self._odd > _MAX_ODD:
             raise BadMessage(f"more than {_MAX_ODD} messages without a request")
@@ -213,4 +202,4 @@ class SimulatorSession:
 
 
 class Left(Exception):
-    """The simulator says goodbye; the text is its reason."""
+    """The simulator closed the session; the text is its reason."""

@@ -1,7 +1,7 @@
 """Requests about the states of environments inside simulators: SAVE, LOAD, EXPAND, ROLLOUT, EXPORT, IMPORT, DROP.
 
-`ask` sends one call to several simulators at once and waits for all of them; `StateReplies` puts their rows together.
-`StateClient` makes the requests of a single simulator, with slots of its own.
+`ask` sends one call to several simulators at once and waits for all of them; `StateReplies` merges their rows.
+`StateClient` makes the requests of a single simulator, with its own slots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RowIndex = slice | Array
 
 @dataclass(slots=True)
 class Part:
-    """Rows of a call that go to one simulator in one request."""
+    """The rows of a call that go to one simulator in one request."""
 
     session: SimulatorSession
     rows: RowIndex
@@ -36,7 +36,7 @@ class Part:
 
 
 class StateReplies:
-    """The rows of a call, as simulators answered them; rows that could not be served have a status."""
+    """The rows of a call as the simulators answered them; rows that could not be served have a status."""
 
     def __init__(self, simulator: Simulator, count: int, *, obs: bool = True):
         self._layout = simulator.spec.observation
@@ -48,8 +48,7 @@ class StateReplies:
         self.failed, self.lost = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         """Rows whose step failed (see `take_steps`), and rows whose simulator disconnected."""
         self.messages: dict[int, str] = {}
-        self.message = ""
-        """What was said of the last failed or lost row."""
+        self.message = ""  # the message of the last failed or lost row
 
     @property
     def terminated(self) -> Array:
@@ -61,11 +60,9 @@ class StateReplies:
 
     @property
     def obs(self) -> Tree | None:
-        """Observations; None where none were asked for."""
         return self._layout.unflatten(self.leaves) if self.leaves else None
 
     def require_good(self, what: str) -> None:
-        """EnvFailed, naming the first row that was not served and why."""
         bad = np.flatnonzero(self.status)
         if len(bad):
             row = int(bad[0])
@@ -73,11 +70,10 @@ class StateReplies:
             raise EnvFailed(f"{what}: row {row} of {len(self.status)}: {name} {self.messages.get(row, '')}".rstrip())
 
     def miss(self, rows: RowIndex, message: str) -> None:
-        """Mark rows of a simulator that disconnected."""
         self.lost[rows], self.message = True, message
 
     def take(self, part: Part, reply: Message, at: int = 0) -> Array:
-        """Read the rows of a part, which begin with this frame; returns their status."""
+        """Read the rows of a part, starting at this frame; returns their status."""
         simulator, rows, payload = part.session.simulator, part.rows, reply.payload[at:]
         players = simulator.hello.players
         if reply.batch != part.count or len(payload) != 1 + bool(self.leaves):
@@ -95,7 +91,7 @@ class StateReplies:
         return status
 
     def take_steps(self, part: Part, reply: Message, at: int = 0) -> None:
-        """`take` for a planner: rows whose environment failed are marked, and any other status is raised."""
+        """`take` for a planner: rows whose environment failed are marked, any other status is raised."""
         status = self.take(part, reply, at)
         if status.any():
             self.failed[part.rows] = _failed_steps(part, status, reply)
@@ -139,9 +135,9 @@ def ask(
     flags: int = 0,
     meta: dict[str, Any] | None = None,
 ) -> None:
-    """Send all parts at once, and `take` every answer; EnvFailed when a simulator refuses.
+    """Send all parts at once and `take` every reply; EnvFailed when a simulator refuses.
 
-    Parts of simulators that disconnect meanwhile are passed to `miss`; EnvFailed without it.
+    Parts of simulators that disconnect meanwhile are passed to `miss`; without it they raise EnvFailed.
     """
     errors: list[Exception] = []
     waiting = dict(enumerate(part for part, _ in parts))
@@ -155,7 +151,7 @@ def ask(
             take(part, reply)
         except (EnvFailed, UserError) as error:
             errors.append(error)
-        del waiting[k]  # after a BadMessage it stays: the fleet disconnects the simulator, and so the part is lost
+        del waiting[k]  # after a BadMessage it stays: the fleet disconnects the simulator, which loses the part
 
     with fleet.lock:
         for k, (part, payload) in enumerate(parts):
@@ -176,8 +172,8 @@ def ask(
 class StateClient:
     """Requests to one simulator about states, and about slots that no VecEnv uses.
 
-    Ids are a generation and a counter, so that a whole tree is dropped by its generation. Every call is answered before
-    it returns, or raises EnvFailed.
+    Ids consist of a generation and a counter, so a whole tree is dropped by its generation. Every call returns with its
+    reply or raises EnvFailed.
     """
 
     def __init__(self, fleet: Fleet, session: SimulatorSession, timeout_s: float = 60.0):
@@ -190,46 +186,40 @@ class StateClient:
         return self.session.simulator.hello.level
 
     def new_ids(self, count: int) -> Array:
-        """Ids that are not in use."""
         first = self._generation << clp.GENERATION_BITS | self._counter + 1
         self._counter += count
         return np.arange(first, first + count, dtype="<u8")
 
     def next_generation(self) -> None:
-        """Drop all states, and continue with ids of another generation."""
+        """Drop all states and continue with ids of another generation."""
         self.session.tell(clp.Op.DROP, meta={"generation": self._generation})
         self._generation, self._counter = self.session.take_generation(), 0
 
     def drop(self, ids: Array) -> None:
-        """Forget states."""
         self.session.tell(clp.Op.DROP, [_u8(ids)], len(ids))
 
     def take_slots(self, count: int) -> Array:
-        """Slots of one's own."""
         return np.array([self.session.take_slot() for _ in range(count)], "<u4")
 
     def reset(self, slots: Array, seeds: Array) -> StateReplies:
-        """Start episodes."""
         return self._rows(clp.Op.RESET, [_u4(slots), _u8(seeds)], len(slots))
 
     def step(self, slots: Array, actions: Tree, *, autoreset: bool = False) -> StateReplies:
-        """Step slots; without `autoreset`, an episode that ends stays at its end."""
+        """Step slots; without `autoreset`, an ended episode stays at its end."""
         flags = clp.AUTORESET if autoreset else 0
         return self._rows(clp.Op.STEP, [_u4(slots), self._actions(actions, len(slots))], len(slots), flags=flags)
 
     def save(self, slots: Array, ids: Array | None = None) -> tuple[Array, StateReplies]:
-        """Save the states of slots; returns their ids."""
         ids = self.new_ids(len(slots)) if ids is None else ids
         return ids, self._rows(clp.Op.SAVE, [_u4(slots), _u8(ids)], len(slots), obs=False)
 
     def load(self, slots: Array, ids: Array) -> StateReplies:
-        """Load states into slots; the observations are those of SAVE."""
         return self._rows(clp.Op.LOAD, [_u4(slots), _u8(ids)], len(slots), flags=clp.WANT_OBS)
 
     def expand(
         self, parents: Array, actions: Tree, children: Array | None = None, seeds: Array | None = None
     ) -> tuple[Array, StateReplies]:
-        """Make a step from each state, and save the results; returns the children's ids."""
+        """Step from each state and save the results; returns the children's ids."""
         children = self.new_ids(len(parents)) if children is None else children
         payload = [_u8(parents), self._actions(actions, len(parents)), _u8(children)]
         if seeds is not None:
@@ -237,7 +227,7 @@ class StateClient:
         return children, self._rows(clp.Op.EXPAND, payload, len(parents))
 
     def rollout(self, parents: Array, actions: Tree, steps: int) -> tuple[Array, Array, StateReplies]:
-        """Make `steps` steps from each state, with actions [B * steps, ...]; returns rewards, lengths and last rows."""
+        """Step `steps` times from each state, actions [B * steps, ...]; returns rewards, lengths and last rows."""
         if not 1 <= steps <= _MAX_STEPS:
             raise UserError(f"A rollout has 1 to {_MAX_STEPS} steps, got {steps}.")
         batch = len(parents)
@@ -272,13 +262,11 @@ class StateClient:
         return blobs, replies
 
     def take_in(self, blobs: Sequence[bytes], ids: Array | None = None) -> tuple[Array, StateReplies]:
-        """Save states that were exported; returns their ids."""
         ids = self.new_ids(len(blobs)) if ids is None else ids
         sizes = np.array([len(blob) for blob in blobs])
         return ids, self._rows(clp.Op.IMPORT, [_u8(ids), _u8(sizes), b"".join(blobs)], len(blobs), obs=False)
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the simulator, and the memory that its states take."""
         found: dict[str, Any] = {}
         self._ask(clp.Op.STATS, [], 0, lambda part, reply: found.update(reply.meta or {}))
         return found
@@ -316,7 +304,7 @@ class StateClient:
 
 
 def read_rollout(reply: Message, batch: int, steps: int) -> tuple[Array, Array]:
-    """Rewards [batch, steps] and lengths [batch] of an answer to ROLLOUT."""
+    """Rewards [batch, steps] and lengths [batch] of a reply to ROLLOUT."""
     if len(reply.payload) < 2 or len(reply.payload[0]) != 8 * batch * steps or len(reply.payload[1]) != 4 * batch:
         raise BadMessage("an answer to a rollout whose frames do not fit")
     rewards = np.frombuffer(reply.payload[0], "<f8").reshape(batch, steps)
@@ -324,7 +312,7 @@ def read_rollout(reply: Message, batch: int, steps: int) -> tuple[Array, Array]:
 
 
 def row_messages(reply: Message, batch: int) -> dict[int, str]:
-    """What the simulator says about rows, as far as there are such rows."""
+    """The simulator's messages about rows; those about unknown rows are ignored."""
     given = (reply.meta or {}).get("rows", {})
     if not isinstance(given, dict):
         return {}

@@ -1,1 +1,1 @@
-"""What carries the link's messages: TCP, ZeroMQ, gRPC, and JSON over ZeroMQ."""
+"""Transports of the link's messages: TCP, ZeroMQ, gRPC, and JSON over ZeroMQ."""

@@ -13,15 +13,15 @@ _PREFIX = struct.Struct("<4sI")
 _HEADS = [struct.Struct(f"<4sI{count}I") for count in range(MAX_FRAMES + 1)]
 _LENGTHS = [struct.Struct(f"<{count}I") for count in range(MAX_FRAMES + 1)]
 _ROOM = 1 << 18
-_TOGETHER = 1 << 14  # smaller messages are joined: one system call with one buffer is the cheapest
+_TOGETHER = 1 << 14  # smaller messages are joined: one system call with one buffer is cheapest
 
 
 class BadFrames(Exception):
-    """Bytes that are no message."""
+    """Bytes that are not a valid message."""
 
 
 def pack(frames: Sequence[Buffer]) -> list[Buffer]:
-    """Frames with what says where each ends."""
+    """Frames preceded by their lengths."""
     lengths = list(map(len, frames))
     prefix = _HEADS[len(lengths)].pack(MAGIC, len(lengths), *lengths)
     if sum(lengths) < _TOGETHER:
@@ -30,7 +30,7 @@ def pack(frames: Sequence[Buffer]) -> list[Buffer]:
 
 
 class FrameReader:
-    """Takes bytes as they come and gives messages; large ones are read into memory of their own size."""
+    """Turns received bytes into messages; large ones are read into buffers of their exact size."""
 
     def __init__(self, most_bytes: int):
         self.most_bytes = most_bytes
@@ -42,7 +42,6 @@ class FrameReader:
         self._filled = 0
 
     def room(self) -> memoryview:
-        """Where the next bytes go."""
         if self._big is not None:
             return memoryview(self._big)[self._filled :]
         if self._start == self._end:
@@ -54,7 +53,7 @@ class FrameReader:
         return self._view[self._end :] if self._end else self._view
 
     def took(self, size: int) -> None:
-        """So many bytes have come."""
+        """Note that this many bytes have arrived."""
         if self._big is not None:
             self._filled += size
         else:
@@ -62,11 +61,10 @@ class FrameReader:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has come that was not given."""
         return self._start == self._end and self._big is None
 
     def next(self) -> list[memoryview] | None:
-        """The next message that is complete; BadFrames when what came is none."""
+        """The next complete message; BadFrames when the bytes are invalid."""
         if self._big is not None:
             if self._filled < len(self._big):
                 return None

@@ -1,8 +1,8 @@
 """The binding `grpc://`: the bytes of `tcp://`, each message one of the stream `/corral.Link/Attach`.
 
-Threads of gRPC's own read and write. What they read crosses to `poll` through one queue with room for a few messages of
-each peer; who sends more is held up by HTTP/2's flow control. What they are to write waits in a queue of each wire, and
-who lets that grow full is lost.
+gRPC's own threads read and write. Received messages reach `poll` through one queue with room for a few messages per
+peer; HTTP/2 flow control slows down a peer that sends more. Outgoing messages wait in a queue per wire; a peer that
+lets it fill up is disconnected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PING_MS, _PONG_MS = 10_000, 20_000
 
 def import_grpc() -> Any:
     """The grpc package; UserError when it is not installed."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported in our own words
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Corral reports errors itself
     try:
         return importlib.import_module("grpc")
     except ModuleNotFoundError as error:
@@ -42,29 +42,28 @@ def import_grpc() -> Any:
 
 
 def options(first_retry_ms: int, longest_retry_ms: int) -> tuple[tuple[str, int], ...]:
-    """Of channels and servers; a connection that failed is tried again after so long, at first and at most."""
+    """Options of channels and servers; failed connections are retried after these delays, first and longest."""
     return (
         ("grpc.max_send_message_length", MAX_BYTES),
         ("grpc.max_receive_message_length", MAX_BYTES),
-        # A machine that is switched off, or a cable that is pulled, says nothing: ask.
+        # A machine that is switched off or unplugged sends nothing: ping it.
         ("grpc.keepalive_time_ms", _PING_MS),
         ("grpc.keepalive_timeout_ms", _PONG_MS),
         ("grpc.http2.ping_timeout_ms", _PONG_MS),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS // 2),  # what the other side may do
+        ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS // 2),  # what the peer may do
         ("grpc.initial_reconnect_backoff_ms", first_retry_ms),
-        ("grpc.min_reconnect_backoff_ms", longest_retry_ms),  # in truth how long to try
+        ("grpc.min_reconnect_backoff_ms", longest_retry_ms),  # in effect the connect timeout
         ("grpc.max_reconnect_backoff_ms", longest_retry_ms),
-        ("grpc.so_reuseport", 0),  # otherwise two could listen on one port, and get half of the calls each
-        ("grpc.enable_http_proxy", 0),  # the other side is near, the proxy is for the world outside
+        ("grpc.so_reuseport", 0),  # otherwise two processes could share a port, and each would get half of the calls
+        ("grpc.enable_http_proxy", 0),  # peers are nearby; proxies are for the internet
     )
 
 
 class Threads(futures.Executor):
-    """A thread for each call, which gRPC bounds; Python's own pool would wait for them at exit, for ever."""
+    """One thread per call, which gRPC bounds; Python's own pool would wait for them forever at exit."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
-        """Call it now."""
         future: futures.Future[Any] = futures.Future()
 
         def run() -> None:
@@ -78,14 +77,13 @@ class Threads(futures.Executor):
 
 
 SERVICE, METHOD = "corral.Link", "Attach"
-ANSWER = (("corral-link", "1"),)
-"""Initial metadata by which a client knows that it was accepted, before any message."""
+ANSWER = (("corral-link", "1"),)  # initial metadata by which a client knows that it was accepted, before any message
 
-_MAX_CALLS = 1280  # the learner's sessions and greetings
-_MAX_UNREAD, _MAX_UNREAD_BYTES = 18, 1 << 26  # of a wire, but always one message
+_MAX_CALLS = 1280  # sessions and greetings of the learner
+_MAX_UNREAD, _MAX_UNREAD_BYTES = 18, 1 << 26  # per wire, but always at least one message
 _MAX_UNSENT = 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-_LEAVE_S = 1.0  # for the other side to take what was sent before the end
+_LEAVE_S = 1.0  # for the peer to take what was sent before the end
 _CLOSE_S = 0.5
 _PREFIX = struct.Struct("<4sI")
 
@@ -93,7 +91,7 @@ OPTIONS = options(int(1000 * _FIRST_PAUSE_S), int(1000 * _LONGEST_PAUSE_S))
 
 
 def unpack(data: bytes, most_bytes: int) -> list[memoryview]:
-    """The frames of a whole message; BadFrames when it is none."""
+    """The frames of a whole message; BadFrames when it is invalid."""
     view = memoryview(data)
     magic, count = _PREFIX.unpack_from(view) if len(view) >= _PREFIX.size else (b"", 0)
     if magic != MAGIC:
@@ -124,7 +122,7 @@ class _Inbox:
         self._closed = False
 
     def put(self, event: Event, size: int = 0) -> bool:
-        """Hand an event over, once there is room if it is a message; False when nobody takes it."""
+        """Queue an event, a message only once there is room; False when the inbox or wire is closed."""
         wire = event.wire
         assert isinstance(wire, GrpcWire)
         with self._room:
@@ -143,10 +141,10 @@ class _Inbox:
         return True
 
     def lose(self, wire: GrpcWire, reason: str, here: bool) -> bool:
-        """A wire is lost, by this side's will (`here`) or not; False when that is known already."""
+        """Mark a wire as lost, deliberately (`here`) or not; False when it already was."""
         with self._room:
             if here:
-                wire.closed = True  # what it has said and nobody has read is not for anybody any more
+                wire.closed = True  # its unread messages are dropped
             if wire.broken is not None:
                 return False
             wire.broken = reason
@@ -156,7 +154,7 @@ class _Inbox:
         return True
 
     def take(self, timeout_s: float) -> list[Event]:
-        """What has come, after a wait for the first of it."""
+        """Wait for the first event, then return all that have arrived."""
         with self._came:
             if not self._events and timeout_s > 0:
                 self._came.wait(timeout_s)
@@ -174,7 +172,6 @@ class _Inbox:
         return events
 
     def close(self) -> None:
-        """Nobody takes events any more."""
         with self._room:
             self._closed = True
             self._room.notify_all()
@@ -187,19 +184,16 @@ class GrpcWire(Wire):
         self.peer, self.initiated = peer, initiated
         self.broken: str | None = None
         self.closed = False
-        self.met = False
-        """Whether `poll` has said that the peer is there."""
-        self.unread = self.unread_bytes = 0  # both guarded by the inbox
+        self.met = False  # whether `poll` has reported the peer
+        self.unread = self.unread_bytes = 0  # guarded by the inbox
         self.hang_up: Callable[[], Any] = lambda: None
-        """End the call at once."""
         self.over = threading.Event()
-        """Set when the call has ended."""
         self._inbox = inbox
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._put = self._taken = 0  # bytes; each is counted by one thread only
+        self._put = self._taken = 0  # bytes; each counter is written by one thread only
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Hand a message to gRPC; a peer that lets too many pile up is lost."""
+        """Queue a message for gRPC; a peer that lets too many pile up is disconnected."""
         if self.broken is not None:
             return
         data = b"".join(pack(frames))
@@ -212,26 +206,23 @@ class GrpcWire(Wire):
         self._outbox.put(data)
 
     def close(self) -> None:
-        """End the call after what was sent; who does not take that within a second is hung up on."""
+        """End the call after what was sent; a peer that does not take it within a second is cut off."""
         self.end("closed here", here=True)
 
     def end(self, reason: str, here: bool = False) -> None:
-        """The wire is lost."""
         if self._inbox.lose(self, reason, here):
             self.stop_writing()
 
     def stop_writing(self) -> None:
-        """Let the thread that writes end, after what was sent."""
         self._outbox.put(None)
 
     def outgoing(self) -> Iterator[bytes]:
-        """What gRPC is to write."""
         while (data := self._outbox.get()) is not None:
             self._taken += len(data)
             yield data
 
     def read(self, messages: Iterable[bytes]) -> None:
-        """In a thread of its own: hand over what comes, to the end of the call."""
+        """Runs in its own thread: queue incoming messages until the call ends."""
         reason = "the other side closed the connection"
         try:
             for data in messages:
@@ -239,7 +230,7 @@ class GrpcWire(Wire):
                     break
         except BadFrames as error:
             reason = str(error)
-        except Exception as error:  # gRPC's way to say that the call has ended
+        except Exception as error:  # how gRPC reports the end of a call
             details = getattr(error, "details", lambda: None)()
             reason = f"the connection is lost: {details}" if details else "the connection is lost"
         self.end(reason)
@@ -262,7 +253,6 @@ class GrpcBinding(Binding):
             self.urls = [address.url for address in connect]
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Messages, new peers, and peers that are lost."""
         now = time.monotonic()
         for target in self._targets:
             timeout_s = min(timeout_s, target.connect_if_due(now))
@@ -278,13 +268,13 @@ class GrpcBinding(Binding):
                     if target.wire is wire:
                         target.lost(wire.met)
                 if not wire.met:
-                    continue  # nobody was there
+                    continue  # the peer never answered
             wire.met = True
             events.append(event)
         return events
 
     def close(self) -> None:
-        """End all calls, once what was sent has had a moment to get out. A fork of the owner has no business here."""
+        """End all calls after a moment to flush what was sent. Does nothing in a fork of the owner."""
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
@@ -295,7 +285,7 @@ class GrpcBinding(Binding):
         until = time.monotonic() + _CLOSE_S
         for wire in [*(wire for wire in calls if wire.met), *(wire for _, wire in self._leaving if wire.initiated)]:
             wire.over.wait(max(0.0, until - time.monotonic()))
-        # A channel waits for what a peer that has stopped was sent, until pings are not answered: without us.
+        # Closing a channel to a stopped peer waits until pings time out, so do it in the background.
         closers = [threading.Thread(target=target.channel.close, daemon=True) for target in self._targets]
         for closer in closers:
             closer.start()
@@ -310,8 +300,6 @@ class GrpcBinding(Binding):
     def _hang_up(wire: GrpcWire) -> None:
         if not wire.over.is_set():
             wire.hang_up()
-
-    # -- where this side listens ---------------------------------------------------------------------------
 
     def _listen(self, address: Address) -> int:
         self._calls: set[GrpcWire] = set()
@@ -332,7 +320,6 @@ class GrpcBinding(Binding):
         return port
 
     def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """One peer's call, in a thread of gRPC's, from its start to its end."""
         wire = GrpcWire(self._inbox, context.peer().partition(":")[2], initiated=False)
         wire.hang_up = context.cancel
         self._calls.add(wire)
@@ -347,9 +334,9 @@ class GrpcBinding(Binding):
 
 
 class _GrpcTarget:
-    """An address, the call to who listens there, and when to call again.
+    """An address, the call to its listener, and when to call again.
 
-    One channel for ever: with a new one for each call, calls may hang beyond their deadline (seen with grpcio 1.85).
+    One channel forever: with a new one per call, calls may hang beyond their deadline (seen with grpcio 1.85).
     """
 
     def __init__(self, grpc: Any, address: Address, inbox: _Inbox):
@@ -360,30 +347,30 @@ class _GrpcTarget:
         self._due, self._backoff = 0.0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=0.3)
 
     def connect_if_due(self, now: float) -> float:
-        """Call, if it is time to; seconds until it is."""
+        """Call if it is time to; returns the seconds until it is."""
         if self.wire is not None:
             return 60.0
         if self._due > now:
             return self._due - now
         self.wire = wire = GrpcWire(self._inbox, self._url, initiated=True)
-        # Until the other side listens, the channel tries by itself, with pauses.
+        # Until the peer listens, the channel retries by itself, with pauses.
         call = self._method(wire.outgoing(), wait_for_ready=True)
         wire.hang_up = call.cancel
         threading.Thread(target=self._read, args=(wire, call), daemon=True).start()
         return 60.0
 
     def lost(self, met: bool) -> None:
-        """The call is over: call again soon, or later and later if nobody ever answered."""
+        """The call is over: retry soon, or with growing pauses if it was never answered."""
         if met:
             self._backoff.reset()
         self._due, self.wire = time.monotonic() + self._backoff.next(), None
 
     def _read(self, wire: GrpcWire, call: Any) -> None:
-        with contextlib.suppress(Exception):  # whatever ends the call is said again when it is read
+        with contextlib.suppress(Exception):  # what ends the call is raised again when it is read
             if set(ANSWER) <= {tuple(pair) for pair in call.initial_metadata() or ()}:
                 self._inbox.put(Event(wire))
                 wire.read(call)
-            for _ in call:  # to its end, by which the other side says that it has got all
+            for _ in call:  # to its end, by which the peer confirms that it has received everything
                 pass
         wire.end("nothing of the link listens there")
         wire.over.set()

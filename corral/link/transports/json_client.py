@@ -1,11 +1,11 @@
 """One client of the JSON loop, as the fleet sees it: a CLP simulator with one slot.
 
-It waits for the learner (its last message has no answer yet) or the learner waits for it (a RESET or STEP is under
-way), never both, because a REQ socket sends and receives in turn:
+It waits for the learner (its last message has no answer yet) or the learner waits for it (a RESET or STEP is in
+flight), never both, because a REQ socket sends and receives in turn:
 
     learner                    here                              client
                                           <- reset, obs            first message: HELLO, READY
-    RESET     ->               seeded?     -> {"reset", "seed"}    otherwise the observation that is there will do
+    RESET     ->               seeded?     -> {"reset", "seed"}    otherwise the pending observation is used
     rows, obs <-                          <- reset, obs
     STEP      ->                           -> {"action": a}
     rows, obs <-                          <- step, obs, reward
@@ -41,7 +41,7 @@ MAX_TEXT = 500  # characters of an error
 
 
 class _Row(NamedTuple):
-    """What a row says beside its observations."""
+    """The fields of a row besides its observations."""
 
     flags: int = 0
     reward: float = 0.0
@@ -55,29 +55,25 @@ class JsonPeer(Wire):
 
     def __init__(self, identity: bytes, env_id: str | int | float, peer: str, spaces: tuple[Layout, Layout], most: int):
         self.identity, self.env_id, self.peer = identity, env_id, f"{peer} (env_id {env_id!r})"
-        self.descriptor: int | None = None
-        """Of its connection, by which the loss of it is told."""
-        self.json_bytes = most_bytes(spaces[0], most)
-        """Larger messages of this client are a mistake."""
-        self.lost: str | None = None
-        """Why there is nothing more to send or to take."""
+        self.descriptor: int | None = None  # of its connection, which libzmq's disconnect event names
+        self.json_bytes = most_bytes(spaces[0], most)  # larger messages of this client are an error
+        self.lost: str | None = None  # why nothing more is sent or received
         self.waits = True
-        """Whether the client waits for an answer."""
         self.answer: Callable[[Any], None] = lambda value: None
-        """Sends a JSON value to the client; set by whoever has the socket, as is `emit`, which hands on events."""
+        """Sends a JSON value to the client; set by the owner of the socket, as is `emit`, which forwards events."""
         self.emit: Callable[[Event], None] = lambda event: None
         self._spaces = spaces
         self._observation, self._action = map(space_group, spaces)
         self._layout, self._session = layout_hash(*spaces), 0
         self._obs: Buffer = b""
-        self._fresh = self._seeded = False  # is the observation an episode's first; does the client take seeds
-        self._request: tuple[int, int] | None = None  # op and number of what is under way
+        self._fresh = self._seeded = False  # is the observation an episode's first; does the client accept seeds
+        self._request: tuple[int, int] | None = None  # op and number of the request in flight
         self._asked_at = 0.0
-        self._last: tuple[_Row, Buffer] | None = None  # of an episode that ended, until the next begins
+        self._last: tuple[_Row, Buffer] | None = None  # of an ended episode, until the next begins
         self._farewell = "the learner closed the connection"
 
     def hello(self, message: ClientMessage) -> None:
-        """Take the first message, and say to the learner what this is; Mistake when it does not fit."""
+        """Handle the first message and announce the client to the learner; Mistake when it does not fit."""
         self._start(message)
         observation, action = (space.to_json() for space in self._spaces)
         instance = bytes.fromhex(message.instance) or new_nonce()
@@ -88,10 +84,8 @@ class JsonPeer(Wire):
         self.emit(Event(self))
         self._tell(Message(clp.Op.HELLO, meta=to_meta(hello)))
 
-    # -- the client's side ---------------------------------------------------------------------------------
-
     def take(self, message: ClientMessage) -> None:
-        """Act on a message of the client; Mistake when it makes no sense."""
+        """Handle a message of the client; Mistake when it is invalid."""
         if message.command == "terminate":
             self._reply_to_client({"action": None})
             self.leave("it terminated")
@@ -107,12 +101,10 @@ class JsonPeer(Wire):
             self._take_step(message)
 
     def fail(self, text: str) -> None:
-        """The client made a mistake: tell both sides, and end."""
         self._reply_to_client({"error": text})
         self._end(Message(clp.Op.ERROR, clp.NO_REPLY, clp.Status.E_PROTOCOL, meta={"text": text}), text)
 
     def leave(self, reason: str) -> None:
-        """The client is gone."""
         self._end(Message(clp.Op.CLOSE, clp.NO_REPLY, meta={"reason": reason}), reason)
 
     def _take_reset(self, message: ClientMessage) -> None:
@@ -145,10 +137,7 @@ class JsonPeer(Wire):
         self._obs = self._observation.write(read_obs(message.obs, self._spaces[0]), 1)
         self._fresh, self._seeded = True, message.seeded
 
-    # -- the learner's side --------------------------------------------------------------------------------
-
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Act on a message of the learner."""
         if self.lost is not None:
             return
         message = read_message(frames)
@@ -157,7 +146,7 @@ class JsonPeer(Wire):
         elif message.op == clp.Op.ERROR:
             self._farewell = message.text
         elif message.op == clp.Op.CLOSE:
-            if self.waits:  # otherwise it hears of it when it comes
+            if self.waits:  # otherwise it is told with its next message
                 self._reply_to_client(OVER)
                 self._lose("closed here")
         elif message.op in (clp.Op.RESET, clp.Op.STEP):
@@ -168,7 +157,7 @@ class JsonPeer(Wire):
             self._refuse(message, clp.Status.E_UNSUPPORTED, "a JSON simulator does not do that")
 
     def close(self) -> None:
-        """The learner lets this client go, for the reason that it gave before."""
+        """The learner disconnects this client, for the reason that it gave before."""
         if self.lost is None:
             if self.waits:
                 self._reply_to_client({"error": self._farewell[:MAX_TEXT]})
@@ -204,14 +193,11 @@ class JsonPeer(Wire):
                 log.info("%s takes no resets: its episode goes on as if it were another.", self.peer)
             self._reply(_Row(clp.FIRST))
 
-    # -- within --------------------------------------------------------------------------------------------
-
     def _reply_to_client(self, value: Any) -> None:
         self.waits = False
         self.answer(value)
 
     def _reply(self, row: _Row, obs: Buffer | None = None, final: Buffer | None = None) -> None:
-        """Answer what is under way."""
         assert self._request is not None
         op, seq = self._request
         self._request = None
@@ -236,9 +222,10 @@ class JsonPeer(Wire):
         self._tell(Message(message.op, clp.REPLY | clp.FAILED, status, message.seq, meta=meta))
 
     def _end(self, goodbye: Message, reason: str) -> None:
-        """Leave, by a goodbye rather than a lost wire: this session never comes back, so nobody need wait for it.
+        """Leave with a goodbye rather than a lost wire: this session never resumes, so the learner need not wait for
+        it.
 
-        An episode that has ended is delivered even though no other follows: its last observation stands in.
+        An ended episode is delivered even though no other follows: its last observation stands in.
         """
         if self.lost is not None:
             return

@@ -1,7 +1,7 @@
 """The binding `zmq+json://`: simulators that drive the loop, each a REQ socket that sends JSON, at one ROUTER here.
 
-A gateway: to the fleet each client is a simulator with one slot (see `json_peer`), so everything behind it is the same
-as for `zmq://`. What clients say is in docs/json_loop.md. Nothing that a client sends costs more than that client.
+A gateway: to the fleet each client is a simulator with one slot (see `json_client`), so everything behind it is the
+same as for `zmq://`. docs/json_loop.md describes the clients' messages. An invalid message affects only its client.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from corral.link.transports.zmq import came_later
 log = logging.getLogger("corral.link")
 
 _MAX_CLIENTS = 1024
-_MAX_BYTES = 16 << 20  # of a message whose observation nobody has described
-_HIGH_WATER = 2  # messages per client: a REQ socket has one under way
+_MAX_BYTES = 16 << 20  # of a message, while the observation space is unknown
+_HIGH_WATER = 2  # messages per client: a REQ socket has one in flight
 _HEARTBEAT_MS, _DEAD_MS = 2_000, 10_000
-_MAX_AT_ONCE = 128  # messages per poll, half of what the fleet greets at once
+_MAX_AT_ONCE = 128  # messages per poll, half of the fleet's limit on greetings
 _GOODBYE_S = 1.0  # for clients that are in the middle of a step when the run ends
 _LINGER_MS = 500
 
@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class JsonBinding(Binding):
-    """Listens for clients. `action` and `observation` are what the learner was told about the spaces."""
+    """Listens for clients. `action` and `observation` are the spaces that the learner was given."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class JsonBinding(Binding):
         self._socket: Any = self._context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.SNDHWM, _HIGH_WATER), (zmq.RCVHWM, _HIGH_WATER), (zmq.LINGER, _LINGER_MS), (zmq.ROUTER_MANDATORY, 1),
-            (zmq.MAXMSGSIZE, 4 * most),  # beyond, libzmq ends the connection; up to here there is an answer in words
+            (zmq.MAXMSGSIZE, 4 * most),  # beyond this libzmq closes the connection; below, the client gets an error
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _DEAD_MS), (zmq.HEARTBEAT_TTL, _DEAD_MS),
             (zmq.IPV6, int(":" in listen.host)),
         ):  # fmt: skip
@@ -87,7 +87,6 @@ class JsonBinding(Binding):
         self.urls = [listen.at(int(endpoint.rpartition(":")[2])).url]
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """What the clients' messages mean to the fleet."""
         ready = dict(self._poller.poll(0 if self._events or self._gone else int(timeout_s * 1000)))
         if self._monitor in ready:
             self._watch()
@@ -99,7 +98,7 @@ class JsonBinding(Binding):
         return events
 
     def close(self) -> None:
-        """Tell all clients that the run is over; those in the middle of a step have a second to come and hear it."""
+        """Tell all clients that the run is over; those in the middle of a step have a second to receive it."""
         if self._over:
             return
         self._over = True
@@ -115,10 +114,8 @@ class JsonBinding(Binding):
         self._socket.close()
         self._context.term()
 
-    # -- what comes in -------------------------------------------------------------------------------------
-
     def _watch(self) -> None:
-        """Connections that are made and lost, as libzmq tells: a ROUTER says nothing."""
+        """Connections that are made and lost, from libzmq's monitor: a ROUTER does not report them."""
         while self._monitor.poll(0):
             told = parse_monitor_message(self._monitor.recv_multipart())
             descriptor = int(told["value"])
@@ -167,7 +164,7 @@ class JsonBinding(Binding):
             self._welcome(identity, message, frames[1])
 
     def _welcome(self, identity: bytes, message: ClientMessage, frame: Any) -> None:
-        """A client's first message: another simulator for the fleet."""
+        """Announce a client to the fleet by its first message."""
         if message.command != "reset":
             raise Mistake(f"a {message.command} of a client that is not here, or no longer; begin with a reset")
         where, descriptor = identity.hex(), None
@@ -188,7 +185,7 @@ class JsonBinding(Binding):
             names[name] = peer
 
     def _is_there(self, identity: bytes, descriptor: int) -> bool:
-        """Whether a client that was never heard of is still connected; whose descriptor it got is not."""
+        """Whether a new client is still connected; the previous owner of its descriptor is then gone."""
         self._watch()
         rival = self._by_fd.get(descriptor)
         if descriptor not in self._alive or (rival is not None and not came_later(identity, rival.identity)):
@@ -197,15 +194,13 @@ class JsonBinding(Binding):
             self._lose(rival)
         return True
 
-    # -- what goes out -------------------------------------------------------------------------------------
-
     def _emit(self, event: Event) -> None:
         self._events.append(event)
         if event.lost is not None and isinstance(event.wire, JsonPeer):
             self._forget(event.wire)
 
     def _answer(self, identity: bytes, value: Any) -> None:
-        """Send to a client; one that is gone, or takes nothing, is lost."""
+        """Send to a client; one that is gone or does not read is disconnected."""
         try:
             self._socket.send_multipart([identity, b"", _encode(value)], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -213,7 +208,7 @@ class JsonBinding(Binding):
                 self._lose(self._peers[identity])
 
     def _lose(self, peer: JsonPeer) -> None:
-        """Its connection is gone: it leaves when what it said before is read."""
+        """Its connection is gone: it leaves once its earlier messages are read."""
         self._gone.append(peer)
         for names, name in self._names(peer)[1:]:
             if names.get(name) is peer:

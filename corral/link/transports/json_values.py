@@ -1,4 +1,4 @@
-"""Values of the JSON loop: what clients say, spaces that they or the learner describe, observations and actions."""
+"""Values of the JSON loop: clients' messages, spaces that they or the learner describe, observations and actions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _BYTES_EACH, _BYTES_MORE = 64, 1 << 16  # of a number in an observation, and of 
 
 
 class Mistake(Exception):
-    """What a client did wrong, in one sentence without a full stop."""
+    """A client's error, in one sentence without a full stop."""
 
 
 class ClientMessage(msgspec.Struct, frozen=True):
-    """A message of a client. Keys that are not here are ignored."""
+    """A message of a client. Unknown keys are ignored."""
 
     command: str
     env_id: str | int | float
@@ -34,23 +34,20 @@ class ClientMessage(msgspec.Struct, frozen=True):
     reward: float | None = None
     terminated: bool | None = None
     truncated: bool | None = None
-    raw_reward: float | None = None
-    """The game's own, where `reward` is another."""
-    life_lost: bool = False
-    """The episode ended, but the game goes on."""
-    seeded: bool = False
-    """With a reset: this client takes `{"reset": true, "seed": n}`."""
+    raw_reward: float | None = None  # the unscaled reward, where `reward` is another
+    life_lost: bool = False  # the episode ended, but the game continues
+    seeded: bool = False  # with a reset: this client accepts `{"reset": true, "seed": n}`
     action_space: Any = None
     observation_space: Any = None
     instance: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
-    """With the first reset: what CORRAL_INSTANCE was, in a process that the learner started."""
+    """With the first reset: the value of CORRAL_INSTANCE, in a process that the learner started."""
 
 
 _decoder = msgspec.json.Decoder(ClientMessage)
 
 
 def read_client_message(body: Buffer) -> ClientMessage:
-    """A client's message; Mistake when it is none."""
+    """Parse a client's message; Mistake when it is invalid."""
     try:
         message = _decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -86,7 +83,7 @@ def described(value: Any, what: str) -> Layout:
 
 
 def spaces_of(message: ClientMessage, observation: Layout | None, action: Layout | None) -> tuple[Layout, Layout]:
-    """Observation and action space, by a client's first message and what the learner was told; Mistake otherwise."""
+    """Observation and action space, from a client's first message and the learner's settings; Mistake otherwise."""
     action = _agreed(message.action_space, action, "action")
     if action is None:
         raise Mistake(
@@ -109,7 +106,7 @@ def _agreed(theirs: Any, ours: Layout | None, what: str) -> Layout | None:
 
 
 def inferred(obs: Any) -> Layout:
-    """Unbounded float32 of the shapes that an observation has, keys of objects in sorted order; Mistake otherwise."""
+    """Unbounded float32 space with the shapes of an observation, object keys in sorted order; Mistake otherwise."""
     if (found := _count_leaves(obs, _MAX_DEPTH)) > _MAX_LEAVES:  # before a space is made for each
         raise Mistake(f"obs has {found} parts, at most {_MAX_LEAVES} are taken")
     return Layout(_inferred(obs, "obs", _MAX_DEPTH))
@@ -130,7 +127,7 @@ def _inferred(value: Any, where: str, depth: int) -> gymnasium.Space[Any]:
 
 
 def most_bytes(observation: Layout, most: int) -> int:
-    """How large a message with such an observation may be, however wastefully it is written."""
+    """Largest message with such an observation, however wastefully it is encoded."""
     numbers = sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in observation.leaves)
     return min(most, _BYTES_MORE + _BYTES_EACH * numbers)
 
@@ -167,7 +164,7 @@ def _read_leaf(value: Any, leaf: Leaf) -> Array:
 
 
 def _numbers(value: Any, where: str) -> Array:
-    if _has_text(value):  # NumPy would give each element the room of the longest text
+    if _has_text(value):  # NumPy would give each element the size of the longest text
         raise Mistake(f"{where} is {str(value)[:60]}, expected numbers")
     try:
         array = np.array(value)

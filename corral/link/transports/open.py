@@ -1,4 +1,4 @@
-"""From URLs to a binding: which side listens and which connects."""
+"""Open a binding from URLs: which side listens and which connects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_for_learner(
     must_listen: bool = False,
     **told: Any,
 ) -> tuple[Binding, bool]:
-    """Connect where simulators listen, else listen; and whether more simulators may come later."""
+    """Connect where simulators listen, else listen; also returns whether more simulators may join later."""
     schemes = {address.scheme for address in addresses}
     if len(schemes) != 1:
         raise UserError(f"Simulators over {' and '.join(sorted(schemes))} cannot be mixed: use one scheme for all.")
@@ -58,7 +58,7 @@ def open_for_learner(
 
 
 def open_for_simulator(address: Address, token: bytes | None, *, bind: bool, insecure: bool = False) -> Binding:
-    """Listen, or connect; told to listen where a learner already does, connect to that one."""
+    """Listen or connect; if told to listen where a learner already does, connect to it."""
     if not bind:
         if address.only_to_listen:
             raise UserError(f"{address.url} cannot be connected to: name the learner's host and port.")
@@ -71,7 +71,7 @@ def open_for_simulator(address: Address, token: bytes | None, *, bind: bool, ins
 
 
 def _listen_or_connect(address: Address, whom: str, must: bool = False, **told: Any) -> tuple[Binding, bool]:
-    """Listen; or connect to a process that has begun to listen there meanwhile, and log it."""
+    """Listen; or connect to a process that has started to listen there meanwhile, and log it."""
     try:
         binding = open_binding(address.scheme, listen=address, **told)
     except UserError:

@@ -19,17 +19,14 @@ from corral.link.transports import base as binding
 from corral.link.transports.base import Binding, Event, Wire
 from corral.link.transports.framing import BadFrames, FrameReader, pack
 
-# Waiting for answers that come quickly: being woken costs 30 us and more, so stay awake for a moment first.
-
-
-_SPIN_S = 100e-6  # at most, in one wait
+_SPIN_S = 100e-6  # maximum per wait
 _SMOOTHING = 0.2
 
 
 class SpinWait:
-    """Waits by `poll(seconds)`, which gives what has happened: awake at first, while waits have been short of late.
+    """Waits with `poll(seconds)`; spins first while recent waits were short, because waking up costs 30 us or more.
 
-    Others that want this core get it meanwhile.
+    Other threads and processes that want this core get it meanwhile.
     """
 
     def __init__(self, poll: Callable[[float], list[Any]]):
@@ -37,7 +34,6 @@ class SpinWait:
         self._usual_s = 0.0
 
     def wait(self, timeout_s: float) -> list[Any]:
-        """What happens first, or nothing in this time."""
         poll = self._poll
         ready = poll(0.0)
         if ready or not timeout_s:
@@ -57,7 +53,7 @@ class SpinWait:
 _MAX_PARTS = 64
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _CONNECT_S = 2.0
-_SHUT_S = 0.25  # nobody is let in when there are no descriptors left
+_SHUT_S = 0.25  # pause in accepting connections when no descriptors are left
 _WRITABLE = select.EPOLLOUT
 _MAX_AT_ONCE = 64  # messages of one peer before the others get their turn
 
@@ -76,12 +72,11 @@ class TcpWire(Wire):
         self._writable: select.epoll | None = None
 
     def watch(self, poller: select.epoll) -> None:
-        """Be polled."""
         self._writable = poller
         poller.register(self.socket, select.EPOLLIN)
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Send now what the kernel takes, the rest when it takes more."""
+        """Send what the kernel takes now, the rest when it takes more."""
         if self.broken is not None:
             return
         parts = pack(frames)
@@ -106,7 +101,7 @@ class TcpWire(Wire):
                 self._writable.modify(self.socket, select.EPOLLIN | select.EPOLLOUT)
 
     def _keep(self, parts: Sequence[Buffer], sent: int) -> None:
-        """Have what follows the first `sent` bytes wait until the kernel takes more."""
+        """Queue what follows the first `sent` bytes until the kernel takes more."""
         size = sum(map(len, parts)) - sent
         if self._unsent and self._unsent + size > binding.MAX_UNSENT_BYTES:
             self.broken = binding.UNREAD
@@ -121,7 +116,6 @@ class TcpWire(Wire):
             sent = 0
 
     def flush(self) -> None:
-        """Send what is left, as far as the kernel takes it."""
         try:
             while self._out:
                 sent = self.socket.send(self._out[0])
@@ -138,7 +132,6 @@ class TcpWire(Wire):
             self.broken = error.strerror or str(error)
 
     def read(self) -> None:
-        """Take what is there."""
         self.reader.most_bytes = self.most_bytes
         try:
             size = self.socket.recv_into(self.reader.room())
@@ -152,7 +145,6 @@ class TcpWire(Wire):
         self.reader.took(size)
 
     def close(self) -> None:
-        """End the connection."""
         self.broken = self.broken or "closed here"
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
@@ -179,7 +171,6 @@ class TcpBinding(Binding):
             self.urls = [address.url for address in connect]
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Messages, new peers, and peers that are lost."""
         events: list[Event] = []
         if self._targets:
             timeout_s = min(timeout_s, self._connect_due(events))
@@ -208,7 +199,6 @@ class TcpBinding(Binding):
         return events
 
     def close(self) -> None:
-        """Close everything."""
         for wire in self._wires.values():
             wire.close()
         self._wires.clear()
@@ -251,7 +241,7 @@ class TcpBinding(Binding):
             sock, where = self._door.accept()
         except (BlockingIOError, ConnectionError):
             return
-        except OSError:  # no more descriptors: who waits would wake us again and again
+        except OSError:  # no descriptors left: a waiting peer would wake us again and again
             self._poller.unregister(self._door)
             self._shut_until = time.monotonic() + _SHUT_S
             return
@@ -259,7 +249,7 @@ class TcpBinding(Binding):
             self._add(TcpWire(sock, f"{where[0]}:{where[1]}", initiated=False), events)
 
     def _open_again(self) -> float:
-        """Let others in again when it is time; seconds to wait at most."""
+        """Accept connections again when it is time; returns the seconds to wait at most."""
         assert self._door is not None
         assert self._shut_until is not None
         if time.monotonic() >= self._shut_until:
@@ -273,7 +263,7 @@ class TcpBinding(Binding):
         events.append(Event(wire))
 
     def _connect_due(self, events: list[Event]) -> float:
-        """Connect where that is due; seconds until the next attempt."""
+        """Connect where that is due; returns the seconds until the next attempt."""
         wait = 60.0
         for address, target in self._targets.items():
             if target.wire is not None:
@@ -300,20 +290,19 @@ class _TcpTarget:
         self.due, self._backoff = 0.0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=0.3)
 
     def failed(self) -> float:
-        """The attempt failed; seconds until the next one."""
+        """Note a failed attempt; returns the seconds until the next one."""
         pause = self._backoff.next()
         self.due = time.monotonic() + pause
         return pause
 
     def lost(self) -> None:
-        """The connection is gone: try again soon."""
         self.wire = None
         self._backoff.reset()
         self.failed()
 
 
 def open_door(address: Address) -> socket.socket:
-    """A socket that listens there; UserError when that cannot be."""
+    """A socket that listens there; UserError when that fails."""
     try:
         family, kind, proto, _, where = socket.getaddrinfo(
             address.bind_host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

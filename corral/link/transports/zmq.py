@@ -18,9 +18,9 @@ from corral.link.transports.base import Binding, Event, Wire
 
 _HIGH_WATER = 18  # messages: the window and two
 _HEARTBEAT_MS, _DEAD_MS = 2_000, 10_000
-_MAX_FRAME = 1 << 29  # libzmq wants to know before anybody has said what observations are like
+_MAX_FRAME = 1 << 29  # libzmq needs a limit before the observation space is known
 _MAX_AT_ONCE = 256
-_LINGER_MS = 500  # for a goodbye to get out
+_LINGER_MS = 500  # for a goodbye to be delivered
 _LOST = "the connection is lost"
 # Plain numbers: pyzmq's enumerations cost more than the calls they are for.
 _NOW, _MORE, _EVENTS, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.EVENTS), int(zmq.POLLIN)
@@ -36,7 +36,6 @@ class ZmqWire(Wire):
         self._unsent = 0  # bytes
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Send now, or when the peer takes more."""
         if self.broken is None:
             parts = list(frames) if self.identity is None else [self.identity, *frames]
             if self._out or not self._try(parts):
@@ -49,13 +48,11 @@ class ZmqWire(Wire):
                 self._out.append([bytes(part) for part in parts])
 
     def flush(self) -> None:
-        """Send what waits."""
         while self._out and self._try(self._out[0]):
             self._unsent -= sum(map(len, self._out.popleft()))
 
     @property
     def waits(self) -> bool:
-        """Whether something is left to send."""
         return bool(self._out)
 
     def _try(self, parts: list[Buffer]) -> bool:
@@ -70,12 +67,11 @@ class ZmqWire(Wire):
         return True
 
     def close(self) -> None:
-        """Nothing more is sent or taken."""
         self.broken = self.broken or "closed here"
 
 
 class _ZmqLine:
-    """A socket, what libzmq says about its connections, and the wires over it."""
+    """A socket, its libzmq monitor, and the wires over it."""
 
     def __init__(self, context: Any, kind: int, address: Address):
         self.address = address
@@ -100,7 +96,7 @@ class _ZmqLine:
 
 
 class ZmqBinding(Binding):
-    """Listens at one address, or connects to several; libzmq reconnects by itself, each time to a new wire here."""
+    """Listens at one address, or connects to several; libzmq reconnects by itself, each time as a new wire here."""
 
     def __init__(self, *, listen: Address | None = None, connect: Sequence[Address] = ()):
         self._context = zmq.Context()
@@ -108,7 +104,7 @@ class ZmqBinding(Binding):
         self._peers: dict[bytes, ZmqWire] = {}  # of a ROUTER
         self._calls: dict[_ZmqLine, ZmqWire | None] = {}  # of DEALERs
         self._router: _ZmqLine | None = None
-        self._by_fd: dict[int, ZmqWire | None] = {}  # connections that a ROUTER has, and who was heard over them
+        self._by_fd: dict[int, ZmqWire | None] = {}  # connections of a ROUTER, and the peer that was heard over each
         self._ending: list[ZmqWire] = []
         self._events: list[Event] = []
         if listen is not None:
@@ -129,7 +125,6 @@ class ZmqBinding(Binding):
             self.urls = [address.url for address in connect]
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Messages, new peers, and peers that are lost."""
         events, self._events = self._events, []
         wires = [*self._peers.values(), *filter(None, self._calls.values())]
         for wire in wires:
@@ -140,7 +135,7 @@ class ZmqBinding(Binding):
             self._read(line, events)
             if line.monitor in ready:
                 self._watch(line, events)
-                self._read(line, events)  # what was said before a connection was lost comes first
+                self._read(line, events)  # messages sent before a connection was lost come first
         while self._ending:
             wire = self._ending.pop()
             wire.broken = wire.broken or _LOST
@@ -148,7 +143,7 @@ class ZmqBinding(Binding):
         return events
 
     def close(self) -> None:
-        """Close all sockets, once what was sent has had a moment to get out."""
+        """Close all sockets after a moment to flush what was sent."""
         for line in [*self._calls, *([self._router] if self._router else [])]:
             line.close()
         self._calls.clear()
@@ -162,7 +157,7 @@ class ZmqBinding(Binding):
         return line
 
     def _watch(self, line: _ZmqLine, events: list[Event]) -> None:
-        """Connections that are made and lost, as libzmq tells."""
+        """Connections that are made and lost, from libzmq's monitor."""
         while line.monitor.poll(0):
             told = parse_monitor_message(line.monitor.recv_multipart())
             if told["event"] == zmq.EVENT_CONNECTED and line is not self._router:
@@ -179,7 +174,7 @@ class ZmqBinding(Binding):
                     continue
                 self._read(line, events)
                 lost.broken = lost.broken or _LOST
-                self._calls[line] = None  # now, for it may be connected again already
+                self._calls[line] = None  # now, because it may be connected again already
                 events.append(Event(lost, lost=lost.broken))
 
     def _read(self, line: _ZmqLine, events: list[Event]) -> None:
@@ -215,10 +210,10 @@ class ZmqBinding(Binding):
         return wire
 
     def _know(self, wire: ZmqWire, fd: int, events: list[Event]) -> None:
-        """Note over which connection a peer was heard first, by whose number libzmq says that it is lost.
+        """Note over which connection a peer was first heard; libzmq reports its loss by that descriptor.
 
-        The system uses numbers again at once: a peer whose connection was lost, and another that came since, may both
-        have messages waiting under the same. So all that libzmq has said about connections is taken in first.
+        The system reuses descriptors at once: a peer whose connection was lost and a newer one may both have messages
+        waiting under the same number. So all of libzmq's connection events are handled first.
         """
         assert self._router is not None
         self._watch(self._router, events)
@@ -241,7 +236,6 @@ class ZmqBinding(Binding):
                 self._redial(line)
 
     def _redial(self, line: _ZmqLine) -> None:
-        """A connection that this side has given up: make another."""
         address = line.address
         self._poller.unregister(line.socket)
         self._poller.unregister(line.monitor)
@@ -253,7 +247,7 @@ class ZmqBinding(Binding):
 
 
 def came_later(one: bytes | None, other: bytes | None) -> bool:
-    """Whether a connection is newer than another: the identities that libzmq gives count. Others: as they are heard."""
+    """Whether a connection is newer, by the counter in libzmq's identities; other identities by when they are heard."""
     if not (one and other and len(one) == len(other) == 5 and one[0] == other[0] == 0):
         return True
     return (int.from_bytes(one, "big") - int.from_bytes(other, "big")) % (1 << 32) < 1 << 31

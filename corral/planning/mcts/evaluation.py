@@ -1,4 +1,4 @@
-"""Evaluation of leaves: priors of the actions, and the value for the player to move."""
+"""Leaf evaluation: action priors, and the value for the player to move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from corral.snapshot.states import Expansion, States
 
 
 class LeafValues(NamedTuple):
-    """Evaluated rows; `actions` are those that edges stand for, where they are sampled."""
+    """Evaluated rows; `actions` are the sampled actions of the edges, if any."""
 
     priors: Array  # [B, edges] float32, -1 where there is no such edge
     values: Array  # [B] float32
@@ -24,27 +24,26 @@ class LeafValues(NamedTuple):
 
 
 class Evaluate(Protocol):
-    """Rows of observations, legal actions and states' ids, 0 where the episode has ended -> LeafValues."""
+    """Maps rows of observations, legal actions and state ids (0 after the end of an episode) to LeafValues."""
 
-    def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
-        """Called once for all leaves of a wave."""
+    def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues: ...
 
 
 def uniform(legal: Array) -> Array:
-    """The same prior for every legal action."""
+    """Equal priors for all legal actions."""
     share = np.float32(1) / np.maximum(np.count_nonzero(legal, axis=1, keepdims=True), 1).astype(np.float32)
     return np.where(legal, share, np.float32(NOT_THERE))
 
 
 def know_nothing(obs: Tree, legal: Array, ids: Array) -> LeafValues:
-    """Uniform priors and values of 0: the tree alone decides."""
+    """Uniform priors and zero values."""
     return LeafValues(uniform(legal), np.zeros(len(legal), np.float32))
 
 
 class RandomGames:
-    """Uniform priors, and the result of a game in which both sides move at random.
+    """Uniform priors, and the result of a game of random moves.
 
-    What `RolloutEvaluation` finds with a horizon as long as the game, three times as fast: positions need no ids here.
+    Same result as `RolloutEvaluation` with an unlimited horizon, three times as fast, since it needs no state ids.
     """
 
     def __init__(self, states: ArrayStates, seed: int):
@@ -52,11 +51,10 @@ class RandomGames:
         self._game, self._states, self._rng = states.model, states, np.random.default_rng(seed)
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
-        """Play on from each position."""
         return LeafValues(uniform(legal), self._play_on(self._states.rows[ids], ids > 0).astype(np.float32))
 
     def _play_on(self, boards: Array, playing: Array) -> Array:
-        """Results for the player to move in each of these positions; 0 where `playing` is false."""
+        """Results for the player to move in each position; 0 where `playing` is false."""
         game = self._game
         results, sign = np.zeros(len(boards)), 1.0
         rows = np.flatnonzero(playing)
@@ -71,7 +69,7 @@ class RandomGames:
 
 
 class RolloutEvaluation:
-    """Uniform priors, and the discounted return of `horizon` steps: random ones, or those of `policy`.
+    """Uniform priors, and the discounted return of a rollout of `horizon` steps: random, or by `policy`.
 
     A recurrent policy starts every rollout with its initial state.
     """
@@ -87,12 +85,10 @@ class RolloutEvaluation:
     ):
         self._states, self._actions, self._horizon, self._discount, self._rng = states, actions, horizon, discount, rng
         self._policy = policy
-        self._masked: bool | None = None  # known when there are states
-        self.steps = 0
-        """Environment steps so far."""
+        self._masked: bool | None = None  # not known before there are states
+        self.steps = 0  # environment steps so far
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
-        """Act on from every state that has not ended."""
         values = np.zeros(len(ids), np.float32)
         live = np.flatnonzero((ids > 0) & legal.any(1))
         if len(live):
@@ -103,7 +99,6 @@ class RolloutEvaluation:
         return LeafValues(priors, values, drawn)
 
     def _at_once(self, ids: Array) -> Array:
-        """Random steps, all in one call."""
         count, horizon = len(ids), self._horizon
         drawn = self._actions.random_env_actions(count * horizon, self._rng)
         shaped = tree_map(lambda leaf: leaf.reshape(count, horizon, *leaf.shape[1:]), drawn)
@@ -113,7 +108,7 @@ class RolloutEvaluation:
         return returns
 
     def _step_by_step(self, ids: Array, obs: Tree, legal: Array) -> Array:
-        """Step by step, since legal actions and observations are only known then; returns are the first mover's."""
+        """Step by step, for legal actions and observations; returns are from the first mover's view."""
         states, count = self._states, len(ids)
         returns, rows, weight, on = np.zeros(count), np.arange(count), 1.0, np.ones(count, np.bool_)
         mover = turn = states.look(ids).to_play
@@ -150,7 +145,7 @@ class RolloutEvaluation:
         return to_numpy(action), None if memory is None else to_numpy(memory)
 
     def _always_legal(self, ids: Array) -> bool:
-        """Whether every action is legal in every state, not only in those that are looked at."""
+        """Whether every action is legal in every state, not only in these."""
         if self._masked is None:
             self._masked = self._states.look(ids[:1]).legal is not None
         return not self._masked

@@ -1,9 +1,9 @@
-"""Many search trees as arrays that are made once: [tree, node] and [tree, node, edge].
+"""Many search trees as preallocated arrays: [tree, node] and [tree, node, edge].
 
-Node 0 is a tree's root, and nodes come after their parents. A node has as many edges as there are actions to try; one
-whose prior is not there is none. Where steps are random, an edge leads to several nodes, its outcomes: the newest is
-its child, and each names the one before as its sibling. Values of a node are from the view of the player to
-move there, of an edge and of a reward from that of the node above.
+Node 0 is the root of a tree, and nodes come after their parents. A node has one edge per action to try; an edge without
+a prior does not exist. If steps are stochastic, an edge has several nodes as outcomes: the newest is its child, and
+each outcome points to the previous one as its sibling. The value of a node is from the view of the player to move
+there; values of edges and rewards are from the view of the parent node.
 """
 
 from __future__ import annotations
@@ -15,48 +15,47 @@ import numpy as np
 from corral.core.errors import UserError
 from corral.core.types import Array
 
-NOWHERE = -1  # as a child or a sibling: there is none
-NOT_THERE = -1.0  # as a prior: no such action
-TERMINAL = 1  # as a flag: nothing comes after this
+NOWHERE = -1  # no child or no sibling
+NOT_THERE = -1.0  # prior of an action that does not exist
+TERMINAL = 1  # flag: the episode ends here
 
 
 class Forest(NamedTuple):
-    """A tuple, because compiled functions take it as it is."""
+    """A NamedTuple, so that compiled functions accept it."""
 
     # nodes
     parent: Array  # int32
-    in_edge: Array  # int32, the parent's edge that leads here
-    visits: Array  # int32, simulations that made it or went through it
-    pending: Array  # int32, simulations that are on their way through it
-    value: Array  # float32, by the evaluation
-    reward: Array  # float32, of the step that led here
+    in_edge: Array  # int32, the parent's edge to this node
+    visits: Array  # int32, simulations that created or passed it
+    pending: Array  # int32, simulations in flight through it
+    value: Array  # float32, from the evaluation
+    reward: Array  # float32, of the step to this node
     to_play: Array  # int8
     flags: Array  # uint8
-    state: Array  # int64, the id of its state
-    sibling: Array  # int32, the outcome of the same edge that came before
+    state: Array  # int64, id of its state
+    sibling: Array  # int32, the previous outcome of the same edge
     draws: Array  # int32, how often this outcome was drawn
-    mark: Array  # int64, equal where outcomes are
+    mark: Array  # int64, equal for equal outcomes
     # edges
     child: Array  # int32
     prior: Array  # float32
-    n: Array  # int32, simulations that came back through it
-    inflight: Array  # int16, simulations that are on their way through it
-    total: Array  # float64, sum of the returns that came back
+    n: Array  # int32, finished simulations through it
+    inflight: Array  # int16, simulations in flight through it
+    total: Array  # float64, sum of their returns
     # trees
-    size: Array  # int32, nodes
+    size: Array  # int32, number of nodes
     low: Array  # float64
-    high: Array  # float64, least and greatest return that came back
-    redraws: Array  # int32, draws below edges that had an outcome already
-    repeats: Array  # int32, those that showed what was known
+    high: Array  # float64, lowest and highest return so far
+    redraws: Array  # int32, draws below edges that already had an outcome
+    repeats: Array  # int32, those that gave a known outcome
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays."""
         return sum(array.nbytes for array in self)
 
 
 def make_forest(trees: int, nodes: int, width: int) -> Forest:
-    """Room for so many trees of so many nodes with so many edges each."""
+    """Allocate a forest."""
     if min(trees, nodes, width) < 1:
         raise UserError(f"A search needs trees, nodes and actions, got {trees}, {nodes} and {width}.")
 
@@ -78,22 +77,20 @@ def make_forest(trees: int, nodes: int, width: int) -> Forest:
 
 
 class Wave(NamedTuple):
-    """Simulations that are on their way, one row each: expand this edge of this node of this tree.
+    """Simulations in flight, one row each: expand this edge of this node of this tree.
 
-    `new` is the node that a simulation comes to: one that it made, or one that was there; NOWHERE where it came to
-    nothing.
+    `new` is the node that a simulation reached, new or known; NOWHERE if it reached none.
     """
 
-    tree: Array  # int64, as all of them
+    tree: Array  # int64, like all fields
     node: Array
     edge: Array
     new: Array
 
     def first(self, count: int) -> Wave:
-        """The first of them."""
         return Wave(self.tree[:count], self.node[:count], self.edge[:count], self.new[:count])
 
 
 def make_wave(most: int) -> Wave:
-    """Room for so many simulations."""
+    """Allocate room for `most` simulations."""
     return Wave(*(np.zeros(most, np.int64) for _ in range(4)))

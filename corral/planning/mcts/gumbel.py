@@ -1,13 +1,13 @@
-"""Gumbel search (Danihelka et al. 2022): actions drawn without replacement at the root, halved in turn; completed Q.
+"""Gumbel search (Danihelka et al. 2022): root actions sampled without replacement, sequential halving, completed Q.
 
-completed(a) is the mean return of an edge, or where it was not followed, v_mix = (v + sum N * sum_visited(prior q) /
-sum_visited(prior)) / (1 + sum N). sigma(a) = (c_visit + max N) c_scale completed(a), with completed between 0 and 1 by
-the least and the greatest of the node. The improved policy is softmax(log prior + sigma).
+completed(a) is the mean return of an edge, or for an unvisited edge v_mix = (v + sum N * sum_visited(prior q) /
+sum_visited(prior)) / (1 + sum N). sigma(a) = (c_visit + max N) c_scale completed(a), with completed scaled to 0..1 by
+the lowest and the highest of the node. The improved policy is softmax(log prior + sigma).
 
-At the root, simulations go to the action with the best gumbel(a) + log prior(a) + sigma(a) among those that have been
-visited exactly as often as sequential halving says, once the results of those that it chooses among are there; below
-it, to the action that improved(a) - N(a) / (1 + sum N) is greatest for, so that visits follow the improved policy
-without any noise.
+At the root, the next simulation takes the action with the highest gumbel(a) + log prior(a) + sigma(a) among those with
+exactly as many visits as sequential halving requires, once the results of all candidates are known. Below the root it
+takes the action with the highest improved(a) - N(a) / (1 + sum N), so that visits follow the improved policy without
+noise.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ _TINY, _LEAST_PRIOR = 1e-8, 1e-38
 
 
 class Gumbel(NamedTuple):
-    """Constants of the score, and what is drawn for the roots."""
+    """Constants of the score, and the random numbers of the roots."""
 
     noise: Array  # [tree, edge] float64
-    order: Array  # [tree, simulation] int32, as `visits_in_order` says
-    before: Array  # [tree, edge] int32, visits that roots have from an earlier search
+    order: Array  # [tree, simulation] int32, see `visits_in_order`
+    before: Array  # [tree, edge] int32, root visits from an earlier search
     c_visit: float = 50.0
     c_scale: float = 0.1
-    grain: float = 0.0
-    """Differences of values count in full from this share of their size on,"""
-    least: float = 0.0
-    """and from this on."""
+    grain: float = 0.0  # differences of values count in full from this fraction of their size on
+    least: float = 0.0  # and from this absolute size on
 
 
 def visits_in_order(considered: int, simulations: int) -> Array:
-    """Sequential halving: how often an action must have been visited to be next, for every simulation.
+    """Sequential halving: for every simulation, the visits that the next action must have.
 
     All `considered` actions get the same number of visits, then the better half of them, and so on.
     """
@@ -58,7 +56,7 @@ def visits_in_order(considered: int, simulations: int) -> Array:
 
 
 def _score_edges(forest: Forest, t: int, node: int, rule: Gumbel, out: Array) -> None:
-    """log prior + sigma of every edge; -inf of those that are not there."""
+    """log prior + sigma of every edge; -inf for edges that do not exist."""
     width = forest.prior.shape[2]
     visited, weighted, known, most = 0, 0.0, 0.0, 0
     for a in range(width):
@@ -90,7 +88,7 @@ score_edges: Any = compiled(_score_edges, error_model="numpy")
 
 
 def _gumbel_root_edge(forest: Forest, t: int, rule: Gumbel, scores: Array) -> int:
-    """The next action of sequential halving; -1 while there is one to choose whose result is not known yet."""
+    """The next action of sequential halving; -1 while the result of a candidate is in flight."""
     score_edges(forest, t, 0, rule, scores)
     width, started = len(scores), 0
     for a in range(width):
@@ -100,7 +98,7 @@ def _gumbel_root_edge(forest: Forest, t: int, rule: Gumbel, scores: Array) -> in
     due, places = rule.order[t, started], 0
     while started + places < rule.order.shape[1] and rule.order[t, started + places] == due:
         places += 1
-    most = -1  # as many as are due, or fewer where simulations came to nothing
+    most = -1  # as many as are due, or fewer if simulations ended without a result
     for a in range(width):
         n = forest.n[t, 0, a] + forest.inflight[t, 0, a] - rule.before[t, a]
         if forest.prior[t, 0, a] >= 0 and n <= due:

@@ -1,4 +1,4 @@
-"""Evaluation by a network: its policy gives the priors, or draws the actions, and its value function the values."""
+"""Evaluation by a network: priors or sampled actions from its policy, values from its value function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from corral.planning.mcts.evaluation import LeafValues
 
 
 class NetworkEvaluation:
-    """An actor-critic without memory, as it is whenever it is asked."""
+    """A feed-forward actor-critic with its current weights."""
 
     def __init__(self, model: ActorCritic, actions: ActionSet, rng: np.random.Generator):
         if model.recurrent:
@@ -27,7 +27,6 @@ class NetworkEvaluation:
         self._model, self._actions, self._rng = model, actions, rng
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
-        """One pass for all rows."""
         params, values = self._model.numpy_rows(obs) if self._model.numpy_towers else self._forward(obs)
         if not (np.isfinite(params).all() and np.isfinite(values).all()):
             raise RunFailed("The policy's outputs are not finite any more; train again with a lower learning_rate.")
@@ -43,7 +42,7 @@ class NetworkEvaluation:
 
 
 class FunctionEvaluation:
-    """The user's own function `logits, values = fn(obs)`, for actions that can be counted."""
+    """A user's function `logits, values = fn(obs)`, for actions that can be enumerated."""
 
     def __init__(self, fn: Callable[[Tree], tuple[Tree, Tree]], actions: ActionSet, rng: np.random.Generator):
         if not isinstance(actions, Choices):
@@ -54,7 +53,6 @@ class FunctionEvaluation:
         self._fn, self._actions, self._rng = fn, actions, rng
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
-        """Call it, and see that it returned what it must."""
         answer = self._fn(obs)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise UserError(f"A function that evaluates states returns (logits, values), got {type(answer).__name__}.")
@@ -64,7 +62,7 @@ class FunctionEvaluation:
                 f"A function that evaluates states returns logits [{len(ids)}, {self._actions.width}] and values "
                 f"[{len(ids)}], got {list(logits.shape)} and {list(values.shape)}."
             )
-        if not ((logits < np.inf).all() and np.isfinite(values).all()):  # -inf is an action that is never taken
+        if not ((logits < np.inf).all() and np.isfinite(values).all()):  # -inf: an action that is never taken
             raise UserError("A function that evaluates states returned NaN or infinity.")
         priors, _ = self._actions.offer(logits, legal, self._rng)
         return LeafValues(priors, values.reshape(-1))

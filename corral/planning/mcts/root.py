@@ -1,4 +1,4 @@
-"""The root: what a search is told before it begins, and what it has found when it is done."""
+"""The root: noise before a search, and the resulting policy and values after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from corral.planning.mcts.gumbel import Gumbel, score_edges, visits_in_order
 
 
 def mix_noise(forest: Forest, trees: Array, alpha: float, fraction: float, rng: np.random.Generator) -> None:
-    """Dirichlet noise in the priors of roots: p <- (1 - fraction) p + fraction Dir(alpha), each root its own."""
+    """Mix Dirichlet noise into the priors of roots: p <- (1 - fraction) p + fraction Dir(alpha), drawn per root."""
     priors = forest.prior[trees, 0]
     there = priors >= 0
     drawn = np.where(there, rng.standard_gamma(alpha, priors.shape), 0.0)
@@ -26,7 +26,7 @@ def mix_noise(forest: Forest, trees: Array, alpha: float, fraction: float, rng: 
 def draw_gumbel(
     forest: Forest, trees: Array, considered: int, sims: int, scale: float, rng: np.random.Generator
 ) -> Gumbel:
-    """Gumbel noise for roots, and in what order sequential halving visits the actions that it leaves."""
+    """Gumbel noise for roots, and the order in which sequential halving visits their best actions."""
     count, width = forest.prior.shape[0], forest.prior.shape[2]
     noise, order = np.zeros((count, width)), np.zeros((count, sims), np.int32)
     noise[trees] = scale * rng.gumbel(size=(len(trees), width))
@@ -40,7 +40,7 @@ _order = lru_cache(maxsize=256)(visits_in_order)
 
 
 def visit_policy(forest: Forest, trees: Array, temperature: float) -> Array:
-    """Shares of visits to the power 1 / temperature, [trees, edges]; with 0 all goes to the most visited."""
+    """Visit counts to the power 1 / temperature, normalized, [trees, edges]; 0 selects the most visited."""
     n = forest.n[trees, 0].astype(np.float64)
     if temperature == 0:
         return np.asarray(np.eye(n.shape[1])[n.argmax(1)])
@@ -57,7 +57,7 @@ score_roots: Any = compiled(_score_roots)
 
 
 def improved_policy(forest: Forest, trees: Array, rule: Gumbel) -> Array:
-    """softmax(log prior + sigma(completed q)), [trees, edges]: better than the priors wherever q is right."""
+    """softmax(log prior + sigma(completed q)), [trees, edges]."""
     scores = _scores(forest, trees, rule)
     weights = np.exp(scores - scores.max(1, keepdims=True))
     shares: Array = weights / weights.sum(1, keepdims=True)
@@ -65,7 +65,7 @@ def improved_policy(forest: Forest, trees: Array, rule: Gumbel) -> Array:
 
 
 def gumbel_winner(forest: Forest, trees: Array, rule: Gumbel) -> Array:
-    """The action that is left of sequential halving: of the most visited, the one with the best noise + score."""
+    """The winner of sequential halving: the best noise + score among the most visited actions."""
     n = forest.n[trees, 0] - rule.before[trees]
     scores = rule.noise[trees] + _scores(forest, trees, rule)
     best: Array = np.where(n == n.max(1, keepdims=True), scores, -np.inf).argmax(1)
@@ -73,7 +73,7 @@ def gumbel_winner(forest: Forest, trees: Array, rule: Gumbel) -> Array:
 
 
 def root_values(forest: Forest, trees: Array) -> Array:
-    """Mean of the evaluation and of all returns, for the player to move."""
+    """Mean of the evaluation and all returns, for the player to move."""
     values: Array = (forest.value[trees, 0] + forest.total[trees, 0].sum(1)) / (1 + forest.n[trees, 0].sum(1))
     return values
 

@@ -1,4 +1,4 @@
-"""The search: waves of simulations in many trees. A wave makes all its steps in one call, and evaluates in one call."""
+"""Tree search: waves of simulations in many trees, with one step call and one evaluation call per wave."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _ALL: Any = slice(None)
 
 
 def same(edges: Array) -> Tree:
-    """Edges that are the environment's actions."""
+    """Edges that are the environment's actions themselves."""
     return edges
 
 
 class TreeSearch:
-    """Trees over states, with up to `leaves` simulations of each on their way; 1 is the plain search.
+    """Search trees over states, each with up to `leaves` simulations in flight; 1 is the sequential search.
 
     Args:
-        states: of the environments. The search owns those in its trees, the roots' included.
+        states: of the environments. The search owns the states in its trees, including the roots'.
         evaluate: called once for all roots, and once for all leaves of a wave.
-        trees: how many there are, at most.
-        width: edges of a node.
-        sims: simulations of a search, at most.
-        keep: nodes that a tree may take over from one search to the next.
-        chance: how many outcomes are drawn for the visits of an edge, where steps are random.
-        to_env: edges, or the sampled actions that they stand for, as the environment's actions.
-        rng: draws the seeds of steps, so that a search cannot know the environment's random numbers; None: it does.
+        trees: maximum number of trees.
+        width: edges per node.
+        sims: maximum simulations per search.
+        keep: maximum nodes that a tree keeps from one search to the next.
+        chance: how many outcomes are drawn for the visits of an edge if steps are stochastic.
+        to_env: converts edges, or their sampled actions, to environment actions.
+        rng: seeds of steps, so that the search cannot foresee the environment's random numbers; None: it can.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a search
@@ -60,23 +60,20 @@ class TreeSearch:
             raise UserError(f"A search makes at least 1 simulation and has 1 under way, got {sims}, {leaves}.")
         self.states, self.evaluate, self.sims, self.leaves, self.discount = states, evaluate, sims, leaves, discount
         self.forest: Forest = make_forest(trees, sims + 1 + keep, width)
-        self.actions: Array | None = None
-        """[tree, node, edge, ...] what edges stand for, where actions are sampled."""
-        self.waves = self.steps = 0
-        """How many there were: waves, each with one call of `evaluate`, and steps of states."""
+        self.actions: Array | None = None  # [tree, node, edge, ...] sampled actions of the edges
+        self.waves = self.steps = 0  # waves have one call of `evaluate` each; steps are those of states
         self._keep, self._chance, self._to_env, self._rng = keep, chance, to_env, rng
         self._wave = make_wave(trees * leaves)
         self._every = np.ones((trees * leaves, width), np.bool_)
         self._moved, self._gone = np.zeros(sims + 1 + keep, np.int32), np.zeros(sims + 1 + keep, np.int64)
 
     def run(self, roots: Array, rule: Puct | Gumbel) -> Forest:
-        """Search from these states, one tree each."""
         trees = np.arange(len(roots))
         self.plant(trees, roots)
         return self.grow(trees, rule)
 
     def plant(self, trees: Array, roots: Array) -> None:
-        """Start trees at these states; what they held is dropped."""
+        """Start trees at these states and drop their old nodes."""
         self.clear(trees)
         try:
             scene = self.states.look(roots)
@@ -93,9 +90,9 @@ class TreeSearch:
             self._lay(trees, np.zeros_like(trees), verdict.actions)
 
     def reuse(self, trees: Array, taken: Array, roots: Array) -> Array:
-        """Continue trees below the edges that were taken, where the resulting states are `roots`.
+        """Continue trees below the edges that were taken, if the resulting states are `roots`.
 
-        Returns which could: those where the search had a node with the same observation. The others are as before.
+        Returns which could: those with a node of the same observation. The others are unchanged.
         """
         forest, scene = self.forest, self.states.look(roots)
         nodes = np.array([self._find(t, a, scene, i) for i, (t, a) in enumerate(zip(trees, taken, strict=True))])
@@ -127,7 +124,6 @@ class TreeSearch:
         return self.forest
 
     def clear(self, trees: Array) -> None:
-        """Forget these trees, and drop their states."""
         size = self.forest.size[trees]
         if size.any():
             there = np.arange(self.forest.state.shape[1]) < size[:, None]
@@ -135,7 +131,7 @@ class TreeSearch:
             self.forest.size[trees] = 0
 
     def _run_wave(self, wanted: Array, rule: Puct | Gumbel, reward_scale: float) -> bool:
-        """Start simulations, and see them through; returns whether there were any."""
+        """Run one wave of simulations; returns False if none could start."""
         forest, chance = self.forest, self._chance if self.states.stochastic else _NO_CHANCE
         select = select_gumbel if isinstance(rule, Gumbel) else select_puct
         wave = self._wave.first(select(forest, wanted, self.leaves, rule, chance, self.discount, self._wave))
@@ -147,7 +143,6 @@ class TreeSearch:
         return True
 
     def _expand(self, wave: Wave, reward_scale: float) -> None:
-        """Step, evaluate, and make nodes of what came of it."""
         forest, states = self.forest, self.states
         seeds = None if self._rng is None else self._rng.integers(1, 2**63, len(wave.tree), np.uint64)
         edges = wave.edge if self.actions is None else self.actions[wave.tree, wave.node, wave.edge]
@@ -156,7 +151,7 @@ class TreeSearch:
             steps = states.expand(forest.state[wave.tree, wave.node], self._to_env(edges), children, seeds)
             over = steps.terminated | steps.truncated
             verdict = self._judge(steps, np.where(over, 0, children))
-            if steps.faulty is not None:  # a failed step is worth what its parent was
+            if steps.faulty is not None:  # a failed step has its parent's value
                 values = np.where(steps.faulty, forest.value[wave.tree, wave.node], verdict.values)
                 verdict = verdict._replace(values=values)
         except BaseException:
@@ -186,7 +181,7 @@ class TreeSearch:
         self.actions[trees, nodes] = actions
 
     def _find(self, t: int, edge: int, scene: Views, row: int) -> int:
-        """The node below an edge of the root whose state looks like this one, and can be gone on from; or NOWHERE."""
+        """The node below a root edge with this observation that can be continued from, or NOWHERE."""
         forest = self.forest
         node = int(forest.child[t, 0, edge]) if forest.size[t] and edge >= 0 else NOWHERE
         while node != NOWHERE:
@@ -198,14 +193,13 @@ class TreeSearch:
 
 
 def _same(one: Tree, row: int, other: Tree, at: int) -> bool:
-    """Whether two rows of observations are equal, bit for bit."""
     equal: list[bool] = []
     tree_map(lambda a, b: equal.append(a[row].tobytes() == b[at].tobytes()), one, other)
     return all(equal)
 
 
 def _marks(steps: Expansion) -> Array:
-    """A number for every row, equal where what came of a step is; the same in every process."""
+    """A hash per row, equal for equal outcomes and the same in every process."""
     leaves: list[Array] = [np.stack([steps.reward, steps.terminated, steps.truncated, steps.to_play], 1)]
     tree_map(leaves.append, steps.obs)
     rows = (b"".join(leaf[i].tobytes() for leaf in leaves) for i in range(len(steps.reward)))

@@ -1,7 +1,7 @@
-"""Selection: from the root down along the best edges, to one that was not followed yet or the end of an episode.
+"""Selection: from the root along the best edges, to an unvisited edge or the end of an episode.
 
-Several simulations of a tree may be on their way at once: each counts as a visit whose return is not known yet (Liu et
-al. 2020, WU-UCT), so that the next goes elsewhere. With one at a time this is the sequential search.
+Several simulations of a tree may be in flight: each counts as a visit whose return is unknown (WU-UCT, Liu et al.
+2020), so that the next one goes elsewhere. With one at a time this is the sequential search.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ _C_BASE = 19652.0
 class Puct(NamedTuple):
     """PUCT: score(a) = q(a) + c prior(a) sqrt(N) / (1 + n(a)), c = c_init + log((N + 19652 + 1) / 19652).
 
-    N counts a node's visits, the one that made it included, n(a) an edge's. q is the mean return of an edge, scaled to
-    0..1 by the least and the greatest return of the tree; an edge that was not followed yet has the mean of its node
-    (Silver et al. 2018; Schrittwieser et al. 2020). Where actions are sampled, progressive widening (Coulom 2007) lets
-    a node with N visits try only the first k N^alpha of its samples, as if they were drawn one by one; priors are then
-    shares of those.
+    N counts the visits of a node including its creation, n(a) those of an edge. q is the mean return of an edge, scaled
+    to 0..1 by the lowest and highest return of the tree; an unvisited edge has the mean of its node (Silver et al.
+    2018; Schrittwieser et al. 2020). With sampled actions, progressive widening (Coulom 2007) limits a node with N
+    visits to the first k N^alpha samples, as if they were drawn one by one; priors are normalized over those.
     """
 
     c_init: float = 1.25
-    widen_k: float = 0.0
-    """0: all edges from the start."""
+    widen_k: float = 0.0  # 0: all edges from the start
     widen_alpha: float = 0.5
 
 
 def _puct_edge(forest: Forest, t: int, node: int, rule: Puct) -> int:
-    """The edge with the best score, the first of equals."""
+    """The edge with the best score, the first among equals."""
     n = forest.visits[t, node] + forest.pending[t, node]
     explore = (rule.c_init + math.log((n + _C_BASE + 1.0) / _C_BASE)) * math.sqrt(n)
     width = forest.prior.shape[2]
@@ -49,7 +47,7 @@ def _puct_edge(forest: Forest, t: int, node: int, rule: Puct) -> int:
             share += max(forest.prior[t, node, a], 0.0)
         explore /= max(share, _TINY)
     mean = float(forest.value[t, node])
-    for a in range(forest.prior.shape[2]):  # those beyond the width too, which simulations in flight have opened
+    for a in range(forest.prior.shape[2]):  # also beyond the width: simulations in flight may have opened those
         mean += forest.total[t, node, a]
     unknown = mean / forest.visits[t, node]
     low, span = forest.low[t], forest.high[t] - forest.low[t]
@@ -71,16 +69,16 @@ def _puct_edge(forest: Forest, t: int, node: int, rule: Puct) -> int:
 puct_edge: Any = compiled(_puct_edge, error_model="numpy")
 
 
-_FEW = 4  # outcomes are few where at least one draw in so many repeats a known one
+_FEW = 4  # outcomes are few if at least one draw in 4 repeats a known one
 
 
 class ChanceNodes(NamedTuple):
     """Double progressive widening (Couetoux et al. 2011): n visits of an edge draw k n^alpha outcomes.
 
-    Draws are counted, not distinct outcomes: to stop when enough distinct ones were seen would overweight rare ones.
-    Where there are few distinct outcomes, every visit draws one; whether there are few is judged by the draws below all
-    other edges of the tree, so that it does not depend on what was seen below this one. With k = 0 steps are
-    deterministic, and an edge has one outcome.
+    Draws are counted, not distinct outcomes: stopping after enough distinct ones would overweight rare ones. If
+    distinct outcomes are few, every visit draws one; this is judged by the draws below all other edges of the tree, so
+    that it does not depend on the outcomes of this edge. With k = 0 steps are deterministic, and an edge has one
+    outcome.
     """
 
     k: float = 0.0
@@ -88,9 +86,9 @@ class ChanceNodes(NamedTuple):
 
 
 def _follow(forest: Forest, t: int, node: int, edge: int, chance: ChanceNodes) -> int:
-    """Where an edge leads, NOWHERE if it has to be stepped: for the first time, or to draw another outcome.
+    """The node that an edge leads to; NOWHERE if it must be stepped, for the first or another outcome.
 
-    Visits are divided among the outcomes in proportion to their draws, rounded by Webster's method; one that has fewer
+    Visits are divided among outcomes in proportion to their draws, rounded by Webster's method; an outcome with fewer
     visits than draws comes first.
     """
     child: int = forest.child[t, node, edge]
@@ -118,10 +116,10 @@ follow: Any = compiled(_follow, error_model="numpy")
 def _select_puct(
     forest: Forest, wanted: Array, leaves: int, rule: Puct, chance: ChanceNodes, discount: float, wave: Wave
 ) -> int:
-    """Start up to `leaves` simulations in each tree, at most as many as it wants; returns how many there are.
+    """Start up to `leaves` simulations per tree, at most as many as it wants; returns their number.
 
-    A tree starts no more when it comes to an edge that another simulation is about to expand. One that comes to the end
-    of an episode, or to a node without legal actions, needs no step: it is over at once.
+    A tree starts no more once it reaches an edge that a simulation in flight will expand. A simulation that reaches the
+    end of an episode, or a node without legal actions, needs no step and finishes at once.
     """
     found = 0
     for t in range(len(wanted)):

@@ -1,4 +1,4 @@
-"""Expansion: roots, and new nodes below the edges that selection found."""
+"""Expansion: roots, and new nodes below the selected edges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ make_node: Any = compiled(_make_node)
 
 
 def _plant(forest: Forest, trees: Array, states: Array, turns: Array, priors: Array, values: Array) -> None:
-    """Roots with their evaluation, in place of whatever these trees were."""
+    """Write evaluated roots over the old trees."""
     for i in range(len(trees)):
         t = trees[i]
         make_node(forest, t, 0, states[i], turns[i], False, priors[i], values[i])
@@ -37,7 +37,7 @@ def _plant(forest: Forest, trees: Array, states: Array, turns: Array, priors: Ar
 
 
 def _find_outcome(forest: Forest, t: int, node: int, edge: int, mark: int) -> int:
-    """The outcome of an edge that has this mark, or NOWHERE."""
+    """The outcome of an edge with this mark, or NOWHERE."""
     child: int = forest.child[t, node, edge]
     while child != NOWHERE and forest.mark[t, child] != mark:
         child = forest.sibling[t, child]
@@ -51,10 +51,10 @@ def _expand(  # noqa: PLR0913 - what is known of every new node
     forest: Forest, wave: Wave, states: Array, rewards: Array, terminated: Array, truncated: Array, turns: Array,
     priors: Array, values: Array, marks: Array,
 ) -> None:  # fmt: skip
-    """Make the nodes; rows are what became of each simulation's step, and what the evaluation says of it.
+    """Create the nodes; each row has the step and the evaluation of one simulation.
 
-    An outcome that is known already makes no new node: it is counted, `follow` will send another simulation there, and
-    this one ends without result. Deterministic steps have no marks, and every edge has one outcome.
+    A known outcome creates no node: it is counted, `follow` will send another simulation there, and this one ends
+    without a result. Deterministic steps have no marks, and every edge has one outcome.
     """
     for i in range(len(wave.tree)):
         t, node, edge = wave.tree[i], wave.node[i], wave.edge[i]
@@ -82,7 +82,7 @@ expand: Any = compiled(_expand, nogil=True)
 
 
 def _finish(forest: Forest, t: int, node: int, discount: float) -> None:
-    """A simulation has come to this node, of which the value is what there is to come."""
+    """Back up a simulation that ended at this node."""
     result = float(forest.value[t, node])
     forest.visits[t, node] += 1
     while node:
@@ -101,7 +101,7 @@ finish: Any = compiled(_finish, error_model="numpy")
 
 
 def _start(forest: Forest, t: int, node: int, edge: int, count: int) -> None:
-    """Count a simulation that is on its way to this edge, or with -1 one that is no more."""
+    """Count a simulation in flight to this edge; -1 uncounts it."""
     forest.inflight[t, node, edge] += count
     forest.pending[t, node] += count
     while node:
@@ -114,7 +114,7 @@ start: Any = compiled(_start, error_model="numpy")
 
 
 def _backup(forest: Forest, wave: Wave, discount: float, wanted: Array) -> None:
-    """One after the other; each that came to a node is one that its tree wants no more."""
+    """Back up simulations one by one; each that reached a node is one fewer that its tree wants."""
     for i in range(len(wave.tree)):
         t = wave.tree[i]
         start(forest, t, wave.node[i], wave.edge[i], -1)
@@ -127,10 +127,10 @@ backup: Any = compiled(_backup, nogil=True, error_model="numpy")
 
 
 def _reroot(forest: Forest, t: int, node: int, most: int, moved: Array, gone: Array) -> int:
-    """Make `node` the root of its tree, and keep what is below it, up to `most` nodes, those that were made last going.
+    """Make `node` the root and keep at most `most` nodes below it, the oldest first.
 
-    `moved` has room for a number of every node; states of nodes that are not kept are put into `gone`, whose number is
-    returned. The new root's state is among them: the environment has one of its own by now.
+    `moved` is scratch space, one entry per node. States of removed nodes are put into `gone`, whose length is returned;
+    the new root's state is among them, because the environment has its own by now.
     """
     size, kept, lost = forest.size[t], 0, 0
     for i in range(size):
@@ -143,7 +143,7 @@ def _reroot(forest: Forest, t: int, node: int, most: int, moved: Array, gone: Ar
         if i == node or moved[i] == NOWHERE:
             gone[lost] = forest.state[t, i]
             lost += 1
-    for i in range(node, size):  # upwards, since a place is only written to after it was read
+    for i in range(node, size):  # upwards: a place is read before it is overwritten
         new = moved[i]
         if new == NOWHERE:
             continue

@@ -1,1 +1,1 @@
-"""Hooks of a run: the contract, early stopping, and those that every run has."""
+"""Callbacks of a run: the contract, early stopping, and those that every run has."""

@@ -1,4 +1,4 @@
-"""`corral.Callback`: hooks of a run, and what they see of it."""
+"""`corral.Callback`: hooks of a run, and the view of the run that they get."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ class Run(Protocol):
         """The settings of the run; read-only."""
 
     @property
-    def run_dir(self) -> Path:
-        """The folder of the run."""
+    def run_dir(self) -> Path: ...
 
     @property
     def learning_rate(self) -> float:

@@ -1,4 +1,4 @@
-"""Callbacks of every run: when it is evaluated, writes a row of metrics, and is saved."""
+"""Callbacks that every run has: evaluation, rows of metrics, checkpoints."""
 
 from __future__ import annotations
 
@@ -11,35 +11,31 @@ from corral.runs.evaluate import Evaluation
 
 
 class Clock:
-    """When something is due, by environment steps or by time; 0 turns either off."""
+    """Due after a number of environment steps or seconds; 0 turns either off."""
 
     def __init__(self, every_steps: int, every_s: float) -> None:
         self._every_steps, self.every_s = every_steps, every_s
         self.done(0)
 
     def due(self, steps: int) -> bool:
-        """Whether as many steps, or as much time, have passed since it was last done."""
         by_steps = self._every_steps > 0 and steps // self._every_steps > self._last_steps // self._every_steps
         return by_steps or (self.every_s > 0 and time.monotonic() - self._last_s >= self.every_s)
 
     def done(self, steps: int) -> None:
-        """It was done now."""
         self._last_steps, self._last_s = steps, time.monotonic()
 
 
 class EvaluationClock(Callback):
-    """Evaluates every `eval_every` steps, and at the end of the run."""
+    """Evaluates every `eval_every` steps and at the end of the run."""
 
     def __init__(self, config: Experiment) -> None:
         self._enabled = config.eval_episodes > 0
         self._clock = Clock(config.eval_interval if self._enabled else 0, 0.0)
 
     def on_start(self, run: Run) -> None:
-        """Count from here."""
         self._clock.done(run.steps)
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
-        """Evaluate if that is due."""
         if self._clock.due(run.steps) or (self._enabled and run.steps >= run.config.steps):
             self._clock.done(run.steps)
             run.evaluate()
@@ -52,20 +48,18 @@ class MetricsClock(Callback):
         self._clock = Clock(config.log_every, config.log_every_s)
 
     def on_start(self, run: Run) -> None:
-        """Count from here."""
         self._clock.done(run.steps)
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
-        """Write a row if that is due."""
         if self._clock.due(run.steps):
             self._clock.done(run.steps)
             run.write_metrics()
 
 
 class Checkpoints(Callback):
-    """Saves the run every so often, and the best model when an evaluation was the best so far.
+    """Saves the run at intervals, and the best model after the best evaluation so far.
 
-    A large replay takes long to write: at most a twentieth of the time is spent on checkpoints.
+    A large replay buffer takes long to write: checkpoints take at most a twentieth of the time.
     """
 
     def __init__(self, config: Experiment, *, save_first: bool) -> None:
@@ -74,17 +68,15 @@ class Checkpoints(Callback):
         self._save_first, self._best = save_first, False
 
     def on_start(self, run: Run) -> None:
-        """Count from here."""
         self._clock.done(run.steps)
         if self._save_first:
             self._save(run)
 
     def on_evaluation(self, run: Run, result: Evaluation) -> None:
-        """Remember that there is a best model to save, once the row of its evaluation is written."""
+        """The best model is saved once the row of its evaluation is written."""
         self._best |= run.is_best
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
-        """Save if that is due; the end of the run is saved in any case."""
         if (self._best or self._clock.due(run.steps)) and run.steps < run.config.steps:
             self._save(run)
 

@@ -1,4 +1,4 @@
-"""Calling the callbacks of a run: errors of a user's callback are reported, and long calls are named."""
+"""Calls the callbacks of a run, reports errors of user callbacks, and warns of long calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("corral.runs")
 
 
 class Dispatcher(Callback):
-    """The callbacks of a run as one: the user's, then those that every run has, whose errors end the run."""
+    """The callbacks of a run as one: the user's, then the built-in ones, whose errors end the run."""
 
     def __init__(self, users: Sequence[Callback], own: Sequence[Callback], note: Note):
         self._watch = _SlowCalls(note)
@@ -32,28 +32,23 @@ class Dispatcher(Callback):
         self._own = own
 
     def uses(self, hook: str) -> bool:
-        """Whether a callback of the user overrides this hook."""
         return any(hook in user.hooks for user in self._users)
 
     @property
     def current(self) -> str | None:
-        """The hook of a user that is running."""
         return self._watch.current
 
     def on_start(self, run: Run) -> None:
-        """Call all."""
         for user in self._users:
             user.call("on_start", run)
         for callback in self._own:
             callback.on_start(run)
 
     def on_rollout(self, run: Run, trajectory: Trajectory) -> None:
-        """Call the user's."""
         for user in self._users:
             user.call("on_rollout", run, trajectory)
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
-        """Call those that want it after this iteration."""
         for user in self._users:
             if metrics or user.callback.every_turn:
                 user.call("on_update", run, metrics)
@@ -61,26 +56,22 @@ class Dispatcher(Callback):
             callback.on_update(run, metrics)
 
     def on_evaluation(self, run: Run, result: Evaluation) -> None:
-        """Call all."""
         for user in self._users:
             user.call("on_evaluation", run, result)
         for callback in self._own:
             callback.on_evaluation(run, result)
 
     def on_checkpoint(self, run: Run, path: Path) -> None:
-        """Call the user's."""
         for user in self._users:
             user.call("on_checkpoint", run, path)
 
     def on_end(self, run: Run) -> None:
-        """Call all."""
         for callback in self._own:
             callback.on_end(run)
         for user in self._users:
             user.call("on_end", run)
 
     def close(self) -> None:
-        """Report how often hooks have failed."""
         self._watch.close()
         for user in self._users:
             user.report_failures()
@@ -93,7 +84,7 @@ class _UserCallback:
         self._failures: Counter[str] = Counter()
 
     def call(self, hook: str, *args: object) -> None:
-        """Call a hook that it has; an exception is reported once and counted."""
+        """Call a hook if it is overridden; an exception is reported once and counted."""
         if hook not in self.hooks:
             return
         name = f"{type(self.callback).__qualname__}.{hook}"
@@ -116,14 +107,13 @@ class _UserCallback:
             _log.debug("%s", name, exc_info=error)
 
     def report_failures(self) -> None:
-        """Say how often hooks have failed, where it was more than once."""
         for hook, count in self._failures.items():
             if count > 1:
                 self._note("callback_error", f"callback {type(self.callback).__qualname__}.{hook} raised {count} times")
 
 
 class _SlowCalls:
-    """Warns, from a thread, of a call that takes long: the run waits for it, and would not say why."""
+    """Warns, from a thread, of a long call, for which the run waits."""
 
     def __init__(self, note: Note):
         self._note = note
@@ -133,7 +123,6 @@ class _SlowCalls:
         self._thread: threading.Thread | None = None
 
     def begin(self, name: str) -> None:
-        """A call begins."""
         self._since = time.monotonic()
         self.current = name
         if self._thread is None:
@@ -141,11 +130,9 @@ class _SlowCalls:
             self._thread.start()
 
     def end(self) -> None:
-        """It has returned."""
         self.current = None
 
     def close(self) -> None:
-        """End the thread."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Stop a run when its evaluations are good enough, or no longer improve."""
+"""Stop a run when its evaluations reach a target or no longer improve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from corral.runs.evaluate import Evaluation
 class EarlyStopping(Callback):
     """Stops when the mean return of an evaluation reaches `target`, or after `patience` evaluations without a new best.
 
-    The count starts again when a run is resumed.
+    The count restarts when a run is resumed.
     """
 
     def __init__(self, target: float | None = None, patience: int | None = 10) -> None:
@@ -22,7 +22,6 @@ class EarlyStopping(Callback):
         self._best, self._since_best = -math.inf, 0
 
     def on_evaluation(self, run: Run, result: Evaluation) -> None:
-        """Compare it with the target and with the best so far."""
         self._since_best = 0 if result.mean > self._best else self._since_best + 1
         self._best = max(self._best, result.mean)
         if self._target is not None and result.mean >= self._target:

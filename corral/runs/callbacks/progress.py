@@ -1,4 +1,4 @@
-"""The live progress of a run on stderr: one line that is rewritten on a terminal, now and then a line elsewhere."""
+"""Live progress of a run on stderr: one rewritten line on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _CLEAR = "\r\x1b[K"
 
 
 class Progress(Callback):
-    """Shows steps, steps/s, return, evaluation, loss and the time that is left. It has no thread and never waits.
+    """Shows steps, steps/s, return, evaluation, loss and the time left. It has no thread and never blocks.
 
     `start` is the step at which a resumed run starts. The last value of every metric is shown until it changes.
     """
 
     def __init__(self, total: int, *, start: int = 0, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._total = total
-        self._stream: TextIO | None = sys.stderr if stream is None else stream  # None: a process without one
+        self._stream: TextIO | None = sys.stderr if stream is None else stream  # None: the process has no stderr
         self._quiet = quiet or self._stream is None
         terminal = self._stream is not None and self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._live = terminal and not quiet
@@ -38,15 +38,12 @@ class Progress(Callback):
         self._steps = self._shown = start
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
-        """Show the line when it is due."""
         self.update(run.steps, run.metrics)
 
     def on_end(self, run: Run) -> None:
-        """Show the last line."""
         self.close()
 
     def update(self, env_steps: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Note where the run is; shows it when it is time to."""
         self._steps = env_steps
         self._metrics.update(metrics or {})
         now = time.monotonic()
@@ -56,13 +53,12 @@ class Progress(Callback):
         self._show(now)
 
     def say(self, text: str) -> None:
-        """Print a line of its own; the live line continues below it."""
+        """Print a separate line; the live line continues below it."""
         if not self._quiet:
             self._write(f"{_CLEAR if self._live else ''}{text}\n")
             self._next = 0.0 if self._live else self._next
 
     def close(self) -> None:
-        """Show where the run has come to, and leave it there."""
         if self._quiet:
             return
         if self._live or self._steps != self._shown:
@@ -104,7 +100,7 @@ class Progress(Callback):
 
 
 def progress_line(steps: int, total: int, rate: float, metrics: Mapping[str, float], width: int | None) -> str:
-    """The line; fields that do not fit into `width` are left out, from the last, but the time left stays."""
+    """The progress line; fields that do not fit into `width` are dropped from the end, except the time left."""
     share = f"{100 * steps / total:.0f}%" if total > 0 else ""
     fields = [f"{steps:,}/{brief(total)} {share}".rstrip(), f"{brief(rate)} steps/s"]
     known = {label: metrics[name] for name, label in _SHOWN.items() if not math.isnan(metrics.get(name, math.nan))}
@@ -122,7 +118,7 @@ def progress_line(steps: int, total: int, rate: float, metrics: Mapping[str, flo
 
 
 def loss_of(metrics: Mapping[str, Any]) -> float | None:
-    """The loss to show where there is room for one: `loss/total`, or else the first that there is."""
+    """The loss to show: `loss/total`, or else the first loss."""
     names = [name for name in metrics if name.startswith("loss/")]
     if not names:
         return None
@@ -130,7 +126,7 @@ def loss_of(metrics: Mapping[str, Any]) -> float | None:
 
 
 def brief(value: float) -> str:
-    """A number in at most seven characters or so: 12.3k, 0.0342, -200.1, 1.2e-06."""
+    """A number in about seven characters: 12.3k, 0.0342, -200.1, 1.2e-06."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)

@@ -1,4 +1,4 @@
-"""A policy as one file that needs no Corral: ONNX or TorchScript, from raw observations to the actions to take."""
+"""Export of a policy as one file without Corral: ONNX or TorchScript, from raw observations to actions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOLERANCE = 1e-5
 _SIZES = (1, 7, 64)
 _STEPS = 3
 _EXTRA = "pip install 'corral-rl[export]'"
-_WIDEST = 1e3  # bounds beyond this say nothing about what is observed
+_WIDEST = 1e3  # larger bounds do not tell the range of observations
 
 Run = Callable[[list[Array]], list[Array]]
 
@@ -47,7 +47,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written, and how far its actions were from the policy's at most, where 1 is the scale."""
+    """A written file, and the largest difference of its actions from the policy's, relative to their scale."""
 
     path: Path
     inputs: tuple[Port, ...]
@@ -57,9 +57,9 @@ class Exported:
 
 
 class PolicyModule(nn.Module):
-    """Leaves of observations, and with a memory `state` and `first`, to leaves of actions, and the next `state`.
+    """Maps leaves of observations, and for recurrent policies `state` and `first`, to leaves of the best actions.
 
-    Takes the best action. Whole numbers come out as int64, others as the environment takes them.
+    Recurrent policies also return the next `state`. Discrete actions are int64, others have the environment's dtype.
     """
 
     def __init__(self, loaded: LoadedPolicy):
@@ -76,14 +76,14 @@ class PolicyModule(nn.Module):
             self.outputs += (Port("next_state", "float32", (size,)),)
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Actions of rows; one tensor, or a tuple where there are several."""
+        """Actions of rows; one tensor, or a tuple if there are several."""
         scores, state = self._scores(inputs)
         results = (*self.head(scores), *([state] if self._recurrent else []))
         return results[0] if len(results) == 1 else results
 
     @torch.inference_mode()
     def gap(self, inputs: list[Array], some: list[Array], others: list[Array]) -> float:
-        """How far apart, in the network's own scores, the choices of two actions are at most."""
+        """Largest difference, in the network's scores, between the choices of two actions."""
         scores, _ = self._scores([torch.from_numpy(value) for value in inputs])
         return self.head.gap(scores.numpy(), some, others)
 
@@ -97,10 +97,10 @@ class PolicyModule(nn.Module):
 
 
 def export(loaded: LoadedPolicy, path: str | Path) -> Exported:
-    """Write the policy as `.onnx` or `.pt`, and hold what was written against the policy; RunFailed where it differs.
+    """Write the policy as `.onnx` or `.pt` and compare the file with the policy; RunFailed if it differs.
 
-    The number of rows is free. A `.pt` is TorchScript, and tells its inputs and outputs in the extra file
-    `corral.json`; an `.onnx` in its graph.
+    The batch size is free. A `.pt` is TorchScript with inputs and outputs listed in the extra file `corral.json`; an
+    `.onnx` lists them in its graph.
     """
     path = Path(path)
     if path.suffix not in (".onnx", ".pt"):
@@ -120,7 +120,7 @@ def export(loaded: LoadedPolicy, path: str | Path) -> Exported:
 
 
 def _compare(module: PolicyModule, loaded: LoadedPolicy, run: Run) -> tuple[float, int]:
-    """Largest difference between a file and the policy, on random observations; and how many those were."""
+    """Largest difference between a file and the policy on random observations, and their number."""
     rng, policy = np.random.default_rng(1), loaded.alone()
     layout, count = loaded.spec.observation, len(loaded.spec.observation.leaves)
     worst, seen = 0.0, 0
@@ -145,7 +145,7 @@ def _difference(module: PolicyModule, inputs: list[Array], got: list[Array], wan
             return float("inf")
         if a.dtype.kind == "f":
             worst = float(np.maximum(worst, (np.abs(a - b) / np.maximum(scale, np.abs(b))).max()))
-        elif not np.array_equal(a, b):  # of two choices that score the same, either is right
+        elif not np.array_equal(a, b):  # of two choices with equal scores, either is right
             worst = float(np.maximum(worst, module.gap(inputs, got, wanted)))
     return worst
 
@@ -205,7 +205,7 @@ def _open_torchscript(path: Path, module: PolicyModule) -> Run:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporters warn of everything that they may become one day; `_compare` says whether they did well."""
+    """Suppress the exporters' warnings; `_compare` checks the result."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -226,7 +226,7 @@ def _out_dtype(leaf: Leaf) -> str:
 
 
 def _scale(leaf: Leaf) -> Array:
-    """What a difference is compared with: half the range of a bounded number, and at least 1."""
+    """Scale of a difference: half the range of a bounded number, at least 1."""
     low, high = leaf.bounds if leaf.bounds[0] is not None else (np.zeros(()), np.zeros(()))
     with np.errstate(invalid="ignore"):
         half = (np.asarray(high, np.float64) - np.asarray(low, np.float64)) / 2
@@ -243,7 +243,6 @@ def _random_inputs(module: PolicyModule, loaded: LoadedPolicy, n: int, rng: np.r
 
 
 def _random_rows(leaf: Leaf, n: int, rng: np.random.Generator) -> Array:
-    """Values such as an environment might show."""
     shape = (n, *leaf.shape)
     low, high = leaf.bounds if leaf.bounds[0] is not None else (np.zeros(()), np.full((), 255.0))
     assert low is not None

@@ -1,4 +1,4 @@
-"""From a network's scores to the best action as the environment takes it, in torch: what `Actions` does in NumPy."""
+"""From network scores to the best environment action, in torch: the counterpart of `Actions` in NumPy."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from corral.ops.distributions import JointChoices
 
 
 class Head(Protocol):
-    """Scores `[n, P]` to the leaves of the best actions."""
+    """Maps scores `[n, P]` to the leaves of the best actions."""
 
-    def __call__(self, scores: Tensor) -> list[Tensor]:
-        """The leaves, `[n, ...]`."""
+    def __call__(self, scores: Tensor) -> list[Tensor]: ...
 
     def gap(self, scores: Array, some: list[Array], others: list[Array]) -> float:
-        """How far apart the scores of two actions' choices are at most, where 1 is the scale."""
+        """Largest difference between the scores of two actions' choices, relative to their scale."""
 
 
 def make_head(algo: Algorithm, model: nn.Module) -> Head:
@@ -38,7 +37,7 @@ def make_head(algo: Algorithm, model: nn.Module) -> Head:
 
 
 class JointHead(nn.Module):
-    """One score for every combination of choices."""
+    """One score per combination of choices."""
 
     def __init__(self, choices: JointChoices, layout: Layout):
         super().__init__()
@@ -49,12 +48,10 @@ class JointHead(nn.Module):
         )
 
     def forward(self, scores: Tensor) -> list[Tensor]:
-        """Look the best combination up."""
         best = scores.argmax(-1)
         return [table[best] for table in self.tables]
 
     def gap(self, scores: Array, some: list[Array], others: list[Array]) -> float:
-        """Of the combinations."""
         try:
             numbers = [self._choices.from_env(self._layout.unflatten(leaves)) for leaves in (some, others)]
         except ValueError:  # there is no such combination
@@ -63,7 +60,7 @@ class JointHead(nn.Module):
 
 
 class SeparateHead(nn.Module):
-    """Scores of each choice one after the other, then continuous numbers, then what is of no use here."""
+    """Scores of each choice in turn, then continuous components, then unused ones."""
 
     def __init__(self, layout: Layout):
         super().__init__()
@@ -80,11 +77,9 @@ class SeparateHead(nn.Module):
                 number += part.width
 
     def forward(self, scores: Tensor) -> list[Tensor]:
-        """Every leaf from its part of the scores."""
         return [part(scores[:, at]) for part, at in zip(self.parts, self._slices, strict=True)]
 
     def gap(self, scores: Array, some: list[Array], others: list[Array]) -> float:
-        """Of every choice by itself."""
         found = [0.0]
         for part, at, left, right in zip(self.parts, self._slices, some, others, strict=False):
             if isinstance(part, _Choices):
@@ -113,7 +108,7 @@ class _Choices(nn.Module):
 
 
 class _Numbers(nn.Module):
-    """Continuous numbers: clipped to [-1, 1] and scaled to their bounds, or as they are where they have none."""
+    """Continuous components: clipped to [-1, 1] and scaled to their bounds, unchanged if unbounded."""
 
     low: Tensor
     high: Tensor
@@ -153,7 +148,7 @@ def _part(space: gs.Space[object]) -> _Choices | _Numbers:
 
 
 def _apart(scores: Array, some: Array, others: Array) -> float:
-    """How far apart the scores of numbered choices are, at most."""
+    """Largest difference between the scores of indexed choices."""
     numbers = np.stack([some, others])
     if numbers.min() < 0 or numbers.max() >= scores.shape[1]:
         return float("inf")

@@ -1,4 +1,4 @@
-"""Where the metrics of a run go: the contract of a sink, and the sinks of a run as one."""
+"""`corral.MetricSink`, the contract of a sink, and the sinks of a run as one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ STEP, WALL_S = "env_steps", "wall_s"
 
 @runtime_checkable
 class MetricSink(Protocol):
-    """Takes the rows of metrics that a run writes, in the process that learns."""
+    """Receives the rows of metrics that a run writes, in the learner's process."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Take one row: the environment steps so far, and the metrics by name, `wall_s` among them."""
+        """Take one row: environment steps so far, and metrics by name, including `wall_s`."""
 
     def close(self) -> None:
-        """No more rows will come."""
+        """Called once, after the last row."""
 
 
 class MetricSinks:
@@ -44,7 +44,6 @@ class MetricSinks:
                 self._close(sink)
 
     def close(self) -> None:
-        """Close every sink."""
         for sink in self._sinks:
             self._close(sink)
 

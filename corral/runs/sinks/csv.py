@@ -20,7 +20,7 @@ from corral.runs.sinks.base import STEP, WALL_S
 class CsvSink:
     """Writes `metrics.csv`. A row is in the file when `write` returns, whatever happens to the process afterwards.
 
-    A run that resumes from a checkpoint gives its step as `purge_after`: later rows, which will be written again, are
+    A resumed run passes the step of its checkpoint as `purge_after`: later rows, which will be written again, are
     removed. A file that cannot be written ends the run.
     """
 
@@ -45,7 +45,6 @@ class CsvSink:
         self._append(_line(row.get(name, "") for name in self._columns).encode())
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _append(self, line: bytes) -> None:
@@ -77,9 +76,9 @@ class CsvSink:
 
 
 def read_metrics(path: str | Path, *, last_bytes: int | None = None) -> dict[str, Array]:
-    """Columns of a run's `metrics.csv` as float64 by name, NaN where a row has no value; {} when there is no row.
+    """Columns of a run's `metrics.csv` as float64 by name, NaN for missing values; {} if there is no row.
 
-    `path` is the run directory or the file. With `last_bytes`, only the rows in the end of the file are read.
+    `path` is the run directory or the file. With `last_bytes`, only rows at the end of the file are read.
     """
     path = Path(path)
     header, rows = _read_rows(path / "metrics.csv" if path.is_dir() else path, last_bytes)
@@ -90,7 +89,7 @@ def read_metrics(path: str | Path, *, last_bytes: int | None = None) -> dict[str
 
 
 def _read_rows(path: Path, last_bytes: int | None = None) -> tuple[list[str], list[list[str]]]:
-    """Header and rows, without an incomplete last line of a process that was killed while writing."""
+    """Header and rows, without a truncated last line."""
     try:
         with open(path, "rb") as file:
             head = file.readline()

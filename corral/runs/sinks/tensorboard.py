@@ -12,9 +12,9 @@ from typing import Any
 
 
 class TensorBoardSink:
-    """One event file. TensorBoard's own writer has a thread, which is in the way of forking and of a last row.
+    """One event file. TensorBoard's own writer has a thread, which breaks forking and may lose the last row.
 
-    A run that resumes from a checkpoint gives its step as `purge_after`: TensorBoard forgets what follows it.
+    A resumed run passes the step of its checkpoint as `purge_after`: TensorBoard forgets later rows.
     """
 
     def __init__(self, folder: Path, purge_after: int | None = None) -> None:
@@ -30,12 +30,10 @@ class TensorBoardSink:
             self._put(step=purge_after + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one scalar per metric."""
         scalars = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
         self._put(step=step, summary=self._summary(value=scalars))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _put(self, **fields: Any) -> None:

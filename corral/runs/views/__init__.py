@@ -1,1 +1,1 @@
-"""Looking at runs: curves, tables, videos."""
+"""Views of runs: curves, tables, videos."""

@@ -1,4 +1,4 @@
-"""`corral.plot`: learning curves of runs; seeds of the same configuration become a mean with a band."""
+"""`corral.plot`: learning curves of runs; runs that differ only in their seed become a mean with a band."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TITLES = {
 
 @dataclass(frozen=True)
 class Curve:
-    """What is drawn of runs that differ in their seed only; `count` runs have a value at each place."""
+    """Runs that differ only in their seed; `count` is the number of runs with a value at each x."""
 
     label: str
     env: str
@@ -53,7 +53,7 @@ class _Curve:
 
 
 def plot(runs: str | Path | Sequence[str | Path], path: str | Path, **options: Any) -> Path:
-    """Draw the learning curves of one or several runs as PNG, with a CSV beside it; `options` are those of `draw`."""
+    """Draw learning curves as PNG with a CSV beside it; `options` are those of `draw`."""
     draw([runs] if isinstance(runs, str | Path) else runs, path, **options)
     return Path(path)
 
@@ -66,13 +66,13 @@ def draw(
     x: Axis = "env_steps",
     smooth: int = 1,
 ) -> list[Curve]:
-    """Write the PNG and the CSV, and return what is in them.
+    """Write the PNG and the CSV, and return the curves.
 
     Args:
-        runs: folders of runs; those that differ in their seed only become a mean with a band.
+        runs: folders of runs; those that differ only in their seed become a mean with a band.
         path: the PNG to write; the CSV has the same name.
         metric: column of `metrics.csv` to draw.
-        x: what it is drawn over: `env_steps`, `wall_s` or `episodes`.
+        x: horizontal axis: `env_steps`, `wall_s` or `episodes`.
         smooth: number of rows whose mean is drawn at each row.
     """
     path = Path(path)
@@ -95,7 +95,7 @@ def draw(
 
 
 def curves(paths: Sequence[Path], metric: str, axis: Axis = "env_steps", smooth: int = 1) -> list[Curve]:
-    """A curve for each configuration among the runs; each run is the mean of its last `smooth` rows, at each row."""
+    """One curve per configuration; each row of a run is the mean of its last `smooth` rows."""
     folders = [RunFolder.open(path) for path in {Path(path).resolve(): path for path in paths}.values()]
     groups: dict[str, list[_Curve]] = {}
     for folder in folders:
@@ -106,7 +106,7 @@ def curves(paths: Sequence[Path], metric: str, axis: Axis = "env_steps", smooth:
 
 
 def save_csv(found: Sequence[Curve], path: Path, metric: str, axis: Axis) -> None:
-    """What is drawn, a row for each curve and place."""
+    """Write the curves as CSV, one row per curve and x."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["curve", axis, f"{metric} mean", "lowest", "highest", "runs"])
@@ -159,7 +159,7 @@ def _line(folder: RunFolder, metric: str, axis: Axis, smooth: int) -> _Curve:
     x, y = x[there], _smoothed(y[there], smooth)
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
-    last = np.append(np.diff(x) > 0, True)  # of rows at the same place, the last
+    last = np.append(np.diff(x) > 0, True)  # of rows at the same x, the last
     return _Curve(folder, x[last], y[last])
 
 
@@ -179,7 +179,7 @@ def _smoothed(y: Array, window: int) -> Array:
 
 
 def _settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings by dotted name, without those in which runs of one curve may differ."""
+    """The settings by dotted name, without those that may differ within a curve."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         if not prefix and key in _NOT_COMPARED:
@@ -192,7 +192,7 @@ def _settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _labels(folders: Sequence[RunFolder]) -> list[str]:
-    """Algorithm, environment where they differ, and the settings that tell curves of one pair apart."""
+    """Algorithm, environment if they differ, and the settings that distinguish the curves of a pair."""
     same_env = len({folder.env for folder in folders}) == 1
     labels = []
     for folder in folders:
@@ -207,7 +207,7 @@ def _labels(folders: Sequence[RunFolder]) -> list[str]:
 
 
 def _curve(label: str, lines: Sequence[_Curve]) -> Curve:
-    """Mean and range of the runs over all places that any of them has, where at least half of them have come to."""
+    """Mean and range of the runs at every x that at least half of them have reached."""
     env = lines[0].folder.env
     if len(lines) == 1:
         x, y = lines[0].x, lines[0].y

@@ -1,4 +1,4 @@
-"""What a run is doing now, read from its directory alone."""
+"""The current state of a run, read from its directory alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from corral.runs.sinks.csv import read_metrics
 
 State = Literal["running", "finished", "stopped", "failed", "killed", "not started"]
 _ENDS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed", "resumed": "killed"}
-"""Kind of the last event of a run that no process has locked -> its state."""
+"""Kind of the last event of a run that is not locked -> its state."""
 _COUNTED = {
     "env/restarts": "environment restarts",
     "learn/skipped": "skipped updates",
@@ -91,7 +91,7 @@ def _speed(columns: dict[str, Array], steps: int, rate: float | None) -> list[tu
 
 
 def _rate_now(columns: dict[str, Array]) -> float | None:
-    """Steps per second over the last rows, of about ten seconds."""
+    """Steps per second over the rows of the last ten seconds or so."""
     if not columns or len(columns["wall_s"]) < 2:
         return None
     steps, wall = columns["env_steps"], columns["wall_s"]
@@ -101,7 +101,7 @@ def _rate_now(columns: dict[str, Array]) -> float | None:
 
 
 def _results(columns: dict[str, Array]) -> list[tuple[str, str]]:
-    """Return, evaluation, losses and lag, as far as the run has them."""
+    """Return, evaluation, losses and lag, if the run has them."""
     lines = []
     for name, label in (("train/return", "return"), ("eval/return", "last eval")):
         value = _last(columns, name)
@@ -146,14 +146,14 @@ def _checkpoints(path: Path) -> list[tuple[str, str]]:
 
 
 def _events(folder: RunFolder, columns: dict[str, Array]) -> str:
-    """How often each kind of event happened, and what the metrics count of the like."""
+    """Number of events of each kind, including those counted by metrics."""
     counts = [(kind, n) for kind, n in count_events(folder.events_jsonl).most_common() if kind not in _ENDS]
     counts += [(label, int(_last(columns, name) or 0)) for name, label in _COUNTED.items()]
     return ", ".join(f"{count:,} {kind}" for kind, count in counts if count) or "none"
 
 
 def _last(columns: dict[str, Array], name: str) -> float | None:
-    """The last value of a column that is there; NaN only when it has no other."""
+    """The last value of an existing column; NaN only if it has no other."""
     if name not in columns:
         return None
     there = columns[name][~np.isnan(columns[name])]
@@ -161,7 +161,7 @@ def _last(columns: dict[str, Array], name: str) -> float | None:
 
 
 def _spark(values: Array) -> str:
-    """The course of a metric in a few characters, from its lowest to its highest."""
+    """A metric over time in a few characters, from its lowest to its highest value."""
     values = values[np.isfinite(values)]
     if len(values) < 2:
         return ""
@@ -179,7 +179,7 @@ def _age(path: Path) -> float | None:
 
 
 def _rss(pid: int) -> int | None:
-    """Bytes in memory of a process on this machine, where the system tells."""
+    """Resident bytes of a process on this machine, if known."""
     try:
         with open(f"/proc/{pid}/status") as file:
             fields: dict[str, Any] = dict(line.split(":", 1) for line in file)

@@ -1,4 +1,4 @@
-"""Watch a policy play: on the screen, or as a video file. `corral.record` films that of a run."""
+"""Render a policy on the screen or record a video; `corral.record` records the policy of a run."""
 
 from __future__ import annotations
 
@@ -28,29 +28,27 @@ from corral.runs.evaluate import acting_seed
 from corral.runs.folder import require_same_env, whole_file
 from corral.runs.load import load_policy
 
-_CONSOLE_FPS = 60.0  # of an Atari, whatever its metadata say
-_FPS = 30.0  # where an environment does not say
+_CONSOLE_FPS = 60.0  # of an Atari, regardless of its metadata
+_FPS = 30.0  # default
 _EXTRA = "pip install 'corral-rl[video]'"
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A video that was written."""
+    """A recorded video."""
 
     path: Path
     frames: int
     fps: float
-    returns: tuple[float, ...]
-    """Of the episodes that are complete."""
+    returns: tuple[float, ...]  # of complete episodes
 
     @property
     def seconds(self) -> float:
-        """Length of the video."""
         return self.frames / self.fps
 
 
 def record(run: str | Path, path: str | Path, **options: Any) -> Path:
-    """Film the policy of a run and write an MP4; `options` are those of `record_run`."""
+    """Record the policy of a run as MP4; `options` are those of `record_run`."""
     return record_run(run, path, **options).path
 
 
@@ -65,17 +63,17 @@ def record_run(
     seed: int | None = None,
     checkpoint: str = "best",
 ) -> Recording:
-    """Film the policy of a run.
+    """Record the policy of a run.
 
     Args:
         run: the run's folder.
         path: the MP4 to write.
-        episodes: how many to film.
-        seconds: the longest that the video may be.
-        fps: frames per second; by default what the environment says.
+        episodes: number of episodes.
+        seconds: maximum length of the video.
+        fps: frames per second; default: the environment's.
         deterministic: take the best actions instead of sampling.
-        seed: of the episodes; by default the run's, whose evaluation plays the same first episode.
-        checkpoint: `best`, `latest`, or the name of one.
+        seed: of the episodes; default: the run's, whose evaluation plays the same first episode.
+        checkpoint: `best`, `latest`, or a name.
     """
     path = Path(path)
     if path.suffix.lower() != ".mp4":
@@ -104,16 +102,16 @@ def record_policy(
     seed: int = 0,
     spec: EnvSpec | None = None,
 ) -> Recording:
-    """Film the policy for so many games or so many seconds: a frame at the start of an episode, and one per step.
+    """Record the policy: one frame at the start of an episode and one per step. `spec` is the trained one.
 
-    Writes H.264 in an MP4 that is there whole or not at all. `spec` is what the policy was trained on.
+    Writes H.264 in an MP4, atomically.
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
     film = _Film(experiment)
     with make_vec(film, 1, "local", role="eval") as vec:
         if spec is not None:
             require_same_env(vec.spec, spec)
-        film.rolling = False  # an environment that a planner builds for itself is not the one to film
+        film.rolling = False  # do not record environments that a planner builds for itself
         bind_envs(policy, vec)
         film.rolling = True
         vec.reset(seed)
@@ -137,7 +135,7 @@ def record_policy(
 
 
 def make_screen(experiment: Experiment) -> VecEnv:
-    """One environment that shows itself on the screen; UserError where there is none."""
+    """One environment that renders on the screen; UserError without one."""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"} & os.environ.keys():
         raise UserError("There is no display to show the environment on: film it with `corral record` instead.")
     return make_vec(_Screen(experiment), 1, "local", role="eval")
@@ -147,7 +145,7 @@ _FILMS: weakref.WeakKeyDictionary[gymnasium.Env[Any, Any], _Film] = weakref.Weak
 
 
 class _Screen:
-    """Builds environments that show themselves."""
+    """Builds environments that render on the screen."""
 
     def __init__(self, experiment: Experiment):
         self._experiment, self.name = experiment, experiment.env
@@ -157,13 +155,12 @@ class _Screen:
 
 
 class _Film:
-    """Builds environments that put a frame of every step into `frames`, if they are built while it is `rolling`."""
+    """Builds environments that put a frame of every step into `frames`, if built while `rolling`."""
 
     def __init__(self, experiment: Experiment):
         self._experiment, self.name = experiment, experiment.env
         self.frames: list[Array] = []
-        self.first: list[Array] = []
-        """First frame of an episode before its first step."""
+        self.first: list[Array] = []  # first frame of an episode before its first step
         self.fps, self.rolling = _FPS, True
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
@@ -180,9 +177,9 @@ class _Film:
 
 
 class _Camera(PassiveWrapper):
-    """Films every step, and the first frame of an episode when it is known to be played.
+    """Records every step, and the first frame of an episode once it is played.
 
-    What is filmed is kept elsewhere: a planner that copies the environment copies no frames.
+    Frames are stored outside: a planner that copies the environment copies no frames.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -214,9 +211,8 @@ class _Camera(PassiveWrapper):
 
 
 def _build(experiment: Experiment, render_mode: str) -> gymnasium.Env[Any, Any]:
-    """The run's environment, drawing itself."""
     env, kwargs = experiment.environment()
-    if isinstance(env, PixelSuite):  # its observations are its drawings
+    if isinstance(env, PixelSuite):  # its observations are its frames
         drawn = env()
         return gymnasium.wrappers.HumanRendering(drawn) if render_mode == "human" else drawn
     try:
@@ -232,7 +228,7 @@ def _build(experiment: Experiment, render_mode: str) -> gymnasium.Env[Any, Any]:
 
 @contextlib.contextmanager
 def _writer(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
-    """What takes frames, all of one size, and makes a video of them when all is well."""
+    """Yields a function that takes frames of one size; the video is written on success."""
     try:
         import imageio_ffmpeg
     except ImportError as error:
@@ -244,7 +240,7 @@ def _writer(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
         nonlocal encoder, shape
         if encoder is None:
             shape = frame.shape
-            height, width = (size + size % 2 for size in shape[:2])  # H.264 with halved colours needs even sizes
+            height, width = (size + size % 2 for size in shape[:2])  # H.264 with subsampled colours needs even sizes
             options = {"codec": "libx264", "quality": 8, "macro_block_size": 1, "ffmpeg_log_level": "error"}
             encoder = imageio_ffmpeg.write_frames(
                 str(unfinished), (width, height), fps=fps, output_params=["-f", "mp4", "-movflags", "+faststart"],
