@@ -54,12 +54,10 @@ class EpisodeStats:
         return float(np.mean(returns)) if returns else float("nan")
 
     def mean_length(self, last: int = 100) -> float:
-        """Mean length of the last games; NaN before the first has finished."""
         lengths = [episode.length for episode in list(self.recent)[-last:]]
         return float(np.mean(lengths)) if lengths else float("nan")
 
     def drop(self, ids: list[int]) -> None:
-        """Drop the current games of these environments without counting them."""
         self._returns[ids] = 0.0
         self._lengths[ids] = 0
 

@@ -122,7 +122,6 @@ class LadderPolicy(EpsilonGreedyPolicy):
         self._rungs, self._index = rungs, index
 
     def initial_state(self, n: int) -> Tree:
-        """The epsilons of this actor's environments."""
         return self._rungs[np.arange(self._index * n, (self._index + 1) * n) % len(self._rungs)]
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:

@@ -123,7 +123,6 @@ class Sampler:
         return restarted
 
     def close(self) -> None:
-        """Close the environments, unless they were passed in."""
         if self._owns_vec:
             self.vec.close()
 
@@ -200,7 +199,6 @@ class Sampler:
         return columns, self._turn
 
     def _prepare(self) -> tuple[list[Array], Array]:
-        """The latest observations, or the first ones."""
         if self._latest is None:
             batch = self.vec.recv()
             self._state = self._initial_state()
@@ -255,7 +253,6 @@ class Sampler:
         columns.act(t, envs, self.vec.spec.action.flatten(action), extras)
 
     def _note(self, envs: Envs, obs: list[Array], batch: StepBatch) -> None:
-        """Save what the next action and the statistics need."""
         self._in_flight[envs] = False
         self.episodes.add(batch, envs)
         self._lay(envs, obs, batch.first)

@@ -96,7 +96,6 @@ class A2c(Algorithm):
         return torch.optim.RMSprop(params, self.config.learning_rate, alpha=0.99, eps=1e-5)
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
-        """Compute advantages and value targets."""
         assert isinstance(model, ActorCritic)
         values, next_values = compute_values(model, batch)
         advantages = gae(
@@ -106,14 +105,12 @@ class A2c(Algorithm):
         return flatten_steps(model, batch, values, advantages, advantages + values)
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
-        """One minibatch, or none if all rows are faulty."""
         if len(batch):
             yield batch
 
     def losses(
         self, model: nn.Module, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
-        """Policy gradient, value error and entropy bonus."""
         assert isinstance(model, ActorCritic)
         config, mask = self.config, batch.mask
         advantages = normalize(batch.advantages, mask) if config.normalize_advantage else batch.advantages

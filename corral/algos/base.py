@@ -95,7 +95,6 @@ class Algorithm(ABC):
         return batch
 
     def minibatches(self, batch: Batch, rng: torch.Generator) -> Iterator[Batch]:
-        """The batch as a sequence of minibatches."""
         yield batch
 
     def priorities(self, model: nn.Module, traj: Trajectory) -> Array | None:
@@ -107,7 +106,6 @@ class Algorithm(ABC):
 
     @property
     def uses_target(self) -> bool:
-        """Whether `losses` needs a target network."""
         return False
 
 

@@ -110,7 +110,6 @@ class Dqn(Algorithm):
         return True
 
     def fragment_steps(self, num_envs: int) -> int:
-        """The steps between updates."""
         return max(1, self.config.train_frequency // num_envs)
 
     def build_model(self) -> QNetwork:
@@ -125,7 +124,6 @@ class Dqn(Algorithm):
         return EpsilonGreedyPolicy(model, self.choices.to_env, self.choices.count, epsilon, rng)
 
     def epsilon(self, progress: float) -> float:
-        """Current fraction of random actions."""
         config = self.config
         done = min(1.0, progress / config.exploration_fraction) if config.exploration_fraction else 1.0
         return config.exploration_initial_eps + done * (config.exploration_final_eps - config.exploration_initial_eps)
@@ -180,7 +178,6 @@ class Dqn(Algorithm):
         return np.where(traj.faulty, np.nan, np.abs(goal - taken))
 
     def update_target(self, model: nn.Module, target: nn.Module, version: int) -> None:
-        """Copy or mix in the online weights every `target_update_period` updates."""
         if version % self.config.target_update_period == 0:
             for old, new in zip(target.state_dict().values(), model.state_dict().values(), strict=True):
                 old.lerp_(new, self.config.tau) if old.is_floating_point() else old.copy_(new)

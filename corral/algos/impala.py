@@ -106,7 +106,6 @@ class Impala(Algorithm):
         return rmsprop(params, self.config.learning_rate, decay=0.99, eps=0.01)
 
     def minibatches(self, batch: Trajectory, rng: torch.Generator) -> Iterator[Trajectory]:
-        """One minibatch, or none if all rows are faulty."""
         if not batch.faulty.all():
             yield batch
 

@@ -108,7 +108,6 @@ class Ppo(Algorithm):
         return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
-        """Compute advantages and value targets."""
         assert isinstance(model, ActorCritic)
         values, next_values = compute_values(model, batch)
         advantages = gae(
@@ -118,7 +117,6 @@ class Ppo(Algorithm):
         return flatten_steps(model, batch, values, advantages, advantages + values)
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
-        """Every row once per epoch, in a new order each time."""
         for _ in range(self.config.update_epochs):
             yield from shuffled(batch, self.config.num_minibatches, rng)
 
@@ -161,5 +159,4 @@ class Ppo(Algorithm):
         return torch.maximum(error, (clipped - batch.returns).square())
 
     def is_past_target_kl(self, approx_kl: float | Tensor) -> bool:
-        """Whether the policy has moved so far that the epochs end."""
         return self.config.target_kl is not None and float(approx_kl) > 1.5 * self.config.target_kl

@@ -95,7 +95,6 @@ class Reinforce(Algorithm):
         return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
-        """Compute returns-to-go, and their difference from the baseline."""
         assert isinstance(model, ActorCritic)
         values = next_values = np.zeros_like(batch.reward)
         if self.config.baseline:
@@ -108,7 +107,6 @@ class Reinforce(Algorithm):
     def losses(
         self, model: nn.Module, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
-        """Policy gradient, the baseline's error, and entropy bonus."""
         assert isinstance(model, ActorCritic)
         config, mask = self.config, batch.mask
         advantages = normalize(batch.advantages, mask) if config.normalize_advantage else batch.advantages

@@ -26,7 +26,6 @@ class Schedule:
     until: float = 1.0
 
     def __call__(self, progress: float) -> float:
-        """The value at the fraction `progress` of the run."""
         done = min(1.0, progress / self.until)
         if self.end == 0:  # rounded as in other libraries that anneal to 0
             return self.start * (1 - done)

@@ -1,1 +1,1 @@
-"""What everything else stands on: types, spaces, seeds, errors, bytes. No torch, no process, no socket."""
+"""The base of all other packages: types, spaces, seeds, errors, encoding. No torch, no processes, no sockets."""

@@ -1,7 +1,7 @@
-"""Values on a wire: a small head in MessagePack, arrays as they are in memory. No pickle.
+"""Values on the wire: a small MessagePack head, and arrays as raw memory. No pickle.
 
 A value is None, a bool, a number, text, bytes, an array, or lists, tuples (which arrive as lists) and dicts with text
-keys of values. Arrays of a received value are views of the buffer that it came in.
+keys of values. Arrays of a received value are views of its buffer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BYTES = 1 << 32
 
 
 class DecodeError(Exception):
-    """Bytes that are no message."""
+    """Bytes that are not a valid message."""
 
 
 def encode(value: Value) -> list[Buffer]:
@@ -46,7 +46,7 @@ def encode(value: Value) -> list[Buffer]:
 
     try:
         head = msgspec.msgpack.encode(value, enc_hook=hook)
-    except OverflowError:  # states of random number generators have such
+    except OverflowError:  # states of RNGs have such numbers
         arrays.clear()
         at = 0
         head = msgspec.msgpack.encode(_with_big_ints(value), enc_hook=hook)
@@ -60,7 +60,7 @@ def encode(value: Value) -> list[Buffer]:
 
 
 def decode(data: Buffer) -> Value:
-    """The value that `encode` was given; BadMessage when these bytes are none."""
+    """The value given to `encode`; DecodeError if the bytes are invalid."""
     view = memoryview(data)
     try:
         (size,) = _HEAD.unpack_from(view)

@@ -1,10 +1,10 @@
-"""The errors a user meets: a mistake to correct, and what could not go on."""
+"""The errors a user meets: a mistake to correct, and failures that end a run."""
 
 from __future__ import annotations
 
 
 class UserError(ValueError):
-    """A mistake in what was asked for; the message is one sentence that names the remedy (exit code 2)."""
+    """A mistake in the request; the message is one sentence that names the remedy (exit code 2)."""
 
 
 class EnvFailed(RuntimeError):
@@ -12,4 +12,4 @@ class EnvFailed(RuntimeError):
 
 
 class RunFailed(RuntimeError):
-    """A run that cannot go on, such as one whose losses are not finite any more (exit code 1)."""
+    """A run that cannot continue, for example because its losses are no longer finite (exit code 1)."""

@@ -1,4 +1,4 @@
-"""One Gymnasium environment: building it, its layers, what a step returns, legal actions, passive wrappers."""
+"""One Gymnasium environment: building it, its layers, the results of a step, legal actions, passive wrappers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WATCHING = (HumanRendering, RecordVideo, RenderCollection)
 
 
 def build_env(factory: EnvFactory, name: str) -> tuple[gymnasium.Env[Any, Any], EnvSpec]:
-    """Build one environment; UserError when it is none, or has spaces that Corral cannot do."""
+    """Build one environment; UserError if that fails or its spaces are not supported."""
     env = factory()
     if not isinstance(env, gymnasium.Env):
         raise UserError(
@@ -30,7 +30,7 @@ def build_env(factory: EnvFactory, name: str) -> tuple[gymnasium.Env[Any, Any], 
         if not isinstance(getattr(env, what, None), gymnasium.Space):
             raise UserError(f"{name} has no {what}; set one in its __init__.")
     limit = env.spec.max_episode_steps if env.spec is not None else None
-    # Copies: who samples from the spec's spaces shall not change what the environment draws from its own.
+    # Copies: sampling from the spec's spaces must not change what the environment draws from its own.
     spec = EnvSpec(copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space), name, limit)
     for layout in (spec.observation, spec.action):
         if not layout.leaves:
@@ -39,7 +39,7 @@ def build_env(factory: EnvFactory, name: str) -> tuple[gymnasium.Env[Any, Any], 
 
 
 def unpack_step(result: Any, name: str) -> tuple[Any, Any, Any, Any, Any]:
-    """The five values of a step; UserError when they are not five."""
+    """The five values of a step; UserError if they are not five."""
     if isinstance(result, tuple) and len(result) == 5:
         return result
     raise UserError(
@@ -62,7 +62,7 @@ def require_same_spaces(a: EnvSpec, a_id: int, b: EnvSpec, b_id: int) -> None:
 
 
 def seeded_reset(env: gymnasium.Env[Any, Any], seed: int) -> tuple[Any, Any]:
-    """First observation and info of a seeded episode; UserError when reset() is of the old interface."""
+    """First observation and info of a seeded episode; UserError if reset() has the old interface."""
     result = env.reset(seed=seed)
     if not (isinstance(result, tuple) and len(result) == 2):
         raise UserError(f"{type(env.unwrapped).__name__}.reset() must return (obs, info), got {type(result).__name__}.")
@@ -79,7 +79,7 @@ def layers(env: Env) -> Iterator[Any]:
 
 
 def legal(action: Any, info: Mapping[str, Any]) -> Any:
-    """The action, or, where the environment says that it is not legal now, another one that is."""
+    """The action, or a legal one if the environment's mask excludes it."""
     mask = info.get("action_mask") if isinstance(info, dict) else None
     if mask is None or mask[action]:
         return action
@@ -88,7 +88,7 @@ def legal(action: Any, info: Mapping[str, Any]) -> Any:
 
 
 def require_legal(name: str, move: int, mask: Array) -> None:
-    """ValueError unless a game's move may be made."""
+    """ValueError unless a game's move is legal."""
     if 0 <= move < len(mask) and mask[move]:
         return
     there = ", ".join(map(str, np.flatnonzero(mask))) or "none, the game is over: call reset()"
@@ -99,25 +99,26 @@ def require_legal(name: str, move: int, mask: Array) -> None:
 
 
 class PassiveWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Changes nothing and remembers nothing, so that planners may do as if it were not there."""
+    """Changes nothing and has no state, so that planners may ignore it."""
 
 
 def is_looking(layer: Any) -> bool:
-    """Whether a layer shows or records an environment: no part of its state, and nothing for a planner's copy to do.
+    """Whether a layer only shows or records an environment: it is not part of its state and must not run in a planner's
+    copy.
 
     A planner's copy of Gymnasium's RecordVideo would draw every step of a search, keep the frames in every state, and
-    overwrite the video of the environment that acts.
+    overwrite the video of the live environment.
     """
     return isinstance(layer, _WATCHING)
 
 
 def hide(env: Env) -> None:
-    """Let an environment open no window, and its wrappers draw and record nothing."""
+    """Prevent an environment from opening windows, and its wrappers from drawing and recording."""
     base = env.unwrapped
     if getattr(base, "render_mode", None) == "human":
         base.render_mode = None
     for layer in layers(env):
         if is_looking(layer):
             layer.step, layer.reset = layer.env.step, layer.env.reset
-        if isinstance(layer, RecordVideo):  # what it was copied from may record; closing this one would write that
+        if isinstance(layer, RecordVideo):  # the original may record; closing this copy would write its video
             layer.recording, layer.recorded_frames = False, []

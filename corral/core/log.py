@@ -1,4 +1,4 @@
-"""What Corral tells its user goes through `logging`, and is seen without configuring it."""
+"""Corral's messages go through `logging`, and are visible without configuring it."""
 
 from __future__ import annotations
 
@@ -9,36 +9,32 @@ import time
 
 
 class _UnlessConfigured(logging.Handler):
-    """Prints to stderr while the program has set up no logging of its own."""
+    """Prints to stderr unless the program has set up logging itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody can read a closed stderr
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be closed
                 sys.stderr.write(f"corral: {self.format(record)}\n")
 
 
 def show_by_default() -> None:
-    """Let choices and warnings of the `corral` logger be seen."""
+    """Show choices and warnings of the `corral` logger."""
     logger = logging.getLogger("corral")
     if not logger.handlers:
         logger.addHandler(_UnlessConfigured())
         logger.setLevel(logging.INFO)
 
 
-# Warnings about strangers, of which there may be very many.
-
-
 _AT_ONCE, _EVERY_S = 10, 10.0
 
 
 class RateLimitedLog:
-    """Passes some warnings on at once, then one every 10 s that says how many there were in between."""
+    """Passes the first warnings on at once, then one every 10 s with the number suppressed in between."""
 
     def __init__(self, log: logging.Logger):
         self._log, self._left, self._since, self._kept_back = log, _AT_ONCE, time.monotonic(), 0
 
     def warning(self, text: str) -> None:
-        """Say it, or count it."""
         now = time.monotonic()
         if now - self._since > _EVERY_S:
             more = f" ({self._kept_back} more like it were kept back)" if self._kept_back else ""

@@ -1,4 +1,4 @@
-"""This machine: cores and memory that this process may use, and pauses between attempts."""
+"""Cores and memory available to this process, and pauses between attempts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from corral.core.errors import UserError
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Backoff:
-    """Pauses between attempts: each twice as long as the one before, up to a longest one.
-
-    `jitter` is the share of a pause that is random, so that many processes do not try at the same moment.
+    """Pauses between attempts: each twice as long as the one before, up to a maximum. `jitter` is the random share of a
+    pause, so that many processes do not retry at the same moment.
     """
 
     def __init__(self, first_s: float, longest_s: float, jitter: float = 0.0):
@@ -25,23 +24,21 @@ class Backoff:
         self._next_s = first_s
 
     def next(self) -> float:
-        """Seconds to wait before the next attempt."""
         pause, self._next_s = self._next_s, min(2 * self._next_s, self._longest_s)
         return pause * random.uniform(1.0 - self._jitter, 1.0)
 
     def reset(self) -> None:
-        """An attempt has succeeded: start from the first pause again."""
         self._next_s = self._first_s
 
 
-_CGROUP_LIMITS = (  # of a container: limit and use, in bytes
+_CGROUP_LIMITS = (  # limit and use of a container, in bytes
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 
 
 def available_bytes() -> int | None:
-    """Memory that is free or can be freed, within the container's limit; None where nobody can say."""
+    """Memory that is free or can be freed, within the container's limit; None if unknown."""
     found = [_machine()]
     for limit, use in _CGROUP_LIMITS:
         allowed, used = _number(limit), _number(use)
@@ -52,7 +49,7 @@ def available_bytes() -> int | None:
 
 
 def require_memory(needed: int, capacity: int, what: str) -> None:
-    """Refuse what would not fit once it is full."""
+    """UserError if `needed` bytes will not fit."""
     available = available_bytes()
     if available is not None and needed > available:
         fits = int(capacity * 0.9 * available / needed)

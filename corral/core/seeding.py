@@ -1,7 +1,7 @@
-"""One tree of seeds: run -> role -> worker, environment or part -> episode.
+"""One tree of seeds: run -> role -> worker, environment or component -> episode.
 
-A node's seed is drawn from `SeedSequence(run_seed, spawn_key=path)`, so two runs share no seed (unlike
-`seed + i`), and an environment's seed does not depend on how many workers share the environments.
+A node's seed is drawn from `SeedSequence(run_seed, spawn_key=path)`, so two runs share no seed (unlike `seed + i`), and
+an environment's seed does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ def _draw(run_seed: int, *path: int) -> int:
 
 
 def env_seed(run_seed: int, role: str, env_id: int, episode: int = 0, attempt: int = 0) -> int:
-    """Seed of the environment that is built, or rebuilt after a fault, to play from `episode` on.
-
-    `attempt` counts rebuilds for the same episode that failed again.
-    """
+    """Seed of an environment built (or rebuilt after a fault) for `episode`; `attempt` counts failed rebuilds."""
     return _draw(run_seed, ROLES[role], _ENV, env_id, episode, *([attempt] if attempt else []))
 
 
@@ -33,10 +30,10 @@ def env_seeds(run_seed: int, role: str, num_envs: int) -> list[int]:
 
 
 def worker_seed(run_seed: int, role: str, worker: int, start: int = 0) -> int:
-    """Seed of the global generators (`random`, `numpy.random`) of a worker's `start`-th process."""
+    """Seed of the global RNGs (`random`, `numpy.random`) of a worker's `start`-th process."""
     return _draw(run_seed, ROLES[role], _WORKER, worker, start)
 
 
 def part_seed(run_seed: int, role: str, part: str, index: int = 0, start: int = 0) -> int:
-    """Seed of a part of the run, such as what actor `index` draws actions with; `start` counts its restarts."""
+    """Seed of a component of the run, such as the actions of actor `index`; `start` counts its restarts."""
     return _draw(run_seed, ROLES[role], _PART, PARTS[part], index, *([start] if start else []))

@@ -1,8 +1,8 @@
 """Gymnasium spaces as flat leaf tables.
 
-Every supported space (Box, Discrete, MultiDiscrete, MultiBinary, and nested Dict and Tuple of them) is a
-fixed list of arrays. A `Layout` is that list: it knows each leaf's path, dtype and shape, turns trees into
-leaves and back, checks values, and has a hash and a JSON form that survive a round trip.
+Every supported space (Box, Discrete, MultiDiscrete, MultiBinary, and nested Dict and Tuple of them) is a fixed list of
+arrays. A `Layout` is that list: it knows each leaf's path, dtype and shape, converts trees to leaves and back, checks
+values, and has a hash and a JSON form that survive a round trip.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a space: where it sits in the tree, and what it looks like."""
+    """One array of a space: its place in the tree, dtype, shape and bounds."""
 
     path: tuple[str | int, ...]
     dtype: np.dtype[Any]
@@ -46,7 +46,7 @@ class Leaf:
         return ".".join(map(str, self.path)) or "value"
 
     def problem(self, value: Array, what: str) -> str | None:
-        """Say what is wrong with one unbatched value, or None."""
+        """What is wrong with one unbatched value, or None."""
         if value.shape != self.shape:
             return f"{what} leaf '{self.name}' has shape {value.shape}, its space says {self.shape}"
         if not self.takes(value):
@@ -69,10 +69,9 @@ class Leaf:
         return bool(np.can_cast(value.dtype, self.dtype, "same_kind"))
 
     def in_range(self, values: Array) -> bool:
-        """Whether all of a batch of discrete values are."""
-        if values.size == 1 and self._count is not None:  # where a reduction would cost 5 us
+        if values.size == 1 and self._count is not None:  # a reduction would cost 5 us
             return bool(0 <= values.item() < self._count)
-        if self._count is not None:  # one comparison: negative numbers are large ones without a sign
+        if self._count is not None:  # one comparison: negative numbers are large when unsigned
             return bool(np.maximum.reduce(values.view(self._unsigned), axis=None) < self._count)
         low, high = self.bounds
         return low is None or high is None or not ((values < low).any() or (values > high).any())
@@ -83,12 +82,12 @@ class Leaf:
 
     @cached_property
     def _count(self) -> int | None:
-        """How many values there are, counted from 0, where that says all."""
+        """The number of values, counted from 0, if that describes the range."""
         return int(self.space.n) if isinstance(self.space, gs.Discrete) and self.space.start == 0 else None
 
     @cached_property
     def bounds(self) -> tuple[Array, Array] | tuple[None, None]:
-        """Lowest and highest value per element, or (None, None) where the dtype allows no others."""
+        """Lowest and highest value per element, or (None, None) if they are the dtype's."""
         space = self.space
         if isinstance(space, gs.Box):
             if not space.low.size or (space.dtype == np.uint8 and space.low.max() == 0 and space.high.min() == 255):
@@ -111,11 +110,9 @@ class Layout:
         self.single = isinstance(space, (gs.Box, gs.Discrete, gs.MultiDiscrete, gs.MultiBinary))
 
     def flatten(self, tree: Any) -> list[Any]:
-        """Leaves of a tree that has this space's structure, in table order."""
         return [tree] if self.single else list(_flatten(self.space, tree))
 
     def unflatten(self, leaves: list[Any]) -> Any:
-        """Tree from leaves in table order."""
         return leaves[0] if self.single else _unflatten(self.space, iter(leaves))
 
     def empty(self, *lead: int) -> list[Array]:
@@ -123,7 +120,6 @@ class Layout:
         return [np.empty((*lead, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     def problem(self, tree: Any, what: str = "observation") -> str | None:
-        """Say what is wrong with one unbatched value, or None."""
         try:
             values = self.flatten(tree)
         except (KeyError, IndexError, TypeError):
@@ -139,9 +135,8 @@ class Layout:
         return None
 
     def batch(self, tree: Any, n: int, what: str = "action") -> list[Array]:
-        """Leaves of a batch of `n` values as arrays of the right dtype; UserError when they do not fit.
-
-        Discrete values are checked against their range because native environments index memory with them.
+        """Leaves of a batch of `n` values as arrays of the right dtype; UserError if they do not fit. Discrete values
+        are checked against their range because native environments index memory with them.
         """
         if self.single:
             return [_batch_leaf(self.leaves[0], tree, n, what)]
@@ -152,12 +147,10 @@ class Layout:
         return [_batch_leaf(leaf, v, n, what) for leaf, v in zip(self.leaves, values, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready description from which `from_json` builds an equal space."""
         return _to_json(self.space)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Layout:
-        """Layout of the space that `to_json` described."""
         return cls(_from_json(data))
 
     @property
@@ -185,7 +178,7 @@ def _walk(space: Space, path: tuple[str | int, ...]) -> Iterator[Leaf]:
             yield from _walk(sub, (*path, index))
     elif isinstance(space, (gs.Box, gs.Discrete, gs.MultiDiscrete, gs.MultiBinary)):
         dtype = np.dtype(space.dtype) if space.dtype is not None else np.dtype(np.int64)
-        if dtype == np.dtype(dtype.type):  # the one that arrays have, and not a copy, so that `is` is enough
+        if dtype == np.dtype(dtype.type):  # the canonical dtype object, so that `is` suffices
             dtype = np.dtype(dtype.type)
         yield Leaf(path, dtype, tuple(space.shape or ()), space)
     else:

@@ -1,4 +1,4 @@
-"""The data that every part of Corral exchanges: what an environment is, one step of many, a trajectory."""
+"""The data that all of Corral exchanges: environment specs, step batches, trajectories."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an environment looks like from outside: one environment's spaces, and where it came from."""
+    """Spaces, name and time limit of an environment."""
 
     observation_space: Space
     action_space: Space
@@ -37,16 +37,13 @@ class EnvSpec:
 
     @cached_property
     def observation(self) -> Layout:
-        """Leaf table of the observations."""
         return Layout(self.observation_space)
 
     @cached_property
     def action(self) -> Layout:
-        """Leaf table of the actions."""
         return Layout(self.action_space)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready description."""
         return {
             "observation": self.observation.to_json(),
             "action": self.action.to_json(),
@@ -56,7 +53,6 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> EnvSpec:
-        """Spec that `to_json` described."""
         return cls(
             Layout.from_json(data["observation"]).space,
             Layout.from_json(data["action"]).space,
@@ -67,22 +63,21 @@ class EnvSpec:
 
 @dataclass(slots=True)
 class StepBatch:
-    """Results of one step of `n` environments, with same-step autoreset. All arrays are the receiver's own.
+    """Results of one step of `n` environments, with same-step autoreset. The receiver owns all arrays.
 
-    Where an episode ended, `obs` is already the next episode's first observation and `first` is true, while
-    `final_obs` holds the last observation of the episode that ended. `final_obs` is None when no episode
-    ended; otherwise its other rows equal `obs`, so `next_obs` is the true successor in every row.
+    Where an episode ended, `obs` is already the next episode's first observation and `first` is true, while `final_obs`
+    holds the last observation of the ended episode. `final_obs` is None when no episode ended; otherwise its other rows
+    equal `obs`, so `next_obs` is the true successor in every row.
 
-    A `faulty` row stands for a step that never happened because the environment failed: its episode is
-    truncated, its reward is 0 and its `final_obs` is the last good observation. Keep it out of losses and
-    statistics. `game_over` says that the game itself ended: a life lost under `EpisodicLife` terminates the
-    row without it.
+    A `faulty` row is a step that never happened because the environment failed: its episode is truncated, its reward is
+    0 and its `final_obs` is the last good observation. Keep it out of losses and statistics. `game_over` means that the
+    game ended: a life lost under `EpisodicLife` terminates the row without it.
     """
 
     env_ids: Array  # [n] int64
     obs: Tree  # [n, ...]
-    reward: Array  # [n] float64, what learning uses
-    raw_reward: Array  # [n] float64, the game's own, before clipping or scaling
+    reward: Array  # [n] float64, used for training
+    raw_reward: Array  # [n] float64, before clipping or scaling
     terminated: Array  # [n] bool
     truncated: Array  # [n] bool
     final_obs: Tree | None  # [n, ...]
@@ -92,11 +87,9 @@ class StepBatch:
 
     @property
     def next_obs(self) -> Tree:
-        """Observation that followed each row's action, the last one of an episode included."""
         return self.obs if self.final_obs is None else self.final_obs
 
     def take(self, rows: Array) -> StepBatch:
-        """Some of the rows, by position."""
         ended = (self.terminated | self.truncated)[rows]
         final = None if self.final_obs is None or not ended.any() else self.final_obs
         return StepBatch(
@@ -120,9 +113,9 @@ class StepBatch:
 class Trajectory:
     """`T` steps of `B` environments, time-major. Row `t` of `action` was chosen on row `t` of `obs`.
 
-    `obs[t + 1]` is what the policy sees next: after the end of an episode that is the next episode's first
-    observation. `next_obs()` gives the true successors instead. The last observations of ended episodes are
-    kept once each in `final_obs`, at the places named by `final_at`.
+    `obs[t + 1]` is what the policy sees next: after the end of an episode, the next episode's first observation.
+    `next_obs()` gives the true successors. `final_obs` holds the last observations of ended episodes once each, at the
+    places in `final_at`.
     """
 
     obs: Tree  # [T + 1, B, ...]
@@ -152,23 +145,21 @@ class Trajectory:
 
     @property
     def done(self) -> Array:
-        """Where an episode ended, for whatever reason, [T, B]."""
         return self.terminated | self.truncated
 
     @property
     def valid(self) -> Array:
-        """Rows that really happened; the others are faults and carry no information, [T, B]."""
+        """Rows that really happened; the others are faults without information, [T, B]."""
         return ~self.faulty
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(T, B)."""
         return self.reward.shape[0], self.reward.shape[1]
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What data an algorithm needs: its only statement about sampling, storing and lag."""
+    """The data an algorithm needs: its only statement about sampling, storing and lag."""
 
     unit: Literal["transition", "sequence", "episode"]
     length: int  # of a sequence in steps, or n of an n-step transition; sequences carry one observation more
@@ -181,21 +172,20 @@ class DataSpec:
     capacity: int = 0  # with replay: transitions kept; with `replayed`: sequences
     min_size: int = 1  # with replay: transitions before the first batch
     gamma: float = 1.0  # with transitions: discount of the n-step sum
-    replayed: float = 0.0  # with sequences used once: share of a batch that is drawn again from earlier ones
+    replayed: float = 0.0  # with sequences used once: share of a batch drawn again from earlier ones
 
 
 @dataclass
 class LossOutput:
-    """Loss and metrics of one minibatch for one parameter group. `priorities` are [n], for replay.
-
-    `loss` is a scalar tensor, or a number with a function `backward` that adds its gradient to that of the weights.
+    """Loss and metrics of one minibatch for one parameter group. `priorities` are [n], for replay. `loss` is a scalar
+    tensor, or a number with a function `backward` that adds its gradient to that of the weights.
     """
 
     loss: Any
     metrics: dict[str, Any]  # names -> scalar tensors or numbers
     priorities: Any = None
-    stop: bool = False  # leave out this minibatch and those that follow (target KL)
-    rows: int = 1  # the loss is a mean over this many, which is its weight beside other learners; 0: it is a sum
+    stop: bool = False  # skip this minibatch and the following ones (target KL)
+    rows: int = 1  # number of rows the loss averages, its weight beside other learners; 0: it is a sum
     backward: Callable[[], None] | None = None
     group: str = ""  # name of the parameter group to step
 
@@ -204,8 +194,8 @@ class LossOutput:
 class Transitions:
     """`n` transitions of one or more steps each: `reward` is their discounted sum.
 
-    The target of a value is `reward + discount * V(next_obs)`; `discount` is `gamma ** steps`, or 0 where the
-    episode terminated. A truncated episode goes on in `next_obs`, its true last observation.
+    The target of a value is `reward + discount * V(next_obs)`; `discount` is `gamma ** steps`, or 0 where the episode
+    terminated. A truncated episode bootstraps from `next_obs`, its true last observation.
     """
 
     obs: Tree  # [n, ...]
@@ -219,23 +209,23 @@ class Transitions:
 
 @dataclass
 class Positions:
-    """`n` single steps of whole episodes: what was seen, what came of it in the end, and what acting recorded."""
+    """`n` single steps of whole episodes: observations, outcomes, and what acting recorded."""
 
     obs: Tree  # [n, ...]
-    outcome: Array  # [n] float32, the return to the episode's end, for who acted
+    outcome: Array  # [n] float32, the return to the episode's end, for the acting player
     extras: dict[str, Array]  # [n, ...]
 
 
 @dataclass
 class Sample:
-    """A batch from a store. `keys` name its transitions to `feedback`; None where nothing is fed back."""
+    """A batch from a store. `keys` identify its transitions for `feedback`; None if there is no feedback."""
 
     batch: Trajectory | Transitions | Positions
     keys: Array | None = None
 
 
 def cat(parts: Sequence[Trajectory]) -> Trajectory:
-    """Trajectories of the same length side by side, along the environment axis."""
+    """Concatenate trajectories of the same length along the environment axis."""
     if len({p.shape[0] for p in parts}) != 1:
         raise ValueError(f"cat needs trajectories of one length, got {[p.shape[0] for p in parts]}")
     offsets = np.cumsum([0] + [p.shape[1] for p in parts[:-1]])

@@ -68,7 +68,6 @@ class FifoStore(Store):
         return Sample(parts[0] if len(parts) == 1 else cat(parts))
 
     def drop_older(self, version: int) -> int:
-        """Drop sequences of older policies from the front of the queue."""
         dropped = 0
         while self._queue and int(np.max(self._queue[0].version)) < version:
             dropped += self._queue.popleft().shape[1] - self._used

@@ -100,18 +100,15 @@ class Observations:
 
     @property
     def clocks(self) -> Array:
-        """Number of items written to each ring so far."""
         return np.array([self.high, *(ring.high for ring in self._frames.values())])
 
     @property
     def alive_from(self) -> Array:
-        """Lowest valid counter of each ring."""
         alive: Array = self.clocks - self.sizes
         return alive
 
     @property
     def nbytes(self) -> int:
-        """Memory when full."""
         arrays = [*self._plain.values(), *self._stacks.values(), *(ring.frames for ring in self._frames.values())]
         return sum(array.nbytes for array in arrays) + self._last.nbytes
 
@@ -132,7 +129,6 @@ class Observations:
         return young
 
     def take(self, numbers: Array) -> Tree:
-        """Observations by number, [m, ...]."""
         return self._layout.unflatten(self._leaves(numbers))
 
     def _leaves(self, numbers: Array) -> list[Array]:

@@ -114,7 +114,6 @@ class SequenceRing:
             self._final[slot] = [leaf[rows] for leaf in leaves]
 
     def take(self, slots: Array) -> Trajectory:
-        """A copy of these sequences, side by side."""
         columns = {
             name: store[slots] if name in _PER_COLUMN else tree_map(lambda leaf: leaf.take(slots, axis=1), store)
             for name, store in self._columns.items()
@@ -148,7 +147,6 @@ class SequenceRing:
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """The sequences, as views where possible, and their total count."""
         filled = len(self)
         if not filled:
             return {"added": self._added, "sequences": None}
@@ -160,7 +158,6 @@ class SequenceRing:
         return {"added": self._added, "sequences": pack(sequences, self._spec)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from the state of a ring with the same capacity."""
         self._columns, self._added = {}, 0
         if state["sequences"] is None:
             return

@@ -42,7 +42,6 @@ class NStepWindows:
     extras: dict[str, Array]  # of their first steps
 
     def take(self, rows: Array) -> NStepWindows:
-        """Some of them, by mask."""
         action = [leaf[rows] for leaf in self.action]
         extras = {name: column[rows] for name, column in self.extras.items()}
         reward, discount, priority = (x[rows] for x in (self.reward, self.discount, self.priority))
@@ -69,7 +68,6 @@ class NStep:
         self._extras: dict[str, Array] = {}  # allocated when the first arrive
 
     def add(self, steps: StepArrays, env_ids: Array, goes_on: Array) -> NStepWindows:
-        """Add a fragment and return the complete transitions."""
         length, width = steps.reward.shape
         most = (self._wait + length) * width
         obs, next_obs = np.empty(most, np.int64), np.empty(most, np.int64)

@@ -61,11 +61,9 @@ class ReplayStore(Store):
 
     @property
     def nbytes(self) -> int:
-        """Memory when full."""
         return self._observations.nbytes + self._rows.nbytes + (self._tree.nbytes if self._tree else 0)
 
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
-        """Store a fragment, and evict the oldest transitions."""
         self._require_fit(*traj.shape)
         self._ctx = ctx
         numbers, successors, goes_on = self._observations.add(traj)
@@ -158,7 +156,6 @@ class ReplayStore(Store):
             )
 
     def _shape(self, priorities: Array) -> Array:
-        """Priorities as weights of the sum tree."""
         shaped: Array = (np.abs(priorities, dtype=np.float64) + self._eps) ** self._alpha
         return shaped
 
@@ -191,7 +188,6 @@ class ReplayStore(Store):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The filled slices, as views, and the RNG."""
         state = {
             "settings": self._settings(),
             "rows": self._rows.state_dict(),

@@ -41,7 +41,6 @@ class SumTree:
 
     @property
     def nbytes(self) -> int:
-        """Memory when full."""
         return self._nodes.nbytes
 
     def set(self, slots: Array, weights: Array) -> None:

@@ -39,7 +39,6 @@ class TransitionRing:
 
     @property
     def nbytes(self) -> int:
-        """Memory when full."""
         return sum(array.nbytes for array in self._arrays())
 
     def append(self, windows: NStepWindows, needs: Array) -> None:
@@ -67,7 +66,6 @@ class TransitionRing:
         return np.zeros((self.capacity, *like.shape[1:]), like.dtype)
 
     def evict(self, alive_from: Array) -> None:
-        """Evict transitions that refer to anything older."""
         for ring, oldest in enumerate(alive_from):
             need = self._need[ring]
             if len(self) and need[self.low % self.capacity] < oldest:

@@ -17,15 +17,10 @@ if TYPE_CHECKING:
     from corral.envs.vec_env import VecEnv
 
 
-# Which seed a reset gets when the caller names none: the adapters to Gymnasium and SB3 share this rule.
-
-
 class ResetSeeds:
-    """Seeds of successive resets.
-
-    A seed that is given counts. Without one, the first reset gets `first` (the seed of `make_vec`) and each
-    later one a fresh seed from a generator that started with the last seed given, so that a run repeats
-    exactly and still plays new episodes after every reset.
+    """Seeds of successive resets, shared by the adapters to Gymnasium and SB3. A given seed is used. Without one, the
+    first reset gets `first` (the seed of `make_vec`) and each later one a fresh seed from an RNG seeded with the last
+    given seed: runs repeat exactly, and every reset plays new episodes.
     """
 
     def __init__(self, first: int):
@@ -33,14 +28,12 @@ class ResetSeeds:
         self._fresh = np.random.default_rng(first)
 
     def next(self, seed: Any = None) -> int:
-        """Seed of the reset that is about to happen."""
         if seed is not None:
             self.plan(seed)
         planned, self._waiting = self._waiting, None
         return int(self._fresh.integers(2**31)) if planned is None else planned
 
     def plan(self, seed: Any) -> None:
-        """Use this seed for the next reset."""
         try:
             self._waiting = operator.index(seed)
             self._fresh = np.random.default_rng(self._waiting)
@@ -54,21 +47,20 @@ class ResetSeeds:
 class AsGymnasium(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """All environments of a VecEnv, stepped together, with same-step autoreset.
 
-    Where an episode ended, `obs` is the next episode's first observation, and `infos` has the last one as
-    Gymnasium's own vector environments give it: `final_obs`, an object array with None in the other rows,
-    and the mask `_final_obs`. The environments' own infos do not travel through a VecEnv, so `final_info` is
-    empty. Every step's `infos` also has three arrays of Corral's:
+    Where an episode ended, `obs` is the next episode's first observation, and `infos` has the last one in Gymnasium's
+    format: `final_obs`, an object array with None in the other rows, and the mask `_final_obs`. A VecEnv does not
+    transmit the environments' infos, so `final_info` is empty. Every step's `infos` also has three arrays:
 
-    - `raw_reward`: the game's own reward, where wrappers clip or scale it for training.
-    - `game_over`: the game itself ended; under `EpisodicLife` a row terminates at each life lost.
-    - `faulty`: the step never happened because its environment failed and was restarted. Such a row is
-      truncated, with reward 0: keep it out of losses and statistics.
+    - `raw_reward`: the unclipped, unscaled reward.
+    - `game_over`: the game ended; under `EpisodicLife` a row terminates at each life lost.
+    - `faulty`: the step never happened because its environment failed and was restarted. Such a row is truncated, with
+      reward 0: keep it out of losses and statistics.
 
-    `reset(seed=7)` reseeds every environment from that one number (a list is refused). Without a seed, the
-    first reset uses the seed of `make_vec`, and each later one goes on with fresh seeds.
+    `reset(seed=7)` reseeds every environment from that one number (a list is refused). Without a seed, the first reset
+    uses the seed of `make_vec`, and later ones use fresh seeds.
 
-    Gymnasium's vector wrappers of rewards, actions and statistics go on top. Those of observations refuse any
-    same-step vector environment, because they leave `final_obs` as it was; wrap each environment instead.
+    Gymnasium's vector wrappers of rewards, actions and statistics work on top. Those of observations refuse same-step
+    vector environments, because they do not transform `final_obs`; wrap each environment instead.
     """
 
     def __init__(self, vec: VecEnv):
@@ -82,27 +74,24 @@ class AsGymnasium(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._everyone = np.arange(self.num_envs)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
-        """Start new episodes everywhere; returns their first observations."""
         if options:
             raise UserError(
                 f"reset(options={options!r}) cannot reach environments behind a VecEnv; pass env_kwargs to "
                 "corral.make_vec instead."
             )
         chosen = self._seeds.next(seed)
-        super().reset(seed=chosen)  # seeds np_random, which wrappers may draw from
+        super().reset(seed=chosen)  # seeds np_random, which wrappers may use
         self.vec.reset(chosen)
         batch = self.vec.recv()
         self._everyone = batch.env_ids
         return batch.obs, {}
 
     def step(self, actions: Tree) -> tuple[Tree, Array, Array, Array, dict[str, Any]]:
-        """Step every environment with its row of `actions`."""
         self.vec.send(self._everyone, actions)
         batch = self.vec.recv()
         return batch.obs, batch.reward, batch.terminated, batch.truncated, self._infos(batch)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the VecEnv."""
         self.vec.close()
 
     def _infos(self, batch: StepBatch) -> dict[str, Any]:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from corral.envs.vec_env import VecEnv
 else:
-    Sb3VecEnv = object  # the real base is put in by `_with_base`, so that this imports without SB3
+    Sb3VecEnv = object  # `_with_base` inserts the real base, so that this module imports without SB3
 
 
 def make_sb3_vec_env(vec: VecEnv) -> Sb3VecEnv:
-    """Wrap a VecEnv for Stable-Baselines3; UserError when that is not installed."""
+    """Wrap a VecEnv for Stable-Baselines3; UserError if SB3 is not installed."""
     return _with_base()(vec)
 
 
@@ -41,12 +41,10 @@ def _with_base() -> type[AsSb3]:
 
 
 class AsSb3(Sb3VecEnv):
-    """All environments of a VecEnv, stepped together, in SB3's terms.
-
-    `infos` are what SB3 expects of monitored environments: `TimeLimit.truncated` in every row,
-    `terminal_observation` where an episode ended, and `episode` (`r`, `l`, `t`) where a game ended, with the
-    raw rewards of the whole game, lives included. A row with `faulty` stands for a step that did not happen;
-    its episode is truncated and not reported.
+    """All environments of a VecEnv, stepped together, with SB3's interface. `infos` are those of monitored
+    environments: `TimeLimit.truncated` in every row, `terminal_observation` where an episode ended, and `episode` (`r`,
+    `l`, `t`) where a game ended, with the unclipped rewards of all its lives. A `faulty` row is a step that did not
+    happen; its episode is truncated and not reported.
     """
 
     def __init__(self, vec: VecEnv):
@@ -58,7 +56,6 @@ class AsSb3(Sb3VecEnv):
         super().__init__(vec.num_envs, vec.spec.observation_space, vec.spec.action_space)
 
     def reset(self) -> Tree:
-        """Start new episodes everywhere; returns their first observations."""
         if any(self._options):
             self._reset_options()
             raise UserError(
@@ -71,31 +68,25 @@ class AsSb3(Sb3VecEnv):
         return batch.obs
 
     def step_async(self, actions: Array) -> None:
-        """Send everybody's action."""
         if isinstance(self.vec.spec.action_space, gs.MultiBinary):
             actions = np.asarray(actions).astype(np.int8)  # SB3's Bernoulli policies give 0.0 and 1.0
         self.vec.send(self._everyone, actions)
 
     def step_wait(self) -> tuple[Tree, Array, Array, list[dict[str, Any]]]:
-        """Wait for everybody's result."""
         batch = self.vec.recv()
         done = batch.terminated | batch.truncated
         return batch.obs, batch.reward.astype(np.float32), done, self._infos(batch, done)
 
     def close(self) -> None:
-        """Close the VecEnv."""
         self.vec.close()
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Seed of the next reset, from which each environment's own is derived; None draws one at random.
-
-        The environments' seeds are not `seed + i`, so none are returned.
-        """
+        """None draws a seed at random. The environments' seeds are not `seed + i`, so none are returned."""
         self._seed_source.plan(int(np.random.randint(2**31 - 1)) if seed is None else seed)
         return [None] * self.vec.num_envs
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Attributes that all environments share; others stay inside them, perhaps in another process."""
+        """Attributes that all environments share; the others are not accessible across processes."""
         shared: dict[str, Any] = {
             "render_mode": None,
             "metadata": {"render_modes": []},
@@ -103,7 +94,7 @@ class AsSb3(Sb3VecEnv):
             "action_space": self.vec.spec.action_space,
         }
         if attr_name not in shared:
-            # SB3 takes AttributeError for "there is none", as in has_attr().
+            # SB3's has_attr() expects AttributeError.
             raise AttributeError(
                 f"{attr_name!r} stays inside the environments, which as_sb3() cannot look into; it knows "
                 f"{', '.join(shared)}."
@@ -111,27 +102,24 @@ class AsSb3(Sb3VecEnv):
         return [shared[attr_name] for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """UserError: environments are configured when they are made."""
         raise UserError(
             f"as_sb3() cannot set {attr_name!r} inside the environments; pass it to corral.make_vec by env_kwargs."
         )
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """UserError: an environment may live in another process, where only steps and resets reach it."""
         raise UserError(
             f"as_sb3() cannot call {method_name}() inside the environments; SB3's own DummyVecEnv can, for "
             "the few algorithms that need it (HER, action masks)."
         )
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
-        """True for SB3's Monitor, whose work is done here, and False for anything else."""
+        """True for SB3's Monitor, whose statistics are provided here, and False for anything else."""
         from stable_baselines3.common.monitor import Monitor
 
         monitored = isinstance(wrapper_class, type) and issubclass(wrapper_class, Monitor)
         return [monitored for _ in self._get_indices(indices)]
 
     def get_images(self) -> Sequence[Any]:
-        """UserError: there is nothing to render from here."""
         raise UserError("as_sb3() cannot render; for videos, make one environment with gymnasium.make.")
 
     def _infos(self, batch: StepBatch, done: Array) -> list[dict[str, Any]]:

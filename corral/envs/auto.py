@@ -1,4 +1,4 @@
-"""`backend="auto"`: measure a step, then choose where the environments live, and say why."""
+"""`backend="auto"`: measure the time of a step, choose a backend, and report why."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from corral.envs.supervision import IDLE, Watchdog
 
 _PROBE_S = 0.2
 _PROBE_STEPS = 2000
-# What a step of a whole batch costs on top of stepping: messages, waking up, and running with cold caches.
+# Overhead per step of a whole batch in worker processes: messages, wake-ups and cold caches.
 _PROCESS_BATCH_S = 300e-6
-# Processes must promise a clear gain, or noise would decide.
+# Minimum gain before worker processes are chosen, so that noise does not decide.
 _CLEAR_GAIN = 0.8
-# An environment that computes less than this share of its step waits for something else than the CPU.
+# Below this CPU share of its step time, an environment mostly waits for something other than the CPU.
 _WAITING_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds per step of one environment, on the clock and on the CPU."""
+    """Wall-clock and CPU seconds per step of one environment."""
 
     wall_s: float
     cpu_s: float
@@ -29,7 +29,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend, how many workers it gets, and the reason in words."""
+    """A backend, its number of workers, and the reason as text."""
 
     backend: str
     workers: int
@@ -37,7 +37,7 @@ class Choice:
 
 
 def measure(factory: EnvFactory, name: str, timeout_s: float) -> StepCost | None:
-    """Step one environment with random actions for a fifth of a second; None when its steps fail."""
+    """Step one environment with random actions for 0.2 s; None if its steps fail."""
     mark = [IDLE]
     env, spec = build_env(factory, name)
     watchdog = Watchdog(mark, timeout_s)
@@ -51,7 +51,7 @@ def measure(factory: EnvFactory, name: str, timeout_s: float) -> StepCost | None
             try:
                 result = env.step(legal(actions[steps % 64], info))
             except Exception:
-                return None  # a fault, for the backend to handle
+                return None  # the backend handles the fault
             _, _, terminated, truncated, info = unpack_step(result, name)
             steps += 1
             if terminated or truncated:
@@ -64,7 +64,7 @@ def measure(factory: EnvFactory, name: str, timeout_s: float) -> StepCost | None
 
 
 def choose(cost: StepCost | None, num_envs: int, workers: int | None, num_cores: int) -> Choice:
-    """Pick the backend that should take the least time for a step of all environments."""
+    """Pick the backend with the lowest estimated time for a step of all environments."""
     if cost is None:
         count = min(workers or num_cores, num_envs)
         return Choice("process", count, "its first steps failed, and worker processes survive the most")

@@ -1,4 +1,4 @@
-"""`make_vec`: from a user's words to a running VecEnv."""
+"""`make_vec`: build a VecEnv from an environment's name, factory or URL."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
     role: str = "train",
     cores: int | None = None,
 ) -> VecEnv:
-    """Make many environments that step at once; `recv` brings their first observations.
+    """Make many environments that step at once; `recv` returns their first observations.
 
     Args:
-        env: a Gymnasium id, `module:Class`, a factory, a list of factories (one per environment), a suite
-            such as `corral.envs.suites.atari("Pong")`, a ready-made `gymnasium.vector.VectorEnv`, or the URL of
-            external simulators, `tcp://HOST:PORT` or `zmq://HOST:PORT`, several of them separated by commas.
-        num_envs: how many; ignored for lists and ready-made vector environments.
-        backend: `local` (in this process), `process` (worker processes), `native` (ALE, EnvPool), `ray` (actors of
-            a Ray cluster), or `auto`, which measures a step and chooses; `vec.choice` then says why.
-        workers: worker processes or Ray actors; by default one per core, or what `auto` thinks best. Of external
-            simulators: how many to wait for.
-        seed: of the run, root of the environments' seeds; `vec.reset(seed)` starts over with another.
+        env: a Gymnasium id, `module:Class`, a factory, a list of factories (one per environment), a suite such as
+            `corral.envs.suites.atari("Pong")`, a ready-made `gymnasium.vector.VectorEnv`, or URLs of external
+            simulators, `tcp://HOST:PORT` or `zmq://HOST:PORT`, separated by commas.
+        num_envs: number of environments; ignored for lists and ready-made vector environments.
+        backend: `local` (this process), `process` (worker processes), `native` (ALE, EnvPool), `ray` (actors of a Ray
+            cluster), or `auto`, which measures a step and chooses; `vec.choice` gives the reason.
+        workers: number of worker processes or Ray actors (default: one per core, or chosen by `auto`), or of external
+            simulators to wait for.
+        seed: run seed, root of the environments' seeds; `vec.reset(seed)` restarts with another.
         env_kwargs: keyword arguments for the environment.
         supervision: deadlines and restart budget.
         role: branch of the seed tree; evaluation uses "eval" so that it never sees training seeds.
-        cores: how many the environments may keep busy when `workers` does not say; by default all that there are.
+        cores: number of cores to use when `workers` is not given; default: all.
     """
     supervision = supervision or Supervision()
     num_envs, seed = _whole("num_envs", num_envs, 1), _whole("seed", seed, 0)
@@ -128,7 +128,6 @@ def _from_factories(
 
 
 def _whole(name: str, value: Any, least: int) -> int:
-    """The value as an int; UserError when it is not a whole number or too small."""
     try:
         if isinstance(value, bool):
             raise TypeError

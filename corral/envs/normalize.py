@@ -32,12 +32,12 @@ _EPSILON = 1e-8
 
 
 class RunningMoments:
-    """Mean and variance of all rows seen so far, merged batch by batch (Chan et al.), in float64."""
+    """Mean and variance of all rows so far, merged batch by batch (Chan et al.), in float64."""
 
     def __init__(self, shape: tuple[int, ...] = ()):
         self.count = 0
         self.mean: Array = np.zeros(shape)
-        self._squares: Array = np.zeros(shape)  # sum of squared distances from the mean
+        self._squares: Array = np.zeros(shape)  # sum of squared deviations from the mean
 
     @property
     def var(self) -> Array:
@@ -46,24 +46,21 @@ class RunningMoments:
 
     @property
     def std(self) -> Array:
-        """Standard deviation, kept away from zero."""
         std: Array = np.sqrt(self.var + _EPSILON)
         return std
 
     def update(self, rows: Array) -> None:
-        """Take in `rows`, [n, ...]."""
         if len(rows):
             rows = np.asarray(rows, np.float64)
             mean = rows.mean(axis=0)
             self._merge(len(rows), mean, np.square(rows - mean).sum(axis=0))
 
     def merge(self, other: RunningMoments) -> None:
-        """Take in all that another one has seen."""
         if other.count:
             self._merge(other.count, other.mean, other._squares)
 
     def since(self, before: RunningMoments) -> RunningMoments:
-        """What was seen after `before`, which is a copy of this one from then."""
+        """Moments of the rows added since `before`, an earlier copy of this object."""
         new = RunningMoments(self.mean.shape)
         new.count = self.count - before.count
         if new.count:
@@ -80,7 +77,6 @@ class RunningMoments:
         self.count = total
 
     def state_dict(self) -> dict[str, Array]:
-        """Everything, as arrays."""
         return {
             "count": np.array(self.count),
             "mean": np.array(self.mean),
@@ -88,7 +84,6 @@ class RunningMoments:
         }
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        """Go on from what `state_dict` gave."""
         if state["mean"].shape != self.mean.shape:
             raise UserError(f"These statistics are of values of shape {state['mean'].shape}, not {self.mean.shape}.")
         self.count = int(state["count"])
@@ -104,7 +99,6 @@ class Statistics:
         self.returns = RunningMoments()
 
     def state_dict(self) -> dict[str, Array]:
-        """Everything, as arrays with flat names."""
         return {
             f"{group}/{key}": array
             for group, moments in self._groups().items()
@@ -112,7 +106,6 @@ class Statistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        """Go on from what `state_dict` gave."""
         expected = self.state_dict().keys()
         if set(state) != set(expected):
             odd = sorted(set(state) ^ set(expected))
@@ -121,13 +114,11 @@ class Statistics:
             moments.load_state_dict({key: state[f"{group}/{key}"] for key in ("count", "mean", "squares")})
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file."""
         from safetensors.numpy import save_file
 
         save_file(self.state_dict(), str(path))
 
     def load(self, path: str | Path) -> None:
-        """Read what `save` wrote."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -145,14 +136,14 @@ class Statistics:
 
 
 class NormalizedVecEnv(VecEnv):
-    """A VecEnv with normalised float observations and rewards; `raw_reward` stays the game's own.
+    """A VecEnv with normalised float observations and rewards; `raw_reward` stays unscaled.
 
-    Observations get mean 0 and deviation 1, last ones of an episode by the same statistics. Rewards are
-    divided by the deviation of the discounted return, which keeps their sign. Both are clipped to `clip`
-    deviations. Faulty rows are no evidence. A `frozen` one normalises and does not learn.
+    Observations, final ones included, get mean 0 and standard deviation 1. Rewards are divided by the standard
+    deviation of the discounted return, which keeps their sign. Both are clipped to `clip` standard deviations. Faulty
+    rows do not update the statistics; with `frozen`, no row does.
 
-    Where rewards are kept for long, `scale_later` leaves them as they are, and whoever uses them multiplies them by
-    the `reward_scale` of that time: scaled as they come, old ones would be in other units than new ones.
+    For replay buffers, `scale_later` leaves rewards unscaled, and the consumer multiplies them by the current
+    `reward_scale`: rewards scaled on arrival would mix old and new units.
     """
 
     def __init__(
@@ -179,45 +170,38 @@ class NormalizedVecEnv(VecEnv):
 
     @property
     def faults(self) -> Iterable[Fault]:
-        """The most recent failures of environments."""
         return self._vec.faults
 
     @property
     def restarts(self) -> int:
-        """How many times an environment was restarted."""
         return self._vec.restarts
 
     @property
     def reward_scale(self) -> float:
-        """What rewards that are scaled later are to be multiplied by now."""
         return 1.0 / float(self.statistics.returns.std) if self._reward and self._scale_later else 1.0
 
     @property
     def learning_scale(self) -> float:
-        """What the rewards that are learned from are of the game's own, by what is known now."""
+        """Current ratio of training rewards to unscaled rewards."""
         return 1.0 / float(self.statistics.returns.std) if self._reward else 1.0
 
     def states(self, memory_mb: float = 1024.0) -> States:
-        """Those of the environments inside; UserError where observations are normalised, which states do not show."""
+        """States of the wrapped environments; UserError if observations are normalised, which states do not support."""
         if self._obs:
             raise UserError("A search sees observations as the environment gives them: let the network normalise them.")
         return self._vec.states(memory_mb)
 
     def reset(self, seed: int = 0) -> None:
-        """Start new seeded episodes everywhere; the statistics stay."""
         self._returns[:] = 0.0
         self._vec.reset(seed)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
-        """Hand one action to each of these idle environments."""
         self._vec.send(env_ids, actions)
 
     def linger(self, enough: int, most_s: float) -> None:
-        """Wait for more results."""
         self._vec.linger(enough, most_s)
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
-        """Results of environments in flight, normalised."""
         batch = self._vec.recv(min_ready, env_ids=env_ids)
         if self._obs:
             self._normalise_obs(batch)
@@ -226,11 +210,9 @@ class NormalizedVecEnv(VecEnv):
         return batch
 
     def record_episodes(self) -> None:
-        """Note what restores the environments."""
         self._vec.record_episodes()
 
     def state_dict(self) -> dict[str, Any]:
-        """The environments, the statistics, and the returns of the episodes under way."""
         return {
             "vec": self._vec.state_dict(),
             "statistics": self.statistics.state_dict(),
@@ -238,7 +220,6 @@ class NormalizedVecEnv(VecEnv):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Go on from what `state_dict` gave; returns the environments that start a new episode."""
         restarted = self._vec.load_state_dict(state["vec"])
         self.statistics.load_state_dict(state["statistics"])
         self._returns[:] = state["returns"]
@@ -246,7 +227,6 @@ class NormalizedVecEnv(VecEnv):
         return restarted
 
     def close(self) -> None:
-        """Close the environments."""
         self._vec.close()
 
     def _normalise_obs(self, batch: StepBatch) -> None:
@@ -275,7 +255,7 @@ class NormalizedVecEnv(VecEnv):
 
     def _normalise_reward(self, batch: StepBatch) -> None:
         ended = batch.terminated | batch.truncated
-        stepped = (~batch.first | ended) & ~batch.faulty  # a first row that ends nothing comes from a reset
+        stepped = (~batch.first | ended) & ~batch.faulty  # a first row that ends no episode comes from a reset
         if not self.frozen:
             ids = batch.env_ids[stepped]
             self._returns[ids] = self._gamma * self._returns[ids] + batch.reward[stepped]
@@ -286,7 +266,6 @@ class NormalizedVecEnv(VecEnv):
 
 
 def _unbounded(space: Space) -> Space:
-    """The space with every float leaf as float32 without bounds."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict([(key, _unbounded(sub)) for key, sub in space.spaces.items()])
     if isinstance(space, spaces.Tuple):

@@ -1,4 +1,4 @@
-"""From what a user calls an environment to something that builds one, here or in another process."""
+"""Resolve a user's name for an environment to a factory that works in any process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
 
 @dataclass(frozen=True)
 class Resolved:
-    """An environment that can be built: its name for messages, and the factory."""
+    """An environment that can be built: its name for messages, and its factory."""
 
     name: str
     factory: EnvFactory
@@ -31,7 +31,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class _FromSpec:
-    """Builds a registered environment without looking at the registry, which a worker process does not share."""
+    """Builds a registered environment without the registry, which worker processes do not share."""
 
     spec: GymSpec
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +53,6 @@ class _FromCallable:
 
 @contextlib.contextmanager
 def _kwargs_are_taken(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """UserError when an environment says that it does not take one of its keyword arguments."""
     try:
         yield
     except TypeError as error:
@@ -66,7 +65,7 @@ def _kwargs_are_taken(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
 
 
 def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
-    """Resolve a Gymnasium id, `module:Class`, or a factory; UserError says what is wrong with anything else."""
+    """Resolve a Gymnasium id, `module:Class` or factory; UserError describes what is wrong with anything else."""
     kwargs = dict(kwargs or {})
     if isinstance(env, str):
         if "://" in env:
@@ -102,7 +101,7 @@ def _from_string(text: str, kwargs: dict[str, Any]) -> Resolved:
 
 
 def find_spec(env_id: str) -> GymSpec:
-    """Spec of a registered id, without the wrappers that Corral's own checks make superfluous."""
+    """Spec of a registered id, without the wrappers that Corral's own checks make redundant."""
     if is_atari_id(env_id) and env_id not in gymnasium.registry:
         _import("ale_py", env_id, hint="pip install 'corral-rl[atari]'")
     if env_id.startswith("corral/"):
@@ -118,13 +117,13 @@ def find_spec(env_id: str) -> GymSpec:
     spec.disable_env_checker = True
     spec.order_enforce = False
     if isinstance(spec.entry_point, str) and spec.entry_point.startswith("__main__:"):
-        # The class travels by value; a worker's `__main__` is another.
+        # The class is pickled by value, because `__main__` differs in a worker.
         spec.entry_point = getattr(sys.modules["__main__"], spec.entry_point.removeprefix("__main__:"))
     return spec
 
 
 def close_ids(env_id: str) -> list[str]:
-    """Registered ids that look like this one."""
+    """Registered ids similar to this one."""
     ids = list(gymnasium.registry)
     lower = {name.lower(): name for name in ids}
     found = difflib.get_close_matches(env_id.lower(), list(lower), 3, 0.6)
@@ -136,5 +135,5 @@ def _import(module: str, wanted: str, hint: str = "check the name and that it is
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not module.startswith(error.name):
-            raise  # the module exists, and an import of its own fails: its traceback is the better message
+            raise  # the module exists but one of its imports fails: its traceback is the better message
         raise UserError(f"{wanted!r} needs the module {module!r}, which cannot be imported; {hint}.") from error

@@ -5,8 +5,8 @@ corral.envs.rllib.register("my-env", "CartPole-v1")
 config = PPOConfig().environment("my-env").env_runners(gym_env_vectorize_mode="vector_entry_point")
 ```
 
-With that mode a runner's environments are one VecEnv. Without it RLlib puts them together itself, each a VecEnv of one,
-which works the same and is slower.
+With that mode a runner's environments are one VecEnv. Without it RLlib combines VecEnvs of one environment each, which
+gives the same results more slowly.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _INFOS = ("raw_reward", "game_over", "faulty")
 
 
 def register(name: str, env: EnvLike, **kwargs: Any) -> None:
-    """Let RLlib's `config.environment(name)` train on this environment.
+    """Register an environment for RLlib's `config.environment(name)`.
 
     Args:
         name: for RLlib.
         env: a Gymnasium id, `module:Class`, a factory or a suite, as for `corral.make_vec`.
-        kwargs: further arguments of `make_vec`. The backend is `local` unless given: RLlib's runners are processes
-            already. How many environments, and their seed, is RLlib's to say (`num_envs_per_env_runner`,
-            `config.debugging(seed=...)`); what RLlib's `env_config` holds goes to the environment.
+        kwargs: further arguments of `make_vec`. The default backend is `local`, because RLlib's runners are processes.
+            RLlib sets the number of environments and their seed (`num_envs_per_env_runner`,
+            `config.debugging(seed=...)`) and passes `env_config` to the environment.
     """
     for key, instead in (("seed", "config.debugging(seed=...)"), ("num_envs", "num_envs_per_env_runner")):
         if key in kwargs:
@@ -54,7 +54,7 @@ def register(name: str, env: EnvLike, **kwargs: Any) -> None:
 
 
 class _Creator:
-    """Makes the environments of one runner: a vector environment if RLlib says how many, or else a single one."""
+    """Makes the environments of one runner: a vector environment if RLlib gives their number, else a single one."""
 
     def __init__(self, env: EnvLike, kwargs: Mapping[str, Any]):
         self._env, self._kwargs = env, kwargs
@@ -62,18 +62,16 @@ class _Creator:
     def __call__(self, config: Mapping[str, Any]) -> Any:
         own = {key: value for key, value in config.items() if key != "num_envs"}
         kwargs = {**self._kwargs, "env_kwargs": {**(self._kwargs.get("env_kwargs") or {}), **own}}
-        # Each runner gets another seed; a seeded run says its own at the first reset.
+        # Each runner gets a different seed; in a seeded run RLlib passes one to the first reset.
         seed = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
         vec = make_vec(self._env, config.get("num_envs", 1), seed=seed, **kwargs)
         return NextStepVector(vec) if "num_envs" in config else SingleEnv(vec)
 
 
 class NextStepVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """A VecEnv in Gymnasium's next-step autoreset mode, which RLlib's runners expect.
-
-    A step brings the true last observation of an episode; the next step of that environment ignores its action and
-    brings the first observation of the next episode, which has been waiting. `infos` has `raw_reward`, `game_over` and
-    `faulty` of each step (see `as_gymnasium`).
+    """A VecEnv in Gymnasium's next-step autoreset mode, which RLlib's runners expect. The step that ends an episode
+    returns its true last observation; the next step ignores the action and returns the next episode's first
+    observation. `infos` has `raw_reward`, `game_over` and `faulty` of each step (see `as_gymnasium`).
     """
 
     def __init__(self, vec: VecEnv):
@@ -87,7 +85,6 @@ class NextStepVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._ended = np.zeros(self.num_envs, np.bool_)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
-        """Start new episodes everywhere."""
         chosen = self._seeds.next(seed)
         super().reset(seed=chosen)
         self.vec.reset(chosen)
@@ -97,7 +94,6 @@ class NextStepVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return batch.obs, {}
 
     def step(self, actions: Tree) -> tuple[Tree, Array, Array, Array, dict[str, Any]]:
-        """Step those whose episode goes on; the others show the first observation of their next one."""
         layout = self.vec.spec.observation
         shown = [leaf.copy() for leaf in self._waiting]
         reward = np.zeros(self.num_envs)
@@ -121,12 +117,11 @@ class NextStepVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return layout.unflatten(shown), reward, terminated, truncated, infos
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the VecEnv."""
         self.vec.close()
 
 
 class SingleEnv(gymnasium.Env[Any, Any]):
-    """A VecEnv of one as a plain environment. A reset at the end of an episode brings what has been waiting."""
+    """A VecEnv of one as a plain environment. Resetting after an episode returns the observation already received."""
 
     def __init__(self, vec: VecEnv):
         self.vec = vec
@@ -136,7 +131,6 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         self._id = np.zeros(1, np.int64)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
-        """First observation of an episode."""
         super().reset(seed=seed)
         if seed is not None or self._waiting is None:
             self.vec.reset(self._seeds.next(seed))
@@ -145,7 +139,6 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         return obs, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One step."""
         layout = self.vec.spec.action
         leaves = [np.asarray(leaf)[None] for leaf in layout.flatten(action)]
         self.vec.send(self._id, layout.unflatten(leaves))
@@ -157,7 +150,6 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         return self._row(batch.next_obs), float(batch.reward[0]), terminated, truncated, infos
 
     def close(self) -> None:
-        """Close the VecEnv."""
         self.vec.close()
 
     def _row(self, obs: Tree) -> Any:

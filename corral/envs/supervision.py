@@ -1,8 +1,8 @@
-"""What happens when an environment fails: the report, the restart budget, and the watchdog.
+"""Failing environments: the fault report, the restart budget, and the watchdog.
 
-An environment that raises, hangs, dies or returns NaN ends its episode as truncated and faulty and is built
-again. The budget tells bad luck from a crash loop: faults are forgiven as soon as the rebuilt environment
-makes progress, and only faults in a row, or very many in all, end the run.
+An environment that raises, hangs, dies or returns NaN is rebuilt, and its episode ends as truncated and faulty. The
+budget separates occasional faults from crash loops: the count of consecutive faults is reset once the rebuilt
+environment makes progress; the run ends only after several faults in a row or very many in total.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Supervision:
 
 @dataclass(frozen=True)
 class Fault:
-    """One failure of one environment, in step `step` (from 1) of its `episode`, or in the reset before (0)."""
+    """One failure of one environment, in step `step` (from 1) of `episode`, or in the reset before it (0)."""
 
     env_id: int
     kind: str  # raised | hung | killed | nan | neighbour
@@ -54,7 +54,6 @@ class Fault:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready record."""
         return asdict(self)
 
 
@@ -68,21 +67,20 @@ _VERBS = {
 
 
 class FaultLog:
-    """Counts faults, keeps the most recent ones, and ends the run when the budget is spent."""
+    """Counts faults, keeps the most recent ones, and ends the run when the budget is exhausted."""
 
     def __init__(self, supervision: Supervision):
         self.supervision = supervision
         self.recent: deque[Fault] = deque(maxlen=200)
         self.restarts = 0
-        self._charged = 0  # without those that lost their process to a neighbour
+        self._charged = 0  # without those caused by another environment in the same process
         self._in_a_row: dict[int, int] = {}
         self._restarted_at: dict[int, int] = {}
 
     def record(self, fault: Fault) -> None:
-        """Report a fault; EnvFailed when this environment is in a crash loop."""
         self.recent.append(fault)
         self.restarts += 1
-        if fault.kind == "neighbour":  # the report of the one that failed stands for all
+        if fault.kind == "neighbour":  # covered by the report of the environment that failed
             return
         log.warning("%s", fault)
         self._charged += 1
@@ -102,7 +100,7 @@ class FaultLog:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters; the faults themselves are in the log."""
+        """The counters only; the faults are in the log."""
         return {
             "restarts": self.restarts,
             "charged": self._charged,
@@ -111,17 +109,15 @@ class FaultLog:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting from what `state_dict` gave."""
         self.restarts, self._charged = state["restarts"], state["charged"]
         self._in_a_row = {int(env): count for env, count in state["in_a_row"].items()}
         self._restarted_at = {int(env): episode for env, episode in state["restarted_at"].items()}
 
 
 class Watchdog:
-    """Names an environment that hangs in this process, with its stack. It can report, not interrupt.
-
-    Only another process can be killed, so a hang on the local backend ends when the environment returns or
-    the user stops the program; the report says to use the process backend.
+    """Reports an environment that hangs in this process, with its stack. It cannot interrupt it. Only another process
+    can be killed: a hang on the local backend lasts until the environment returns or the user stops the program. The
+    report recommends the process backend.
     """
 
     def __init__(self, mark: MutableSequence[int], timeout_s: float):
@@ -134,12 +130,10 @@ class Watchdog:
         self._thread.start()
 
     def touch(self) -> None:
-        """Say that the calling thread starts a batch of steps now."""
         self._thread_id = threading.get_ident()
         self._since, self._reported = time.monotonic(), False
 
     def close(self) -> None:
-        """Stop watching."""
         self._stop.set()
 
     def _check(self) -> None:

@@ -1,10 +1,10 @@
-"""The contract that every way of running environments keeps.
+"""The contract of every environment backend.
 
 ```python
 batch = vec.recv()                                # first observations of all environments
 while ...:
     vec.send(batch.env_ids, policy(batch.obs))
-    batch = vec.recv(min_ready=vec.num_envs // 2)  # whoever is ready first
+    batch = vec.recv(min_ready=vec.num_envs // 2)  # those that are ready first
 ```
 """
 
@@ -31,76 +31,68 @@ if TYPE_CHECKING:
 class VecEnv(ABC):
     """Many environments at once.
 
-    Each environment is either *idle*, so it takes an action by `send`, or *in flight*, so its result comes
-    from `recv`. The first `recv` brings everybody's first observation.
+    Each environment is either *idle* (it takes an action by `send`) or *in flight* (its result comes from `recv`). The
+    first `recv` returns the first observations of all environments.
 
-    - The rows of a batch are sorted by environment id (or as `env_ids` named them), and its arrays are copies that
-      the receiver owns; only `env_ids` is read-only.
-    - `recv()` waits for every environment in flight; `recv(min_ready=k)` for at least `k` of them, and
-      returns all that are ready; `recv(env_ids=ids)` for exactly those.
-    - Every row is a step that happened, or a fault that says so: no padding and no reset rows.
+    - The rows of a batch are sorted by environment id (or ordered as in `env_ids`). The receiver owns its arrays; only
+      `env_ids` is read-only.
+    - `recv()` waits for every environment in flight; `recv(min_ready=k)` for at least `k` of them, and returns all that
+      are ready; `recv(env_ids=ids)` for exactly those.
+    - Every row is a step that happened, or a fault marked as such: no padding and no reset rows.
     """
 
     spec: EnvSpec
     num_envs: int
-    seed: int = 0
-    """Seed of the reset that the first `recv` makes when nobody called `reset`."""
-    choice: str = ""
-    """Why this backend, when `backend="auto"` chose it."""
-    chosen: tuple[str, int | None] | None = None
-    """Backend and workers that `auto` chose."""
-    pipelined: bool = False
-    """Whether environments step while the caller decides for others, so that sending in halves pays off."""
-    withholds: bool = False
-    """Whether `recv()` may leave out an environment until the others have been sent to once more."""
+    seed: int = 0  # of the reset that the first `recv` makes if `reset` was not called
+    choice: str = ""  # the reason why `backend="auto"` chose this backend
+    chosen: tuple[str, int | None] | None = None  # backend and workers that `auto` chose
+    pipelined: bool = False  # whether environments step while the caller selects actions for others
+    withholds: bool = False  # whether `recv()` may hold back an environment until the others have been sent to again
 
     @abstractmethod
     def reset(self, seed: int = 0) -> None:
-        """Start new seeded episodes everywhere; their first observations come from `recv`.
-
-        Results still in flight are dropped.
-        """
+        """Start new seeded episodes everywhere and drop results in flight; first observations come from `recv`."""
 
     @abstractmethod
     def send(self, env_ids: Array, actions: Tree) -> None:
-        """Hand one action to each of these idle environments."""
+        """Send one action to each of these idle environments."""
 
     @abstractmethod
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Results of environments in flight."""
 
     def linger(self, enough: int, most_s: float) -> None:  # noqa: B027 - others step within `recv`
-        """Wait until `enough` results are ready, or the time is up, so that `recv(min_ready=1)` brings more at once."""
+        """Wait for `enough` results or until the time is up, so that `recv(min_ready=1)` returns larger batches."""
 
     @abstractmethod
     def close(self) -> None:
         """Stop everything. Safe to call twice."""
 
     def record_episodes(self) -> None:  # noqa: B027 - where nothing can be restored, nothing is recorded
-        """From now on note what `state_dict` needs to restore environments in the middle of their episodes.
+        """From now on record what `state_dict` needs to restore environments in the middle of their episodes.
 
         Call it before the first `recv`. It costs less than a microsecond per step, and memory for at most 50,000
-        actions of each environment.
+        actions per environment.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs. No result may be under way or waiting to be received."""
+        """State for `load_state_dict`. No result may be in flight or waiting to be received."""
         return {"seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Bring environments that have just been made to where others were; returns those where that failed.
+        """Bring new environments to a saved state; returns the ids where that failed.
 
-        A restored environment is idle: send it the action that is due on the observation delivered last. The
-        others start a new episode, whose first observation comes from `recv`. Here, where nothing is known of the
-        environments, all do, with another seed than before; `local` and `process` repeat what was recorded and
-        compare (see `corral.envs.stepping.recorder`). Doing so may draw from this process's global generators.
+        A restored environment is idle: send it the action for the observation delivered last. The others start a new
+        episode, whose first observation comes from `recv`. By default all do, with a new seed; `local` and `process`
+        replay the recorded actions and compare (see `corral.envs.stepping.recorder`), which may draw from this
+        process's global RNGs.
         """
         self.seed = seeding.env_seed(state["seed"], "train", 0, 1)
         self.reset(self.seed)
         return list(range(self.num_envs))
 
     def states(self, memory_mb: float = 1024.0) -> States:
-        """The states of these environments by env id, for planners; UserError where they cannot be saved."""
+        """The states of these environments by env id, for planners; UserError if they cannot be saved."""
         raise UserError(
             f"A search saves and restores environments, and {self.spec.name} cannot be in {type(self).__name__}: run "
             "it in this process, with backend=local; several actors search side by side."
@@ -108,18 +100,15 @@ class VecEnv(ABC):
 
     @property
     def faults(self) -> Iterable[Fault]:
-        """The most recent failures of environments."""
         return ()
 
     @property
     def restarts(self) -> int:
-        """How many times an environment was restarted."""
         return 0
 
     def as_gymnasium(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-        """The same environments behind Gymnasium's vector interface, with same-step autoreset.
-
-        What was made from a Gymnasium vector environment gives that one back, in its own mode.
+        """The same environments behind Gymnasium's vector interface, with same-step autoreset. A VecEnv made from a
+        Gymnasium vector environment returns that one, in its own mode.
         """
         from corral.envs.as_gymnasium import AsGymnasium
 
@@ -128,7 +117,6 @@ class VecEnv(ABC):
         return adapter
 
     def as_sb3(self) -> Sb3VecEnv:
-        """The same environments behind Stable-Baselines3's VecEnv interface."""
         from corral.envs.as_sb3 import make_sb3_vec_env
 
         self._require_everyone()
@@ -142,7 +130,7 @@ class VecEnv(ABC):
             )
 
     def _identity(self) -> dict[str, Any]:
-        """What a saved state must have in common with the environments that it is loaded into."""
+        """What a saved state must share with the environments it is loaded into."""
         return {
             "env": self.spec.name,
             "num_envs": self.num_envs,

@@ -1,9 +1,8 @@
-"""Wrappers around one environment: Atari's usual ones, and those that any environment may want.
+"""Wrappers around one environment: the usual Atari ones, and general ones.
 
-Gray and smaller images are `GrayscaleObservation` and `ResizeObservation` of `gymnasium.wrappers`, right as
-they are; here is what Gymnasium has not, or has otherwise. Two keys of `info` are understood by every backend
-of Corral: `raw_reward`, the game's own reward where `reward` is another, and `life_lost`, an end that is not
-the end of the game.
+For gray and smaller images use `GrayscaleObservation` and `ResizeObservation` of `gymnasium.wrappers`; this module has
+what Gymnasium lacks or does differently. Every backend understands two keys of `info`: `raw_reward`, the unclipped
+reward, and `life_lost`, a termination that does not end the game.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Step = tuple[Any, SupportsFloat, bool, bool, Info]
 
 
 class FireReset(Wrapper):
-    """Presses FIRE once at the start of a game, for games that wait for it; others are left alone."""
+    """Presses FIRE once at the start of games that wait for it; does nothing for others."""
 
     def __init__(self, env: Env):
         super().__init__(env)
@@ -36,7 +35,6 @@ class FireReset(Wrapper):
         self.fire = meanings.index("FIRE") if "FIRE" in meanings else None
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        """Start a game."""
         obs, info = self.env.reset(seed=seed, options=options)
         if self.fire is None:
             return obs, info
@@ -45,10 +43,9 @@ class FireReset(Wrapper):
 
 
 class NoopReset(Wrapper):
-    """Starts an episode with a random number of no-ops, below `noop_max`; action 0 must do nothing.
-
-    `pressed` is how many of them count as done because something else was pressed at the start. The number is
-    drawn as ALE's native vector environment draws it, so the same seed gives the same games there.
+    """Starts an episode with a random number of no-ops, below `noop_max`; action 0 must do nothing. `pressed` (buttons
+    already pressed at the start) is subtracted from it. The number is drawn as in ALE's native vector environment, so
+    the same seed gives the same games there.
     """
 
     def __init__(self, env: Env, noop_max: int = 30, pressed: int = 0):
@@ -57,11 +54,10 @@ class NoopReset(Wrapper):
         self._random = np.random.RandomState()
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        """Start an episode and let it run idle for a while."""
         obs, info = self.env.reset(seed=seed, options=options)
         if seed is not None:
             self._random = np.random.RandomState(seed)
-        # What libstdc++ makes of std::uniform_int_distribution over std::mt19937.
+        # Equals libstdc++'s std::uniform_int_distribution over std::mt19937.
         count = (int(self._random.randint(2**32, dtype=np.uint32)) * self._noop_max) >> 32
         for _ in range(count - self._pressed):
             obs, _, terminated, truncated, info = self.env.step(0)
@@ -71,14 +67,13 @@ class NoopReset(Wrapper):
 
 
 class FrameSkip(Wrapper):
-    """Repeats each action `skip` times and adds up the rewards; the last observation is returned."""
+    """Repeats each action `skip` times and sums the rewards; returns the last observation."""
 
     def __init__(self, env: Env, skip: int = 4):
         super().__init__(env)
         self._skip = skip
 
     def step(self, action: Any) -> Step:
-        """Repeat an action until the frames are through or the episode ends."""
         total = raw = 0.0
         for left in reversed(range(self._skip)):
             obs, reward, terminated, truncated, info = self.env.step(action)
@@ -92,22 +87,19 @@ class FrameSkip(Wrapper):
         return self._show(obs), total, terminated, truncated, info
 
     def _see(self, obs: Any, left: int) -> None:
-        """Look at an observation that does not end the episode, `left` frames before the last."""
+        """Called for each observation that does not end the episode, `left` frames before the last."""
 
     def _show(self, last: Any) -> Any:
-        """The observation to return."""
         return last
 
 
 class MaxAndSkip(FrameSkip):
-    """Repeats each action `skip` times and shows the pixel-wise maximum of the last two frames.
-
-    Consoles draw some sprites in every second frame only. A frame in which the episode ends is not looked at,
-    as in ALE's native vector environment: what was seen before stays.
+    """Repeats each action `skip` times and returns the pixel-wise maximum of the last two frames. Consoles draw some
+    sprites only in every second frame. As in ALE's native vector environment, a frame that ends the episode is ignored:
+    the observation is from the frames before.
     """
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        """Start an episode; its first frame is shown alone."""
         obs, info = self.env.reset(seed=seed, options=options)
         self._last = self._before = obs.copy()
         return obs, info
@@ -126,10 +118,8 @@ class MaxAndSkip(FrameSkip):
 
 
 class EpisodicLife(Wrapper):
-    """Ends the episode when a life is lost, though the game goes on; `info["life_lost"]` tells the two apart.
-
-    The reset that follows a lost life continues the game where it is. It takes no step of its own, so no
-    reward of the game is missed.
+    """Ends the episode when a life is lost although the game continues; `info["life_lost"]` marks such ends. The reset
+    after a lost life continues the game without a step of its own, so no reward is missed.
     """
 
     def __init__(self, env: Env):
@@ -147,7 +137,6 @@ class EpisodicLife(Wrapper):
         return obs, info
 
     def step(self, action: Any) -> Step:
-        """Step, and end the episode if it cost a life."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         if "lives" not in info:
             raise UserError("EpisodicLife needs info['lives'], as ALE's environments give it.")
@@ -161,19 +150,17 @@ class EpisodicLife(Wrapper):
 
 
 class ClipReward(Wrapper):
-    """Clips rewards to [-1, 1] for learning; `info["raw_reward"]` keeps the game's own."""
+    """Clips rewards to [-1, 1] for training; `info["raw_reward"]` keeps the unclipped reward."""
 
     def step(self, action: Any) -> Step:
-        """Step and clip."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         info.setdefault("raw_reward", float(reward))
         return obs, max(-1.0, min(1.0, float(reward))), terminated, truncated, info
 
 
 class FrameStack(Wrapper):
-    """Shows the last `size` observations, oldest first; a new episode's first one is repeated.
-
-    Unlike Gymnasium's it copies what it is given, so an environment may reuse its observation buffer.
+    """Returns the last `size` observations, oldest first; an episode's first one is repeated. Unlike Gymnasium's it
+    copies observations, so an environment may reuse its buffer.
     """
 
     def __init__(self, env: Env, size: int = 4):
@@ -186,13 +173,11 @@ class FrameStack(Wrapper):
         self._frames = np.zeros_like(low)
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        """Start an episode with its first observation everywhere."""
         obs, info = self.env.reset(seed=seed, options=options)
         self._frames[:] = obs
         return self._frames.copy(), info
 
     def step(self, action: Any) -> Step:
-        """Step and push."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._frames[:-1] = self._frames[1:]
         self._frames[-1] = obs
@@ -200,7 +185,7 @@ class FrameStack(Wrapper):
 
 
 def set_time_limit(env: Env, max_steps: int | None) -> Env:
-    """The environment with a limit of `max_steps` in place of the ones it has, or with None at all."""
+    """Replace the environment's time limits by one of `max_steps`; None removes them."""
     while isinstance(env, TimeLimit):
         env = env.env
     outer = env

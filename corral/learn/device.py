@@ -28,7 +28,6 @@ class Precision:
     why: str
 
     def context(self, device: torch.device) -> AbstractContextManager[object]:
-        """Context in which forward passes run in this precision."""
         if self.name == "bf16":
             return torch.autocast(device.type, dtype=torch.bfloat16)
         return nullcontext()

@@ -65,12 +65,10 @@ class Learner:
         self._bad_in_a_row = 0
 
     def learning_rates(self, progress: float) -> dict[str, float]:
-        """The learning rate of every group, by metric name."""
         rates = {name: group.learning_rate(progress) for name, group in self._groups.items()}
         return {f"learn/lr_{name}" if name else "learn/lr": rate for name, rate in rates.items()}
 
     def set_learning_rate(self, value: float) -> None:
-        """Replace the schedules of all groups with a constant."""
         for group in self._groups.values():
             group.learning_rate = lambda progress: value
 
@@ -79,7 +77,6 @@ class Learner:
         return self._exchange.agree(ready)
 
     def step(self, sample: Sample, progress: float, reward_scale: float = 1.0) -> list[LossOutput]:
-        """Learn from one batch: prepare it once, then make one update per minibatch."""
         ctx = UpdateContext(progress, self._generator, reward_scale)
         for group in self._groups.values():
             group.set_learning_rate(progress)
@@ -203,7 +200,6 @@ class Learner:
         return states[0] if len(states) == 1 else dict(zip(self._groups, states, strict=True))
 
     def split_optimizer(self, state: dict[str, Any]) -> list[dict[str, Any]]:
-        """Inverse of `join_optimizers`: the optimizer states, group by group."""
         return [state] if len(self._groups) == 1 else [state[name] for name in self._groups]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

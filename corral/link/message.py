@@ -52,7 +52,6 @@ class Message:
 
     @property
     def text(self) -> str:
-        """Text of an error, shortened to one line."""
         text = (self.meta or {}).get("text", "")
         return " ".join(text.split())[:500] if isinstance(text, str) else ""
 

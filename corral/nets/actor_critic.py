@@ -50,7 +50,6 @@ class ActorCritic(Network):
         return self.core is not None
 
     def initial_state(self, n: int) -> Tensor | None:
-        """Initial recurrent states of `n` environments."""
         return None if self.core is None else self.core.initial_state(n, self.value_head.weight.device)
 
     def act(self, obs: Tree, state: Tensor | None, first: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -91,7 +90,6 @@ class ActorCritic(Network):
         return self._with_std(self.policy_head(out)), self.value_head(out).squeeze(-1), states
 
     def use_numpy(self) -> bool:
-        """Provide `numpy_towers` from now on."""
         if self.core is not None or self.encoder.has_images or self.value_torso is self.policy_torso:
             return False
         policy = make_numpy_mlp(self.policy_torso, self.policy_head, self._activation)
@@ -103,7 +101,6 @@ class ActorCritic(Network):
         self._learns_in_numpy = True
 
     def numpy_params(self, obs: Tree) -> Array:
-        """Parameters `[n, P]` in NumPy, for acting."""
         assert self.numpy_towers is not None
         return self.with_std(self.numpy_towers[0](self.encoder.in_numpy(obs)))
 

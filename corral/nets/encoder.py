@@ -44,7 +44,6 @@ class Encoder(nn.Module):
         return bool(self._images)
 
     def forward(self, obs: Tree) -> Tensor:
-        """Features [n, out_size] of a batch of observations [n, ...]."""
         floats, others, images = [], [], []
         for leaf, value in zip(self._layout.leaves, self._layout.flatten(obs), strict=True):
             if leaf.name in self._images:

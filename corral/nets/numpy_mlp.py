@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from corral.core.types import Array
 from corral.ops import kernels
 
-_SMALL = 40_000  # weights; for larger networks torch's faster BLAS outweighs the overhead
+_SMALL = 40_000  # weights; for larger networks BLAS is faster than one compiled call
 _ACTIVATIONS = {nn.Tanh: "tanh", nn.ReLU: "relu"}
 
 

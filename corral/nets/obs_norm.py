@@ -48,7 +48,6 @@ class ObsNorm(nn.Module):
 
     @torch.no_grad()
     def merge(self, moments: Tensor) -> None:
-        """Add the result of `moments`."""
         size, n = len(self.mean), moments[-1]
         if not n:
             return

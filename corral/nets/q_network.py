@@ -29,7 +29,6 @@ class QNetwork(Network):
         self._learns_in_numpy = False
 
     def forward(self, obs: Tree) -> Tensor:
-        """Observations [n, ...] to values [n, num_actions]."""
         features = self.encoder(obs)
         if self._learns_in_numpy and self.numpy_tower is not None:
             out = self.numpy_tower.apply(features)
@@ -45,7 +44,6 @@ class QNetwork(Network):
         return self.combined(self.numpy_tower(self.encoder.in_numpy(obs)))
 
     def combined(self, out: Array) -> Array:
-        """Values from the network's outputs."""
         if not self.dueling:
             return out
         values: Array = out[:, -1:] + out[:, :-1] - out[:, :-1].mean(-1, keepdims=True)

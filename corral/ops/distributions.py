@@ -58,7 +58,6 @@ class Actions:
 
     @property
     def discrete(self) -> bool:
-        """Whether all actions are discrete."""
         return self.num_numbers == 0
 
     def sample(self, params: Array, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -80,7 +79,6 @@ class Actions:
         return action, log_prob
 
     def mode(self, params: Array) -> Array:
-        """The most likely actions, `[n, D]`."""
         action = np.empty((len(params), self.action_size), np.float32)
         at = 0
         for k, size in enumerate(self.sizes):
@@ -239,7 +237,6 @@ class JointChoices:
             )
 
     def to_env(self, number: Array) -> Tree:
-        """Numbers [n] as the environment's actions."""
         parts = np.stack(np.unravel_index(number, self._sizes), -1)  # [n, choices]
         leaves, at = [], 0
         for leaf in self._layout.leaves:
@@ -250,7 +247,6 @@ class JointChoices:
         return self._layout.unflatten(leaves)
 
     def from_env(self, action: Tree) -> Array:
-        """The environment's actions as numbers [n]."""
         parts = []
         for leaf, value in zip(self._layout.leaves, self._layout.flatten(action), strict=True):
             start = np.asarray(getattr(leaf.space, "start", 0) if not isinstance(leaf.space, gs.MultiBinary) else 0)

@@ -60,7 +60,6 @@ class Mailbox:
             return value
 
     def close(self) -> None:
-        """Nothing more will arrive: waiting calls give up."""
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -81,11 +80,7 @@ class Call(ABC):
 
     @abstractmethod
     def result(self) -> Value:
-        """The return value of the role's method. Only for calls that are `done`.
-
-        RoleLost when the role is gone; UserError and RunFailed as the method raised them, other errors as RunFailed
-        with their traceback.
-        """
+        """Once `done`: the return value. Raises RoleLost, UserError, or RunFailed for any other error of the method."""
 
 
 class Handle(ABC):
@@ -124,10 +119,7 @@ class Runtime(ABC):
     here = True  # whether all roles run on this machine
 
     def reserve(self, count: int, what: str, beside: int = 0) -> None:  # noqa: B027 - most need not reserve
-        """Make sure that `count` roles can run, and `beside` processes that they start elsewhere.
-
-        UserError at once, with the remedy, when they cannot; `what` names them.
-        """
+        """Make sure that `count` roles (`what`) and `beside` other processes can run; UserError if they cannot."""
 
     @abstractmethod
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:

@@ -38,10 +38,7 @@ _STACK_BYTES = 1 << 16
 
 
 def shared_memory(name: str, content: bytes = b"") -> int:
-    """File descriptor of shared memory without a name in the file system, so a crash leaves nothing behind.
-
-    Unlike /dev/shm, which is small in containers, a memfd is bounded only by the machine's memory.
-    """
+    """A memfd: a crash leaves nothing behind, and unlike /dev/shm it is bounded only by the machine's memory."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name)
     else:
@@ -120,7 +117,6 @@ class ChildProcess:
 
     @property
     def ending(self) -> str:
-        """How a killed or ended process ended."""
         code = self._process.returncode
         return f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
 
@@ -135,7 +131,6 @@ class ChildProcess:
 
     @property
     def stacks(self) -> str:
-        """The requested stacks, or those of its crash."""
         return os.pread(self._dump_fd, _STACK_BYTES, 0).decode(errors="replace")
 
     def close(self) -> None:

@@ -48,10 +48,7 @@ class Connection:
                 raise ConnectionClosed(str(error)) from error
 
     def read(self, *, wait: bool, timeout_s: float | None = None) -> tuple[int, int, bytearray] | None:
-        """The next frame: kind, number and body; None when it is not complete and `wait` is false.
-
-        ConnectionClosed at the end, and when nothing arrives for `timeout_s`.
-        """
+        """The next frame (kind, number, body); None if incomplete without `wait`; ConnectionClosed on timeout."""
         while True:
             target = self._head if self._body is None else self._body
             if self._filled < len(target):

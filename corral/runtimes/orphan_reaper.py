@@ -44,7 +44,6 @@ class OrphanReaper:
         self._tell(f"guard {group}")
 
     def unwatch(self, group: int) -> None:
-        """The group has ended; its id may be reused."""
         self._tell(f"release {group}")
 
     def watch_marked(self, mark: str) -> None:

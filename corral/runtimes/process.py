@@ -130,7 +130,6 @@ class _RoleProcess(Handle):
         self._send(CLOSE, 0, [])
 
     def wait_closed(self, until: float) -> None:
-        """Wait for it to end by itself, then kill it."""
         while self.lost is None and time.monotonic() < until and not self._process.has_ended():
             self.read()  # it may be in the middle of a long answer
             time.sleep(0.005)

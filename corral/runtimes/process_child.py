@@ -1,8 +1,4 @@
-"""A role in its own process: runs calls in order, while a thread keeps reading.
-
-Thanks to the thread, callers never wait for this process to read a message, and the mailbox is up to date during a
-call.
-"""
+"""A role in its own process: runs calls in order; a thread reads, so callers never wait and the mailbox is current."""
 
 from __future__ import annotations
 

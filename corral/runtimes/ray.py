@@ -75,7 +75,6 @@ class _RayCall(Call):
         return self._done or not self.handle.alive
 
     def look(self, timeout_s: float) -> None:
-        """Check whether it is there."""
         self._done = self._done or bool(import_ray().wait([self.ref], timeout=timeout_s)[0])
 
     def result(self) -> Value:
@@ -139,10 +138,7 @@ class _RayActor(Handle):
 
 
 class RayRuntime(Runtime):
-    """Ray actors, a CPU each, spread over the nodes; those lost with a node are restarted on another.
-
-    It joins the cluster of `RAY_ADDRESS`, or starts one on this machine that ends with it.
-    """
+    """Ray actors, a CPU each; joins the cluster of `RAY_ADDRESS`, or starts one on this machine that ends with it."""
 
     name = "ray"
 
@@ -159,7 +155,6 @@ class RayRuntime(Runtime):
         self._group: Any = None
 
     def reserve(self, count: int, what: str, beside: int = 0) -> None:
-        """Reserve a CPU for each role; UserError within seconds when there are not enough."""
         require_cpus(count + beside, what)
         self._group = reserve_cpus(count, what)
 
@@ -189,7 +184,6 @@ class RayRuntime(Runtime):
         return import_ray().put(value)
 
     def close(self) -> None:
-        """End all actors, and Ray if it was started here."""
         ray = import_ray()
         if not ray.is_initialized():
             return

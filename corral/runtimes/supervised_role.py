@@ -16,10 +16,7 @@ _LOOK_S = 0.5
 
 
 class SupervisedRole:
-    """One role of a run, whichever process it runs in.
-
-    The first restart is immediate, later ones follow after growing pauses; after `max_restarts` the role is given up.
-    """
+    """One role of a run: restarted at once, then after growing pauses, and given up after `max_restarts`."""
 
     def __init__(
         self,
@@ -43,7 +40,6 @@ class SupervisedRole:
 
     @property
     def given_up(self) -> bool:
-        """Whether it was lost too often."""
         return self._handle is None and self.restarts >= self._max_restarts
 
     def call(self, method: str, *args: Value) -> None:
@@ -55,7 +51,6 @@ class SupervisedRole:
         self._handle.tell(key, value)
 
     def lose(self, why: str) -> None:
-        """Note that it is gone; its pending calls are dropped."""
         if self._handle is not None:
             self._handle.stop(0.0)
             self._handle = None
@@ -74,7 +69,6 @@ class SupervisedRole:
         return True
 
     def facts(self) -> dict[str, Any]:
-        """Name, process and health, for `corral top`."""
         pid = None if self._handle is None else self._handle.pid
         return {"name": self.name, "pid": pid, "alive": self.alive, "restarts": self.restarts}
 

@@ -1,6 +1,6 @@
 """States of environments whose dynamics are a function of rows of numbers: saved by a copy, stepped all at once.
 
-An environment takes part by offering its model, and the row that it is in:
+An environment supports this by offering its model, and its current row:
 
 ```python
 class Walk(gymnasium.Env):
@@ -31,19 +31,18 @@ from corral.core.types import Array, EnvSpec, Tree, tree_map
 from corral.snapshot.live_env import LiveEnv
 from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, States, Views
 
-FREE, EMPTY, LOST = -3, -2, -1  # instead of a home: the id is not in use, it has no state yet, its state is lost
+FREE, EMPTY, LOST = -3, -2, -1  # in place of a home: the id is unused, has no state yet, or lost its state
 _FIRST_ROWS = 1024
-_INDEX_BYTES = 16  # of an id, beside its observation
+_INDEX_BYTES = 16  # of an id, in addition to its observation
 _NOT_FINITE = "it gave an observation or a reward that is not finite"
 _TRANSPARENT = (TimeLimit, OrderEnforcing, PassiveEnvChecker, PassiveWrapper)
 
 
 @runtime_checkable
 class ArrayModel(Protocol):
-    """The dynamics of an environment as functions of many states at once, rows [n, width] of float64.
-
-    Optional attributes: `dtype` of the rows; `players = 2` for a game in which two players move in turn, whose `look`
-    also returns the legal moves [n, actions]; `finite = True` where rewards and observations need no check.
+    """The dynamics of an environment as functions of many states at once, rows [n, width] of float64. Optional
+    attributes: `dtype` of the rows; `players = 2` for a game in which two players move in turn, whose `look` also
+    returns the legal moves [n, actions]; `finite = True` if rewards and observations need no check.
     """
 
     @property
@@ -68,10 +67,8 @@ def has_rows(env: Env) -> bool:
 
 
 class StateIndex:
-    """Ids of states with what is known of each: where it is, which player moves, its observation.
-
-    An id is a row of these arrays. They grow up to `memory_mb`, in which each state takes `row_bytes` elsewhere; ids
-    that are released are given out again.
+    """Ids of states with their home (place in the store), player to move and observation. An id is a row of these
+    arrays. They grow up to `memory_mb`, in which each state takes `row_bytes` elsewhere; released ids are reused.
     """
 
     def __init__(self, leaves: Sequence[Leaf], memory_mb: float, name: str, row_bytes: int = 0):
@@ -81,12 +78,12 @@ class StateIndex:
         self.home = np.zeros(0, np.int16)
         self.turn = np.zeros(0, np.int8)
         self.obs = [np.zeros((0, *leaf.shape), leaf.dtype) for leaf in leaves]
-        self._free = np.zeros(0, np.int64)  # the first `_num_free` count
+        self._free = np.zeros(0, np.int64)  # the first `_num_free` are valid
         self._num_free = 0
         self._grow(min(_FIRST_ROWS, self._max_rows))
 
     def new_ids(self, count: int) -> Array:
-        """Ids that are not in use; UserError when the memory is used up."""
+        """Unused ids; UserError when the memory is full."""
         if count > self._num_free:
             needed = len(self.home) + count
             self._grow(max(needed, min(2 * needed, self._max_rows)))
@@ -96,21 +93,19 @@ class StateIndex:
         return ids
 
     def homes_of(self, ids: Array) -> Array:
-        """Where these states are, or LOST; UserError for ids without a state."""
+        """Homes of these states, or LOST; UserError for ids without a state."""
         return self._require(ids, EMPTY)
 
     def require_given(self, ids: Array) -> None:
-        """UserError for ids that are not in use."""
         self._require(ids, FREE)
 
     def put(self, ids: Array, turn: Array, obs: Sequence[Array]) -> None:
-        """Set the player to move and the observation of states."""
         self.turn[ids] = turn
         for leaf, value in zip(self.obs, obs, strict=True):
             leaf[ids] = value
 
     def release(self, ids: Array) -> tuple[Array, Array]:
-        """Free those ids that are in use; returns them, and where their states were."""
+        """Free those ids that are in use; returns them, and their homes."""
         homes, before = np.empty(len(ids), np.int16), self._num_free
         self._num_free = free_ids(self.home, ids, self._free, before, homes)
         return self._free[before : self._num_free].copy(), homes[: self._num_free - before]
@@ -151,7 +146,7 @@ def _free_ids(home: Array, ids: Array, free: Array, num_free: int, homes: Array)
 
 
 def _find_homes(home: Array, ids: Array, more_than: int, homes: Array) -> int:
-    """Write the homes of ids; returns the place of the first id without one, or -1."""
+    """Write the homes of ids; returns the index of the first id without one, or -1."""
     for i in range(len(ids)):
         if not 0 < ids[i] < len(home) or home[ids[i]] <= more_than:
             return i
@@ -170,9 +165,8 @@ def _longer(array: Array, rows: int) -> Array:
 
 
 class ArrayStates(States):
-    """States of environments in this process as rows of one array; an id is a row.
-
-    `envs` are the environments that `save` and `load` name; there may be none, and rows be given to `put`.
+    """States of environments in this process as rows of one array; an id is a row. `save` and `load` identify the
+    environments in `envs`; without environments, rows are given to `put`.
     """
 
     level = Level.MEMORY
@@ -197,7 +191,6 @@ class ArrayStates(States):
         return ids
 
     def put(self, rows: Array, to_play: Array | int = 0) -> Array:
-        """Save rows whose episodes have not ended; returns their ids."""
         ids = self.new_ids(len(rows))
         self.rows[ids], self._index.turn[ids], self._over[ids], self._elapsed[ids] = rows, to_play, False, 0
         return ids
@@ -265,7 +258,7 @@ class ArrayStates(States):
         return Expansion(children, obs, reward, terminated, truncated, legal, turn, faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
-        """Step copies of rows until their episodes end or the actions do. Moves of games must be legal."""
+        """Step copies of rows until their episodes or the actions end. Moves of games must be legal."""
         self._require_live(parents)
         rows, count = self.rows[parents], self.spec.action.flatten(actions)[0].shape[1]
         reward, length = np.zeros((len(parents), count)), np.zeros(len(parents), np.int64)
@@ -297,7 +290,6 @@ class ArrayStates(States):
             env.release()
 
     def _view(self, rows: Array) -> tuple[Tree, Array | None]:
-        """Observations, and legal moves in games of two players."""
         if self.players > 1:
             obs, legal = self.model.look(rows)
             return obs, legal
@@ -312,7 +304,6 @@ class ArrayStates(States):
 
 
 def _not_finite(*trees: Tree) -> Array:
-    """Which rows have a number that is not finite, [n]."""
     good: list[Array] = []
     tree_map(lambda leaf: good.append(np.isfinite(leaf).reshape(len(leaf), -1).all(1)), trees)
     bad: Array = ~np.logical_and.reduce(good)
@@ -320,14 +311,11 @@ def _not_finite(*trees: Tree) -> Array:
 
 
 class _Time:
-    """A time limit around an environment."""
-
     def __init__(self, layer: Any):
         self._layer, self.max_steps = layer, int(layer._max_episode_steps)
 
     @property
     def elapsed(self) -> int:
-        """Steps of the episode."""
         return self._layer._elapsed_steps or 0
 
     @elapsed.setter

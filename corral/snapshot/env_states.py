@@ -1,7 +1,7 @@
 """States of Python environments, by id: a scratch environment steps from them, and live ones are never stepped.
 
-A planner in this process uses them as `States`, many rows at a time. A simulator (`corral serve`) uses the methods of
-single states, which raise what went wrong with each.
+A planner in this process uses them as `States`, many rows at a time. A simulator (`corral serve`) uses the methods for
+single states, which raise each error.
 """
 
 from __future__ import annotations
@@ -29,19 +29,15 @@ from corral.snapshot.states import (
     Views,
 )
 
-_STATE_BYTES = 400  # beside what the keeper keeps and the observation
+_STATE_BYTES = 400  # in addition to the keeper's state and the observation
 
 
 class EnvStates(States):
-    """States of live environments.
+    """States of live environments, identified by their index in `envs`.
 
-    Args:
-        spec: of the environments.
-        envs: the environments, named by their place.
-        makers: build one like each; environments with the same function share a scratch environment.
-        memory_mb: for all states.
-        max_states: limits their number, too.
-        keeper: of all environments; by default the best that is found for each maker.
+    `makers` build one like each; environments with the same maker share a scratch environment. All states together take
+    at most `memory_mb` and number at most `max_states`. `keeper` is for all environments; default: the best for each
+    maker.
     """
 
     def __init__(
@@ -58,7 +54,7 @@ class EnvStates(States):
         made: dict[MakeEnv, ScratchEnv] = {}
         self._global_rng = GlobalRng(spec.name)
         try:
-            with put_back():  # a reset may draw from the global generators
+            with put_back():  # a reset may draw from the global RNGs
                 for make in makers:
                     if make not in made:
                         made[make] = ScratchEnv(make, keeper)
@@ -83,8 +79,6 @@ class EnvStates(States):
 
     def __len__(self) -> int:
         return len(self._states)
-
-    # -- many states ---------------------------------------------------------------------------------------
 
     def new_ids(self, count: int) -> Array:
         self._next_id += count
@@ -145,7 +139,7 @@ class EnvStates(States):
                 env = self._enter(state, None if seeds is None else int(seeds[i]))
                 info = self._step(state, env, action, out, i)
                 if out.failed[i]:
-                    self._enter(state)  # where the failed step has left it is not known
+                    self._enter(state)  # the failed step left it in an unknown state
                 made.append(self._save_child(child, state, out, i, info))
         faulty, obs = self._failed_steps.note(out.failed, out.message), self.spec.observation.unflatten(out.leaves)
         return Expansion(children, obs, out.reward, out.terminated, out.truncated, *self._players_of(made), faulty)
@@ -177,10 +171,9 @@ class EnvStates(States):
         for env in self._envs:
             env.release()
 
-    # -- single states -------------------------------------------------------------------------------------
+    # Single states, for simulators.
 
     def get(self, key: int) -> KeptState:
-        """The state of an id, or UnknownState."""
         state = self._states.get(key)
         if state is None:
             self._require_open()
@@ -188,14 +181,13 @@ class EnvStates(States):
         return state
 
     def get_live(self, key: int) -> KeptState:
-        """The state of an id, or EpisodeEnded if no step is possible there."""
         state = self.get(key)
         if state.over:
             raise EpisodeEnded(f"State {key} is the end of an episode, from which there is no step.")
         return state
 
     def save_env(self, key: int, env_id: int) -> None:
-        """Keep the state of a live environment by this id; CannotSave or StatesFull where that fails."""
+        """Save the state of a live environment under this id; CannotSave or StatesFull if that fails."""
         live, scratch = self._envs[env_id], self._scratch[env_id]
         env = live.env
         kept = scratch.keeper.save(env, live.episode_start)
@@ -210,16 +202,15 @@ class EnvStates(States):
         self.put(key, state)
 
     def load_into(self, env: Env, state: KeptState) -> None:
-        """Bring an environment that others step into a state, or CannotSave."""
+        """Load a state into an environment that its owner steps, or CannotSave."""
         state.scratch.keeper.load(env, state.kept)
         state.scratch.keeper.release(env)
 
     def save_scratch(self, key: int, state: KeptState, obs: list[Array], over: bool) -> KeptState:
-        """Keep by this id what the environment that stepped from `state` is in."""
         return self.put(key, KeptState(state.scratch.save(), state.scratch, obs, over))
 
     def put(self, key: int, state: KeptState) -> KeptState:
-        """Keep a state by this id, in place of one that has it; StatesFull when there is no room."""
+        """Store a state under this id, replacing an older one; StatesFull if there is no room."""
         keeper, seen = state.scratch.keeper, sum(leaf.nbytes for leaf in state.obs or ())
         state.nbytes = keeper.nbytes(state.kept) + seen + _STATE_BYTES
         old = self._states.get(key)
@@ -237,7 +228,7 @@ class EnvStates(States):
         return state
 
     def put_exported(self, key: int, kept: Any, obs: list[Array], over: bool) -> None:
-        """Keep a state from elsewhere; CannotSave unless this environment can be brought into it."""
+        """Store a state from elsewhere; CannotSave unless this environment can load it."""
         scratch, layout = self._scratch[0], self.spec.observation
         if not isinstance(kept, bytes) or self.level < Level.PORTABLE:
             raise CannotSave("this environment takes no states from elsewhere")
@@ -248,11 +239,8 @@ class EnvStates(States):
         self.put(key, state)
 
     def drop_where(self, wanted: Callable[[int], bool]) -> None:
-        """Drop the states whose ids are wanted."""
         for key in [key for key in self._states if wanted(key)]:
             self._drop(key)
-
-    # -- within --------------------------------------------------------------------------------------------
 
     def _drop(self, key: int) -> None:
         state = self._states.pop(key, None)
@@ -270,7 +258,7 @@ class EnvStates(States):
             ) from error
 
     def _step(self, state: KeptState, env: Env, action: Any, out: StepRows, i: int) -> dict[str, Any]:
-        """Step from a state into row i, and see whether that drew random numbers; returns info."""
+        """Step from a state into row i, and detect whether that drew random numbers; returns info."""
         keeper = state.scratch.keeper
         before = None if self.stochastic else keeper.rng_state(env)
         info = out.step(i, lambda: keeper.step(env, action), state.obs)
@@ -295,20 +283,18 @@ class EnvStates(States):
         return state
 
     def _players_of(self, states: list[KeptState]) -> tuple[Array | None, Array]:
-        """Legal moves, and the players to move."""
         if self.players == 1 or not states:
             return None, np.zeros(len(states), np.int8)
         legal: Any = [state.legal for state in states]
         return np.stack(legal), np.array([state.turn for state in states], np.int8)
 
     def _actions(self, actions: Tree, count: int) -> list[Any]:
-        """One action for each row, checked, and copied because environments may keep it."""
         layout = self.spec.action
         leaves = [list(leaf.copy()) for leaf in layout.batch(actions, count)]
         return leaves[0] if layout.single else [layout.unflatten(list(row)) for row in zip(*leaves, strict=True)]
 
     def _episode_start(self, state: KeptState) -> EpisodeStart | None:
-        """How to get to a state that is kept as the actions that lead there."""
+        """How to reach a state that is kept as the actions that lead to it."""
         if self.level != Level.REPLAY:
             return None
 
@@ -327,6 +313,5 @@ class EnvStates(States):
 
 
 def _joined(spec: EnvSpec, actions: Tree) -> Tree:
-    """Actions [B, T, ...] as [B * T, ...]."""
     leaves = [np.asarray(leaf) for leaf in spec.action.flatten(actions)]
     return spec.action.unflatten([leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves])

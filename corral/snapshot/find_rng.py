@@ -1,7 +1,7 @@
-"""Finds the random generators of an environment wherever they are: in nested objects, lists or closures.
+"""Finds the RNGs of an environment wherever they are: in nested objects, lists or closures.
 
-For keepers that do not look into the environment, because they use its own functions or repeat its actions. With a
-generator that is not found, a planner would know the random numbers that the environment is going to draw.
+For keepers that do not look into the environment, because they use its own functions or repeat its actions. If an RNG
+were missed, a planner would know the random numbers that the environment is going to draw.
 """
 
 from __future__ import annotations
@@ -24,22 +24,20 @@ Step = tuple[int, Any]
 Path = tuple[Step, ...]
 _CLOSED = (type, types.ModuleType, str, bytes, bytearray, int, float, complex, type(None), np.generic, np.dtype)
 _WEAK = (weakref.ref, weakref.ProxyType, weakref.CallableProxyType)
-_EVERY_LOOK = 256  # at how many calls a whole environment is walked through again
+_EVERY_LOOK = 256  # calls between two searches of the whole environment
 
 
 class RngFinder:
-    """Generators of environments. The paths to them are remembered, because a search may take long."""
+    """RNGs of environments. The paths to them are cached, because searching takes long."""
 
     def __init__(self) -> None:
         self._paths: weakref.WeakKeyDictionary[Env, list[Path]] = weakref.WeakKeyDictionary()
         self._looks: weakref.WeakKeyDictionary[Env, int] = weakref.WeakKeyDictionary()
 
     def read(self, env: Env) -> list[RngState]:
-        """Their states."""
         return [RngState(generator) for generator in self._find(env)]
 
     def reseed(self, env: Env, seed: int) -> None:
-        """Let them continue with numbers that follow from `seed`."""
         for place, generator in enumerate(self._find(env)):
             reseed(generator, seed, place)
 
@@ -56,12 +54,12 @@ class RngFinder:
 
 
 def find_generators_in(value: Any) -> list[Any]:
-    """The generators in a value, each once."""
+    """The RNGs in a value, each once."""
     return [generator for _, generator in _walk(value)]
 
 
 def unshare(env: Env) -> None:
-    """Give an environment spaces and generators of its own: its factory may hand the same ones to others too."""
+    """Give an environment its own spaces and RNGs: its factory may share them between environments."""
     memo: dict[int, Any] = {}
     for path, _ in list(_walk(env, also=spaces.Space)):
         *way, (how, key) = path
@@ -73,9 +71,9 @@ def unshare(env: Env) -> None:
 
 
 def _walk(root: Any, also: type | tuple[type, ...] = ()) -> Iterator[tuple[Path, Any]]:
-    """Generators, or values of other types, and what leads to them; each way to a holder once."""
+    """RNGs, or values of other types, and the paths to them; each path to a holder once."""
     seen = {id(root)}
-    alive = [root]  # so that ids stay theirs
+    alive = [root]  # so that ids stay unique
     ahead: deque[tuple[Path, Any]] = deque([((), root)])
     while ahead:
         path, value = ahead.popleft()
@@ -94,7 +92,6 @@ def _walk(root: Any, also: type | tuple[type, ...] = ()) -> Iterator[tuple[Path,
 
 
 def _parts(value: Any) -> Iterator[tuple[Step, Any]]:
-    """What a value holds."""
     if isinstance(value, types.FunctionType):
         for k, cell in enumerate(value.__closure__ or ()):
             try:
@@ -122,7 +119,6 @@ def _parts(value: Any) -> Iterator[tuple[Step, Any]]:
 
 
 def _follow(value: Any, path: Path) -> Any:
-    """What a path leads to, None where it ends before."""
     try:
         for how, key in path:
             if how == _FIELD:

@@ -1,4 +1,4 @@
-"""`LiveEnv`: an environment that others step, with its last observation and how it got there."""
+"""`LiveEnv`: an environment that its owner steps, with its last observation and its history."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from corral.snapshot.rng import State, find_generators, read_generators, same_st
 
 
 class LiveEnv(ABC):
-    """One environment that others step, whose states are saved and loaded."""
+    """One environment that its owner steps, and whose states are saved and loaded."""
 
     @property
     @abstractmethod
-    def env(self) -> Env:
-        """The environment itself."""
+    def env(self) -> Env: ...
 
     @property
     @abstractmethod
@@ -37,31 +36,31 @@ class LiveEnv(ABC):
 
     @abstractmethod
     def last_obs(self) -> list[Array] | None:
-        """Leaves of its last observation, as copies; None where that is not known."""
+        """Leaves of its last observation, as copies; None if unknown."""
 
     @abstractmethod
     def episode_start(self) -> EpisodeStart | None:
-        """How to repeat its episode; None where that is not known."""
+        """How to repeat its episode; None if unknown."""
 
     @abstractmethod
     def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
-        """A state was loaded into it, with this observation, and `start` leads there, if that is known."""
+        """Called after a state with this observation was loaded; `start` leads there, if known."""
 
     def release(self) -> None:  # noqa: B027 - most are not watched
-        """Undo what was changed to watch it."""
+        """Undo the changes made to watch it."""
 
 
-_SINCE_SEED_STEPS, _GAME_STEPS = 10_000, 50_000  # as many as stepping/recorder.py repeats
+_SINCE_SEED_STEPS, _GAME_STEPS = 10_000, 50_000  # the limits of stepping/recorder.py
 
 
 @dataclass
 class _Episode:
-    """An episode: how it began, and its actions; or with `after`, how to get to the loaded state that it continues."""
+    """An episode: how it began, and its actions; or with `after`, how to reach the loaded state that it continues."""
 
     seed: int | None = None
     options: Any = None
     generators: State = field(default_factory=dict)  # before its reset
-    wrappers: Any = None  # their fields, then
+    wrappers: Any = None  # their fields at that time
     actions: list[Any] = field(default_factory=list)
     after: EpisodeStart | None = None
 
@@ -76,8 +75,8 @@ class WatchedEnv(LiveEnv):
         self._leaves: list[Array] | None = None
         self._over, self._recording, self._watching = False, False, True
         self._before: dict[str, Any] = {name: vars(env)[name] for name in ("step", "reset") if name in vars(env)}
-        self._since: list[Any] | None = None  # actions since `mark`, one too many at most; None when it was moved
-        self._games: list[_Episode] = []  # since a seed, while that is not long ago
+        self._since: list[Any] | None = None  # actions since `mark`, one too many at most; None after a load or reset
+        self._games: list[_Episode] = []  # since a seed, while that is recent
         self._wrappers = FieldsKeeper(base=False) if isinstance(env, gymnasium.Wrapper) else None
         env.step, env.reset = self._watched_step, self._watched_reset  # type: ignore[method-assign]
 
@@ -87,32 +86,27 @@ class WatchedEnv(LiveEnv):
 
     @property
     def over(self) -> bool:
-        """Whether the last step ended its episode."""
         return self._over
 
     def record(self) -> None:
-        """Keep every action from the next reset on."""
         self._recording = True
 
     def last_obs(self) -> list[Array] | None:
-        """As the last step or reset returned it; None if that was before the environment was watched."""
         return None if self._leaves is None else [leaf.copy() for leaf in self._leaves]
 
     def tell(self, obs: Any) -> None:
-        """Set its last observation."""
         leaves, values = self._layout.leaves, self._layout.flatten(obs)
         self._leaves = [np.array(value, leaf.dtype) for leaf, value in zip(leaves, values, strict=True)]
 
     def mark(self) -> None:
-        """Start of what `took` is about."""
+        """Start the sequence of actions that `took` returns."""
         self._since = []
 
     def took(self, count: int) -> list[Any] | None:
-        """The actions since `mark`, if there are `count`, and the environment was not reset or loaded since."""
+        """The actions since `mark`, if there are `count` and the environment was not reset or loaded since."""
         return self._since if self._since is not None and len(self._since) == count else None
 
     def episode_start(self) -> EpisodeStart | None:
-        """Its episodes since the last seed, or only the current one."""
         if not self._games or len(self._games[-1].actions) > _GAME_STEPS or self._leaves is None:
             return None
         *past, last = self._games
@@ -126,13 +120,13 @@ class WatchedEnv(LiveEnv):
         self._games, self._since = [] if start is None else [_Episode(after=start)], None
 
     def release(self) -> None:
-        """Give the environment its own functions back; one that watches it since continues to do so."""
+        """Restore the environment's own functions, unless a later watcher replaced them."""
         self._watching = False
         if getattr(vars(self._env).get("step"), "__self__", None) is self:
             self._put_back(self._env)
 
     def _put_back(self, env: Env) -> None:
-        """Undo what this one, and those before it that were released, did to its functions."""
+        """Undo the replacement of its functions by this watcher and by released earlier ones."""
         for name in ("step", "reset"):
             vars(env).pop(name, None)
         vars(env).update(self._before)
@@ -170,7 +164,6 @@ class WatchedEnv(LiveEnv):
         return result
 
     def _keep_wrappers(self) -> Any:
-        """The fields of wrappers, which may last from one episode to the next, if they can be copied."""
         try:
             return None if self._wrappers is None else self._wrappers.save(self._env)
         except CannotSave:
@@ -200,7 +193,7 @@ class WatchedEnv(LiveEnv):
 
 
 def unwatch(copied: Env) -> None:
-    """Give a copy of an environment its own functions, if the original was watched."""
+    """Restore the functions of a copied environment, if the original was watched."""
     while isinstance(watch := getattr(vars(copied).get("step"), "__self__", None), WatchedEnv):
         watch._watching = False
         watch._put_back(copied)

@@ -1,4 +1,4 @@
-"""Which `States` environments in this process have."""
+"""Chooses the kind of `States` for environments in this process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ from corral.snapshot.states import States
 
 
 def make_states(spec: EnvSpec, envs: Sequence[LiveEnv], makers: Sequence[MakeEnv], memory_mb: float) -> States:
-    """Rows of arrays where the environment offers a model of them (`ArrayModel`), else what a StateKeeper keeps.
-
-    `makers` build an environment like each of `envs`.
-    """
+    """`ArrayStates` for an `ArrayModel`, else states kept by a StateKeeper; `makers` build one like each of `envs`."""
     env = envs[0].env
     base: Any = env.unwrapped
     if getattr(base, "players", 1) > 1:
@@ -33,7 +30,6 @@ def make_states(spec: EnvSpec, envs: Sequence[LiveEnv], makers: Sequence[MakeEnv
 
 
 def _require_bare(env: Env, name: str) -> None:
-    """UserError when a wrapper changes the rules of a game of two players, or its observations."""
     for layer in layers(env):
         if isinstance(layer, gymnasium.Wrapper) and not isinstance(layer, RULE_PRESERVING):
             raise UserError(

@@ -1,4 +1,4 @@
-"""The random generators of an environment, and of a process: read and set, without pickle."""
+"""The RNGs of an environment, and of a process: read and set, without pickle."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _KINDS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 def find_generators(env: Env) -> Generators:
-    """All random generators that an environment, its wrappers and their spaces hold, by name."""
+    """All RNGs that an environment, its wrappers and their spaces hold, by name."""
     return dict(_generators(env))
 
 
 def read_generators(found: Generators) -> State:
-    """Their states."""
+    """The states of these RNGs."""
     return {name: read_generator(generator) for name, generator in found.items()}
 
 
 def write_generators(found: Generators, saved: State) -> None:
-    """Set the generators, in place, to what `read_generators` read; those that do not exist yet are left out."""
+    """Set the RNGs, in place, to what `read_generators` read; those that do not exist yet are skipped."""
     for name, generator in found.items():
         if name in saved:
             write_generator(generator, saved[name])
 
 
 def read_global_generators() -> State:
-    """States of the generators that this process shares, `random` and `numpy.random`."""
+    """States of the process-wide RNGs, `random` and `numpy.random`."""
     return {"random": read_generator(random), "numpy": read_generator(np.random)}
 
 
 def write_global_generators(saved: State) -> None:
-    """Set them."""
+    """Set the process-wide RNGs."""
     write_generator(random, saved["random"])
     write_generator(np.random, saved["numpy"])
 
@@ -65,12 +65,12 @@ def _generators(env: Env) -> Iterator[tuple[str, Any]]:
 
 
 def is_generator(kind: type) -> bool:
-    """Whether values of a type are random generators: Python's, NumPy's and torch's are known."""
+    """Whether a type is an RNG: those of Python, NumPy and torch are known."""
     return issubclass(kind, _KINDS) or is_torch_generator(kind)
 
 
 def is_torch_generator(kind: type) -> bool:
-    """Whether it is torch's, which is not imported to find out."""
+    """Whether it is torch's, without importing torch."""
     return kind.__name__ == "Generator" and kind.__module__ == "torch._C"
 
 
@@ -87,7 +87,7 @@ def inner_spaces(name: str, space: spaces.Space[Any]) -> Iterator[tuple[str, spa
 
 
 def read_generator(generator: Any) -> State:
-    """State of one."""
+    """The state of one RNG."""
     if isinstance(generator, np.random.Generator):
         return dict(generator.bit_generator.state)
     if is_torch_generator(type(generator)):
@@ -99,7 +99,7 @@ def read_generator(generator: Any) -> State:
 
 
 def write_generator(generator: Any, state: State) -> None:
-    """Set one, in place."""
+    """Set one RNG, in place."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif is_torch_generator(type(generator)):
@@ -116,7 +116,7 @@ _WORD = (1 << 64) - 1
 
 
 class RngState:
-    """The state of a random generator, as a keeper keeps it."""
+    """The state of an RNG, as a keeper keeps it."""
 
     __slots__ = ("kind", "state")
     __hash__ = None  # type: ignore[assignment]
@@ -133,15 +133,12 @@ class RngState:
         return same_state(self.state, other.state)
 
     def fits(self, generator: Any) -> bool:
-        """Whether a generator can take this state."""
         return is_generator(type(generator)) and _kind(generator) == self.kind
 
     def write(self, generator: Any) -> None:
-        """Set a generator to this state."""
         write_generator(generator, self.state)
 
     def alive(self) -> Any:
-        """A new generator in this state."""
         outer, inner = self.kind
         if inner is None:
             made = outer()
@@ -152,12 +149,11 @@ class RngState:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
         return 400 + sum(value.nbytes for value in self.state.values() if isinstance(value, np.ndarray))
 
 
 def reseed(generator: Any, seed: int, place: int) -> None:
-    """Let a generator, the `place`-th of its environment, continue with numbers that follow from `seed`."""
+    """Reseed an RNG, the `place`-th of its environment, from `seed`."""
     a = _mix(seed ^ _mix(place + 1))
     if isinstance(generator, np.random.Generator):
         bits: Any = generator.bit_generator
@@ -173,7 +169,7 @@ def reseed(generator: Any, seed: int, place: int) -> None:
 
 
 def _mix(x: int) -> int:
-    """The next number after x in a splitmix64 sequence: all bits of x matter to all of it."""
+    """The next number after x in a splitmix64 sequence, in which all bits of x affect the result."""
     x = (x + 0x9E3779B97F4A7C15) & _WORD
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _WORD
     x = (x ^ x >> 27) * 0x94D049BB133111EB & _WORD
@@ -181,7 +177,7 @@ def _mix(x: int) -> int:
 
 
 def _kind(generator: Any) -> tuple[type, Any]:
-    """What it takes to make another: its type, and that of its bits, or the device that it is for."""
+    """What is needed to make another: its type, and its bit generator's type or its device."""
     if isinstance(generator, np.random.Generator):
         return type(generator), type(generator.bit_generator)
     if is_torch_generator(type(generator)):
@@ -193,10 +189,9 @@ _FIRST, _EVERY = 64, 16  # when to look: reading them takes as long as some step
 
 
 class GlobalRng:
-    """Guards the generators that a process shares, `random` and `numpy.random`, at first always and later now and then.
-
-    An environment whose steps draw from them cannot be planned on: a planner would change the random numbers of the
-    live environment, and they are not part of its kept state. It is refused as soon as that is seen.
+    """Guards the process-wide RNGs, `random` and `numpy.random`, at first in every step and later in some. An
+    environment whose steps draw from them cannot be planned on: a planner would change the random numbers of the live
+    environment, and they are not part of its kept state. It is refused as soon as that is detected.
     """
 
     def __init__(self, name: str):
@@ -204,7 +199,7 @@ class GlobalRng:
 
     @contextmanager
     def spared(self) -> Iterator[None]:
-        """Restores them after the steps in between; UserError if those drew from them."""
+        """Restores them after the steps inside; UserError if those drew from them."""
         self._calls += 1
         if self._calls > _FIRST and self._calls % _EVERY:
             yield
@@ -226,7 +221,7 @@ class GlobalRng:
 
 @contextmanager
 def put_back() -> Iterator[list[str]]:
-    """Restores them at the end; yields the names of those that were drawn from."""
+    """Restores them at the end; yields the names of those that were used."""
     taken: list[str] = []
     before = read_global_generators()
     try:

@@ -1,4 +1,4 @@
-"""The environment that steps from kept states, so that live ones need not be touched, and what its steps give."""
+"""The scratch environment, which steps from kept states so that live ones stay untouched, and its results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NotFinite(ValueError):
 
 @dataclass(slots=True)
 class KeptState:
-    """What a keeper keeps, with the last observation, None if unknown. `over`: its episode has ended."""
+    """A keeper's state, with the last observation (None if unknown). `over`: its episode has ended."""
 
     kept: Any
     scratch: ScratchEnv
@@ -34,7 +34,7 @@ class KeptState:
 
 
 class ScratchEnv:
-    """An environment that steps from states, and the keeper that puts it into them."""
+    """An environment that steps from states, and the keeper that loads them."""
 
     def __init__(self, make: MakeEnv, keeper: StateKeeper | None = None):
         self._make, self._env = make, None if keeper is not None else make()
@@ -47,13 +47,13 @@ class ScratchEnv:
 
     @property
     def env(self) -> Env:
-        """The environment, built at first use where the keeper was given."""
+        """The environment, built at first use if the keeper was given."""
         if self._env is None:
             self._env = self._make()
         return self._env
 
     def enter(self, state: KeptState, seed: int | None = None) -> Env:
-        """Load a state, and reseed it if there is a seed; CannotSave where that fails."""
+        """Load a state, and reseed it if a seed is given; CannotSave if that fails."""
         if seed is not None or self._at is not state.kept:
             self._at = None
             self.keeper.load(self.env, state.kept)
@@ -63,19 +63,17 @@ class ScratchEnv:
         return self.env
 
     def save(self) -> Any:
-        """Keep the state that it is in."""
         self._at = self.keeper.save(self.env)
         return self._at
 
     def close(self) -> None:
-        """Close the environment, if it was built."""
         if self._env is not None:
             self._env.close()
             self._env = None
 
 
 class StepRows:
-    """Results of steps, one row each; a step that raises, or gives numbers that are not finite, fails its row."""
+    """Results of steps, one row each; a step that raises or returns non-finite numbers fails its row."""
 
     def __init__(self, spec: EnvSpec, batch: int):
         self._layout = spec.observation
@@ -87,7 +85,7 @@ class StepRows:
     def step(
         self, i: int, step: Callable[[], tuple[Any, Any, Any, Any, dict[str, Any]]], before: list[Array] | None = None
     ) -> dict[str, Any]:
-        """Make a step and write row i; returns its info. A failed row shows the observation `before`, or zeros."""
+        """Make a step and write row i; returns its info. A failed row has the observation `before`, or zeros."""
         try:
             obs, reward, terminated, truncated, info = step()
             self._write(i, obs, reward, terminated, truncated)
@@ -99,16 +97,13 @@ class StepRows:
         return info
 
     def show(self, i: int, obs: list[Array] | None) -> None:
-        """Let row i show this observation; zeros where it is not known."""
         for k, leaf in enumerate(self.leaves):
             leaf[i] = 0 if obs is None else obs[k]
 
     def row(self, i: int) -> list[Array]:
-        """The observation of row i."""
         return [leaf[i].copy() for leaf in self.leaves]
 
     def is_over(self, i: int) -> bool:
-        """Whether row i has ended an episode."""
         return bool(self.terminated[i] or self.truncated[i])
 
     def _write(self, i: int, obs: Any, reward: Any, terminated: Any, truncated: Any) -> None:

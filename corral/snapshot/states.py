@@ -1,7 +1,7 @@
 """`States`: states of environments by id, and steps from them that do not touch the environments themselves.
 
-A planner saves the state that an environment is in, steps from it to states that exist only here, and drops them. The
-live environment is never stepped: after any amount of planning it is exactly as before, bit for bit.
+A planner saves the state of an environment, steps from it to states that exist only here, and drops them. The live
+environment is never stepped: after any amount of planning it is unchanged, bit for bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class UnknownState(UserError):
 
 
 class EpisodeEnded(UserError):
-    """A state is the end of its episode, so no step is possible from it."""
+    """A state is the end of its episode, so no step from it is possible."""
 
 
 class Level(IntEnum):
@@ -54,9 +54,9 @@ class Views:
 class Expansion:
     """Results of one step from each state: row i led to the state `children[i]`.
 
-    A child whose episode has ended has an observation, but no step is possible from it. A terminated one has value 0, a
-    truncated one is bootstrapped from its observation. A step that failed is a row that is truncated, with the parent's
-    observation and reward 0.
+    A child whose episode has ended has an observation, but no step from it is possible. A terminated one has value 0, a
+    truncated one is bootstrapped from its observation. A failed step is a truncated row with the parent's observation
+    and reward 0.
     """
 
     children: Array  # [B] int64
@@ -71,9 +71,8 @@ class Expansion:
 
 @dataclass(slots=True)
 class Rollouts:
-    """Results of several steps from each state, of which no state is kept; the end of an episode ends its row.
-
-    A step that fails ends its row as truncated, at the last good observation or an earlier one.
+    """Results of several steps from each state; no state is kept, and the end of an episode ends its row. A failed step
+    ends its row as truncated, at the last good observation or an earlier one.
     """
 
     reward: Array  # [B, T] float64, 0 after the end
@@ -85,29 +84,27 @@ class Rollouts:
 
 
 class States(ABC):
-    """States of some environments, which `save` and `load` name by their place: the env ids of a VecEnv, or 0.
+    """States of some environments, which `save` and `load` identify by their index: the env ids of a VecEnv, or 0.
 
-    Ids are integers above 0 from `new_ids`. Memory is bounded: `save` and `expand` raise UserError when it is full.
+    Ids are positive integers from `new_ids`. Memory is bounded: `save` and `expand` raise UserError when it is full.
     The rows of a call are independent of each other.
     """
 
     spec: EnvSpec
     level: Level
     players: int = 1
-    stochastic: bool = False
-    """Whether steps were seen to draw random numbers, so that the same action may lead elsewhere."""
+    stochastic: bool = False  # whether steps were seen to draw random numbers
 
     @abstractmethod
-    def new_ids(self, count: int) -> Array:
-        """Ids that are not in use, [count] int64."""
+    def new_ids(self, count: int) -> Array: ...
 
     @abstractmethod
     def save(self, env_ids: Array) -> Array:
-        """Keep the states that these environments are in; returns their ids."""
+        """Save the states of these environments; returns their ids."""
 
     @abstractmethod
     def load(self, ids: Array, env_ids: Array) -> Views:
-        """Bring these environments into these states, random generators included; the states stay."""
+        """Bring these environments into these states, RNGs included; the states stay."""
 
     @abstractmethod
     def look(self, ids: Array) -> Views:
@@ -115,13 +112,13 @@ class States(ABC):
 
     @abstractmethod
     def drop(self, ids: Array) -> None:
-        """Forget states; ids that are not in use are ignored."""
+        """Drop states; unused ids are ignored."""
 
     @abstractmethod
     def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
         """Make one step from each of `parents` with actions [B, ...], and keep the resulting states as `children`.
 
-        Without `seeds` ([B] uint64) the random numbers are those of the parent's state, so that the result is what the
+        Without `seeds` ([B] uint64) the random numbers are those of the parent's state, so the result is what the
         environment would do. A planner passes seeds, because it must not know the environment's random numbers.
         """
 
@@ -131,20 +128,19 @@ class States(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Forget all states, and close what was made for them."""
+        """Drop all states, and close the environments made for them."""
 
 
 class FailedSteps:
-    """Counts the failed steps of a planner; logs the first, the 10th, the 100th, ...
-
-    A failed step ends its own branch of a search. Only when 1,000 fail in a row does the run end, by EnvFailed.
+    """Counts the failed steps of a planner; logs the first, the 10th, the 100th, ... A failed step ends only its branch
+    of a search. After 1,000 failures in a row the run ends with EnvFailed.
     """
 
     def __init__(self, name: str):
         self._name, self.count, self._in_a_row = name, 0, 0
 
     def note(self, failed: Array, message: str) -> Array | None:
-        """Count the failed rows of a call, of which one failed with this message; returns `failed`, None if no row."""
+        """Count the failed rows of a call; `message` is of one of them. Returns `failed`, or None if no row failed."""
         number = int(failed.sum())
         if not number:
             self._in_a_row = 0

@@ -1,4 +1,4 @@
-"""For testing environments and backends: known environments, contract suites, and an environment checker."""
+"""Testing environments and backends: known environments, contract suites, and an environment checker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-# Loaded when used: the suites need pytest, which users of the environments alone may not have.
+# Imported on use: the suites need pytest, which may not be installed.
 _LAZY = {
     "VecEnvContract": "contracts.vec_env",
     "SupervisionContract": "contracts.supervision",

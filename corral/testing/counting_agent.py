@@ -1,7 +1,7 @@
-"""The counting agent: an algorithm that learns nothing and notices everything that happens to its data on the way.
+"""The counting agent: an algorithm that learns nothing and detects any damage to its data on the way.
 
 With `CountingEnv`, whose observations are (id, episode, step of the episode, step of its life), `gaps` finds every step
-that a topology has lost, repeated or put out of order, and equal weights say that equal data came in equal order.
+that a topology lost, repeated or reordered; equal weights mean that equal data came in equal order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Config:
 
 
 class Counting(Algorithm):
-    """Its one weight follows the sum of all that it has seen, each term weighed by its place."""
+    """Its one weight follows the sum of everything it has seen, each term weighted by its place."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
@@ -43,15 +43,12 @@ class Counting(Algorithm):
         )
 
     def build_model(self) -> nn.Module:
-        """One weight."""
         return _OneWeight()
 
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        """Counts as well."""
         return _CountingPolicy()
 
     def groups(self) -> Sequence[ParamGroup]:
-        """Adam with a constant rate."""
         return [ParamGroup(partial(adam, lr=0.1), lambda progress: 0.1)]
 
     def losses(
@@ -80,13 +77,11 @@ class _CountingPolicy:
 
 
 def gaps(trajectories: Iterable[Trajectory]) -> list[str]:
-    """What is wrong with trajectories of `CountingEnv` under the counting agent, in the order they came.
-
-    An environment that was started anew, in a process that took the place of a lost one, begins at 0 again and says so
-    by `first`.
+    """Errors in trajectories of `CountingEnv` under the counting agent, in the order they came. An environment that
+    restarts in a replacement process begins at 0 again and marks it by `first`.
     """
     found: list[str] = []
-    latest: dict[int, tuple[float, float, bool]] = {}  # life, own count of the policy, whether an episode begins
+    latest: dict[int, tuple[float, float, bool]] = {}  # life, the policy's count, whether an episode begins
     for number, traj in enumerate(trajectories):
         steps = traj.shape[0]
         for column, env_id in enumerate(traj.env_id.tolist()):

@@ -1,4 +1,4 @@
-"""Small environments whose every number is known, to catch what goes wrong between a simulator and a learner."""
+"""Small environments whose every number is known, to catch errors between a simulator and a learner."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ Env = gymnasium.Env[Array, Any]
 
 
 class CountingEnv(Env):
-    """Counts. The observation is (id, episode, step of the episode, step of its life); the reward is the step.
-
-    `id` is drawn from the seed, so equal ids betray equal seeds. A gap, a repeat, a lost last observation or a
-    row that is no step shows in the numbers. Episodes end after `length` steps (never, for 0) as `end` says:
-    "terminated", "truncated", "both", or "mixed", which goes through the three in turn.
+    """Counts. The observation is (id, episode, step of the episode, step of its life); the reward is the step. `id` is
+    drawn from the seed, so equal ids reveal equal seeds. Gaps, repeats, missing final observations and padding rows
+    show in the numbers. Episodes end after `length` steps (never, for 0) with `end`: "terminated", "truncated", "both",
+    or "mixed", which cycles through the three.
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - gymnasium's own convention
@@ -67,7 +66,7 @@ class CountingEnv(Env):
 
 
 class OneStateEnv(Env):
-    """One state, reward 1 for ever, cut by a time limit: the true value is 1 / (1 - gamma), whatever the limit."""
+    """One state, reward 1 forever, cut by a time limit: the true value is 1 / (1 - gamma) for any limit."""
 
     def __init__(self, limit: int = 5):
         self.observation_space = spaces.Box(0, 1, (1,), np.float32)
@@ -85,8 +84,9 @@ class OneStateEnv(Env):
 
 
 class FaultyEnv(CountingEnv):
-    """Counts, and fails at step `at` of every `every`-th episode (from the second on): raise, exit, kill, hang, nan,
-    nan_reward, or in the reset that follows: raise_reset."""
+    """Counts, and fails at step `at` of every `every`-th episode (from the second on) by raise, exit, kill, hang, nan
+    or nan_reward, or in the reset that follows by raise_reset.
+    """
 
     def __init__(self, kind: str, at: int = 3, every: int = 2, length: int = 5):
         super().__init__(length=length)
@@ -116,7 +116,7 @@ class FaultyEnv(CountingEnv):
 
 
 class SlowEnv(CountingEnv):
-    """Counts, and waits between `low` and `high` seconds in every step, as a simulator elsewhere would."""
+    """Counts, and waits between `low` and `high` seconds in every step, like a remote simulator."""
 
     def __init__(self, low: float = 0.01, high: float = 0.05, length: int = 100):
         super().__init__(length=length)
@@ -150,7 +150,7 @@ class BigEnv(Env):
 
 
 class TreeEnv(gymnasium.Env[Any, Any]):
-    """Nested observations and hybrid actions: every action leaf comes back in the next observation."""
+    """Nested observations and hybrid actions: every action leaf is returned in the next observation."""
 
     def __init__(self, length: int = 4) -> None:
         self.action_space = spaces.Dict(
@@ -177,7 +177,7 @@ class TreeEnv(gymnasium.Env[Any, Any]):
 
 
 class LivesEnv(CountingEnv):
-    """A game of three lives of `length` steps each, whose rewards are 5 and -3 in turn."""
+    """A game of three lives of `length` steps each, with rewards 5 and -3 in turn."""
 
     def __init__(self, length: int = 4):
         super().__init__(length=3 * length)
@@ -199,10 +199,9 @@ class LivesEnv(CountingEnv):
 
 
 class IdentityEnv(gymnasium.Env[Any, Any]):
-    """Shows the action that it wants: 1 for each step that gives it, so a perfect game of 100 steps returns 100.
-
-    `kind` is the space of both: "discrete", "multi_discrete", "box", or "hybrid", a Dict of a choice and a number.
-    Numbers earn `1 - distance`, at least 0. Games end by a time limit after `length` steps.
+    """Shows the wanted action: reward 1 for each step that takes it, so a perfect game of 100 steps returns 100. `kind`
+    is the space of both: "discrete", "multi_discrete", "box", or "hybrid", a Dict of a choice and a number. Numbers
+    earn `1 - distance`, at least 0. Games end by a time limit after `length` steps.
     """
 
     def __init__(self, kind: str = "discrete", length: int = 100):
@@ -230,7 +229,6 @@ class IdentityEnv(gymnasium.Env[Any, Any]):
 
 
 def _agreement(space: spaces.Space[Any], action: Any, wanted: Any) -> float:
-    """1 where they are the same."""
     if isinstance(space, spaces.Dict):
         return float(np.mean([_agreement(sub, action[key], wanted[key]) for key, sub in space.spaces.items()]))
     if isinstance(space, spaces.Box):

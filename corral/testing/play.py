@@ -1,4 +1,4 @@
-"""Play a VecEnv and keep every row, per environment and in order."""
+"""Play a VecEnv and keep every row per environment; play one environment, note its problems, and compare two plays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from corral.envs.vec_env import VecEnv
 
 @dataclass
 class Row:
-    """One environment's part of a StepBatch, with the observation that its action was chosen on."""
+    """One environment's row of a StepBatch, with the observation its action was chosen on."""
 
     obs: Tree
     action: Tree
@@ -35,7 +35,6 @@ class Row:
 
     @property
     def done(self) -> bool:
-        """Whether the episode ended here."""
         return self.terminated or self.truncated
 
 
@@ -93,9 +92,6 @@ def _remember(store: dict[int, Any], ids: Array, tree: Tree) -> None:
         store[env_id] = _at(tree, k)
 
 
-# Play one environment, note all that is odd about what it returns, and compare two plays.
-
-
 Env = gymnasium.Env[Any, Any]
 
 _PLAY_S = 10.0  # a slow simulator gets fewer steps rather than a long wait
@@ -103,7 +99,7 @@ _PLAY_S = 10.0  # a slow simulator gets fewer steps rather than a long wait
 
 @dataclass(frozen=True)
 class Step:
-    """What one step, or a reset, returned, and when."""
+    """What one step or reset returned, and when."""
 
     when: str
     obs: Any
@@ -114,7 +110,7 @@ class Step:
 
 @dataclass
 class RandomPlay:
-    """What was seen in some random steps. Each `*_problem` describes the first one of its kind."""
+    """Results of some random steps. Each `*_problem` describes the first one of its kind."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -131,11 +127,11 @@ class RandomPlay:
     odd_reward: str = ""
     odd_flags: str = ""
     overwrites: bool = False
-    masked: bool = False  # it says which actions are legal
+    masked: bool = False  # whether it provides action masks
 
 
 def play_at_random(play: RandomPlay, env: Env, layout: Layout, steps: int, seed: int) -> None:
-    """Take random steps, starting new episodes as they end, and note in `play` what comes back."""
+    """Take random steps, starting new episodes as they end, and record the results in `play`."""
     obs, info = env.reset(seed=seed)
     env.action_space.seed(seed)
     play.masked = "action_mask" in info
@@ -167,9 +163,8 @@ def play_at_random(play: RandomPlay, env: Env, layout: Layout, steps: int, seed:
 
 
 def rollout(env: Env, seed: int, actions: Sequence[Any]) -> list[Step]:
-    """A seeded reset, then these actions; later episodes start without a seed, as Corral starts them.
-
-    Where an action is not legal, another one is taken, and noted.
+    """A seeded reset, then these actions; later episodes start without a seed, as in Corral. An illegal action is
+    replaced by a legal one, which is recorded.
     """
     obs, info = env.reset(seed=seed)
     played = [Step("the first observation", copy.deepcopy(obs))]
@@ -185,7 +180,7 @@ def rollout(env: Env, seed: int, actions: Sequence[Any]) -> list[Step]:
 
 
 def first_difference(a: Sequence[Step], b: Sequence[Step], layout: Layout) -> str | None:
-    """Where two plays part, in words, or None."""
+    """Describes where two plays differ, or None."""
     for x, y in zip(a, b, strict=False):
         for leaf, left, right in zip(layout.leaves, layout.flatten(x.obs), layout.flatten(y.obs), strict=True):
             if not _same(left, right):

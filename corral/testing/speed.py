@@ -1,7 +1,7 @@
 """How fast an environment or an external simulator steps on this machine, and where the time of a step goes.
 
-Layers are differences between ways to step the same environment: alone, in a `local` VecEnv, in worker processes. All
-ways take short turns one after the other, so that a machine whose speed drifts slows all of them down alike.
+The time of a layer is the difference between ways to step the same environment: alone, in a `local` VecEnv, in worker
+processes. All ways take short turns, so that a drift in machine speed affects them equally.
 """
 
 from __future__ import annotations
@@ -30,63 +30,56 @@ from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
 
 ENVIRONMENT, CORRAL, IPC, WIRE = "environment", "Corral", "IPC", "wire"
-"""The environment's own step and reset; stepping, checks and copies; messages between processes; messages of the link
-and waiting for them."""
+"""Layers: step and reset; Corral's stepping, checks and copies; messages between processes; messages of the link."""
 
 _TURNS = 3
 _DRAWN = 64
 _SIZES = (8, 64)
 _LINK_ENVS = 8
-_SLOW_BATCH_S = 0.25  # a step of a whole batch that takes longer leaves too few of them to measure
+_SLOW_BATCH_S = 0.25  # slower steps of a whole batch leave too few of them to measure
 _START_S = 60.0
-_WAITING_SHARE = 0.5  # of a step on the CPU; below it, an environment waits for something else
+_WAITING_SHARE = 0.5  # CPU share of a step; below it, an environment waits for something else
 _SHORT_STEP_US = 1e3
 _GOOD_ENOUGH = 0.85  # of the fastest rate
 
 
 @dataclass
 class Way:
-    """A way to step the environment: what `backend`, how many environments and workers, and what it took."""
+    """A way to step the environment: `backend`, number of environments and workers, and the measured times."""
 
     backend: str
     num_envs: int
     workers: int = 1
-    turns: list[tuple[int, float, float]] = field(default_factory=list)
-    """Steps, seconds, and CPU seconds of this process."""
-    layers: dict[str, float] = field(default_factory=dict)
-    """Microseconds of one step of one environment."""
+    turns: list[tuple[int, float, float]] = field(default_factory=list)  # steps, seconds, CPU seconds
+    layers: dict[str, float] = field(default_factory=dict)  # microseconds per step
 
     @property
     def step_us(self) -> float:
-        """Wall time of one step of one environment in microseconds, the median of the turns."""
+        """Median wall time of one step of one environment, in microseconds."""
         return 1e6 * statistics.median(seconds / steps for steps, seconds, _ in self.turns)
 
     @property
     def cpu_us(self) -> float:
-        """CPU time of this process for it."""
         return 1e6 * statistics.median(cpu / steps for steps, _, cpu in self.turns)
 
     @property
     def rate(self) -> float:
-        """Environment steps per second."""
         return 1e6 / self.step_us
 
 
 @dataclass
 class Speed:
-    """What was measured: every way, and why others are missing."""
+    """The measurements: every way, and why others are missing."""
 
     env: str
     ways: list[Way]
     left_out: dict[str, str] = field(default_factory=dict)
-    waits: bool = False
-    """Whether the environment's step mostly waits for something else than this machine's CPU."""
+    waits: bool = False  # whether a step mostly waits for something other than this machine's CPU
 
     @property
     def best(self) -> Way:
-        """The fastest way; of those that are about as fast, the one with the fewest environments and workers.
-
-        `native` is left out, because EnvPool and ALE have versions of their own of an environment.
+        """The fastest way; among similar ones, the one with the fewest environments and workers. `native` is excluded,
+        because EnvPool and ALE have their own versions of an environment.
         """
         ways = [way for way in self.ways if way.backend in ("local", "process", "link")]
         fastest = max(way.rate for way in ways)
@@ -94,8 +87,7 @@ class Speed:
         return min(good, key=lambda way: (way.num_envs, way.workers, -way.rate))
 
 
-Run = Callable[[], int]
-"""Steps all environments of a way once; returns how many steps that were."""
+Run = Callable[[], int]  # steps all environments of a way once; returns the number of steps
 
 
 def measure_speed(
@@ -108,7 +100,7 @@ def measure_speed(
         return _measure_backends(env, env_kwargs, seconds, num_envs, workers, stack)
 
 
-# -- environments in Python --------------------------------------------------------------------------------------------
+# Environments in Python.
 
 
 def _measure_backends(
@@ -120,7 +112,7 @@ def _measure_backends(
     build_s = time.perf_counter() - build_s
     switches = _voluntary_switches()
     _turn(alone, step_alone, min(0.2, seconds / 10))
-    # A busy machine takes the CPU away as well, but then the process does not give it up by itself.
+    # On a busy machine the process also loses the CPU, but not voluntarily.
     gave_up = _voluntary_switches() - switches >= _WAITING_SHARE * alone.turns[0][0]
     waits = gave_up and alone.step_us > _SHORT_STEP_US and alone.cpu_us < _WAITING_SHARE * alone.step_us
     sizes = [num_envs] if num_envs else _sizes(alone.step_us, build_s, seconds)
@@ -145,17 +137,16 @@ def _measure_backends(
 
 
 def _voluntary_switches() -> int:
-    """How often this process has waited for something."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
 def _sizes(step_us: float, build_s: float, seconds: float) -> list[int]:
-    """Numbers of environments that can be built and stepped in the time there is."""
+    """Numbers of environments that can be built and stepped in the given time."""
     return [n for n in _SIZES if n * build_s < seconds and n * step_us * 1e-6 < _SLOW_BATCH_S] or [min(_SIZES)]
 
 
 def _layers(way: Way, speed: Speed) -> dict[str, float]:
-    """Workers share the environment's and Corral's part of a step; what remains is communication."""
+    """Workers share the environment's and Corral's time of a step; the rest is communication."""
     alone = speed.ways[0].step_us
     if way.backend == "none":
         return {ENVIRONMENT: alone}
@@ -170,7 +161,6 @@ def _layers(way: Way, speed: Speed) -> dict[str, float]:
 
 
 def _bare(name: str, kwargs: Mapping[str, Any], stack: contextlib.ExitStack) -> Run:
-    """Nothing but `step` and `reset` of one environment."""
     env, spec = build_env(resolve(name, kwargs).factory, name)
     stack.callback(_close_quietly, env)
     _, info = seeded_reset(env, 0)
@@ -203,7 +193,7 @@ def _draw(spec: EnvSpec, count: int) -> list[Any]:
 
 
 def _lockstep(vec: VecEnv, ids: Array) -> Run:
-    """These environments step, then all of them get their next action; the actions are drawn beforehand."""
+    """All environments step, then get their next actions, which are drawn beforehand."""
     layout = vec.spec.action
     rows = [layout.flatten(action) for action in _draw(vec.spec, _DRAWN)]
     batches: list[Tree] = []
@@ -220,7 +210,7 @@ def _lockstep(vec: VecEnv, ids: Array) -> Run:
     return step
 
 
-# -- external simulators -----------------------------------------------------------------------------------------------
+# External simulators.
 
 
 def _measure_link(
@@ -237,7 +227,7 @@ def _measure_link(
     if num_envs is None:
         room = sum(session.simulator.hello.slots for session in vec.fleet.sessions.values())
         if room > 1:
-            vec = connect(min(_LINK_ENVS, room - 1))  # the first one keeps its place, so that simulators stay
+            vec = connect(min(_LINK_ENVS, room - 1))  # the first one keeps its slot, so that simulators stay
         else:
             speed.left_out["more environments"] = "the simulator has room for one."
     ids = vec.recv().env_ids
@@ -251,7 +241,6 @@ def _measure_link(
 
 
 def _simulator_us(vec: LinkVecEnv) -> float:
-    """Microseconds per step that the simulators, which work at the same time, report."""
     sessions = vec.fleet.sessions.values()
     return 1e6 * statistics.fmean(session.row_s for session in sessions) / len(sessions) if sessions else 0.0
 
@@ -262,14 +251,10 @@ def _link_layers(way: Way, simulator_us: float) -> dict[str, float]:
     return {ENVIRONMENT: simulator, CORRAL: own, WIRE: max(0.0, way.step_us - own - simulator)}
 
 
-# -- turns -------------------------------------------------------------------------------------------------------------
-
-
 def _take_turns(ways: Sequence[tuple[Way, Run]], seconds: float) -> None:
-    """Let every way run several times, one after the other, each time for its share of the seconds."""
     each = seconds / len(ways) / (_TURNS + 0.5)
     for way, run in ways:
-        _turn(way, run, each / 2)  # caches and branch predictors
+        _turn(way, run, each / 2)  # warm up caches and branch predictors
         way.turns.clear()
     with _no_collections():
         for _ in range(_TURNS):
@@ -289,7 +274,7 @@ def _turn(way: Way, run: Run, seconds: float) -> None:
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """Keep what was built before out of garbage collections, which would slow down whichever way is running."""
+    """Exclude existing objects from garbage collection, which would slow down the way that is running."""
     gc.collect()
     gc.freeze()
     try:

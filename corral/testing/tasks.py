@@ -1,4 +1,4 @@
-"""A task whose actions are a choice and a number, of which both have to be right."""
+"""Small tasks: two with hybrid actions (a choice and a number), and CartPole without velocities."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from corral.core.types import Array
 class MoveOrShoot(gymnasium.Env[Array, Any]):
     """Hit a target on a line: move until it is within range, then aim and shoot.
 
-    Every action is `shoot`, yes or no, and `by`, from -1 to 1: a move goes `by` times 0.25 and costs 0.05; a shot
-    lands `by` times 0.3 from where one stands, ends the episode with 1 when it is within 0.05 of the target,
-    and costs 0.1 when it is not. After 20 steps the episode is cut off. The best possible mean return is 0.907: the
-    mean of `1 - 0.05 * moves`. Whoever acts at random gets -0.96; whoever never moves hits a third of the targets.
+    Every action is `shoot`, yes or no, and `by`, from -1 to 1: a move goes `by` times 0.25 and costs 0.05; a shot lands
+    `by` times 0.3 from the current place, ends the episode with 1 if it is within 0.05 of the target, and costs 0.1
+    otherwise. Episodes are truncated after 20 steps. The best possible mean return is 0.907, the mean of `1 - 0.05 *
+    moves`. A random policy gets -0.96; one that never moves hits a third of the targets.
     """
 
     step_size, reach, tolerance, limit = 0.25, 0.3, 0.05, 20
@@ -45,18 +45,13 @@ class MoveOrShoot(gymnasium.Env[Array, Any]):
         return self._observe(), 1.0 if hit else -cost, hit, self._t >= self.limit and not hit, {}
 
     def _observe(self) -> Array:
-        """Way to the target, and place."""
         return np.array([self._target - self._place, self._place], np.float32)
 
 
-# A walk whose steps are a choice and a number: a small task with hybrid actions.
-
-
 class HybridWalk(gymnasium.Env[Array, Any]):
-    """Go to the origin: a choice of the direction, and a number that says how far.
-
-    One begins up to 3 away, steps are up to 1, and every one costs how far away it has led, for 8 steps. The best
-    possible mean return is -5/6; whoever stands still gets -12.
+    """Go to the origin: a choice of the direction, and a number for the distance. It begins up to 3 away, steps are up
+    to 1, and each of 8 steps costs the remaining distance. The best possible mean return is -5/6; standing still gets
+    -12.
     """
 
     limit, best_return = 8, -5 / 6
@@ -79,11 +74,8 @@ class HybridWalk(gymnasium.Env[Array, Any]):
         return np.array([self._x], np.float32)
 
 
-# CartPole that shows no velocities: whoever has no memory cannot balance the pole for long.
-
-
 class StatelessCartPole(gymnasium.ObservationWrapper[Array, Any, Array]):
-    """CartPole-v1 whose observation is the cart's place and the pole's angle alone."""
+    """CartPole-v1 with only the cart's place and the pole's angle: a policy without recurrence fails soon."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))

@@ -81,7 +81,6 @@ class Actor:
         return True
 
     def describe(self) -> Value:
-        """The specification of its environments."""
         return self._vec.spec.to_json()
 
     def sample(self, least: int, progress: float) -> Value:
@@ -117,7 +116,6 @@ class Actor:
             use_precision(self._model, "bf16" if mail["half"] else "fp32")
 
     def _finished_games(self) -> Value:
-        """Environment, return and length of the episodes that ended since the last report."""
         episodes = self._sampler.episodes
         count, self._told = episodes.finished - self._told, episodes.finished
         games = list(episodes.recent)[-count:] if count else []

@@ -135,7 +135,6 @@ class ActorLearner(Topology):
         return EnvSpec.from_json(described)
 
     def advance(self) -> dict[str, list[float]]:
-        """Receive fragments from the actors, and learn while the store has batches."""
         self._order()
         before = self.env_steps
         if self.store.room():
@@ -155,7 +154,6 @@ class ActorLearner(Topology):
         return metrics
 
     def _order(self) -> None:
-        """Send weights, and keep all actors busy."""
         for actor in self._actors:
             if actor.revive():
                 self._channel.forget(actor)
@@ -180,7 +178,6 @@ class ActorLearner(Topology):
         return under_way == 0 or (under_way + 1) * self._fragment_bytes <= _MAX_IN_FLIGHT_BYTES
 
     def _in_order(self) -> list[tuple[Trajectory, Any]]:
-        """One fragment of every actor, in their order."""
         taken = []
         for actor in self._actors:
             while True:
@@ -236,7 +233,6 @@ class ActorLearner(Topology):
         return unpack(answer["traj"], self.spec), answer["priorities"]
 
     def _ready(self) -> bool:
-        """Whether there is a batch that is not too stale."""
         bound = self.algo.data.max_lag
         if bound is not None:
             self._stale += self.store.drop_older(self.learner.version - bound)

@@ -151,7 +151,6 @@ class Topology(ABC):
         return self.learner.step(sample, self.progress)
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
-        """The current policy for evaluation, with its own RNG."""
         policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
         set_context(policy, ActContext(self.progress, self.learner.version, self.reward_scale))
         return policy
@@ -171,7 +170,6 @@ class Topology(ABC):
 
     @property
     def thread_plan(self) -> str:
-        """Number of torch and BLAS threads, process by process."""
         return f"torch threads {self.threads}"
 
     def parts(self) -> list[dict[str, Any]]:

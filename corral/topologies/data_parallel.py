@@ -91,7 +91,6 @@ class DataParallel(Topology):
         self._vain = 0
 
     def _started(self, workers: Sequence[SupervisedRole], precision: str) -> Value:
-        """Wait until these workers are built."""
         until, answer = time.monotonic() + _BUILD_S, None
         missing = list(workers)
         while missing:
@@ -110,7 +109,6 @@ class DataParallel(Topology):
         return answer
 
     def advance(self) -> dict[str, list[float]]:
-        """Let the workers act and learn, and collect their results."""
         self._metrics = {}
         if self._must_meet():
             self._meet()
@@ -136,7 +134,6 @@ class DataParallel(Topology):
             worker.call("work", self._turn, self.env_steps, size, rounds, self._returns.state_dict())
 
     def _collect(self, workers: list[SupervisedRole], *, everybody: bool) -> None:
-        """Collect the turns of all these workers, or only the finished ones."""
         if not everybody and workers:
             done = self._runtime.wait([worker.calls[0] for worker in workers], _LOOK_S)
             workers = [worker for worker in workers if worker.calls[0] in done]
@@ -207,7 +204,6 @@ class DataParallel(Topology):
         return self._apart and not few
 
     def _meet(self) -> None:
-        """Join all built workers, with what they have learned so far."""
         for _ in range(_TRIES):
             self._end_turns()
             state = self._joined_state()
@@ -274,7 +270,6 @@ class DataParallel(Topology):
 
     @property
     def thread_plan(self) -> str:
-        """One thread per process."""
         if not self._runtime.here:
             return f"1 CPU of the cluster for each of {self._parts} parts"
         plan = f"torch threads 1 for each of {self._parts} parts, on {cores()} cores"

@@ -49,7 +49,6 @@ class PeerLearner:
         self._learner = Learner(algo, model, order, precision, self._exchange)
 
     def ready(self) -> Value:
-        """Returns once the role is built."""
         return True
 
     def load(self, state: Value) -> Value:
@@ -107,7 +106,6 @@ class LearnerGroup:
             member.call("ready")
 
     def step(self, sample: Sample, progress: float) -> list[LossOutput]:
-        """Learn from a batch, each learner from a share of the same size."""
         if self._newcomers() or self._together is None:
             self._meet()
         assert self._together is not None

@@ -102,7 +102,6 @@ class AllReduceRendezvous:
         return len(joined) == len(workers) and all(answer is None for answer in joined.values())
 
     def state(self, workers: list[SupervisedRole]) -> Value | None:
-        """The state of the first worker that answers."""
         for member in list(workers):  # workers without an answer are removed
             if answer := self._ask([member], "state", [[]], ANSWER_S):
                 return answer[member]
@@ -221,7 +220,6 @@ class ServerRendezvous:
         return False
 
     def _split_state(self, state: Value) -> None:
-        """Split a learner's state into states for servers that never had one."""
         self._learner.load_state_dict({**to_tensors(state), "rng": self._learner.state_dict()["rng"]})
         weights = self._learner.flat.weights.detach().cpu().numpy()
         optimizers = self._learner.split_optimizer(state["optimizer"])
@@ -237,7 +235,6 @@ class ServerRendezvous:
                 }
 
     def state(self, workers: list[SupervisedRole]) -> Value | None:
-        """A worker's state with the servers' weights and optimizer."""
         self.keep()
         for member in list(workers):  # workers without an answer are removed
             if answer := self._ask([member], "state", [[]], ANSWER_S):
@@ -277,7 +274,6 @@ class ServerRendezvous:
         return bool(started)
 
     def metrics(self) -> dict[str, float]:
-        """Staleness of gradients at the last server asked."""
         return self._told
 
 

@@ -39,7 +39,6 @@ class Shard:
         return self._standing()
 
     def get(self) -> Value:
-        """A batch, if one is due."""
         if not self._store.ready():
             return {"batch": None, **self._standing()}
         sample = self._store.get()
@@ -90,7 +89,6 @@ class ShardedStore(Store):
 
     @property
     def members(self) -> list[SupervisedRole]:
-        """The roles, for supervision."""
         return self._shards
 
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
@@ -105,7 +103,6 @@ class ShardedStore(Store):
         self._pump(0.0)
 
     def room(self) -> bool:
-        """Whether every shard can take a fragment."""
         self._pump(0.0)
         return all(
             standing.get("room", True) and sum(call.method == "put" for call in member.calls) < _MAX_PUTS
@@ -113,12 +110,10 @@ class ShardedStore(Store):
         )
 
     def ready(self) -> bool:
-        """Whether a batch has arrived."""
         self._pump(0.0)
         return bool(self._ready)
 
     def get(self) -> Sample:
-        """The batch that arrived first."""
         if not self._ready:
             raise RunFailed("No batch has come from a shard: ask ready() before get().")
         shard, start, answer = self._ready.popleft()
@@ -127,7 +122,6 @@ class ShardedStore(Store):
         return Sample(unpack_batch(answer["batch"], self._spec), answer["keys"])
 
     def feedback(self, keys: Array | None, priorities: Array) -> None:
-        """Send priorities to the shard of the last batch."""
         shard, start = self._keys[-1]
         member = self._shards[shard]
         if keys is not None and member.alive and member.restarts == start:

@@ -70,11 +70,9 @@ class Sync(Topology):
 
     @property
     def reward_scale(self) -> float | None:
-        """Scale of the rewards used for learning relative to the unscaled ones."""
         return self.vec.learning_scale if isinstance(self.vec, NormalizedVecEnv) else 1.0
 
     def advance(self) -> dict[str, list[float]]:
-        """Act for a fragment, then learn while the store has batches."""
         steps, envs = self.algo.fragment_steps(self.experiment.num_envs), self.experiment.num_envs
         if self._rollouts is None:
             self._rollouts = self.sampler.rollouts(steps)
@@ -102,7 +100,6 @@ class Sync(Topology):
         return found | planning_metrics([simulator_steps(self.policy)])
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
-        """The complete state; without `replay`, the store is omitted and starts empty on resume."""
         return {
             "env_steps": self.env_steps,
             "learner": self.learner.state_dict(),
@@ -112,7 +109,6 @@ class Sync(Topology):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Resume from `state_dict`; returns the environments that could not be restored."""
         self.env_steps = state["env_steps"]
         self.learner.load_state_dict(state["learner"])
         self._rng.bit_generator.state = state["acting_rng"]

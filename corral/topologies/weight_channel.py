@@ -40,7 +40,6 @@ class WeightChannel:
         self._sent.pop(member, None)
 
     def version(self, member: SupervisedRole) -> int:
-        """The version last sent to a member."""
         return self._sent.get(member, -1)
 
     def _newest(self) -> Value:

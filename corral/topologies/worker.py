@@ -43,7 +43,6 @@ class Worker:
         self._told = 0  # finished episodes reported so far
 
     def build(self, precision: str) -> Value:
-        """Build environments, network and exchange; returns their specification, precision and address."""
         self._exchange: Joint
 
         def exchange(model: nn.Module, groups: Sequence[ParamGroup]) -> Joint:

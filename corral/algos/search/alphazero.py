@@ -101,7 +101,6 @@ class Config:
             )
 
     def schedules(self) -> dict[str, Schedule]:
-        """The settings that may be schedules, by name."""
         bounds = {"num_simulations": (1, 1e6), "temperature": (0, 100)}
         names = ("num_simulations", "root_noise", "temperature", "past_self_fraction", "opponent_fraction")
         return {name: read_schedule(name, getattr(self, name), *bounds.get(name, (0, 1))) for name in names}
@@ -160,7 +159,6 @@ class AlphaZero(Algorithm):
     def losses(
         self, model: nn.Module, target: nn.Module | None, batch: Positions, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
-        """Cross-entropy to the search's policy, and squared error of the value."""
         device = next(model.parameters()).device
         params, value = model(to_tensors(batch.obs, device))
         extras = {name: to_tensors(column, device) for name, column in batch.extras.items()}

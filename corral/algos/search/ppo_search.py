@@ -81,7 +81,6 @@ class Config:
         self.schedules()
 
     def schedules(self) -> dict[str, Schedule]:
-        """The settings that may be schedules, by name."""
         bounds = {"num_simulations": (1, 1e6), "temperature": (0, 100), "distill_coef": (0, 1e6)}
         names = ("num_simulations", "search_fraction", "search_acts_fraction", "random_action_fraction", "root_noise",
                  "temperature", "distill_coef", "search_value_fraction")  # fmt: skip
@@ -129,7 +128,6 @@ class PpoSearch(Algorithm):
         return self.ppo.build_model()
 
     def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        """Policy and search together, if training searches."""
         assert isinstance(model, ActorCritic)
         config = self.config
         if not (explore and config.searches):

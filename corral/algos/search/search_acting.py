@@ -61,11 +61,9 @@ class SearchBehaviour:
         )  # fmt: skip
 
     def initial_state(self, n: int) -> Tree:
-        """Environment numbers."""
         return np.arange(n)
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Select actions for `n` environments."""
         now = {name: schedule(self._ctx.progress) for name, schedule in self._schedules.items()}
         if self._expert:
             now |= {"search_fraction": 1.0, "search_acts_fraction": 1.0}

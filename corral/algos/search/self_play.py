@@ -81,7 +81,6 @@ class SelfPlay:
 
     @property
     def simulator_steps(self) -> int:
-        """Simulator steps of all searches so far."""
         return sum(planner.simulator_steps for planner in (self._planner, self._past_planner) if planner is not None)
 
     def initial_state(self, n: int) -> Tree:
@@ -125,7 +124,6 @@ class SelfPlay:
         return self._actions.to_env(moves), state | {"moves": state["moves"] + 1}, extras
 
     def _begin(self, state: Tree, first: Array) -> dict[str, Array]:
-        """Draw the opponents of new games."""
         rng, n = self._rng, len(first)
         past, scripted = self._now("past_self_fraction") if self._past else 0.0, self._now("opponent_fraction")
         drawn, side = rng.random(n), rng.integers(2, size=n)

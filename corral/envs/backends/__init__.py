@@ -1,1 +1,1 @@
-"""Where environments run, one folder or file per way; all pass one contract suite."""
+"""Backends: where environments run, one file or folder each; all pass the same contract suite."""

@@ -1,4 +1,4 @@
-"""Environments in this process, stepped one after the other: the fastest choice for cheap environments."""
+"""Environments in this process, stepped one after the other: fastest for cheap environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from corral.snapshot.states import States
 
 
 class LocalVecEnv(VecEnv):
-    """VecEnv without processes. Environments step inside `recv`, in the order they were sent to."""
+    """VecEnv without processes. Environments step inside `recv`, in the order of their actions."""
 
     def __init__(self, factories: Sequence[EnvFactory], name: str, supervision: Supervision, role: str = "train"):
         self.num_envs, self._role = len(factories), role
@@ -39,40 +39,34 @@ class LocalVecEnv(VecEnv):
         self._rows = EnvRows(self.spec, self.num_envs)
         self._in_flight = InFlight(self.num_envs, self.spec)
         self._group.attach(self._rows, self._in_flight.sets)
-        self._queue: list[IdSet] = []  # sent to and not yet stepped, in order
+        self._queue: list[IdSet] = []  # actions sent, not yet stepped, in order
         self._watchdog = Watchdog(self._mark, supervision.step_timeout_s)
 
     @property
     def faults(self) -> Iterable[Fault]:
-        """The most recent failures of environments."""
         return tuple(self._log.recent)
 
     @property
     def restarts(self) -> int:
-        """How many times an environment was restarted."""
         return self._log.restarts
 
     def environment(self, env_id: int) -> gymnasium.Env[Any, Any]:
-        """The environment itself, for planners, which leave it as it is."""
         return self._group.environment(env_id)
 
     def live_env(self, env_id: int) -> LiveEnv:
-        """The environment, for those who keep its states."""
         return RowEnv(self._group, env_id)
 
     def states(self, memory_mb: float = 1024.0) -> States:
-        """States in this process, of whichever kind suits the environments."""
         factories = [self._group.factory(i) for i in range(self.num_envs)]
         makers = {id(factory): partial(make_scratch, factory) for factory in factories}
         live = [self.live_env(i) for i in range(self.num_envs)]
-        from corral.snapshot.make_states import make_states  # compiles, which few need
+        from corral.snapshot.make_states import make_states  # compiles code, so imported only when needed
 
         return make_states(self.spec, live, [makers[id(factory)] for factory in factories], memory_mb)
 
     def reset(self, seed: int = 0) -> None:
-        """Start new seeded episodes everywhere."""
         in_flight = self._in_flight
-        lenient = in_flight.started  # the very first reset that fails is the user's mistake, a later one a fault
+        lenient = in_flight.started  # a failing first reset is the user's mistake, a later one a fault
         in_flight.start()
         self._queue.clear()
         self._rows.flip(in_flight.everyone)
@@ -86,7 +80,6 @@ class LocalVecEnv(VecEnv):
         in_flight.complete(in_flight.everyone.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
-        """Queue one action for each of these idle environments."""
         chosen, leaves = self._in_flight.send(env_ids, actions)
         for row, leaf in zip(self._rows.action, leaves, strict=True):
             row[chosen.index] = leaf
@@ -94,7 +87,6 @@ class LocalVecEnv(VecEnv):
         self._queue.append(chosen)
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
-        """Step as many queued environments as the caller waits for, and return them."""
         in_flight = self._in_flight
         if not in_flight.started:
             self.reset(self.seed)
@@ -110,11 +102,9 @@ class LocalVecEnv(VecEnv):
         return self._rows.collect(in_flight.take(wanted))
 
     def record_episodes(self) -> None:
-        """Note what restores the environments."""
         self._group.record()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the environments are, and what leads there."""
         self._in_flight.require_idle()
         return {
             "identity": self._identity(),
@@ -125,7 +115,6 @@ class LocalVecEnv(VecEnv):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Repeat what led to the saved state, in fresh environments; returns those where that failed."""
         in_flight = self._in_flight
         in_flight.require_new()
         self._require_identity(state)
@@ -143,7 +132,6 @@ class LocalVecEnv(VecEnv):
         return restarted
 
     def close(self) -> None:
-        """Close every environment."""
         if not self._in_flight.closed:
             self._in_flight.closed = True
             self._watchdog.close()
@@ -153,7 +141,6 @@ class LocalVecEnv(VecEnv):
         self._in_flight.complete(done.mask)
 
     def _due(self, count: int) -> IdSet | None:
-        """Take the first `count` environments from the queue."""
         if count <= 0:
             return None
         if len(self._queue) == 1 and len(self._queue[0]) == count:  # the usual case
@@ -163,7 +150,7 @@ class LocalVecEnv(VecEnv):
         return self._in_flight.sets.of(queued[:count])
 
     def _named(self, wanted: IdSet) -> IdSet | None:
-        """Take these environments from the queue, unless they have been stepped already."""
+        """Take these environments from the queue, unless they have already been stepped."""
         if len(self._queue) == 1 and self._queue[0] is wanted:  # the usual case
             return self._queue.pop()
         if not self._queue:

@@ -1,8 +1,7 @@
-"""Environments that only step all together: the part that vector environments of others have in common.
+"""Environments that only step all together: the shared base of adapters for other vector environments.
 
-A step starts as soon as every environment has its action. `recv(min_ready)` returns everybody who is ready,
-which is everybody, and `recv(env_ids)` still chooses whose results to take; but no further step happens
-before the others were received and sent to as well.
+A step starts once every environment has its action. `recv(min_ready)` returns all environments; `recv(env_ids)` returns
+the chosen ones, but the next step starts only after the others were received and sent to as well.
 """
 
 from __future__ import annotations
@@ -27,30 +26,23 @@ class LockstepVecEnv(VecEnv):
         self._in_flight = InFlight(num_envs, spec)
         self._actions = spec.action.empty(num_envs)
         self._stepping = False
-        self._batch: StepBatch | None = None  # everybody's rows, until the last of them is received
-
-    # -- what a kind of vector environment must do ----------------------------------------------------------
+        self._batch: StepBatch | None = None  # rows of all environments, until the last of them is received
 
     @abstractmethod
     def _restart(self, seeds: list[int]) -> Tree:
-        """Start seeded episodes, whatever is under way; returns first observations in arrays of their own."""
+        """Start seeded episodes, dropping any step in flight; returns first observations in new arrays."""
 
     @abstractmethod
-    def _launch(self, actions: Tree) -> None:
-        """Begin a step with everybody's actions."""
+    def _launch(self, actions: Tree) -> None: ...
 
     @abstractmethod
     def _collect(self) -> tuple[StepBatch, Array]:
-        """Finish the step; returns everybody's rows, in arrays of their own, and whose rows are complete."""
+        """Finish the step; returns all rows in new arrays, and a mask of the complete ones."""
 
     @abstractmethod
-    def _release(self) -> None:
-        """Let go of the environments."""
-
-    # -- the contract ---------------------------------------------------------------------------------------
+    def _release(self) -> None: ...
 
     def reset(self, seed: int = 0) -> None:
-        """Start new seeded episodes everywhere."""
         self._in_flight.start()
         self._stepping = False
         try:
@@ -67,7 +59,6 @@ class LockstepVecEnv(VecEnv):
         self._in_flight.complete(self._in_flight.everyone.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
-        """Hand over actions; the step begins when nobody is left without one."""
         chosen, leaves = self._in_flight.send(env_ids, actions)
         for row, leaf in zip(self._actions, leaves, strict=True):
             row[chosen.index] = leaf
@@ -76,7 +67,6 @@ class LockstepVecEnv(VecEnv):
             self._launch(self.spec.action.unflatten([leaf.copy() for leaf in self._actions]))
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
-        """Results of the step under way, or what is left of the last one."""
         in_flight = self._in_flight
         if not in_flight.started:
             self.reset(self.seed)
@@ -89,7 +79,6 @@ class LockstepVecEnv(VecEnv):
         return self._take(in_flight.take(wanted))
 
     def close(self) -> None:
-        """Close every environment."""
         if not self._in_flight.closed:
             self._in_flight.closed = True
             self._release()
@@ -104,7 +93,6 @@ class LockstepVecEnv(VecEnv):
         self._in_flight.complete(self._in_flight.sets.of(complete).mask)
 
     def _take(self, chosen: IdSet) -> StepBatch:
-        """Hand these rows over, without a copy when they are all there are."""
         batch = self._batch
         assert batch is not None
         if chosen is self._in_flight.everyone:
@@ -113,7 +101,6 @@ class LockstepVecEnv(VecEnv):
         return batch.take(chosen.ids)
 
     def _stuck(self) -> UserError:
-        """Why the results asked for cannot come yet."""
         in_flight = self._in_flight
         ready = [i for i in range(self.num_envs) if in_flight.ready >> i & 1]
         idle = [i for i in range(self.num_envs) if not (in_flight.ready | in_flight.in_flight) >> i & 1]

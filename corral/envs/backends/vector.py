@@ -1,9 +1,8 @@
-"""A ready-made `gymnasium.vector.VectorEnv` as a VecEnv, whatever its autoreset mode.
+"""A ready-made `gymnasium.vector.VectorEnv` as a VecEnv, in any autoreset mode.
 
-With next-step autoreset, an environment whose episode ended shows the next episode's first observation only
-after one more step of the whole vector. Until then its row is held back, so `recv` returns fewer rows than
-there are environments; the caller sends to those it got. Then the row comes complete, and no row of a step
-that did not happen is ever seen. The other modes always return everybody.
+With next-step autoreset, the first observation of a new episode arrives one step of the whole vector later. The row is
+held back until then, so `recv` may return fewer rows than there are environments; the caller sends to those it
+received. Rows are therefore complete, and reset steps are never returned. The other modes always return all rows.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 
 class VectorVecEnv(LockstepVecEnv):
-    """VecEnv over a user's vector environment, which it closes at the end.
-
-    An environment that fails in there cannot be replaced from outside, so its exception ends the run.
-    """
+    """VecEnv over a user's vector environment, which it closes at the end; a failure in it ends the run."""
 
     def __init__(self, venv: VectorEnv, role: str = "train"):
         self._mode = _autoreset_mode(venv)
@@ -42,16 +38,14 @@ class VectorVecEnv(LockstepVecEnv):
         if isinstance(venv.unwrapped, SyncVectorEnv):
             venv.unwrapped.envs = [_Tidy(env) for env in venv.unwrapped.envs]
         self._float_leaves = [k for k, leaf in enumerate(spec.observation.leaves) if leaf.dtype.kind == "f"]
-        # Next-step autoreset: whose first observation is due, and the steps that ended their episodes.
+        # Next-step autoreset: rows whose first observation is due, and the steps that ended their episodes.
         self._due = np.zeros(self.num_envs, np.bool_)
         self._ends: _Step | None = None
 
     def as_gymnasium(self) -> VectorEnv:
-        """The vector environment that this was made from."""
         return self._venv
 
     def as_sb3(self) -> Sb3VecEnv:
-        """The same environments behind Stable-Baselines3's VecEnv interface."""
         if self._mode is AutoresetMode.NEXT_STEP:
             raise UserError(
                 f"Stable-Baselines3 resets in the same step, {self.spec.name} one step later: build it with "
@@ -64,7 +58,7 @@ class VectorVecEnv(LockstepVecEnv):
         try:
             obs, _ = self._venv.reset(seed=seeds)  # type: ignore[arg-type]
         except (TypeError, ValueError, gymnasium.error.Error):
-            # One seed for all is what the interface promises; a list is what Gymnasium's own two accept.
+            # The interface only guarantees a single seed; Gymnasium's own two classes accept a list.
             obs, _ = self._venv.reset(seed=seeds[0])
         leaves = self._copy(obs)
         self._require_finite(leaves, np.zeros(self.num_envs))
@@ -90,7 +84,7 @@ class VectorVecEnv(LockstepVecEnv):
         return batch, self._in_flight.everyone.ids
 
     def _collect_next_step(self, step: _Step) -> tuple[StepBatch, Array]:
-        """Complete the rows whose first observation came, and hold back those of new ends."""
+        """Complete the rows whose first observation arrived; hold back the rows whose episode just ended."""
         while True:
             due, ends = self._due, self._ends
             if (step.ended & due).any():
@@ -112,10 +106,10 @@ class VectorVecEnv(LockstepVecEnv):
                     ]
                     batch.final_obs = self.spec.observation.unflatten(final)
                 return batch, np.flatnonzero(complete)
-            step = self._step()  # all ended at once: nobody could be sent to, so the vector steps on alone
+            step = self._step()  # all episodes ended at once: no row can be returned, so step again
 
     def _step(self) -> _Step:
-        """Step the vector; environments that are due to reset ignore their last action, sent once more."""
+        """Step the vector; environments that are due to reset ignore their action, so the last one is repeated."""
         obs, reward, terminated, truncated, info = self._venv.step(self._sent)
         rewards = np.array(reward, np.float64).reshape(self.num_envs)
         step = _Step(
@@ -130,7 +124,6 @@ class VectorVecEnv(LockstepVecEnv):
         return step
 
     def _final_obs(self, step: _Step) -> Tree:
-        """Last observations where episodes ended, from what same-step autoreset leaves in the infos."""
         found = step.final_obs
         if found is None:
             raise UserError(f"{self.spec.name} says SAME_STEP autoreset but leaves no infos['final_obs'].")
@@ -146,7 +139,7 @@ class VectorVecEnv(LockstepVecEnv):
         return layout.unflatten(leaves)
 
     def _copy(self, obs: Any) -> list[Array]:
-        """Leaves of everybody's observations, copied because a vector environment may reuse its buffers."""
+        """Observation leaves, copied because a vector environment may reuse its buffers."""
         layout, n = self.spec.observation, self.num_envs
         try:
             leaves = [np.array(v, leaf.dtype) for v, leaf in zip(layout.flatten(obs), layout.leaves, strict=True)]
@@ -177,9 +170,7 @@ class VectorVecEnv(LockstepVecEnv):
 
 
 class _Tidy(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Spares SyncVectorEnv two things that it gets wrong: a last observation in a buffer that the reset
-    overwrites, and a reward that is an array of one number.
-    """
+    """Works around SyncVectorEnv: reset overwrites the buffer of final observations, and rewards may be arrays."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -189,8 +180,6 @@ class _Tidy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class _Step:
-    """What one step of the vector returned, copied."""
-
     def __init__(self, obs: list[Array], reward: Array, raw_reward: Array, terminated: Array, truncated: Array):
         self.obs, self.reward, self.raw_reward = obs, reward, raw_reward
         self.terminated, self.truncated = terminated, truncated
@@ -199,10 +188,10 @@ class _Step:
         self.final_obs: Any = None
 
     def read(self, info: dict[str, Any], mode: AutoresetMode) -> None:
-        """Take what the infos say: final observations, and the keys that Corral's wrappers leave."""
         self.final_obs = info.get("final_obs")
         same_step = mode is AutoresetMode.SAME_STEP
-        # With same-step autoreset the infos of an ended row are those of its reset; the step's are put aside.
+        # With same-step autoreset, the infos of an ended row belong to its reset; those of the step are in
+        # `final_info`.
         for source, rows in (
             (info, ~self.ended if same_step else None),
             (info.get("final_info"), self.ended),
@@ -214,7 +203,7 @@ class _Step:
                 self.game_over &= ~life_lost
 
     def with_ends(self, ends: _Step, due: Array) -> _Step:
-        """This step's observations, with the rewards and flags of the steps that ended episodes before it."""
+        """This step's observations, with the rewards and flags of the earlier steps that ended episodes."""
         merged = _Step(
             self.obs,
             np.where(due, ends.reward, self.reward),
@@ -226,7 +215,6 @@ class _Step:
         return merged
 
     def batch(self, spec: EnvSpec, ids: Array) -> StepBatch:
-        """The rows, still without final observations."""
         return StepBatch(
             ids,
             spec.observation.unflatten(self.obs),
@@ -242,7 +230,7 @@ class _Step:
 
 
 def _read(info: dict[str, Any], key: str, rows: Array | None, into: Array) -> None:
-    """Copy the values of `key` that Gymnasium's mask, and `rows`, admit."""
+    """Copy the values of `key` selected by Gymnasium's mask and by `rows`."""
     if key not in info:
         return
     present = info.get(f"_{key}", np.ones(len(into), np.bool_))

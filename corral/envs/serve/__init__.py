@@ -1,1 +1,1 @@
-"""`corral serve`: an environment put on the link, for learners here or elsewhere."""
+"""`corral serve`: an environment served over the link, for learners here or elsewhere."""

@@ -1,4 +1,4 @@
-"""The process that `corral serve` keeps its environments in."""
+"""The process in which `corral serve` runs its environments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_TEXT = 1 << 14
 
 
 def main(sock: socket.socket, job_fd: int, clock_fd: int) -> None:
-    """Serve until the learner is done or SIGTERM comes, then say how it ended; a crash says nothing."""
+    """Serve until the learner is done or SIGTERM arrives, then report how it ended; a crash reports nothing."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = {"error": "", "text": ""}
     try:
@@ -58,4 +58,4 @@ def _serve(job: ServeJob, clock: RequestClock) -> None:
             server.close()
         if not job.bind:
             return
-        # Told to listen, it had connected to a learner that was there first; that one is done, so now it can.
+        # Though told to listen, it had connected to a learner that listened first; that one is done, so listen now.

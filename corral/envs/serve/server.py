@@ -29,14 +29,14 @@ from corral.snapshot.keepers.choose import find_keeper
 log = logging.getLogger("corral.envs")
 
 _POLL_S = 0.25
-_KEEP_S = 30.0  # a session without a connection
+_KEEP_S = 30.0  # for a session without a connection
 _GREETING_S = 60.0
 _MAX_SESSIONS, _MAX_GREETINGS = 64, 64
 
 
 @dataclass(eq=False)
 class _Session:
-    """A learner: its environments, what it was told, and what was answered last."""
+    """A learner's environments, settings and last replies."""
 
     number: int
     hosted: Slots
@@ -46,7 +46,7 @@ class _Session:
 
     def __post_init__(self) -> None:
         self.replies: OrderedDict[int, list[Buffer]] = OrderedDict()
-        self.done_until = 0  # requests up to here have been carried out: this simulator works in order
+        self.done_until = 0  # requests up to here are done: this simulator works in order
 
 
 @dataclass
@@ -86,10 +86,7 @@ class SimulatorServer:
         self.last_learner = time.monotonic()
 
     def run(self, wait_s: float = 0.0) -> int:
-        """Serve until a learner that this side connected to says that the run is over; returns the exit code.
-
-        RunFailed when no learner has been there for `wait_s`, if that is not 0.
-        """
+        """Serve until the learner that this side connected to ends the run; RunFailed after `wait_s` without one."""
         while not self._over:
             self.poll(_POLL_S)
             if self._sessions:
@@ -103,7 +100,6 @@ class SimulatorServer:
         return 0
 
     def poll(self, timeout_s: float) -> None:
-        """Act on what comes in."""
         self._clock.wait()
         for event in self._binding.poll(timeout_s):
             session = self._by_wire.get(event.wire)
@@ -124,13 +120,10 @@ class SimulatorServer:
                 self._refuse(wire, clp.Status.E_PROTOCOL, f"no handshake within {_GREETING_S:g} s")
 
     def close(self) -> None:
-        """Say goodbye and close everything."""
         for session in list(self._sessions):
             self._tell(session, Message(clp.Op.CLOSE, clp.NO_REPLY, meta={"reason": "the simulator ends"}))
             self._end(session)
         self._binding.close()
-
-    # -- handshake -----------------------------------------------------------------------------------------
 
     def _greet(self, event: Event) -> None:
         wire = event.wire
@@ -163,17 +156,14 @@ class SimulatorServer:
             raise BadMessage(f"{clp.Op(message.op).name} in the handshake")
 
     def _refused(self, wire: Wire, message: Message) -> None:
-        """The learner does not take this simulator; UserError when it would not do so next time either."""
+        """The learner refused this simulator; UserError when it always would."""
         text = f"The learner at {wire.peer} refused this simulator: {message.text}."
         if wire.initiated and message.status in (clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH):
             raise UserError(text)
         self._strangers.warning(text)
 
     def _hello(self, wire: Wire, wanted: int = 0) -> None:
-        """Say what this is; a session that lost its connection is named, if there is one to resume.
-
-        A learner that this side connected to is the only one it has.
-        """
+        """Send HELLO with the detached session to resume, if any; a learner connected to from here is the only one."""
         greeting = self._greetings[wire]
         waiting = [s for s in self._sessions if s.wire is None and (wire.initiated or s.number == wanted)]
         resumes = waiting[-1] if waiting else None
@@ -199,7 +189,7 @@ class SimulatorServer:
             return
         session = greeting.resumes
         if not welcome.resumed:
-            if session is not None and session.wire is None:  # the learner does not know it any more
+            if session is not None and session.wire is None:  # the learner no longer knows it
                 self._end(session)
             if len(self._sessions) >= _MAX_SESSIONS:
                 self._refuse(wire, clp.Status.E_FULL, f"{_MAX_SESSIONS} learners are here already")
@@ -229,8 +219,6 @@ class SimulatorServer:
         if session is not None:
             self._end(session)
         wire.close()
-
-    # -- requests ------------------------------------------------------------------------------------------
 
     def _take(self, session: _Session, event: Event) -> None:
         if event.lost is not None:
@@ -355,7 +343,7 @@ class SimulatorServer:
 
 
 def _last(text: str, most: int) -> str:
-    """The end of a text, of at most so many bytes: tracebacks say there what happened."""
+    """The last `most` bytes of a text: the end of a traceback tells what happened."""
     return text.encode()[-most:].decode(errors="ignore") if most else ""
 
 

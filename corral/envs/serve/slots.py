@@ -1,4 +1,4 @@
-"""Environments of one session of a Python simulator: slots, and what requests do to them."""
+"""Environments of one session of a Python simulator: slots, and the operations on them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MAX_BYTES = 4 << 30
 
 
 def most_slots(spec: EnvSpec, wanted: int) -> int:
-    """How many environments of this kind a session may have, at most `wanted`, so that their rows fit into memory."""
+    """Number of environments of this kind per session, at most `wanted`, whose rows fit into memory."""
     return max(1, min(wanted, _MAX_BYTES // EnvRows.nbytes(spec, 1)))
 
 
@@ -61,7 +61,7 @@ class Slots:
         self, factory: EnvFactory, name: str, spec: EnvSpec, slots: int, keeper: StateKeeper | None, budget: Budget
     ):
         self.spec, self._slots, self._factory = spec, slots, factory
-        # The system gives memory when it is first written to, so unused slots cost nothing.
+        # The system allocates memory on first write, so unused slots cost nothing.
         self._rows, self._sets = EnvRows(spec, slots, mmap.mmap(-1, EnvRows.nbytes(spec, slots))), IdSets(slots)
         self._group = EnvGroup(dict.fromkeys(range(slots), factory), name, self._report, [IDLE])
         self._group.attach(self._rows, self._sets)
@@ -80,13 +80,11 @@ class Slots:
         self.steps = self.episodes = self.faults = 0
 
     def close(self) -> None:
-        """Close the environments."""
         self._group.close()
         if self.states is not None:
             self.states.close()
 
     def reset(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
-        """Start episodes with the seeds given."""
         slots, seeds = _columns(payload, batch, "<u4", "<u8")
         chosen = self._choose(slots)
         self._problems.clear()
@@ -94,19 +92,19 @@ class Slots:
         for slot, seed in zip(chosen.numbers, seeds.tolist(), strict=True):
             try:
                 self._group.start(slot, seed % _LARGEST_SEED)
-            except (Exception, SystemExit) as error:  # whatever it is, the row says so
+            except (Exception, SystemExit) as error:  # any error is reported in the row
                 self._problems[slot] = clp.Status.E_ENV, f"reset() raised {error!r}"
                 failed.append(slot)
         self._playing[chosen.ids] = True
         self._playing[failed] = False
         self.episodes += batch - len(failed)
-        for slot in failed:  # nothing is there
+        for slot in failed:  # they have no environment
             self._rows.flags[slot] = False
             self._rows.flags[slot, [TRUNCATED, FAULTY]] = True
         return self._answer(chosen)
 
     def step(self, batch: int, payload: Sequence[Buffer], autoreset: bool) -> SlotReply:
-        """Step slots with actions; with `autoreset`, episodes that end are followed by others."""
+        """Step slots; with `autoreset`, ended episodes are followed by new ones."""
         if len(payload) != 2:
             raise BadRequest(f"{len(payload)} frames, expected slots and actions")
         (slots,) = _columns(payload[:1], batch, "<u4")
@@ -125,7 +123,7 @@ class Slots:
         return self._answer(chosen)
 
     def _step_once(self, chosen: IdSet, actions: list[Array]) -> SlotReply:
-        """Step slots and leave them where they are, at the end of their episodes too."""
+        """Step slots without starting new episodes."""
         steps = StepRows(self.spec, len(chosen))
         for row, slot in enumerate(chosen.numbers):
             env = self._group.environment(slot)
@@ -136,7 +134,6 @@ class Slots:
         return self._step_reply(steps, {})
 
     def save(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
-        """Keep the states of slots by the ids given."""
         slots, ids = _columns(payload, batch, "<u4", "<u8")
         chosen = self._choose(slots)
 
@@ -150,7 +147,6 @@ class Slots:
         return self._status_reply({row: problem_of(partial(save, *pair)) for row, pair in enumerate(pairs)})
 
     def load(self, batch: int, payload: Sequence[Buffer], want_obs: bool) -> SlotReply:
-        """Put slots where their states were."""
         slots, ids = _columns(payload, batch, "<u4", "<u8")
         chosen = self._choose(slots)
         steps, problems = StepRows(self.spec, batch), {}
@@ -170,14 +166,13 @@ class Slots:
         return reply if want_obs else SlotReply(reply.payload[:1], reply.messages)
 
     def expand(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
-        """Step copies of states and keep what comes out."""
         if not 3 <= len(payload) <= 4:
             raise BadRequest(f"{len(payload)} frames, expected parents, actions, children and maybe seeds")
         parents, children = _columns([payload[0], payload[2]], batch, "<u8", "<u8")
         actions = self.read_actions(payload[1], batch)
         seeds = _columns(payload[3:], batch, "<u8")[0] if len(payload) == 4 else np.zeros(batch, np.uint64)
         steps, problems = StepRows(self.spec, batch), {}
-        states = [self._find_live(key) for key in parents.tolist()]  # before a child takes the place of a parent
+        states = [self._find_live(key) for key in parents.tolist()]  # before a child replaces a parent
 
         def expand(row: int) -> None:
             state, child = _raised(states[row]), int(children[row])
@@ -191,7 +186,6 @@ class Slots:
         return self._step_reply(steps, problems)
 
     def rollout(self, batch: int, payload: Sequence[Buffer], steps: int) -> SlotReply:
-        """Step copies of states several times."""
         if len(payload) != 2 or steps < 1:
             raise BadRequest(f"{len(payload)} frames and {steps} steps, expected parents and actions, and steps from 1")
         (parents,) = _columns(payload[:1], batch, "<u8")
@@ -215,7 +209,6 @@ class Slots:
         return SlotReply([rewards.tobytes(), lengths.tobytes(), *reply.payload], reply.messages)
 
     def export(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
-        """States as bytes."""
         (ids,) = _columns(payload, batch, "<u8")
         blobs = [b""] * batch
 
@@ -230,7 +223,6 @@ class Slots:
         return SlotReply([*reply.payload, sizes.tobytes(), b"".join(blobs)], reply.messages)
 
     def take_in(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
-        """States from bytes."""
         if len(payload) != 3:
             raise BadRequest(f"{len(payload)} frames, expected ids, sizes and states")
         ids, sizes = _columns(payload[:2], batch, "<u8", "<u8")
@@ -248,14 +240,11 @@ class Slots:
         return self._status_reply(problems)
 
     def read_actions(self, frame: Buffer, rows: int) -> list[Array]:
-        """Actions, checked against their space."""
         try:
             leaves = [leaf.copy() for leaf in self._action.read(frame, rows)]
             return self.spec.action.batch(self.spec.action.unflatten(leaves), rows)
         except UserError as error:
             raise BadRequest(str(error)) from error
-
-    # -- within --------------------------------------------------------------------------------------------
 
     def _kept(self) -> EnvStates:
         if self.states is None:
@@ -343,7 +332,6 @@ def _raised(found: KeptState | UserError) -> KeptState:
 
 
 def _write_status(table: list[Array], problems: dict[int, Problem | None]) -> dict[str, str]:
-    """Write the status of rows; returns their messages."""
     found = {row: problem for row, problem in problems.items() if problem is not None}
     for row, (status, _) in found.items():
         table[STATUS][row] = status
@@ -351,7 +339,6 @@ def _write_status(table: list[Array], problems: dict[int, Problem | None]) -> di
 
 
 def _columns(frames: Sequence[Buffer], batch: int, *dtypes: str) -> list[Array]:
-    """One number per row from each frame."""
     if len(frames) != len(dtypes):
         raise BadRequest(f"{len(frames)} frames, expected {len(dtypes)}")
     out = []

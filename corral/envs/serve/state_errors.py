@@ -17,12 +17,11 @@ from corral.snapshot.states import EpisodeEnded, StatesFull, UnknownState
 
 _HEAD = struct.Struct("<4sII")  # of an exported state: magic, layout of the spaces, CRC-32 of the rest
 _MAGIC = b"CPY1"
-Problem = tuple[clp.Status, str]
-"""Status and message of a row."""
+Problem = tuple[clp.Status, str]  # status and message of a row
 
 
 class BadRequest(Exception):
-    """A request that cannot be carried out, found out before anything has changed."""
+    """A request that cannot be served, detected before anything has changed."""
 
     def __init__(self, text: str, status: clp.Status = clp.Status.E_BAD_REQUEST):
         super().__init__(text)
@@ -30,13 +29,13 @@ class BadRequest(Exception):
 
 
 def pack_state(layout: int, state: KeptState) -> bytes:
-    """A state that is kept as bytes, with its last observation, as bytes that say which environment it is of."""
+    """Pack a kept state and its last observation as bytes, with the layout of its environment."""
     body = b"".join(encode([state.kept, state.over, state.obs]))
     return _HEAD.pack(_MAGIC, layout, zlib.crc32(body)) + body
 
 
 def unpack_state(layout: int, states: EnvStates, key: int, blob: bytes) -> None:
-    """Keep a state that `pack_state` packed, here or elsewhere; BadRequest where it is none."""
+    """Keep a state packed by `pack_state`, here or elsewhere; BadRequest when it is invalid."""
     if len(blob) < _HEAD.size:
         raise BadRequest("too few bytes for a state")
     magic, theirs, crc = _HEAD.unpack_from(blob)
@@ -59,7 +58,7 @@ def require_id(key: int) -> None:
 
 
 def problem_of(do: Callable[[], None]) -> Problem | None:
-    """Do something with one state; status and message of what went wrong, if anything did."""
+    """Run an operation on one state; returns status and message of its error, if any."""
     try:
         do()
     except BadRequest as error:

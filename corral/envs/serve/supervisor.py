@@ -1,8 +1,8 @@
 """`corral serve`: server processes that are replaced when their environments crash or hang.
 
-The environments run in a child process, because one that segfaults or never returns takes its process with it. Each
-request names its deadline; the child writes it to memory that this process reads, so a hang is noticed even while C
-code holds the interpreter lock.
+The environments run in a child process, because one that segfaults or never returns takes its process down. Each
+request has a deadline; the child writes it to memory that this process reads, so a hang is noticed even while C code
+holds the interpreter lock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("corral.envs")
 INSTANCE = "CORRAL_INSTANCE"
 _START_S = 120.0  # to import and build the environment
 _GRACE_S = 1.0  # after the deadline of a request, at which the learner gives up
-_SILENCE_S = 30.0  # between looks for messages, which are four in a second
+_SILENCE_S = 30.0  # between polls for messages, four per second
 _CHECK_EVERY_S = 0.05
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _LONG_LIFE_S = 30.0
@@ -51,15 +51,11 @@ class ServeJob:
     token_file: str | None = None
     insecure: bool = False
     wait_s: float = 0.0
-    instance: bytes = b""
-    """Which simulator this is; a process that takes another's place keeps it, so that the learner need not wait."""
+    instance: bytes = b""  # id of the simulator; a replacement process keeps it, so that the learner need not wait
 
 
 class RequestClock:
-    """By when a server process must have answered or be waiting for messages, in memory that its parent reads.
-
-    The times are those of the monotonic clock, which is the same for all processes of a machine.
-    """
+    """Deadline (monotonic clock) by which a server process must answer or poll, in memory that its parent reads."""
 
     SIZE = 16
 
@@ -68,36 +64,33 @@ class RequestClock:
         self._due, self._answered = memory[:8].cast("d"), memory[8:].cast("q")
 
     def begin(self, deadline_s: float) -> None:
-        """A request must be answered within so many seconds; 0: whenever it is."""
+        """A request must be answered within this many seconds; 0: no deadline."""
         self._due[0] = time.monotonic() + deadline_s if deadline_s else 0.0
 
     def end(self) -> None:
-        """It was answered."""
         self._due[0] = 0.0
         self._answered[0] += 1
 
     def wait(self, silence_s: float = _SILENCE_S) -> None:
-        """The process waits for messages, and will say so again."""
+        """The process waits for messages, and will call this again."""
         self._due[0] = time.monotonic() + silence_s
 
     def restart(self, deadline_s: float) -> None:
-        """Another process starts, and must be up within so many seconds."""
         self._answered[0] = 0
         self.begin(deadline_s)
 
     def overdue_s(self) -> float:
-        """By how many seconds the request is late; 0 where it is not."""
+        """Seconds since the deadline; 0 before it."""
         due = self._due[0]
         return max(0.0, time.monotonic() - due) if due else 0.0
 
     @property
     def answered(self) -> int:
-        """Requests since the process was started."""
         return int(self._answered[0])
 
 
 class _Server:
-    """One server process after the other."""
+    """A server process and its replacements."""
 
     def __init__(self, job: ServeJob, reaper: OrphanReaper):
         self._env, self._reaper = job.env, reaper
@@ -109,10 +102,7 @@ class _Server:
         self._due = 0.0
 
     def check(self) -> bool:
-        """Start the process if that is due, replace it if it crashed or hangs; True when the learner is done with it.
-
-        Raises what the process says is wrong with its job.
-        """
+        """Start or replace the process if due; True when the learner is done. Raises errors that it reports."""
         now = time.monotonic()
         if self._process is None:
             if now >= self._due:
@@ -120,7 +110,7 @@ class _Server:
             return False
         if self._process.has_ended():
             report = self._read_report()
-            self._process.kill()  # what it has left behind
+            self._process.kill()  # its leftovers
             if report is None:
                 self._replace(f"ended with {self._process.ending}")
                 return False
@@ -134,12 +124,10 @@ class _Server:
         return False
 
     def stop(self) -> None:
-        """Ask the process to say goodbye and end."""
         if self._process is not None:
             self._process.signal(signal.SIGTERM)
 
     def close(self, until: float) -> None:
-        """Wait for its end, then end it."""
         if self._process is not None:
             self._process.wait(until)
             self._process.kill()
@@ -172,7 +160,6 @@ class _Server:
         self._due = now + self._backoff.next()
 
     def _read_report(self) -> dict[str, Any] | None:
-        """What the process said at its end; None when it crashed."""
         assert self._process is not None
         self._process.socket.setblocking(False)
         try:
@@ -201,7 +188,7 @@ def supervise(jobs: Sequence[ServeJob]) -> int:
 
 
 def _new_instance(number: int) -> bytes:
-    """An id that a launcher has given to the first simulator of this command, or a new one."""
+    """The id that a launcher gave to the first simulator of this command, or a new one."""
     given = os.environ.get(INSTANCE, "")
     return bytes.fromhex(given) if number == 0 and len(given) == 2 * NONCE_BYTES else new_nonce()
 

@@ -1,1 +1,1 @@
-"""Stepping a group of environments: autoreset, memory, faults, and what brings an episode back."""
+"""Stepping a group of environments: autoreset, row buffers, faults, and restoring episodes."""

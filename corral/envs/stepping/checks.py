@@ -1,4 +1,4 @@
-"""What an environment returns, checked before it is stored: observations, rewards, infos, the tuple of a step."""
+"""Checks of an environment's results before they are stored: observations, rewards, infos, the tuple of a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def all_finite(arrays: list[Array]) -> bool:
 
 
 class FiniteRows:
-    """Looks for numbers in rows that are not finite."""
+    """Finds non-finite numbers in rows."""
 
     def __init__(self, rows: EnvRows):
         self._rows = rows
@@ -30,7 +30,6 @@ class FiniteRows:
         self._halves = [(rows.obs[k][0], rows.obs[k][1]) for k in self._leaves]
 
     def current(self, chosen: IdSet, half: int | None) -> bool:
-        """Whether the current observations of these rows are finite; `half` of the memory, where all are in one."""
         if half is None:
             current = self._rows.current(chosen, half)
             return all_finite([current[k] for k in self._leaves])
@@ -41,17 +40,15 @@ class FiniteRows:
         return True
 
     def obs(self, env_id: int) -> bool:
-        """Whether the current observation of one environment is finite."""
         half = self._rows.phase[env_id]
         return all_finite([halves[half][env_id] for halves in self._halves])
 
     def finals(self, env_ids: list[int]) -> bool:
-        """Whether the last observations of ended episodes are finite."""
         return all_finite([self._rows.final[k][env_id] for env_id in env_ids for k in self._leaves])
 
 
 def scalar(reward: Any, env_id: int, name: str) -> float:
-    """A reward as a number; UserError when it is not one number."""
+    """A reward as a number; UserError if it is not one number."""
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "fiub":
         raise UserError(f"Environment {env_id} ({name}): the reward must be one number, got {reward!r}.")
@@ -59,7 +56,7 @@ def scalar(reward: Any, env_id: int, name: str) -> float:
 
 
 def read_info(info: Any, env_id: int, name: str) -> tuple[float | None, bool]:
-    """The unclipped reward in the info of a step, if it is there, and whether a life was lost."""
+    """The unclipped reward in a step's info, if present, and whether a life was lost."""
     if not isinstance(info, Mapping):
         raise UserError(f"Environment {env_id} ({name}): info must be a dict, got {info!r}.")
     raw_reward = scalar(info["raw_reward"], env_id, name) if "raw_reward" in info else None
@@ -67,7 +64,7 @@ def read_info(info: Any, env_id: int, name: str) -> tuple[float | None, bool]:
 
 
 def observation_leaves(layout: Layout, obs: Any, env_id: int, name: str) -> list[Array]:
-    """An observation as arrays; UserError where one would be broadcast or wrapped around."""
+    """An observation as arrays; UserError if a leaf would be broadcast or wrapped around."""
     try:
         values = [np.asarray(value) for value in layout.flatten(obs)]
     except (KeyError, IndexError, TypeError, ValueError):
@@ -92,7 +89,7 @@ def require_good_reset(layout: Layout, obs: Any, env_id: int, name: str) -> None
 
 
 def require_step_tuple(error: BaseException, env_id: int, name: str) -> None:
-    """UserError when a step failed because it did not return five values, and not inside of the environment."""
+    """UserError if a step failed because it did not return five values, and not inside the environment."""
     trace = error.__traceback__
     unpacking = isinstance(error, (ValueError, TypeError)) and "unpack" in str(error)
     if unpacking and trace is not None and trace.tb_next is None:

@@ -1,7 +1,7 @@
 """Environments that share one thread: step them, start their next episodes, rebuild them when they fail.
 
-This is the hot loop of sampling. The local backend runs one group in process, the process backend one group
-in every worker; both write into `EnvRows`, so there is one implementation of what a transition is.
+This is the hot loop of sampling. The local backend runs one group in this process, the process backend one per worker;
+both write into `EnvRows`, so there is one implementation of a transition.
 """
 
 from __future__ import annotations
@@ -38,13 +38,11 @@ from corral.snapshot.rng import State
 Notify = Callable[[IdSet], None]
 
 _REBUILD_TRIES = 10
-# Cheap steps are announced together; slower ones one by one, so that `recv(min_ready)` gets them early.
+# Results of cheap steps are announced together, slower ones one by one, so that `recv(min_ready)` gets them early.
 _SLOW_STEP_S = 0.0005
 
 
 class _Batch:
-    """What a run of steps leaves to be written in one go."""
-
     __slots__ = ("ends", "lost", "raw_rewards", "rewards")
 
     def __init__(self) -> None:
@@ -70,11 +68,10 @@ class EnvGroup:
         self._steps: dict[int, Callable[[Any], Any]] = {}
         self.run_seed, self._role = 0, "train"
         self._slow = False
-        self._lengths: dict[int, int] = {}  # of the last episodes
+        self._lengths: dict[int, int] = {}  # lengths of the last episodes
         self._recorder: Recorder | None = None
 
     def build(self) -> EnvSpec:
-        """Build every environment; their spaces must agree."""
         specs = {env_id: self._build(env_id) for env_id in self._factories}
         first_id, spec = next(iter(specs.items()))
         for env_id, other in specs.items():
@@ -82,7 +79,7 @@ class EnvGroup:
         return spec
 
     def attach(self, rows: EnvRows, sets: IdSets, mark: MutableSequence[int] | None = None) -> None:
-        """Take the memory that results are written to, and from now on a mark that others can see."""
+        """Set the rows that results are written to, and optionally a mark that other processes can read."""
         self._rows, self._sets = rows, sets
         if mark is not None:
             mark[0] = IDLE
@@ -98,10 +95,8 @@ class EnvGroup:
         self._finite = FiniteRows(rows)
 
     def reset(self, ids: Array, run_seed: int, role: str, *, lenient: bool = False) -> None:
-        """Start a seeded episode in each environment.
-
-        An environment whose very first reset fails is the user's mistake and raises; `lenient`, used when a
-        lost process is replaced in the middle of a run, treats it as one more fault.
+        """Start a seeded episode in each environment. A failing first reset is the user's mistake and raises; with
+        `lenient`, used when a dead process is replaced in the middle of a run, it counts as one more fault.
         """
         self.run_seed, self._role = run_seed, role
         rows = self._rows
@@ -116,7 +111,6 @@ class EnvGroup:
                 self._first(env_id)
 
     def start(self, env_id: int, seed: int) -> None:
-        """Start one seeded episode, in an environment that is built if there is none; raises what goes wrong."""
         rows = self._rows
         if env_id not in self._envs:
             require_same_spaces(rows.spec, env_id, self._build(env_id), env_id)
@@ -129,26 +123,21 @@ class EnvGroup:
         self._mark[0] = IDLE
 
     def _first(self, env_id: int) -> None:
-        """Its row is the first of an episode."""
         rows = self._rows
         rows.reward[env_id] = rows.raw_reward[env_id] = 0.0
         rows.flags[env_id] = False
         rows.flags[env_id, FIRST] = True
 
     def environment(self, env_id: int) -> gymnasium.Env[Any, Any]:
-        """The environment itself, whose state is saved or loaded."""
         return self._envs[env_id]
 
     def find(self, env_id: int) -> gymnasium.Env[Any, Any] | None:
-        """The environment itself, if it has been built."""
         return self._envs.get(env_id)
 
     def factory(self, env_id: int) -> EnvFactory:
-        """What builds it."""
         return self._factories[env_id]
 
     def replace(self, env_id: int, env: gymnasium.Env[Any, Any], obs: list[Array]) -> None:
-        """Go on with another environment, whose last observation this is."""
         if self._envs.get(env_id, env) is not env:
             _close(self._envs[env_id])
         self._envs[env_id], self._steps[env_id] = env, env.step
@@ -156,18 +145,15 @@ class EnvGroup:
             view[...] = value
 
     def last_obs(self, env_id: int) -> list[Array]:
-        """Leaves of its last observation, views of its row."""
         return self._obs_views[int(self._rows.phase[env_id])][env_id]
 
     def episode_start(self, env_id: int) -> EpisodeStart | None:
-        """What leads another environment to where this one is; None where that is not recorded."""
         if self._recorder is None:
             return None
         layout, seed, last_obs = self._rows.spec.observation, int(self._rows.seed[env_id]), self.last_obs(env_id)
         return episode_start(self._recorder, env_id, self._envs[env_id], seed, layout, last_obs)
 
     def forget(self, env_id: int) -> None:
-        """What was recorded does not lead to where this environment is now."""
         if self._recorder is not None:
             self._recorder.forget(env_id)
 
@@ -176,7 +162,7 @@ class EnvGroup:
         rows, mark, steps = self._rows, self._mark, self._steps
         row_views, shape, dtype = self._simple  # the common case, one array, is written without a call
         phases = rows.phase[chosen.index].tolist()
-        # Where all write to the same half of the memory, which is usual, it need not be looked up again.
+        # Usually all rows write to the same half, which then need not be looked up again.
         half = phases[0] if phases.count(phases[0]) == len(phases) else None
         start, batch = time.perf_counter(), _Batch()
         rewards = batch.rewards
@@ -218,13 +204,12 @@ class EnvGroup:
         self._slow = time.perf_counter() - start > _SLOW_STEP_S * len(phases)
 
     def record(self) -> Recorder:
-        """From now on note what restores the environments."""
         if self._recorder is None:
             self._recorder = Recorder(self._rows)
         return self._recorder
 
     def save(self) -> dict[str, State]:
-        """What restores each environment, by id; those that nothing restores are missing."""
+        """What restores each environment, by id; those that cannot be restored are missing."""
         if self._recorder is None:
             return {}
         saved = {str(env_id): self._recorder.save(env_id, env) for env_id, env in self._envs.items()}
@@ -233,9 +218,8 @@ class EnvGroup:
     def load(
         self, saved: Mapping[str, State], run_seed: int, role: str, alive: Callable[[], None] = lambda: None
     ) -> list[int]:
-        """Bring fresh environments to where `save` was called; returns those that started a new episode instead.
-
-        The rows hold the saved observations, seeds and counters. `alive` is called again and again.
+        """Restore new environments to what `save` returned; returns the ids that started a new episode instead. The
+        rows hold the saved observations, seeds and counters. `alive` is called repeatedly.
         """
         self.run_seed, self._role = run_seed, role
         recorder, restarted = self.record(), []
@@ -249,7 +233,6 @@ class EnvGroup:
         return restarted
 
     def _restart(self, env_id: int) -> None:
-        """Build an environment that could not be restored anew, and start an episode."""
         rows = self._rows
         rows.episode[env_id] += 1
         rows.step[env_id] = 0
@@ -257,19 +240,18 @@ class EnvGroup:
         self._rebuild(env_id, int(rows.episode[env_id]))
 
     def close(self) -> None:
-        """Close every environment."""
         for env in self._envs.values():
             _close(env)
         self._envs.clear()
         self._steps.clear()  # bound methods, which would keep the environments alive
 
     def _finish(self, chosen: IdSet, half: int | None, batch: _Batch, notify: Notify) -> None:
-        """Write what belongs to the whole batch, look for values that are not finite, and announce it."""
+        """Write the results of the whole batch, check them for non-finite values, and announce them."""
         rows, rewards, index = self._rows, batch.rewards, chosen.index
         try:
             good = math.isfinite(sum(rewards))
             values = np.array(rewards, np.float64)
-        except (TypeError, ValueError):  # not all of them plain numbers
+        except (TypeError, ValueError):  # not all of them are plain numbers
             rewards = [scalar(r, i, self._name) for r, i in zip(rewards, chosen.numbers, strict=True)]
             values = np.array(rewards, np.float64)
             good = math.isfinite(sum(rewards))
@@ -307,7 +289,7 @@ class EnvGroup:
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
                 self._lose(env_id)
                 continue
-            # The episode is over and counted: tell what is wrong with its last step from what is with the reset.
+            # The episode is over and counted: separate faults of its last step from those of the reset.
             if step_bad:
                 detail = f"its last step returned reward {rewards[0]}, observation {self._final_views[env_id]}"
                 self._fault(env_id, "nan", detail, int(rows.episode[env_id]) - 1, self._lengths[env_id])
@@ -322,7 +304,7 @@ class EnvGroup:
         self._rows.episode[env_id] += int(episode_over)
 
     def _put(self, views: list[Array], obs: Any, env_id: int) -> None:
-        """Copy an observation into its row, refusing what would be broadcast or wrapped around."""
+        """Copy an observation into its row, refusing values that would be broadcast or wrapped around."""
         if type(obs) is np.ndarray and obs.dtype is self._simple[2] and obs.shape == self._simple[1]:
             views[0][...] = obs
             return
@@ -331,7 +313,6 @@ class EnvGroup:
             view[...] = value
 
     def _recover(self, env_id: int, error: BaseException) -> None:
-        """Rebuild an environment whose step failed."""
         require_step_tuple(error, env_id, self._name)
         self._fault(env_id, "raised", _trace(error), at_step=int(self._rows.step[env_id]) + 1)
         self._rebuild(env_id, int(self._rows.episode[env_id]) + 1)
@@ -342,7 +323,6 @@ class EnvGroup:
         return seeded_reset(self._envs[env_id], seed)[0]
 
     def _next_episode(self, env_id: int, phase: int, *, life_lost: bool) -> None:
-        """Store the first observation of the next episode."""
         if self._recorder is not None and not life_lost:
             self._recorder.next_game(env_id, self._envs[env_id])
         try:
@@ -361,7 +341,7 @@ class EnvGroup:
         return spec
 
     def _rebuild(self, env_id: int, episode: int) -> None:
-        """Replace a failed environment, for `episode`, and store its first observation; EnvFailed after some tries."""
+        """Replace a failed environment and store `episode`'s first observation; EnvFailed after several attempts."""
         rows = self._rows
         for attempt in range(_REBUILD_TRIES):
             if env_id in self._envs:
@@ -392,7 +372,7 @@ class EnvGroup:
 
 
 def _close(env: gymnasium.Env[Any, Any]) -> None:
-    with contextlib.suppress(Exception):  # a broken environment may fail to close; it is being thrown away
+    with contextlib.suppress(Exception):  # a broken environment may fail to close
         env.close()
 
 

@@ -1,8 +1,8 @@
-"""Sets of environment ids, checked once and then recognised.
+"""Sets of environment ids, checked once and then recognised by identity.
 
-Callers mostly send back the very array of ids that they received, and workers answer with the very bytes they
-were sent, so the sets are kept with all their forms. A numpy call saved counts when a step costs microseconds:
-masks, plain Python integers with one bit per environment, replace most of them.
+Callers mostly send back the array of ids they received, and workers reply with the bytes they were sent, so sets are
+cached in all their forms. Saving a numpy call matters when a step takes microseconds: masks, plain Python integers with
+one bit per environment, replace most of them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _WIRE = np.dtype("<i8")
 
 @dataclass(slots=True, eq=False)
 class IdSet:
-    """Distinct environment ids, in one order, in all their forms."""
+    """Distinct environment ids in a fixed order, in all their forms."""
 
     ids: Array  # int64, read-only
-    index: slice | Array  # the same rows, as a slice where they are one: cheaper to read and write
+    index: slice | Array  # the same rows, as a slice if possible: cheaper to read and write
     mask: int  # bit i stands for environment i
     numbers: tuple[int, ...]
-    payload: bytes  # as they travel
+    payload: bytes  # as transmitted
     route: Any = field(default=None)  # for the backend: how to reach them
-    views: Any = field(default=None)  # for the rows: where they are
+    views: Any = field(default=None)  # for the rows: cached views
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -61,12 +61,10 @@ class IdSets:
         return self._keep(self._make(ids))
 
     def of_payload(self, payload: bytes) -> IdSet:
-        """The set that travelled as these bytes."""
         known = self._by_payload.get(payload)
         return known if known is not None else self._keep(self._make(np.frombuffer(payload, _WIRE).copy()))
 
     def of_mask(self, mask: int) -> IdSet:
-        """The set of a mask that is not 0, sorted by id."""
         known = self._by_mask.get(mask)
         if known is None:
             ids = np.flatnonzero(self.bools(mask)).astype(_WIRE)
@@ -74,12 +72,11 @@ class IdSets:
         return known
 
     def bools(self, mask: int) -> Array:
-        """A mask as one bool per environment."""
         packed = np.frombuffer(mask.to_bytes(-(-self.num_envs // 8), "little"), np.uint8)
         return np.unpackbits(packed, count=self.num_envs, bitorder="little").astype(np.bool_)
 
     def _make(self, ids: Array) -> IdSet:
-        ids.flags.writeable = False  # recognised by identity, so it must not change under us
+        ids.flags.writeable = False  # recognised by identity, so it must not change
         numbers = tuple(ids.tolist())
         return IdSet(ids, row_index(ids), sum(1 << i for i in numbers), numbers, ids.tobytes())
 
@@ -97,7 +94,7 @@ class IdSets:
 
 
 def row_index(ids: Array) -> slice | Array:
-    """The same rows as a slice, which is cheaper to read and write, where they are evenly spaced."""
+    """The same rows as a slice, which is cheaper to read and write, if they are evenly spaced."""
     if len(ids) == 1:
         return slice(int(ids[0]), int(ids[0]) + 1)
     steps = np.diff(ids)

@@ -1,4 +1,4 @@
-"""Which environments are in flight, and which of their results are ready: the bookkeeping of a backend."""
+"""Bookkeeping of a backend: which environments are in flight, and which results are ready."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from corral.envs.stepping.id_set import IdSet, IdSets
 
 
 class InFlight:
-    """State of every environment: idle, in flight, or ready to be received. States are masks (see `id_set`)."""
+    """State of every environment: idle, in flight, or ready to be received, as masks (see `id_set`)."""
 
     def __init__(self, num_envs: int, spec: EnvSpec):
         self.num_envs, self.spec = num_envs, spec
@@ -18,30 +18,26 @@ class InFlight:
         self.started = self.closed = False
 
     def start(self) -> None:
-        """All environments take off with a reset."""
         self.require_open()
         self.in_flight, self.ready = self.everyone.mask, 0
         self.started = True
 
     def require_open(self) -> None:
-        """UserError after `close`."""
         if self.closed:
             raise UserError("This VecEnv is closed; make a new one with corral.make_vec.")
 
     def require_idle(self) -> None:
-        """UserError while a result is awaited or waits to be received."""
         self.require_open()
         if not self.started or self.in_flight | self.ready:
             raise UserError("state_dict() needs all environments idle: recv() what is under way first.")
 
     def require_new(self) -> None:
-        """UserError when the environments have been used."""
         self.require_open()
         if self.started:
             raise UserError("load_state_dict() needs environments that have just been made: make a new VecEnv.")
 
     def send(self, env_ids: Array, actions: Tree) -> tuple[IdSet, list[Array]]:
-        """Check a send and note it; returns the id set and the action leaves."""
+        """Check and record a send; returns the id set and the action leaves."""
         if not self.started or self.closed:
             self.require_open()
             raise UserError("Call recv() before the first send(): it brings the first observations.")
@@ -54,7 +50,7 @@ class InFlight:
         return chosen, leaves
 
     def wanted(self, min_ready: int | None, env_ids: Array | None) -> tuple[IdSet | None, int]:
-        """Which environments a recv waits for (None: any), and how many of them."""
+        """The environments a recv waits for (None: any), and how many of them."""
         if self.closed:
             self.require_open()
         under_way = self.in_flight | self.ready
@@ -73,22 +69,18 @@ class InFlight:
         return None, min(min_ready, count)
 
     def complete(self, mask: int) -> None:
-        """Results of these environments are complete."""
         self.in_flight &= ~mask
         self.ready |= mask
 
     def num_ready(self, chosen: IdSet | None) -> int:
-        """How many of these results are ready."""
         return (self.ready if chosen is None else self.ready & chosen.mask).bit_count()
 
     def take(self, chosen: IdSet | None) -> IdSet:
-        """Hand over these results, or all that are ready, sorted by id."""
         if chosen is None:
             chosen = self.sets.of_mask(self.ready)
         self.ready &= ~chosen.mask
         return chosen
 
     def flying(self, ids: Array) -> Array:
-        """Which of `ids` are in flight."""
         flags: Array = self.sets.bools(self.in_flight)[ids]
         return flags

@@ -1,4 +1,4 @@
-"""`LiveEnv` of an environment in a group: its last observation is in its row, and the group records its actions."""
+"""`LiveEnv` of an environment in a group: its row holds its last observation, and the group records its actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RowEnv(LiveEnv):
-    """An environment by its id; the group may rebuild it, and starts the next episode as soon as one has ended."""
+    """An environment by its id; the group may rebuild it, and starts the next episode as soon as one ends."""
 
     over = False
 
@@ -34,7 +34,7 @@ class RowEnv(LiveEnv):
         return self._group.episode_start(self._env_id)
 
     def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
-        """Write the observation to the row. Until its next episode it is not known what leads there."""
+        """Write the observation to the row. How to repeat its episode is unknown until the next one."""
         assert obs is not None  # a row always has one
         self._group.replace(self._env_id, self.env, obs)
         self._group.forget(self._env_id)

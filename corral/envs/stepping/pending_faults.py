@@ -1,7 +1,7 @@
-"""What environments owe when the worker that ran them is lost.
+"""Faulty rows and new episodes that are due after a worker died.
 
-Each owes one faulty row, unless all it had to do was start its first episode, and a new episode. A row in flight
-is delivered as soon as the new episode waits behind it; an idle environment's when it is next sent to.
+Each of its environments is due one faulty row, unless it only had to start its first episode, and a new episode. A row
+in flight is delivered once the new episode is ready; the row of an idle environment when it is next sent to.
 """
 
 from __future__ import annotations
@@ -15,41 +15,36 @@ from corral.envs.stepping.rows import EnvRows
 
 
 class PendingFaults:
-    """Who is lost, who is reborn (a new episode waits in its row), and who has yet to be told to start one."""
+    """Tracks environments whose worker died, whose new episode is ready, or which still have to start one."""
 
     def __init__(self, rows: EnvRows, in_flight: InFlight):
         self._rows, self._in_flight = rows, in_flight
-        self.owing = False
-        """Is anybody lost, or waiting for a replacement to start its episode? Looked at in every step."""
-        self.fresh = 0
-        """Mask of those that have not delivered their first observation yet."""
+        self.owing = False  # whether any environment has a fault or a reset pending; checked in every step
+        self.fresh = 0  # mask of environments that have not delivered their first observation yet
         self._lost, self._reborn, self._reset_due, self._flip_due = (
             np.zeros(in_flight.num_envs, np.bool_) for _ in range(4)
         )
 
     def clear(self) -> None:
-        """Everybody starts anew."""
         self._lost[:] = self._reborn[:] = self._reset_due[:] = self._flip_due[:] = self.owing = False
         self.fresh = self._in_flight.everyone.mask
 
     def owe_reset(self, ids: Array) -> None:
-        """These start their episode when their worker is up."""
         self._reset_due[ids] = self.owing = True
 
     def note(self, ids: Array) -> None:
-        """The worker of these is lost."""
         in_flight = self._in_flight.flying(ids)
         waiting = self._in_flight.sets.bools(self.fresh)[ids] & in_flight
         self.owe_reset(ids)
         newly = ~waiting & ~self._lost[ids]
-        # A row in flight was flipped by its send; another still points to the last observation.
+        # `send` flipped the rows in flight; the others still point to the last observation.
         self._flip_due[ids[newly & ~in_flight]] = True
         self._lost[ids[newly]] = True
         self._reborn[ids] = False
         self._rows.episode[ids[~waiting]] += 1
 
     def take_resets(self, ids: Array) -> Array:
-        """Those of `ids` that start an episode now: all that should, but where a result still waits in the row."""
+        """The `ids` that start an episode now: those due, except where a result still waits in the row."""
         ready = self._in_flight.sets.bools(self._in_flight.ready)[ids]
         due: Array = ids[self._reset_due[ids] & ~ready]
         flip = due[self._flip_due[due]]
@@ -61,7 +56,7 @@ class PendingFaults:
         return due
 
     def without(self, done: IdSet) -> IdSet | None:
-        """Note which of these results are lost environments' new episodes, and deliver what they owe; the others."""
+        """Record which results are new episodes after a fault and deliver the faulty rows; returns the others."""
         ids = done.ids
         lost = self._lost[ids]
         self._reborn[ids[lost]] = True
@@ -69,7 +64,7 @@ class PendingFaults:
         return None if lost.all() else self._in_flight.sets.of(ids[~lost])
 
     def deliver(self, ids: Array) -> Array:
-        """Deliver the faulty rows that are due among `ids`, all in flight; returns the ids to go on with."""
+        """Deliver the faulty rows due among `ids`, all in flight; returns the remaining ids."""
         lost = self._lost[ids]
         for env_id in ids[lost & self._reborn[ids]].tolist():
             self._rows.mark_lost(env_id)
@@ -80,7 +75,7 @@ class PendingFaults:
         return rest
 
     def unknown(self) -> list[int]:
-        """Environments that are not where their last row says."""
+        """Environments whose state differs from their last row."""
         return np.flatnonzero(self._lost | self._reset_due).tolist()
 
     def _look(self) -> None:

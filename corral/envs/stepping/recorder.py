@@ -1,15 +1,15 @@
-"""Environments that go on where they were, in another process: by what they were told, or by what they declare.
+"""Restoring environments in another process: by replaying their actions, or by the state they declare.
 
-A simulator's state cannot be copied in general, but what led to it can be repeated. A `Recorder` notes of every
-environment how its current game began (the seed, or the state of its generators) and every action since.
-`replay` does the same to a fresh environment and looks whether the same came out, bit by bit.
+A simulator's state cannot be copied in general, but its history can be repeated. A `Recorder` records how each
+environment's current game began (the seed, or the state of its RNGs) and every action since. `replay` repeats them in a
+new environment and checks that the result is the same bit for bit.
 
-- While an environment has made few steps since it was seeded, everything since then is repeated, so whatever it
-  keeps from one episode to the next is right as well. Later, only the current game is.
-- An environment that has `state_dict()` and `load_state_dict(state)`, of arrays, numbers, strings, and dicts and
-  lists of them, is asked instead: the outermost wrapper, or the environment inside where nothing but Gymnasium's
-  time limit and checks is around it. This also restores what no observation shows.
-- Anything else (randomness from the clock or a global generator, a very long game) is not restored, and found out.
+- While an environment has made few steps since it was seeded, everything since then is replayed, so state that it keeps
+  between episodes is restored as well. Later, only the current game is replayed.
+- If an environment has `state_dict()` and `load_state_dict(state)`, of arrays, numbers, strings, and dicts and lists of
+  them, these are used instead: those of the outermost wrapper, or of the environment inside if it has only Gymnasium's
+  time limit and checks around it. This also restores what no observation shows.
+- Anything else (randomness from the clock or a global RNG, a very long game) is detected and not restored.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ from corral.snapshot.rng import (
 
 log = logging.getLogger("corral.envs")
 
-_SINCE_SEED_STEPS = 10_000  # repeated from the seed on up to here, so that a resume takes seconds
+_SINCE_SEED_STEPS = 10_000  # replayed from the seed up to here, so that a resume takes seconds
 _GAME_STEPS = 50_000
 _BOUND_EVERY = 1024  # calls
 _MAX_SETS = 1024
 
 
 class NotRestored(Exception):
-    """What came out is not what was saved, or it could not be tried."""
+    """The result differs from what was saved, or could not be computed."""
 
 
 class _Tape:
-    """How one environment came to be where it is: a beginning, and the bytes of every action since."""
+    """The history of one environment: how it began, and the bytes of every action since."""
 
     def __init__(self, record: int):
         self._record = record  # bytes of an action
         self.actions = bytearray()
         self.begin(None, {})
-        self.known = False  # the beginning, if recording starts in the middle of a game
+        self.known = False  # whether the beginning is known; not if recording starts in the middle of a game
 
     @property
     def steps(self) -> int:
         return len(self.actions) // self._record
 
     def begin(self, seed: int | None, generators: State) -> None:
-        """Start anew with a reset, seeded or not, that finds the generators in these states."""
+        """Start a new history with a reset, seeded or not, with the RNGs in these states."""
         self.known, self.seed, self.generators = True, seed, generators
-        self.game: tuple[int, State] | None = None  # at which step the current game began, if later, and how
+        self.game: tuple[int, State] | None = None  # the step at which the current game began, if later, and how
         self.actions.clear()
 
     def begin_game(self, generators: State) -> None:
-        """Note a reset that starts another game; forget those before when they are no use any more."""
+        """Record a reset that starts another game; discard earlier games that are no longer needed."""
         if not self.known:
             self.begin(None, generators)
             return
@@ -78,7 +78,6 @@ class _Tape:
             self._forget_past_games()
 
     def bound(self) -> None:
-        """Give up what has become too long."""
         if self.steps > _GAME_STEPS:
             self._forget_past_games()
         self.known = self.known and self.steps <= _GAME_STEPS
@@ -92,31 +91,31 @@ class _Tape:
 
 
 class Recorder:
-    """The tapes of some environments."""
+    """The histories of some environments."""
 
     def __init__(self, rows: EnvRows):
         self.rows = rows
         self._sizes = [leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in rows.spec.action.leaves]
         self._record = max(1, sum(self._sizes))
         self._tapes: dict[int, _Tape] = {}
-        self._of: dict[IdSet, list[_Tape]] = {}  # tapes of the sets in use
-        self._generators: dict[int, Generators] = {}  # looked for once after each seed
+        self._of: dict[IdSet, list[_Tape]] = {}  # histories of the sets in use
+        self._generators: dict[int, Generators] = {}  # searched once after each seed
         self._calls = 0
 
     def seeded(self, env_id: int, env: Env, seed: int) -> None:
-        """A seeded reset is about to happen."""
+        """Call before a seeded reset."""
         self._generators.pop(env_id, None)
         self._tape(env_id).begin(seed, read_generators(find_generators(env)))
 
     def next_game(self, env_id: int, env: Env) -> None:
-        """A reset without a seed is about to start a new game."""
+        """Call before a reset without a seed that starts a new game."""
         found = self._generators.get(env_id)
         if found is None:
             found = self._generators[env_id] = find_generators(env)
         self._tape(env_id).begin_game(read_generators(found))
 
     def acted(self, chosen: IdSet) -> None:
-        """The actions in these rows are about to be taken."""
+        """Call before the actions in these rows are taken."""
         tapes = self._of.get(chosen)
         if tapes is None:
             if len(self._of) >= _MAX_SETS:
@@ -131,13 +130,11 @@ class Recorder:
             self._bound()
 
     def forget(self, env_id: int) -> None:
-        """What was recorded of the current game is not how this environment came to be where it is."""
         tape = self._tape(env_id)
         tape.begin(None, {})
         tape.known = False
 
     def save(self, env_id: int, env: Env) -> State | None:
-        """What restores this environment; None when nothing does."""
         if declares(env):
             return self._declared(env_id, env)
         tape = self._tape(env_id)
@@ -154,7 +151,6 @@ class Recorder:
         }
 
     def load(self, env_id: int, state: State) -> None:
-        """Go on recording where `save` was called."""
         if state["kind"] == "replay":
             tape = self._tape(env_id)
             tape.begin(state["seed"], state["generators"])
@@ -179,7 +175,6 @@ class Recorder:
         return tape
 
     def _bytes(self, chosen: IdSet) -> bytes:
-        """The actions in these rows, one after the other."""
         leaves = [rows[chosen.index] for rows in self.rows.action]
         if len(leaves) == 1:
             return leaves[0].tobytes()
@@ -205,7 +200,7 @@ class Recorder:
 def restore(
     recorder: Recorder, env_id: int, env: Env, state: State | None, obs: list[Array], alive: Callable[[], None]
 ) -> bool:
-    """Bring a fresh environment to a saved state; whether it is there. `obs` are the leaves it showed last."""
+    """Bring a new environment to a saved state with last observation `obs`; returns whether that worked."""
     rows = recorder.rows
     seed = int(rows.seed[env_id])
     try:
@@ -217,17 +212,16 @@ def restore(
             shown, steps = replay(env, state, seed, recorder.actions(state), alive)
             if steps != rows.step[env_id] or not same_observation(rows.spec.observation, shown, obs):
                 return False
-    except (Exception, SystemExit):  # whatever it is, a new episode is the answer
+    except (Exception, SystemExit):  # on any error, a new episode starts
         return False
     recorder.load(env_id, state)
     return True
 
 
 def replay(env: Env, state: State, seed: int, actions: Iterator[Any], alive: Callable[[], None]) -> tuple[Any, int]:
-    """Repeat what was recorded on a fresh environment; its observation, and the steps of its episode.
-
-    `seed` is the one that the environment got last; `alive` is called at every step. NotRestored when the
-    environment's generators are not where they were when it was saved.
+    """Repeat a recording in a new environment; returns its observation, and the steps of its episode. `seed` is the
+    last one that the environment got; `alive` is called at every step. NotRestored if the environment's RNGs are not in
+    the saved states.
     """
     if state["seed"] is None:
         env.reset(seed=seed)  # builds what only a first reset builds
@@ -247,7 +241,7 @@ def replay(env: Env, state: State, seed: int, actions: Iterator[Any], alive: Cal
 
 
 def same_observation(layout: Layout, obs: Any, saved: list[Array]) -> bool:
-    """Whether an observation is the saved one, bit by bit."""
+    """Whether an observation equals the saved one bit for bit."""
     return all(
         np.asarray(value, leaf.dtype).tobytes() == kept.tobytes()
         for leaf, value, kept in zip(layout.leaves, layout.flatten(obs), saved, strict=True)
@@ -255,7 +249,7 @@ def same_observation(layout: Layout, obs: Any, saved: list[Array]) -> bool:
 
 
 def _not_plain(state: Any, name: str = "its state_dict()") -> str | None:
-    """What in a state could not be written to a file, or None."""
+    """Names the value in a state that cannot be written to a file, or None."""
     if isinstance(state, dict):
         odd = [key for key in state if not isinstance(key, str)]
         if odd:
@@ -272,7 +266,7 @@ def _not_plain(state: Any, name: str = "its state_dict()") -> str | None:
 def episode_start(
     recorder: Recorder, env_id: int, env: Env, seed: int, layout: Layout, last_obs: list[Array]
 ) -> EpisodeStart | None:
-    """What leads another environment to where this one is; None where that is not recorded."""
+    """How to bring another environment to the same state; None if that is not recorded."""
     state, expected = recorder.save(env_id, env), [view.copy() for view in last_obs]
     if state is None or state["kind"] != "replay":
         return None

@@ -1,7 +1,10 @@
-"""One row of memory per environment, private or shared between processes.
+"""Row buffers, one row per environment, private or shared between processes.
 
-Observations are double-buffered: a step writes the half that the last delivered observation is not in, so
-that observation survives an environment that fails, or a process killed in the middle of a write.
+Observations are double-buffered: a step writes the half that does not hold the last delivered observation, so that
+observation survives an environment that fails, or a process killed in the middle of a write.
+
+`CopiedRows` carry rows between processes that share no memory, as plain arrays. The phases of the two sides need not
+agree: copied rows hold the current observation, and are unpacked into the half that is current on arrival.
 """
 
 from __future__ import annotations
@@ -18,14 +21,13 @@ from corral.envs.stepping.id_set import IdSet
 _ALIGN = 64
 TERMINATED, TRUNCATED, FAULTY, FIRST, GAME_OVER = range(5)
 _FLAGS_AT = 16  # bytes of the two rewards before the flags
-_INT, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)  # looking a type up costs as much as a view
+_INT, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)  # looking up a dtype costs as much as a view
 
 
 class EnvRows:
-    """Arrays for `num_envs` environments, carved out of one block of memory.
-
-    `phase[i]` says which half of `obs` holds, or will hold, row `i`'s current observation. The receiver flips
-    it when it sends an action; the environment's side only reads it.
+    """Arrays for `num_envs` environments, carved out of one block of memory. `phase[i]` is the half of `obs` for row
+    `i`'s current or next observation. The receiver flips it when it sends an action; the environment's side only reads
+    it.
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, memory: Any = None):
@@ -37,23 +39,21 @@ class EnvRows:
         self.obs = [next(taken) for _ in spec.observation.leaves]  # [2, N, ...]
         self.final = [next(taken) for _ in spec.observation.leaves]  # [N, ...]
         self.action = [next(taken) for _ in spec.action.leaves]  # [N, ...]
-        self.table = next(taken)  # [N, 3]: reward, raw reward, and flags, which are bools in a number's place
+        self.table = next(taken)  # [N, 3]: reward, raw reward, and flags (bools in the bytes of a number)
         self.reward, self.raw_reward = self.table[:, 0], self.table[:, 1]
         self._flags_as_int = self.table.view(np.int64)[:, 2]
         self.flags = self.table.view(np.bool_)[:, _FLAGS_AT:]
         self.seed, self.episode, self.step = next(taken), next(taken), next(taken)
-        self.mark = next(taken)  # per worker (of which there are at most N), the environment it is stepping
+        self.mark = next(taken)  # per worker (at most N), the environment it is stepping
         self.phase = next(taken)
-        self._odd = 0  # the receiver's own copy of `phase`, as a mask
+        self._odd = 0  # the receiver's copy of `phase`, as a mask
 
     @staticmethod
     def nbytes(spec: EnvSpec, num_envs: int) -> int:
-        """Bytes of memory that the rows need."""
         *_, (offset, shape, dtype) = _places(spec, num_envs)
         return offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
     def flip(self, chosen: IdSet) -> None:
-        """Let these rows' next observations go to the other half of the memory."""
         self._odd ^= chosen.mask
         half = self.half(chosen)
         if half is None:
@@ -62,7 +62,6 @@ class EnvRows:
             self.phase[chosen.index] = half
 
     def collect(self, chosen: IdSet) -> StepBatch:
-        """Copy these rows out."""
         layout, ids, half = self.spec.observation, chosen.ids, self.half(chosen)
         if half is not None and isinstance(chosen.index, slice):
             halves, table = self._views(chosen)
@@ -70,7 +69,7 @@ class EnvRows:
         else:  # an index array copies by itself
             obs, table = [leaf[self.phase[ids] if half is None else half, ids] for leaf in self.obs], self.table[ids]
         flags = table.view(_BOOL)[:, _FLAGS_AT:]
-        flags_bytes = table.view(_INT)[:, 2].tobytes()  # which are compared faster than numbers are counted
+        flags_bytes = table.view(_INT)[:, 2].tobytes()  # comparing bytes is faster than counting numbers
         final = self._finals(ids, obs, flags) if flags_bytes != bytes(len(flags_bytes)) else None
         return StepBatch(
             ids,
@@ -86,7 +85,7 @@ class EnvRows:
         )
 
     def _views(self, chosen: IdSet) -> tuple[list[list[Array]], Array]:
-        """Observations in both halves, and the table, of rows at even steps: made once, as each costs as a copy."""
+        """Cached views of both observation halves and the table, at even steps; a new view costs as much as a copy."""
         if chosen.views is None or chosen.views[0] is not self:
             halves = [[leaf[half][chosen.index] for leaf in self.obs] for half in (0, 1)]
             chosen.views = self, halves, self.table[chosen.index]
@@ -98,23 +97,21 @@ class EnvRows:
         if layout.single and not layout.leaves[0].shape:
             return list(self.action[0][chosen.index])
         leaves = [
-            list(rows[chosen.ids] if leaf.shape else rows[chosen.index])  # numbers are copies by themselves
+            list(rows[chosen.ids] if leaf.shape else rows[chosen.index])  # numbers are copies anyway
             for rows, leaf in zip(self.action, layout.leaves, strict=True)
         ]
         return leaves[0] if layout.single else [layout.unflatten(list(row)) for row in zip(*leaves, strict=True)]
 
     def no_flags(self, index: slice | Array) -> None:
-        """Clear all flags of these rows."""
         self._flags_as_int[index] = 0
 
     def current(self, chosen: IdSet, half: int | None) -> list[Array]:
-        """Leaves of these rows' observations in one half, views where they are a slice; None: each in its own."""
+        """Observation leaves of these rows in one half, as views for a slice; None: each row in its own half."""
         if half is None:
             return [leaf[self.phase[chosen.ids], chosen.ids] for leaf in self.obs]
         return [leaf[half][chosen.index] for leaf in self.obs]
 
     def state_dict(self, everyone: IdSet) -> dict[str, Any]:
-        """Where the environments are: their latest observations, seeds and counters."""
         leaves = self.current(everyone, self.half(everyone))
         return {
             "obs": {str(k): leaf.copy() for k, leaf in enumerate(leaves)},
@@ -124,13 +121,12 @@ class EnvRows:
         }
 
     def load_state_dict(self, state: dict[str, Any], everyone: IdSet) -> None:
-        """Put it back."""
         for k, leaf in enumerate(self.obs):
             leaf[self.phase[everyone.ids], everyone.ids] = state["obs"][str(k)]
         self.seed[:], self.episode[:], self.step[:] = state["seed"], state["episode"], state["step"]
 
     def half(self, chosen: IdSet) -> int | None:
-        """The half of the memory that these rows' current observations are in, None where they differ."""
+        """The half with these rows' current observations, None if they differ."""
         odd = self._odd & chosen.mask
         return 0 if not odd else 1 if odd == chosen.mask else None
 
@@ -145,9 +141,8 @@ class EnvRows:
         return self.spec.observation.unflatten(final)
 
     def mark_lost(self, env_id: int) -> None:
-        """Turn row `env_id`, whose phase already points to a new episode's first observation, into a faulty row.
-
-        The other half still holds the last observation that was delivered: it becomes the final one.
+        """Make row `env_id`, whose phase already points to a new episode's first observation, a faulty row. The other
+        half still holds the last delivered observation, which becomes the final one.
         """
         for final, obs in zip(self.final, self.obs, strict=True):
             final[env_id] = obs[1 - self.phase[env_id], env_id]
@@ -168,20 +163,15 @@ def _places(spec: EnvSpec, n: int) -> Iterator[tuple[int, tuple[int, ...], np.dt
         offset += -(-size // _ALIGN) * _ALIGN
 
 
-# Rows between processes that share no memory: copies of some environments' rows, as plain arrays. The two sides'
-# halves of the observations (`EnvRows.phase`) need not agree: a parcel has the current observation, and goes into the
-# half that is current where it arrives.
-
-
 @dataclass(slots=True)
 class CopiedRows:
-    """What a step, or a first observation, of these environments left in their rows."""
+    """Copied rows of these environments after a step or a reset."""
 
     env_ids: bytes  # as `IdSet.payload`
     obs: list[Array]
     table: Array
     counters: Array  # [K, 3]: seed, episode, step
-    final: list[Array] | None  # of those whose episode ended, in order
+    final: list[Array] | None  # of the ended episodes, in order
 
 
 def pack(rows: EnvRows, chosen: IdSet) -> CopiedRows:
@@ -198,7 +188,7 @@ def pack(rows: EnvRows, chosen: IdSet) -> CopiedRows:
 
 
 def unpack(rows: EnvRows, chosen: IdSet, copied: CopiedRows) -> None:
-    """Put copied rows of these environments into their place."""
+    """Write copied rows of these environments to their place."""
     ids = chosen.ids
     for leaf, value in zip(rows.obs, copied.obs, strict=True):
         leaf[rows.phase[ids], ids] = value

@@ -1,4 +1,4 @@
-"""Ready-made environments: Atari as the literature plays it, and any environment seen through its pixels."""
+"""Ready-made environments: the standard Atari stack, pixel observations of any environment, and board games."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Atari games as the literature plays them: skipped and pooled frames, 84 x 84 gray, four stacked.
+"""Atari games as in the literature: skipped and pooled frames, 84 x 84 gray, four stacked.
 
-`atari("Pong")` is one description for two implementations that agree exactly: the wrappers below, which run
-on any backend, and ALE's own vector environment, which `make_vec` prefers because it is several times faster.
+`atari("Pong")` is one description for two implementations with identical results: the wrappers below, which run on any
+backend, and ALE's vector environment, which `make_vec` prefers because it is several times faster.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ _NEEDS_TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}
 
 @dataclass(frozen=True)
 class AtariSuite:
-    """The standard Atari stack for one game. Call it to build one environment, or give it to `make_vec`.
-
-    A lost life ends an episode (`episodic_life`) but not the game, which continues: statistics
-    are of whole games, in unclipped reward. FIRE (`fire_reset`) is pressed when a game starts.
+    """The standard Atari stack for one game. Call it to build one environment, or pass it to `make_vec`. A lost life
+    ends an episode (`episodic_life`) but not the game: statistics are of whole games, in unclipped reward. FIRE
+    (`fire_reset`) is pressed when a game starts.
     """
 
     game: str  # ALE's name, such as ms_pacman
@@ -42,11 +41,9 @@ class AtariSuite:
 
     @property
     def name(self) -> str:
-        """The game as people write it."""
         return self.game.title().replace("_", "")
 
     def __call__(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        """Build one environment from wrappers."""
         env: Any = _console(self.game, self.sticky, render_mode)
         pressed = 0
         if self.fire_reset:
@@ -64,10 +61,9 @@ class AtariSuite:
 
 
 def atari(game: str = "Pong", **options: Any) -> AtariSuite:
-    """The standard Atari stack for a game, named as `Pong`, `PongNoFrameskip-v4` or `ALE/Pong-v5`.
-
-    The options are the fields of `AtariSuite`: `frame_skip`, `stack`, `size`, `episodic_life`, `clip_reward`,
-    `fire_reset`, `noop_max`, `sticky` and `max_frames`.
+    """The standard Atari stack for a game, named as `Pong`, `PongNoFrameskip-v4` or `ALE/Pong-v5`. The options are the
+    fields of `AtariSuite`: `frame_skip`, `stack`, `size`, `episodic_life`, `clip_reward`, `fire_reset`, `noop_max`,
+    `sticky` and `max_frames`.
     """
     try:
         suite = AtariSuite(find_game(game), **options)
@@ -85,12 +81,12 @@ def atari(game: str = "Pong", **options: Any) -> AtariSuite:
 
 
 def is_atari_id(name: str) -> bool:
-    """Whether an id can only be an Atari game's."""
+    """Whether an id can only be an Atari game."""
     return name.startswith("ALE/") or "NoFrameskip-v" in name
 
 
 def find_game(name: str) -> str:
-    """ALE's name for a game; UserError names the nearest ones when there is none."""
+    """ALE's name for a game; UserError names the closest ones if there is none."""
     roms = import_ale().roms
     games = {game.replace("_", ""): game for game in roms.get_all_rom_ids() if game not in _NEEDS_TWO_PLAYERS}
     match = _NAME.fullmatch(name)
@@ -104,7 +100,7 @@ def find_game(name: str) -> str:
 
 
 def _console(game: str, sticky: float, render_mode: Any) -> gymnasium.Env[Any, Any]:
-    """One game, frame by frame, in gray, whose seed is ALE's own as in the vector environment."""
+    """One game, frame by frame, in gray, with ALE's own seed as in the vector environment."""
     import_ale()
     from ale_py.env import AtariEnv
 
@@ -120,7 +116,7 @@ def _console(game: str, sticky: float, render_mode: Any) -> gymnasium.Env[Any, A
 
 
 def import_ale() -> Any:
-    """The ale_py module, told to be quiet; UserError says how to install it."""
+    """The ale_py module with its messages silenced; UserError explains how to install it."""
     try:
         import ale_py
         import cv2  # noqa: F401 - the wrappers resize with it

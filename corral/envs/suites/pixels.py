@@ -1,4 +1,4 @@
-"""Any environment that can be rendered, seen through its pixels alone."""
+"""Pixel observations of any environment that can be rendered."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from corral.envs import wrappers
 
 @dataclass(frozen=True)
 class PixelSuite:
-    """An environment whose observations are stacked frames. Call it to build one, or give it to `make_vec`.
-
-    One frame shows no motion, so `stack` of them are given, oldest first.
+    """An environment whose observations are `stack` frames, oldest first, since one frame shows no motion. Call it to
+    build one, or pass it to `make_vec`.
     """
 
     env: str | Callable[..., gymnasium.Env[Any, Any]]
@@ -32,15 +31,13 @@ class PixelSuite:
 
     @property
     def name(self) -> str:
-        """The environment's name, and that it is seen in pixels."""
         inner = self.env if isinstance(self.env, str) else getattr(self.env, "__qualname__", type(self.env).__name__)
         return f"{inner} in pixels"
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        """Build one environment."""
         from corral.envs.resolve import resolve
 
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a display
         resolved = resolve(self.env, {**self.env_kwargs, "render_mode": "rgb_array"})
         try:
             return self._wrap(resolved.factory())
@@ -62,13 +59,11 @@ class PixelSuite:
 
 
 class ReferenceLine(gymnasium.ObservationWrapper[Array, Any, Array]):
-    """Draws a red vertical line through the centre of each frame, behind whatever is not background.
-
-    The background is the colour of the top left corner.
+    """Draws a red vertical line through the centre of each frame, behind everything but the background. The background
+    is the colour of the top left corner.
     """
 
     def observation(self, observation: Array) -> Array:
-        """The frame with the line."""
         frame = np.array(observation)
         width = frame.shape[1]
         thick = max(1, width // 100)
@@ -87,13 +82,13 @@ def pixels(
     reference_line: bool = False,
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> PixelSuite:
-    """An environment seen through its rendered frames, `[stack, size, size]` or `[..., 3]` in colour.
+    """Observe an environment through its rendered frames, `[stack, size, size]` or `[..., 3]` in colour.
 
     Args:
         env: a Gymnasium id, `module:Class`, or a factory that takes `render_mode`.
         size: height and width of the frames.
         grayscale: gray frames instead of coloured ones.
-        stack: how many frames make an observation.
+        stack: number of frames in an observation.
         reference_line: draw a vertical line at the centre; CartPole is hard to centre without one.
         env_kwargs: keyword arguments for the environment.
     """

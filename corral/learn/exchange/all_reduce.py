@@ -26,7 +26,7 @@ from corral.learn.exchange.compress import Compress, Compression, Hook, find_com
 from corral.learn.exchange.peers import own_address
 from corral.learn.weights import split_params
 
-_WHOLE_FIRST = 10  # full-precision updates before PowerSGD starts, as in the paper: early gradients are atypical
+_WHOLE_FIRST = 10  # full-precision updates before PowerSGD starts, as its authors do: early gradients are atypical
 
 
 class _Bucket:
@@ -68,7 +68,6 @@ class HookedReduction:
             self._state = group
 
     def reduce(self, grad: Tensor) -> float:
-        """Reduce and return the number of bytes reduced."""
         bucket: Any = _Bucket(grad, self._params)
         before = self._numbers()
         grad.copy_(self._reduce(self._state, bucket).wait())

@@ -280,7 +280,6 @@ class Compression:
 
     @property
     def size(self) -> int:
-        """Bytes of a code."""
         return self._codec.size(self.count)
 
     def pack(self, grad: Array) -> Array:
@@ -301,7 +300,6 @@ class Compression:
         return code
 
     def unpack(self, code: Array) -> Array:
-        """Decode the code of any learner."""
         return self._codec.decode(code, self.count)
 
     def put_back(self, code: Array) -> None:

@@ -136,7 +136,6 @@ class Gossip:
         self._outgoing.clear()
 
     def metrics(self) -> dict[str, float]:
-        """Bytes sent per update, weight left, and relative distance of the last share received."""
         told = {
             "exchange/bytes_per_update": self.sent / max(1, self._updates),
             "exchange/push_weight": self._weight,
@@ -154,7 +153,6 @@ class Gossip:
         return "stop" if stop else "apply"
 
     def params(self, weights: Tensor) -> None:
-        """Mix the weights with those of the others, after an optimizer step."""
         if len(self._peers) < 2:
             return
         self._updates += 1
@@ -231,7 +229,6 @@ class Gossip:
                 self._post(peer, kind, message)
 
     def _post(self, peer: int, kind: int, message: dict[str, Any]) -> bool:
-        """Send to a peer; False if it is disconnected."""
         if peer in self._gone:
             return False
         try:

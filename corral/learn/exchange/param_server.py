@@ -55,7 +55,6 @@ class ParamServer:
         self._servers = [connect(host, port, secret, timeout_s) for host, port in servers]
 
     def begin(self, weights: Tensor, turn: int, num_workers: int) -> None:
-        """Begin a turn with the servers' weights."""
         self._weights = weights
         if not self._slices:
             self._slices = [server_slices(group, len(self._servers)) for group in self._groups]
@@ -82,7 +81,6 @@ class ParamServer:
         self._servers = []
 
     def metrics(self) -> dict[str, float]:
-        """Bytes in both directions per update."""
         return {"exchange/bytes_per_update": self.sent / max(1, self._updates)}
 
     def agree(self, ready: bool) -> bool:

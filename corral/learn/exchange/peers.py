@@ -61,7 +61,6 @@ class Listener:
                 self._guests.discard(sock)
 
     def close(self) -> None:
-        """Stop listening and close all connections."""
         self._closed = True
         for sock in (self._socket, *list(self._guests)):
             with contextlib.suppress(OSError):

@@ -200,7 +200,6 @@ class ParamServerProcess:
                 break
 
     def _finish_round(self, *, late: bool = False) -> None:
-        """Update if all required members have pushed."""
         active = {member for member in self._members if member.clock is not None}
         needed = max(1, min(len(active), self._num_workers - self._rules.backup_workers))
         if not self._arrived or (len(self._arrived) < needed and not late):
@@ -253,7 +252,6 @@ class ParamServerProcess:
         return {"version": self.version, "weights": self._coded(part)}
 
     def _coded(self, part: _GroupPart) -> Value:
-        """The weights of a slice, encoded once for all members."""
         if part.coded is None or part.coded[0] != part.updates:
             weights = part.weights.detach().numpy()
             code = self._broadcast.encode(weights, self._rng).copy()
@@ -263,7 +261,6 @@ class ParamServerProcess:
         return part.coded[1]
 
     def state(self) -> dict[str, Any]:
-        """State from which another server can continue."""
         with self._change:
             return {"version": self.version, "parts": [part.state() for part in self._parts]}
 

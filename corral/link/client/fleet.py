@@ -128,7 +128,6 @@ class Fleet:
         self._lose(session, "killed", f"{session.name} was disconnected")
 
     def close(self, reason: str = "the run is over") -> None:
-        """Safe to call twice."""
         with self.lock:
             for session in self.sessions.values():
                 session.tell(clp.Op.CLOSE, meta={"reason": reason, "over": True})

@@ -85,7 +85,6 @@ class SimulatorSession:
 
     @property
     def room(self) -> int:
-        """Number of free slots."""
         return min(self.simulator.hello.slots, self.limits.slots) - self.seated
 
     def take_slot(self) -> int:
@@ -173,7 +172,6 @@ class SimulatorSession:
         self.detached_at = time.monotonic()
 
     def attach(self, wire: Wire) -> None:
-        """Resume on a new connection: resend the requests without a reply."""
         self.wire.close()
         self.wire, self.detached_at = wire, None
         self.wire.most_bytes = self.limits.message

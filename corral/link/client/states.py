@@ -135,10 +135,7 @@ def ask(
     flags: int = 0,
     meta: dict[str, Any] | None = None,
 ) -> None:
-    """Send all parts at once and `take` every reply; EnvFailed when a simulator refuses.
-
-    Parts of simulators that disconnect meanwhile are passed to `miss`; without it they raise EnvFailed.
-    """
+    """Send all parts at once and `take` every reply; EnvFailed when a simulator refuses or, without `miss`, leaves."""
     errors: list[Exception] = []
     waiting = dict(enumerate(part for part, _ in parts))
 
@@ -219,7 +216,6 @@ class StateClient:
     def expand(
         self, parents: Array, actions: Tree, children: Array | None = None, seeds: Array | None = None
     ) -> tuple[Array, StateReplies]:
-        """Step from each state and save the results; returns the children's ids."""
         children = self.new_ids(len(parents)) if children is None else children
         payload = [_u8(parents), self._actions(actions, len(parents)), _u8(children)]
         if seeds is not None:
@@ -242,7 +238,6 @@ class StateClient:
         return rewards, lengths, replies
 
     def export(self, ids: Array) -> tuple[list[bytes], StateReplies]:
-        """States as bytes, for `take_in` of any simulator of the same environment."""
         blobs: list[bytes] = []
         replies = self._replies(len(ids), obs=False)
 

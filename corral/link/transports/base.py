@@ -31,10 +31,7 @@ class Wire(ABC):
 
 @dataclass(slots=True)
 class Event:
-    """A message arrived, a peer connected (`frames` is None), or a wire is lost (`lost` is the reason).
-
-    Frames are views that are valid until the next `poll`.
-    """
+    """A message, a new peer (`frames` is None) or a lost wire (`lost`: why). Frames are views until the next `poll`."""
 
     wire: Wire
     frames: Sequence[Buffer] | None = None

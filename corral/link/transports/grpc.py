@@ -154,7 +154,6 @@ class _Inbox:
         return True
 
     def take(self, timeout_s: float) -> list[Event]:
-        """Wait for the first event, then return all that have arrived."""
         with self._came:
             if not self._events and timeout_s > 0:
                 self._came.wait(timeout_s)
@@ -334,10 +333,7 @@ class GrpcBinding(Binding):
 
 
 class _GrpcTarget:
-    """An address, the call to its listener, and when to call again.
-
-    One channel forever: with a new one per call, calls may hang beyond their deadline (seen with grpcio 1.85).
-    """
+    """An address and its call. One channel forever: with new ones, calls may hang past their deadline (grpcio 1.85)."""
 
     def __init__(self, grpc: Any, address: Address, inbox: _Inbox):
         self._url, self._inbox = address.url, inbox

@@ -85,7 +85,6 @@ class JsonPeer(Wire):
         self._tell(Message(clp.Op.HELLO, meta=to_meta(hello)))
 
     def take(self, message: ClientMessage) -> None:
-        """Handle a message of the client; Mistake when it is invalid."""
         if message.command == "terminate":
             self._reply_to_client({"action": None})
             self.leave("it terminated")
@@ -222,11 +221,7 @@ class JsonPeer(Wire):
         self._tell(Message(message.op, clp.REPLY | clp.FAILED, status, message.seq, meta=meta))
 
     def _end(self, goodbye: Message, reason: str) -> None:
-        """Leave with a goodbye rather than a lost wire: this session never resumes, so the learner need not wait for
-        it.
-
-        An ended episode is delivered even though no other follows: its last observation stands in.
-        """
+        """Leave with a goodbye (the session never resumes); an ended episode is delivered with its last observation."""
         if self.lost is not None:
             return
         if self._last is not None:

@@ -164,7 +164,6 @@ class JsonBinding(Binding):
             self._welcome(identity, message, frames[1])
 
     def _welcome(self, identity: bytes, message: ClientMessage, frame: Any) -> None:
-        """Announce a client to the fleet by its first message."""
         if message.command != "reset":
             raise Mistake(f"a {message.command} of a client that is not here, or no longer; begin with a reset")
         where, descriptor = identity.hex(), None
@@ -200,7 +199,6 @@ class JsonBinding(Binding):
             self._forget(event.wire)
 
     def _answer(self, identity: bytes, value: Any) -> None:
-        """Send to a client; one that is gone or does not read is disconnected."""
         try:
             self._socket.send_multipart([identity, b"", _encode(value)], zmq.NOBLOCK)
         except zmq.ZMQError:

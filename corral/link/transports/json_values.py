@@ -66,10 +66,7 @@ def read_client_message(body: Buffer) -> ClientMessage:
 
 
 def described(value: Any, what: str) -> Layout:
-    """A space given as a Gymnasium space, as a description of one (docs/link.md, section 2), or as n for Discrete(n).
-
-    UserError when it is none of them; `what` is "action" or "observation".
-    """
+    """A space from a Gymnasium space, a description (docs/link.md, section 2), or n for Discrete(n)."""
     if isinstance(value, Layout):
         return value
     if isinstance(value, gymnasium.Space):

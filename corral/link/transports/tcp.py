@@ -24,10 +24,7 @@ _SMOOTHING = 0.2
 
 
 class SpinWait:
-    """Waits with `poll(seconds)`; spins first while recent waits were short, because waking up costs 30 us or more.
-
-    Other threads and processes that want this core get it meanwhile.
-    """
+    """Waits with `poll(seconds)`; spins first, yielding the core, while recent waits were short: waking costs 30 us."""
 
     def __init__(self, poll: Callable[[float], list[Any]]):
         self._poll = poll
@@ -76,7 +73,6 @@ class TcpWire(Wire):
         poller.register(self.socket, select.EPOLLIN)
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Send what the kernel takes now, the rest when it takes more."""
         if self.broken is not None:
             return
         parts = pack(frames)
@@ -101,7 +97,6 @@ class TcpWire(Wire):
                 self._writable.modify(self.socket, select.EPOLLIN | select.EPOLLOUT)
 
     def _keep(self, parts: Sequence[Buffer], sent: int) -> None:
-        """Queue what follows the first `sent` bytes until the kernel takes more."""
         size = sum(map(len, parts)) - sent
         if self._unsent and self._unsent + size > binding.MAX_UNSENT_BYTES:
             self.broken = binding.UNREAD

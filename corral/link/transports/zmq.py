@@ -143,7 +143,6 @@ class ZmqBinding(Binding):
         return events
 
     def close(self) -> None:
-        """Close all sockets after a moment to flush what was sent."""
         for line in [*self._calls, *([self._router] if self._router else [])]:
             line.close()
         self._calls.clear()

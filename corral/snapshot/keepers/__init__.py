@@ -1,1 +1,1 @@
-"""How one environment's state is saved and loaded, one file per way."""
+"""How one environment's state is saved and loaded, one file per method."""

@@ -1,7 +1,7 @@
-"""States of Atari games: the emulator's own clone, with its generators and the action that may stick.
+"""States of Atari games: the emulator's own clone, with its RNGs and the action that may stick.
 
-With sticky actions a frame may repeat the action that took effect before it. That one is in no clone, so it is found
-out: from the actions that were asked for, and from the generator, which is in the clone.
+With sticky actions a frame may repeat the action that took effect before it. No clone contains that action, so it is
+reconstructed from the requested actions and from the RNG, which is in the clone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIGITS = b"0123456789"
 
 
 class MersenneTwister:
-    """The generator whose state, 624 words and a position as C++ writes them, a text ends with."""
+    """The RNG whose state, 624 words and a position as C++ writes them, is at the end of a text."""
 
     def __init__(self, text: bytes):
         first, *rest = text.rsplit(b" ", _SIZE)
@@ -31,27 +31,26 @@ class MersenneTwister:
         self._at = int(rest[-1])
 
     def drawn(self, back: int) -> float:
-        """The number that was given `back` numbers before the last; of the last 200."""
+        """The number drawn `back` numbers before the last; of the last 200."""
         return _temper(self._word(self._at - 1 - back)) / 2.0**32
 
     def next(self) -> float:
-        """The next number; 0 when that needs new words."""
+        """The next number; 0 if that needs new words."""
         return _temper(self._word(self._at)) / 2.0**32 if self._at < _SIZE else 0.0
 
     def _word(self, at: int) -> int:
-        """A word; below 0, one of those before these."""
+        """A word; negative indices are words of the previous block."""
         if at >= 0:
             return int(self._state[at])
         at += _SIZE
         return _untwist(self._mixed(at)) & _HIGH | _untwist(self._mixed(at - 1)) & (_HIGH - 1)
 
     def _mixed(self, at: int) -> int:
-        """What a word was mixed from, beside the word of its own place before."""
+        """The value a word was mixed from, besides its predecessor in the same place."""
         return int(self._state[at]) ^ int(self._state[at - _SIZE + _SHIFT])
 
 
 def _untwist(word: int) -> int:
-    """What a word was before it was shifted and mixed."""
     odd = word >> 31
     return ((word ^ (_TWIST if odd else 0)) << 1 | odd) & _WORD
 
@@ -63,16 +62,16 @@ def _temper(word: int) -> int:
     return (word ^ word >> 18) & _WORD
 
 
-_SEEDS, _DRAWS = 64, 16  # generators to choose from, and how many numbers lie between them
+_SEEDS, _DRAWS = 64, 16  # RNGs to choose from, and draws between them
 _STATE_BYTES = 15_000
 _REMEMBERED = 64  # frames
-Asked = tuple[Any, ...]  # an action, and perhaps how strongly
+Asked = tuple[Any, ...]  # an action, and perhaps its strength
 _NOTHING: Asked = (0,)
-_PADDLES = 8  # bytes after the generator, in a clone
+_PADDLES = 8  # bytes after the RNG, in a clone
 
 
 class WatchedAle:
-    """An emulator that remembers its last actions."""
+    """An emulator that records its last actions."""
 
     def __init__(self, ale: Any):
         self.ale = ale
@@ -83,7 +82,6 @@ class WatchedAle:
         return self.ale.act(*asked)
 
     def loadROM(self, *path: Any) -> Any:
-        """Begin anew, with nothing asked."""
         self.asked = deque([_NOTHING], maxlen=_REMEMBERED)
         return self.ale.loadROM(*path)
 
@@ -92,7 +90,7 @@ class WatchedAle:
 
 
 class AleNative(Native):
-    """ALE's clone of its state. The screen is not in it until the next step; observations are kept beside."""
+    """ALE's clone of its state. The screen is not in it until the next step, so observations are kept separately."""
 
     def __init__(self, env: Env):
         self._stick: float = _raw(env).getFloat("repeat_action_probability")
@@ -100,19 +98,17 @@ class AleNative(Native):
         self._seeds: weakref.WeakKeyDictionary[Env, list[Any]] = weakref.WeakKeyDictionary()
 
     def parts(self, env: Env) -> list[Any]:
-        """The emulator, which is watched from now on."""
         base: Any = env.unwrapped
         if self.is_random and not isinstance(base.ale, WatchedAle):
             base.ale = WatchedAle(base.ale)
         return [base.ale, _raw(env)]
 
     def save(self, env: Env) -> tuple[Any, Asked]:
-        """A clone, and the action that took effect last."""
         clone = _raw(env).cloneState(include_rng=True)
         return clone, self._took_effect(env, clone) if self.is_random else _NOTHING
 
     def load(self, env: Env, kept: tuple[Any, Asked]) -> None:
-        """Let the action take effect somewhere, and restore the clone."""
+        """Make the action take effect in some state, then restore the clone."""
         (clone, asked), ale, base = kept, _raw(env), env.unwrapped
         if self.is_random:
             ale.restoreState(self._generators(env)[0])
@@ -124,7 +120,7 @@ class AleNative(Native):
         return _STATE_BYTES
 
     def reseed(self, env: Env, seed: int) -> None:
-        """Restore a generator first and then the rest: ALE takes no seeds during a game."""
+        """Restore another RNG first and then the rest: ALE takes no seeds during a game."""
         if self.is_random:
             ale = _raw(env)
             rest = ale.cloneState(include_rng=False)
@@ -132,7 +128,7 @@ class AleNative(Native):
             ale.restoreState(rest)
 
     def _took_effect(self, env: Env, clone: Any) -> Asked:
-        """What was asked for last in a frame that did not repeat what was before."""
+        """The last requested action in a frame that did not repeat the one before."""
         twister, remembered = _twister(clone), env.unwrapped.ale.asked  # type: ignore[attr-defined]
         for back, asked in enumerate(reversed(remembered)):
             if twister.drawn(2 * back + 1) >= self._stick:  # a frame draws for both players, the first one first
@@ -140,7 +136,7 @@ class AleNative(Native):
         return tuple(remembered[0])
 
     def _generators(self, env: Env) -> list[Any]:
-        """States of an idle game whose generators all differ; the first one's next action does not stick."""
+        """States of an idle game whose RNGs all differ; the first one's next action does not stick."""
         found = self._seeds.get(env)
         if found is None:
             ale, found = _raw(env), []
@@ -159,18 +155,16 @@ class AleNative(Native):
 
 
 def ale_native(env: Env) -> AleNative | None:
-    """Of an environment that is a game of ALE's."""
+    """For an environment that is an ALE game."""
     module = sys.modules.get("ale_py")
     found = module is not None and isinstance(_raw(env), module.ALEInterface)
     return AleNative(env) if found else None
 
 
 def _raw(env: Env) -> Any:
-    """The emulator itself, None if there is none."""
     ale = getattr(env.unwrapped, "ale", None)
     return ale.ale if isinstance(ale, WatchedAle) else ale
 
 
 def _twister(clone: Any) -> MersenneTwister:
-    """The generator of the frames, which a clone ends with."""
     return MersenneTwister(bytes(clone.serialize())[:-_PADDLES])

@@ -1,8 +1,8 @@
-"""States of environments on PyBullet: what its client writes to a file, which any client with the same bodies reads.
+"""States of PyBullet environments: what the client writes to a file, which any client with the same bodies reads.
 
-`saveState` is of one client and has to be removed again; a file goes from the live environment's client to the
-planner's, takes as long, and leaves nothing behind. Neither is exact where things touch: what follows a restored
-contact is often another, and even with `setPhysicsEngineParameter(deterministicOverlappingPairs=1)` now and then. So an
+`saveState` belongs to one client and must be removed again; a file goes from the live environment's client to the
+planner's, takes as long, and leaves nothing behind. Neither is exact while bodies touch: a restored contact often
+continues differently, sometimes even with `setPhysicsEngineParameter(deterministicOverlappingPairs=1)`. So an
 environment has to declare `metadata["deterministic"] = True`, which `corral check-env` checks; all others are replayed.
 """
 
@@ -29,7 +29,7 @@ class BulletNative(Native):
         self._file = Path(self._folder.name) / "state.bullet"
 
     def parts(self, env: Env) -> list[Any]:
-        """The clients. They shall read a file again, though it has the name of one that they know."""
+        """The clients, set to read a file again even if its name is known."""
         clients = _clients(env)
         for client in clients:
             client.setPhysicsEngineParameter(enableFileCaching=0)
@@ -43,7 +43,7 @@ class BulletNative(Native):
             self._file.write_bytes(state)
             try:
                 client.restoreState(fileName=str(self._file))
-            except Exception as error:  # PyBullet's own, when bodies have come or gone
+            except Exception as error:  # raised by PyBullet when the bodies differ
                 raise CannotSave(f"PyBullet cannot restore it ({error}): are there other bodies?") from error
 
     def nbytes(self, kept: list[bytes]) -> int:
@@ -55,7 +55,7 @@ class BulletNative(Native):
 
 
 def bullet_native(env: Env) -> BulletNative | None:
-    """Of an environment that holds clients of PyBullet's; CannotSave when it holds them by number."""
+    """For an environment with PyBullet clients; CannotSave if it holds them by number."""
     pybullet = sys.modules.get("pybullet")
     if pybullet is None:
         return None
@@ -68,7 +68,6 @@ def bullet_native(env: Env) -> BulletNative | None:
 
 
 def _clients(env: Env) -> list[Any]:
-    """Those in fields of its layers, or of what is there."""
     module = sys.modules.get("pybullet_utils.bullet_client")
     found: list[Any] = []
     for value in _values(env) if module is not None else ():

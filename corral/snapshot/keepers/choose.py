@@ -1,4 +1,4 @@
-"""Which keeper suits an environment best, and scratch environments to step from its states."""
+"""Chooses the best keeper for an environment, and makes scratch environments to step from its states."""
 
 from __future__ import annotations
 
@@ -35,11 +35,9 @@ RULE_PRESERVING = (OrderEnforcing, PassiveEnvChecker, PassiveWrapper)
 
 
 def choose_keeper(scratch: Env, *, replay: bool) -> StateKeeper:
-    """The best keeper for environments like this one, which has been reset; CannotSave where there is none.
-
-    In this order: the keeper that it offers by `state_keeper()`, the state that it declares, copies of its fields with
-    its native part's own state, and, where its actions are recorded, repeating them. Copies are tried out: the same
-    steps must follow a state twice.
+    """The best keeper for environments like this one, which has been reset; CannotSave if there is none. In this order:
+    the keeper offered by `state_keeper()`, the declared state, copies of its fields with the state of its native code,
+    and, if its actions are recorded, replay. Copies are tested: the same steps must follow a state twice.
     """
     *wrappers, base = layers(scratch)
     if hasattr(base, "state_keeper") and all(isinstance(layer, RULE_PRESERVING) for layer in wrappers):
@@ -60,7 +58,6 @@ def choose_keeper(scratch: Env, *, replay: bool) -> StateKeeper:
 
 
 def _try_out(keeper: StateKeeper, scratch: Env) -> None:
-    """CannotSave unless the same steps follow a state twice."""
     space, layout = copy.deepcopy(scratch.action_space), Layout(scratch.observation_space)
     space.seed(0)
     actions = [space.sample() for _ in range(_TRIED_STEPS)]
@@ -89,7 +86,7 @@ def _walk(env: Env, actions: list[Any], layout: Layout) -> Iterator[tuple[Any, .
 
 
 def find_keeper(factory: EnvFactory) -> StateKeeper | None:
-    """The best keeper without recorded actions for what a factory builds, None where there is none."""
+    """The best keeper without recorded actions for a factory's environments, None if there is none."""
     scratch = make_scratch(factory)
     try:
         return choose_keeper(scratch, replay=False)
@@ -100,12 +97,12 @@ def find_keeper(factory: EnvFactory) -> StateKeeper | None:
 
 
 def make_scratch(factory: EnvFactory) -> Env:
-    """A scratch environment, to load states into; it opens no window."""
+    """Make a scratch environment to load states into; it opens no window."""
     return _ready(factory())
 
 
 def scratch_like(env: Env) -> Env:
-    """A scratch environment like one whose factory is not known; UserError when it cannot be copied."""
+    """A scratch environment like one whose factory is unknown; UserError if it cannot be copied."""
     for build in (_copy, _from_spec):
         try:
             made = build(env)
@@ -123,12 +120,12 @@ def _copy(env: Env) -> Env:
     new: dict[int, Any] = {}
     made = copy.deepcopy(env, new)
     unwatch(made)
-    new.pop(id(new), None)  # what `deepcopy` holds on to
+    new.pop(id(new), None)  # `deepcopy` keeps its arguments alive here
     marks = {old: object() for old in new}
     back = {id(mark): new[old] for old, mark in marks.items()}
     for theirs, own in zip(layers(env), layers(made), strict=True):
         for name, value in vars(theirs).items():
-            if isinstance(value, types.FunctionType):  # `deepcopy` leaves its closure, with the old environment in it
+            if isinstance(value, types.FunctionType):  # its closure refers to the old environment
                 vars(own)[name] = Copier(back).copy(Copier(dict(marks)).copy(value))
     return made
 

@@ -14,8 +14,8 @@ from corral.snapshot.keeper import CannotSave, Env, FindStart, StateKeeper
 from corral.snapshot.rng import RngState, State
 
 # `state_dict()` and `load_state_dict(state)` are about the whole state; `get_key_state()` and `set_key_state(state)`
-# about what the author considers enough to continue from. The outermost wrapper that has them is used, or the base
-# environment where nothing but Gymnasium's time limit and checks is around it.
+# about what the author considers enough to continue. The outermost wrapper that has them is used, or the base
+# environment if only Gymnasium's time limit and checks are around it.
 WHOLE, KEY = ("state_dict", "load_state_dict"), ("get_key_state", "set_key_state")
 _TRANSPARENT = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
@@ -30,7 +30,7 @@ def declares(env: Env, names: tuple[str, str] = WHOLE) -> bool:
 
 
 def read_declared(env: Env, names: tuple[str, str] = WHOLE) -> State:
-    """What an environment says of itself, and Gymnasium's time limits around it."""
+    """The state that an environment declares, and Gymnasium's time limits around it."""
     owner = _owner(env, names)
     if owner is None:
         raise NotDeclared
@@ -39,7 +39,7 @@ def read_declared(env: Env, names: tuple[str, str] = WHOLE) -> State:
 
 
 def write_declared(env: Env, state: State, seed: int | None, names: tuple[str, str] = WHOLE) -> None:
-    """Give an environment what `read_declared` read, after a reset with this seed, if there is one."""
+    """Load what `read_declared` read, after a reset with this seed, if given."""
     owner = _owner(env, names)
     if owner is None:
         raise NotDeclared
@@ -61,9 +61,8 @@ def _owner(env: Env, names: tuple[str, str]) -> Any:
 
 
 class DeclaredKeeper(StateKeeper):
-    """What the environment's own functions say, as bytes that other environments of the same kind take.
-
-    Values are arrays, numbers, text, bytes, and lists and dicts of them. A time limit's counter goes along.
+    """The declared state, as bytes that other environments of the same kind accept. Values are arrays, numbers, text,
+    bytes, and lists and dicts of them. A time limit's counter is included.
     """
 
     level = 4
@@ -80,10 +79,10 @@ class DeclaredKeeper(StateKeeper):
             raise CannotSave(f"{self._names[0]}() returned {error}") from error
 
     def load(self, env: Env, kept: bytes) -> None:
-        """A key state is loaded after a reset, so that nothing else is left of before."""
+        """A key state is loaded after a reset, so that nothing remains of before."""
         try:
             write_declared(env, _own_arrays(decode(kept)), None if self.exact else 0, self._names)
-        except Exception as error:  # the author's functions may raise anything at what they did not write
+        except Exception as error:  # the author's functions may raise anything for foreign data
             raise CannotSave(f"these bytes are no state of this environment ({error!r})") from error
 
     def reseed(self, env: Env, seed: int) -> None:
@@ -97,12 +96,12 @@ class DeclaredKeeper(StateKeeper):
 
 
 def declared_keeper(env: Env) -> DeclaredKeeper | None:
-    """Of an environment that declares its state, whole or what counts."""
+    """For an environment that declares its state, whole or key."""
     return next((DeclaredKeeper(names) for names in (WHOLE, KEY) if declares(env, names)), None)
 
 
 def _own_arrays(value: Any) -> Any:
-    """Copies: what arrived is read-only, and an environment may write to its state."""
+    """Copies: received arrays are read-only, and an environment may write to its state."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):

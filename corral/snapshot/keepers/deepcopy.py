@@ -1,8 +1,8 @@
-"""Deep copies of what environments are made of: like `copy.deepcopy`, faster, and generators are told apart.
+"""Deep copies of environments: like `copy.deepcopy`, but faster, and with special treatment of RNGs.
 
-Copying from an environment turns every generator into an `RngState`, and copying back turns it into a generator again;
-both are listed, so that a planner can reseed a state wherever its generators are. Objects that the memo maps by their
-id are not copied but replaced, which is how layers, spaces and native parts of one environment become those of another.
+Copying from an environment turns every RNG into an `RngState`, and copying back turns it into an RNG again; both are
+listed, so that a planner can reseed a state wherever its RNGs are. Objects whose ids are in the memo are replaced
+instead of copied: layers, spaces and native objects of one environment become those of another.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from corral.core.types import Array
 from corral.snapshot.find_rng import find_generators_in
 from corral.snapshot.rng import RngState, is_generator
 
-# Closures, bound methods, caches and weak references also reach other objects. If they were not copied, they would lead
-# from a copy of an environment back to the original: `self.rule = lambda action: self.go(action)` of a live environment
-# would, in the scratch environment, move the live one.
+# Closures, bound methods, caches and weak references also refer to other objects. Without copies of them, a copied
+# environment would lead back to the original: `self.rule = lambda action: self.go(action)` of a live environment would,
+# in the scratch environment, move the live one.
 Way = Callable[["Copier", Any], Any]
 
 
 class _Named:
-    """In a state: a native method, by its name and whose it is."""
+    """In a state: a native method, by its name and owner."""
 
     __slots__ = ("name", "owner")
 
@@ -41,7 +41,7 @@ class _Named:
 
 
 class _Weak:
-    """In a state: a weak reference, or a proxy, and what it is to. That is held, since nothing else may hold it."""
+    """In a state: a weak reference or proxy, and its target, which is held because nothing else may hold it."""
 
     __slots__ = ("kind", "target")
 
@@ -50,7 +50,7 @@ class _Weak:
 
 
 def _function(copier: Copier, value: types.FunctionType) -> types.FunctionType:
-    """Cells are copied whatever is in them: what is in one may be written by the function, or by another with it."""
+    """Cells are always copied: the function, or another that shares the cell, may write to them."""
     defaults, named = copier.copy(value.__defaults__), value.__kwdefaults__
     if value.__closure__ is None and defaults is value.__defaults__ and named is None:
         return value
@@ -77,7 +77,7 @@ def _method(copier: Copier, value: types.MethodType) -> types.MethodType:
 
 def _native_method(copier: Copier, value: types.BuiltinMethodType) -> Any:
     owner = value.__self__
-    if owner is None or isinstance(owner, (types.ModuleType, type)):  # a function, of a module or a class
+    if owner is None or isinstance(owner, (types.ModuleType, type)):  # a function of a module or a class
         return value
     return _Named(copier.copy(owner), value.__name__)
 
@@ -87,7 +87,7 @@ def _named(copier: Copier, value: _Named) -> Any:
 
 
 def _cached(copier: Copier, value: Any) -> Any:
-    """With nothing in its cache, which belongs to the function that it was."""
+    """With an empty cache, since its contents belong to the original function."""
     wrapped = copier.copy(value.__wrapped__)
     return value if wrapped is value.__wrapped__ else functools.lru_cache(**value.cache_parameters())(wrapped)
 
@@ -98,7 +98,7 @@ def _reference(copier: Copier, value: weakref.ref[Any]) -> Any:
 
 
 def _proxy(copier: Copier, value: Any) -> Any:
-    return _Weak(weakref.proxy, copier.copy(value.__reduce_ex__.__self__))  # what it is to answers for it
+    return _Weak(weakref.proxy, copier.copy(value.__reduce_ex__.__self__))  # the target's method
 
 
 def _weak(copier: Copier, value: _Weak) -> Any:
@@ -124,7 +124,7 @@ ATOMS: set[type] = {
     type(None), bool, int, float, complex, str, range, type, types.ModuleType, types.EllipsisType, property,
     np.float64, np.float32, np.int64, np.int32, np.bool_,
 }  # fmt: skip
-"""Types whose values never change, so that they are not copied; it grows with what is met."""
+"""Immutable types, whose values are not copied; grows as types are seen."""
 _SHARED = (type, np.generic, np.dtype, np.ufunc, GymSpec, logging.Logger)
 _RENDERING = frozenset({"pygame", "pyglet", "matplotlib", "glfw", "OpenGL"})
 _RENDERERS = "gymnasium.envs.mujoco.mujoco_rendering"
@@ -132,12 +132,12 @@ _OBJECT_BYTES, _ITEM_BYTES = 100, 40
 
 
 def has_slots(kind: type) -> bool:
-    """Whether a type keeps fields outside of its objects' dicts."""
+    """Whether a type keeps fields outside its objects' dicts."""
     return any(vars(base).get("__slots__") for base in kind.__mro__)
 
 
 def is_rendering(kind: type) -> bool:
-    """Whether values of a type are handles to something that is drawn on or shown: no part of a state."""
+    """Whether a type is a handle for drawing or display, which is not part of a state."""
     found = _IS_RENDERING.get(kind)
     if found is None:
         found = kind.__module__.partition(".")[0] in _RENDERING or kind.__module__ == _RENDERERS
@@ -149,19 +149,16 @@ _IS_RENDERING: dict[type, bool] = {}
 
 
 class Copier:
-    """One copy, of however many values: what is the same object in two of them is so in the copies."""
+    """One copy of any number of values: an object shared by two of them is shared by the copies."""
 
     __slots__ = ("held", "memo", "nbytes", "rngs")
 
     def __init__(self, memo: dict[int, Any]):
         self.memo, self.nbytes = memo, 0
-        self.rngs: list[Any] = []
-        """Each generator that was met, as it is in the copies."""
-        self.held: list[Any] = []
-        """What the copies may have no other than weak references to."""
+        self.rngs: list[Any] = []  # each RNG found, as it is in the copies
+        self.held: list[Any] = []  # targets that the copies may only refer to weakly
 
     def copy(self, value: Any) -> Any:
-        """A copy of a value; whatever the value's own methods raise when it has none."""
         kind = type(value)
         if kind in ATOMS:
             return value
@@ -182,7 +179,7 @@ def _same(copier: Copier, value: Any) -> Any:
 
 
 def _bytes(copier: Copier, value: bytes) -> bytes:
-    copier.nbytes += len(value)  # another at every step, perhaps: a picture
+    copier.nbytes += len(value)  # possibly new at every step: a picture
     return value
 
 
@@ -193,14 +190,14 @@ def _array(copier: Copier, value: Array) -> Array:
         made.ravel(order="K")[:] = [copier.copy(item) for item in value.ravel(order="K")]
         return made
     whole = value.base
-    if type(whole) is np.ndarray and not whole.dtype.hasobject:  # a part of an array that others may hold as well
+    if type(whole) is np.ndarray and not whole.dtype.hasobject:  # a view of an array that others may hold as well
         return _part(copier.copy(whole), whole, value)
     copier.nbytes += value.nbytes + _OBJECT_BYTES
     return value.copy(order="K")
 
 
 def _part(made: Array, whole: Array, part: Array) -> Array:
-    """What `part` is of `whole`, of its copy `made`."""
+    """The view of `made`, the copy of `whole`, that corresponds to `part` of `whole`."""
     offset = part.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
     memory = made.ravel(order="K").view(np.uint8)
     return np.ndarray(part.shape, part.dtype, memory, offset, part.strides)
@@ -219,7 +216,7 @@ def _tuple(copier: Copier, value: tuple[Any, ...]) -> tuple[Any, ...]:
     if all(map(_is, made, value)):
         return value
     copier.nbytes += _OBJECT_BYTES + _ITEM_BYTES * len(value)
-    again: tuple[Any, ...] = copier.memo.get(id(value), made)  # one that holds itself
+    again: tuple[Any, ...] = copier.memo.get(id(value), made)  # one that contains itself
     return again
 
 
@@ -280,9 +277,8 @@ def _own_way(copier: Copier, value: Any) -> Any:
 
 
 def _reduced(copier: Copier, value: Any) -> Any:
-    """As `copy` and `pickle` do it, with copies of our own within."""
     reduced = value.__reduce_ex__(4)
-    if isinstance(reduced, str):  # something that a module has by this name
+    if isinstance(reduced, str):  # a module's global of this name
         return value
     build, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
     made = build(*[copier.copy(argument) for argument in arguments])
@@ -327,7 +323,7 @@ def _find_way(kind: type) -> Way:
         getattr(kind, name, None) is getattr(object, name, None)
         for name in ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
     )
-    # Environments and others that are pickled by how they were built are not what they were built as.
+    # Environments, and objects pickled by their constructor arguments, have changed since they were built.
     if python and (default or issubclass(kind, (gymnasium.Env, EzPickle))):
         return _plain
     return _reduced

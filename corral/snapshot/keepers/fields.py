@@ -1,7 +1,7 @@
 """States of environments that are Python objects: the fields of every wrapper and of the environment inside.
 
-Fields that never change are not copied but compared by identity with what they were at first, so that a state of
-CartPole in three wrappers is a few numbers. Native parts of an environment are kept by a `Native`.
+Fields that never change are not copied but compared by identity with their first values, so that a state of CartPole in
+three wrappers is a few numbers. Native objects of an environment are kept by a `Native`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from corral.snapshot.keepers.deepcopy import ATOMS, Copier, has_slots, is_render
 from corral.snapshot.rng import RngState, inner_spaces, reseed
 
 Fields = dict[str, Any]
-# What an environment is, how it was built and how it is shown; `step` and `reset` where it is watched.
+# What an environment is, how it was built and how it is shown; `step` and `reset` if it is watched.
 _NO_STATE = frozenset(
     {"spec", "_cached_spec", "render_mode", "metadata", "_metadata", "_saved_kwargs", "_ezpickle_args",
      "_ezpickle_kwargs", "step", "reset"}
@@ -30,7 +30,7 @@ _NOTHING = object()
 
 
 class Native(ABC):
-    """A part of an environment that is not Python's: which objects it is, and how its state is kept."""
+    """The native objects of an environment, and how their state is kept."""
 
     level = 2
     exact = True
@@ -41,22 +41,19 @@ class Native(ABC):
         """The objects, in the same order in every environment of the kind."""
 
     @abstractmethod
-    def save(self, env: Env) -> Any:
-        """Its state."""
+    def save(self, env: Env) -> Any: ...
 
     @abstractmethod
-    def load(self, env: Env, kept: Any) -> None:
-        """Load a state."""
+    def load(self, env: Env, kept: Any) -> None: ...
 
     @abstractmethod
-    def nbytes(self, kept: Any) -> int:
-        """Memory that a state takes."""
+    def nbytes(self, kept: Any) -> int: ...
 
     def reseed(self, env: Env, seed: int) -> None:  # noqa: B027 - most have none
         """Give it other random numbers, if it draws any."""
 
     def drop(self, kept: Any) -> None:  # noqa: B027 - Python does it
-        """A state is no longer needed."""
+        """Called when a state is no longer needed."""
 
 
 class _Layer:
@@ -69,8 +66,6 @@ class _Layer:
 
 
 class _FieldsState:
-    """A state."""
-
     __slots__ = ("layers", "native", "nbytes", "rngs", "space_rngs")
 
     def __init__(self, layers: list[_Layer], copier: Copier, space_rngs: dict[str, RngState], native: Any):
@@ -80,17 +75,17 @@ class _FieldsState:
 
 
 class _Anatomy:
-    """What one environment is made of, without the outermost layer, so that it does not keep the environment alive."""
+    """The objects of one environment, without the outermost layer, so that it does not keep the environment alive."""
 
     def __init__(self, env: Env, native: Native | None, base: bool):
         outer, *inner = layers(env)
         self.parts = parts = [] if native is None else native.parts(env)
         self.fixed = {str(k): part for k, part in enumerate([*inner, *parts], 1)}
-        """Parts that are not copied, by names that they have in every such environment."""
+        """Objects that are not copied, by names that are the same in every such environment."""
         self.inner = inner if base else inner[:-1]
         self.spaces: list[tuple[str, Any]] = []
         self.own: list[frozenset[str]] = []  # fields of each layer that are never written
-        self._found: list[tuple[int, str, Any]] = []  # what was in them, but the environment itself
+        self._found: list[tuple[int, str, Any]] = []  # their values, except the environment itself
         inside = {id(part) for part in (outer, *self.fixed.values())}
         for depth, layer in enumerate((outer, *self.inner)):
             own = set(_NO_STATE)
@@ -104,8 +99,8 @@ class _Anatomy:
                     self._found.append((depth, name, value))
             self.own.append(frozenset(own | vars(layer).keys() if is_looking(layer) else own))
         self.fixed.update(self.spaces)
-        self.rngs: list[Any] = []  # generators that the last state put into it brought to life
-        self.held: list[Any] = []  # what that state refers to weakly
+        self.rngs: list[Any] = []  # RNGs created by the last loaded state
+        self.held: list[Any] = []  # weakly referenced objects of that state
 
     def is_still_of(self, env: Env, native: Native | None) -> bool:
         """Whether nothing has been replaced: a reset may build another environment inside, or other spaces."""
@@ -116,14 +111,12 @@ class _Anatomy:
         )
 
     def generators(self) -> list[tuple[str, Any]]:
-        """Those of its spaces."""
         return [(name, space._np_random) for name, space in self.spaces if space._np_random is not None]
 
 
 class FieldsKeeper(StateKeeper):
-    """States as copies of fields, wrappers and generators included. `native` keeps what cannot be copied so.
-
-    Without `base`, states are those of the wrappers alone.
+    """States as copies of fields, wrappers and RNGs included. `native` keeps what cannot be copied. Without `base`,
+    states are those of the wrappers alone.
     """
 
     capabilities = ("reseed", "rng_in_state")
@@ -134,9 +127,9 @@ class FieldsKeeper(StateKeeper):
         self.exact = native is None or native.exact
         self.is_random = native is not None and native.is_random
         self._kinds: list[str] = []  # of the layers, once one environment has been seen
-        self._first: list[Fields] = []  # what never changed so far, of each layer
+        self._first: list[Fields] = []  # unchanged so far, of each layer
         self._names: list[frozenset[str]] = []  # of each layer, as last seen
-        self._marks: dict[str, Any] = {}  # stand for the parts that are not copied, in states
+        self._marks: dict[str, Any] = {}  # placeholders in states for the objects that are not copied
         self._anatomies: weakref.WeakKeyDictionary[Env, _Anatomy] = weakref.WeakKeyDictionary()
 
     def save(self, env: Env, find_start: FindStart | None = None) -> _FieldsState:
@@ -149,7 +142,6 @@ class FieldsKeeper(StateKeeper):
         return _FieldsState(kept, copier, space_rngs, None if self._native is None else self._native.save(env))
 
     def load(self, env: Env, kept: _FieldsState) -> None:
-        """Write copies of the copies."""
         anatomy = self._anatomy(env)
         memo = {id(self._marks[name]): part for name, part in anatomy.fixed.items()}
         memo[id(self._marks["0"])] = env
@@ -165,7 +157,6 @@ class FieldsKeeper(StateKeeper):
             self._native.load(env, kept.native)
 
     def reseed(self, env: Env, seed: int) -> None:
-        """Other numbers for every generator that the state has, wherever it is."""
         anatomy = self._anatomies[env]
         for place, generator in enumerate([*anatomy.rngs, *(one for _, one in anatomy.generators())]):
             reseed(generator, seed, place)
@@ -173,7 +164,6 @@ class FieldsKeeper(StateKeeper):
             self._native.reseed(env, seed)
 
     def rng_state(self, env: Env) -> list[RngState]:
-        """Of the state's generators, and of the spaces'."""
         anatomy = self._anatomies[env]
         return [RngState(generator) for generator in [*anatomy.rngs, *(one for _, one in anatomy.generators())]]
 
@@ -193,7 +183,6 @@ class FieldsKeeper(StateKeeper):
         return found
 
     def _compare(self, env: Env, anatomy: _Anatomy) -> None:
-        """CannotSave unless it is made like the others."""
         all_layers = [env, *anatomy.inner]
         for layer in all_layers:
             if has_slots(type(layer)):
@@ -247,7 +236,7 @@ class FieldsKeeper(StateKeeper):
 
 
 def type_name(layer: Any) -> str:
-    """Its type; by name, as a function that defines one makes another at every call."""
+    """Its type by name, since a function that defines a class makes a new one at every call."""
     return f"{type(layer).__module__}.{type(layer).__qualname__}"
 
 

@@ -1,7 +1,8 @@
-"""States of MuJoCo: what it integrates, what it derived from that in its last step, and what the model is then.
+"""States of MuJoCo: what it integrates, what it derived in its last step, and the current numbers of the model.
 
-Environments read derived numbers before they step (Ant rewards the way from where its body last was), so a state that
-MuJoCo could continue from is not enough to give the same rewards. Contacts, which every step finds anew, are not kept.
+Environments read derived numbers before they step (Ant rewards the distance from its body's last place), so a state
+that MuJoCo could continue from does not suffice for the same rewards. Contacts, which every step recomputes, are not
+kept.
 """
 
 from __future__ import annotations
@@ -27,11 +28,9 @@ class Physics:
 
     @property
     def nbytes(self) -> int:
-        """Memory that they take."""
         return sum(map(len, self.arrays)) + 2000
 
     def is_like(self, other: Physics) -> bool:
-        """Whether all numbers are the same."""
         return self.arrays == other.arrays and self.options == other.options
 
 
@@ -49,12 +48,10 @@ class ModelMemory:
         self._option_names = [name for name, value in values.items() if isinstance(value, (int, float))]
 
     def read(self) -> Physics:
-        """Its numbers now."""
         options, arrays = self.model.opt, [*self._arrays, *self._option_arrays]
         return Physics([array.tobytes() for array in arrays], [getattr(options, name) for name in self._option_names])
 
     def write(self, physics: Physics) -> None:
-        """Give it these; CannotSave when they are of a model with other parts."""
         arrays = [*self._arrays, *self._option_arrays]
         if [array.nbytes for array in arrays] != [len(kept) for kept in physics.arrays]:
             raise CannotSave("its model has other parts than the one that the state is of")
@@ -65,7 +62,7 @@ class ModelMemory:
 
 
 def memory_of(first: Array, size: int, within: dict[str, Array]) -> Array:
-    """The one piece of memory that begins with an array; CannotSave unless these others are in it as well."""
+    """The block of memory that begins with an array; CannotSave unless these others are in it as well."""
     for name, array in within.items():
         if not 0 <= array.ctypes.data - first.ctypes.data <= size - array.nbytes:
             raise CannotSave(f"this version of MuJoCo has {name} elsewhere")
@@ -76,7 +73,7 @@ _DERIVED = ("qpos", "qvel", "qacc_warmstart", "xpos", "xquat", "subtree_com", "c
 
 
 class _MujocoState(NamedTuple):
-    """A state. `own_bytes` is what its physics take, which states share while they stay the same."""
+    """A state. `own_bytes` is the size of its physics, which states share while they stay the same."""
 
     state: Array
     arrays: Array
@@ -85,7 +82,7 @@ class _MujocoState(NamedTuple):
 
 
 class MujocoNative(Native):
-    """`mj_getState` for what counts, and MjData's arrays of fixed size, which are one piece of memory, for the rest."""
+    """`mj_getState` for the integrated state, and MjData's arrays of fixed size, one block of memory, for the rest."""
 
     def __init__(self, env: Env):
         import mujoco
@@ -97,10 +94,9 @@ class MujocoNative(Native):
         if base.model.nplugin:
             raise CannotSave("its model has plugins, whose states are not MuJoCo's to copy")
         self._size = mujoco.mj_stateSize(base.model, self._which)
-        self._physics = self._memory_of(env)[1].read()  # as the last state had them
+        self._physics = self._memory_of(env)[1].read()  # as in the last state
 
     def parts(self, env: Env) -> list[Any]:
-        """The model and the data."""
         return [_base(env).model, _base(env).data]
 
     def save(self, env: Env) -> _MujocoState:
@@ -134,7 +130,7 @@ class MujocoNative(Native):
 
 
 def mujoco_native(env: Env) -> MujocoNative | None:
-    """Of an environment that has a model and data of MuJoCo's."""
+    """For an environment that has a model and data of MuJoCo."""
     module, base = sys.modules.get("mujoco"), _base(env)
     if module is None or not isinstance(getattr(base, "data", None), module.MjData):
         return None

@@ -1,7 +1,7 @@
-"""States as the start of their episode and every action since, for environments that no other keeper can keep.
+"""States as the start of their episode and every action since, for environments that no other keeper supports.
 
-A state is loaded by repeating the actions. The keeper remembers where an environment is, so that continuing from the
-state that it has just reached repeats nothing.
+A state is loaded by repeating the actions. The keeper knows where an environment is, so that continuing from the state
+that it has just reached repeats nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ReplayPoint:
 
 
 class _Where:
-    """Where an environment is: at a point, perhaps reseeded; None where that is not known."""
+    """Where an environment is: at a point, perhaps reseeded; None if unknown."""
 
     def __init__(self) -> None:
         self.point: ReplayPoint | None = None
@@ -58,7 +58,6 @@ class ReplayKeeper(StateKeeper):
         return where.point
 
     def load(self, env: Env, kept: ReplayPoint) -> None:
-        """Continue from where it is, if that leads there, or repeat everything."""
         where = self._where.setdefault(env, _Where())
         at = where.point if where.seed is None else None
         way: list[ReplayPoint] = []
@@ -69,7 +68,7 @@ class ReplayKeeper(StateKeeper):
         where.point = None
         if point is None:
             way.pop().start.repeat(env)
-            where.point = None  # not known until all steps are made
+            where.point = None  # unknown until all steps are made
         for step in reversed(way):
             if step.seed is not None:
                 self._rng_finder.reseed(env, step.seed)

@@ -1,4 +1,4 @@
-"""`StateStore`: exported states by name, and the one in memory."""
+"""`StateStore`: exported states by name, and the store in memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ MAX_NAME = 512  # bytes
 
 
 class StateStore(ABC):
-    """Exported states by name, within a budget; a state that is put is returned unchanged until it is dropped."""
+    """Exported states by name, within a budget; a state is returned unchanged until it is dropped."""
 
     @abstractmethod
     def put(self, name: str, state: bytes) -> None:
-        """Keep a state, in the place of one that has the name; StatesFull when it does not fit."""
+        """Store a state, replacing one with the same name; StatesFull if it does not fit."""
 
     @abstractmethod
-    def get(self, name: str) -> bytes | None:
-        """The state of this name, None when there is none."""
+    def get(self, name: str) -> bytes | None: ...
 
     @abstractmethod
     def drop(self, name: str) -> bool:
-        """Forget a state; whether there was one."""
+        """Drop a state; returns whether there was one."""
 
     @abstractmethod
     def names(self, prefix: str = "") -> list[str]:
@@ -33,8 +32,7 @@ class StateStore(ABC):
 
     @property
     @abstractmethod
-    def nbytes(self) -> int:
-        """Memory that the states take."""
+    def nbytes(self) -> int: ...
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
         """Safe to call twice."""
@@ -49,7 +47,7 @@ class StateStore(ABC):
 
 
 def check_name(name: str) -> str:
-    """The name, if it is one; UserError otherwise."""
+    """The name, if it is valid; UserError otherwise."""
     if (
         not isinstance(name, str)
         or not name
@@ -68,7 +66,7 @@ class StateBudget:
     count: int = 100_000
 
     def require_room(self, held: int, count: int, old: int | None, size: int) -> None:
-        """StatesFull when a state of `size`, in the place of one of `old` bytes if that is not None, does not fit."""
+        """StatesFull if a state of `size` does not fit, in place of one of `old` bytes if not None."""
         if held - (old or 0) + size > self.bytes:
             raise StatesFull(f"{held} bytes are held, {size} more would be above the budget of {self.bytes}; drop some")
         if old is None and count >= self.count:

@@ -26,7 +26,7 @@ _Nonce = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
 class ClientKnock(msgspec.Struct, frozen=True):
-    """A client says what it wants."""
+    """The first message of a client."""
 
     versions: Versions
     role: str
@@ -34,7 +34,7 @@ class ClientKnock(msgspec.Struct, frozen=True):
 
 
 class ServerWelcome(msgspec.Struct, frozen=True):
-    """The server proves itself, and says how large a state may be."""
+    """The server proves its identity, and announces the maximum size of a state."""
 
     version: tuple[int, int]
     nonce: _Nonce
@@ -63,7 +63,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 def knock(nonce: bytes) -> ClientKnock:
-    """The first message of a client."""
+    """Make the first message of a client."""
     return ClientKnock(list(OURS), "states", nonce)
 
 
@@ -97,12 +97,11 @@ class RemoteStates(StateStore):
         return self._read(self._ask(clp.Op.DROP_STATE, {"name": check_name(name)}), Dropped).dropped
 
     def names(self, prefix: str = "") -> list[str]:
-        """All of them, a page at a time."""
         found: list[str] = []
         while True:
             meta = {"prefix": prefix, "after": found[-1] if found else ""}
             page = self._read(self._ask(clp.Op.LIST, meta), Page)
-            if found and page.names and page.names[0] <= found[-1]:  # or this would never end
+            if found and page.names and page.names[0] <= found[-1]:  # otherwise this would never end
                 raise EnvFailed(f"The state server at {self._url} lists names that it was not asked for.")
             found += page.names
             if not page.more or not page.names:
@@ -110,14 +109,13 @@ class RemoteStates(StateStore):
 
     @property
     def nbytes(self) -> int:
-        """What all states there take."""
         return self._read(self._ask(clp.Op.STATS, {}), Held).snapshot_bytes
 
     def close(self) -> None:
         self._binding.close()
 
     def _ask(self, op: int, meta: dict[str, Any], payload: Sequence[Buffer] = ()) -> Message:
-        """Send until there is an answer: requests may be repeated."""
+        """Send until there is a reply: requests may be repeated."""
         self._seq += 1
         message = Message(op, seq=self._seq, meta=meta, payload=list(payload))
         until, sent = time.monotonic() + self._timeout_s, None

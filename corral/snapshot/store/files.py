@@ -1,4 +1,4 @@
-"""States in files of a folder: they outlive the process, and a crash leaves each whole or absent."""
+"""States in files of a folder: they outlive the process, and after a crash each is whole or absent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAGIC = b"CST1"
 
 
 class FileStates(StateStore):
-    """One file per state, named by the hash of its name, written beside and moved into place."""
+    """One file per state, named by the hash of its name, written to a temporary file and renamed."""
 
     def __init__(self, folder: str | Path, budget: StateBudget | None = None):
         self._folder, self._budget = Path(folder), budget or StateBudget()
@@ -38,7 +38,7 @@ class FileStates(StateStore):
             path.unlink(missing_ok=True)
 
     def put(self, name: str, state: bytes) -> None:
-        """Write, and have it on the disk when this returns."""
+        """Returns after the state is on the disk."""
         old = self._sizes.get(check_name(name))
         self._budget.require_room(self.nbytes, len(self._sizes), old, len(state))
         path, key = self._path(name), name.encode()
@@ -57,7 +57,7 @@ class FileStates(StateStore):
         self._sizes[name] = len(state)
 
     def get(self, name: str) -> bytes | None:
-        """Read and check; None, and a warning, where the file is damaged."""
+        """Read and check; None, and a warning, if the file is damaged."""
         if check_name(name) not in self._sizes:
             return None
         found = _read(self._path(name))
@@ -76,19 +76,16 @@ class FileStates(StateStore):
         return sorted(name for name in self._sizes if name.startswith(prefix))
 
     def close(self) -> None:
-        """Unlock the folder for other processes."""
         self._end()
 
     @property
     def nbytes(self) -> int:
-        """Sum of the states, without the heads of their files."""
         return sum(self._sizes.values())
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()}.state"
 
     def _find(self, path: Path) -> None:
-        """Add a file of an earlier process."""
         found = _read(path)
         if found is None or self._path(found[0]) != path:
             log.warning("%s is no state that is whole; it is left alone.", path)
@@ -97,7 +94,7 @@ class FileStates(StateStore):
 
 
 def _lock(folder: Path) -> int:
-    """The folder, opened for this process alone: what it knows of names and sizes would be wrong for two."""
+    """Open and lock the folder: cached names and sizes would be wrong with two processes."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,7 +109,6 @@ def _lock(folder: Path) -> int:
 
 
 def _read(path: Path) -> tuple[str, bytes] | None:
-    """Name and state in a file, None when it is not whole."""
     try:
         data = path.read_bytes()
         magic, name_size, crc, size = _HEAD.unpack_from(data)

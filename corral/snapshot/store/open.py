@@ -8,7 +8,7 @@ from corral.snapshot.store.files import FileStates
 
 
 def open_states(where: str = "memory", budget: StateBudget | None = None, token_file: str | None = None) -> StateStore:
-    """`memory`, the URL of a state server, or a folder. The budget of a server is its own."""
+    """Open `memory`, the URL of a state server, or a folder. A server has its own budget."""
     if where == "memory":
         return MemoryStates(budget)
     return RemoteStates(where, token_file) if "://" in where else FileStates(where, budget)

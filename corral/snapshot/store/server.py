@@ -1,4 +1,4 @@
-"""A server that keeps states for many: simulators and planners, in Python and C++, on this machine or others."""
+"""A server that keeps states for simulators and planners, in Python and C++, on this machine or others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Client:
 
 
 class StateServer:
-    """Answers PUT, GET, DROP_STATE, LIST and STATS, one after the other, so everybody sees the same."""
+    """Answers PUT, GET, DROP_STATE, LIST and STATS one after the other, so all clients see the same."""
 
     def __init__(self, binding: Binding, keeper: StateStore, token: bytes | None = None):
         self._binding, self._keeper, self._token = binding, keeper, token
@@ -41,11 +41,9 @@ class StateServer:
 
     @property
     def urls(self) -> list[str]:
-        """Where it listens."""
         return self._binding.urls
 
     def poll(self, timeout_s: float) -> None:
-        """Act on what comes in."""
         for event in self._binding.poll(timeout_s):
             try:
                 self._take(event)
@@ -57,7 +55,6 @@ class StateServer:
                 self._refuse(wire, clp.Status.E_PROTOCOL, f"no handshake within {_GREETING_S:g} s")
 
     def close(self) -> None:
-        """Close all connections, and the keeper."""
         self._binding.close()
         self._keeper.close()
 
@@ -141,7 +138,7 @@ class StateServer:
 
 
 def _page(names: list[str], asked: dict[str, object]) -> dict[str, object]:
-    """At most 1000 names after one, so that an answer stays small."""
+    """At most 1000 names after one, so that a reply stays small."""
     after = asked.get("after", "")
     rest = [name for name in names if not isinstance(after, str) or name > after]
     return {"names": rest[:1000], "more": len(rest) > 1000}

@@ -1,1 +1,1 @@
-"""What `corral check-env` tries."""
+"""The checks of `corral check-env`."""

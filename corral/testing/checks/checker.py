@@ -1,4 +1,4 @@
-"""Does an environment keep the Gymnasium contract, and what will Corral make of it?
+"""Does an environment keep the Gymnasium contract, and how will Corral handle it?
 
 ```python
 for result in corral.testing.check_env("my_package.my_env:MyEnv"):
@@ -31,8 +31,7 @@ class CheckResult:
     name: str
     status: Status
     detail: str
-    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """Of external simulators: what has been measured so far."""
+    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)  # of external simulators
 
 
 def check_env(
@@ -43,14 +42,14 @@ def check_env(
     Args:
         env: as in `corral.make_vec`.
         env_kwargs: keyword arguments for the environment.
-        steps: how many random steps to take; more of them see more ends of episodes.
+        steps: number of random steps; more of them see more ends of episodes.
         seed: of the environment and of the random actions.
 
     Returns:
-        One result per check. The list ends early when a check fails that all later ones stand on.
+        One result per check. The list ends early if a check fails that all later ones depend on.
 
     Raises:
-        UserError: `env` names nothing that could be checked.
+        UserError: `env` cannot be resolved.
     """
     return list(iter_checks(env, env_kwargs=env_kwargs, steps=steps, seed=seed))
 
@@ -58,7 +57,7 @@ def check_env(
 def iter_checks(
     env: EnvLike, *, env_kwargs: Mapping[str, Any] | None = None, steps: int = 1000, seed: int = 0
 ) -> Iterator[CheckResult]:
-    """The results of `check_env`, each as soon as it is known."""
+    """The results of `check_env`, each as soon as it is available."""
     if steps < 1:
         raise UserError(f"steps must be at least 1, got {steps}.")
     if seed < 0:

@@ -1,4 +1,4 @@
-"""The checks of `check_env`, in the order they run: each says pass, warn or fail, and a line about it."""
+"""The checks of `check_env`, in the order they run: each returns pass, warn or fail, and one line of detail."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NOT_THE_USERS = (str(Path(corral.__file__).parent), sysconfig.get_paths()["stdl
 
 @dataclass
 class Subject:
-    """The environment under test, and what the checks so far have learnt about it."""
+    """The environment under test, and the findings of the checks so far."""
 
     env: EnvLike
     kwargs: Mapping[str, Any]
@@ -52,30 +52,27 @@ class Subject:
     reproducible: bool = False
 
     def start(self) -> None:
-        """Find out how to build it, and build the instance that most checks use."""
+        """Resolve the factory, and build the instance that most checks use."""
         resolved = resolve(self.env, self.kwargs)
         self.name, self.factory = resolved.name, resolved.factory
         self.instance = self.build()
 
     def build(self) -> Env:
-        """Another instance, closed with the subject."""
         built = self.factory()
         self.opened.append(built)
         return built
 
     def actions(self, count: int) -> list[Any]:
-        """Random actions, the same at every call."""
         self.instance.action_space.seed(self.seed)
         return [self.instance.action_space.sample() for _ in range(count)]
 
     def play(self, seed: int, env: Env | None = None) -> list[Step]:
-        """A rollout of those actions, in a fresh instance unless one is given."""
+        """A rollout of those actions, in a new instance unless one is given."""
         affordable = _COMPARE_S * self.played.steps / max(self.played.seconds, 1e-6)
         count = min(self.steps, _COMPARE_STEPS, max(5, int(affordable)))
         return rollout(env or self.build(), seed, self.actions(count))
 
     def close(self) -> None:
-        """Close every instance."""
         for env in self.opened:
             with contextlib.suppress(Exception):  # a failed build or step has been reported by then
                 env.close()
@@ -244,9 +241,8 @@ def _make(subject: Subject, backend: str) -> VecEnv:
 
 
 def _drive(subject: Subject, vec: VecEnv) -> list[bytes]:
-    """Play a few steps through a backend; returns all that it returned."""
     layout, actions = subject.action, subject.actions(_WORKER_STEPS)
-    if subject.played.masked:  # which are legal is not seen from outside of a backend
+    if subject.played.masked:  # a backend does not show which actions are legal
         played = rollout(subject.build(), env_seed(subject.seed, "train", 0), actions)
         actions = [step.action for step in played if step.action is not None]
     seen: list[bytes] = []
@@ -274,7 +270,7 @@ def _speed(subject: Subject) -> Outcome:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line, with the place in the environment's code that it came from."""
+    """An exception in one line, with its place in the environment's code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(_NOT_THE_USERS) and "site-packages" not in f.filename]
     place = f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name})" if own else ""
@@ -313,5 +309,4 @@ CHECKS: dict[str, Callable[[Subject], Outcome]] = {
     "worker process": _worker,
     "speed": _speed,
 }
-FOUNDATIONS = ("build", "connect", "spaces", "reset", "step")
-"""Checks that all later ones stand on."""
+FOUNDATIONS = ("build", "connect", "spaces", "reset", "step")  # all later checks depend on these

@@ -1,7 +1,7 @@
-"""The checks of an external simulator, in the order they run: is it what it says, and can it be planned on?
+"""Checks of an external simulator, in the order they run: does it match its handshake, and can it be planned on?
 
-Most of what breaks planners is in `save and load`: a state that leaves something out shows only after a reset, in
-another place, or after the end of an episode.
+Most of what breaks planners is in `save and load`: an incomplete state shows only after a reset, in another slot, or
+after the end of an episode.
 """
 
 from __future__ import annotations
@@ -38,11 +38,9 @@ class LinkSubject:
     kwargs: Mapping[str, Any]
     steps: int
     seed: int
-    facts: dict[str, Any] = field(default_factory=dict)
-    """Numbers for the report."""
+    facts: dict[str, Any] = field(default_factory=dict)  # numbers for the report
 
     def start(self) -> None:
-        """Connect to the first simulator there."""
         supervision = Supervision(start_timeout_s=_START_S, step_timeout_s=_ANSWER_S)
         self._vec: LinkVecEnv = external_vec_env(self.url, 1, None, supervision, "eval", self.kwargs)
         self.states = StateClient(self._vec.fleet, next(iter(self._vec.fleet.sessions.values())), _ANSWER_S)
@@ -52,29 +50,26 @@ class LinkSubject:
 
     @property
     def vec(self) -> VecEnv:
-        """As learners see it."""
         return self._vec
 
     def actions(self, count: int) -> Tree:
-        """Random actions."""
         drawn = [self._space.sample() for _ in range(count)]
         return tree_map(lambda *leaves: np.stack(leaves), *drawn) if count else drawn
 
     def slots(self, count: int) -> Array:
-        """Slots that nobody else has, as many of these as the simulator runs."""
+        """Free slots, as many of `count` as the simulator runs."""
         if not hasattr(self, "_slots"):
             most = self.simulator.hello.slots - self.states.session.seated
             self._slots = self.states.take_slots(max(0, min(_WIDE, most)))
         return self._slots[:count]
 
     def close(self) -> None:
-        """Let it go."""
         if hasattr(self, "_vec"):
             self._vec.close()
 
 
 def _walk(states: StateClient, slots: Array, moves: list[Tree]) -> list[StateReplies]:
-    """Step slots through these actions; episodes that end are followed by others."""
+    """Step slots through these actions; ended episodes are followed by new ones."""
     out = []
     for actions in moves:
         rows = states.step(slots, actions, autoreset=True)
@@ -85,8 +80,6 @@ def _walk(states: StateClient, slots: Array, moves: list[Tree]) -> list[StateRep
 
 @dataclass(frozen=True)
 class _Answer:
-    """What is compared of rows."""
-
     reward: Array
     terminated: Array
     truncated: Array
@@ -94,7 +87,6 @@ class _Answer:
 
 
 def _difference(a: StateReplies | _Answer, b: StateReplies | _Answer) -> str | None:
-    """What differs between two answers, bit for bit."""
     for name in ("reward", "terminated", "truncated"):
         if getattr(a, name).tobytes() != getattr(b, name).tobytes():
             return f"{name}s, {getattr(a, name).tolist()[:4]} and {getattr(b, name).tolist()[:4]}"
@@ -110,11 +102,8 @@ def _first_difference(a: list[StateReplies], b: list[StateReplies]) -> str | Non
     return None
 
 
-# -- the checks ----------------------------------------------------------------------------------------------
-
-
 def check_connect(subject: LinkSubject) -> Outcome:
-    """Handshake, and what it says of itself."""
+    """Handshake, and the simulator's description of itself."""
     subject.start()
     hello = subject.simulator.hello
     subject.facts |= {"env": hello.env, "env_version": hello.env_version, "sdk": hello.sdk, "level": hello.level}
@@ -123,7 +112,7 @@ def check_connect(subject: LinkSubject) -> Outcome:
 
 
 def check_spaces(subject: LinkSubject) -> Outcome:
-    """Its spaces, as Gymnasium says them."""
+    """Its spaces, as Gymnasium prints them."""
     spec = subject.simulator.spec
     return "pass", f"observation {spec.observation_space}, action {spec.action_space}"
 
@@ -151,7 +140,7 @@ def check_observations(subject: LinkSubject) -> Outcome:
 
 
 def check_determinism(subject: LinkSubject) -> Outcome:
-    """The same seed and actions give the same, another seed something else."""
+    """The same seed and actions give the same results, another seed different ones."""
     states, slots = subject.states, subject.slots(2)
     if len(slots) < 2:
         return "warn", "it runs one environment only, so two cannot be compared"
@@ -174,7 +163,7 @@ def check_determinism(subject: LinkSubject) -> Outcome:
 
 
 def check_episode_ends(subject: LinkSubject) -> Outcome:
-    """Without AUTORESET an episode stays where it ended, and takes no step."""
+    """Without AUTORESET an ended episode stays ended, and takes no step."""
     states, slots = subject.states, subject.slots(1)
     states.reset(slots, np.array([subject.seed])).require_good("RESET")
     for step in range(subject.steps):
@@ -194,7 +183,7 @@ def check_episode_ends(subject: LinkSubject) -> Outcome:
 
 
 def check_bad_requests(subject: LinkSubject) -> Outcome:
-    """Requests that make no sense are refused, and change nothing."""
+    """Malformed requests are refused, and change nothing."""
     states, slots = subject.states, subject.slots(2)
     seeds = np.full(len(slots), subject.seed)
     states.reset(slots, seeds)
@@ -221,7 +210,7 @@ def _expect_refusal(ask: Callable[[], StateReplies], what: str) -> str | None:
 
 
 def check_save_load(subject: LinkSubject) -> Outcome:
-    """A state goes on as it did, wherever and whenever it is loaded."""
+    """A state continues exactly as before, in any slot and at any time it is loaded."""
     if subject.states.level == 0:
         return "warn", "this simulator keeps no states: it can be trained on, not planned on"
     states, slots = subject.states, subject.slots(3)
@@ -269,7 +258,7 @@ def _play_to_end(subject: LinkSubject, slot: Array) -> None:
 
 
 def check_expand(subject: LinkSubject) -> Outcome:
-    """Many children at once are what load, step and save give one by one."""
+    """Many children at once equal the results of load, step and save one by one."""
     if subject.states.level < 2:
         return "warn", "no states in memory, so nothing to expand"
     states, slots = subject.states, subject.slots(2)
@@ -300,7 +289,7 @@ def check_expand(subject: LinkSubject) -> Outcome:
 
 
 def check_memory(subject: LinkSubject) -> Outcome:
-    """States that are dropped are gone."""
+    """Dropped states are freed."""
     if subject.states.level < 2:
         return "warn", "no states in memory"
     states, slots = subject.states, subject.slots(1)
@@ -309,7 +298,7 @@ def check_memory(subject: LinkSubject) -> Outcome:
         ids, _ = states.save(slots)
     held = states.stats()
     states.next_generation()
-    if states.load(slots, ids).status[0] != clp.Status.E_UNKNOWN_STATE:  # in order after the drop, as STATS is not
+    if states.load(slots, ids).status[0] != clp.Status.E_UNKNOWN_STATE:  # ordered after the drop, unlike STATS
         return "fail", "a state of a generation that was dropped can still be loaded"
     left = states.stats()
     if left.get("snapshots") or left.get("snapshot_bytes"):
@@ -341,7 +330,7 @@ def check_export(subject: LinkSubject) -> Outcome:
 
 
 def check_speed(subject: LinkSubject) -> Outcome:
-    """Steps per second of one row, and of many; and what the wire costs."""
+    """Steps per second of one row and of many, and the cost of the link."""
     states = subject.states
     single, _ = _measure(states, subject.slots(1), subject)
     slots = subject.slots(_WIDE)
@@ -367,7 +356,6 @@ def _measure(states: StateClient, slots: Array, subject: LinkSubject) -> tuple[f
 
 
 def _row(rows: StateReplies, row: int) -> _Answer:
-    """One row of an answer."""
     part = slice(row, row + 1)
     obs = None if rows.obs is None else tree_map(lambda leaf: leaf[part], rows.obs)
     return _Answer(rows.reward[part], rows.terminated[part], rows.truncated[part], obs)

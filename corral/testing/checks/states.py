@@ -1,4 +1,4 @@
-"""The checks of an environment's states: can it be planned on, and what does that cost?"""
+"""Checks of an environment's states: can it be planned on, and at what cost?"""
 
 from __future__ import annotations
 
@@ -23,15 +23,12 @@ from corral.snapshot.env_states import EnvStates
 from corral.snapshot.states import Level
 from corral.testing.checks.env import Outcome, Subject
 
-# A run of an environment that nothing interrupted: what saves, loads and expansions must bring out again.
-
-
 Env = gymnasium.Env[Any, Any]
 
 
 @dataclass
 class Observed:
-    """What one step gave, as bytes where they must be equal."""
+    """Results of one step, as bytes where they must be equal."""
 
     obs: bytes
     reward: float
@@ -41,12 +38,11 @@ class Observed:
 
     @property
     def ended(self) -> bool:
-        """Whether the episode is over."""
         return self.terminated or self.truncated
 
 
 class UninterruptedRun:
-    """Random legal actions in an environment, which is closed then, with a reset after every end."""
+    """A run that saves, loads and expansions must reproduce: random legal actions, with a reset after every end."""
 
     def __init__(self, env: Env, steps: int):
         self.actions: list[Any] = []
@@ -61,14 +57,14 @@ class UninterruptedRun:
         env.close()
 
     def follow(self, env: Any, at: int) -> Observed:
-        """Make the step `at` of the run, preceded by a reset where the one before ended an episode."""
+        """Make step `at` of the run, after a reset if the step before ended an episode."""
         if at and self.seen[at - 1].ended:
             env.reset()
         return make_step(env, self.actions[at])
 
 
 def make_step(env: Any, action: Any) -> Observed:
-    """Step, and note what came out."""
+    """Make a step and record its results."""
     obs, reward, terminated, truncated, info = env.step(action)
     value = float(np.asarray(reward).reshape(()))
     return Observed(obs_bytes(Layout(env.observation_space), obs), value, bool(terminated), bool(truncated), info)
@@ -81,7 +77,7 @@ def obs_bytes(layout: Layout, obs: Any) -> bytes:
 
 
 def draw_actions(env: Env, count: int) -> list[Any]:
-    """Random ones, drawn elsewhere than from the environment's own space."""
+    """Random actions, drawn from a copy of the environment's action space."""
     space = copy.deepcopy(env.action_space)
     space.seed(5)
     return [space.sample() for _ in range(count)]
@@ -101,7 +97,7 @@ _LEVELS = {
 
 
 def save_and_load(subject: Subject) -> Outcome:
-    """A state goes on as the environment did, from a load and in an expansion."""
+    """A state continues as the environment did, from a load and in an expansion."""
     if not subject.reproducible:
         return "warn", "not tried: the same seed and actions do not give the same steps, so nothing could be compared"
     if getattr(subject.instance.unwrapped, "answered", False):
@@ -122,7 +118,6 @@ def save_and_load(subject: Subject) -> Outcome:
 
 
 def _first_difference(snapshots: Snapshots, run: UninterruptedRun) -> str | None:
-    """What is otherwise than in an uninterrupted run, or None."""
     saved: dict[int, int] = {}
     count = len(run.actions)
     for at in range(count):
@@ -153,7 +148,7 @@ def _first_difference(snapshots: Snapshots, run: UninterruptedRun) -> str | None
 
 
 def wrappers(subject: Subject) -> Outcome:
-    """A time limit around it goes on counting, where it was when the state was saved."""
+    """A time limit around it continues counting from its value when the state was saved."""
     try:
         Snapshots(subject.factory).close()
     except UserError:
@@ -186,7 +181,7 @@ def wrappers(subject: Subject) -> Outcome:
 
 
 def planning(subject: Subject) -> Outcome:
-    """Planning leaves the acting environment as it was."""
+    """Planning leaves the live environment unchanged."""
     if not subject.reproducible:
         return "warn", "not tried: nothing could be compared"
     run = UninterruptedRun(subject.build(), min(50, _affordable(subject)))
@@ -205,7 +200,7 @@ def planning(subject: Subject) -> Outcome:
 
 
 def cost(subject: Subject) -> Outcome:
-    """What states take, in bytes and time, and whether memory stays flat."""
+    """Bytes and time per state, and whether memory use stays flat."""
     try:
         snapshots = Snapshots(subject.factory)
     except UserError:
@@ -229,7 +224,7 @@ def cost(subject: Subject) -> Outcome:
 
 
 def _time(call: Callable[[], None], rows: int) -> tuple[float, float]:
-    """Seconds of a row of a call, and bytes by which many calls let this process grow, after the first ones."""
+    """Seconds per row of a call, and the growth of this process in bytes over many calls, after the first ones."""
     begin, before, count = time.perf_counter(), _memory(), 0
     while count < _CYCLES and time.perf_counter() - begin < _CYCLES_S:
         call()
@@ -240,7 +235,7 @@ def _time(call: Callable[[], None], rows: int) -> tuple[float, float]:
 
 
 def _memory() -> float:
-    """Bytes of this process that are in memory; 0 where the system does not say."""
+    """Resident memory of this process in bytes; 0 if unknown."""
     try:
         return float(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
     except OSError:
@@ -248,7 +243,6 @@ def _memory() -> float:
 
 
 def _affordable(subject: Subject) -> int:
-    """As many steps as take about a second."""
     return int(np.clip(subject.played.steps / max(subject.played.seconds, 1e-6), 20, _STEPS))
 
 

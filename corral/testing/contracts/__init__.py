@@ -1,1 +1,1 @@
-"""Contract suites: subclass one and give it your implementation."""
+"""Contract suites: subclass one and provide your implementation."""

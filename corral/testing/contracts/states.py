@@ -8,7 +8,7 @@ class TestMyEnvironment(StatesContract):
         return MyEnv()
 ```
 
-Environments must show Box observations and run for at least ten steps whatever is done, for wrappers to be tried.
+Environments need Box observations and episodes of at least ten steps for any actions, for the tests with wrappers.
 """
 
 from __future__ import annotations
@@ -36,15 +36,11 @@ class StatesContract:
     """What every keeper of states does."""
 
     level: Level = Level.MEMORY
-    steps = 10_000
-    """Of the run that is interrupted by saves, loads and expansions."""
-    load_share = 0.05
-    """How often a step of it is followed by a load; less where that takes long."""
-    cycles = 2_000
-    """Saves and drops, after which memory is where it was."""
+    steps = 10_000  # of the run that is interrupted by saves, loads and expansions
+    load_share = 0.05  # fraction of its steps followed by a load; less if loading is slow
+    cycles = 2_000  # saves and drops, after which memory use must be unchanged
 
     def make(self) -> Env:
-        """Make the environment under test."""
         raise NotImplementedError
 
     def test_level_is_reported(self) -> None:
@@ -77,7 +73,6 @@ class StatesContract:
                     break
 
     def _expand_along(self, snapshots: Snapshots, state: int, run: UninterruptedRun, at: int) -> None:
-        """Step from a state as the run went on, and then otherwise; nothing of it is kept."""
         made = []
         for k in range(at, min(at + 5, len(run.actions))):
             steps = snapshots.expand(state, run.actions[k])

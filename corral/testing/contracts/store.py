@@ -1,4 +1,4 @@
-"""The contract of a Store as test suites. Subclass the one for your kind of store and say how to make it:
+"""The contract of a Store as test suites. Subclass the one for your kind of store and implement `make`:
 
 ```python
 class TestMyReplay(ReplayContract):
@@ -33,7 +33,7 @@ Step = tuple[int, int, int]
 def fragments(
     factory: Callable[[], Any], length: int, count: int, num_envs: int = NUM_ENVS, seed: int = 0
 ) -> tuple[EnvSpec, list[Trajectory]]:
-    """Real experience: `count` fragments that follow on from each other, and the environments' spec."""
+    """Real experience: `count` consecutive fragments, and the environments' spec."""
 
     def policy(obs: Any) -> Any:
         size = len(sampler.vec.spec.observation.flatten(obs)[0])
@@ -52,7 +52,7 @@ def steps_of(traj: Trajectory) -> Counter[Step]:
 
 
 def drain(store: Store) -> list[Sample]:
-    """Every batch that is there now."""
+    """Every batch available now."""
     samples = []
     while store.ready():
         samples.append(store.get())
@@ -60,7 +60,7 @@ def drain(store: Store) -> list[Sample]:
 
 
 def counting_spec() -> EnvSpec:
-    """What a CountingEnv looks like."""
+    """The spec of a CountingEnv."""
     env = CountingEnv()
     return EnvSpec(env.observation_space, env.action_space)
 
@@ -72,7 +72,6 @@ class StoreContract:
     fragment_length: int
 
     def make(self, spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0) -> Store:
-        """Make the store under test."""
         return make_store(spec, data, num_envs, seed)
 
     def test_empty_store_is_not_ready(self) -> None:
@@ -151,7 +150,7 @@ class StoreContract:
             store.put(parts[0])
 
     def check_extras(self, sample: Sample) -> int:
-        """Assert that a sample has the extras of its own steps, and return of how many."""
+        """Assert that a sample has the extras of its own steps; returns their number."""
         batch = sample.batch
         assert batch.extras.keys() == {"place", "twice"}
         obs = batch.obs[:-1][~batch.faulty] if isinstance(batch, Trajectory) else batch.obs
@@ -161,7 +160,7 @@ class StoreContract:
         return len(obs)
 
     def check_steps(self, sample: Sample, happened: Counter[Step]) -> int:
-        """Assert that a sample has only steps that happened, and return how many."""
+        """Assert that a sample has only steps that happened; returns their number."""
         raise NotImplementedError
 
     def _surprise(self, store: Store, sample: Sample) -> None:
@@ -188,7 +187,7 @@ class FifoContract(StoreContract):
         counts = store.metrics()
         assert counts["store/inserted"] == counts["store/sampled"] + counts["store/size"]
         assert counts["store/size"] < self.data.batch_size
-        # what is missing is what waits: less than a batch, and episodes that have not ended
+        # the missing ones are waiting: less than a batch, and episodes that have not ended
         assert len(expected) - len(out) <= (self.data.batch_size + NUM_ENVS) * max(4, self.data.length)
 
     def test_true_successors_and_flags_come_through(self) -> None:
@@ -225,7 +224,7 @@ class FifoContract(StoreContract):
 
 
 class ReplayContract(StoreContract):
-    """Stores whose transitions are drawn again and again."""
+    """Stores whose transitions are drawn repeatedly."""
 
     @pytest.mark.parametrize("ratio", [0.1, 1.0, 2.5, 8.0])
     def test_samples_per_insert_are_as_configured(self, ratio: float) -> None:
@@ -261,7 +260,7 @@ class ReplayContract(StoreContract):
                 seen |= {tuple(o[:3].astype(int)) for o in sample.batch.obs}
         expected = sum((steps_of(traj) for traj in parts), Counter[Step]())
         inserted = store.metrics()["store/inserted"]
-        assert len(seen) == inserted  # all that are complete, once each
+        assert len(seen) == inserted  # all complete ones, once each
         assert len(expected) - inserted <= NUM_ENVS * (self.data.length - 1)
 
     def check_steps(self, sample: Sample, happened: Counter[Step]) -> int:
@@ -275,7 +274,7 @@ class ReplayContract(StoreContract):
         return len(batch.obs)
 
     def _check_closed_form(self, batch: Trajectory | Transitions | Positions, length: int | None) -> None:
-        """A CountingEnv's rewards are the steps' numbers, and its episodes end after `length` of them."""
+        """A CountingEnv's rewards are its step numbers, and its episodes end after `length` of them."""
         assert isinstance(batch, Transitions)
         gamma, n = self.data.gamma, self.data.length
         for row, (obs, following) in enumerate(zip(batch.obs, batch.next_obs, strict=True)):
@@ -291,7 +290,7 @@ class ReplayContract(StoreContract):
 
 
 def saved_and_read(state: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a state as a checkpoint makes it: arrays apart, everything else through JSON."""
+    """A copy of a state as a checkpoint makes it: arrays separately, everything else through JSON."""
 
     def copy(value: Any) -> Any:
         if isinstance(value, dict):
@@ -307,7 +306,7 @@ def saved_and_read(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_same(a: Any, b: Any) -> None:
-    """Assert that two trees are equal to the bit."""
+    """Assert that two trees are equal bit for bit."""
     if isinstance(a, dict):
         assert a.keys() == b.keys()
         for key in a:

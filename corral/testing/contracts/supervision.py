@@ -1,4 +1,4 @@
-"""What a backend does when an environment fails, as a test suite."""
+"""Contract of a backend when an environment fails, as a test suite."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ def _broken() -> Any:
 
 
 class SupervisionContract:
-    """An environment that fails ends its episode as truncated and faulty, comes back, and is reported."""
+    """A failing environment ends its episode as truncated and faulty, is restarted, and is reported."""
 
     def make_supervised(self, factories: list[Callable[[], Any]], supervision: Supervision) -> VecEnv:
-        """Make the VecEnv under test."""
         raise NotImplementedError
 
     @pytest.mark.parametrize("kind", ["raise", "exit", "nan", "nan_reward"])
@@ -32,7 +31,6 @@ class SupervisionContract:
         self.check_fault(kind)
 
     def check_fault(self, kind: str) -> None:
-        """One of three environments fails again and again; the other two notice nothing."""
         factories: list[Callable[[], Any]] = [CountingEnv, partial(FaultyEnv, kind), CountingEnv]
         with self.make_supervised(factories, Supervision(step_timeout_s=1.0)) as vec:
             rows = play(vec, 30)
@@ -81,7 +79,7 @@ class SupervisionContract:
 
 
 class IsolationContract(SupervisionContract):
-    """The same for failures that only environments in processes of their own can survive."""
+    """The same for failures that only environments in their own processes survive."""
 
     @pytest.mark.parametrize("kind", ["kill", "hang"])
     def test_killed_or_hanging_env_yields_faulty_row_and_recovers(self, kind: str) -> None:

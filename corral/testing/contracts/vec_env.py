@@ -1,4 +1,4 @@
-"""The contract of a VecEnv as a test suite. Subclass it in a test module and say how to make one:
+"""The contract of a VecEnv as a test suite. Subclass it in a test module and implement `make`:
 
 ```python
 class TestMyBackend(VecEnvContract):
@@ -29,7 +29,6 @@ class VecEnvContract:
     """What every backend does with every environment."""
 
     def make(self, factory: Callable[[], Any], num_envs: int, seed: int = 0) -> VecEnv:
-        """Make the VecEnv under test."""
         raise NotImplementedError
 
     def test_first_batch_has_everyone_and_starts_episodes(self) -> None:
@@ -123,7 +122,7 @@ class VecEnvContract:
 
     @pytest.mark.parametrize("nbytes", [1 << 10, 1 << 22, (1 << 22) + 1, 1 << 26])
     def test_observations_of_any_size(self, nbytes: int) -> None:
-        count, steps = (1, 1) if nbytes > 1 << 25 else (2, 3)  # memory is slow to come by the first time
+        count, steps = (1, 1) if nbytes > 1 << 25 else (2, 3)  # the first allocation is slow
         with self.make(partial(BigEnv, nbytes), count) as vec:
             batch = vec.recv()
             bases = batch.obs[:, nbytes // 2].copy()
@@ -153,7 +152,7 @@ class VecEnvContract:
             for row in rows:
                 target = row.reward + gamma * value * (not row.terminated)
                 value += 0.05 * (target - value)
-            assert abs(value - 10.0) < 0.5  # 3.6 where the limit is taken for an end
+            assert abs(value - 10.0) < 0.5  # 3.6 if the time limit were treated as termination
 
     def test_raw_rewards_and_games_survive_clipping_and_lives(self) -> None:
         from corral.envs.wrappers import ClipReward, EpisodicLife

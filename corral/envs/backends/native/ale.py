@@ -1,8 +1,8 @@
-"""The Atari suite on ALE's own vector environment: emulation, preprocessing and threads in C++.
+"""The Atari suite on ALE's vector environment: emulation, preprocessing and threads in C++.
 
-Its results equal those of the suite's wrappers, row by row. Three things are put right here: ALE pads a new
-episode's frame stack with zeros where the wrappers repeat the first frame; it reports a lost life without
-starting a new episode; and rewards are clipped here, so that the game's own stay known.
+Its results equal those of the suite's wrappers, row by row. Three differences are corrected here: ALE pads a new
+episode's frame stack with zeros where the wrappers repeat the first frame; it reports a lost life without starting a
+new episode; and rewards are clipped here, so that the unclipped ones stay known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from corral.envs.suites.atari import AtariSuite, import_ale
 
 
 class AleVecEnv(LockstepVecEnv):
-    """VecEnv of one Atari game. Observations are ALE's own new arrays: nothing is copied on the way."""
+    """VecEnv of one Atari game. Observations are ALE's new arrays, without a copy."""
 
     def __init__(self, suite: AtariSuite, num_envs: int, threads: int, role: str = "train"):
         import_ale()
@@ -87,7 +87,7 @@ class AleVecEnv(LockstepVecEnv):
         lives, frame = info["lives"], info["episode_frame_number"]
         self._pad_young(obs)
         if batch.first.any():
-            # After a game the emulator counts its frames from the start and has its lives back.
+            # After a game the emulator restarts its frame count and has all lives again.
             life_lost = batch.first & (frame > self._frame) & (lives < self._lives)
             batch.game_over = batch.first & ~life_lost
             batch.final_obs = self._new_episodes(obs, info["final_obs"], batch)
@@ -95,7 +95,7 @@ class AleVecEnv(LockstepVecEnv):
         return batch, self._in_flight.everyone.ids
 
     def _new_episodes(self, obs: Array, final: Array, batch: StepBatch) -> Array:
-        """Complete the final observations, which ALE gives after games only, and start stacks anew."""
+        """Complete the final observations, which ALE returns after games only, and restart the frame stacks."""
         goes_on = ~batch.game_over
         final[goes_on] = obs[goes_on]
         self._pad_young(final)
@@ -108,7 +108,7 @@ class AleVecEnv(LockstepVecEnv):
             self._pad(stacks, np.flatnonzero(self._age < self._suite.stack - 1))
 
     def _pad(self, stacks: Array, rows: Array) -> None:
-        """Repeat the episode's first frame in the places of frames before it."""
+        """Repeat the episode's first frame in place of the frames before it."""
         for row, age in zip(rows.tolist(), self._age[rows].tolist(), strict=True):
             first = self._suite.stack - 1 - age
             if first > 0:

@@ -24,15 +24,13 @@ def native_vec_env(
     *,
     required: bool,
 ) -> VecEnv | None:
-    """The native form of an environment.
-
-    When it is not `required`, only where it equals the environment in Python, else None. When it is, Atari
-    ids stand for the standard Atari stack, with `env_kwargs` as its options, and other ids are EnvPool's.
+    """The native form of an environment. If not `required`, only where it equals the Python environment, else None. If
+    required, Atari ids mean the standard Atari stack, with `env_kwargs` as its options, and other ids are EnvPool's.
     """
     threads = min(threads, num_envs)
     if isinstance(env, AtariSuite):
         if env_kwargs and not required:
-            return None  # the wrappers can be asked to render, ALE's vector environment cannot
+            return None  # the wrappers can render, ALE's vector environment cannot
         if env_kwargs:
             raise UserError(f"{env.name} natively takes no env_kwargs; give atari() its options instead.")
         return _ale(env, num_envs, threads, role)

@@ -1,8 +1,7 @@
-"""EnvPool as a VecEnv: many Gymnasium environments again, in C++ and stepped by threads.
+"""EnvPool as a VecEnv: Gymnasium environments in C++, stepped by threads.
 
-EnvPool resets one step late, and calls an episode that ends by itself in its last allowed step truncated. So
-here every ended environment is reset at once, and the time limit is counted here, with EnvPool's own moved
-out of the way.
+EnvPool resets one step late, and reports an episode that terminates in its last allowed step as truncated. So this
+class resets every ended environment at once and counts the time limit itself, with EnvPool's own limit out of reach.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _NO_LIMIT = 2**31 - 1
 
 
 class EnvPoolVecEnv(VecEnv):
-    """VecEnv of one of EnvPool's tasks. Environments step inside `recv`, all that were sent to at once."""
+    """VecEnv of one of EnvPool's tasks. `recv` steps all environments that were sent to at once."""
 
     def __init__(self, task: str, kwargs: Mapping[str, Any], num_envs: int, threads: int, role: str = "train"):
         self.num_envs, self._role, self._task = num_envs, role, task
@@ -63,13 +62,11 @@ class EnvPoolVecEnv(VecEnv):
         self._in_flight.complete(self._in_flight.everyone.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
-        """Hand one action to each of these idle environments."""
         chosen, leaves = self._in_flight.send(env_ids, actions)
         for row, leaf in zip(self._rows.action, leaves, strict=True):
             row[chosen.index] = leaf
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
-        """Step everybody who was sent to; the results asked for."""
         in_flight = self._in_flight
         if not in_flight.started:
             self.reset(self.seed)
@@ -79,7 +76,7 @@ class EnvPoolVecEnv(VecEnv):
         return self._rows.collect(in_flight.take(wanted))
 
     def close(self) -> None:
-        """Let go of the pool, which ends its threads."""
+        """Delete the pool, which ends its threads."""
         self._in_flight.closed = True
         self._pool = None
 
@@ -110,10 +107,9 @@ class EnvPoolVecEnv(VecEnv):
         self._write(ids, self._pool.reset(ids.astype(np.int32))[0])
 
     def _write(self, ids: Array, obs: Tree) -> None:
-        """Store observations, which EnvPool gives in the order of `ids`."""
         values = self.spec.observation.flatten(obs)
         for place, value in zip(self._rows.obs, values, strict=True):
-            place[0, ids] = value  # the rows' other half is for environments that fail in the middle of a step
+            place[0, ids] = value  # the other half is for environments that fail in the middle of a step
         for k in self._float_leaves:
             finite = np.isfinite(values[k].reshape(len(ids), -1)).all(axis=1)
             if not finite.all():
@@ -127,7 +123,6 @@ class EnvPoolVecEnv(VecEnv):
         )
 
     def _envpool(self, function: str, **more: Any) -> Any:
-        """Call a function of the envpool module with the task; UserError says what it does not like."""
         import envpool
 
         try:
@@ -139,7 +134,7 @@ class EnvPoolVecEnv(VecEnv):
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without a warning about float64 bounds of float32 spaces at every start."""
+    """Suppress a warning about float64 bounds of float32 spaces at every start."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

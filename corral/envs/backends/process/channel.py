@@ -1,7 +1,4 @@
-"""Framed messages between a process VecEnv and its workers, over one socket pair per worker.
-
-Observations and actions never travel here: they are in shared memory, and STEP and READY name the rows.
-"""
+"""Framed messages to workers over a socket pair each; observations and actions are in shared memory instead."""
 
 from __future__ import annotations
 
@@ -23,22 +20,20 @@ class Channel:
 
     def __init__(self, sock: socket.socket):
         self._socket = sock
-        self._room = bytearray(_READ_BYTES)  # kept, because a fresh buffer of this size costs a system call
-        self._rest = bytearray()  # of a message that is not complete
+        self._room = bytearray(_READ_BYTES)  # reused, because a new buffer of this size costs a system call
+        self._rest = bytearray()  # of an incomplete message
 
     def fileno(self) -> int:
-        """File descriptor to poll."""
         return self._socket.fileno()
 
     def send_frame(self, data: bytes) -> None:
-        """Send a message that `frame` has made; ChannelClosed when the other side will not read it."""
+        """Send a message made by `frame`; ChannelClosed when the other side does not read it."""
         try:
             self._socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError, TimeoutError) as error:
             raise ChannelClosed from error
 
     def send(self, op: int, value: Value = None) -> None:
-        """Send a message with a value, which `corral.core.encoding.decode` reads."""
         self.send_frame(frame(op, b"".join(encode(value))))
 
     def read(self) -> list[tuple[int, bytes]]:
@@ -63,10 +58,9 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()
 
 
 def frame(op: int, payload: bytes) -> bytes:
-    """One message as bytes."""
+    """Encode one message."""
     return _HEADER.pack(op, len(payload)) + payload

@@ -19,7 +19,7 @@ from corral.runtimes.child import read_shared
 
 
 def main(sock: socket.socket, memory_fd: int, job_fd: int) -> None:
-    """Serve one ProcessVecEnv until it says CLOSE or goes away."""
+    """Serve one ProcessVecEnv until it sends CLOSE or disconnects."""
     channel = Channel(sock)
     worker = _Worker(channel, memory_fd)
     try:

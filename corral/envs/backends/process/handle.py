@@ -1,4 +1,4 @@
-"""The parent's side of one worker process: start it, talk to it, read how it ended, end it."""
+"""The parent's side of one worker process: start it, send to it, read how it ended, end it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class WorkerHandle(RemoteWorker):
         self._job_fd = shared_memory("corral-job", job)  # may be large: a factory can close over anything
 
     def spawn(self) -> None:
-        """Start the process, in the place of one that has ended, and tell it which environments to build."""
+        """Start the process, or a replacement, and tell it which environments to build."""
         if self.starts >= 0:
             self.process.close()
-        # One thread: environments are many, and each numeric library would otherwise take every core.
+        # One thread: there are many environments, and each numeric library would otherwise use every core.
         fds = self._memory_fd, self._job_fd
         self.process = ChildProcess("corral.envs.backends.process.child:main", fds, self._reaper, threads=1)
         self.process.socket.settimeout(_SEND_S)
@@ -42,17 +42,15 @@ class WorkerHandle(RemoteWorker):
         self.reset()
 
     def post(self, op: int, data: Any = None) -> None:
-        """Send a message; a worker found dead is replaced by the next recv."""
+        """Send a message; the next recv replaces a dead worker."""
         with contextlib.suppress(ChannelClosed):
             self.channel.send(op, data)
 
     def exit_report(self) -> str:
-        """How the process ended, and the stacks it left."""
         stacks = self.process.stacks
         return f"its process ended with {self.process.ending}" + (f"; its stack:\n{stacks}" if stacks else "")
 
     def forget(self) -> None:
-        """There will be no other process."""
         self.process.close()
         os.close(self._job_fd)
 
@@ -60,10 +58,7 @@ class WorkerHandle(RemoteWorker):
 def stop_workers(
     workers: list[WorkerHandle], reaper: OrphanReaper, memory_fd: int, owner_pid: int, timeout_s: float = 5.0
 ) -> None:
-    """Let every worker close its environments, then end those that did not.
-
-    A fork of the owner inherits this as a finalizer; the workers are not its to end.
-    """
+    """Let every worker close its environments, then kill the rest; does nothing in a fork of the owner."""
     if os.getpid() != owner_pid:
         return
     for worker in workers:

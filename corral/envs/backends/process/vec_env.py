@@ -1,7 +1,7 @@
 """Environments in worker processes, several in each, with observations and actions in shared memory.
 
-A step costs the parent one small message to each worker and one from it; both sides sleep in between. While
-the caller decides for some environments, the workers step the others.
+A step costs the parent one small message to each worker and one from it; both sides sleep in between. While the caller
+selects actions for some environments, the workers step the others.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         self._reaper = OrphanReaper()
         self._poll = select.poll()
         self._by_fd: dict[int, WorkerHandle] = {}
-        # Lives without self, so that an unclosed VecEnv takes its workers along when collected or at exit.
+        # Independent of self, so that an unclosed VecEnv ends its workers when collected or at exit.
         self._stop = weakref.finalize(self, stop_workers, self._workers, self._reaper, self._memory_fd, os.getpid())
         self._start_all(
             [
@@ -59,7 +59,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers; environment `i` lives in worker `i % len(worker_pids)`."""
+        """Process ids of the workers; environment `i` runs in worker `i % len(worker_pids)`."""
         return [worker.process.pid for worker in self._workers]
 
     def _start(self, worker: WorkerHandle) -> None:
@@ -83,12 +83,11 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
             if worker.pending == 0:
                 worker.heartbeat()
             worker.pending += count
-            with contextlib.suppress(ChannelClosed):  # found dead, and replaced, by the next recv
+            with contextlib.suppress(ChannelClosed):  # the next recv finds it dead and replaces it
                 worker.channel.send_frame(data)
             self._last_sent = worker
 
     def _route(self, chosen: IdSet) -> list[tuple[WorkerHandle, bytes, int]]:
-        """Frames that carry these ids to their workers."""
         owner = self._worker_of[chosen.ids]
         route = []
         for worker in self._workers:
@@ -99,7 +98,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         return route
 
     def _receive(self, last: WorkerHandle | None, wait_s: float) -> None:
-        """A caller that needs everybody's results is woken once instead of once per worker, which saves a lot."""
+        """A caller that needs all results is woken once instead of once per worker, which saves a lot."""
         wait_ms = 1000 * wait_s
         if last is not None and last.pending:
             last.poll.poll(wait_ms)
@@ -116,7 +115,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
                 self._replace(worker, "killed")
 
     def _check_alive(self, worker: WorkerHandle, now: float) -> None:
-        if worker.process.has_ended():  # its socket may be held open by what it forked
+        if worker.process.has_ended():  # its socket may be held open by its forks
             self._replace(worker, "killed")
             return
         if worker.running:

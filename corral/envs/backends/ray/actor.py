@@ -1,4 +1,4 @@
-"""What runs in a Ray worker process: an actor with some environments, and a task that looks at an actor that hangs."""
+"""Code of a Ray worker process: an actor with some environments, and a task that inspects an actor that hangs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import CopiedRows, EnvRows, pack, unpack
 from corral.envs.supervision import IDLE
 
-# From here on a call of its own for each environment costs little beside its step.
+# Above this, a separate call for each environment costs little compared to its step.
 _SLOW_STEP_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Where an actor is, and how another process on its node can look at it."""
+    """Where an actor runs, and how another process on its node can inspect it."""
 
     node_id: str
     pid: int
@@ -37,10 +37,10 @@ class NodePlace:
 
 @dataclass(slots=True)
 class ActorReply:
-    """What an actor says in answer to one call, in order; READY and ROWS carry a RowParcel."""
+    """An actor's messages in answer to one call, in order; READY and ROWS carry CopiedRows."""
 
     messages: list[tuple[int, Any]] = field(default_factory=list)
-    slow: bool | None = None  # whether steps take long; None where there was none
+    slow: bool | None = None  # whether steps take long; None without a step
 
 
 class EnvActor(EnvWorker):
@@ -56,23 +56,20 @@ class EnvActor(EnvWorker):
         faulthandler.register(signal.SIGUSR1, self._stacks, all_threads=True)
 
     def place(self) -> NodePlace:
-        """The first thing asked: where am I?"""
         import ray
 
         node_id = ray.get_runtime_context().get_node_id()
         return NodePlace(node_id, os.getpid(), self._stacks.fileno(), self._mark_fd)
 
     def build(self, job: bytes, path: list[str]) -> ActorReply:
-        """Build the environments; what the parent can import is looked for here in the same places."""
+        """Build the environments, with the parent's import path."""
         sys.path += [entry for entry in path if entry not in sys.path]
         return self._answer(self.start, job)
 
     def ask(self, op: int, data: Any, rows: CopiedRows | None = None) -> ActorReply:
-        """Do what a message asks for; `rows` are to be put in place before."""
         return self._answer(self._ask, op, data, rows)
 
     def take(self, env_ids: bytes, actions: list[Array]) -> ActorReply:
-        """Step these environments."""
         return self._answer(self._take, env_ids, actions)
 
     def _answer(self, do: Any, *args: Any) -> ActorReply:
@@ -104,15 +101,12 @@ class EnvActor(EnvWorker):
         self._reply.slow = time.perf_counter() - start > _SLOW_STEP_S * len(chosen)
 
     def post(self, op: int, data: Any) -> None:
-        """Answer."""
         self._reply.messages.append((op, data))
 
     def announce(self, done: IdSet) -> None:
-        """Send the rows along."""
         self.post(msg.READY, pack(self._rows, done))
 
     def make_rows(self, spec: EnvSpec, num_envs: int) -> EnvRows:
-        """Rows of its own."""
         return EnvRows(spec, num_envs)
 
     def visible_mark(self, rows: EnvRows) -> Any:
@@ -121,7 +115,7 @@ class EnvActor(EnvWorker):
 
 
 def look_at(place: NodePlace) -> tuple[int, str]:
-    """On an actor's node: which environment it is stepping, and its stacks, even if C code holds the interpreter."""
+    """Runs on an actor's node: the environment it is stepping, and its stacks, even if C code holds the GIL."""
     with open(f"/proc/{place.pid}/fd/{place.mark_fd}", "rb") as file:
         mark: int = struct.unpack("q", file.read(8))[0]
     stacks = f"/proc/{place.pid}/fd/{place.stacks_fd}"
@@ -132,5 +126,5 @@ def look_at(place: NodePlace) -> tuple[int, str]:
         time.sleep(0.02)
     time.sleep(0.05)  # the handler writes in several pieces
     with open(stacks, "rb") as file:
-        file.seek(before)  # there may have been a look before
+        file.seek(before)  # skip earlier dumps
         return mark, file.read(1 << 16).decode(errors="replace")

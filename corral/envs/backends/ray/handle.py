@@ -23,13 +23,12 @@ class RayWorker(RemoteWorker):
     """One actor and the environments it owns."""
 
     def __init__(self, index: int, ids: Array, job: bytes, group: Any):
-        """`group` has a CPU for each worker (see `ray_cluster.reserve_cpus`); None: this one reserves none."""
+        """`group` has a CPU for each worker (see `ray_cluster.reserve_cpus`); None: this worker reserves none."""
         super().__init__(index, ids)
         self._job, self._group = job, group
         self._actor: Any = None
 
     def spawn(self) -> None:
-        """Ask Ray for an actor, and tell it which environments to build."""
         ray = import_ray()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -40,33 +39,31 @@ class RayWorker(RemoteWorker):
         options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": where}
         self._actor = ray.remote(EnvActor).options(**options).remote()
         self.place: NodePlace | None = None
-        self.missed = False  # Ray has not started it for a while, and this was said
+        self.missed = False  # Ray has not started it for a while, and this was reported
         self.slow = True  # until a step shows otherwise: a call for each environment
         self._report = ""
-        self.calls: dict[Any, list[int]] = {}  # refs of answers to come, in order, and the environments concerned
+        self.calls: dict[Any, list[int]] = {}  # refs of pending answers, in order, and their environments
         self.reset()
         self.calls[self._actor.place.remote()] = []
         self.calls[self._actor.build.remote(self._job, [entry for entry in sys.path if isinstance(entry, str)])] = []
 
     def post(self, op: int, data: Any = None) -> None:
-        """Call the actor with a message."""
         self.calls[self._actor.ask.remote(op, data)] = data["ids"] if op == msg.RESET else []
 
     def load(self, data: Any, rows: CopiedRows) -> None:
-        """Have saved states restored; the actor needs the rows to compare."""
+        """Restore saved states; the actor compares with the rows."""
         self.calls[self._actor.ask.remote(msg.LOAD, data, rows)] = self.ids.tolist()
 
     def step(self, env_ids: bytes, ids: list[int], actions: list[Array]) -> None:
-        """Have these environments step."""
         self.calls[self._actor.take.remote(env_ids, actions)] = ids
 
     @property
     def suspects(self) -> list[int]:
-        """Environments that may be the one under way: those of the oldest call."""
+        """Environments that may be the one being stepped: those of the oldest call."""
         return next((ids for ids in self.calls.values() if ids), [])
 
     def look(self) -> int:
-        """Keep the stacks of an actor that hangs for its report; returns the environment that it is stepping."""
+        """Keep the stacks of a hanging actor for its report; returns the environment that it is stepping."""
         ray = import_ray()
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -83,33 +80,26 @@ class RayWorker(RemoteWorker):
         return int(mark)
 
     def died(self, error: Exception) -> None:
-        """Keep what Ray says about its end."""
         text = str(error)
         start = max(0, text.find("The actor is dead"))
         self._report = f"its Ray actor is gone: {text[start : start + _MAX_CHARACTERS]}"
 
     def exit_report(self) -> str:
-        """How the actor ended."""
         return self._report
 
     def ask_to_close(self) -> Any:
-        """Let it close its environments, after what it is doing; a ref to wait for."""
+        """Let it close its environments after its current call; returns a ref to wait for."""
         return self._actor.close.remote()
 
     def kill(self) -> None:
-        """End the actor, and forget its answers."""
         ray = import_ray()
         self.calls.clear()
-        with contextlib.suppress(Exception):  # it is gone already, or Ray is
+        with contextlib.suppress(Exception):  # the actor or Ray may be gone already
             ray.kill(self._actor, no_restart=True)
 
 
 def stop_actors(workers: list[RayWorker], group: Any, owner_pid: int, timeout_s: float = 5.0) -> None:
-    """Let every actor close its environments, end it, and give the CPUs back.
-
-    A fork of the owner inherits this as a finalizer; the actors are not its to end. At exit Ray may be gone, and has
-    taken the actors along.
-    """
+    """Let every actor close its environments, end it, and free the CPUs; does nothing in a fork or without Ray."""
     ray = import_ray()
     if os.getpid() == owner_pid and ray.is_initialized():
         with contextlib.suppress(Exception):

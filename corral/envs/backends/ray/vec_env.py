@@ -1,8 +1,8 @@
 """Environments in Ray actors, several in each, on one machine or spread over a cluster.
 
 A step costs a remote call to each actor and its reply, which brings the rows as arrays: small ones with the message,
-large ones through Ray's object store. Environments whose steps take long get a call each, so that results arrive
-one by one. An actor that dies, or whose node is lost, is replaced, on another node if need be.
+large ones through Ray's object store. Environments with slow steps get a call each, so that results arrive one by one.
+An actor that dies, or whose node is lost, is replaced, on another node if need be.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GET_S = 10.0
 
 
 class RayVecEnv(RemoteVecEnv[RayWorker]):
-    """VecEnv over Ray actors. Each reserves one CPU; those of an evaluation, which run now and then, reserve none."""
+    """VecEnv over Ray actors. Each reserves one CPU; those of an evaluation, which run rarely, reserve none."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
             ids = np.flatnonzero(self._worker_of == index)
             jobs.append((index, ids, pickle_factories({i: factories[i] for i in ids.tolist()}, name)))
         group = reserve_cpus(workers, f"{name} with workers={workers}") if role == "train" else None
-        # Lives without self, so that an unclosed VecEnv takes its actors along when collected or at exit.
+        # Independent of self, so that an unclosed VecEnv ends its actors when collected or at exit.
         self._stop = weakref.finalize(self, stop_actors, self._workers, group, os.getpid())
         self._start_all([RayWorker(*job, group) for job in jobs])
 
     @property
     def places(self) -> list[NodePlace | None]:
-        """Node and process of each actor; environment `i` lives in actor `i % len(places)`."""
+        """Node and process of each actor; environment `i` runs in actor `i % len(places)`."""
         return [worker.place for worker in self._workers]
 
     def _start(self, worker: RayWorker) -> None:
@@ -71,15 +71,13 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
     def _end(self, worker: RayWorker) -> None:
         worker.kill()
 
-    # -- calls ---------------------------------------------------------------------------------------------
-
     def _make_rows(self) -> EnvRows:
         rows = EnvRows(self.spec, self.num_envs)
         rows.mark[:] = NO_ENV  # an actor's mark is in its own memory
         return rows
 
     def _shares(self, chosen: IdSet) -> Iterator[tuple[RayWorker, Array]]:
-        """The workers of these environments, each with its own, which it owes results of from now on."""
+        """The workers of these environments, each with its own; their results are pending from now on."""
         owner = self._worker_of[chosen.ids]
         for worker in self._workers:
             mine = chosen.ids[owner == worker.index]
@@ -110,7 +108,7 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
         if not refs:
             time.sleep(wait_s)
             return
-        if last is None:  # whoever is first
+        if last is None:  # whichever is first
             self._ray.wait(refs, num_returns=1, timeout=wait_s)
             wait_s = 0
         done = set(self._ray.wait(refs, num_returns=len(refs), timeout=wait_s)[0])
@@ -121,7 +119,7 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
                     break
 
     def _take_answer(self, worker: RayWorker, ref: Any) -> bool:
-        """Act on an answer and drop it; whether the actor is still the same."""
+        """Handle an answer and drop it; returns whether the actor is still the same."""
         try:
             answer = self._ray.get(ref, timeout=_GET_S)
         except self._ray.exceptions.RayError as error:
@@ -149,8 +147,6 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
                 self._handle(worker, op, data)
         return worker.starts == starts
 
-    # -- supervision ---------------------------------------------------------------------------------------
-
     def _check_alive(self, worker: RayWorker, now: float) -> None:
         waited, limit = now - worker.busy_since, self._supervision.start_timeout_s
         if worker.place is None:
@@ -164,7 +160,7 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
         if waited <= limit:
             return
         mark = worker.look()
-        if len(worker.suspects) > 1 and mark != worker.last_mark:  # it is getting on, or this was the first look
+        if len(worker.suspects) > 1 and mark != worker.last_mark:  # it makes progress, or this was the first look
             worker.last_mark = mark
             worker.heartbeat()
             return
@@ -173,7 +169,7 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
         self._replace(worker, "hung", f"no result for {limit:g} s, so ")
 
     def _check_placed(self, worker: RayWorker, waited: float) -> None:
-        """Its CPU is reserved, but when a node is lost, another has to have one free: say so, and wait for a while."""
+        """Warn and wait for a while: the CPU is reserved, but after a node is lost another must have one free."""
         if waited <= _PLACE_S:
             return
         names = f"the actor of environments {worker.ids.tolist()[:16]} of {self._name}"

@@ -1,4 +1,4 @@
-"""A worker of a remote VecEnv as its parent sees it: what does not depend on how it is reached."""
+"""A worker of a remote VecEnv as its parent sees it: everything that does not depend on the transport."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ class RemoteWorker(ABC):
         self.starts = -1
 
     def reset(self) -> None:
-        """Another process takes the place of the last."""
+        """Prepare for a new process in place of the last."""
         self.starts += 1
-        self.seeded = False  # its global generators
+        self.seeded = False  # its global RNGs
         self.running = False  # it has built its environments and has its rows
-        self.pending = 0  # results that it owes
+        self.pending = 0  # results not yet received
         self.last_mark = NO_ENV
         self.heartbeat()
 
     def heartbeat(self) -> None:
-        """Note a sign of life."""
         self.busy_since = time.monotonic()
 
     @abstractmethod
     def post(self, op: int, data: Any = None) -> None:
-        """Send a message; that nobody will read it is found out by whoever waits for the answer."""
+        """Send a message; a dead worker is noticed only while waiting for the answer."""
 
     @abstractmethod
     def exit_report(self) -> str:
-        """How a worker that has ended did so."""
+        """How an ended worker ended."""
 
 
 def pickle_factories(factories: dict[int, EnvFactory], name: str) -> bytes:
-    """Factories as a worker takes them; UserError when they cannot travel."""
+    """Factories as bytes for a worker; UserError when they cannot be pickled."""
     try:
         data: bytes = cloudpickle.dumps((factories, name))
     except Exception as error:

@@ -1,8 +1,6 @@
-"""Messages between a VecEnv and its workers, whatever carries them."""
+"""Messages between a VecEnv and its workers, for any transport."""
 
 from __future__ import annotations
 
-# to a worker
-ROWS, RESET, STEP, CLOSE, RECORD, SAVE, LOAD = range(7)
-# from a worker
-SPEC, READY, FAULT, FAILED, SAVED, LOADED, ALIVE = range(10, 17)
+ROWS, RESET, STEP, CLOSE, RECORD, SAVE, LOAD = range(7)  # to a worker
+SPEC, READY, FAULT, FAILED, SAVED, LOADED, ALIVE = range(10, 17)  # from a worker

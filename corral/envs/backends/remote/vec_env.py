@@ -1,9 +1,9 @@
-"""Environments in workers elsewhere: what every backend does whose workers answer messages.
+"""Environments in remote workers: what all backends share whose workers answer messages.
 
-How a worker is started, reached, waited for and ended is the backend's; what is asked of it, what becomes of its
-answers, and what happens when it is lost is here. The messages are those of `messages`.
+The backend starts, reaches, waits for and ends a worker; the requests, the handling of their answers, and the
+replacement of lost workers are here. The messages are those of `messages`.
 
-When a worker is lost, each of its environments ends its episode with one faulty row (see `losses`).
+When a worker is lost, each of its environments ends its episode with one faulty row (see `pending_faults`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from corral.envs.vec_env import VecEnv
 
 CHECK_EVERY_S = 0.25
 
-
 W = TypeVar("W", bound=RemoteWorker)
 
 
@@ -53,19 +52,17 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         self._specs: dict[int, EnvSpec] = {}
         self._allocated = False
         self._recording = False
-        self._asked: set[int] = set()  # indices of workers that owe an answer
+        self._asked: set[int] = set()  # indices of workers with a pending answer
         self._answers: dict[int, Any] = {}
         self._last_sent: W | None = None
 
-    # -- what a backend brings -----------------------------------------------------------------------------
-
     @abstractmethod
     def _start(self, worker: W) -> None:
-        """Start, or start again, the worker; it answers with SPEC."""
+        """Start, or restart, the worker; it answers with SPEC."""
 
     @abstractmethod
     def _end(self, worker: W) -> None:
-        """End the worker, however it is, and forget what it may still say."""
+        """End the worker, whatever its state, and drop its unread messages."""
 
     @abstractmethod
     def _make_rows(self) -> EnvRows:
@@ -73,33 +70,25 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
     @abstractmethod
     def _dispatch(self, chosen: IdSet) -> None:
-        """Let these environments step with the actions in their rows."""
+        """Step these environments with the actions in their rows."""
 
     @abstractmethod
     def _receive(self, last: W | None, wait_s: float) -> None:
-        """Wait for a bounded time, and act on what arrives by `_ready`, `_handle` and `_replace`.
-
-        A caller that needs everybody's results names the worker that it sent to last.
-        """
+        """Wait for a bounded time and handle what arrives; `last`: the worker sent to last, to wait for all."""
 
     @abstractmethod
     def _check_alive(self, worker: W, now: float) -> None:
         """Replace a worker that is gone or hangs."""
 
-    # -- the contract --------------------------------------------------------------------------------------
-
     @property
     def faults(self) -> Iterable[Fault]:
-        """The most recent failures of environments."""
         return tuple(self._log.recent)
 
     @property
     def restarts(self) -> int:
-        """How many times an environment was restarted."""
         return self._log.restarts
 
     def reset(self, seed: int = 0) -> None:
-        """Start new seeded episodes everywhere, after the steps still under way are done."""
         in_flight = self._in_flight
         in_flight.require_open()
         while any(worker.running and worker.pending for worker in self._workers):
@@ -117,7 +106,6 @@ class RemoteVecEnv(VecEnv, Generic[W]):
                 self._pending.owe_reset(worker.ids)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
-        """Hand one action to each of these idle environments."""
         in_flight, rows = self._in_flight, self._rows
         chosen, leaves = in_flight.send(env_ids, actions)
         try:
@@ -130,7 +118,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
                 chosen = in_flight.sets.of(alive)
             rows.flip(chosen)
             self._dispatch(chosen)
-        except BaseException:  # Ctrl-C in the middle would leave rows that nobody works on
+        except BaseException:  # Ctrl-C in the middle would leave rows that no worker handles
             self.close()
             raise
 
@@ -149,20 +137,18 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         return batch
 
     def linger(self, enough: int, most_s: float) -> None:
-        """Take in results until `enough` are there."""
         in_flight, until = self._in_flight, time.monotonic() + most_s
         while in_flight.num_ready(None) < enough and (left := until - time.monotonic()) > 0:
             self._guarded_pump(most_s=left)
 
     def record_episodes(self) -> None:
-        """Note what restores the environments, in the workers."""
         self._recording = True
         for worker in self._workers:
-            if worker.running:  # another is told when it gets its rows
+            if worker.running:  # a replacement is told when it gets its rows
                 worker.post(msg.RECORD)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the environments are, and what leads there; a worker that dies meanwhile leaves its own out."""
+        """What restores the environments, without those of a worker that dies meanwhile."""
         self._in_flight.require_idle()
         answers = self._ask(msg.SAVE, {worker.index: None for worker in self._workers if worker.running})
         envs = {env_id: state for answer in answers.values() for env_id, state in answer["envs"].items()}
@@ -178,15 +164,12 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Repeat what led to the saved state, in the workers; returns the environments where that failed.
-
-        The workers' global generators go on as well, if there are as many workers as there were.
-        """
+        """Replay what led to the saved state; restores global RNGs for the same worker count; returns what failed."""
         in_flight = self._in_flight
         in_flight.require_new()
         self._require_identity(state)
         in_flight.start()
-        # All are waiting for a first observation, so those of a worker that dies get one.
+        # All wait for a first observation, so the environments of a worker that dies get one.
         self._pending.clear()
         self._seed, self._recording = state["seed"], True
         self._rows.load_state_dict(state["rows"], in_flight.everyone)
@@ -209,11 +192,8 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         return [i for i in range(self.num_envs) if in_flight.ready >> i & 1]
 
     def close(self) -> None:
-        """End the workers and everything they started."""
         self._in_flight.closed = True
         self._stop()
-
-    # -- messages ------------------------------------------------------------------------------------------
 
     def _guarded_pump(self, last: W | None = None, most_s: float = CHECK_EVERY_S) -> None:
         try:
@@ -223,7 +203,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             raise
 
     def _pump(self, last: W | None = None, most_s: float = CHECK_EVERY_S) -> None:
-        """Act on messages, then now and then look for workers that hang."""
+        """Handle messages, and from time to time look for workers that hang."""
         self._receive(last, min(most_s, self._supervision.step_timeout_s / 4))
         now = time.monotonic()
         if now - self._last_check > CHECK_EVERY_S:
@@ -233,7 +213,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             self._require_work()
 
     def _ask(self, op: int, jobs: dict[int, Any]) -> dict[int, Any]:
-        """Ask workers, by index, something that takes time; the answers of those that live to give one."""
+        """Send workers, by index, a slow request; returns the answers of those that survive."""
         self._answers.clear()
         self._asked = set(jobs)
         for index, job in jobs.items():
@@ -253,7 +233,6 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         worker.post(msg.LOAD, job)
 
     def _ready(self, worker: W, results: IdSet) -> None:
-        """Results of these environments are in their rows."""
         done: IdSet | None = results
         worker.pending -= len(results)
         worker.heartbeat()
@@ -279,13 +258,13 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             if self._allocated:
                 self._revive(worker)
         elif op == msg.FAILED:
-            if self._allocated and not worker.running:  # a replacement could not be built; the budget says how often
+            if self._allocated and not worker.running:  # a replacement could not be built; the budget limits how often
                 self._replace(worker, "raised", data["text"])
                 return
             raise UserError(data["text"]) if data["kind"] == "user" else EnvFailed(data["text"])
 
     def _note_loaded(self, worker: W, restarted: list[int]) -> None:
-        """A worker's environments are where they were, idle, or have a first observation to deliver."""
+        """Mark a worker's environments as restored and idle, or as having a first observation to deliver."""
         mask = self._in_flight.sets.of(worker.ids).mask
         self._in_flight.complete(sum(1 << env_id for env_id in restarted))
         self._in_flight.in_flight &= ~mask
@@ -294,7 +273,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
     def _send_reset(self, worker: W, ids: Array, *, lenient: bool, whole: bool = False) -> None:
         worker.pending += len(ids)
         worker.heartbeat()
-        # Global generators are seeded when a process starts and by reset(), never in the middle of a run.
+        # Global RNGs are seeded when a process starts and by reset(), never in the middle of a run.
         generators = worker.starts if whole or not worker.seeded else None
         worker.seeded = True
         data = {
@@ -307,10 +286,8 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         }
         worker.post(msg.RESET, data)
 
-    # -- start and supervision -----------------------------------------------------------------------------
-
     def _start_all(self, workers: Sequence[W]) -> None:
-        """Start everybody, agree on the spaces, and give everybody rows."""
+        """Start all workers, check that their spaces agree, and send them their rows."""
         try:
             for worker in workers:
                 self._workers.append(worker)
@@ -344,13 +321,13 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         )
 
     def _require_work(self) -> None:
-        """No unbounded wait: somebody must be working on what is in flight."""
+        """No unbounded wait: some worker must be working on what is in flight."""
         waited_for = self._allocated and not self._pending.owing and self._in_flight.in_flight
         if waited_for and not any(worker.pending for worker in self._workers):
             raise EnvFailed("Results are awaited that nobody works on, as after an interrupt in the middle of send().")
 
     def _replace(self, worker: W, kind: str, why: str = "") -> None:
-        """A worker is lost: report it, start another, and note what its environments owe."""
+        """Report a lost worker, start another, and note what its environments owe."""
         self._end(worker)
         report = why if kind == "raised" else why + worker.exit_report()
         if not self._allocated:
@@ -379,14 +356,13 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         rows.mark[worker.index] = NO_ENV
 
     def _revive(self, worker: W) -> None:
-        """A replacement has built its environments."""
         first = int(worker.ids[0])
         require_same_spaces(self.spec, first, self._specs[worker.index], first)
         self._give_rows(worker)
         self._send_resets()
 
     def _send_resets(self) -> None:
-        """Let replaced environments start their next episodes."""
+        """Start the next episodes of replaced environments."""
         for worker in self._workers:
             if worker.running:
                 ids = self._pending.take_resets(worker.ids)

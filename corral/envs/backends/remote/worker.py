@@ -1,4 +1,4 @@
-"""What a worker does with messages: some environments, stepped on request, results in its rows."""
+"""How a worker handles messages: some environments, stepped on request, results in its rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from corral.snapshot.rng import read_global_generators, write_global_generators
 
 
 class EnvWorker(ABC):
-    """The environments of one worker; how it answers, and where its rows are, is the backend's."""
+    """The environments of one worker; the backend defines the transport and where the rows are."""
 
     _group: EnvGroup | None = None
     _rows: EnvRows
@@ -31,35 +31,32 @@ class EnvWorker(ABC):
 
     @abstractmethod
     def post(self, op: int, data: Any) -> None:
-        """Answer."""
+        """Send an answer."""
 
     @abstractmethod
     def announce(self, done: IdSet) -> None:
-        """Results of these environments are in their rows."""
+        """Report that results of these environments are in their rows."""
 
     @abstractmethod
     def make_rows(self, spec: EnvSpec, num_envs: int) -> EnvRows:
-        """The rows that results go to."""
+        """The rows for the results."""
 
     def visible_mark(self, rows: EnvRows) -> Any:
-        """Memory for the id of the environment that is being stepped, where the parent can see it."""
+        """Memory for the id of the environment that is being stepped, visible to the parent."""
         return memoryview(rows.mark.data)[self._index : self._index + 1]
 
     def start(self, job: bytes) -> None:
-        """Build the environments."""
-        # Pickle is safe here: the bytes come from the process that started this one, and a factory is code, which
-        # no data format carries.
+        # Pickle is safe here: the bytes come from the process that started this one, and a factory is code, which no
+        # data format carries.
         factories, name = cloudpickle.loads(job)
         self._group = EnvGroup(factories, name, self._report, [IDLE])
         self.post(msg.SPEC, self._group.build().to_json())
 
     def step(self, chosen: IdSet) -> None:
-        """Step these environments with the actions in their rows."""
         assert self._group is not None
         self._group.step(chosen, self.announce)
 
     def handle(self, op: int, data: Any) -> None:
-        """Do what a message asks for."""
         assert self._group is not None
         if op == msg.RESET:
             self._reset(data)
@@ -73,7 +70,6 @@ class EnvWorker(ABC):
             self._load(data)
 
     def close(self) -> None:
-        """Close the environments."""
         if self._group is not None:
             self._group.close()
 
@@ -107,7 +103,7 @@ class EnvWorker(ABC):
         self.post(msg.LOADED, restarted)
 
     def _say_alive(self) -> None:
-        """Once a second: repeating an episode may take longer than a step is allowed to."""
+        """Once a second: replaying an episode may take longer than a step is allowed to."""
         now = time.monotonic()
         if now - self._last_heartbeat > 1.0:
             self._last_heartbeat = now

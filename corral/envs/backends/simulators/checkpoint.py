@@ -18,11 +18,11 @@ from corral.link.client.states import StateClient
 log = logging.getLogger("corral.link")
 
 _EXPORTS = 4  # the level of simulators that export states
-_AT_ONCE = 16  # states in one message, whose size is not known before
+_AT_ONCE = 16  # states per message, whose size is not known in advance
 
 
 def export_states(fleet: Fleet, env_ids: Array, where: EnvSlots) -> dict[str, Array]:
-    """StateClient of these idle environments by their ids, without those that no simulator exports."""
+    """Exported states of these idle environments by id, without those whose simulator cannot export."""
     found: dict[str, Array] = {}
     here = ~where.lost
     for session, ids, slots in _parts(env_ids[here], where.sessions, where.which[here], where.slots[here]):
@@ -45,7 +45,7 @@ def export_states(fleet: Fleet, env_ids: Array, where: EnvSlots) -> dict[str, Ar
 def import_states(
     fleet: Fleet, env_ids: Array, where: tuple[list[SimulatorSession], Array, Array], saved: Mapping[str, Any]
 ) -> list[int]:
-    """Put environments, all of which have slots, into their saved states; returns those where that worked."""
+    """Load saved states into environments, all of which have slots; returns those where that worked."""
     known = np.array([str(env_id) in saved for env_id in env_ids.tolist()], np.bool_)
     sessions, which, all_slots = where
     restored: list[int] = []
@@ -68,7 +68,7 @@ def import_states(
 def _parts(
     env_ids: Array, sessions: list[SimulatorSession], which: Array, slots: Array
 ) -> Iterator[tuple[SimulatorSession, Array, Array]]:
-    """These environments by simulator, a few at a time, of the simulators that export."""
+    """These environments by simulator, a few at a time, for simulators that export."""
     for k, session in enumerate(sessions):
         if session.simulator.hello.level >= _EXPORTS:
             mine = np.flatnonzero(which == k)

@@ -1,8 +1,8 @@
-"""Starts simulators, starts them again when they end or have got too old or too fat, and leaves none behind.
+"""Starts simulators, restarts them when they end, grow too old or use too much memory, and leaves none behind.
 
-Each runs in a process group of its own; what it starts in other groups is known by the mark in its environment. A
-simulator that should go is not torn out of its episodes: another is started, its environments move there as their
-episodes end, and then it is told that it is done.
+Each runs in its own process group; its children in other groups are found by the mark in its environment. A simulator
+is retired without interrupting episodes: another is started, the environments move there as their episodes end, and
+then the old one is told that it is done.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _YOUNG_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _MAX_FAILED_STARTS = 5
 _MEMORY_EVERY_S = 1.0
-_END_S = 2.0  # to go by itself, then to go on SIGTERM
+_END_S = 2.0  # to exit by itself, then to exit on SIGTERM
 _FOREGROUND = " (it must not go to the background)"
 _MAX_SWEEPS = 10
-_FAR_TOO_FAT = 2.0  # times the limit: it does not get to finish its episodes
+_FAR_TOO_FAT = 2.0  # times the limit: it is ended without finishing its episodes
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,11 @@ class _SimulatorProcess:
 
     @property
     def mark(self) -> str:
-        """What it and all that it starts have in their environment."""
         return f"{_MARK}={self.instance.hex()}"
 
 
 class Launcher:
-    """`count` simulators of one command, `{url}` in it standing for the address they connect to."""
+    """`count` simulators of one command, in which `{url}` stands for the address they connect to."""
 
     def __init__(self, command: str, count: int, url: str, fleet: Fleet, recycling: Recycling):
         self._argv = _split(command, url)
@@ -82,20 +81,18 @@ class Launcher:
 
     @property
     def pids(self) -> list[int]:
-        """Of the simulators that run."""
         return [process.popen.pid for process in self._processes]
 
     def has_ended(self, instance: bytes) -> bool:
-        """Whether the process that this instance was is gone."""
         return any(p.instance == instance and p.popen.poll() is not None for p in self._processes)
 
     def check(self, now: float) -> None:
-        """Start who is due, bury who has ended, retire who should go."""
+        """Start simulators that are due, clean up after ended ones, retire old ones."""
         for process in list(self._processes):
             if process.popen.poll() is not None:
                 self._ended(process, now)
             elif process.session is not None and process.session.lost is not None:
-                self._bury(process)  # given up: it hangs, or talks nonsense
+                self._bury(process)  # given up: it hangs, or sends invalid messages
                 self._plan(now)
         for due in [due for due in self._due if due <= now]:
             self._due.remove(due)
@@ -103,7 +100,7 @@ class Launcher:
         self._retire(now)
 
     def close(self) -> None:
-        """End all simulators: those that have heard that the run is over go by themselves."""
+        """End all simulators; those that were told that the run is over exit by themselves."""
         if self._member in self._fleet.members:
             self._fleet.members.remove(self._member)
         self._due.clear()
@@ -164,13 +161,12 @@ class Launcher:
         self._plan(now, young=now - process.started < _YOUNG_S)
 
     def _plan(self, now: float, *, young: bool = True) -> None:
-        """Start another, later each time if they die young."""
+        """Schedule a start, with growing pauses if simulators die young."""
         if not young:
             self._backoff.reset()
         self._due.append(now + self._backoff.next())
 
     def _retire(self, now: float) -> None:
-        """Replace simulators that have played enough episodes, or take too much memory."""
         limit, most = self._recycling.memory_mb << 20, self._recycling.episodes
         weigh = limit and now - self._memory_checked > _MEMORY_EVERY_S
         if weigh:
@@ -192,7 +188,6 @@ class Launcher:
                 self._due.append(now)
 
     def _bury(self, process: _SimulatorProcess) -> None:
-        """End the process and all that it started."""
         _signal_group(process.popen.pid, signal.SIGKILL)
         process.popen.wait()
         _kill_marked(process.mark.encode())
@@ -220,8 +215,8 @@ def _signal_group(pid: int, how: signal.Signals) -> None:
 
 
 def _kill_marked(mark: bytes) -> None:
-    """End all that have this in their environment: who made itself a session or a daemon is in no group of ours."""
-    for _ in range(_MAX_SWEEPS):  # for they may be starting others
+    """End all processes with this mark in their environment: daemons and new sessions are in no group of ours."""
+    for _ in range(_MAX_SWEEPS):  # they may be starting others
         found = False
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
@@ -233,7 +228,7 @@ def _kill_marked(mark: bytes) -> None:
 
 
 def group_memory(pid: int) -> int:
-    """Resident bytes of a process and what it has started; 0 where that cannot be told."""
+    """Resident bytes of a process and its descendants; 0 if unknown."""
     total, left = 0, [pid]
     while left:
         current = left.pop()

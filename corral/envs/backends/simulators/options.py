@@ -56,14 +56,14 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def is_url(env: Any) -> bool:
-    """Whether an environment is named by where its simulators are."""
+    """Whether an environment is given as the URL of its simulators."""
     if isinstance(env, str):
         return "://" in env
     return isinstance(env, Sequence) and bool(env) and all(isinstance(each, str) and "://" in each for each in env)
 
 
 def check_options(url: str, kwargs: Mapping[str, Any]) -> None:
-    """UserError when no simulators can be had by this."""
+    """UserError when these options are invalid for the URL."""
     for each in url.split(","):
         parse_url(each)
     _read_options(kwargs)
@@ -79,7 +79,7 @@ def connect_here(env: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def share_simulators(kwargs: Mapping[str, Any], parts: int) -> dict[str, Any]:
-    """The options of each of so many parts of a run, which start the simulators between them."""
+    """The options of each of `parts` processes of a run, which start the simulators between them."""
     shared = dict(kwargs)
     if shared.get("sim") is not None:
         shared["sims"] = max(1, -(-int(shared.get("sims", 1)) // parts))
@@ -87,7 +87,7 @@ def share_simulators(kwargs: Mapping[str, Any], parts: int) -> dict[str, Any]:
 
 
 class _Opened:
-    """A fleet, who started its simulators, and how many use it."""
+    """A fleet, its launcher, and the number of its users."""
 
     def __init__(self, addresses: tuple[Address, ...], options: LinkOptions):
         token = read_token(options.token_file)
@@ -126,22 +126,21 @@ def _open(addresses: tuple[Address, ...], token: bytes | None, options: LinkOpti
     except UserError as error:
         if not launch or addresses[0].port == 0 or "Cannot listen" not in str(error):
             raise
-        # Another actor of this run has that port; simulators are told where to connect, so any other will do.
+        # Another actor of this run has that port; simulators are told where to connect, so any other port works.
         return open_for_learner([addresses[0].at(0)], token, insecure=options.insecure, must_listen=True, **told)
 
 
 class _Shared:
-    """Fleets of this process by what they were opened with: two VecEnvs at one address share the simulators there."""
+    """Fleets of this process by their options: two VecEnvs at one address share the simulators there."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._opened: dict[Any, _Opened] = {}
 
     def take(self, addresses: tuple[Address, ...], options: LinkOptions) -> tuple[Any, _Opened]:
-        """A fleet, opened by the first who wants it."""
         key: Any = (addresses, options)
         if options.sim is None and any(address.port == 0 for address in addresses):
-            key = object()  # a port of its own each time
+            key = object()  # a new port each time
         with self._lock:
             if key not in self._opened:
                 self._opened[key] = _Opened(addresses, options)
@@ -149,7 +148,6 @@ class _Shared:
             return key, self._opened[key]
 
     def release(self, key: Any) -> None:
-        """The last one closes it."""
         with self._lock:
             opened = self._opened[key]
             opened.users -= 1
@@ -172,9 +170,9 @@ def external_vec_env(
     *,
     fewer: bool = False,
 ) -> LinkVecEnv:
-    """A VecEnv over the simulators at these URLs, once so many of them are there; by default one, or all of several.
+    """A VecEnv over the simulators at these URLs, once that many have joined; by default one, or all of several URLs.
 
-    `fewer`: with less free slots than `num_envs`, as many environments as there are slots.
+    `fewer`: with fewer free slots than `num_envs`, as many environments as there are slots.
     """
     urls = env.split(",") if isinstance(env, str) else list(env)
     addresses = tuple(parse_url(url) for url in urls)

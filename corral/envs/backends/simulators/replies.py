@@ -1,4 +1,4 @@
-"""Replies of simulators to RESET and STEP, and how they get into the rows."""
+"""Replies of simulators to RESET and STEP, and how they are written to the rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StepReply:
         self._meta = meta
 
     def read_final(self, simulator: Simulator, payload: Sequence[Buffer]) -> None:
-        """Last observations of episodes that others have followed; BadMessage when flags and frames disagree."""
+        """Final observations of episodes that were followed by others; BadMessage when flags and frames disagree."""
         flags = self.flags
         self.ended = (flags & (clp.FIRST | clp.FAULTY)) == clp.FIRST
         over = (flags & (clp.TERMINATED | clp.TRUNCATED)) != 0
@@ -46,17 +46,17 @@ class StepReply:
             self.final = simulator.observation.read(payload[2], count)
 
     def check_status(self, *, reset: bool) -> None:
-        """BadMessage when rows that failed and rows that are faulty are not the same."""
+        """BadMessage when the rows with a status and the faulty rows differ."""
         flags, failed = self.flags, self.status != 0
         faulty = (flags & clp.FAULTY) != 0
         if np.any(faulty & ~failed):
             raise BadMessage("faulty rows without a status")
-        excused = faulty if reset else faulty | ((flags & clp.FIRST) != 0)  # of a step: the end before was good
+        excused = faulty if reset else faulty | ((flags & clp.FIRST) != 0)  # of a step: the end before was valid
         if np.any(failed & ~excused):
             raise BadMessage(f"{clp.status_name(int(self.status[failed][0]))} in a row that is not faulty")
 
     def check_finite(self) -> None:
-        """BadMessage when there are numbers that no simulator should send, for a row can say that it has failed."""
+        """BadMessage for numbers that are not finite in rows that are not marked as failed."""
         good = (self.flags & clp.FAULTY) == 0
         here = good | ((self.flags & clp.FIRST) != 0)
         values = [self.reward[good], self.raw_reward[good], *(leaf[here] for leaf in self.obs), *(self.final or ())]
@@ -64,7 +64,7 @@ class StepReply:
             raise BadMessage("numbers that are not finite, in a row that is not E_NOT_FINITE")
 
     def write(self, rows: EnvRows, chosen: IdSet, to_play: Array) -> None:
-        """Observations and rewards to their rows; `to_play` is whose turn it was, and then whose it is."""
+        """Write observations and rewards to the rows; updates `to_play`, the player to move."""
         index, half = chosen.index, rows.half(chosen)
         for leaf, value in zip(rows.obs, self.obs, strict=True):
             if half is None:
@@ -73,14 +73,13 @@ class StepReply:
                 leaf[half][index] = value
         if self.to_play is None:
             rows.reward[index], rows.raw_reward[index] = self.reward[:, 0], self.raw_reward[:, 0]
-        else:  # of whoever moved
+        else:  # of the player that moved
             who = np.clip(to_play[chosen.ids], 0, self.reward.shape[1] - 1)
             each = np.arange(len(chosen))
             rows.reward[index], rows.raw_reward[index] = self.reward[each, who], self.raw_reward[each, who]
             to_play[chosen.ids] = self.to_play
 
     def write_flags(self, rows: EnvRows, ids: Array) -> None:
-        """How episodes ended, to the rows of these environments."""
         flags = self.flags
         over = (flags & (clp.TERMINATED | clp.TRUNCATED)) != 0
         for place, value in (
@@ -93,14 +92,13 @@ class StepReply:
             rows.flags[ids, place] = value
 
     def text(self, row: int) -> str:
-        """What the simulator says about a row that went wrong."""
         rows = (self._meta or {}).get("rows", {})
         text = rows.get(str(row), "") if isinstance(rows, dict) else ""
         return text if isinstance(text, str) else ""
 
 
 def read_answer(simulator: Simulator, batch: int, reply: Message) -> StepReply:
-    """What a reply to RESET or STEP says; BadMessage when it does not fit."""
+    """Read a reply to RESET or STEP; BadMessage when it does not fit."""
     if reply.flags & clp.FAILED:
         raise BadMessage(f"{clp.status_name(reply.status)} in answer to a good request: {reply.text}")
     payload = reply.payload
@@ -115,10 +113,7 @@ def read_answer(simulator: Simulator, batch: int, reply: Message) -> StepReply:
 
 
 class ReplyRows:
-    """Rows that follow each other, and room for a reply to their STEP: views that are made once.
-
-    Making one costs about as much as copying a few rows, and there would be twenty in every step.
-    """
+    """Consecutive rows and a buffer for a reply to their STEP: views are made once, because making them is slow."""
 
     __slots__ = (
         "_all_rewards",
@@ -149,10 +144,10 @@ class ReplyRows:
         self._rewards = np.ndarray((batch, 2), np.float64, self._room, 0, (8, rewards[-1][0]))  # reward, raw reward
         self._table, self._flags_as_int = rows.table[index, :2], rows.table.view(np.int64)[index, 2]
         self.step, self.late = rows.step[index], 0
-        """Steps of the episodes, and how many have yet to be added: that is put off, as a sum is dear."""
+        """Steps of the episodes, and how many have yet to be added: deferred, because each addition is costly."""
 
     def take(self, half: int, payload: Sequence[Buffer]) -> bool:
-        """Write what a reply says to the rows; False unless it is one without any flags, and all is finite."""
+        """Write a reply to the rows; False unless it has no flags and all values are finite."""
         room = self._room
         if len(payload) != 2 or len(payload[0]) != len(room) or len(payload[1]) != self._obs_size:
             return False
@@ -173,14 +168,14 @@ class ReplyRows:
 
 
 class QuickSteps:
-    """Takes in replies to STEP that end no episode, as most do, in as few operations as possible."""
+    """Handles replies to STEP that end no episode, as most do, in as few operations as possible."""
 
     def __init__(self, rows: EnvRows):
         self._rows = rows
         self._uncounted: list[ReplyRows] = []
 
     def take(self, simulator: Simulator, chosen: IdSet, reply: Message) -> bool:
-        """Write a reply to the rows; False for one that needs more."""
+        """Write a reply to the rows; False if it needs the slow path."""
         if chosen.route is None:  # all simulators have the same layout
             index = chosen.index
             follow = simulator.hello.players == 1 and isinstance(index, slice) and index.step in (None, 1)
@@ -196,7 +191,7 @@ class QuickSteps:
         return True
 
     def count_steps(self) -> None:
-        """Add up the steps that were put off, before they are read or set back."""
+        """Add the deferred steps, before they are read or reset."""
         for place in self._uncounted:
             place.step += place.late
             place.late = 0
@@ -204,7 +199,7 @@ class QuickSteps:
 
 
 def _finite(values: Array) -> bool:
-    """Whether all are; where a sum of squares is, which is far quicker than to look at each, they are."""
+    """Whether all values are finite; checks the sum of squares first, which is far faster."""
     return isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())  # `dot` would warn of an overflow
 
 

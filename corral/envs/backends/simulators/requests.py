@@ -1,4 +1,4 @@
-"""What a VecEnv asks of simulators, and what becomes of their replies."""
+"""A VecEnv's requests to simulators, and the handling of their replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from corral.link.client.session import SimulatorSession
 from corral.link.message import Message
 
 _STEP = int(clp.Op.STEP)
-_SLOW_ROW_S = 500e-6  # slower steps are asked for one by one, so that `recv(min_ready)` gets them early
+_SLOW_ROW_S = 500e-6  # slower steps are requested one by one, so that `recv(min_ready)` gets them early
 
 Take = Callable[[SimulatorSession, IdSet, StepReply], None]
 
@@ -44,13 +44,10 @@ class RequestingVecEnv(VecEnv):
     _rebalancer: Rebalancer
     _quick: QuickSteps
     _under_way: int  # mask of environments in requests
-    _to_play: Array  # [n] int8, the player whose turn it is
-    _ended: dict[int, Array]  # rows of episodes whose successors have yet to start elsewhere
-
-    # -- requests ------------------------------------------------------------------------------------------
+    _to_play: Array  # [n] int8, the player to move
+    _ended: dict[int, Array]  # rows of ended episodes whose successors have yet to start elsewhere
 
     def _step(self, chosen: IdSet, leaves: list[Array]) -> None:
-        """Let these environments step with these actions."""
         rows, sets, deadline_s = self._rows, self._in_flight.sets, self._supervision.step_timeout_s
         shares = self._slots.shares(chosen, sets)
         first = shares[0]
@@ -71,7 +68,7 @@ class RequestingVecEnv(VecEnv):
             row[chosen.index] = leaf
 
     def _reset(self, env_ids: Array) -> None:
-        """Start episodes with seeds of their own in the slots of these environments."""
+        """Start episodes, each with its own seed, in the slots of these environments."""
         rows, sets = self._rows, self._in_flight.sets
         self._quick.count_steps()
         for env_id in env_ids.tolist():
@@ -98,8 +95,6 @@ class RequestingVecEnv(VecEnv):
         self._under_way |= chosen.mask
         done = partial(self._answered, session, chosen, take)
         session.submit(op, len(chosen.numbers), payload, done, deadline_s=deadline_s, flags=flags)
-
-    # -- answers -------------------------------------------------------------------------------------------
 
     def _answered(self, session: SimulatorSession, chosen: IdSet, take: Take, reply: Message) -> None:
         if self._in_flight.closed:
@@ -147,9 +142,9 @@ class RequestingVecEnv(VecEnv):
             env_id, status = int(ids[row]), int(answer.status[row])
             kind = "nan" if status == clp.Status.E_NOT_FINITE else "raised"
             self._report(env_id, kind, f"in {session.name}: {clp.status_name(status)} {answer.text(row)}", in_step=0)
-            if not answer.flags[row] & clp.FAULTY:  # between two episodes, which cost no row
+            if not answer.flags[row] & clp.FAULTY:  # between two episodes, which costs no row
                 continue
-            if answer.flags[row] & clp.FIRST:  # it has started again by itself
+            if answer.flags[row] & clp.FIRST:  # it has restarted by itself
                 self._rows.episode[env_id] += 1
                 self._rows.step[env_id] = 0
                 self._rows.mark_lost(env_id)
@@ -198,7 +193,7 @@ class RequestingVecEnv(VecEnv):
             self._reset(due)
 
     def _move(self, ended: list[int]) -> list[int]:
-        """Start the next episodes of environments that should move, of those that have ended one; returns them."""
+        """Start the next episodes of environments that should move, among those that ended; returns them."""
         movers = self._rebalancer.move(ended, self._sessions)
         for env_id in movers:
             self._ended[env_id] = self._rows.table[env_id].copy()
@@ -217,10 +212,9 @@ class RequestingVecEnv(VecEnv):
         self._faults.record(Fault(env_id, kind, *state, detail))
 
     def _free_slots(self) -> None:
-        """All but those of requests in flight, which are freed when these are answered."""
+        """All but those of requests in flight, which are freed with the reply."""
         self._slots.leave_all(but=self._in_flight.sets.bools(self._under_way))
 
 
 def _most_rows(session: SimulatorSession) -> int:
-    """How many steps to ask for at once."""
     return 1 if session.row_s > _SLOW_ROW_S else session.most_rows

@@ -17,7 +17,7 @@ from corral.link.client.session import SimulatorSession
 _NONE = -1
 _SLOT = np.dtype("<u4")
 _MAX_CACHED = 1024
-# A simulator is relieved only of what it has clearly too much of, or noise would keep environments moving.
+# Only a clear imbalance moves environments; noise would keep them moving.
 _CLEARLY = 1.25
 _BALANCE_S = 5.0
 _WORTH_S = 1e-3  # faster steps of all environments are not worth moving any
@@ -28,16 +28,16 @@ class EnvSlots:
     """The slots of some environments, and the observations they delivered last."""
 
     sessions: list[SimulatorSession]
-    which: Array  # [n], of these sessions
+    which: Array  # [n], index into the sessions
     slots: Array  # [n] uint32, of that session
     obs: list[Array]  # [n, ...] leaves
     to_play: Array  # [n] int8
-    lost: Array  # [n] bool, whose simulator is lost, and with it their episode
+    lost: Array  # [n] bool, whose simulator and episode are lost
 
 
 @dataclass
 class Share:
-    """Environments in one simulator, and their slots as they travel."""
+    """Environments in one simulator, and their slots in wire format."""
 
     session: SimulatorSession
     chosen: IdSet
@@ -45,7 +45,6 @@ class Share:
     _parts: dict[int, list[Share]] = field(default_factory=dict)
 
     def parts(self, most: int, sets: IdSets) -> list[Share]:
-        """In groups of at most so many."""
         if len(self.chosen) <= most:
             return [self]
         if most not in self._parts:
@@ -59,23 +58,21 @@ class Share:
 
 
 class SlotTable:
-    """Slots of `num_envs` environments. A fleet may hold those of several VecEnvs; sessions know what is free."""
+    """Slots of `num_envs` environments. Several VecEnvs may share a fleet; sessions know which slots are free."""
 
     def __init__(self, num_envs: int):
         self._session_of = np.full(num_envs, _NONE, np.int64)
         self._slot_of = np.zeros(num_envs, _SLOT)
         self._sessions: dict[int, SimulatorSession] = {}
         self._cache: dict[bytes, list[Share]] = {}
-        self.unplaced = num_envs
-        """How many environments have no slot."""
+        self.unplaced = num_envs  # number of environments without a slot
 
     def placed(self, ids: Array) -> Array:
-        """Which of these have a slot."""
         flags: Array = self._session_of[ids] != _NONE
         return flags
 
     def shares(self, chosen: IdSet, sets: IdSets) -> list[Share]:
-        """These environments by simulator; remembered, because the same sets come again and again."""
+        """These environments by simulator; cached, because the same sets recur."""
         known = self._cache.get(chosen.payload)
         if known is None:
             if len(self._cache) >= _MAX_CACHED:
@@ -89,7 +86,7 @@ class SlotTable:
         return known
 
     def find(self, ids: Array) -> tuple[list[SimulatorSession], Array, Array]:
-        """Slots of environments that all have one: the simulators, the index among them of each one's, and its slot."""
+        """Slots of environments that all have one: the simulators, each environment's index among them, its slot."""
         numbers, which = np.unique(self._session_of[ids], return_inverse=True)
         return [self._sessions[number] for number in numbers.tolist()], which, self._slot_of[ids]
 
@@ -102,7 +99,7 @@ class SlotTable:
             self._place(env_id, _lightest(sessions, speed))
 
     def leave(self, session: SimulatorSession) -> Array:
-        """A simulator is lost; returns its environments."""
+        """Remove a lost simulator; returns its environments."""
         ids = np.flatnonzero(self._session_of == session.number)
         self._session_of[ids] = _NONE
         self._sessions.pop(session.number, None)
@@ -110,14 +107,14 @@ class SlotTable:
         return ids
 
     def leave_all(self, but: Array | None = None) -> None:
-        """Free all slots for other VecEnvs of the fleet, but those of `but`, which are in requests."""
+        """Free all slots for other VecEnvs of the fleet, except those of `but`, which are in requests."""
         stays = np.zeros(len(self._session_of), np.bool_) if but is None else but
         for env_id in np.flatnonzero((self._session_of != _NONE) & ~stays).tolist():
             self._leave(env_id)
         self._note()
 
     def surplus(self, sessions: list[SimulatorSession]) -> list[int]:
-        """Environments that should move so that all simulators take as long for a step of theirs."""
+        """Environments that should move so that all simulators take equally long for a step."""
         movers: list[int] = []
         for session in sessions:
             if session.retiring:
@@ -135,16 +132,16 @@ class SlotTable:
         return movers
 
     def longest_s(self) -> float:
-        """What a step of all environments takes in the slowest simulator, by its own measure."""
+        """Time of a step of all environments in the slowest simulator, as measured there."""
         each = (np.count_nonzero(self._session_of == s.number) * s.row_s for s in self._sessions.values())
         return max(each, default=0.0)
 
     def replace(self, ids: list[int], sessions: list[SimulatorSession]) -> list[int]:
-        """Give these other slots, where the load is lightest, while there are any; returns those that have got one."""
+        """Move these to other slots, where the load is lightest, while there are any; returns those that moved."""
         speed, moved = _speeds(sessions), []
         for env_id in ids:
             if not any(session.has_room for session in sessions):
-                break  # the simulator that they should go to is not there yet, or is gone again
+                break  # the simulator that they should move to is not there yet, or is gone again
             self._leave(env_id)
             self._place(env_id, _lightest(sessions, speed))
             moved.append(env_id)
@@ -173,7 +170,7 @@ def _lightest(sessions: list[SimulatorSession], speed: dict[int, float]) -> Simu
 
 
 def _speeds(sessions: list[SimulatorSession]) -> dict[int, float]:
-    """Rows per second of each simulator; one that was not measured counts as the mean of the others."""
+    """Rows per second of each simulator; the mean of the others for one that was not measured."""
     known = [1.0 / session.row_s for session in sessions if session.row_s > 0]
     if not known:
         return {session.number: float(session.simulator.hello.threads) for session in sessions}
@@ -182,19 +179,17 @@ def _speeds(sessions: list[SimulatorSession]) -> dict[int, float]:
 
 
 class Rebalancer:
-    """Chooses environments that move when their episode ends, so that all simulators take as long for a step."""
+    """Chooses environments that move when their episode ends, so that all simulators take equally long for a step."""
 
     def __init__(self, table: SlotTable):
         self._table, self._at = table, time.monotonic() + _BALANCE_S
-        self.moving: dict[int, None] = {}
-        """Environments that move when their episode ends."""
+        self.moving: dict[int, None] = {}  # environments that move when their episode ends
 
     def plan(self, sessions: list[SimulatorSession]) -> None:
-        """Choose them."""
         self.moving = dict.fromkeys(self._table.surplus(sessions))
 
     def check(self, sessions: list[SimulatorSession]) -> None:
-        """Every few seconds, see whether simulators have turned out slower or faster than their share of the load."""
+        """Every few seconds, check whether simulators are slower or faster than their share of the load."""
         now = time.monotonic()
         if now > self._at:
             self._at = now + _BALANCE_S
@@ -208,7 +203,6 @@ class Rebalancer:
         return movers
 
     def forget(self, ids: list[int]) -> None:
-        """These have moved, or are lost."""
         for env_id in ids:
             self.moving.pop(env_id, None)
 
@@ -216,11 +210,11 @@ class Rebalancer:
 log = logging.getLogger("corral.link")
 
 _POLL_S = 0.25
-_SAY_S = 5.0  # what waits for longer is worth a word
+_SAY_S = 5.0  # report longer waits
 
 
 class SlotTimeouts:
-    """Waits for simulators for so long, says so once, and then gives up with EnvFailed."""
+    """Waits for simulators up to a timeout, reports it once, and then raises EnvFailed."""
 
     def __init__(self, fleet: Fleet, most_s: float):
         self._fleet, self._most_s = fleet, most_s
@@ -228,14 +222,12 @@ class SlotTimeouts:
         self._warned = False
 
     def gather(self, wanted: int) -> None:
-        """Wait for the simulators to begin with."""
         while (there := len(self._fleet.sessions)) < wanted:
             self._wait(f"{there} of {wanted} simulators at {self._where}")
             self._fleet.poll(_POLL_S)
         self._since = None
 
     def require_slots(self, count: int) -> None:
-        """UserError unless the simulators have so many slots."""
         slots = sum(session.simulator.hello.slots for session in self._fleet.sessions.values())
         if slots < count:
             raise UserError(
@@ -244,7 +236,6 @@ class SlotTimeouts:
             )
 
     def wait_for_slot(self) -> int:
-        """Wait for a slot that no environment has; returns how many there are."""
         while not (free := sum(session.room for session in self._fleet.sessions.values() if session.has_room)):
             self._wait(
                 f"All slots of the simulators at {self._where} are in use, and evaluation needs one",
@@ -255,7 +246,6 @@ class SlotTimeouts:
         return free
 
     def check(self, unplaced: int) -> None:
-        """Say that so many environments wait for a simulator, if any do."""
         if unplaced:
             self._wait(f"{unplaced} environments have no simulator at {self._where}")
         else:

@@ -33,7 +33,7 @@ _FIRST_CALLS, _EVERY_CALLS, _SOME = 4, 64, 16  # when to test for randomness, an
 
 
 class SimulatedEnvs(Protocol):
-    """What states need of a VecEnv over simulators."""
+    """What states need from a VecEnv over simulators."""
 
     spec: EnvSpec
 
@@ -42,10 +42,10 @@ class SimulatedEnvs(Protocol):
         """The simulators."""
 
     def slots_of(self, env_ids: Array) -> EnvSlots:
-        """Slots of idle environments."""
+        """The slots of idle environments."""
 
     def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
-        """States were loaded into idle environments."""
+        """Called after states were loaded into idle environments."""
 
 
 class LinkStates(States):
@@ -65,9 +65,9 @@ class LinkStates(States):
         sessions = list(self._fleet.sessions.values())
         if not sessions:
             raise EnvFailed(f"No simulator of {self.spec.name} is connected.")
-        self._simulator = sessions[0].simulator  # what is asked of it here is the same for all
+        self._simulator = sessions[0].simulator  # requests here use what is the same for all
         self._homes: list[SimulatorSession] = []
-        self._bases = np.zeros(0, np.int64)  # what makes an id the remote one, for each of them
+        self._bases = np.zeros(0, np.int64)  # offset from local to remote ids, for each of them
         self._index = StateIndex(self.spec.observation.leaves, memory_mb, self.spec.name)
         self._mask, self._failed_steps = self._find_mask(), FailedSteps(self.spec.name)
         self._calls, self._probes = 0, np.random.default_rng(0)
@@ -80,11 +80,10 @@ class LinkStates(States):
         return self._index.new_ids(count)
 
     def save(self, env_ids: Array) -> Array:
-        """Keep the states that these environments are in, in their simulators."""
         slots_of = self._vec.slots_of(env_ids)
         homes = self._homes_at(slots_of)
         ids = self.new_ids(len(env_ids))
-        self._index.home[ids] = homes  # before they are there: where this raises, some may be
+        self._index.home[ids] = homes  # in advance: when this raises, some may be there
         try:
             table = StateReplies(self._simulator, len(ids), obs=False)
             self._place(clp.Op.SAVE, homes, slots_of.slots, ids, table, table.miss)
@@ -98,7 +97,7 @@ class LinkStates(States):
         return ids
 
     def load(self, ids: Array, env_ids: Array) -> Views:
-        """Put these environments into these states, which must be in the simulators where they sit."""
+        """Put these environments into these states, which must be in the environments' simulators."""
         slots_of = self._vec.slots_of(env_ids)
         homes = self._homes_at(slots_of)
         if (homes == LOST).any():
@@ -113,14 +112,13 @@ class LinkStates(States):
         return self.look(ids)
 
     def look(self, ids: Array) -> Views:
-        """What is seen in states, from what was kept here."""
+        """Observations of states, from the copies kept here."""
         index = self._index
         index.homes_of(ids)
         obs = [leaf[ids] for leaf in index.obs]
         return Views(self.spec.observation.unflatten(obs), self._legal(obs), index.turn[ids])
 
     def drop(self, ids: Array) -> None:
-        """Forget states, here and there."""
         ids, homes = self._index.release(ids)
         for home in np.unique(homes[homes > LOST]).tolist():
             session = self._homes[home]
@@ -130,14 +128,14 @@ class LinkStates(States):
                     session.tell(clp.Op.DROP, [_u8(mine)], len(mine))
 
     def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
-        """One EXPAND to each simulator, to all at once. Where it raises, the children are dropped."""
+        """One EXPAND to each simulator, all at once. When it raises, the children are dropped."""
         index = self._index
         try:
             leaves = self.spec.action.batch(actions, len(parents))
             index.require_given(children)
             homes, turn = index.homes_of(parents), index.turn[parents]
             self._detect_randomness(parents, leaves)
-            index.home[children] = homes  # a child may take the place of a parent
+            index.home[children] = homes  # a child may replace a parent
             table = self._expand(parents, homes, leaves, children, seeds)
             faulty = self._failed(table, parents)
         except BaseException:
@@ -152,7 +150,7 @@ class LinkStates(States):
         return Expansion(children, obs, reward, *ended, self._legal(table.leaves), table.to_play, faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
-        """ROLLOUT to each simulator; with two players, or where steps are reseeded, the first ones by EXPAND."""
+        """ROLLOUT to each simulator; with two players, or where steps are reseeded, the first steps use EXPAND."""
         leaves: list[Array] = self.spec.action.flatten(actions)
         count, steps = leaves[0].shape[:2]
         flat = tree_map(lambda leaf: leaf.reshape(count * steps, *leaf.shape[2:]), actions)
@@ -171,24 +169,19 @@ class LinkStates(States):
         return found
 
     def close(self) -> None:
-        """Forget everything, here and there."""
         with self._fleet.lock:
             for session, base in zip(self._homes, self._bases.tolist(), strict=True):
                 if self._fleet.sessions.get(session.number) is session:
                     session.tell(clp.Op.DROP, meta={"generation": base >> clp.GENERATION_BITS})
         self._homes.clear()
 
-    # -- requests ------------------------------------------------------------------------------------------
-
     def _homes_at(self, slots_of: EnvSlots) -> Array:
-        """Which simulators environments sit in, by their numbers here."""
         numbers = np.array([self._home_of(session) for session in slots_of.sessions] or [LOST], np.int16)
         return np.where(slots_of.lost, np.int16(LOST), numbers[slots_of.which])
 
     def _place(
         self, op: int, homes: Array, slots: Array, ids: Array, table: StateReplies, miss: Miss | None, flags: int = 0
     ) -> None:
-        """Ask for states of slots."""
         parts, gone = split(homes, self._homes, _max_rows)
         for rows in gone:
             table.miss(rows, _GONE)
@@ -199,9 +192,9 @@ class LinkStates(States):
         ask(self._fleet, op, payloads, table.take_steps, self._timeout_s, miss=miss, flags=flags)
 
     def _failed(self, table: StateReplies, parents: Array) -> Array | None:
-        """Rows that failed, which are now as steps that did are; None where none did."""
+        """Rows that failed, turned into failed steps; None if none did."""
         faulty = self._failed_steps.note(table.failed, table.message)
-        if table.lost.any():  # of which the environments' own supervision keeps count
+        if table.lost.any():  # which the environments' own supervision counts
             faulty = table.failed | table.lost
         if faulty is not None:
             table.reward[faulty], table.flags[faulty] = 0.0, clp.TRUNCATED
@@ -272,7 +265,7 @@ class LinkStates(States):
             place[rows] = leaf
 
     def _step_by_step(self, ids: Array, leaves: list[Array], seeds: Array | None, before: int) -> Rollouts:
-        """Make the first steps one by one; `ids` then are the states to continue from."""
+        """Make the first steps one by one; `ids` are then the states to continue from."""
         count, steps = leaves[0].shape[:2]
         scene = [np.zeros((count, *leaf.shape), leaf.dtype) for leaf in self.spec.observation.leaves]
         ended = np.zeros((2, count), np.bool_)
@@ -301,7 +294,7 @@ class LinkStates(States):
         return found
 
     def _detect_randomness(self, parents: Array, leaves: list[Array]) -> None:
-        """From time to time, make some steps twice without keeping them: where they differ, steps are random."""
+        """From time to time, make some steps twice without keeping them: if they differ, steps are random."""
         self._calls += 1
         if self.stochastic or (self._calls > _FIRST_CALLS and self._calls % _EVERY_CALLS):
             return
@@ -317,10 +310,8 @@ class LinkStates(States):
         for seen in outcome:
             self.stochastic |= seen[: len(some)].tobytes() != seen[len(some) :].tobytes()
 
-    # -- simulators ----------------------------------------------------------------------------------------
-
     def _home_of(self, session: SimulatorSession) -> int:
-        """Its number here; UserError when it keeps no states."""
+        """Its index here; UserError when it keeps no states."""
         if session in self._homes:
             return self._homes.index(session)
         if session.simulator.hello.level == Level.NONE:
@@ -340,7 +331,7 @@ class LinkStates(States):
         return home
 
     def _find_mask(self) -> int | None:
-        """Which leaf of observations says what is legal, if one does (docs/link.md)."""
+        """The leaf of observations that is the action mask, if there is one (docs/link.md)."""
         paths = [leaf.path for leaf in self.spec.observation.leaves]
         if (_MASK,) not in paths or not isinstance(self.spec.action_space, Discrete):
             return None
@@ -357,7 +348,6 @@ class LinkStates(States):
 
 
 def _max_rows(session: SimulatorSession, steps: int = 1) -> int:
-    """Rows of a request, each of so many steps."""
     if steps == 1:
         return session.most_rows
     simulator = session.simulator

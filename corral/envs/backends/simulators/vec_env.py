@@ -29,7 +29,6 @@ from corral.link.client.session import SimulatorSession
 if TYPE_CHECKING:
     from corral.envs.backends.simulators.states import LinkStates
 
-
 _POLL_S = 0.25
 
 
@@ -50,10 +49,7 @@ class LinkVecEnv(RequestingVecEnv):
         release: Callable[[], Any],
         fewer: bool = False,
     ):
-        """Wait for so many simulators, and take slots in them; `elastic` says that more may come later.
-
-        `fewer`: have as many environments as there are free slots, one at least and `num_envs` at most.
-        """
+        """Wait for `simulators`, take slots; `elastic`: more may join; `fewer`: fewer slots than `num_envs` do."""
         self._role, self._seed = role, 0
         self._fleet, self._supervision = fleet, supervision
         self._faults = FaultLog(supervision)
@@ -72,7 +68,7 @@ class LinkVecEnv(RequestingVecEnv):
             self._in_flight = InFlight(num_envs, self.spec)
             self._pending = PendingFaults(self._rows, self._in_flight)
             self._to_play = np.zeros(num_envs, np.int8)
-            self._ended: dict[int, Array] = {}  # rows of episodes whose successors have yet to start elsewhere
+            self._ended: dict[int, Array] = {}  # rows of ended episodes whose successors have yet to start elsewhere
             self._quick = QuickSteps(self._rows)
             if not elastic:
                 self._timeouts.require_slots(num_envs)
@@ -83,37 +79,31 @@ class LinkVecEnv(RequestingVecEnv):
             self._stop()
             raise
 
-    # -- the contract --------------------------------------------------------------------------------------
-
     @property
     def faults(self) -> Iterable[Fault]:
-        """The most recent failures of environments."""
         return tuple(self._faults.recent)
 
     @property
     def restarts(self) -> int:
-        """How many times an environment was restarted."""
         return self._faults.restarts
 
     @property
     def fleet(self) -> Fleet:
-        """The simulators, which other VecEnvs may share."""
         return self._fleet
 
     @property
     def urls(self) -> list[str]:
-        """Where this side listens, or what it connected to."""
         return self._fleet.binding.urls
 
     def slots_of(self, env_ids: Array) -> EnvSlots:
-        """The slots of idle environments, for planning from their states; those of lost environments are arbitrary."""
+        """The slots of idle environments, for planning from their states; arbitrary for lost environments."""
         in_flight, rows, chosen = self._in_flight, self._rows, self._in_flight.sets.of(env_ids)
         in_flight.require_open()
         if not in_flight.started or (in_flight.in_flight | in_flight.ready) & chosen.mask:
             raise UserError("Only the states of idle environments are known: recv() their results first.")
         with self._fleet.lock:
             lost = ~self._slots.placed(chosen.ids)
-            if self._pending.owing:  # some have a new slot already, in which no episode has begun
+            if self._pending.owing:  # some already have a new slot, in which no episode has begun
                 lost |= np.isin(chosen.ids, self._pending.unknown())
             where = self._slots.find(chosen.ids[~lost])
             which, slots = np.zeros(len(lost), np.int64), np.zeros(len(lost), np.uint32)
@@ -128,14 +118,12 @@ class LinkVecEnv(RequestingVecEnv):
         return LinkStates(self, memory_mb)
 
     def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
-        """These idle environments were put into other states."""
         rows = self._rows
         for leaf, value in zip(rows.obs, obs, strict=True):
             leaf[rows.phase[env_ids], env_ids] = value
         self._to_play[env_ids] = to_play
 
     def reset(self, seed: int = 0) -> None:
-        """Start new seeded episodes everywhere, after the steps in flight are done."""
         in_flight = self._in_flight
         in_flight.require_open()
         while self._under_way:
@@ -155,7 +143,6 @@ class LinkVecEnv(RequestingVecEnv):
             self._reset(in_flight.everyone.ids[placed])
 
     def send(self, env_ids: Array, actions: Tree) -> None:
-        """Hand one action to each of these idle environments."""
         in_flight, rows = self._in_flight, self._rows
         chosen, leaves = in_flight.send(env_ids, actions)
         try:
@@ -188,13 +175,12 @@ class LinkVecEnv(RequestingVecEnv):
         return batch
 
     def linger(self, enough: int, most_s: float) -> None:
-        """Take in results until `enough` are there."""
         in_flight, until = self._in_flight, time.monotonic() + most_s
         while in_flight.num_ready(None) < enough and (left := until - time.monotonic()) > 0:
             self._pump(left)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the environments are, with the states of those whose simulators can export them (level 4)."""
+        """Positions of the environments, with the states of those whose simulators can export them (level 4)."""
         in_flight = self._in_flight
         in_flight.require_idle()
         self._quick.count_steps()
@@ -242,10 +228,7 @@ class LinkVecEnv(RequestingVecEnv):
                 self._free_slots()
         self._stop()
 
-    # -- simulators that come and go -----------------------------------------------------------------------
-
     def joined(self, session: SimulatorSession) -> None:
-        """A simulator has joined: it takes environments without a slot, and later some of the others'."""
         self._slots.fill(self._sessions)
         self._start_due()
         self._rebalancer.plan(self._sessions)
@@ -269,8 +252,6 @@ class LinkVecEnv(RequestingVecEnv):
             self._pending.note(ids[~between])
         self._slots.fill(self._sessions)
         self._start_due()
-
-    # -- waiting -------------------------------------------------------------------------------------------
 
     def _pump(self, most_s: float = _POLL_S) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Board games as arrays, many positions at once; and as environments, by factory or by id."""
+"""Board games: rules as array functions of many positions, and environments, by factory or by id."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def TicTacToe(opponent: str | Player | None = None, render_mode: str | None = No
 
 
 def PettingZoo(game: str, **kwargs: Any) -> AecEnv:
-    """A game of PettingZoo, such as connect_four_v3 of its classic ones, or `module:function` of your own."""
+    """A PettingZoo game: a classic one, such as connect_four_v3, or your own `module:function`."""
     from corral.envs.suites.games.pettingzoo import AecEnv, make_aec
 
     return AecEnv(make_aec(game, **kwargs))

@@ -22,19 +22,19 @@ _SIGNS = ".XO"
 
 
 def owners(game: Game, obs: Array, to_play: int) -> Array:
-    """Who owns each square, [rows, columns] as drawn: 1 the first player, 2 the second, 0 nobody."""
+    """Owner of each square, [rows, columns] as drawn: 1 the first player, 2 the second, 0 empty."""
     began, other = (obs[0], obs[1]) if to_play == 0 else (obs[1], obs[0])
     board: Array = began.astype(np.int64) + 2 * other.astype(np.int64)
     return board[::-1] if game.row_0_below else board
 
 
 def as_text(board: Array) -> str:
-    """A line for every row."""
+    """The board as text, one line per row."""
     return "\n".join(" ".join(_SIGNS[owner] for owner in row) for row in board.tolist())
 
 
 def as_picture(board: Array) -> Array:
-    """Bytes [height, width, 3], a disc for every square."""
+    """The board as an RGB image [height, width, 3], a disc per square."""
     offset = np.arange(_CELL) - (_CELL - 1) / 2
     disc = offset[:, None] ** 2 + offset[None, :] ** 2 <= _RADIUS**2
     squares = np.where(disc[..., None], _COLOURS[board][:, :, None, None], _BACK)  # [rows, columns, y, x, 3]
@@ -46,9 +46,9 @@ def as_picture(board: Array) -> Array:
 class BoardEnv(gymnasium.Env[Array, np.int64]):
     """Plays a game; observations are those of the player to move.
 
-    Without an opponent, a step is a move of the player to move, and the reward is that player's: 1 for a win, else 0.
-    With one, a step includes the opponent's reply, the first player changes from episode to episode, and rewards are
-    the agent's: 1 for a win, -1 for a loss, else 0.
+    Without an opponent, a step is a move of the player to move, who gets the reward: 1 for a win, else 0. With one, a
+    step includes the opponent's reply, the first player alternates between episodes, and rewards are the agent's: 1 for
+    a win, -1 for a loss, else 0.
 
     The legal moves are in `action_mask()` and in `info["action_mask"]`. Others raise ValueError: a search never makes
     them, but algorithms that ignore masks, such as plain PPO, do.
@@ -67,20 +67,19 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
             raise UserError(f"{game.name} cannot be shown with render_mode={render_mode!r}: use ansi or rgb_array.")
         self.game, self.render_mode = game, render_mode
         self.observation_space, self.action_space = game.observation_space, game.action_space
-        self.to_play = 0
-        """The player to move: 0, who made the first move, or 1."""
+        self.to_play = 0  # the player to move: 0, who made the first move, or 1
         self._opponent = None if opponent is None else make_player(game, opponent)
-        self._agent = 0  # which of the players it is
+        self._agent = 0  # the agent's player number
         self.row = game.start(1)[0]
 
     @property
     def rows(self) -> Game:
-        """The model of `row`: states of this environment are `ArrayStates`."""
+        """The model of `row`, so that states of this environment are `ArrayStates`."""
         return self.game
 
     @property
     def row(self) -> Array:
-        """The position. One that is set is not the end of a game."""
+        """The position; only positions of unfinished games may be set."""
         row: Array = self._states[0]
         return row
 
@@ -90,7 +89,6 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
 
     @property
     def answered(self) -> bool:
-        """Whether steps include an opponent's replies."""
         return self._opponent is not None
 
     def action_mask(self) -> Array:
@@ -98,7 +96,7 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         return self._look()[1]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        """Start a game; agent and opponent take turns at making the first move, or a seed draws who does."""
+        """Start a game; agent and opponent alternate at making the first move, and a seed draws who begins."""
         super().reset(seed=seed)
         self.row, self.to_play = self.game.start(1)[0], 0
         if self._opponent is not None:
@@ -109,7 +107,6 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         return obs, {"action_mask": mask}
 
     def step(self, action: np.int64 | int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        """Make a move, and let the opponent reply."""
         _, mask = self._look()
         move = int(action)
         require_legal(self.game.name, move, mask)
@@ -120,14 +117,12 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         return obs, reward, self.over, False, {"action_mask": mask}
 
     def render(self) -> Any:
-        """The board, as text or as a picture."""
         if self.render_mode is None:
             return None
         board = owners(self.game, self._look()[0], self.to_play)
         return as_text(board) if self.render_mode == "ansi" else as_picture(board)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, the players, and the random generator."""
         return {
             "position": self.row.copy(),
             "to_play": self.to_play,
@@ -137,7 +132,6 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called."""
         self.row, self.to_play = state["position"], int(state["to_play"])
         self.over, self._agent = bool(state["over"]), int(state["agent"])
         self.np_random.bit_generator.state = state["generator"]
@@ -147,7 +141,6 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         return obs[0], (legal[0] & (not self.over)).astype(np.int8)
 
     def _move(self, action: int) -> float:
-        """The mover's reward."""
         reward, over = self.game.move(self._states, np.array([action]))
         self.to_play, self.over = 1 - self.to_play, bool(over[0])
         return float(reward[0])
@@ -157,5 +150,5 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
 
 
 def has_both_sides(vec: VecEnv) -> bool:
-    """Whether these are games of self-play, whose returns only tell how often either player wins."""
+    """Whether these are self-play games, whose returns only count how often either player wins."""
     return isinstance(vec, LocalVecEnv) and getattr(vec.environment(0).unwrapped, "answered", None) is False

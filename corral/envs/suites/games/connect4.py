@@ -1,8 +1,8 @@
 """Connect Four on bitboards: seven columns of six stones, four in a row win.
 
-A position is two integers, `own` with the stones of the player to move and `every` with all stones. A column takes
-seven bits, of which the highest stays empty: bit 7 c + r is row r, from below, of column c. A stone falls to the lowest
-empty bit of its column, which is where adding the column's first bit to `every` carries to.
+A position is two integers: `own` has the stones of the player to move, `every` all stones. A column takes seven bits,
+of which the highest stays empty: bit 7 c + r is row r, from below, of column c. A stone falls to the lowest empty bit
+of its column, which is where adding the column's first bit to `every` carries to.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ won: Any = compiled(_won, inline="always")
 
 
 def _move(own: Any, every: Any, column: Any) -> Any:
-    """The position after a move, as the other player sees it; whether it has won, and whether the game is over."""
+    """The position after a move, from the other player's view; whether the mover won, and whether the game is over."""
     moved = every | (every + (np.int64(1) << (_HEIGHT * column)))
-    win = won(moved ^ (own ^ every))  # all but the other's
+    win = won(moved ^ (own ^ every))  # all but the opponent's
     return own ^ every, moved, win, win or moved & _TOP == _TOP
 
 
 def _options(every: int) -> int:
-    """Which columns have room, a bit each."""
     columns = 0
     for column in range(COLUMNS):
         columns |= (~every >> (_HEIGHT * column + ROWS - 1) & 1) << column
@@ -59,7 +58,7 @@ def _play(states: Array, rows: Array, columns: Array, reward: Array, over: Array
 
 
 def _observe(states: Array, rows: Array, obs: Array, legal: Array) -> None:
-    """Stones of the player to move and of the other as planes [2, 6, 7], row 0 below; and which columns have room."""
+    """Planes [2, 6, 7] of the mover's and the opponent's stones, row 0 below; and the columns with room."""
     for i in range(len(rows)):
         own, every = states[rows[i], 0], states[rows[i], 1]
         for column in range(COLUMNS):

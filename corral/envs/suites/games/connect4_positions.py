@@ -1,9 +1,9 @@
-"""How well a player plays Connect Four: positions with the value of every move, and the share of right moves.
+"""How well a player plays Connect Four: positions with the value of every move, and the fraction of right moves.
 
-`connect4_positions.npz` has 1,000 of them, of 10 to 30 stones, all different, also when mirrored. They are from games
-between weak searches that now and then move at random; the player to move cannot win at once, and can make a mistake:
-some legal move is worth less than another. Positions that the solver needs more than its budget for are left out. It
-is made by `python -m corral.envs.suites.games.connect4_positions FILE`, which takes some minutes.
+`connect4_positions.npz` has 1,000 of them, with 10 to 30 stones, all different, also when mirrored. They are from games
+between weak searches that sometimes move at random; the player to move cannot win at once, and can make a mistake: some
+legal move is worth less than another. Positions that exceed the solver's budget are left out. `python -m
+corral.envs.suites.games.connect4_positions FILE` makes the file in some minutes.
 """
 
 from __future__ import annotations
@@ -30,23 +30,20 @@ _BUDGET = 50_000_000
 
 @lru_cache(maxsize=1)
 def known_positions() -> tuple[Array, Array]:
-    """Positions [n, 2], and the value of each move under perfect play for its player, 1, 0 or -1 [n, 7].
-
-    Moves that are not legal have ILLEGAL there.
-    """
+    """Positions [n, 2], and the value of each move under perfect play for its player: 1, 0, -1, or ILLEGAL [n, 7]."""
     with resources.files(__package__).joinpath(_FILE).open("rb") as file, np.load(file) as stored:
         return stored["positions"], stored["values"].astype(np.int64)
 
 
 def accuracy(player: Player, seed: int = 0) -> float:
-    """The share of known positions where the player's move keeps the value."""
+    """The fraction of known positions where the player's move keeps the value."""
     positions, values = known_positions()
     moves = player(positions.copy(), np.random.default_rng(seed))
     return float(np.mean(values[np.arange(len(values)), moves] == values.max(1)))
 
 
 def generate(count: int, seed: int, plies: Sequence[int] = _PLIES, budget: int = _BUDGET) -> tuple[Array, Array]:
-    """So many positions and the values of their moves, as many of each number of stones."""
+    """Generate `count` positions and the values of their moves, equally many of each number of stones."""
     rng, solver = np.random.default_rng(seed), Connect4Solver(22)
     seen: set[bytes] = set()
     positions, values = [], []
@@ -65,7 +62,7 @@ def generate(count: int, seed: int, plies: Sequence[int] = _PLIES, budget: int =
 
 
 def _candidates(stones: int, rng: np.random.Generator) -> Iterator[Array]:
-    """Positions with so many stones that are not won, and that the player to move cannot win at once."""
+    """Positions with this many stones that are not won, and that the player to move cannot win at once."""
     search, chance = RolloutMcts(CONNECT4, _SIMS, explore=1.0), Random(CONNECT4)
     while True:
         states, over = CONNECT4.start(1), np.zeros(1, np.bool_)

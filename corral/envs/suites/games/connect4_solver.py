@@ -1,9 +1,9 @@
-"""Connect Four solved: alpha-beta on bitboards, as far as a budget of positions reaches.
+"""Connect Four solver: alpha-beta on bitboards, within a budget of positions.
 
 The score of a position is the result of perfect play for the player to move: 0 a draw, n > 0 a win with the (n + 1)th
-last of one's own 21 stones, so the sooner the greater, and -n a loss. Moves that let the other win at once are never
-looked at, moves that threaten most come first and central ones before others, bounds of scores are kept in a table, and
-the score is found by questions of the kind "more than x?" (after Pascal Pons, blog.gamesolver.org).
+last of one's own 21 stones, so earlier wins score higher, and -n a loss. Moves that let the opponent win at once are
+skipped, moves with most threats come first and central ones before others, score bounds are kept in a table, and the
+score is found by null-window searches (after Pascal Pons, blog.gamesolver.org).
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ _SQUARES = ROWS * COLUMNS
 _BOTTOM = sum(1 << (_H * column) for column in range(COLUMNS))
 _BOARD = _BOTTOM * ((1 << ROWS) - 1)
 _ORDER = np.array([3, 2, 4, 1, 5, 0, 6])
-ILLEGAL, UNKNOWN = np.int64(-127), np.int64(127)
-"""Scores of moves that cannot be made, and of those that the budget did not suffice for."""
-_SPENT, _AGE = 0, 1  # of `clock`: positions that were looked at, and whose entries of the table count
-_LOWER = 64  # what is added to bounds from below in the table
+ILLEGAL, UNKNOWN = np.int64(-127), np.int64(127)  # scores of illegal moves, and of those that exceeded the budget
+_SPENT, _AGE = 0, 1  # indices of `clock`: positions visited, and the age of valid table entries
+_LOWER = 64  # added to lower bounds in the table
 
 
 class Memory(NamedTuple):
-    """What a solver works with."""
+    """A solver's working arrays."""
 
-    keys: Array  # [2^bits] int64, positions and ages of what is in the table
-    bounds: Array  # [2^bits] int8, from above, or from below and `_LOWER` more
+    keys: Array  # [2^bits] int64, positions and ages of the table's entries
+    bounds: Array  # [2^bits] int8, upper bounds, or lower ones plus `_LOWER`
     clock: Array  # [2] int64
-    tries: Array  # [stones, column] squares to be taken, the best last
+    tries: Array  # [stones, column] squares to try, the best last
     worth: Array
 
 
@@ -63,22 +62,22 @@ threats: Any = compiled(_threats)
 
 
 def _safe(own: Any, every: Any) -> Any:
-    """Squares that can be taken without letting the other win at once; neither player can win at once here."""
+    """Squares that can be taken without letting the opponent win at once; neither player can win at once here."""
     squares = (every + _BOTTOM) & _BOARD
     against = threats(own ^ every, every)
     forced = squares & against
     if forced:
         if forced & (forced - 1):
-            return np.int64(0)  # two cannot be stopped
+            return np.int64(0)  # two threats cannot be stopped
         squares = forced
-    return squares & ~(against >> 1)  # not below what the other waits for
+    return squares & ~(against >> 1)  # not below a square that the opponent needs
 
 
 safe: Any = compiled(_safe)
 
 
 def _order(own: Any, every: Any, squares: Any, tries: Array, worth: Array) -> Any:
-    """Sort squares by what they threaten, those in the middle last among equals; returns how many."""
+    """Sort squares by their threats, central ones last among equals; returns how many."""
     n = 0
     for k in range(COLUMNS - 1, -1, -1):
         square = squares & (((1 << ROWS) - 1) << _H * _ORDER[k])
@@ -96,13 +95,13 @@ order: Any = compiled(_order)
 
 
 def _negamax(own: Any, every: Any, stones: Any, alpha: Any, beta: Any, memory: Memory, budget: Any) -> Any:
-    """The score, where it is between alpha and beta, else a bound on the same side; no player can win at once."""
+    """The score if it is between alpha and beta, else a bound on the same side; no player can win at once."""
     memory.clock[_SPENT] += 1
     if memory.clock[_SPENT] > budget:
         return UNKNOWN
     squares = safe(own, every)
     if squares == 0:
-        return -((_SQUARES - stones) // 2)  # the other wins with the next stone
+        return -((_SQUARES - stones) // 2)  # the opponent wins with the next stone
     if stones >= _SQUARES - 2:
         return np.int64(0)
     alpha, high = max(alpha, -((_SQUARES - 2 - stones) // 2)), (_SQUARES - 1 - stones) // 2
@@ -137,7 +136,6 @@ negamax: Any = compiled(_negamax, nogil=True)
 
 
 def _score(own: Any, every: Any, stones: Any, widest: Any, memory: Memory, budget: Any) -> Any:
-    """The score of a position that is not over, within -widest and widest."""
     if stones == _SQUARES:
         return np.int64(0)
     if threats(own, every) & (every + _BOTTOM):
@@ -163,7 +161,7 @@ score: Any = compiled(_score, nogil=True)
 
 
 def _score_moves(positions: Array, widest: Any, memory: Memory, budget: Any, out: Array) -> None:
-    """Scores of all moves, for their player. Every position has the whole budget and an empty table."""
+    """Scores of all moves, for their player. Every position gets the whole budget and an empty table."""
     for i in range(len(positions)):
         own, every = positions[i]
         stones = count(every)
@@ -186,7 +184,7 @@ score_moves: Any = compiled(_score_moves, nogil=True)
 
 
 class Connect4Solver:
-    """Solves positions that are not over; a table of 2^bits entries of 9 bytes is kept for the purpose."""
+    """Solves positions that are not over, with a table of 2^bits entries of 9 bytes."""
 
     def __init__(self, bits: int = 20):
         lists = np.zeros((2, _SQUARES, COLUMNS), np.int64)
@@ -195,11 +193,11 @@ class Connect4Solver:
         )
 
     def scores(self, positions: Array, budget: int) -> Array:
-        """Exact scores of all moves [n, 7], for their player; ILLEGAL or UNKNOWN where there are none."""
+        """Exact scores of all moves [n, 7], for their player; ILLEGAL or UNKNOWN where there is none."""
         return self._solve(positions, _SQUARES, budget)
 
     def values(self, positions: Array, budget: int) -> Array:
-        """1 for moves that win, 0 for those that draw and -1 for those that lose; much cheaper than scores."""
+        """1 for moves that win, 0 for draws and -1 for losses; much cheaper than scores."""
         return self._solve(positions, 1, budget)
 
     def _solve(self, positions: Array, widest: int, budget: int) -> Array:

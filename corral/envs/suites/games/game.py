@@ -19,19 +19,15 @@ class Game:
     """The rules of a game, an `ArrayModel`: positions are rows of int64, all zeros before the first move."""
 
     name: str
-    width: int
-    """Numbers of a position."""
+    width: int  # numbers in a position
     actions: int
-    shape: tuple[int, ...]
-    """Of an observation, as the player to move sees it."""
-    longest: int
-    """Moves, at most."""
+    shape: tuple[int, ...]  # of an observation, from the view of the player to move
+    longest: int  # maximum number of moves
     play: Callable[[Array, Array, Array, Array, Array], None]
     """(states, rows, actions, reward, over): make legal moves in these rows; the reward is the mover's."""
     observe: Callable[[Array, Array, Array, Array], None]
     """(states, rows, obs, legal): what the player to move sees in these rows, and which moves are legal."""
-    row_0_below: bool = False
-    """Whether the first row of an observation is drawn at the bottom."""
+    row_0_below: bool = False  # whether the first row of an observation is drawn at the bottom
 
     players: ClassVar[int] = 2
     stochastic: ClassVar[bool] = False
@@ -40,40 +36,33 @@ class Game:
 
     @property
     def observation_space(self) -> spaces.Box:
-        """Planes of zeros and ones."""
         return spaces.Box(0.0, 1.0, self.shape, np.float32)
 
     @property
     def action_space(self) -> spaces.Discrete:
-        """One number for each move, legal or not."""
         return spaces.Discrete(self.actions)
 
     @property
     def spec(self) -> EnvSpec:
-        """Spaces and name."""
         return EnvSpec(self.observation_space, self.action_space, self.name)
 
     def states(self, envs: Sequence[LiveEnv] = (), memory_mb: float = 1024.0) -> ArrayStates:
-        """A table of positions by id, of these environments if there are any."""
         return ArrayStates(self, self.spec, envs, memory_mb)
 
     def start(self, count: int) -> Array:
-        """Positions before the first move."""
         return np.zeros((count, self.width), np.int64)
 
     def look(self, states: Array) -> tuple[Array, Array]:
-        """Observations and legal actions of positions."""
         obs, legal = np.zeros((len(states), *self.shape), np.float32), np.zeros((len(states), self.actions), np.bool_)
         self.observe(states, np.arange(len(states)), obs, legal)
         return obs, legal
 
     def move(self, states: Array, actions: Array) -> tuple[Array, Array]:
-        """Make legal moves in place; rewards of the movers, and which games are over."""
+        """Make legal moves in place; returns the movers' rewards, and which games are over."""
         reward, over = np.zeros(len(states)), np.zeros(len(states), np.bool_)
         self.play(states, np.arange(len(states)), np.asarray(actions), reward, over)
         return reward, over
 
     def step(self, rows: Array, actions: Tree, seeds: Array | None = None) -> tuple[Array, Array, Array]:
-        """As `move`; games are never truncated."""
         reward, over = self.move(rows, actions)
         return reward, over, np.zeros(len(rows), np.bool_)

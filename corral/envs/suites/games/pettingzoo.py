@@ -1,4 +1,4 @@
-"""Games of PettingZoo as environments: two players who move in turn, with masks of the legal moves."""
+"""PettingZoo games as environments: two players who move in turn, with action masks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TRIED_MOVES = 4
 
 
 def make_aec(game: str, **kwargs: Any) -> Any:
-    """An AEC environment: one of `pettingzoo.classic`, such as connect_four_v3, or `module:function` of your own."""
+    """Make an AEC environment: one of `pettingzoo.classic`, such as connect_four_v3, or your own `module:function`."""
     module, colon, name = game.partition(":")
     try:
         importlib.import_module("pettingzoo")
@@ -37,22 +37,20 @@ def make_aec(game: str, **kwargs: Any) -> Any:
             close = ", ".join(difflib.get_close_matches(game, names, 3)) or ", ".join(names)
             raise UserError(f"pettingzoo.classic has no {game!r}: choose {close}, or give module:function of your own.")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a registry that older releases do not have
+            warnings.simplefilter("ignore", DeprecationWarning)  # from a registry that older releases do not have
             return importlib.import_module(f"pettingzoo.classic.{game}").env(**kwargs)
     except ImportError as error:
         raise UserError(f"{game} needs a package that is not there ({error}): {_INSTALL}.") from error
 
 
 class AecEnv(gymnasium.Env[Array, np.int64]):
-    """Self-play, as `BoardEnv`: a step is a move of the player to move, and its reward that player's.
-
-    Observations are those of the player to move. Illegal moves raise ValueError; the legal ones are in `action_mask()`
-    and `info["action_mask"]`.
+    """Self-play, like `BoardEnv`: a step is a move of the player to move, who gets its reward. Observations are those
+    of the player to move. Illegal moves raise ValueError; the legal ones are in `action_mask()` and
+    `info["action_mask"]`.
     """
 
     players = 2
-    answered = False
-    """There is no opponent: the agent moves for both players."""
+    answered = False  # the agent moves for both players
 
     def __init__(self, aec: Any):
         self.aec = aec
@@ -69,11 +67,10 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
             seen = seen["observation"]
         self.observation_space = seen
         aec.reset(seed=0)
-        self.view()  # so that a game without masks is refused now
+        self.view()  # raises now if the game has no action masks
 
     @property
     def to_play(self) -> int:
-        """The player to move: 0 or 1, in PettingZoo's order."""
         return int(self.aec.possible_agents.index(self.aec.agent_selection))
 
     def view(self) -> tuple[Array, Array]:
@@ -91,17 +88,15 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
         return np.array(parts.get("observation", seen)), np.array(mask, np.int8) * np.int8(not over)
 
     def ends(self) -> tuple[bool, bool]:
-        """Whether the game is terminated, and whether it is truncated."""
         return any(self.aec.terminations.values()), any(self.aec.truncations.values())
 
     def move(self, action: int) -> float:
-        """Make a legal move; the mover's reward."""
         mover = self.aec.agent_selection
         self.aec.step(action)
         return float(self.aec.rewards[mover])
 
     def state_keeper(self) -> AecKeeper:
-        """A keeper for games like this one; UserError where a search would see hidden cards."""
+        """A keeper for such games; UserError if a search would see hidden cards."""
         if type(self.aec.unwrapped).__module__.startswith(_HIDDEN_CARDS):
             raise UserError(f"{self.name} has hidden cards, which a search would see: train without one.")
         return AecKeeper()
@@ -112,11 +107,9 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
         return made
 
     def action_mask(self) -> Array:
-        """1 where a move is legal, as `Discrete.sample(mask)` takes it; all 0 when the game is over."""
         return self.view()[1]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        """Start a game; without a seed, its random numbers follow those of the last one."""
         super().reset(seed=seed)
         self.aec.reset(seed=int(self.np_random.integers(2**31)) if seed is None else seed, options=options)
         obs, mask = self.view()
@@ -138,7 +131,7 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
 
 
 class AecKeeper(StateKeeper):
-    """Keeps copies of games. A loaded game is shared with its state, and copied when it is about to be stepped."""
+    """Keeps copies of games. A loaded game is shared with its state, and copied before the next step."""
 
     level = 2
     capabilities = ("rng_in_state",)
@@ -146,7 +139,7 @@ class AecKeeper(StateKeeper):
 
     def __init__(self) -> None:
         self._shared: weakref.WeakSet[Env] = weakref.WeakSet()  # environments whose game is also a state
-        self._nbytes = 0  # of a copy; 0 until one was tried out
+        self._nbytes = 0  # of a copy; 0 until one has been tested
 
     def save(self, env: Env, find_start: FindStart | None = None) -> Any:
         base = _aec_env(env)
@@ -167,7 +160,7 @@ class AecKeeper(StateKeeper):
         self._shared.discard(env)
 
     def step(self, env: Env, action: Any) -> Any:
-        """Make a legal move, which is not checked again."""
+        """Make a legal move without checking it again."""
         base = _aec_env(env)
         if env in self._shared:
             self.release(env)
@@ -176,7 +169,7 @@ class AecKeeper(StateKeeper):
         return obs, reward, *base.ends(), {"action_mask": mask}
 
     def reseed(self, env: Env, seed: int) -> None:
-        """Nothing: moves draw no random numbers."""
+        """Does nothing: moves draw no random numbers."""
 
     def rng_state(self, env: Env) -> None:
         return None
@@ -192,7 +185,7 @@ def _aec_env(env: Env) -> AecEnv:
 
 
 def _try_out(env: AecEnv) -> int:
-    """Check that copies of a game continue like it, and leave it alone; returns the bytes that one takes."""
+    """Check that copies of a game continue like it and do not affect it; returns the bytes of one."""
     before, twin = _shown(env), copy.copy(env)
     tracing = tracemalloc.is_tracing()
     tracemalloc.start()
@@ -227,10 +220,8 @@ def _shown(env: AecEnv) -> tuple[bytes, bytes, int, Any]:
 
 
 def copy_aec(aec: Any) -> Any:
-    """A copy of a game, that continues by itself.
-
-    `copy.deepcopy` would build another game from the arguments of this one (gymnasium's EzPickle). So it is copied
-    attribute by attribute; spaces and pygame's objects are shared.
+    """A copy of a game that continues independently. `copy.deepcopy` would build a new game from its constructor
+    arguments (gymnasium's EzPickle), so it is copied attribute by attribute; spaces and pygame objects are shared.
     """
     layers = [aec]
     while layers[-1] is not aec.unwrapped:
@@ -245,7 +236,7 @@ def copy_aec(aec: Any) -> Any:
 
 
 def _is_shared(value: Any) -> bool:
-    """Whether it is a space, or pygame's, which cannot be copied; or a dict of such."""
+    """Whether it is a space, or a pygame object, which cannot be copied; or a dict of those."""
     if isinstance(value, dict):
         return bool(value) and all(map(_is_shared, value.values()))
     return isinstance(value, gymnasium.Space) or type(value).__module__.partition(".")[0] == "pygame"

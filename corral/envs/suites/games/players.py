@@ -17,10 +17,10 @@ from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
 
 
 class Player(Protocol):
-    """Chooses moves for the player to move. All randomness comes from `rng`, so that games can be repeated."""
+    """Chooses moves for the player to move. All randomness comes from `rng`, so that games are reproducible."""
 
     def __call__(self, positions: Array, rng: np.random.Generator) -> Array:
-        """Legal moves [n] in positions [n, width], none of which is over."""
+        """Legal moves [n] in positions [n, width] whose games are not over."""
 
 
 class Random:
@@ -36,10 +36,8 @@ class Random:
 
 
 def make_player(game: Game, player: str | Player) -> Player:
-    """A player, or one by name.
-
-    `random`; `mcts:1000`, a search by random games with so many simulations; `perfect`; or `module:name` of a function
-    that takes the game and returns a Player.
+    """A player, or one by name: `random`; `mcts:1000`, a search by random games with that many simulations; `perfect`;
+    or `module:name` of a function that takes the game and returns a Player.
     """
     if not isinstance(player, str):
         return player
@@ -79,22 +77,20 @@ def perfect(game: Game) -> Player:
 
 
 def perfect_tictactoe(positions: Array, rng: np.random.Generator) -> Array:
-    """Any of the moves that keep the value."""
+    """Any move that keeps the value of the position."""
     return np.array([rng.choice(best_moves(own, every)) for own, every in positions.tolist()])
 
 
 class PerfectConnect4:
-    """Wins as soon as it can, and loses as late as it can.
-
-    It is exact where the solver gets by with `budget` positions, which is nearly always from 16 stones on. Before that,
-    it leaves out what is known to be worse than something else, and takes what a search by random games prefers.
+    """Wins as early as possible, and loses as late as possible. It is exact if the solver needs at most `budget`
+    positions, nearly always from 16 stones on. Before that, it excludes moves known to be worse than another, and plays
+    what a search by random games prefers among the rest.
     """
 
     def __init__(self, budget: int = _BUDGET, sims: int = _SIMS):
         self._solver, self._search, self._budget = Connect4Solver(), RolloutMcts(CONNECT4, sims), budget
 
     def __call__(self, positions: Array, rng: np.random.Generator) -> Array:
-        """Solve each position by itself."""
         return np.array([self._decide(position[None], rng) for position in positions])
 
     def _decide(self, position: Array, rng: np.random.Generator) -> int:
@@ -109,7 +105,7 @@ class PerfectConnect4:
 
 
 def promising(values: Array) -> Array:
-    """Moves that are not known to be worse than another; losing ones only where all lose."""
+    """Moves not known to be worse than another; losing ones only if all lose."""
     unknown = values == UNKNOWN
     best = values[~unknown & (values != ILLEGAL)].max(initial=-1)
     if best == 1 or not unknown.any():

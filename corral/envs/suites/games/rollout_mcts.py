@@ -1,9 +1,9 @@
-"""The plain search: UCT with random games, for one position at a time, all of it compiled.
+"""UCT with random rollouts, for one position at a time, fully compiled.
 
-It knows nothing but the rules, so it is a yardstick: opponents of a known strength, of any number of simulations. A
-simulation follows the edges with the greatest q + c sqrt(log N / n) (Kocsis and Szepesvári 2006), edges that were not
-followed before all others and in the order of their numbers, adds the position that it comes to, plays a random game
-from there, and adds its result to every edge on the way, as the player who moved there sees it.
+It knows only the rules, so it serves as a yardstick: an opponent of known strength for any number of simulations. A
+simulation follows the edges with the greatest q + c sqrt(log N / n) (Kocsis and Szepesvári 2006), unvisited edges first
+and in order, adds the position it reaches, plays a random game from there, and adds the result to every edge on the
+path, from the view of the player who moved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from corral.envs.suites.games.game import Game
 
 _EXPLORE = 1.0
 _CONNECT4, _TICTACTOE = 0, 1
-# Named here, since numba keeps on disk only what calls its functions by name.
+# Named explicitly, since numba caches on disk only what calls its functions by name.
 _GAMES = {connect4.CONNECT4: _CONNECT4, tictactoe.TICTACTOE: _TICTACTOE}
 
 
@@ -62,7 +62,7 @@ def _random_game(game: int, own: int, every: int, rng_state: Array) -> float:
             left &= left - 1
             count += 1
         for _ in range((draw(rng_state) * count) >> 31):
-            there &= there - 1  # pass over one
+            there &= there - 1  # skip one
         action = 0
         while not there >> action & 1:
             action += 1
@@ -76,7 +76,6 @@ random_game: Any = compiled(_random_game)
 
 
 def _choose(there: int, child: Array, visits: Array, totals: Array, parent_visits: int, c: float) -> int:
-    """The edge to follow, of those that are there."""
     best, best_score, action = -1, -np.inf, 0
     while there >> action:
         if there >> action & 1:
@@ -136,7 +135,7 @@ search: Any = compiled(_search, nogil=True)
 
 
 class RolloutMcts:
-    """Plays the move that a search has visited most; of equals, the first."""
+    """Plays the most visited move of a search; on ties, the first."""
 
     def __init__(self, game: Game, sims: int, explore: float = _EXPLORE):
         if game not in _GAMES:
@@ -146,13 +145,11 @@ class RolloutMcts:
         self._game, self.sims, self._explore = game, sims, explore
 
     def visits(self, positions: Array, rng: np.random.Generator) -> Array:
-        """How often each move was followed, [n, actions]."""
         counts = np.zeros((len(positions), self._game.actions), np.int64)
         seeds = rng.integers(0, 2**63, len(positions), np.uint64)
         search(_GAMES[self._game], positions, self.sims, self._explore, seeds, counts)
         return counts
 
     def __call__(self, positions: Array, rng: np.random.Generator) -> Array:
-        """Search each position by itself."""
         best: Array = self.visits(positions, rng).argmax(1)
         return best

@@ -1,6 +1,6 @@
 """Tic-tac-toe on bitboards: three by three squares, three in a row win.
 
-A position is two integers of nine bits, `own` with the marks of the player to move, `every` with all; bit 3 r + c is
+A position is two integers of nine bits: `own` has the marks of the player to move, `every` all marks; bit 3 r + c is
 column c of row r.
 """
 
@@ -21,7 +21,7 @@ _LINES = np.array([0o007, 0o070, 0o700, 0o111, 0o222, 0o444, 0o421, 0o124], np.i
 
 
 def _move(own: Any, every: Any, square: Any) -> Any:
-    """The position after a move, as the other player sees it; whether it has won, and whether the game is over."""
+    """The position after a move, from the other player's view; whether the mover won, and whether the game is over."""
     bit = np.int64(1) << square
     mine, taken = own | bit, every | bit
     win = False
@@ -31,7 +31,6 @@ def _move(own: Any, every: Any, square: Any) -> Any:
 
 
 def _options(every: int) -> int:
-    """Which squares are free, a bit each."""
     return ~every & _FULL
 
 
@@ -65,7 +64,7 @@ TICTACTOE = Game(
 
 
 def best_values(states: Array) -> Array:
-    """The value of positions that are not over under perfect play, for the player to move: 1, 0 or -1."""
+    """Values under perfect play of positions that are not over, for the player to move: 1, 0 or -1."""
     return np.array([_value(int(own), int(every)) for own, every in states])
 
 
@@ -81,7 +80,6 @@ def _value(own: int, every: int) -> int:
 
 
 def _after(own: int, every: int, square: int) -> int:
-    """The value of a move for its player."""
     mine, taken = own | 1 << square, every | 1 << square
     if any(mine & line == line for line in _LINES.tolist()):
         return 1
