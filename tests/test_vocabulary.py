@@ -43,7 +43,10 @@ REPLACED = {
     "unseen": "passive",
     "words": "message",
 }
-ALLOWED = {"corral/runs/callbacks/early_stopping.py": {"patience"}}  # the field's own word there
+ALLOWED = {  # the field's own word, and an option that the C++ SDK has too
+    "corral/runs/callbacks/early_stopping.py": {"patience"},
+    "corral/cli/serve.py": {"patience"},
+}
 
 
 def identifiers(tree):

@@ -38,18 +38,18 @@ class Serve:
     """Both sides must have the token in this file."""
     insecure: Flag = False
     """Listen for other machines without a token."""
-    idle_timeout: Annotated[str, tyro.conf.arg(metavar="S")] = "0"
+    patience: Annotated[str, tyro.conf.arg(metavar="S")] = "0"
     """Give up after so many seconds without a learner; 0: never."""
 
     def run(self) -> int:
         if (self.bind is None) == (self.connect is None):
             raise UserError("Give --bind tcp://127.0.0.1:5555 to listen there, or --connect URL of the learner.")
-        envs, idle_timeout = (
+        envs, patience = (
             read_value("--envs", self.envs, int),
-            read_value("--idle-timeout", self.idle_timeout, float),
+            read_value("--patience", self.patience, float),
         )
         workers = read_value("--workers", self.workers, int)
-        for name, value, least in (("--envs", envs, 1), ("--workers", workers, 1), ("--idle-timeout", idle_timeout, 0)):
+        for name, value, least in (("--envs", envs, 1), ("--workers", workers, 1), ("--patience", patience, 0)):
             if not value >= least:
                 raise UserError(f"{name} must be at least {least}, got {value}.")
         if workers > 1 and self.bind is not None:
@@ -63,6 +63,6 @@ class Serve:
         read_token(self.token_file)
         job = ServeJob(
             self.env, dict(parse_env_kwargs(self.env_kwargs)), url, self.bind is not None, envs, self.token_file,
-            self.insecure, idle_timeout,
+            self.insecure, patience,
         )  # fmt: skip
         return supervise([job] * workers)

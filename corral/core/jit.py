@@ -7,10 +7,9 @@ from typing import Any
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
-    """The function, compiled when it is first called.
-
-    The cache is beside the package, in the user's cache, or in NUMBA_CACHE_DIR; if none of them is writable, as in a
-    container with a read-only installation, every process compiles again.
+    """The function, compiled when it is first called. The cache is beside the package, in the user's cache, or in
+    NUMBA_CACHE_DIR; if none of them is writable, as in a container with a read-only installation, every process
+    compiles again.
     """
     import numba
 

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 class ResetSeeds:
-    """Seeds of successive resets, shared by the adapters to Gymnasium and SB3.
-
-    A given seed is used. Without one, the first reset gets `first` (the seed of `make_vec`) and each later one a fresh
-    seed from an RNG seeded with the last given seed: runs repeat exactly, and every reset plays new episodes.
+    """Seeds of successive resets, shared by the adapters to Gymnasium and SB3. A given seed is used. Without one, the
+    first reset gets `first` (the seed of `make_vec`) and each later one a fresh seed from an RNG seeded with the last
+    given seed: runs repeat exactly, and every reset plays new episodes.
     """
 
     def __init__(self, first: int):

@@ -41,11 +41,10 @@ def _with_base() -> type[AsSb3]:
 
 
 class AsSb3(Sb3VecEnv):
-    """All environments of a VecEnv, stepped together, with SB3's interface.
-
-    `infos` are those of monitored environments: `TimeLimit.truncated` in every row, `terminal_observation` where an
-    episode ended, and `episode` (`r`, `l`, `t`) where a game ended, with the unclipped rewards of all its lives. A
-    `faulty` row is a step that did not happen; its episode is truncated and not reported.
+    """All environments of a VecEnv, stepped together, with SB3's interface. `infos` are those of monitored
+    environments: `TimeLimit.truncated` in every row, `terminal_observation` where an episode ended, and `episode` (`r`,
+    `l`, `t`) where a game ended, with the unclipped rewards of all its lives. A `faulty` row is a step that did not
+    happen; its episode is truncated and not reported.
     """
 
     def __init__(self, vec: VecEnv):

@@ -266,7 +266,6 @@ class NormalizedVecEnv(VecEnv):
 
 
 def _unbounded(space: Space) -> Space:
-    """The space with every float leaf as float32 without bounds."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict([(key, _unbounded(sub)) for key, sub in space.spaces.items()])
     if isinstance(space, spaces.Tuple):

@@ -69,11 +69,9 @@ class _Creator:
 
 
 class NextStepVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """A VecEnv in Gymnasium's next-step autoreset mode, which RLlib's runners expect.
-
-    The step that ends an episode returns its true last observation; the next step ignores the action and returns the
-    next episode's first observation. `infos` has `raw_reward`, `game_over` and `faulty` of each step (see
-    `as_gymnasium`).
+    """A VecEnv in Gymnasium's next-step autoreset mode, which RLlib's runners expect. The step that ends an episode
+    returns its true last observation; the next step ignores the action and returns the next episode's first
+    observation. `infos` has `raw_reward`, `game_over` and `faulty` of each step (see `as_gymnasium`).
     """
 
     def __init__(self, vec: VecEnv):

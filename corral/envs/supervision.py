@@ -115,10 +115,9 @@ class FaultLog:
 
 
 class Watchdog:
-    """Reports an environment that hangs in this process, with its stack. It cannot interrupt it.
-
-    Only another process can be killed: a hang on the local backend lasts until the environment returns or the user
-    stops the program. The report recommends the process backend.
+    """Reports an environment that hangs in this process, with its stack. It cannot interrupt it. Only another process
+    can be killed: a hang on the local backend lasts until the environment returns or the user stops the program. The
+    report recommends the process backend.
     """
 
     def __init__(self, mark: MutableSequence[int], timeout_s: float):

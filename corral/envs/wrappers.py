@@ -43,10 +43,9 @@ class FireReset(Wrapper):
 
 
 class NoopReset(Wrapper):
-    """Starts an episode with a random number of no-ops, below `noop_max`; action 0 must do nothing.
-
-    `pressed` (buttons already pressed at the start) is subtracted from it. The number is drawn as in ALE's native
-    vector environment, so the same seed gives the same games there.
+    """Starts an episode with a random number of no-ops, below `noop_max`; action 0 must do nothing. `pressed` (buttons
+    already pressed at the start) is subtracted from it. The number is drawn as in ALE's native vector environment, so
+    the same seed gives the same games there.
     """
 
     def __init__(self, env: Env, noop_max: int = 30, pressed: int = 0):
@@ -95,10 +94,9 @@ class FrameSkip(Wrapper):
 
 
 class MaxAndSkip(FrameSkip):
-    """Repeats each action `skip` times and returns the pixel-wise maximum of the last two frames.
-
-    Consoles draw some sprites only in every second frame. As in ALE's native vector environment, a frame that ends the
-    episode is ignored: the observation is from the frames before.
+    """Repeats each action `skip` times and returns the pixel-wise maximum of the last two frames. Consoles draw some
+    sprites only in every second frame. As in ALE's native vector environment, a frame that ends the episode is ignored:
+    the observation is from the frames before.
     """
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:

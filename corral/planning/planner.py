@@ -131,8 +131,9 @@ class Planner:
         return self.search.steps + int(getattr(self.search.evaluate, "steps", 0))
 
     def plan(
-        self, env_ids: Array, first: Array, sims: int | None = None, noise: float = 0.0, roots: Array | None = None
-    ) -> Plan:
+        self, env_ids: Array, first: Array, sims: int | None = None, noise: float = 0.0, roots: Array | None = None,
+        reward_scale: float = 1.0,
+    ) -> Plan:  # fmt: skip
         """Search from the current states of these environments; `first` marks the start of an episode.
 
         `noise` scales the noise at the roots: 0 plays best, 1 explores. `roots` are states already saved, now the
@@ -150,12 +151,12 @@ class Planner:
         legal = forest.prior[env_ids, 0] >= 0
         if config.root_selection == "gumbel":
             gumbel = self._draw(env_ids, sims, noise)
-            search.grow(env_ids, gumbel, sims)
+            search.grow(env_ids, gumbel, sims, reward_scale)
             policy, best = improved_policy(forest, env_ids, gumbel), gumbel_winner(forest, env_ids, gumbel)
         else:
             if noise > 0:
                 mix_noise(forest, env_ids, config.dirichlet_alpha, noise * config.dirichlet_fraction, rng)
-            search.grow(env_ids, Puct(config.c_init, widen_k=self._widen_k), sims)
+            search.grow(env_ids, Puct(config.c_init, widen_k=self._widen_k), sims, reward_scale)
             policy = visit_policy(forest, env_ids, 1.0)
             best = policy.argmax(1)
         self._taken[env_ids] = best

@@ -136,8 +136,7 @@ class Search:
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         planner = self.planner
-        planner.search.reward_scale = known_scale(self._reward_scale)
-        plan = planner.plan(state, first, noise=self._noise)
+        plan = planner.plan(state, first, noise=self._noise, reward_scale=known_scale(self._reward_scale))
         edges = plan.best
         if self._temperature > 0:
             edges = draw(sharpened(plan.policy, self._temperature), self._rng)

@@ -40,10 +40,9 @@ _TRANSPARENT = (TimeLimit, OrderEnforcing, PassiveEnvChecker, PassiveWrapper)
 
 @runtime_checkable
 class ArrayModel(Protocol):
-    """The dynamics of an environment as functions of many states at once, rows [n, width] of float64.
-
-    Optional attributes: `dtype` of the rows; `players = 2` for a game in which two players move in turn, whose `look`
-    also returns the legal moves [n, actions]; `finite = True` if rewards and observations need no check.
+    """The dynamics of an environment as functions of many states at once, rows [n, width] of float64. Optional
+    attributes: `dtype` of the rows; `players = 2` for a game in which two players move in turn, whose `look` also
+    returns the legal moves [n, actions]; `finite = True` if rewards and observations need no check.
     """
 
     @property
@@ -68,10 +67,8 @@ def has_rows(env: Env) -> bool:
 
 
 class StateIndex:
-    """Ids of states with their home (place in the store), player to move and observation.
-
-    An id is a row of these arrays. They grow up to `memory_mb`, in which each state takes `row_bytes` elsewhere;
-    released ids are reused.
+    """Ids of states with their home (place in the store), player to move and observation. An id is a row of these
+    arrays. They grow up to `memory_mb`, in which each state takes `row_bytes` elsewhere; released ids are reused.
     """
 
     def __init__(self, leaves: Sequence[Leaf], memory_mb: float, name: str, row_bytes: int = 0):

@@ -33,15 +33,11 @@ _STATE_BYTES = 400  # in addition to the keeper's state and the observation
 
 
 class EnvStates(States):
-    """States of live environments.
+    """States of live environments, identified by their index in `envs`.
 
-    Args:
-        spec: of the environments.
-        envs: the environments, identified by their index.
-        makers: build one like each; environments with the same function share a scratch environment.
-        memory_mb: limit for all states.
-        max_states: limit of their number.
-        keeper: of all environments; default: the best for each maker.
+    `makers` build one like each; environments with the same maker share a scratch environment. All states together take
+    at most `memory_mb` and number at most `max_states`. `keeper` is for all environments; default: the best for each
+    maker.
     """
 
     def __init__(

@@ -30,10 +30,8 @@ class CannotSave(Exception):
 
 
 class StateKeeper(ABC):
-    """Keeps states of environments of one kind.
-
-    States are loaded into environments of the same kind as they were saved from, which have been reset. `level` is one
-    of `snapshot.states.Level`; `capabilities` are those announced in HELLO.
+    """Keeps states of environments of one kind. States are loaded into environments of the same kind as they were saved
+    from, which have been reset. `level` is one of `snapshot.states.Level`; `capabilities` are those announced in HELLO.
     """
 
     level: int

@@ -189,10 +189,9 @@ _FIRST, _EVERY = 64, 16  # when to look: reading them takes as long as some step
 
 
 class GlobalRng:
-    """Guards the process-wide RNGs, `random` and `numpy.random`, at first in every step and later in some.
-
-    An environment whose steps draw from them cannot be planned on: a planner would change the random numbers of the
-    live environment, and they are not part of its kept state. It is refused as soon as that is detected.
+    """Guards the process-wide RNGs, `random` and `numpy.random`, at first in every step and later in some. An
+    environment whose steps draw from them cannot be planned on: a planner would change the random numbers of the live
+    environment, and they are not part of its kept state. It is refused as soon as that is detected.
     """
 
     def __init__(self, name: str):

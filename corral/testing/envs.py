@@ -17,11 +17,10 @@ Env = gymnasium.Env[Array, Any]
 
 
 class CountingEnv(Env):
-    """Counts. The observation is (id, episode, step of the episode, step of its life); the reward is the step.
-
-    `id` is drawn from the seed, so equal ids reveal equal seeds. Gaps, repeats, missing final observations and padding
-    rows show in the numbers. Episodes end after `length` steps (never, for 0) with `end`: "terminated", "truncated",
-    "both", or "mixed", which cycles through the three.
+    """Counts. The observation is (id, episode, step of the episode, step of its life); the reward is the step. `id` is
+    drawn from the seed, so equal ids reveal equal seeds. Gaps, repeats, missing final observations and padding rows
+    show in the numbers. Episodes end after `length` steps (never, for 0) with `end`: "terminated", "truncated", "both",
+    or "mixed", which cycles through the three.
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - gymnasium's own convention
@@ -200,10 +199,9 @@ class LivesEnv(CountingEnv):
 
 
 class IdentityEnv(gymnasium.Env[Any, Any]):
-    """Shows the wanted action: reward 1 for each step that takes it, so a perfect game of 100 steps returns 100.
-
-    `kind` is the space of both: "discrete", "multi_discrete", "box", or "hybrid", a Dict of a choice and a number.
-    Numbers earn `1 - distance`, at least 0. Games end by a time limit after `length` steps.
+    """Shows the wanted action: reward 1 for each step that takes it, so a perfect game of 100 steps returns 100. `kind`
+    is the space of both: "discrete", "multi_discrete", "box", or "hybrid", a Dict of a choice and a number. Numbers
+    earn `1 - distance`, at least 0. Games end by a time limit after `length` steps.
     """
 
     def __init__(self, kind: str = "discrete", length: int = 100):

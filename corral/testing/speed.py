@@ -161,7 +161,6 @@ def _layers(way: Way, speed: Speed) -> dict[str, float]:
 
 
 def _bare(name: str, kwargs: Mapping[str, Any], stack: contextlib.ExitStack) -> Run:
-    """Only `step` and `reset` of one environment."""
     env, spec = build_env(resolve(name, kwargs).factory, name)
     stack.callback(_close_quietly, env)
     _, info = seeded_reset(env, 0)

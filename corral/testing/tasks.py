@@ -49,10 +49,9 @@ class MoveOrShoot(gymnasium.Env[Array, Any]):
 
 
 class HybridWalk(gymnasium.Env[Array, Any]):
-    """Go to the origin: a choice of the direction, and a number for the distance.
-
-    It begins up to 3 away, steps are up to 1, and each of 8 steps costs the remaining distance. The best possible mean
-    return is -5/6; standing still gets -12.
+    """Go to the origin: a choice of the direction, and a number for the distance. It begins up to 3 away, steps are up
+    to 1, and each of 8 steps costs the remaining distance. The best possible mean return is -5/6; standing still gets
+    -12.
     """
 
     limit, best_return = 8, -5 / 6

@@ -22,7 +22,7 @@ from corral.learn.weights import to_arrays, to_tensors
 from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.base import Note, Topology, choose_runtime, planning_metrics
-from corral.topologies.rendezvous import ANSWER_S, AllReduceRendezvous, GossipRendezvous, Rendezvous, ServerRendezvous
+from corral.topologies.rendezvous import ANSWER_S, RendezvousSetup, make_rendezvous
 from corral.topologies.worker import Worker
 
 _BUILD_S = 300.0  # to build all environments and networks
@@ -76,7 +76,9 @@ class DataParallel(Topology):
         self._precision = first["precision"]
         self._started(self._workers[1:], self._precision)
         self._build_learner(EnvSpec.from_json(first["spec"]), self._parts, precision=self._precision)
-        self._rendezvous: Rendezvous = self._make_rendezvous(secret)
+        self._rendezvous = make_rendezvous(
+            RendezvousSetup(experiment, self.spec, self.learner, self._runtime, secret, self._note, self._ask)
+        )
         self.episodes = EpisodeStats(experiment.num_envs)
         self._returns = RunningMoments()
         self._turn = 0
@@ -87,14 +89,6 @@ class DataParallel(Topology):
         self._kept = time.monotonic()
         self._waiting = False
         self._vain = 0
-
-    def _make_rendezvous(self, secret: bytes) -> Rendezvous:
-        kind = self.experiment.data_parallel.exchange
-        if kind == "all_reduce":
-            return AllReduceRendezvous(self._runtime, self._ask)
-        if kind == "gossip":
-            return GossipRendezvous(self._ask)
-        return ServerRendezvous(self.experiment, self.spec, self.learner, self._runtime, secret, self._note, self._ask)
 
     def _started(self, workers: Sequence[SupervisedRole], precision: str) -> Value:
         until, answer = time.monotonic() + _BUILD_S, None
@@ -126,7 +120,7 @@ class DataParallel(Topology):
         if idle and (len(idle) == len(self._joined) or not in_step):
             self._begin(idle)
         self._collect([worker for worker in self._joined if worker.calls], everybody=in_step)
-        if isinstance(self._rendezvous, ServerRendezvous) and time.monotonic() - self._kept > _KEEP_S:
+        if time.monotonic() - self._kept > _KEEP_S:
             self._rendezvous.keep()
             self._kept = time.monotonic()
         return self._metrics
@@ -261,7 +255,7 @@ class DataParallel(Topology):
             for name, value in answer["exchange"].items():
                 exchange.setdefault(name, []).append(value)
         # All members of a reduction skip the same updates.
-        _all = partial(max, default=0) if isinstance(self._rendezvous, AllReduceRendezvous) else sum
+        _all = partial(max, default=0) if self._rendezvous.re_form else sum
         return {
             "learn/version": float(max((answer["version"] for answer in latest), default=0)),
             "learn/skipped": float(_all(answer["skipped"] for answer in latest)),

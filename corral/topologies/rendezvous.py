@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,7 +15,8 @@ from corral.config.experiment import Experiment
 from corral.core.encoding import Value
 from corral.core.types import EnvSpec
 from corral.learn.exchange.all_reduce import open_store
-from corral.learn.exchange.make import broadcast_codec, gradient_codec
+from corral.learn.exchange.compress import broadcast_codec, gradient_codec
+from corral.learn.exchange.make import find_exchange
 from corral.learn.exchange.peers import own_address
 from corral.learn.exchange.server import ParamServerProcess, Rules, server_slices
 from corral.learn.learner import Learner
@@ -32,8 +35,28 @@ Ask = Callable[[Sequence[SupervisedRole], str, Sequence[Sequence[Value]], float]
 """Calls a method of several members, each with its own arguments, and waits; those without an answer are lost."""
 
 
+@dataclass(frozen=True)
+class RendezvousSetup:
+    """What a rendezvous may need of the run."""
+
+    experiment: Experiment
+    spec: EnvSpec
+    learner: Learner
+    runtime: Runtime
+    secret: bytes
+    note: Note
+    ask: Ask
+
+
+def make_rendezvous(setup: RendezvousSetup) -> Rendezvous:
+    """How the workers of the run's exchange meet."""
+    module, _, name = find_exchange(setup.experiment.data_parallel.exchange).rendezvous.partition(":")
+    made: Rendezvous = getattr(importlib.import_module(module), name)(setup)
+    return made
+
+
 class Rendezvous(Protocol):
-    """The part of a run that depends on the exchange."""
+    """What is different about an exchange, seen from the run. Made from a `RendezvousSetup`."""
 
     members: list[SupervisedRole]
     """Roles besides the workers."""
@@ -46,8 +69,11 @@ class Rendezvous(Protocol):
     def state(self, workers: list[SupervisedRole]) -> Value | None:
         """The workers' combined state; None if none is left."""
 
+    def keep(self) -> None:
+        """Remember the state of what is not in the workers, for when it is lost; called every few seconds."""
+
     def revive(self) -> bool:
-        """Restart lost roles; True if one was restarted and all have to join again."""
+        """Start lost processes again; True when one was, and all have to meet."""
 
     def metrics(self) -> dict[str, float]: ...
 
@@ -57,10 +83,10 @@ class AllReduceRendezvous:
 
     re_form = True
 
-    def __init__(self, runtime: Runtime, ask: Ask):
+    def __init__(self, setup: RendezvousSetup):
         self.members: list[SupervisedRole] = []
-        self._runtime, self._ask = runtime, ask
-        self._store = open_store(runtime.host)
+        self._runtime, self._ask = setup.runtime, setup.ask
+        self._store = open_store(setup.runtime.host)
         self._meetings = 0
 
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
@@ -81,7 +107,11 @@ class AllReduceRendezvous:
                 return answer[member]
         return None
 
+    def keep(self) -> None:
+        """The workers have it all."""
+
     def revive(self) -> bool:
+        """There is nothing else to start."""
         return False
 
     def metrics(self) -> dict[str, float]:
@@ -93,9 +123,9 @@ class GossipRendezvous:
 
     re_form = False
 
-    def __init__(self, ask: Ask):
+    def __init__(self, setup: RendezvousSetup):
         self.members: list[SupervisedRole] = []
-        self._ask, self._meetings, self._met = ask, 0, set[tuple[SupervisedRole, int]]()
+        self._ask, self._meetings, self._met = setup.ask, 0, set[tuple[SupervisedRole, int]]()
         self._distance = 0.0
 
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
@@ -118,7 +148,11 @@ class GossipRendezvous:
         self._distance = max(_distance(state["model"], mean["model"]) for state in states)
         return mean
 
+    def keep(self) -> None:
+        """The workers have it all."""
+
     def revive(self) -> bool:
+        """There is nothing else to start."""
         return False
 
     def metrics(self) -> dict[str, float]:
@@ -142,18 +176,16 @@ class ServerRendezvous:
 
     re_form = False
 
-    def __init__(
-        self, experiment: Experiment, spec: EnvSpec, learner: Learner, runtime: Runtime, secret: bytes, note: Note,
-        ask: Ask,
-    ):  # fmt: skip
-        self._ask, self._secret, self._learner = ask, secret, learner
-        make = partial(_make_server, experiment, spec.to_json(), runtime.host, secret)
+    def __init__(self, setup: RendezvousSetup):
+        self._ask, self._secret, self._learner = setup.ask, setup.secret, setup.learner
+        runtime, limit = setup.runtime, setup.experiment.actor_learner.max_restarts
+        make = partial(_make_server, setup.experiment, setup.spec.to_json(), runtime.host, setup.secret)
         self.members = [
-            SupervisedRole(runtime, f"server {k}", partial(make, k), note, experiment.actor_learner.max_restarts)
-            for k in range(experiment.data_parallel.servers)
+            SupervisedRole(runtime, f"server {k}", partial(make, k), setup.note, limit)
+            for k in range(setup.experiment.data_parallel.servers)
         ]
         count = len(self.members)
-        of_groups = [server_slices(group.where, count) for group in learner.flat.groups]
+        of_groups = [server_slices(group.where, count) for group in setup.learner.flat.groups]
         self._slices = [[parts[k] for parts in of_groups] for k in range(count)]
         """Each server's slices of the flat weights, one per group."""
         self._last: list[Value] = [None] * len(self.members)  # states to restart from

@@ -15,7 +15,7 @@ from corral.config.experiment import ActorLearnerConfig, Experiment
 from corral.core import seeding
 from corral.core.encoding import Value
 from corral.envs.normalize import NormalizedVecEnv, RunningMoments
-from corral.learn.exchange.base import Joint, PeerLost
+from corral.learn.exchange.base import ExchangeSetup, Joint, PeerLost
 from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.make import make_exchange
 from corral.learn.exchange.peers import own_address
@@ -47,7 +47,9 @@ class Worker:
 
         def exchange(model: nn.Module, groups: Sequence[ParamGroup]) -> Joint:
             seed = self._seed % 2**32
-            self._exchange = make_exchange(self._config, model, groups, self._address, self._secret, seed)
+            self._exchange = make_exchange(
+                ExchangeSetup(self._config, model, groups, self._address, self._secret, seed)
+            )
             return self._exchange
 
         experiment = replace(self._experiment, precision=precision)  # type: ignore[arg-type]

@@ -4,13 +4,16 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_sigterm_of_a_benchmark_ends_the_runs_it_has_started(tmp_path):
-    words = ["bench", "learning", "--only", "a2c CartPole", "--seeds", "1", "--out", str(tmp_path / "x.md")]
-    bench = subprocess.Popen([sys.executable, "-m", "corral", *words], stdout=subprocess.DEVNULL)
+    words = ["learning", "--only", "a2c CartPole", "--seeds", "1", "--out", str(tmp_path / "x.md")]
+    bench = subprocess.Popen([sys.executable, "-m", "benchmarks", *words], stdout=subprocess.DEVNULL, cwd=ROOT)
     children, until = [], time.monotonic() + 60
     try:
         while not children and time.monotonic() < until:

@@ -191,7 +191,7 @@ def test_serve_returns_to_a_learner_that_was_killed_and_restarted(serve, scheme)
 
 
 def test_serve_gives_up_without_a_learner(serve):
-    served = serve(COUNTING, free_url(), "--idle-timeout", 0.3)
+    served = serve(COUNTING, free_url(), "--patience", 0.3)
     assert served.wait() == 1
     assert "No learner at tcp://127.0.0.1" in served.text
 
@@ -219,7 +219,7 @@ def test_learner_that_says_nothing_is_left(monkeypatch):
         (["--connect", "nowhere"], "nowhere"),
         (["--connect", "tcp://a:1", "--workers", "0"], "--workers must be at least 1"),
         (["--bind", "tcp://127.0.0.1:0", "--workers", "2"], "cannot listen at one address"),
-        (["--connect", "tcp://a:1", "--idle-timeout", "x"], "--idle-timeout must be a number"),
+        (["--connect", "tcp://a:1", "--patience", "x"], "--patience must be a number"),
         (["--connect", "tcp://a:1", "--token-file", "/none"], "The token file /none cannot be read"),
     ],
 )

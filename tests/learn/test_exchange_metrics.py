@@ -19,7 +19,7 @@ from corral.algos.base import ParamGroup
 from corral.core.errors import UserError
 from corral.learn.exchange import param_server, server
 from corral.learn.exchange.all_reduce import _HEAD, AllReduce, _plain, open_store
-from corral.learn.exchange.base import PeerLost
+from corral.learn.exchange.base import ExchangeSetup, PeerLost
 from corral.learn.exchange.compress import Brain, Half, Qsgd, Sign, TopK, Whole, find_compression
 from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.make import make_exchange
@@ -58,7 +58,8 @@ def reduced(sharing, size, work):
     with Learners("all_reduce", size, START) as learners:
         nets = [Net() for _ in range(size)]
         learners.exchanges[:] = [
-            make_exchange(sharing, net.model, GROUPS, HOST, learners.secret, seed=k) for k, net in enumerate(nets)
+            make_exchange(ExchangeSetup(sharing, net.model, GROUPS, HOST, learners.secret, k))
+            for k, net in enumerate(nets)
         ]
         return learners.run(lambda exchange, rank: work(exchange, rank, nets[rank]))
 
@@ -403,7 +404,7 @@ def test_gossip_waits_at_lag_bound(lag):
 
 def test_learners_round_weights_with_own_generators():
     config = DataParallelConfig(exchange="gossip", quantize_weights=True)
-    exchanges = [make_exchange(config, nn.Linear(2, 2), GROUPS, HOST, bytes(32), seed=k) for k in range(3)]
+    exchanges = [make_exchange(ExchangeSetup(config, nn.Linear(2, 2), GROUPS, HOST, bytes(32), k)) for k in range(3)]
     codes = [exchange._codec.encode(START.numpy(), exchange._rng).tobytes() for exchange in exchanges]
     for exchange in exchanges:
         exchange.close()

@@ -175,7 +175,7 @@ def test_a_token_is_proven_in_both_directions(start, tmp_path):
     good.write_text("0123456789abcdef0123456789abcdef")
     bad.write_text("not the same as the other one, at all")
     url = free_url()
-    wrong = start("cartpole", "--connect", url, "--token-file", bad, "--idle-timeout", "20")
+    wrong = start("cartpole", "--connect", url, "--token-file", bad, "--patience", "20")
     right = start("cartpole", "--connect", url, "--token-file", good)
     transitions(url, 30, lambda step: time.sleep(0.05), env_kwargs={"token_file": str(good)})
     assert right.wait(10) == 0

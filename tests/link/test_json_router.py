@@ -590,7 +590,7 @@ def test_json_learner_only_listens():
         url = f"zmq+json://127.0.0.1:{busy.getsockname()[1]}"
         with pytest.raises(UserError, match="choose another port"):
             open_for_learner([parse_url(url)], None)
-    with pytest.raises(UserError, match="one address"):
+    with pytest.raises(UserError, match="one free address"):
         open_for_learner([parse_url(url), parse_url(free_url())], None)
 
 

@@ -9,8 +9,11 @@ import pytest
 import torch
 from helpers.on_runtimes import on_runtimes
 
+import corral
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
+from corral.learn.exchange.config import DataParallelConfig
+from corral.learn.exchange.make import find_exchange
 from corral.topologies.base import make_topology
 
 EXCHANGES = {
@@ -307,3 +310,20 @@ def test_invalid_combinations_are_refused(settings, says):
     with pytest.raises(UserError, match=says) as caught:
         make(**({"topology": "data_parallel", "runtime": "process", "actors": 2} | settings))
     assert "\n" not in str(caught.value)
+
+
+def test_own_exchange_by_module_and_class(tmp_path):
+    settings = {"num_envs": 4, "hidden_sizes": (8, 8), "quiet": True, "preset": "none", "eval_episodes": 0}
+    result = corral.train(
+        "dppo", "CartPole-v1", 2048, 1, tmp_path / "run", actors=2, runtime="inline", num_steps=32,
+        exchange="helpers.own_exchange:LocalSgd", **settings,
+    )  # fmt: skip
+    assert result.version > 20
+    assert "bytes_per_update" in (tmp_path / "run" / "metrics.csv").read_text()
+
+
+def test_unknown_exchange_is_refused_in_one_sentence():
+    with pytest.raises(UserError, match=r"must be all_reduce, param_server, gossip or module:Class"):
+        DataParallelConfig(exchange="ring")
+    with pytest.raises(UserError, match=r"No exchange 'helpers.own_exchange:Missing'"):
+        find_exchange("helpers.own_exchange:Missing")

@@ -47,11 +47,11 @@ def go_to(topology, steps):
 def come_back(topology, crew):
     """Until so many are there, who have met and not begun anything."""
     until = time.monotonic() + 30
-    while len(topology._crew) < crew and time.monotonic() < until:
+    while len(topology._joined) < crew and time.monotonic() < until:
         if topology._must_meet():
             topology._meet()
         time.sleep(0.01)
-    assert len(topology._crew) == crew
+    assert len(topology._joined) == crew
 
 
 def weights(worker):

@@ -87,10 +87,10 @@ class SearchBehaviour:
         return 0 if self._planner is None else self._planner.simulator_steps
 
     def _plan(self, env_ids: Array, first: Array, now: dict[str, float]) -> Plan:
-        assert self._planner is not None, "attach() comes first"
+        assert self._planner is not None, "bind_envs() comes first"
         scale = self._vec.learning_scale if isinstance(self._vec, NormalizedVecEnv) else self._ctx.reward_scale
-        self._planner.search.reward_scale = known_scale(scale)
-        return self._planner.plan(env_ids, first, round(now["num_simulations"]), now["root_noise"])
+        sims, noise = round(now["num_simulations"]), now["root_noise"]
+        return self._planner.plan(env_ids, first, sims, noise, reward_scale=known_scale(scale))
 
     def _among_choices(
         self, params: Array, rows: Array, plan: Plan | None, now: dict[str, float], extras: dict[str, Any]

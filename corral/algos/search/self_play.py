@@ -139,7 +139,7 @@ class SelfPlay:
         }
 
     def _plan(self, env_ids: Array, first: Array, sims: int, noise: float, roots: Array) -> Plan:
-        assert self._planner is not None, "attach() comes first"
+        assert self._planner is not None, "bind_envs() comes first"
         return self._planner.plan(env_ids, first, sims, noise, roots)
 
     def _pass_over(self, theirs: Array, mine: Array) -> None:

@@ -95,10 +95,8 @@ class EnvGroup:
         self._finite = FiniteRows(rows)
 
     def reset(self, ids: Array, run_seed: int, role: str, *, lenient: bool = False) -> None:
-        """Start a seeded episode in each environment.
-
-        A failing first reset is the user's mistake and raises; with `lenient`, used when a dead process is replaced in
-        the middle of a run, it counts as one more fault.
+        """Start a seeded episode in each environment. A failing first reset is the user's mistake and raises; with
+        `lenient`, used when a dead process is replaced in the middle of a run, it counts as one more fault.
         """
         self.run_seed, self._role = run_seed, role
         rows = self._rows

@@ -219,10 +219,9 @@ def restore(
 
 
 def replay(env: Env, state: State, seed: int, actions: Iterator[Any], alive: Callable[[], None]) -> tuple[Any, int]:
-    """Repeat a recording in a new environment; returns its observation, and the steps of its episode.
-
-    `seed` is the last one that the environment got; `alive` is called at every step. NotRestored if the environment's
-    RNGs are not in the saved states.
+    """Repeat a recording in a new environment; returns its observation, and the steps of its episode. `seed` is the
+    last one that the environment got; `alive` is called at every step. NotRestored if the environment's RNGs are not in
+    the saved states.
     """
     if state["seed"] is None:
         env.reset(seed=seed)  # builds what only a first reset builds

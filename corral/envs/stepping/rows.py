@@ -25,10 +25,9 @@ _INT, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)  # looking up a dtype costs
 
 
 class EnvRows:
-    """Arrays for `num_envs` environments, carved out of one block of memory.
-
-    `phase[i]` is the half of `obs` for row `i`'s current or next observation. The receiver flips it when it sends an
-    action; the environment's side only reads it.
+    """Arrays for `num_envs` environments, carved out of one block of memory. `phase[i]` is the half of `obs` for row
+    `i`'s current or next observation. The receiver flips it when it sends an action; the environment's side only reads
+    it.
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, memory: Any = None):

@@ -23,10 +23,9 @@ _NEEDS_TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}
 
 @dataclass(frozen=True)
 class AtariSuite:
-    """The standard Atari stack for one game. Call it to build one environment, or pass it to `make_vec`.
-
-    A lost life ends an episode (`episodic_life`) but not the game: statistics are of whole games, in unclipped reward.
-    FIRE (`fire_reset`) is pressed when a game starts.
+    """The standard Atari stack for one game. Call it to build one environment, or pass it to `make_vec`. A lost life
+    ends an episode (`episodic_life`) but not the game: statistics are of whole games, in unclipped reward. FIRE
+    (`fire_reset`) is pressed when a game starts.
     """
 
     game: str  # ALE's name, such as ms_pacman
@@ -62,10 +61,9 @@ class AtariSuite:
 
 
 def atari(game: str = "Pong", **options: Any) -> AtariSuite:
-    """The standard Atari stack for a game, named as `Pong`, `PongNoFrameskip-v4` or `ALE/Pong-v5`.
-
-    The options are the fields of `AtariSuite`: `frame_skip`, `stack`, `size`, `episodic_life`, `clip_reward`,
-    `fire_reset`, `noop_max`, `sticky` and `max_frames`.
+    """The standard Atari stack for a game, named as `Pong`, `PongNoFrameskip-v4` or `ALE/Pong-v5`. The options are the
+    fields of `AtariSuite`: `frame_skip`, `stack`, `size`, `episodic_life`, `clip_reward`, `fire_reset`, `noop_max`,
+    `sticky` and `max_frames`.
     """
     try:
         suite = AtariSuite(find_game(game), **options)

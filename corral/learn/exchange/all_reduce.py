@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from corral.learn.exchange.base import GradAction, PeerLost
-from corral.learn.exchange.compress import Compress, Compression, Hook
+from corral.learn.exchange.base import ExchangeSetup, GradAction, PeerLost
+from corral.learn.exchange.compress import Compress, Compression, Hook, find_compression, uses_feedback
 from corral.learn.exchange.peers import own_address
+from corral.learn.weights import split_params
 
 _WHOLE_FIRST = 10  # full-precision updates before PowerSGD starts, as its authors do: early gradients are atypical
 
@@ -94,6 +95,15 @@ class AllReduce:
     """
 
     clips_first = False
+    rendezvous = "corral.topologies.rendezvous:AllReduceRendezvous"
+
+    @classmethod
+    def make(cls, setup: ExchangeSetup) -> AllReduce:
+        config = setup.config
+        return cls(
+            find_compression(config.compress), feedback=uses_feedback(config), momentum=config.compress_momentum,
+            seed=setup.seed, params=split_params(setup.model, setup.groups),
+        )  # fmt: skip
 
     def __init__(
         self, compress: Compress | None = None, *, feedback: bool = True, momentum: float = 0.0, seed: int = 0,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from corral.algos.base import ParamGroup
+from corral.learn.exchange.config import DataParallelConfig
 
 GradAction = Literal["apply", "skip", "stop"]
 
@@ -37,11 +42,32 @@ class Exchange(Protocol):
         """Moments of observations: this learner's own, and those of others that it has not received yet."""
 
 
+@dataclass(frozen=True)
+class ExchangeSetup:
+    """What one learner's side of an exchange is made from."""
+
+    config: DataParallelConfig
+    model: nn.Module
+    groups: Sequence[ParamGroup]
+    host: str
+    """This machine's own address."""
+    secret: bytes
+    """What the others are let in by."""
+    seed: int
+
+
 class Joint(Exchange, Protocol):
-    """An exchange between several learners, which join and then work in turns."""
+    """An exchange of several learners, which meet, and then work for a turn at a time."""
+
+    rendezvous: ClassVar[str]
+    """`module:Class` of how the workers meet; new ones are written in `corral.topologies.rendezvous`."""
 
     sent: float
     """Bytes sent since the start; with a server, also bytes received."""
+
+    @classmethod
+    def make(cls, setup: ExchangeSetup) -> Joint:
+        """One learner's side, before it has met the others."""
 
     def join(self, *where: Any) -> None:
         """Connect to the others; PeerLost on timeout. Joining again leaves the previous group."""

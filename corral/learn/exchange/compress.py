@@ -14,6 +14,7 @@ import torch
 
 from corral.core.errors import UserError
 from corral.core.types import Array
+from corral.learn.exchange.config import DataParallelConfig
 
 _BUCKET = 512  # numbers that share a scale: one large gradient does not coarsen all others
 _LARGEST_HALF = float(np.finfo(np.float16).max)
@@ -307,3 +308,20 @@ class Compression:
             self._left += self.unpack(code)
         if self._momentum:
             self._velocity += self._ended
+
+
+def gradient_codec(config: DataParallelConfig) -> Codec:
+    """How gradients are encoded."""
+    compress = find_compression(config.compress)
+    return Whole() if compress is None else compress.codec
+
+
+def broadcast_codec(config: DataParallelConfig) -> Codec:
+    """How weights are encoded."""
+    return Qsgd(8) if config.quantize_weights else Whole()
+
+
+def uses_feedback(config: DataParallelConfig) -> bool:
+    """Whether what a compression leaves out is added to the next gradient: where it is biased, or torch's hook does."""
+    compress = find_compression(config.compress)
+    return compress is not None and (compress.hook is not None or not compress.codec.unbiased)

@@ -8,6 +8,12 @@ from typing import Literal
 
 from corral.core.errors import UserError
 
+EXCHANGES = {
+    "all_reduce": "corral.learn.exchange.all_reduce:AllReduce",
+    "param_server": "corral.learn.exchange.param_server:ParamServer",
+    "gossip": "corral.learn.exchange.gossip:Gossip",
+}
+"""The exchanges by name; each class says how to make one learner's side of it, and how its workers meet."""
 Mode = Literal["sync", "async", "ssp"]
 _MODE = re.compile(r"sync|async|ssp:\d+")
 
@@ -16,9 +22,10 @@ _MODE = re.compile(r"sync|async|ssp:\d+")
 class DataParallelConfig:
     """Which exchange the workers use, which of them wait, and how much they send."""
 
-    exchange: Literal["all_reduce", "param_server", "gossip"] = "all_reduce"
+    exchange: str = "all_reduce"
     """all_reduce: average every gradient, all workers have the same weights; param_server: send gradients to a server,
-    which returns weights; gossip: every worker learns by itself and mixes its weights with those of a few others."""
+    which returns weights; gossip: every worker learns by itself and mixes its weights with those of a few others;
+    module:Class: an exchange of your own."""
     mode: str = "sync"
     """sync: all workers wait for each other; async: none waits; ssp:K (stale synchronous parallel): a worker waits
     while it is more than K updates ahead of the slowest."""
@@ -36,6 +43,10 @@ class DataParallelConfig:
     """Send weights in 8 bits, by servers and in gossip."""
 
     def __post_init__(self) -> None:
+        if self.exchange not in EXCHANGES and ":" not in self.exchange:
+            raise UserError(
+                f"data_parallel.exchange must be {', '.join(EXCHANGES)} or module:Class, got {self.exchange!r}."
+            )
         if not _MODE.fullmatch(self.mode):
             raise UserError(
                 f"data_parallel.mode must be sync, async or ssp:K, such as ssp:3, got {self.mode!r} (the mode of "

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from corral.core.encoding import DecodeError, decode, encode, size_of
 from corral.core.types import Array
-from corral.learn.exchange.base import GradAction, PeerLost
-from corral.learn.exchange.compress import Codec
+from corral.learn.exchange.base import ExchangeSetup, GradAction, PeerLost
+from corral.learn.exchange.compress import Codec, broadcast_codec
 from corral.learn.exchange.config import Mode
 from corral.learn.exchange.peers import Listener, connect
 from corral.nets.obs_norm import merged
@@ -63,6 +63,12 @@ class Gossip:
 
     over = False
     clips_first = False
+    rendezvous = "corral.topologies.rendezvous:GossipRendezvous"
+
+    @classmethod
+    def make(cls, setup: ExchangeSetup) -> Gossip:
+        config, codec = setup.config, broadcast_codec(setup.config)
+        return cls(config.gossip_graph, *config.rule, codec, setup.host, setup.secret, seed=setup.seed)
 
     def __init__(self, graph: Graph, mode: Mode, staleness: int, codec: Codec, host: str,
                  secret: bytes, *, seed: int = 0):  # fmt: skip

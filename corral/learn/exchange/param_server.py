@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from corral.core.encoding import DecodeError, decode, encode, size_of
-from corral.learn.exchange.base import GradAction, PeerLost
-from corral.learn.exchange.compress import Codec, Compression
+from corral.learn.exchange.base import ExchangeSetup, GradAction, PeerLost
+from corral.learn.exchange.compress import Codec, Compression, broadcast_codec, gradient_codec, uses_feedback
 from corral.learn.exchange.peers import connect
 from corral.learn.exchange.server import ENTER, PUSH, REST, SHARE, server_slices
+from corral.learn.weights import group_slices
 from corral.runtimes.connection import Connection, ConnectionClosed
 
 _TIMEOUT_S = 1200.0  # twice the server's timeout for other workers
@@ -24,7 +25,16 @@ class ParamServer:
     """One learner's connections to the servers, each of which holds a slice of the weights."""
 
     over = False
-    clips_first = True  # no server sees the whole gradient, and async has no mean
+    clips_first = True  # no server sees the whole gradient, and with async there is no mean
+    rendezvous = "corral.topologies.rendezvous:ServerRendezvous"
+
+    @classmethod
+    def make(cls, setup: ExchangeSetup) -> ParamServer:
+        config = setup.config
+        return cls(
+            gradient_codec(config), broadcast_codec(config), group_slices(setup.model, setup.groups),
+            feedback=uses_feedback(config), momentum=config.compress_momentum, seed=setup.seed,
+        )  # fmt: skip
 
     def __init__(
         self, codec: Codec, broadcast: Codec, groups: Sequence[slice], *, feedback: bool, momentum: float = 0.0,

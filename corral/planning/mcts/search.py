@@ -62,7 +62,6 @@ class TreeSearch:
         self.forest: Forest = make_forest(trees, sims + 1 + keep, width)
         self.actions: Array | None = None  # [tree, node, edge, ...] sampled actions of the edges
         self.waves = self.steps = 0  # waves have one call of `evaluate` each; steps are those of states
-        self.reward_scale = 1.0  # factor for rewards if values are scaled
         self._keep, self._chance, self._to_env, self._rng = keep, chance, to_env, rng
         self._wave = make_wave(trees * leaves)
         self._every = np.ones((trees * leaves, width), np.bool_)
@@ -104,7 +103,11 @@ class TreeSearch:
                 self.actions[t, self._moved[old]] = self.actions[t, old]
         return nodes >= 0
 
-    def grow(self, trees: Array, rule: Puct | Gumbel, sims: int | None = None) -> Forest:
+    def grow(self, trees: Array, rule: Puct | Gumbel, sims: int | None = None, reward_scale: float = 1.0) -> Forest:
+        """Make simulations in these trees, by default as many as a search has.
+
+        Rewards of steps are multiplied by `reward_scale`, where values are those of scaled rewards.
+        """
         sims = self.sims if sims is None else sims
         if not 1 <= sims <= self.sims:
             raise UserError(f"This search makes 1 to {self.sims} simulations, got {sims}.")
@@ -113,7 +116,7 @@ class TreeSearch:
         wanted = np.zeros(len(self.forest.size), np.int64)
         wanted[trees] = sims
         while wanted.any():
-            if not self._run_wave(wanted, rule):
+            if not self._run_wave(wanted, rule, reward_scale):
                 raise RunFailed("A search has nothing to try: its evaluation is not finite, or its rule is used up.")
         return self.forest
 
@@ -124,19 +127,19 @@ class TreeSearch:
             self.states.drop(self.forest.state[trees][there])
             self.forest.size[trees] = 0
 
-    def _run_wave(self, wanted: Array, rule: Puct | Gumbel) -> bool:
+    def _run_wave(self, wanted: Array, rule: Puct | Gumbel, reward_scale: float) -> bool:
         """Run one wave of simulations; returns False if none could start."""
         forest, chance = self.forest, self._chance if self.states.stochastic else _NO_CHANCE
         select = select_gumbel if isinstance(rule, Gumbel) else select_puct
         wave = self._wave.first(select(forest, wanted, self.leaves, rule, chance, self.discount, self._wave))
         if not len(wave.tree):
             return not wanted.any()
-        self._expand(wave)
+        self._expand(wave, reward_scale)
         backup(forest, wave, self.discount, wanted)
         self.waves += 1
         return True
 
-    def _expand(self, wave: Wave) -> None:
+    def _expand(self, wave: Wave, reward_scale: float) -> None:
         forest, states = self.forest, self.states
         seeds = None if self._rng is None else self._rng.integers(1, 2**63, len(wave.tree), np.uint64)
         edges = wave.edge if self.actions is None else self.actions[wave.tree, wave.node, wave.edge]
@@ -154,7 +157,7 @@ class TreeSearch:
         self.steps += len(wave.tree)
         marks = _marks(steps) if states.stochastic else _NO_MARKS
         expand(
-            forest, wave, steps.children, self.reward_scale * steps.reward, steps.terminated, steps.truncated,
+            forest, wave, steps.children, reward_scale * steps.reward, steps.terminated, steps.truncated,
             steps.to_play, verdict.priors, verdict.values, marks,
         )  # fmt: skip
         made = _ALL

@@ -35,11 +35,9 @@ RULE_PRESERVING = (OrderEnforcing, PassiveEnvChecker, PassiveWrapper)
 
 
 def choose_keeper(scratch: Env, *, replay: bool) -> StateKeeper:
-    """The best keeper for environments like this one, which has been reset; CannotSave if there is none.
-
-    In this order: the keeper offered by `state_keeper()`, the declared state, copies of its fields with the state of
-    its native code, and, if its actions are recorded, replay. Copies are tested: the same steps must follow a state
-    twice.
+    """The best keeper for environments like this one, which has been reset; CannotSave if there is none. In this order:
+    the keeper offered by `state_keeper()`, the declared state, copies of its fields with the state of its native code,
+    and, if its actions are recorded, replay. Copies are tested: the same steps must follow a state twice.
     """
     *wrappers, base = layers(scratch)
     if hasattr(base, "state_keeper") and all(isinstance(layer, RULE_PRESERVING) for layer in wrappers):

@@ -20,8 +20,7 @@ class StateStore(ABC):
         """Store a state, replacing one with the same name; StatesFull if it does not fit."""
 
     @abstractmethod
-    def get(self, name: str) -> bytes | None:
-        """The state of this name, or None."""
+    def get(self, name: str) -> bytes | None: ...
 
     @abstractmethod
     def drop(self, name: str) -> bool:

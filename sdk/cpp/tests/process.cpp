@@ -86,7 +86,7 @@ TEST(a_bad_command_line_is_one_sentence_and_exit_code_2) {
       {}, {"--connect"}, {"--connect", "5555"}, {"--connect", "ftp://h:1"}, {"--connect", "tcp://h:99999"}, {"--connect", "tcp://*:5555"},
       {"--bind", "tcp://127.0.0.1:0", "--connect", "tcp://127.0.0.1:1"}, {"--bind", "tcp://0.0.0.0:0"}, {"--bind", "tcp://127.0.0.1:0", "--envs", "0"},
       {"--bind", "tcp://127.0.0.1:0", "--threads", "two"}, {"--bind", "tcp://127.0.0.1:0", "--token-file", "/nowhere"}, {"--frobnicate"},
-      {"--bind", "tcp://127.0.0.1:0", "--idle-timeout", "-1"}, {"--bind=tcp://127.0.0.1:0", "more"}};
+      {"--bind", "tcp://127.0.0.1:0", "--patience", "-1"}, {"--bind=tcp://127.0.0.1:0", "more"}};
   for (const auto& args : wrong) {
     Process process(args);
     std::string text = process.said();
@@ -99,7 +99,7 @@ TEST(help_lists_all_options) {
   Process process({"--help"});
   std::string text = process.said();
   CHECK_EQ(process.code(), 0);
-  for (const char* option : {"--connect", "--bind", "--envs", "--threads", "--token-file", "--idle-timeout", "--insecure", "CartPole"})
+  for (const char* option : {"--connect", "--bind", "--envs", "--threads", "--token-file", "--patience", "--insecure", "CartPole"})
     CHECK(text.find(option) != std::string::npos);
 }
 
@@ -145,7 +145,7 @@ TEST(who_finds_no_learner_loses_patience) {
   int door = open_door(*Address::parse("tcp://127.0.0.1:0"));
   std::string url = door_url(door);
   ::close(door);
-  Process process({"--connect", url, "--idle-timeout", "0.5"});
+  Process process({"--connect", url, "--patience", "0.5"});
   std::string text = process.said();
   CHECK_EQ(process.code(), 1);
   CHECK(text.find("no learner") != std::string::npos);

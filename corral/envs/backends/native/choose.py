@@ -24,10 +24,8 @@ def native_vec_env(
     *,
     required: bool,
 ) -> VecEnv | None:
-    """The native form of an environment.
-
-    If not `required`, only where it equals the Python environment, else None. If required, Atari ids mean the standard
-    Atari stack, with `env_kwargs` as its options, and other ids are EnvPool's.
+    """The native form of an environment. If not `required`, only where it equals the Python environment, else None. If
+    required, Atari ids mean the standard Atari stack, with `env_kwargs` as its options, and other ids are EnvPool's.
     """
     threads = min(threads, num_envs)
     if isinstance(env, AtariSuite):

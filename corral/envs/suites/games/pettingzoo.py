@@ -44,10 +44,9 @@ def make_aec(game: str, **kwargs: Any) -> Any:
 
 
 class AecEnv(gymnasium.Env[Array, np.int64]):
-    """Self-play, like `BoardEnv`: a step is a move of the player to move, who gets its reward.
-
-    Observations are those of the player to move. Illegal moves raise ValueError; the legal ones are in `action_mask()`
-    and `info["action_mask"]`.
+    """Self-play, like `BoardEnv`: a step is a move of the player to move, who gets its reward. Observations are those
+    of the player to move. Illegal moves raise ValueError; the legal ones are in `action_mask()` and
+    `info["action_mask"]`.
     """
 
     players = 2
@@ -221,10 +220,8 @@ def _shown(env: AecEnv) -> tuple[bytes, bytes, int, Any]:
 
 
 def copy_aec(aec: Any) -> Any:
-    """A copy of a game that continues independently.
-
-    `copy.deepcopy` would build a new game from its constructor arguments (gymnasium's EzPickle), so it is copied
-    attribute by attribute; spaces and pygame objects are shared.
+    """A copy of a game that continues independently. `copy.deepcopy` would build a new game from its constructor
+    arguments (gymnasium's EzPickle), so it is copied attribute by attribute; spaces and pygame objects are shared.
     """
     layers = [aec]
     while layers[-1] is not aec.unwrapped:

@@ -82,10 +82,9 @@ def perfect_tictactoe(positions: Array, rng: np.random.Generator) -> Array:
 
 
 class PerfectConnect4:
-    """Wins as early as possible, and loses as late as possible.
-
-    It is exact if the solver needs at most `budget` positions, nearly always from 16 stones on. Before that, it
-    excludes moves known to be worse than another, and plays what a search by random games prefers among the rest.
+    """Wins as early as possible, and loses as late as possible. It is exact if the solver needs at most `budget`
+    positions, nearly always from 16 stones on. Before that, it excludes moves known to be worse than another, and plays
+    what a search by random games prefers among the rest.
     """
 
     def __init__(self, budget: int = _BUDGET, sims: int = _SIMS):
