@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from corral.acting.episode_stats import EpisodeStats
-from corral.acting.policy import ActContext, Policy, as_policy, bind_envs, set_context, to_numpy
+from corral.acting.policy import ActContext, ContextPolicy, Policy, as_policy, bind_envs, to_numpy
 from corral.acting.rollout_buffer import Envs, RolloutBuffer, Time
 from corral.core.errors import UserError
 from corral.core.types import Array, StepBatch, Trajectory, Tree, tree_map
@@ -48,6 +48,8 @@ class Sampler:
         bind_envs(self._policy, self.vec)
         self.episodes = EpisodeStats(self.vec.num_envs)
         self._version = 0
+        # Asked once: checking a protocol takes longer than a step of CartPole.
+        self._context_policy = self._policy if isinstance(self._policy, ContextPolicy) else None
         self._latest: tuple[list[Array], Array] | None = None  # observations and `first` flags, per environment
         self._state: Tree = None
         self._in_flight = np.zeros(self.vec.num_envs, np.bool_)
@@ -57,7 +59,8 @@ class Sampler:
     def set_context(self, ctx: ActContext) -> None:
         """Pass the context to the policy; trajectories that begin from now on carry `ctx.version`."""
         self._version = ctx.version
-        set_context(self._policy, ctx)
+        if self._context_policy is not None:
+            self._context_policy.set_context(ctx)
 
     def rollouts(
         self, steps: int = 128, *, first_ready: int | None = None, linger_s: float = 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -51,9 +52,16 @@ class FastLoss:
         """Whether all fields of a minibatch are implemented."""
         if isinstance(batch, Trajectory):
             return batch.extras.keys() <= self.batch
-        values = {f.name: getattr(batch, f.name) for f in fields(batch)}
-        brought = {name for name, value in values.items() if value is not None and not (name == "extras" and not value)}
-        return brought <= self.batch
+        return all(not _brought(getattr(batch, name)) for name in _other_fields(type(batch), self.batch))
+
+
+@cache
+def _other_fields(batch: type[Any], implemented: frozenset[str]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(batch) if f.name not in implemented)
+
+
+def _brought(value: Any) -> bool:
+    return value is not None and not (isinstance(value, dict) and not value)
 
 
 def fast_entry(algo: Algorithm) -> FastLoss | None:
