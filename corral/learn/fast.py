@@ -56,7 +56,7 @@ class FastLoss:
 
 
 @cache
-def _other_fields(batch: type[Any], implemented: frozenset[str]) -> tuple[str, ...]:
+def _other_fields(batch: Any, implemented: frozenset[str]) -> tuple[str, ...]:
     return tuple(f.name for f in fields(batch) if f.name not in implemented)
 
 
