@@ -20,7 +20,7 @@ test: .venv/test
 
 # The inner loop, a minute: no Ray, no C++, no runs of processes, no learning curves.
 test-fast: .venv/test
-	$(PYTEST) tests/test_imports.py $(addprefix tests/,core ops nets data acting algos/test_algos.py algos/test_apex.py \
+	$(PYTEST) tests/test_imports.py $(addprefix tests/,core ops nets data acting algos/test_algos.py algos/test_ppo_loss.py algos/test_policy_gradient_loss.py algos/test_dqn.py algos/test_apex.py \
 	algos/test_appo.py algos/test_impala.py algos/test_schedule.py learn config golden/test_golden_weights.py)
 
 # What `make test` shows once, on more backends, runtimes, algorithms and formats, or for longer: ten minutes.

@@ -1,1 +1,1 @@
-"""Corral beside other libraries: `python -m benchmarks NAME`, from the root of the repository; not in the wheel."""
+"""Corral compared with other libraries: `python -m benchmarks NAME` from the repository root. Not in the wheel."""

@@ -1,7 +1,7 @@
-"""`python -m benchmarks frozen`: Corral's own figures beside those of an earlier commit, on this machine.
+"""`python -m benchmarks frozen`: speed of Corral relative to an earlier commit, on this machine.
 
-Each case is a contestant of another benchmark, built by the code of its own tree in a process of its own, so that
-settings may have other names there. Both take turns, and the ratio is taken within a round.
+Each case is a contestant of another benchmark. Each tree builds it with its own code in a separate process, so settings
+may have other names there. Both trees take turns, and ratios are computed within rounds.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +19,9 @@ from typing import Annotated
 
 import tyro
 
+from benchmarks.common.children import ChildProcess
 from benchmarks.common.command import Say, progress, require_at_least_one
+from benchmarks.common.deadline import TookTooLong
 from benchmarks.common.facts import CpuTimes, facts
 from benchmarks.common.markdown import table
 from benchmarks.common.rounds import Spread
@@ -64,9 +64,9 @@ CASES: dict[str, tuple[str, str]] = {
     "search-network": (_SEARCH.format(name="network"), "corral, 64 x 4"),
     "search-tree": (_SEARCH.format(name="tree"), "corral, 64 x 4"),
 }  # fmt: skip
-"""By name: code that finds the contestants in either tree, and which of them is measured."""
+"""By name: code that builds the contestants in either tree, and the name of the measured one."""
 
-# `load` takes the module's place below `benchmarks`, and where it was below `corral.bench` before.
+# `load` takes a module's path below `benchmarks`, and its former path below `corral.bench`.
 _CHILD = """
 import contextlib, importlib, logging, os, sys, tempfile
 from pathlib import Path
@@ -77,7 +77,7 @@ logging.getLogger("corral").setLevel(logging.WARNING)
 moved = (Path(tree) / "benchmarks").is_dir()
 load = lambda new, old: importlib.import_module(f"benchmarks.{new}" if moved else f"corral.bench.{old}")
 answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # whatever prints, the answers stay apart
+os.dup2(2, 1)  # keep other output away from the answers
 with contextlib.ExitStack() as stack:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="corral-frozen-")))
     exec(code)
@@ -93,7 +93,7 @@ with contextlib.ExitStack() as stack:
 
 @dataclass(frozen=True)
 class CaseRatio:
-    """One case: steps per second of each round there and here."""
+    """One case: steps per second in each round, of the earlier commit and of this tree."""
 
     case: str
     frozen: list[float]
@@ -101,32 +101,31 @@ class CaseRatio:
 
     @property
     def ratio(self) -> Spread:
-        """Here over there, within rounds."""
+        """This tree over the earlier commit, within rounds."""
         return Spread.of(ours / theirs for ours, theirs in zip(self.here, self.frozen, strict=True))
 
 
 @dataclass(frozen=True)
 class BenchFrozen:
-    """Measure Corral's own figures beside those of an earlier commit, in interleaved rounds, as ratios."""
+    """Measure Corral's speed relative to an earlier commit, in interleaved rounds."""
 
     cases: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Cases to measure; all without a name."""
+    """Cases to measure. Default: all."""
     commit: str = FROZEN
     """The earlier commit."""
     rounds: int = 5
-    """How often both run."""
+    """Number of rounds; both trees run in each."""
     seconds: float = 2.0
-    """How long each runs in a round, in five turns."""
+    """Seconds that each tree runs per round, in five turns."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Also write every figure to this file, as JSON."""
 
     def run(self) -> int:
-        """Measure one case after the other, and print the table."""
         require_at_least_one(rounds=self.rounds)
         if not 0 < self.seconds < 3600:
             raise UserError(f"--seconds must be positive and below an hour, got {self.seconds:g}.")
         if unknown := [name for name in self.cases if name not in CASES]:
-            raise UserError(f"There is no case {unknown[0]!r}; there are {', '.join(CASES)}.")
+            raise UserError(f"Unknown case {unknown[0]!r}: choose from {', '.join(CASES)}.")
         before, found = CpuTimes.now(), []
         with progress() as say, worktree(self.commit) as tree:
             for case in self.cases or CASES:
@@ -158,7 +157,7 @@ class BenchFrozen:
 
 
 def compare(case: str, tree: Path, rounds: int, seconds: float, say: Say) -> CaseRatio:
-    """Both trees in turns; which of them begins alternates."""
+    """Run both trees in turns, alternating which one begins."""
     rates: dict[Path, list[float]] = {tree: [], ROOT: []}
     with contextlib.ExitStack() as stack:
         runners = {}
@@ -178,16 +177,13 @@ def compare(case: str, tree: Path, rounds: int, seconds: float, say: Say) -> Cas
 
 
 class _Runner:
-    """A contestant of one tree in a process of its own, which works only when it is told to."""
+    """A contestant of one tree in a separate process, which is idle between calls of `run`."""
 
     def __init__(self, tree: Path, case: str):
         self._name = f"{case} in {tree}"
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        environment = {**os.environ, "PYTHONPATH": str(tree)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _CHILD, str(tree), *CASES[case]], env=environment, cwd=tree,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-        )  # fmt: skip
+        command = [sys.executable, "-W", "ignore", "-c", _CHILD, str(tree), *CASES[case]]
+        self._child = ChildProcess(command, _END_S, env={**os.environ, "PYTHONPATH": str(tree)}, cwd=tree)
+        self.close = self._child.close
         try:
             self._answer(_BUILD_S)
         except BaseException:
@@ -196,39 +192,15 @@ class _Runner:
 
     def run(self, seconds: float) -> tuple[int, float]:
         """Steps made, and the seconds that they took."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `_answer` says why
-            self._process.stdin.write(f"{seconds}\n".encode())
-            self._process.stdin.flush()
+        self._child.write_line(str(seconds))
         steps, took = self._answer(_ANSWER_S + seconds).split()
         return int(steps), float(took)
 
-    def _answer(self, timeout_s: float) -> bytes:
-        assert self._process.stdout is not None
-        until, line = time.monotonic() + timeout_s, b""
-        while not line.endswith(b"\n"):
-            if not select.select([self._process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise RunFailed(f"{self._name}: no answer within {timeout_s:g} s.")
-            data = os.read(self._process.stdout.fileno(), 1 << 16)
-            if not data:
-                self._errors.seek(0)
-                last = self._errors.read().decode(errors="replace").strip().splitlines() or ["nothing on stderr"]
-                raise RunFailed(f"{self._name} failed: {last[-1]}")
-            line += data
-        return line
-
-    def close(self) -> None:
-        """Let the process end, and kill it if it does not."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+    def _answer(self, timeout_s: float) -> str:
         try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._errors.close()
+            return self._child.read_line(timeout_s)
+        except (TookTooLong, ImportError, RuntimeError) as error:
+            raise RunFailed(f"{self._name} failed: {error}") from None
 
 
 @contextlib.contextmanager
@@ -262,7 +234,7 @@ def _line(found: CaseRatio) -> str:
 def _table(found: list[CaseRatio]) -> list[str]:
     rows = []
     for case in found:
-        there, here, ratio = Spread.of(case.frozen), Spread.of(case.here), case.ratio
+        before, now, ratio = Spread.of(case.frozen), Spread.of(case.here), case.ratio
         spread = f"{ratio.low:.2f} to {ratio.high:.2f}"
-        rows.append((case.case, f"{there.median:,.0f}", f"{here.median:,.0f}", f"{ratio.median:.2f}", spread))
-    return table(("case", "there, per second", "here, per second", "ratio", "range"), rows)
+        rows.append((case.case, f"{before.median:,.0f}", f"{now.median:,.0f}", f"{ratio.median:.2f}", spread))
+    return table(("case", "before, per second", "now, per second", "ratio", "range"), rows)

@@ -1,7 +1,7 @@
 """`python -m benchmarks replay`: prioritised replay of a million transitions of CartPole's size.
 
-Both libraries hold the same real experience. A batch of 512 is drawn with its weights, and gets new priorities; new
-experience comes 64 transitions at a time, 8 environments by 8 steps.
+Both libraries hold the same real experience. Batches of 512 are sampled with their weights and get new priorities; new
+experience arrives 64 transitions at a time, 8 environments by 8 steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.common.report import LayerRow, Scale, Verdict
 from benchmarks.common.rounds import Entry, Outcome, Slice
 from corral.acting.sampler import Sampler
 from corral.core.types import Array, DataSpec, EnvSpec, Trajectory
-from corral.data.replay import ReplayStore
+from corral.data.transition_replay import TransitionReplay
 
 Work = Literal["sample and update", "add"]
 
@@ -35,20 +35,19 @@ SCALE = Scale("python -m benchmarks replay", "transitions per second", CPPRB)
 
 @dataclass(frozen=True)
 class BenchReplay:
-    """Measure transitions per second of prioritised replay beside other libraries, in interleaved rounds.
+    """Measure transitions per second of prioritised replay, compared with other libraries in interleaved rounds.
 
     Prints tables, and writes replay.png and replay.json. A library that is not installed is skipped.
     """
 
     rounds: int = 5
-    """How often every contestant runs."""
+    """Number of rounds; every contestant runs in each."""
     seconds: float = 1.0
-    """How long it runs each time."""
+    """Seconds per contestant and round."""
     out: Path = Path("bench")
     """Folder for the PNG and the JSON."""
 
     def run(self) -> int:
-        """Measure, print, and write the files."""
         require_interleaved(self)
         return run_cases("replay", asdict(self) | {"out": str(self.out)}, self, make_cases())
 
@@ -65,21 +64,19 @@ class ReplayCase:
 
     @property
     def name(self) -> str:
-        """The work."""
         return self.work
 
     @property
     def label(self) -> str:
-        """Title."""
         size = f"batches of {BATCH}" if self.work != "add" else f"{_ENVS} x {_LENGTH} at a time"
         return f"Prioritised replay of {CAPACITY:,} transitions, {self.work}, {size}"
 
     def base(self, outcome: Outcome) -> str:
-        """cpprb, the fastest that we know."""
+        """cpprb, the fastest known to us."""
         return CPPRB
 
     def layers(self, outcome: Outcome) -> list[LayerRow]:
-        """None: a draw and an update are not measured apart."""
+        """None: sampling and updating are not measured separately."""
         return []
 
     def verdicts(self, outcome: Outcome, layers: Sequence[LayerRow]) -> list[Verdict]:
@@ -87,7 +84,9 @@ class ReplayCase:
         if self.work == "add" or not {CORRAL, CPPRB} <= set(outcome.rates):
             return []
         figure = outcome.ratio(CORRAL, CPPRB)
-        bound = "Bound: a draw and an update each touch a line of memory per level of the tree, most not in the cache."
+        bound = (
+            "Bound: sampling and updating touch one cache line per level of the tree, and most are not in the cache."
+        )
         return [Verdict(f"{self.label}, over {CPPRB}", 1.5, figure, CORRAL, bound)]
 
 
@@ -106,29 +105,42 @@ def make_cases() -> list[ReplayCase]:
     ]
 
 
-class CorralReplay:
-    """Corral's store."""
+class FullReplay:
+    """A buffer that is filled before it is measured; subclasses create it before they call `__init__`."""
 
     def __init__(self, work: Work):
-        spec, self._fragments = _experience()
-        # Samples are paid for without end, so that the rate limiter never says no.
-        data = DataSpec(
-            "transition", 1, BATCH, "replay", samples_per_insert=1e12, prioritised=True, capacity=CAPACITY,
-            min_size=BATCH,
-        )  # fmt: skip
-        self._store = ReplayStore(spec, data, _ENVS, alpha=_ALPHA, beta=_BETA)
         self._turn = self._add if work == "add" else self._sample
-        self._next, self._priorities = itertools.cycle(self._fragments), _priorities()
+        self._priorities = _priorities()
         done = 0
         while done < CAPACITY:
             done += self._add()
 
     def run(self, seconds: float) -> Slice:
-        """Work."""
         return timed(self._turn, seconds)
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def _add(self) -> int:
+        raise NotImplementedError
+
+    def _sample(self) -> int:
+        raise NotImplementedError
+
+
+class CorralReplay(FullReplay):
+    """Corral's store."""
+
+    def __init__(self, work: Work):
+        spec, fragments = _experience()
+        # With so many samples per insert the rate limiter never blocks.
+        data = DataSpec(
+            "transition", 1, BATCH, "replay", samples_per_insert=1e12, prioritised=True, capacity=CAPACITY,
+            min_size=BATCH,
+        )  # fmt: skip
+        self._store = TransitionReplay(spec, data, _ENVS, alpha=_ALPHA, beta=_BETA)
+        self._next = itertools.cycle(fragments)
+        super().__init__(work)
 
     def _add(self) -> int:
         traj = next(self._next)
@@ -141,7 +153,7 @@ class CorralReplay:
         return BATCH
 
 
-class CpprbReplay:
+class CpprbReplay(FullReplay):
     """cpprb's PrioritizedReplayBuffer."""
 
     def __init__(self, work: Work):
@@ -149,18 +161,8 @@ class CpprbReplay:
 
         layout = {"obs": {"shape": 4}, "act": {"dtype": np.int64}, "rew": {}, "next_obs": {"shape": 4}, "done": {}}
         self._buffer = PrioritizedReplayBuffer(CAPACITY, layout, alpha=_ALPHA)
-        self._turn = self._add if work == "add" else self._sample
-        self._next, self._priorities = itertools.cycle([_rows(t) for t in _experience()[1]]), _priorities()
-        done = 0
-        while done < CAPACITY:
-            done += self._add()
-
-    def run(self, seconds: float) -> Slice:
-        """Work."""
-        return timed(self._turn, seconds)
-
-    def close(self) -> None:
-        """Nothing to close."""
+        self._next = itertools.cycle([_rows(t) for t in _experience()[1]])
+        super().__init__(work)
 
     def _add(self) -> int:
         rows = next(self._next)
@@ -175,7 +177,7 @@ class CpprbReplay:
 
 @cache
 def _experience() -> tuple[EnvSpec, list[Trajectory]]:
-    """Fragments of real episodes that follow on from each other."""
+    """Consecutive fragments of real episodes."""
     actions = draw_actions(2, _ENVS)
     with Sampler("CartPole-v1", lambda obs: next(actions), _ENVS, "local") as sampler:
         rollouts = sampler.rollouts(_LENGTH)
@@ -183,7 +185,7 @@ def _experience() -> tuple[EnvSpec, list[Trajectory]]:
 
 
 def _rows(traj: Trajectory) -> dict[str, Array]:
-    """A fragment's transitions as cpprb takes them, prepared beforehand."""
+    """A fragment's transitions in cpprb's format, prepared beforehand."""
 
     def flat(array: Array) -> Array:
         return np.ascontiguousarray(array.reshape(-1, *array.shape[2:]))
@@ -199,6 +201,6 @@ def _rows(traj: Trajectory) -> dict[str, Array]:
 
 
 def _priorities() -> Any:
-    """Errors as a learner would give them, for ever, drawn beforehand."""
+    """Endless errors like those of a learner, drawn beforehand."""
     table = np.random.default_rng(0).exponential(size=(64, BATCH)).astype(np.float32)
     return itertools.cycle(list(table))

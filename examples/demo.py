@@ -1,4 +1,4 @@
-"""Train PPO on CartPole, then evaluate, plot and film what it has learned; everything goes to runs/demo.
+"""Train PPO on CartPole, then evaluate it, plot its learning curve and record a video; everything goes to runs/demo.
 
 Usage: python examples/demo.py [--steps N]
 """
@@ -27,8 +27,8 @@ def main() -> None:
             raise SystemExit(code)
 
     policy = corral.load_policy(RUN)
-    print(f"\nIts action on an upright pole: {policy([0.0, 0.0, 0.0, 0.0])}")
-    print(f"See {curve} and {video}; `corral train --help` for your own.")
+    print(f"\nAction for an upright pole: {policy([0.0, 0.0, 0.0, 0.0])}")
+    print(f"See {curve} and {video}; `corral train --help` shows how to train your own.")
 
 
 if __name__ == "__main__":

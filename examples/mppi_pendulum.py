@@ -1,4 +1,4 @@
-"""Swing a pendulum up without training anything: MPPI tries plans out from the state that the environment is in."""
+"""Swing a pendulum up without training anything: MPPI simulates plans from the environment's current state."""
 
 import corral
 from corral.planning.shooting import Mppi
@@ -14,4 +14,4 @@ with corral.make_vec("Pendulum-v1", num_envs=1, backend="local") as vec:
         total += float(batch.reward[0])
         if batch.truncated[0]:
             break
-    print(f"return {total:.0f}; at random it is about -1200")
+    print(f"return {total:.0f}; a random policy gets about -1200")

@@ -19,7 +19,7 @@ def main() -> None:
     config = (
         PPOConfig()
         .environment("corral-cartpole")
-        # 0 runners: in this process. More of them run, and each its own environments, wherever Ray has room.
+        # 0 runners: in this process. Others run on any Ray node, each with its own environments.
         .env_runners(num_env_runners=0, num_envs_per_env_runner=4, gym_env_vectorize_mode="vector_entry_point")
         .training(train_batch_size_per_learner=500, minibatch_size=125, num_epochs=4)
         .debugging(log_level="ERROR")

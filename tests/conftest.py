@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from helpers.cpp_sdk import EXAMPLES, build
+from helpers.cpp_sdk import build_examples
 from helpers.leftovers import (  # noqa: F401
     no_process_is_left,
     no_process_is_left_at_the_end,
@@ -71,4 +71,4 @@ def _start_ray(request):
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
     """The folder of the C++ SDK's compiled examples."""
-    return build(tmp_path_factory.mktemp("sdk"), *EXAMPLES, "state_driver")
+    return build_examples(tmp_path_factory.mktemp("sdk"))

@@ -1,15 +1,16 @@
 """`make measure`: the size of the package and how its parts are named, as plain text.
 
 `python tools/measure.py [TREE]` measures a checkout, by default this one. It only reads files, so that trees of any age
-can be compared.
+can be compared. With `--beside PACKAGE...`, the packages of other projects, it also counts the words that none of them
+uses; `--words` lists them.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -158,16 +159,27 @@ def settings(files: list[PythonFile]) -> None:
     show("settings of PPO", own + algorithm, [parts])
 
 
-def names(files: list[PythonFile]) -> None:
-    classes = Counter(node.name for file in files for node in file.classes())
-    twice = sorted(name for name, count in classes.items() if count > 1 and name not in TWICE_ALLOWED)
-    show(f"class names that occur twice, but {' and '.join(TWICE_ALLOWED)}", len(twice), [", ".join(twice)])
-    words: set[str] = set()
+def words_of(files: Iterable[PythonFile]) -> Counter[str]:
+    """Words in the names of functions and classes, and how many names have each."""
+    found: Counter[str] = Counter()
     for file in files:
         for node in file.nodes:
             if isinstance(node, ast.ClassDef | Function):
-                words |= {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", node.name)}
+                found.update({word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", node.name)})
+    return found
+
+
+def names(files: list[PythonFile], beside: list[Path], list_words: bool) -> None:
+    classes = Counter(node.name for file in files for node in file.classes())
+    twice = sorted(name for name, count in classes.items() if count > 1 and name not in TWICE_ALLOWED)
+    show(f"class names that occur twice, but {' and '.join(TWICE_ALLOWED)}", len(twice), [", ".join(twice)])
+    words = words_of(files)
     show("distinct words in the names of functions and classes", len(words))
+    if beside:
+        theirs = words_of(file for tree in beside for file in python_files(tree, "."))
+        own = sorted(words.keys() - theirs.keys(), key=lambda word: (-words[word], word))
+        details = [" ".join(f"{word}:{words[word]}" for word in own)] if list_words else []
+        show("words that none of the other projects uses", len(own), details)
 
 
 def test_names(files: list[PythonFile]) -> None:
@@ -177,15 +189,20 @@ def test_names(files: list[PythonFile]) -> None:
     show(f"test names over {MAX_TEST_NAME} characters", sum(len(name) > MAX_TEST_NAME for name in found))
 
 
-def main(tree: Path) -> None:
+def main(tree: Path, beside: list[Path], list_words: bool) -> None:
     files = python_files(tree, "corral")
     sizes(files)
     folders(tree)
     importers(files)
     settings(files)
-    names(files)
+    names(files, beside, list_words)
     test_names(python_files(tree, "tests", "benchmarks/tests", "corral/testing"))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path(__file__).parents[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tree", type=Path, nargs="?", default=Path(__file__).parents[1])
+    parser.add_argument("--beside", type=Path, nargs="+", default=[], metavar="PACKAGE")
+    parser.add_argument("--words", action="store_true")
+    args = parser.parse_args()
+    main(args.tree.resolve(), [path.resolve() for path in args.beside], args.words)

@@ -112,6 +112,7 @@ ops/optim <- algos/optim
 nets/numpy_mlp <- nets/lean
 data/store <- data/store, data/limiter
 data/fifo <- data/once
+data/transition_replay <- data/replay
 data/game_replay <- data/outcomes
 data/transition_ring <- data/rows
 data/frame_ring <- data/frames

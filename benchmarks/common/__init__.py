@@ -1,1 +1,1 @@
-"""What every benchmark uses: interleaved rounds, reports, charts, facts of the machine."""
+"""Shared by all benchmarks: interleaved rounds, reports, charts, facts of the machine."""

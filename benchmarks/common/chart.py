@@ -1,4 +1,4 @@
-"""A benchmark as a picture: bars with ranges, one panel per case, two side by side."""
+"""A benchmark as a bar chart with ranges: one panel per case, two side by side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.common.report import CaseReport, Report
 
 _COLOURS = {"corral": "#d1495b", "peer": "#8d99ae", "bound": "#e4e6eb"}
-_MEANING = {"corral": "Corral", "peer": "other libraries", "bound": "bare loops, what bounds processes"}
+_MEANING = {"corral": "Corral", "peer": "other libraries", "bound": "upper bound"}
 
 
 def save_chart(report: Report, path: Path) -> None:

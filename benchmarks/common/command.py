@@ -1,4 +1,4 @@
-"""What the commands share: checks of their options, measuring their cases, the progress line, and the files."""
+"""Shared by the commands: checks of options, measuring cases, the progress line, and the files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -22,7 +22,7 @@ from corral.cli.doctor import Machine, look
 from corral.core.errors import UserError
 
 Say = Callable[[str], None]
-"""Shows what is being measured."""
+"""Shows a progress message."""
 
 
 class Interleaved(Protocol):
@@ -30,11 +30,11 @@ class Interleaved(Protocol):
 
     @property
     def rounds(self) -> int:
-        """How often every contestant runs."""
+        """Number of rounds; every contestant runs in each."""
 
     @property
     def seconds(self) -> float:
-        """How long it runs each time."""
+        """Seconds per contestant and round."""
 
     @property
     def out(self) -> Path:
@@ -42,26 +42,36 @@ class Interleaved(Protocol):
 
 
 def require_at_least_one(**options: int | None) -> None:
-    """UserError where an option that counts something is below 1."""
+    """UserError if one of these counts is below 1."""
     for name, value in options.items():
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
 
 
 def require_folder(out: Path) -> None:
-    """Make the folder for the results; UserError where it cannot be one."""
+    """Create the folder for the results; UserError if that fails."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out {out} cannot be a folder: {error.strerror}.") from error
+        raise UserError(f"--out {out} cannot be created as a folder: {error.strerror}.") from error
 
 
 def require_interleaved(command: Interleaved) -> None:
-    """Check the options of `Interleaved`, and make the folder."""
+    """Check the options of `Interleaved`, and create the folder."""
     require_at_least_one(rounds=command.rounds)
     if not 0 < command.seconds < 3600:
-        raise UserError(f"--seconds must be positive and below an hour, got {command.seconds:g}.")
+        raise UserError(f"--seconds must be positive and below 3600, got {command.seconds:g}.")
     require_folder(command.out)
+
+
+def given_options(command: Any, *names: str) -> str:
+    """Those of these options that are not at their defaults, as typed on the command line."""
+    given = {name: getattr(command, name) for name in names}
+    return "".join(
+        f" --{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for name, value in given.items()
+        if value != getattr(type(command), name)
+    )
 
 
 def run_cases(
@@ -88,9 +98,9 @@ def run_cases(
 
 
 def open_report(settings: dict[str, object], say: Say) -> tuple[Report, Machine]:
-    """An empty report on this machine; Corral logs only warnings from here on."""
-    logging.getLogger("corral").setLevel(logging.WARNING)  # which backend was chosen is in the table
-    say("looking at the machine")
+    """An empty report with the facts of this machine; from now on Corral logs only warnings."""
+    logging.getLogger("corral").setLevel(logging.WARNING)  # the table already shows the chosen backend
+    say("inspecting the machine")
     machine = look()
     return Report(settings, facts() | {"machine": asdict(machine)}), machine
 
@@ -98,7 +108,7 @@ def open_report(settings: dict[str, object], say: Say) -> tuple[Report, Machine]
 def measure(
     case: Comparison, command: Interleaved, say: Say, cpu_times: Callable[[], CpuTimes | None] = CpuTimes.now
 ) -> CaseReport:
-    """Measure one case, and the share of the CPU that other programs used meanwhile."""
+    """Measure one case, and the CPU share of other programs meanwhile."""
     before = cpu_times()
     outcome = play(case.entries, command.rounds, command.seconds, labelled(say, case.label))
     after = cpu_times()
@@ -111,13 +121,13 @@ def machine_line(report: Report, machine: Machine) -> str:
     """The machine in one line."""
     wake = "" if machine.wake_up_s is None else f", waking a process takes {machine.wake_up_s * 1e6:.0f} us"
     scaling = machine.two_process_speedup
-    counting = "" if scaling is None else f", two counting processes get {scaling:.2f} times as much done as one"
+    counting = "" if scaling is None else f", two processes count {scaling:.2f} times as fast as one"
     load = "" if machine.load is None else f", load {machine.load:.1f} at the start"
     return f"Machine: {report.facts['cores']} cores of {report.facts['cpu']}{counting}{wake}{load}."
 
 
 def write_files(report: Report, out: Path, name: str) -> str:
-    """Write the JSON and, where matplotlib is there and something was measured, the PNG; returns what was written."""
+    """Write the JSON and, with matplotlib and at least one result, the PNG; returns a message naming the files."""
     files = [out / f"{name}.json"]
     files[0].write_text(json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
     missing = ""
@@ -137,9 +147,9 @@ def labelled(say: Say, label: str) -> Say:
 
 @contextmanager
 def progress() -> Iterator[Say]:
-    """A line on the terminal that shows what is being measured; nothing where there is no terminal.
+    """A progress line on the terminal; nothing if stderr is not a terminal.
 
-    Without rich's own display, whose thread would be in the way of measuring and of forking.
+    rich's own display is not used: its thread would disturb measurements and forks.
     """
     if not sys.stderr.isatty():
         yield lambda text: None

@@ -1,4 +1,4 @@
-"""Ways of driving vector environments, each for a slice of time with random actions drawn beforehand."""
+"""Ways to drive vector environments for a slice of time, with random actions drawn beforehand."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _ROLLOUT_STEPS = 128
 
 
 def draw_actions(choices: int, num_envs: int, dtype: Any = np.int64) -> Iterator[Array]:
-    """Rows of random actions for ever, drawn once, so that drawing them is not measured."""
+    """Endless rows of random actions, drawn once, so that drawing them is not measured."""
     table = np.random.default_rng(0).integers(choices, size=(_DRAWN, num_envs)).astype(dtype)
     return itertools.cycle(list(table))
 
 
 def timed(turn: Callable[[], int], seconds: float) -> Slice:
-    """Take turns, each of which says how many steps it made, until the time is over."""
+    """Call `turn`, which returns its number of steps, until the time is over."""
     steps, start = 0, time.perf_counter()
     while True:
         steps += turn()
@@ -35,13 +35,12 @@ def timed(turn: Callable[[], int], seconds: float) -> Slice:
 
 
 class Lockstep:
-    """All environments step, then all get their next action."""
+    """All environments step, then all receive their next action."""
 
     def __init__(self, step: Callable[[Array], Any], num_envs: int, actions: Iterator[Array], close: Callable[[], Any]):
         self._step, self._num_envs, self._actions, self.close = step, num_envs, actions, close
 
     def run(self, seconds: float) -> Slice:
-        """Step all environments again and again."""
         return timed(self._turn, seconds)
 
     def _turn(self) -> int:
@@ -50,9 +49,9 @@ class Lockstep:
 
 
 class Pipelined:
-    """Some environments step while others get their next action.
+    """Some environments step while others receive their next action.
 
-    The clock starts and stops with all environments in flight, so that what a slice counts is the steady state.
+    The clock starts and stops with all environments in flight, so that a slice measures the steady state.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Pipelined:
         self.close = close
 
     def run(self, seconds: float) -> Slice:
-        """Send to all, reach the steady state, measure, and receive all."""
+        """Send to all environments, reach the steady state, measure, and receive from all."""
         self._take_off()
         settled = 0
         while settled < 4 * self._num_envs:
@@ -78,7 +77,7 @@ class Pipelined:
 
 
 def first_ready(vec: VecEnv, min_ready: int, actions: Iterator[Array]) -> Pipelined:
-    """Corral: take the environments that are ready, at least `min_ready`, and send to them at once."""
+    """Corral: receive from at least `min_ready` environments, and send to them immediately."""
     everyone = [vec.recv().env_ids]
 
     def turn() -> int:
@@ -90,7 +89,7 @@ def first_ready(vec: VecEnv, min_ready: int, actions: Iterator[Array]) -> Pipeli
 
 
 def in_halves(vec: VecEnv, actions: Iterator[Array]) -> Pipelined:
-    """Corral: one half steps while the other half is being decided for."""
+    """Corral: one half steps while actions are selected for the other half."""
     halves = [half for half in np.array_split(vec.recv().env_ids, 2) if len(half)]
 
     def turn() -> int:
@@ -108,7 +107,7 @@ def _send(vec: VecEnv, groups: Sequence[Array], actions: Iterator[Array]) -> Non
 
 
 def envpool_async(pool: Any, num_envs: int, actions: Iterator[Array]) -> Pipelined:
-    """EnvPool: take the first half that is ready, and send it on. Half must be its batch size."""
+    """EnvPool: receive the first half that is ready, and send to it; its batch size must be half."""
     pool.async_reset()
 
     def recv() -> Array:
@@ -133,18 +132,16 @@ def envpool_async(pool: Any, num_envs: int, actions: Iterator[Array]) -> Pipelin
 
 
 class SampledRollouts:
-    """Corral's Sampler, whole trajectories with a policy that only hands out the actions drawn."""
+    """Trajectories of Corral's Sampler, with a policy that returns actions drawn beforehand."""
 
     def __init__(self, make_sampler: Callable[[Callable[[Array], Array]], Sampler], actions: Iterator[Array]):
         self._sampler = make_sampler(lambda obs: next(actions)[: len(obs)])
         self._rollouts: Iterator[Trajectory] = self._sampler.rollouts(_ROLLOUT_STEPS)
 
     def run(self, seconds: float) -> Slice:
-        """Take trajectories."""
         return timed(self._turn, seconds)
 
     def close(self) -> None:
-        """Close the sampler and its environments."""
         self._sampler.close()
 
     def _turn(self) -> int:

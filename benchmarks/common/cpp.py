@@ -1,4 +1,4 @@
-"""C++ simulators for benchmarks, compiled on the spot against this repository's corral.hpp."""
+"""C++ simulators for benchmarks, compiled when needed against this repository's corral.hpp."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _COMPILE_S = 600.0
 
 
 class CannotCompile(Exception):
-    """Why there is no program, in one clause."""
+    """The simulator cannot be compiled; the message is one clause."""
 
 
 def compile_simulator(source: Path, binary: Path) -> bool:
-    """Make a program of one file; returns whether it knows `zmq://`, for which pyzmq's libzmq is linked."""
+    """Compile one file; returns whether the program supports `zmq://`, for which pyzmq's libzmq is linked."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise CannotCompile("there is no C++ compiler")
     if not (SDK / "corral.hpp").exists():
-        raise CannotCompile(f"{SDK / 'corral.hpp'} is not there")
+        raise CannotCompile(f"{SDK / 'corral.hpp'} does not exist")
     library = _libzmq()
     with_zmq = ["-DCORRAL_ZMQ", str(library), f"-Wl,-rpath,{library.parent}"] if library else []
     args = ["-O2", "-std=c++17", f"-I{SDK}", str(source), *with_zmq, "-pthread", "-o", str(binary)]
@@ -36,7 +36,7 @@ def compile_simulator(source: Path, binary: Path) -> bool:
 
 
 def _libzmq() -> Path | None:
-    """The library that pyzmq's wheel brings along."""
+    """The library in pyzmq's wheel."""
     import zmq
 
     found = sorted((Path(zmq.__file__).parents[1] / "pyzmq.libs").glob("libzmq*.so*"))

@@ -1,4 +1,4 @@
-"""A limit on how long a part of a benchmark may take, whatever it waits for."""
+"""A time limit for a step of a benchmark, whatever it waits for."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class TookTooLong(Exception):
-    """A part of a benchmark gave no answer in time."""
+    """A step of a benchmark did not answer in time."""
 
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raise TookTooLong in the block when it takes longer.
+    """Raise TookTooLong in the block if it takes longer.
 
-    Peers wait for their processes without a limit of their own; a signal gets them out of it. Off the main
-    thread, where Python takes no signals, the block is not limited.
+    Other libraries wait for their processes without a timeout; a signal interrupts them. Outside the main thread, where
+    Python receives no signals, there is no limit.
     """
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""What a measurement depends on and a reader must know: machine, versions, date, and other programs' use of the CPU."""
+"""Facts that a measurement depends on: machine, versions, date, and the CPU use of other programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds since some start: on the clock, of CPU by all processes, of CPU by this process and its children."""
+    """Seconds since some start: wall clock, CPU time of all processes, CPU time of this process and its children."""
 
     wall: float
     total: float
@@ -28,17 +28,17 @@ class CpuTimes:
 
     @classmethod
     def now(cls) -> CpuTimes | None:
-        """Read them, where the system tells; children count once they have ended."""
+        """The current times, None if the system does not report them; children count once they have ended."""
         try:
             with open("/proc/stat") as file:
                 ticks = [int(word) for word in file.readline().split()[1:9]]
         except (OSError, ValueError):
             return None
-        busy = sum(ticks) - ticks[3] - ticks[4]  # without idle and waiting for disks
+        busy = sum(ticks) - ticks[3] - ticks[4]  # without idle and iowait
         return cls(time.monotonic(), busy / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4]))
 
     def others_since(self, before: CpuTimes) -> float:
-        """Share of the machine's CPU time that other programs used in between."""
+        """Fraction of the machine's CPU time that other programs used in between."""
         others = (self.total - before.total) - (self.ours - before.ours)
         return max(0.0, others / (self.wall - before.wall) / (os.cpu_count() or 1))
 

@@ -1,7 +1,8 @@
-"""Tables in Markdown, and their places in files."""
+"""Tables in Markdown, and writing them into files."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from corral.core.errors import UserError
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table whose columns are aligned."""
+    """Lines of a table with aligned columns."""
     widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
     return [
         _line(head, widths),
@@ -19,13 +20,24 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def write_between(path: Path, marks: tuple[str, str], lines: Sequence[str]) -> None:
-    """Put lines between two markers of a file, in place of what was there."""
+    """Replace the lines between two markers of a file."""
     before, after = marks
     head, start, rest = path.read_text().partition(before) if path.exists() else ("", "", "")
     _, end, tail = rest.partition(after)
     if not start or not end:
-        raise UserError(f"{path} has no place for the table: it needs the lines {before} and {after}.")
+        raise UserError(f"{path} has no place for the table: add the lines {before} and {after}.")
     path.write_text("\n".join([f"{head}{before}", *lines, f"{after}{tail}"]))
+
+
+def picture_place(path: Path, name: str) -> Path:
+    """Where the picture for a file with tables goes: docs/ beside it if that exists, or its own folder."""
+    folder = path.parent / "docs"
+    return (folder if folder.is_dir() else path.parent) / name
+
+
+def relative(picture: Path, path: Path) -> str:
+    """The path of a picture as seen from the file that shows it."""
+    return os.path.relpath(picture, path.parent)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What a benchmark says: tables for the terminal, and the same with every number as JSON."""
+"""What a benchmark reports: tables for the terminal, and the same as JSON with every number."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.common.rounds import Entry, Outcome, Spread
 
 
 class Comparison(Protocol):
-    """What a report needs to know of a comparison."""
+    """What a report needs from a comparison."""
 
     @property
     def name(self) -> str:
-        """One word."""
+        """Short name."""
 
     @property
     def label(self) -> str:
@@ -26,7 +26,7 @@ class Comparison(Protocol):
 
     @property
     def num_envs(self) -> int | None:
-        """Environments, where all contestants have the same number."""
+        """Number of environments, if it is the same for all contestants."""
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -34,25 +34,25 @@ class Comparison(Protocol):
 
     @property
     def ideal(self) -> float | None:
-        """Rate that cannot be exceeded, where it is known."""
+        """Rate that cannot be exceeded, if known."""
 
     @property
     def scale(self) -> Scale:
-        """What its figures count."""
+        """Units and titles of its figures."""
 
     def base(self, outcome: Outcome) -> str:
-        """The contestant that ratios are taken to."""
+        """The contestant that ratios are relative to."""
 
     def layers(self, outcome: Outcome) -> Sequence[LayerRow]:
-        """Where the time goes; empty where a part was not measured."""
+        """Where the time goes; empty if a layer was not measured."""
 
     def verdicts(self, outcome: Outcome, layers: Sequence[LayerRow]) -> Sequence[Verdict]:
-        """Its targets, and whether they were reached."""
+        """Targets, and whether they were reached."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What the figures of a benchmark count, and whom they are compared with."""
+    """The unit of a benchmark's figures, and the title of what they are compared with."""
 
     command: str
     unit: str
@@ -91,6 +91,11 @@ class LayerRow:
     layers: dict[str, Spread]
     total: Spread
 
+    @property
+    def largest(self) -> str:
+        """The layer that takes most of the time."""
+        return max(self.layers, key=lambda name: self.layers[name].median)
+
 
 @dataclass(frozen=True)
 class CaseReport:
@@ -100,8 +105,8 @@ class CaseReport:
     outcome: Outcome
     layers: Sequence[LayerRow]
     verdicts: Sequence[Verdict]
-    others: float | None  # share of the CPU that other programs used meanwhile
-    base: str  # the contestant that ratios are taken to
+    others: float | None  # CPU share of other programs meanwhile
+    base: str  # the contestant that ratios are relative to
     scale: Scale
 
     def ranking(self) -> list[tuple[str, str]]:
@@ -119,7 +124,7 @@ class Report:
     facts: dict[str, Any]
     cases: list[CaseReport] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
-    """What is no case of contestants, JSON-ready, by its name."""
+    """Further results by name, JSON-ready."""
 
     def to_json(self) -> dict[str, Any]:
         """Everything, JSON-ready."""
@@ -132,7 +137,7 @@ class Report:
 
 
 def print_case(console: Console, report: CaseReport) -> None:
-    """Print the table of one case, what was left out, and its layers."""
+    """Print the table of one case, the skipped contestants, and the layers."""
     case, outcome = report.case, report.outcome
     base, scale = report.base, report.scale
     console.print(f"\n{case.label}, {scale.unit}\n", style="bold")
@@ -162,11 +167,11 @@ def print_case(console: Console, report: CaseReport) -> None:
 
 
 def print_verdicts(console: Console, reports: Sequence[CaseReport]) -> None:
-    """Print each target, the figure, and what bounds it."""
+    """Print each target, the measured figure, and its bound."""
     verdicts = [verdict for report in reports for verdict in report.verdicts]
     console.print("\nTargets\n", style="bold")
     if not verdicts:
-        console.print("No target is stated for these cases at these sizes.")
+        console.print("There are no targets for these cases at these sizes.")
     for verdict in verdicts:
         console.print(f"- {verdict}", style="green" if verdict.reached else "yellow")
 
@@ -184,7 +189,7 @@ def _layer_table(console: Console, report: CaseReport) -> Table:
 
 
 def _table(console: Console) -> Table:
-    """On a terminal with a line, anywhere else as Markdown."""
+    """A ruled table on a terminal, Markdown elsewhere."""
     return Table(box=box.SIMPLE_HEAD if console.is_terminal else box.MARKDOWN)
 
 

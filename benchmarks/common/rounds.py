@@ -1,8 +1,7 @@
 """Interleaved rounds: every contestant runs several short slices in every round, in rotating order.
 
-A shared machine drifts by more than the differences of interest, so a contestant is compared with another
-within each round, and the median and range of those ratios is what counts. The drift is felt within seconds,
-so a round goes around several times.
+The speed of a shared machine drifts by more than the differences of interest. Contestants are therefore compared within
+rounds, by the median and range of their ratios. The drift shows within seconds, so a round has several turns.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from benchmarks.common.deadline import TookTooLong, deadline
 from corral.core.errors import UserError
 
 Kind = Literal["corral", "peer", "bound", "layer"]
-"""Ours; another library; an upper bound; a part of ours that only the layer table shows."""
+"""Corral; another library; an upper bound; a layer of Corral that only the layer table shows."""
 
 _TIMEOUT_S = 120.0
 _WARM_UP_S = 0.2
@@ -30,7 +29,7 @@ _TURNS = 5  # of every contestant in a round
 
 @dataclass(frozen=True)
 class Slice:
-    """What a contestant got done, and the time that it took."""
+    """Steps that a contestant made, and the time that they took."""
 
     steps: int
     seconds: float
@@ -42,10 +41,10 @@ class Slice:
 
 
 class Contestant(Protocol):
-    """Something built once that works in slices and uses no CPU between them."""
+    """Built once, runs in slices, and uses no CPU between them."""
 
     def run(self, seconds: float) -> Slice:
-        """Work for about that long."""
+        """Run for about this long."""
 
     def close(self) -> None:
         """End its processes and threads."""
@@ -53,7 +52,7 @@ class Contestant(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant that can be built within `build_s`; `needs` is what to install when its import fails."""
+    """A contestant that is built within `build_s`; `needs` tells what to install if its import fails."""
 
     name: str
     kind: Kind
@@ -72,7 +71,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Spread of values; of none, all NaN."""
+        """Spread of values; NaN if there are none."""
         known = sorted(values)
         if not known:
             return cls(math.nan, math.nan, math.nan)
@@ -81,7 +80,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Rates by contestant, one per round, and why others have none."""
+    """Rates by contestant, one per round, and the reasons why others were skipped."""
 
     rates: Mapping[str, Sequence[float]]
     skipped: Mapping[str, str]
@@ -99,13 +98,18 @@ class Outcome:
         """Median and range of the ratios."""
         return Spread.of(self.ratios(name, base))
 
+    def fastest(self, names: Iterable[str]) -> str | None:
+        """The contestant with the highest median; None if none of them ran."""
+        ran = [name for name in names if name in self.rates]
+        return max(ran, key=lambda name: self.spread(name).median) if ran else None
+
 
 def play(
     entries: Sequence[Entry], rounds: int, seconds: float, say: Callable[[str], None] = lambda text: None
 ) -> Outcome:
-    """Build every contestant, let each run for `seconds` per round, in turns, and close them all.
+    """Build all contestants, run each for `seconds` per round, in turns, and close them.
 
-    One that cannot be imported, fails, or gives no answer for two minutes is left out, with the reason.
+    A contestant that cannot be imported, fails, or does not answer for two minutes is skipped, with the reason.
     """
     skipped: dict[str, str] = {}
     rates: dict[str, list[float]] = {}
@@ -135,14 +139,14 @@ def play(
 
 
 def rotated(entries: Sequence[Entry], number: int, rounds: int) -> list[Entry]:
-    """All contestants; each round begins with another one."""
+    """All contestants; each round starts with a different one."""
     start = number * max(1, len(entries) // rounds) % len(entries)
     return [*entries[start:], *entries[:start]]
 
 
 @contextlib.contextmanager
 def _leaving_out(entry: Entry, skipped: dict[str, str], alive: dict[str, Contestant]) -> Iterator[None]:
-    """Note why a contestant failed, and continue without it."""
+    """Record why a contestant failed, and continue without it."""
     try:
         yield
     except UserError as error:
@@ -162,17 +166,17 @@ def _built(entry: Entry) -> Iterator[Contestant]:
     before = {process.pid for process in multiprocessing.active_children()}
     try:
         with deadline(entry.build_s), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # peers' advice on how they are used is not for our user
+            warnings.simplefilter("ignore")  # warnings of other libraries are not for our user
             contestant = entry.build()
         try:
             yield contestant
         finally:
-            # A peer that was interrupted may be unable to close itself; its processes end all the same.
+            # A peer that was interrupted may be unable to close itself; its processes are killed below.
             ignored = Exception if entry.kind == "peer" else TookTooLong
             with contextlib.suppress(ignored), deadline(_TIMEOUT_S):
                 contestant.close()
     finally:
-        # Contestants end in reverse order, so new processes belong to this one.
+        # Contestants are closed in reverse order, so new processes belong to this one.
         for process in multiprocessing.active_children():
             if process.pid not in before:
                 process.kill()
@@ -181,7 +185,7 @@ def _built(entry: Entry) -> Iterator[Contestant]:
 
 @contextlib.contextmanager
 def _no_old_garbage() -> Iterator[None]:
-    """Keep what exists out of garbage collections, or one library's imports would slow down all of them."""
+    """Exclude existing objects from garbage collection, or one library's imports would slow down all others."""
     gc.collect()
     gc.freeze()
     try:

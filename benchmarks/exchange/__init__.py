@@ -1,1 +1,1 @@
-"""Seconds per update of learners that share gradients or weights, over slow links."""
+"""Seconds per update of learners that exchange gradients or weights over slow links."""

@@ -1,6 +1,6 @@
 """What `python -m benchmarks exchange` measures: seconds per update of every exchange and compression.
 
-Two learners on two machines, which are network namespaces of this one, and no computation but that of the exchange.
+Two learners on two machines, which are network namespaces of this one; nothing is computed except the exchange.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ CASES: dict[str, dict[str, Any]] = {
     "gossip, weights in 8 bits": {**_GOSSIP, "quantize_weights": True},
 }
 """By name: settings of `DataParallelConfig`."""
-_WARM_UP = 12  # updates before anything is measured: PowerSGD sends its first ten whole
+_WARM_UP = 12  # updates before measuring: PowerSGD sends the first ten uncompressed
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One case at one rate."""
+    """One case at one link rate."""
 
     case: str
     mbit: float
@@ -52,7 +52,7 @@ class Cell:
 
 
 class Pair:
-    """Two learners that wait for orders, one on each side of a link."""
+    """Two learners that wait for commands, one on each side of a link."""
 
     def __init__(self, link: SlowLink, network: str, cases: Sequence[dict[str, Any]]):
         self._peers = [
@@ -73,7 +73,7 @@ class Pair:
         self.weights = max(self._hear(rank)["weights"] for rank in (0, 1))
 
     def run(self, case: int, updates: int) -> tuple[list[float], float]:
-        """Seconds of each update for the slower of both, and the bytes of the one across the link."""
+        """Seconds of each update for the slower learner, and bytes per update of the second one."""
         for rank in (0, 1):
             self._tell(rank, {"case": case, "updates": updates})
         answers = [self._hear(rank) for rank in (0, 1)]
@@ -89,21 +89,20 @@ class Pair:
         stdout = self._peers[rank].stdout
         assert stdout is not None
         if not select.select([stdout], [], [], _TIMEOUT_S)[0]:
-            raise RunFailed(f"Nothing came from a learner for {_TIMEOUT_S:.0f} s.")
+            raise RunFailed(f"A learner did not answer within {_TIMEOUT_S:.0f} s.")
         line = stdout.readline()
         if not line:
-            raise RunFailed("A learner has ended; what it wrote is above.")
+            raise RunFailed("A learner has ended; its error is printed above.")
         return json.loads(line)
 
     def close(self) -> None:
-        """End both."""
         for peer in self._peers:
             peer.kill()
             peer.communicate()
 
 
 def measure(network: str, rates: Sequence[float], rounds: int, say: Callable[[str], None]) -> tuple[int, list[Cell]]:
-    """Interleaved rounds of one update of every case, rate by rate; the number of weights, and the cells."""
+    """Interleaved rounds of one update per case, rate by rate; returns the number of weights, and the cells."""
     cells, names = [], list(CASES)
     with SlowLink() as link:
         pair = Pair(link, network, list(CASES.values()))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks exchange`: seconds per update of every exchange and compression, over slow links."""
+"""`python -m benchmarks exchange`: seconds per update of every exchange and compression over slow links."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from corral.core.errors import UserError
 
 @dataclass(frozen=True)
 class BenchExchange:
-    """Measure seconds per update of every exchange and compression between two learners, over slow links.
+    """Measure seconds per update of every exchange and compression between two learners over slow links.
 
-    The link is made of two network namespaces, which takes root. Prints a table, and writes exchange.png and
+    The link connects two network namespaces, which requires root. Prints a table, and writes exchange.png and
     exchange.json.
     """
 
     network: Literal["atari", "cartpole"] = "atari"
-    """Whose gradients: 1.7 million weights, or 9,000."""
+    """Network whose gradients are exchanged: atari has 1.7 million weights, cartpole 9,000."""
     rates: tuple[float, ...] = (10.0, 100.0, 0.0)
-    """Megabits per second of the link; 0: as many as the machine can."""
+    """Link rates in megabits per second; 0: not throttled."""
     rounds: int = 5
-    """Updates of every exchange at every rate."""
+    """Measured updates per exchange and rate."""
     out: Path = Path("bench")
     """Folder for the PNG and the JSON."""
 
     def run(self) -> int:
-        """Measure, print, and write the files."""
         require_at_least_one(rounds=self.rounds)
         if not self.rates or min(self.rates) < 0:
-            raise UserError("--rates must be megabits per second, such as 10 100 0.")
+            raise UserError("--rates must be numbers of megabits per second, such as 10 100 0.")
         require_folder(self.out)
         with progress() as say:
             weights, cells = measure(self.network, self.rates, self.rounds, say)
@@ -51,5 +50,5 @@ class BenchExchange:
             save_chart(cells, title, self.out / "exchange.png")
             print(f"Wrote {path} and {self.out / 'exchange.png'}.")
         except ImportError:
-            print(f"Wrote {path}; for the picture, install matplotlib.")
+            print(f"Wrote {path}. No PNG: matplotlib is missing, pip install 'corral-rl[plot]'.")
         return 0

@@ -1,4 +1,4 @@
-"""One of two learners that measure how long an update takes: commands come in by stdin, answers go out by stdout."""
+"""One of two learners that time their updates: commands arrive on stdin, answers go to stdout."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from torch import nn
 
 from corral.algos.base import ParamGroup
 from corral.learn.exchange.all_reduce import open_store
-from corral.learn.exchange.base import ExchangeSetup, Joint
+from corral.learn.exchange.base import ExchangeSetup, Joint, make_exchange
 from corral.learn.exchange.compress import broadcast_codec, gradient_codec
 from corral.learn.exchange.config import DataParallelConfig
-from corral.learn.exchange.make import make_exchange
 from corral.learn.exchange.server import ParamServerProcess, Rules
 from corral.learn.weights import FlatParams
 
@@ -32,7 +31,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Side:
-    """One way to share, on one of the two machines; the server of a parameter server is on the first."""
+    """One exchange on one of the two machines; a parameter server runs on the first."""
 
     def __init__(
         self, config: DataParallelConfig, rank: int, host: str, secret: bytes, model: nn.Module, flat: FlatParams
@@ -52,11 +51,11 @@ class Side:
 
     @property
     def port(self) -> int:
-        """Where the other finds this one."""
+        """Port that the other learner connects to."""
         return int(self._own.port if self._own is not None else getattr(self._exchange, "port", 0))
 
     def join(self, hosts: list[str], ports: list[int]) -> None:
-        """Meet."""
+        """Connect to the other learner."""
         if self._config.exchange == "all_reduce":
             self._exchange.join(hosts[0], ports[0], 1, self._rank, 2, _TIMEOUT_S)
         elif self._config.exchange == "gossip":
@@ -65,7 +64,7 @@ class Side:
             self._exchange.join([(hosts[0], ports[0])], self._secret, _TIMEOUT_S)
 
     def run(self, updates: int) -> dict[str, Any]:
-        """Seconds of each update, and bytes."""
+        """Seconds of each update, and bytes per update."""
         flat, times = self._flat, []
         self._exchange.begin(flat.weights.data, self._turn, 2)
         self._turn += 1

@@ -1,4 +1,4 @@
-"""Seconds per update over a slow link, as a table and as a picture."""
+"""Seconds per update over a slow link, as a table and a chart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.exchange.case import Cell
 
 
 def table(cells: Sequence[Cell]) -> list[str]:
-    """Markdown: a row per case, a column per rate, with the median, the range, and how many times whole gradients."""
+    """Markdown: a row per case and a column per rate, with median, range, and speed-up over uncompressed gradients."""
     rates = list(dict.fromkeys(cell.mbit for cell in cells))
     by = {(cell.case, cell.mbit): cell for cell in cells}
     names = list(dict.fromkeys(cell.case for cell in cells))

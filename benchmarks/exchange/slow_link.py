@@ -1,4 +1,4 @@
-"""Two machines and a slow link between them, on one machine: network namespaces, and the kernel's token bucket."""
+"""Two machines and a slow link between them, emulated by network namespaces and the kernel's token bucket filter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADDRESSES = ("198.51.100.1", "198.51.100.2")  # TEST-NET-2: reserved for documen
 
 
 class SlowLink:
-    """Two namespaces that end with the block; `rate` sets what goes through between them in either direction."""
+    """Two namespaces that are removed with the block; `rate` sets the rate between them in either direction."""
 
     def __init__(self) -> None:
         self._names = [f"corral-{os.getpid()}-{side}" for side in "ab"]
@@ -21,7 +21,7 @@ class SlowLink:
 
     def __enter__(self) -> SlowLink:
         if shutil.which("ip") is None or shutil.which("tc") is None:
-            raise UserError("This needs `ip` and `tc`: install iproute2.")
+            raise UserError("This benchmark needs `ip` and `tc`: install iproute2.")
         try:
             for name in self._names:
                 _run("ip", "netns", "add", name)
@@ -39,18 +39,20 @@ class SlowLink:
         return self
 
     def rate(self, mbit: float) -> None:
-        """So many megabits per second from now on; 0: as many as there can be."""
+        """Set the rate in megabits per second; 0: not throttled."""
         for side in (0, 1):
             device = ("dev", self._ends[side], "root")
             if mbit:
-                burst = max(5_000, int(mbit * 1e6 / 8 / 250))  # no more than a tick: else small messages go for nothing
+                burst = max(
+                    5_000, int(mbit * 1e6 / 8 / 250)
+                )  # one tick: a larger burst would send small messages for free
                 shape = ("tbf", "rate", f"{mbit}mbit", "burst", str(burst), "latency", "200ms")
                 _run(*self.command(side, ("tc", "qdisc", "replace", *device, *shape)))
             else:
                 _run(*self.command(side, ("tc", "qdisc", "replace", *device, "pfifo")))
 
     def command(self, side: int, args: Sequence[str]) -> list[str]:
-        """A command that is carried out on one of the machines."""
+        """The command that runs `args` on one of the machines."""
         return ["ip", "netns", "exec", self._names[side], *args]
 
     def __exit__(self, *_: object) -> None:
@@ -61,4 +63,4 @@ class SlowLink:
 def _run(*args: str) -> None:
     done = subprocess.run(args, check=False, capture_output=True, text=True, timeout=30)
     if done.returncode:
-        raise UserError(f"Two network namespaces cannot be made here, which takes root: {done.stderr.strip()}.")
+        raise UserError(f"Network namespaces cannot be created: {done.stderr.strip()}. Run this benchmark as root.")

@@ -1,1 +1,1 @@
-"""What Corral claims to learn, trained over several seeds."""
+"""Learning claims of Corral, tested with several seeds."""

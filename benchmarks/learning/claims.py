@@ -1,4 +1,4 @@
-"""What Corral claims to learn: an algorithm, a task, a bar, and how many steps it may take."""
+"""Learning claims of Corral: an algorithm, a task, the return to reach, and a number of steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from corral.config import presets
 
-_LOOKS = 200  # rows of metrics in a run, so that the step that reached the bar is known to half a percent
+_LOOKS = 200  # rows of metrics per run, so that the step at which the bar was reached is known to half a percent
 
 Measure = Literal["train100", "eval"]
 Table = Literal["learning", "sharing", "simulators", "planning"]
@@ -22,8 +22,8 @@ Table = Literal["learning", "sharing", "simulators", "planning"]
 class Claim:
     """`algo` reaches `bar` on `env` within `steps`, with the settings of its preset and `overrides`.
 
-    `train100` is the mean return of the last 100 training episodes; `eval` that of an evaluation with the most
-    likely actions and seeds of its own.
+    `train100` is the mean return of the last 100 training episodes; `eval` that of a deterministic evaluation with
+    other seeds.
     """
 
     algo: str
@@ -34,27 +34,27 @@ class Claim:
     overrides: Mapping[str, str] = field(default_factory=dict)
     label: str = ""
     options: tuple[str, ...] = ()
-    """More options of the command line."""
+    """Further command-line options."""
     once: bool = False
-    """One seed is enough: the same claim stands on another runtime already."""
+    """Test one seed only, because the same claim is tested on another runtime."""
     table: Table = "learning"
-    """Which table of BENCHMARKS.md it belongs to."""
+    """The table of BENCHMARKS.md that it belongs to."""
     simulator: str = ""
-    """Example of the C++ SDK that simulates `env`, in processes of its own."""
+    """Example of the C++ SDK that simulates `env`."""
     within_s: float = math.inf
-    """Seconds that it may take."""
+    """Time limit in seconds."""
     game: bool = False
-    """Episodes are games: the table says how many of them are won."""
+    """Episodes are games: the table shows the fraction won."""
     rival: str = ""
-    """Label of the claim on the same task that it should need fewer environment steps than."""
+    """Label of another claim on the same task, which should need more environment steps."""
 
     @property
     def name(self) -> str:
-        """Algorithm and environment, in a word each."""
+        """Algorithm and environment."""
         return f"{self.label or self.algo} {self.env.rpartition(':')[2]}"
 
     def command(self, seed: int, folder: Path) -> list[str]:
-        """The `corral train` that tests it; simulators are found beside `folder`."""
+        """The `corral train` command that tests it; simulators are beside `folder`."""
         watching = {"log_every": max(1, self.steps // _LOOKS), "log_every_s": 0, "checkpoint_every_s": 0}
         settings = [f"{key}={value}" for key, value in {**self.overrides, **watching}.items()]
         args = ["train", self.algo, "--steps", self.steps, "--seed", seed, "--run-dir", folder, *self.options]
@@ -70,16 +70,14 @@ _MOVE_OR_SHOOT, _STATELESS = "corral.testing.tasks:MoveOrShoot", "corral.testing
 _HYBRID_WALK = "corral.testing.tasks:HybridWalk"
 _LISTEN, _SIMULATORS = "zmq://127.0.0.1:0", 8
 _OFTEN = {"eval_every": "2000", "eval_episodes": "20"}
-_EXPERT = _OFTEN | {
-    "search_mode": "expert",
-    "random_action_fraction": "0.2",
-}  # by itself an expert does not explore, and stays near 115
+# Without random actions an expert does not explore, and stays near 115.
+_EXPERT = _OFTEN | {"search_mode": "expert", "random_action_fraction": "0.2"}
 _BOTH: tuple[Measure, ...] = ("train100", "eval")
 _RAY = ("--runtime", "ray", "--actors", "1")
 
 
 def _sharing(algo: str, workers: int, label: str = "", times: int = 1, **overrides: str) -> Claim:
-    """A claim of learners that share, within so many times the steps of their preset."""
+    """A claim for several learners, within `times` the steps of their preset."""
     args: tuple[str, ...] = ("--actors", str(workers))
     if algo == "paac":  # its workers only act
         args, overrides = (), {"workers": str(workers)}
@@ -89,13 +87,13 @@ def _sharing(algo: str, workers: int, label: str = "", times: int = 1, **overrid
 
 
 def _simulated(algo: str, env: str, simulator: str, measure: Measure, bar: float) -> Claim:
-    """A claim on a simulator in C++, within the steps of its preset."""
+    """A claim on a C++ simulator, within the steps of its preset."""
     steps = int(presets.settings(algo, env)["steps"])
     return Claim(algo, env, measure, bar, steps, table="simulators", simulator=simulator)
 
 
 def _planned(algo: str, env: str, measure: Measure, bar: float, **more: Any) -> Claim:
-    """A claim of learning with search, or of what it is compared with, within the steps of its preset."""
+    """A claim for learning with search, or for its baseline, within the steps of its preset."""
     steps = int(presets.settings(algo, env)["steps"])
     return Claim(algo, env, measure, bar, steps, table="planning", **more)
 
@@ -139,4 +137,4 @@ CLAIMS = (
     _planned("alphazero", "corral/TicTacToe-v0", "eval", 0.0, game=True),
     _planned("alphazero", "corral/Connect4-v0", "eval", 0.6, once=True, within_s=3600, game=True),
 )
-"""The tables of BENCHMARKS.md."""
+"""All rows of the learning tables of BENCHMARKS.md."""

@@ -1,4 +1,4 @@
-"""What the learning claims came to, as a table in Markdown, and its place in BENCHMARKS.md."""
+"""Results of the learning claims, as a table in BENCHMARKS.md."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.markdown import table as aligned
+from benchmarks.common.markdown import write_between
 from benchmarks.common.rounds import Spread
 from benchmarks.learning.trials import Finding
-from corral.core.errors import UserError
 
 MARKS = {
     "learning": (
@@ -34,7 +34,7 @@ MARKS = {
 _MEASURES = {"train100": "mean of 100 training episodes", "eval": "evaluation"}
 _HEAD = ("task", "algorithm", "bar", "within", "seeds", "reached after, steps", "seconds", "at the end", "run, s",
          "simulator steps", "games won", "bytes per update")  # fmt: skip
-_ALWAYS = 9  # columns; the others are there where a claim has something to say in them
+_ALWAYS = 9  # columns that are always shown; the others only if a claim has a value for them
 
 
 def table(findings: Sequence[Finding]) -> list[str]:
@@ -45,7 +45,7 @@ def table(findings: Sequence[Finding]) -> list[str]:
 
 
 def rivalries(findings: Sequence[Finding]) -> list[str]:
-    """A line for each claim with a rival: whose environment steps to the bar are how many times the other's."""
+    """A line for each claim with a rival: the ratio of the environment steps that they need to reach the bar."""
     lines = []
     for finding in findings:
         claim = finding.claim
@@ -62,7 +62,7 @@ def rivalries(findings: Sequence[Finding]) -> list[str]:
 
 
 def section(findings: Sequence[Finding], facts: dict[str, Any], command: str, jobs: int) -> list[str]:
-    """The table with what a reader must know about it."""
+    """The table with the conditions under which it was measured."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     beside = "one run at a time" if jobs == 1 else f"{jobs} runs side by side"
     return [
@@ -75,14 +75,10 @@ def section(findings: Sequence[Finding], facts: dict[str, Any], command: str, jo
 
 
 def write_section(path: Path, lines: Sequence[str], name: str = "learning") -> None:
-    """Put lines between the markers of a file, in place of what was there."""
-    before, after = MARKS[name]
-    text = path.read_text() if path.exists() else f"# Benchmarks\n\n## {name.capitalize()}\n{before}\n{after}\n"
-    head, start, rest = text.partition(before)
-    _, end, tail = rest.partition(after)
-    if not start or not end:
-        raise UserError(f"{path} has no place for the table: it needs the lines {before} and {after}.")
-    path.write_text("\n".join([f"{head}{before}", *lines, f"{after}{tail}"]))
+    """Replace the lines between the markers of a file, which is created if it does not exist."""
+    if not path.exists():
+        path.write_text("\n".join(["# Benchmarks", "", f"## {name.capitalize()}", *MARKS[name], ""]))
+    write_between(path, MARKS[name], lines)
 
 
 def _row(finding: Finding) -> tuple[str, ...]:

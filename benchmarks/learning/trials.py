@@ -1,4 +1,4 @@
-"""Whether Corral learns what it claims to: every claim is trained as a user would, over several seeds."""
+"""Tests of the learning claims: each is trained with `corral train`, with several seeds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import IO
 
 import numpy as np
 
+from benchmarks.common.children import failure
 from benchmarks.common.cpp import SDK, CannotCompile, compile_simulator
 from benchmarks.learning.claims import Claim
 from corral.core.errors import RunFailed, UserError
@@ -26,7 +27,7 @@ _SEARCHED = "search/simulator_steps"
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a claim; `steps` and `seconds` are None where the bar was never reached."""
+    """One run of a claim; `steps` and `seconds` are None if the bar was not reached."""
 
     seed: int
     steps: int | None
@@ -35,11 +36,11 @@ class Trial:
     """The measure at the end of the run."""
     total_s: float
     bytes_per_update: float | None = None
-    """Of one learner, where several share."""
+    """Bytes sent by one of several learners."""
     simulator_steps: int | None = None
-    """Steps of simulators that searches had cost when the bar was reached."""
+    """Simulator steps used by searches until the bar was reached."""
     won: float | None = None
-    """Share of the last evaluation's episodes that were won, of games."""
+    """For games: fraction of the last evaluation's episodes that were won."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,15 @@ class Finding:
 def examine(
     claims: Iterable[Claim], seeds: Sequence[int], folder: Path, jobs: int, say: Callable[[str], None]
 ) -> list[Finding]:
-    """Train every claim with every seed, `jobs` runs side by side, into `folder`.
+    """Train every claim with every seed into `folder`, with `jobs` concurrent runs.
 
-    Claims of which one run tells, by different measures, share it.
+    Claims that differ only in their measure share a run.
     """
     claims = list(claims)
     for name in sorted({claim.simulator for claim in claims} - {""}):
         say(f"compiling {name}")
         _compile(name, folder)
-    runs: dict[tuple[str, ...], Path] = {}  # what is trained -> where
+    runs: dict[tuple[str, ...], Path] = {}  # command -> run directory
     commands, findings = [], []
     for claim in claims:
         trials = []
@@ -85,15 +86,17 @@ def _compile(example: str, folder: Path) -> None:
     try:
         with_zmq = compile_simulator(SDK / "examples" / f"{example}.cpp", folder / example)
     except CannotCompile as error:
-        raise UserError(f"No simulator in C++: {error}; run this in a clone, with g++.") from error
+        raise UserError(
+            f"The C++ simulator cannot be compiled: {error}; run this in a clone of the repository, with g++."
+        ) from error
     if not with_zmq:
         raise UserError(
-            "No simulator in C++: pyzmq came without a libzmq to link; install its wheel (pip install pyzmq)."
+            "The C++ simulator cannot be compiled: pyzmq has no libzmq to link; install its wheel (pip install pyzmq)."
         )
 
 
 def read_trial(claim: Claim, seed: int, run_dir: Path) -> Trial:
-    """What a finished run came to."""
+    """The results of a finished run."""
     from corral.runs.sinks.csv import read_metrics
 
     rows = read_metrics(run_dir)
@@ -125,7 +128,7 @@ def _share_won(run_dir: Path) -> float:
 
 @dataclass
 class _Run:
-    """A process that trains, and what it says."""
+    """A training process and its stderr."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -140,26 +143,25 @@ class _Run:
         return cls(name, process, errors)
 
     def over(self) -> bool:
-        """Whether it is done; RunFailed when it failed, or takes too long."""
+        """Whether it has finished; RunFailed if it failed or takes too long."""
         if self.process.poll() is None:
             if time.monotonic() > self.until:
                 raise RunFailed(f"{self.name} took more than {_TIMEOUT_S:.0f} s.")
             return False
         if self.process.returncode:
             self.errors.seek(0)
-            last = self.errors.read().decode(errors="replace").strip().splitlines()[-1:]
-            raise RunFailed(f"{self.name} failed: {last[0] if last else 'it does not say why'}")
+            raise RunFailed(f"{self.name} failed: {failure(self.errors.read())}")
         return True
 
     def end(self) -> None:
-        """End it if it is not over."""
+        """Kill it if it still runs."""
         self.process.kill()
         self.process.wait()
         self.errors.close()
 
 
 def _run_all(commands: Sequence[tuple[str, list[str]]], jobs: int, say: Callable[[str], None]) -> None:
-    """Run all commands, a few at a time; whatever happens, none runs after this."""
+    """Run all commands, `jobs` at a time; none is left running afterwards."""
     waiting, running = list(reversed(commands)), list[_Run]()
     try:
         while waiting or running:

@@ -1,1 +1,1 @@
-"""Rows per second of external simulators, beside other ways to connect them."""
+"""Rows per second of external simulators, compared with other ways to connect them."""

@@ -1,7 +1,6 @@
-"""What `python -m benchmarks link` compares: stepping environments in a simulator of its own process, over loopback.
+"""What `python -m benchmarks link` compares: ways to step environments in a simulator process over loopback.
 
-The learner is Python. The simulator does nothing but answer (`noop.cpp`), so what is measured is the way there and
-back.
+The learner is Python. The simulator only answers (`noop.cpp`), so the measurement is the cost of communication.
 """
 
 from __future__ import annotations
@@ -48,23 +47,22 @@ CASES: dict[str, tuple[str, int, str, int]] = {
     _ROWS: ("256 environments of 84 floats", 256, "f84", 1),
     _IMAGES: ("32 environments of 84 x 84 x 4 bytes", 32, "image", 1),
 }
-"""By name: title, how many environments, what an observation is, and how many simulators."""
+"""By name: title, number of environments, kind of observation, and number of simulators."""
 
 
 @dataclass
 class Meter:
-    """What the slices of a contestant came to, but for the first, which warms it up."""
+    """Totals over the slices of a contestant, except for the first, which is its warm-up."""
 
     slices: int = 0
     rows: int = 0
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    """That the learner's thread used."""
+    """CPU time of the learner's thread."""
     work_s: float = 0.0
-    """That the simulator says it has worked."""
+    """Work time that the simulator reports."""
 
     def add(self, done: Slice, cpu_s: float, row_s: float) -> None:
-        """Another slice."""
         self.slices += 1
         if self.slices > 1:
             self.rows += done.steps
@@ -73,17 +71,17 @@ class Meter:
             self.work_s += row_s * done.steps
 
     def per_row(self, seconds: float) -> float:
-        """In microseconds; NaN where nothing was measured."""
+        """Microseconds per row; NaN if nothing was measured."""
         return 1e6 * seconds / self.rows if self.rows else float("nan")
 
     @property
     def overhead_us(self) -> float:
-        """Of a row: all time but that in which the simulator worked."""
+        """Time per row without the simulator's work."""
         return self.per_row(self.wall_s - self.work_s)
 
 
 class MeteredContestant:
-    """Something that steps all environments at once or one after the other, and whose time is written down."""
+    """Steps all environments, together or one by one, and records the time in a meter."""
 
     def __init__(
         self, stepper: Any, actions: Iterator[Array], num_envs: int, meter: Meter, row_s: Callable[[], float] = float
@@ -93,7 +91,6 @@ class MeteredContestant:
         self._actions, self._num_envs, self._meter, self._row_s = actions, num_envs, meter, row_s
 
     def run(self, seconds: float) -> Slice:
-        """Step all environments again and again."""
         before = time.thread_time()
         done = timed(self._turn, seconds)
         self._meter.add(done, time.thread_time() - before, self._row_s())
@@ -120,17 +117,15 @@ class Linked:
             raise
 
     def step(self, actions: Array) -> None:
-        """As a sampler does it."""
         self._vec.send(self._ids, actions)
         self._vec.recv()
 
     def row_s(self) -> float:
-        """Seconds that the simulators, side by side, take for a row, by their own word."""
+        """Seconds per row that the simulators report, divided by their number."""
         sessions = self._vec.fleet.sessions.values()
         return float(np.mean([session.row_s for session in sessions])) / len(sessions)
 
     def close(self) -> None:
-        """End both sides."""
         self._vec.close()
         self._end()
 
@@ -140,7 +135,7 @@ class Linked:
 
 
 class RlLink:
-    """RLlib's learner and simulator, both elsewhere: `rllink.py`."""
+    """RLlib's learner and simulator, both in other processes: `rllink.py`."""
 
     def __init__(self, num_envs: int):
         for name in ("ray.rllib.env.external.rllink", "msgpack_numpy"):
@@ -152,18 +147,17 @@ class RlLink:
         self._process = SimulatorProcess([sys.executable, str(script), str(num_envs), str(RLLINK_STEPS)], **pipes)
 
     def run(self, seconds: float) -> Slice:
-        """Let them work for so long."""
         stdin, stdout = self._process.popen.stdin, self._process.popen.stdout
         assert stdin is not None
         assert stdout is not None
         print(seconds, file=stdin, flush=True)
         answer = stdout.readline().split()
         if len(answer) != 2:
-            raise RunFailed("RLlib's server has ended")
+            raise RunFailed("RLlib's server has ended.")
         return Slice(int(answer[0]), float(answer[1]))
 
     def close(self) -> None:
-        """End both: the learner ends the simulator when its orders end."""
+        """End both: the learner ends the simulator when its stdin is closed."""
         if self._process.popen.stdin is not None:
             self._process.popen.stdin.close()
         self._process.close()
@@ -184,15 +178,14 @@ class LinkCase:
 
     @property
     def label(self) -> str:
-        """Title."""
         return self.title
 
     def base(self, outcome: Outcome) -> str:
-        """What users write themselves."""
+        """REQ/REP with JSON, which users write themselves."""
         return JSON
 
     def layers(self, outcome: Outcome) -> list[LayerRow]:
-        """Where the time of a row goes: the learner's CPU time with and without Corral, and what it waits for."""
+        """Where the time of a row goes: the learner's CPU time with and without Corral, the simulator, and waiting."""
         bare, rows = self.meters.get(BARE), []
         for name in (TCP, ZMQ):
             meter = self.meters.get(name)
@@ -205,7 +198,7 @@ class LinkCase:
         return rows
 
     def verdicts(self, outcome: Outcome, layers: Sequence[LayerRow]) -> list[Verdict]:
-        """The targets of this case; none when what they speak of was left out."""
+        """The targets of this case; none if their contestants were skipped."""
         if TCP not in outcome.rates:
             return []
         bound = self._bound(outcome, layers)
@@ -222,9 +215,8 @@ class LinkCase:
         if BARE in outcome.rates:
             texts.append(f"Bound: {BARE} reaches {_thousands(outcome, BARE).median:,.1f} thousand rows per second")
         for row in layers[:1]:
-            name, largest = max(row.layers.items(), key=lambda part: part[1].median)
-            total, most = (value.median * self.num_envs for value in (row.total, largest))
-            texts.append(f"of the {total:.0f} us of a step of all, {most:.0f} are {name}, the largest part")
+            total, most = (value.median * self.num_envs for value in (row.total, row.layers[row.largest]))
+            texts.append(f"a step of all environments takes {total:.0f} us, mostly {row.largest} ({most:.0f} us)")
         return "; ".join(texts) + "." if texts else ""
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks link`: rows per second of external simulators, beside other ways to connect them."""
+"""`python -m benchmarks link`: rows per second of external simulators, compared with other ways to connect them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tyro
 
 from benchmarks.common.chart import save_chart
 from benchmarks.common.command import (
+    given_options,
     machine_line,
     measure,
     open_report,
@@ -19,37 +20,39 @@ from benchmarks.common.command import (
     require_interleaved,
     write_files,
 )  # fmt: skip
+from benchmarks.common.markdown import picture_place, relative, write_between
 from benchmarks.common.report import Report, print_verdicts
 from benchmarks.link.case import CASES, make_cases
-from benchmarks.link.report import notes, picture_place, relative, section, tables, write_section
+from benchmarks.link.report import MARKS, notes, section, tables
 from benchmarks.link.sims import Noop, compile_noop
 from corral.cli.console import make_console
 from corral.cli.doctor import Machine
 
-_MAX_OTHERS = 0.15  # share of the CPU
+_MAX_OTHERS = 0.15  # CPU share of other programs
 
 
 @dataclass(frozen=True)
 class BenchLink:
-    """Measure rows per second of external simulators over the link, beside REQ/REP with JSON, gRPC and RLlib.
+    """Measure rows per second of external simulators over the link, compared with REQ/REP with JSON, gRPC and RLlib.
 
-    Interleaved rounds; prints tables, and writes link.png and link.json. What is not installed is skipped. A C++
-    compiler is used if there is one.
+    Measures in interleaved rounds, prints tables, and writes link.png and link.json. Libraries that are not installed
+    are skipped. Simulators are compiled if there is a C++ compiler.
     """
 
     case: Literal["single", "sims", "many", "rows", "images", "all"] = "all"
-    """1, 8 in simulators of their own, or 64 environments of 4 floats, 256 of 84 floats, 32 of images."""
+    """single: 1 environment of 4 floats; sims: 8 such simulators; many: 64 environments of 4 floats; rows: 256 of 84
+    floats; images: 32 of images."""
     rounds: int = 5
-    """How often every contestant runs."""
+    """Number of rounds; every contestant runs in each."""
     seconds: float = 1.5
-    """How long it runs each time."""
+    """Seconds per contestant and round."""
     out: Path = Path("bench")
     """Folder for the PNG and the JSON."""
     table: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """File to write the tables to, between its markers, such as BENCHMARKS.md; the picture goes to docs/ beside it."""
+    """Also write the tables between the markers of this file, such as BENCHMARKS.md; the chart goes to docs/ beside
+    it."""
 
     def run(self) -> int:
-        """Measure, print, and write the files."""
         require_interleaved(self)
         console = make_console()
         with progress() as say, tempfile.TemporaryDirectory(prefix="corral-link-") as folder:
@@ -73,20 +76,18 @@ class BenchLink:
     def _write_table(self, path: Path, report: Report, machine: Machine, noop: Noop) -> None:
         picture: Path | None = None
         with contextlib.suppress(ImportError):
-            save_chart(report, picture_place(path))
-            picture = picture_place(path)
-        given = {"case": self.case, "rounds": self.rounds, "seconds": self.seconds}
-        options = "".join(f" --{name} {value}" for name, value in given.items() if value != getattr(type(self), name))
+            save_chart(report, picture_place(path, "link.png"))
+            picture = picture_place(path, "link.png")
+        options = given_options(self, "case", "rounds", "seconds")
         shown = relative(picture, path) if picture else None
         line = machine_line(report, machine)
-        write_section(
-            path, section(report.cases, noop, report.facts, f"python -m benchmarks link{options}", line, shown)
-        )
+        lines = section(report.cases, noop, report.facts, f"python -m benchmarks link{options}", line, shown)
+        write_between(path, MARKS, lines)
         print(f"Wrote {path}" + (f" and {picture}." if picture else "."))
 
 
 def busy(report: Report) -> str | None:
-    """A warning where other programs used much of the CPU."""
+    """A warning if other programs used much of the CPU."""
     others = max((case.others or 0.0 for case in report.cases), default=0.0)
     if others <= _MAX_OTHERS:
         return None

@@ -1,7 +1,7 @@
-// Simulators that do nothing but answer, for `python -m benchmarks link`. What an observation is says CORRAL_NOOP: f4, f84 or image.
+// Simulators that only answer, for `python -m benchmarks link`. CORRAL_NOOP sets the observation: f4, f84 or image.
 //   link_noop --connect tcp://127.0.0.1:5555   over the link, with corral.hpp
-//   link_noop json tcp://127.0.0.1:5555        a REP socket that takes and gives JSON, one environment per message
-//   link_noop bytes PORT IN OUT                takes IN bytes and gives OUT bytes, again and again
+//   link_noop json tcp://127.0.0.1:5555        a REP socket with JSON messages for one environment each
+//   link_noop bytes PORT IN OUT                receives IN bytes and sends OUT bytes, repeatedly
 #include "corral.hpp"
 
 static std::string kind() {

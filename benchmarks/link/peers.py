@@ -1,4 +1,4 @@
-"""Other ways to step a simulator in another process, as users write them; and simulators in Python for all of them.
+"""Other ways to step a simulator in another process, as users write them, and the Python simulators for them.
 
 `python -m benchmarks.link.peers link URL`, `json URL`, `grpc PORT` and `bytes PORT IN OUT` are the simulators.
 """
@@ -23,12 +23,12 @@ from corral.core.errors import UserError
 from corral.core.types import Array
 
 _TIMEOUT_S = 120.0
-_ALONE_S = 600.0  # after which a simulator without a learner ends
+_ALONE_S = 600.0  # a simulator without a learner ends after this
 _THREADS = 10  # of a gRPC server, as in gRPC's own examples
 
 
 class Results:
-    """What a step gives, as a learner needs it."""
+    """The results of a step, as arrays for a learner."""
 
     def __init__(self, num_envs: int):
         self.obs = np.zeros((num_envs, 4), np.float32)
@@ -37,7 +37,7 @@ class Results:
 
 
 class ReqRep(Results):
-    """A REQ socket for each simulator, and JSON, one environment per message."""
+    """A REQ socket per simulator, with JSON messages for one environment each."""
 
     def __init__(self, num_envs: int, simulators: int, command: Callable[..., list[str]]):
         import zmq
@@ -54,7 +54,7 @@ class ReqRep(Results):
             self._sockets[-1].connect(url)
 
     def step(self, actions: Array) -> None:
-        """One message to each simulator, then their answers; and so on."""
+        """Send one message to each simulator, then receive their answers; repeat for all environments."""
         each, wanted = len(self._sockets), actions.tolist()
         for first in range(0, len(wanted), each):
             for env in range(first, first + each):
@@ -66,7 +66,6 @@ class ReqRep(Results):
                 self.terminated[env], self.truncated[env] = reply["terminated"], reply["truncated"]
 
     def close(self) -> None:
-        """End the simulators."""
         for sock in self._sockets:
             sock.close()
         self._context.term()
@@ -75,7 +74,7 @@ class ReqRep(Results):
 
 
 class GrpcUnary(Results):
-    """A unary call with protobuf messages, one environment per call."""
+    """A unary gRPC call with protobuf messages, one environment per call."""
 
     def __init__(self, num_envs: int):
         import grpc
@@ -91,7 +90,6 @@ class GrpcUnary(Results):
         )
 
     def step(self, actions: Array) -> None:
-        """One call after the other."""
         for env, action in enumerate(actions.tolist()):
             reply = self._step(self._request(env=env, action=action))
             self.obs[env] = reply.obs
@@ -99,13 +97,12 @@ class GrpcUnary(Results):
             self.terminated[env], self.truncated[env] = reply.terminated, reply.truncated
 
     def close(self) -> None:
-        """End the simulator."""
         self._channel.close()
         self._process.close()
 
 
 class Bare:
-    """Bytes there and bytes back, as many as Corral's `tcp://` sends: an upper bound for sockets."""
+    """Sends and receives as many bytes as Corral's `tcp://`: an upper bound for sockets."""
 
     def __init__(self, noop: Noop, simulators: int, request: int, reply: int):
         self._request, self._room = b"x" * request, memoryview(bytearray(reply))
@@ -119,14 +116,12 @@ class Bare:
                 self._sockets[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def step(self, actions: Array) -> None:
-        """One exchange with each simulator."""
         for sock in self._sockets:
             sock.sendall(self._request)
         for sock in self._sockets:
             _fill(sock, self._room)
 
     def close(self) -> None:
-        """End the simulators."""
         for sock in self._sockets:
             sock.close()
         for process in self._processes:
@@ -134,7 +129,7 @@ class Bare:
 
 
 def _fill(sock: socket.socket, room: memoryview) -> bool:
-    """Receive until there is no room; False when the other side has closed."""
+    """Receive until the buffer is full; False if the other side has closed."""
     got = 0
     while got < len(room):
         size = sock.recv_into(room[got:])
@@ -146,7 +141,7 @@ def _fill(sock: socket.socket, room: memoryview) -> bool:
 
 @cache
 def _messages() -> tuple[Any, Any]:
-    """Request and reply of a step, as a .proto file would say it."""
+    """Request and reply of a step, equivalent to a .proto file."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kinds: Any = descriptor_pb2.FieldDescriptorProto
@@ -175,7 +170,7 @@ def _messages() -> tuple[Any, Any]:
 
 
 class NoopEnv(gymnasium.Env[Any, Any]):
-    """Does nothing but answer, as `noop.cpp` does."""
+    """Only answers, like `noop.cpp`."""
 
     def __init__(self) -> None:
         dtype, shape = SHAPES[os.environ.get("CORRAL_NOOP", "f4")]
@@ -185,12 +180,10 @@ class NoopEnv(gymnasium.Env[Any, Any]):
         self._t, self._wrap = 0, 256 if dtype == np.uint8 else 1 << 20
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin at 0."""
         self._t = 0
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Count on."""
         self._t += 1 + int(action)
         return self._observe(), 1.0, False, False, {}
 
@@ -200,7 +193,7 @@ class NoopEnv(gymnasium.Env[Any, Any]):
 
 
 def serve_link(url: str) -> None:
-    """A simulator over the link; it connects."""
+    """A simulator that connects over the link."""
     from corral.envs.serve.server import SimulatorServer
     from corral.link.address import parse_url
     from corral.link.transports.open import open_for_simulator
@@ -210,7 +203,7 @@ def serve_link(url: str) -> None:
 
 
 def serve_json(url: str) -> None:
-    """A REP socket."""
+    """A simulator behind a REP socket."""
     import zmq
 
     context = zmq.Context()
@@ -226,7 +219,7 @@ def serve_json(url: str) -> None:
 
 
 def serve_grpc(port: str) -> None:
-    """A gRPC server with threads, as in gRPC's own examples."""
+    """A simulator behind a gRPC server with threads, as in gRPC's own examples."""
     import grpc
 
     request, reply = _messages()
@@ -245,7 +238,7 @@ def serve_grpc(port: str) -> None:
 
 
 def serve_bytes(port: str, request: str, reply: str) -> None:
-    """So many bytes in, so many out."""
+    """A simulator that answers `request` bytes with `reply` bytes."""
     with socket.create_connection(("127.0.0.1", int(port))) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         room, answer = memoryview(bytearray(int(request))), b"x" * int(reply)
@@ -254,7 +247,7 @@ def serve_bytes(port: str, request: str, reply: str) -> None:
 
 
 def main(mode: str, *args: str) -> None:
-    """Be a simulator."""
+    """Run a simulator."""
     serve: dict[str, Callable[..., None]] = {
         "link": serve_link, "json": serve_json, "grpc": serve_grpc, "bytes": serve_bytes,
     }  # fmt: skip

@@ -1,13 +1,11 @@
-"""What `python -m benchmarks link` found, as tables in Markdown, and their place in BENCHMARKS.md."""
+"""Results of `python -m benchmarks link`, as tables in BENCHMARKS.md."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.common.markdown import table, write_between
+from benchmarks.common.markdown import table
 from benchmarks.common.report import CaseReport
 from benchmarks.link.case import BARE, JSON, RLLINK, TCP, ZMQ, LinkCase
 from benchmarks.link.sims import Noop
@@ -17,7 +15,7 @@ _HEAD = ("contestant", "rows/s", "range", "us per row", "overhead, us", f"x {JSO
 
 
 def tables(reports: Sequence[CaseReport]) -> list[str]:
-    """A table per case, the fastest first, with what was left out, and where the time of a row goes."""
+    """A table per case, the fastest first, with the skipped contestants, and where the time of a row goes."""
     lines: list[str] = []
     for report in reports:
         case = report.case
@@ -36,20 +34,20 @@ def tables(reports: Sequence[CaseReport]) -> list[str]:
 
 
 def notes(noop: Noop, reports: Sequence[CaseReport]) -> list[str]:
-    """What every contestant is."""
+    """Descriptions of the contestants and columns."""
     names = {name for report in reports for name in report.outcome.rates}
     language = noop.language("link", "tcp://"), noop.language("link", "zmq://"), noop.language("json")
     lines = [
-        f"Learners are Python, in the main process; simulators are processes of their own, on loopback, and do nothing "
-        f"but answer: {TCP} {language[0]}, {ZMQ} {language[1]}, {JSON} {language[2]}, the others as they are called. "
-        "Corral sends one message for all environments, and REQ/REP and gRPC one for each, as users do. "
-        f"*{BARE}* sends what {TCP} sends with blocking sockets and does not look at it. *Overhead* is the time of a "
-        "row but for what the simulator says it has worked.",
+        f"Learners are Python, in the main process; simulators are separate processes on loopback that only answer: "
+        f"{TCP} {language[0]}, {ZMQ} {language[1]}, {JSON} {language[2]}, the others as named. Corral sends one "
+        f"message for all environments; REQ/REP and gRPC send one for each, as users do. *{BARE}* sends the bytes of "
+        f"{TCP} over blocking sockets without parsing them. *Overhead* is the time per row without the simulator's own "
+        "work time.",
     ]
     if RLLINK in names:
         lines.append(
-            "RLlink has no message for a step: its simulator chooses the actions and sends episodes, so its rows made "
-            "no way there and back."
+            "RLlink has no message for a step: its simulator selects the actions and sends episodes, so its rows need "
+            "no round trip."
         )
     if noop.why:
         lines.append(f"Note: {noop.why}.")
@@ -61,7 +59,7 @@ def notes(noop: Noop, reports: Sequence[CaseReport]) -> list[str]:
 def section(
     reports: Sequence[CaseReport], noop: Noop, facts: dict[str, Any], command: str, machine: str, picture: str | None
 ) -> list[str]:
-    """The tables with what a reader must know about them."""
+    """The tables with the conditions under which they were measured."""
     versions = ", ".join(
         f"{name} {facts['versions'][name]}" for name in ("corral-rl", "numpy") if name in facts["versions"]
     )
@@ -69,22 +67,6 @@ def section(
     shown = ["", f"![rows per second]({picture})"] if picture else []
     verdicts = [f"- {verdict}" for report in reports for verdict in report.verdicts]
     return [head, *notes(noop, reports), "", *tables(reports), *shown, "", *verdicts]
-
-
-def write_section(path: Path, lines: Sequence[str]) -> None:
-    """Put lines between the markers of a file, in place of what was there."""
-    write_between(path, MARKS, lines)
-
-
-def picture_place(path: Path) -> Path:
-    """Where the picture of a file with tables goes: beside it, or where this repository keeps pictures."""
-    folder = path.parent / "docs"
-    return (folder if folder.is_dir() else path.parent) / "link.png"
-
-
-def relative(picture: Path, path: Path) -> str:
-    """A picture as a file with tables names it."""
-    return os.path.relpath(picture, path.parent)
 
 
 def _row(report: CaseReport, case: LinkCase, name: str) -> tuple[str, ...]:

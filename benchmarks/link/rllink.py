@@ -1,8 +1,8 @@
-"""RLlib's own link to external simulators, RLlink, as a script that knows nothing of Corral.
+"""RLlib's link to external simulators, RLlink, as a script that does not use Corral.
 
-`python rllink.py ENVS STEPS` is the learner: RLlib's server, which starts the simulator, a second process with
-RLlib's own episodes. For each number of seconds on stdin it takes episodes and gives weights back for that long, and
-prints how many rows came and how long that took. In RLlink the simulator chooses the actions: there is no message for a
+`python rllink.py ENVS STEPS` is the learner: RLlib's server, which starts the simulator, a second process with RLlib's
+own episodes. For each number of seconds on stdin it receives episodes and sends weights for that long, and prints the
+number of rows and the seconds that they took. In RLlink the simulator selects the actions: there is no message for a
 step.
 """
 
@@ -29,7 +29,7 @@ def learn(envs: int, steps: int) -> None:
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
     from ray.rllib.env.external import env_runner_server_for_external_inference as external
 
-    say, sys.stdout = sys.stdout, sys.stderr  # it prints
+    say, sys.stdout = sys.stdout, sys.stderr  # RLlib prints to stdout
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -53,17 +53,17 @@ def learn(envs: int, steps: int) -> None:
             print(rows, time.perf_counter() - start, file=say, flush=True)
     finally:
         simulator.kill()
-        os._exit(0)  # its thread waits for messages for ever
+        os._exit(0)  # its thread waits for messages forever
 
 
 def simulate(port: int, envs: int, steps: int) -> None:
-    """Send episodes and wait for weights, for ever."""
+    """Send episodes and wait for weights, forever."""
     from ray.rllib.env.external import rllink
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
     send: Any = rllink.send_rllink_message
     get: Any = rllink.get_rllink_message
-    sock = _dial(port)
+    sock = _connect(port)
     send(sock, {"type": "PING"})
     get(sock)
     obs, count = np.zeros(4, np.float32), 0
@@ -85,7 +85,7 @@ def simulate(port: int, envs: int, steps: int) -> None:
         get(sock)
 
 
-def _dial(port: int) -> socket.socket:
+def _connect(port: int) -> socket.socket:
     until = time.monotonic() + _CONNECT_S
     while True:
         try:

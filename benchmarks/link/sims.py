@@ -1,4 +1,4 @@
-"""Simulators for `python -m benchmarks link`: `noop.cpp`, compiled on the spot, or its double in Python."""
+"""Simulators for `python -m benchmarks link`: `noop.cpp`, compiled when needed, or its Python equivalent."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ SHAPES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "f84": (np.float32, (84,)),
     "image": (np.uint8, (4, 84, 84)),
 }
-"""Observations by the name that simulators know them by: dtype and shape."""
+"""Observations by name: dtype and shape."""
 
 
 @dataclass(frozen=True)
 class Noop:
-    """What was compiled."""
+    """The compiled simulator, if there is one."""
 
     binary: Path | None
     zmq: bool = False
-    """Whether it knows libzmq."""
+    """Whether it is linked with libzmq."""
     why: str = ""
-    """Why there is less than there could be."""
+    """Why some or all simulators are Python instead of C++."""
 
     def command(self, *args: str) -> list[str]:
-        """How to start it, or its double in Python; the first word is `link`, `json` or `bytes`."""
+        """The command that starts it, or its Python equivalent; the first argument is `link`, `json` or `bytes`."""
         url = next((arg for arg in args if "://" in arg), "")
         if self.binary is None or (not self.zmq and (args[0] == "json" or url.startswith("zmq"))):
             return python_command(*args)
         return [str(self.binary), "--connect", *args[1:]] if args[0] == "link" else [str(self.binary), *args]
 
     def language(self, mode: str, url: str = "") -> str:
-        """What the simulator that `command` starts is written in."""
+        """Language of the simulator that `command` starts."""
         return "Python" if self.command(mode, url)[0] == sys.executable else "C++"
 
 
 def python_command(*args: str) -> list[str]:
-    """How to start a simulator in Python."""
+    """The command that starts a Python simulator."""
     return [sys.executable, "-m", "benchmarks.link.peers", *args]
 
 
@@ -60,7 +60,7 @@ def compile_noop(folder: Path) -> Noop:
         with_zmq = compile_simulator(_SOURCE, binary)
     except CannotCompile as error:
         return Noop(None, why=f"{error}, so simulators are Python")
-    why = "" if with_zmq else "pyzmq came without a libzmq to link, so simulators that use it are Python"
+    why = "" if with_zmq else "pyzmq has no libzmq to link, so simulators that use it are Python"
     return Noop(binary, with_zmq, why)
 
 
@@ -72,7 +72,7 @@ def free_port() -> int:
 
 
 class SimulatorProcess:
-    """A simulator, ended with its parent."""
+    """A running simulator."""
 
     def __init__(self, command: list[str], kind: str = "f4", **options: Any):
         self.popen: subprocess.Popen[str] = subprocess.Popen(
@@ -80,8 +80,7 @@ class SimulatorProcess:
         )
 
     def close(self) -> None:
-        """End it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(0.5)  # by itself, as those over the link do
+            self.popen.wait(0.5)  # simulators over the link end by themselves
         self.popen.kill()
         self.popen.wait(_END_S)

@@ -1,1 +1,1 @@
-"""What looking ahead adds to a half-trained policy, and to none."""
+"""What planning adds to a half-trained policy, and planners that do not learn."""

@@ -1,7 +1,7 @@
-"""What looking ahead adds when acting: a half-trained policy with and without search, and planners without learning.
+"""What planning adds when acting: a half-trained policy with and without search, and planners that do not learn.
 
-All play the same episodes, those of evaluations with the same seeds, so that returns are compared one by one;
-only a simulator in C++ draws its own.
+All play the same episodes, those of evaluations with the same seeds, so that returns are compared one by one; only a
+C++ simulator draws its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from corral.planning.shooting import Mppi, Shooting
 
 POLICY, MPPI, MPPI_LINK = "the policy alone", "MPPI", "MPPI, C++ simulator over tcp"
 AHEAD = 20
-"""Steps that planners without learning look ahead."""
+"""Horizon, in steps, of planners that do not learn."""
 _SIMULATORS = 2
 _MPPI_BAR = -200.0
 
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PlanningTask:
-    """An environment, and for how many steps PPO learns it to be half-trained."""
+    """An environment, and the number of training steps after which PPO is half-trained."""
 
     env: str
     steps: int
@@ -51,7 +51,7 @@ TASKS = {"cartpole": PlanningTask("CartPole-v1", 20_000), "pendulum": PlanningTa
 
 @dataclass(frozen=True)
 class Play:
-    """Episodes of one seed: their returns, and what a decision took."""
+    """Episodes of one seed: their returns, and the cost of a decision."""
 
     seed: int
     returns: tuple[float, ...]
@@ -60,18 +60,17 @@ class Play:
 
     @property
     def mean(self) -> float:
-        """Mean return."""
         return mean_of(self.returns)[0]
 
     @property
     def half_width(self) -> float:
-        """Half of the mean's 95 % interval."""
+        """Half width of the mean's 95 % interval."""
         return mean_of(self.returns)[1]
 
 
 @dataclass(frozen=True)
 class PlanningFigure:
-    """One way to act in a task, with every seed; `sims` is None where none are made, or the planner says how many."""
+    """One way to act in a task, with every seed; `sims` is None for policies that do not simulate."""
 
     env: str
     name: str
@@ -84,7 +83,7 @@ class PlanningFigure:
 
 
 def mean_of(values: tuple[float, ...]) -> tuple[float, float]:
-    """The mean, and half of its 95 % interval."""
+    """The mean, and the half width of its 95 % interval."""
     from corral.runs.evaluate import Evaluation
 
     found = Evaluation(values, ())
@@ -94,7 +93,7 @@ def mean_of(values: tuple[float, ...]) -> tuple[float, float]:
 def half_trained(
     task: PlanningTask, seeds: Sequence[int], sims: Sequence[int], episodes: int, folder: Path, say: Say
 ) -> list[PlanningFigure]:
-    """Train PPO with each seed for a part of what it needs, and let it act alone and with a search."""
+    """Train PPO with each seed until it is half-trained, and let it act alone and with search."""
     from corral.runs.evaluate import acting_seed, make_eval_vec
     from corral.runs.load import load_policy
     from corral.runs.train import train
@@ -118,9 +117,9 @@ def half_trained(
 def planners(
     task: PlanningTask, seeds: Sequence[int], sims: int, episodes: int, pendulum: Path | None, say: Say
 ) -> list[PlanningFigure]:
-    """Let planners act that have learned nothing, with so many simulations of `AHEAD` steps for a decision.
+    """Let planners that do not learn act, with `sims` simulations of `AHEAD` steps per decision.
 
-    In Pendulum MPPI is one of them, and once more in the program `pendulum`, if there is one.
+    In Pendulum these include MPPI, and MPPI on the C++ simulator `pendulum` if it is given.
     """
     from corral.runs.evaluate import make_eval_vec
 
@@ -149,18 +148,18 @@ def planners(
 
 
 def compile_pendulum(folder: Path) -> Path:
-    """Gymnasium's Pendulum as a program in C++."""
+    """Compile Gymnasium's Pendulum as a C++ simulator."""
     try:
         compile_simulator(SDK / "examples" / "pendulum.cpp", folder / "pendulum")
     except CannotCompile as error:
         raise UserError(
-            f"MPPI is also measured on a simulator in C++, and {error}: install g++, or measure with --task cartpole."
+            f"MPPI is also measured on a C++ simulator, and {error}: install g++, or measure with --task cartpole."
         ) from error
     return folder / "pendulum"
 
 
 def verdicts(figures: Sequence[PlanningFigure]) -> Iterator[Verdict]:
-    """Whether the most simulations make a half-trained policy better, beyond doubt, and whether MPPI swings up."""
+    """Whether search with the most simulations improves a half-trained policy significantly, and MPPI swings up."""
     for env in dict.fromkeys(figure.env for figure in figures):
         here = [figure for figure in figures if figure.env == env]
         alone = next((figure for figure in here if figure.name == POLICY), None)
@@ -169,7 +168,7 @@ def verdicts(figures: Sequence[PlanningFigure]) -> Iterator[Verdict]:
             most = max(searched, key=lambda figure: figure.sims or 0)
             gains = [_gain(a, b) for a, b in zip(most.plays, alone.plays, strict=True)]
             sure, plain = Spread.of(mean - half for mean, half in gains), Spread.of(mean for mean, _ in gains)
-            bound = f"It adds {plain.median:.1f} ({plain.low:.1f} to {plain.high:.1f}) in the mean, seed by seed."
+            bound = f"Search adds {plain.median:.1f} ({plain.low:.1f} to {plain.high:.1f}) to the mean, seed by seed."
             target = f"{env}, return that search adds to a half-trained PPO, low end of the 95 % interval"
             yield Verdict(target, 0.0, sure, most.name, bound)
         for figure in here:
@@ -178,7 +177,7 @@ def verdicts(figures: Sequence[PlanningFigure]) -> Iterator[Verdict]:
 
 
 def _gain(one: Play, other: Play) -> tuple[float, float]:
-    """By how much the returns of the same episodes are better, and half of the 95 % interval."""
+    """Mean improvement over the same episodes, and the half width of its 95 % interval."""
     return mean_of(tuple(a - b for a, b in zip(one.returns, other.returns, strict=True)))
 
 
@@ -192,7 +191,7 @@ def _random(vec: VecEnv, seed: int) -> Policy:
 
 
 def _linked(program: Path, episodes: int) -> VecEnv:
-    """Environments in simulators of their own."""
+    """Environments in C++ simulators."""
     from corral.runs.evaluate import num_eval_envs
 
     count = num_eval_envs(episodes)
@@ -211,30 +210,25 @@ def _play(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Play:
 
 
 class _Watched:
-    """A policy and a clock: what each decision takes, when many are made at once."""
+    """A policy whose time per decision is recorded, with many decisions in a batch."""
 
     def __init__(self, policy: Policy):
         self._policy, self.seconds, self.decisions = policy, list[float](), 0
 
     def set_context(self, ctx: ActContext) -> None:
-        """For the policy."""
         set_context(self._policy, ctx)
 
     @property
     def simulator_steps(self) -> int:
-        """What planning has cost."""
         return self._policy.simulator_steps if isinstance(self._policy, PlanningPolicy) else 0
 
     def bind_envs(self, vec: VecEnv) -> None:
-        """Tell the policy, if it plans."""
         bind_envs(self._policy, vec)
 
     def initial_state(self, n: int) -> Tree:
-        """The policy's."""
         return self._policy.initial_state(n)
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Let the policy decide, and look at the clock."""
         start = time.perf_counter()
         decided = self._policy.act(obs, state, first)
         self.seconds.append((time.perf_counter() - start) / len(first))

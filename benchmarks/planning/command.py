@@ -1,4 +1,4 @@
-"""`python -m benchmarks planning`: what looking ahead adds when acting, with a half-trained policy and without any."""
+"""`python -m benchmarks planning`: what planning adds when acting, with a half-trained policy and without one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from typing import Annotated, Literal
 
 import tyro
 
-from benchmarks.common.command import machine_line, open_report, progress, require_at_least_one, require_folder
-from benchmarks.common.markdown import write_between
+from benchmarks.common.command import (
+    given_options,
+    machine_line,
+    open_report,
+    progress,
+    require_at_least_one,
+    require_folder,
+)  # fmt: skip
+from benchmarks.common.markdown import picture_place, relative, write_between
 from benchmarks.common.report import Report
-from benchmarks.link.report import relative
 from benchmarks.planning.case import (
     AHEAD,
     TASKS,
@@ -31,34 +37,36 @@ _MIN_BUDGET = 40
 
 @dataclass(frozen=True)
 class BenchPlanning:
-    """Measure the return of a half-trained PPO over the number of simulations that it looks ahead with.
+    """Measure the return of a half-trained PPO with search, for several numbers of simulations.
 
-    Beside it planners that have learned nothing: shooting, search with random rollouts, and MPPI, also on a simulator
-    in C++. Prints a table, and writes planning.png and planning.json.
+    It is compared with planners that do not learn: shooting, search with random rollouts, and MPPI, also on a C++
+    simulator. Prints a table, and writes planning.png and planning.json.
     """
 
     task: Literal["cartpole", "pendulum", "all"] = "all"
-    """Which task."""
+    """Task to measure. Default: both."""
     sims: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 128)
-    """Simulations of a decision."""
+    """Numbers of simulations per decision."""
     budget: int = 640
-    """Simulator steps of a decision that planners without learning may make, about."""
+    """Approximate simulator steps per decision of planners that do not learn."""
     episodes: int = 32
-    """Episodes of each figure and seed."""
+    """Episodes per figure and seed."""
     seeds: int = 3
-    """Seeds of everything, from 1 on."""
+    """Number of seeds, starting at 1."""
     out: Path = Path("bench")
     """Folder for the PNG and the JSON."""
     table: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """File to write the table to, between its markers, such as BENCHMARKS.md; the picture goes to docs/ beside it."""
+    """Also write the table between the markers of this file, such as BENCHMARKS.md; the chart goes to docs/ beside
+    it."""
 
     def run(self) -> int:
-        """Measure, print, and write the files."""
         require_at_least_one(seeds=self.seeds, sims=min(self.sims, default=0))
         if self.episodes < 2:
-            raise UserError(f"--episodes must be at least 2, for an interval of their mean, got {self.episodes}.")
+            raise UserError(f"--episodes must be at least 2, for a confidence interval, got {self.episodes}.")
         if self.budget < _MIN_BUDGET:
-            raise UserError(f"--budget must be at least {_MIN_BUDGET}, two looks ahead of 20 steps, got {self.budget}.")
+            raise UserError(
+                f"--budget must be at least {_MIN_BUDGET}, for two rollouts of 20 steps, got {self.budget}."
+            )
         require_folder(self.out)
         figures: list[PlanningFigure] = []
         seeds, simulations = range(1, self.seeds + 1), self.budget // AHEAD
@@ -75,12 +83,9 @@ class BenchPlanning:
         report.more["figures"] = [asdict(figure) for figure in figures]
         report.more["verdicts"] = [asdict(found) | {"reached": found.reached} for found in verdicts(figures)]
         (self.out / "planning.json").write_text(json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
-        folder = self.out
-        if self.table is not None:
-            beside = self.table.parent / "docs"
-            folder = beside if beside.is_dir() else self.table.parent
-        picture = self._draw(figures, folder / "planning.png")
-        how = f"{self.episodes} episodes of each seed from 1 to {self.seeds}, the same for all but simulators in C++."
+        place = picture_place(self.table, "planning.png") if self.table else self.out / "planning.png"
+        picture = self._draw(figures, place)
+        how = f"{self.episodes} episodes per seed from 1 to {self.seeds}, the same for all except C++ simulators."
         shown = relative(picture, self.table) if picture and self.table else None
         lines = section(figures, report.facts, self._command(), machine, how, shown)
         print("\n".join(lines))
@@ -99,10 +104,4 @@ class BenchPlanning:
         return path
 
     def _command(self) -> str:
-        given = {name: getattr(self, name) for name in ("task", "sims", "budget", "episodes", "seeds")}
-        options = [
-            f" --{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
-            for name, value in given.items()
-            if value != getattr(type(self), name)
-        ]
-        return f"python -m benchmarks planning{''.join(options)}"
+        return f"python -m benchmarks planning{given_options(self, 'task', 'sims', 'budget', 'episodes', 'seeds')}"

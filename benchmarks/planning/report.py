@@ -1,4 +1,4 @@
-"""What `python -m benchmarks planning` found: a table in Markdown and a picture, for BENCHMARKS.md."""
+"""Results of `python -m benchmarks planning`: a table and a chart for BENCHMARKS.md."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _OURS = "#d1495b"
 
 
 def tables(figures: Sequence[PlanningFigure]) -> list[str]:
-    """A row for each way to act: medians and ranges over the seeds."""
+    """A row per way to act: medians and ranges over the seeds."""
     return table(_HEAD, [_row(figure) for figure in figures])
 
 
 def section(
     figures: Sequence[PlanningFigure], facts: dict[str, Any], command: str, machine: str, how: str, picture: str | None
 ) -> list[str]:
-    """The table with what a reader must know about it."""
+    """The table with the conditions under which it was measured."""
     versions = ", ".join(f"{name} {facts['versions'][name]}" for name in ("corral-rl", "torch", "gymnasium"))
     trained = ", ".join(
         f"{task.steps:,} steps of {task.env}" for task in TASKS.values() if any(f.env == task.env for f in figures)
@@ -32,9 +32,9 @@ def section(
     shown = [f"![mean return over the number of simulations]({picture})", ""] if picture else []
     return [
         f"`{command}` on {facts['date'][:10]}, Python {facts['python']}, {versions}. {machine}",
-        f"{how} PPO has learned from {trained}, by its preset. Medians, and ranges over the seeds in brackets; the "
-        "interval is that of one seed's mean, plus or minus. A decision's time is that of one among those made "
-        "at once for 16 episodes side by side.",
+        f"{how} PPO was trained for {trained}, with its preset. Medians, and ranges over the seeds in brackets; the "
+        "interval is plus or minus, for the mean of one seed. The time per decision is measured with 16 episodes "
+        "acting in a batch.",
         "",
         *tables(figures),
         "",
@@ -44,7 +44,7 @@ def section(
 
 
 def save_curves(figures: Sequence[PlanningFigure], path: Path, title: str) -> None:
-    """Write a PNG, a panel for each task: mean return over simulations; ImportError without matplotlib."""
+    """Write a PNG with a panel per task: mean return over simulations; ImportError without matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
 
@@ -78,7 +78,7 @@ def _draw(axes: Any, figures: Sequence[PlanningFigure], env: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sims)
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.set_xlabel("simulations of a decision", fontsize=9)
+    axes.set_xlabel("simulations per decision", fontsize=9)
     axes.set_title(f"{env}: mean return, median and range over seeds", loc="left", fontsize=10)
     axes.tick_params(labelsize=8)
     for side in ("top", "right"):
@@ -90,13 +90,13 @@ def _row(figure: PlanningFigure) -> tuple[str, ...]:
     return (
         figure.env,
         figure.name,
-        _told(figure.spread("mean"), 1),
+        _text(figure.spread("mean"), 1),
         f"{figure.spread('half_width').median:.1f}",
-        _told(figure.spread("decision_s"), 3, 1e3),
+        _text(figure.spread("decision_s"), 3, 1e3),
         f"{figure.spread('simulator_steps').median:,.1f}" if figure.sims else "-",
     )
 
 
-def _told(spread: Spread, digits: int, times: float = 1.0) -> str:
+def _text(spread: Spread, digits: int, times: float = 1.0) -> str:
     median, low, high = (f"{times * value:.{digits}f}" for value in (spread.median, spread.low, spread.high))
     return f"{median} ({low} to {high})"

@@ -1,1 +1,1 @@
-"""Environment steps per second of every backend, beside other libraries."""
+"""Environment steps per second of every backend, compared with other libraries."""

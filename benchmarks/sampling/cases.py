@@ -1,6 +1,6 @@
 """What `python -m benchmarks sampling` compares: CartPole (cheap steps), Pong (images) and steps that wait.
 
-In every case the contestants that fork come first: forking a process that has threads is asking for trouble.
+In every case the contestants that fork come first, because forking a process with threads is unsafe.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SamplingCase:
     title: str
     num_envs: int
     entries: Sequence[Entry]
-    ideal: float | None = None  # steps per second that cannot be exceeded, where it is known beforehand
+    ideal: float | None = None  # steps per second that cannot be exceeded, if known beforehand
     scale: Scale = field(default=SCALE, init=False)
 
     @property
@@ -72,11 +72,11 @@ class SamplingCase:
         return f"{self.title} x {self.num_envs}"
 
     def base(self, outcome: Outcome) -> str:
-        """Gymnasium's own vector environment in one process."""
+        """Gymnasium's vector environment in one process."""
         return SYNC
 
     def layers(self, outcome: Outcome) -> list[LayerRow]:
-        """Microseconds per step by layer, where all layers were measured."""
+        """Microseconds per step and layer, if all layers were measured."""
         return layers_of(outcome)
 
     def verdicts(self, outcome: Outcome, layers: Sequence[LayerRow]) -> list[Verdict]:
@@ -95,7 +95,7 @@ def make_cases(names: Sequence[CaseName], num_envs: int | None) -> list[Sampling
 
 
 def cartpole(n: int) -> SamplingCase:
-    """CartPole, whose step costs microseconds: shows what each library adds to it."""
+    """CartPole, whose step costs microseconds: shows the overhead of each library."""
     gym = [partial(gymnasium.make, _CARTPOLE)] * n
     return SamplingCase(
         "cartpole",
@@ -147,7 +147,7 @@ def pong(n: int) -> SamplingCase:
 
 
 def slow(n: int) -> SamplingCase:
-    """A simulator whose step waits for 10 to 50 ms: waiting for the slowest of all costs time."""
+    """A simulator whose step waits for 10 to 50 ms: waiting for the slowest environment costs time."""
     envs, choices = [SlowEnv] * n, 3
     return SamplingCase(
         "slow",

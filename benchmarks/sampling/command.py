@@ -1,4 +1,4 @@
-"""`python -m benchmarks sampling`: environment steps per second, beside other libraries, in one run."""
+"""`python -m benchmarks sampling`: environment steps per second, compared with other libraries in one run."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from benchmarks.sampling.cases import CaseName, make_cases
 
 @dataclass(frozen=True)
 class BenchSampling:
-    """Measure environment steps per second beside other libraries, in interleaved rounds.
+    """Measure environment steps per second, compared with other libraries in interleaved rounds.
 
     Prints tables, and writes sampling.png and sampling.json. A library that is not installed is skipped.
     """
 
     case: Literal["all", "cartpole", "pong", "slow"] = "all"
-    """Cheap steps, images, steps that wait, or all of them."""
+    """cartpole: cheap steps; pong: images; slow: steps that wait."""
     num_envs: int | None = None
-    """Environments; by default 64 and 8 of CartPole, 8 and 32 of Pong, 16 slow ones."""
+    """Number of environments. Default: CartPole 64 and 8, Pong 8 and 32, slow 16."""
     rounds: int = 5
-    """How often every contestant runs."""
+    """Number of rounds; every contestant runs in each."""
     seconds: float = 1.0
-    """How long it runs each time."""
+    """Seconds per contestant and round."""
     out: Path = Path("bench")
     """Folder for the PNG and the JSON."""
 
     def run(self) -> int:
-        """Measure, print, and write the files."""
         require_at_least_one(num_envs=self.num_envs)
         require_interleaved(self)
         names: list[CaseName] = ["cartpole", "pong", "slow"] if self.case == "all" else [self.case]

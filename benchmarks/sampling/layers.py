@@ -1,7 +1,7 @@
 """Where the time of a step goes: microseconds per step and layer, from the rounds of one case.
 
-Each layer is the difference of two contestants within a round, one with it and one without. On `process` all
-workers step at once, so its simulator and group columns are wall time shared by them.
+Each layer is the difference of two contestants within a round, one with it and one without. On `process` all workers
+step concurrently, so the simulator and group columns are wall time divided among them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from benchmarks.common.rounds import Outcome, Spread
 from benchmarks.sampling import names
 
 COLUMNS = ("simulator", "group", "send/recv", "IPC", "sampler")
-"""Stepping alone; copying, checking and new episodes; bookkeeping of a batch; wake-ups; trajectories."""
+"""Stepping alone; copying, checks and resets; bookkeeping of a batch; wake-ups; trajectories."""
 
-# By row and column: with the layer, and without it. The parent's send and recv on `process` count as IPC.
+# By row and column: the contestant with the layer, and the one without. On `process`, send and recv count as IPC.
 _ROWS: dict[str, dict[str, tuple[str, str | None]]] = {
     "local": {
         "simulator": (names.BARE_ONE, None),
@@ -38,7 +38,7 @@ _ROWS: dict[str, dict[str, tuple[str, str | None]]] = {
 
 
 def layers_of(outcome: Outcome) -> list[LayerRow]:
-    """The layer table of a case that has these contestants; empty when one was left out."""
+    """The layer table of a case; empty if one of its contestants was skipped."""
     needed = {name for row in _ROWS.values() for pair in row.values() for name in pair if name}
     if not needed <= set(outcome.rates):
         return []

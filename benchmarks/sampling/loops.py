@@ -1,6 +1,6 @@
 """An upper bound: the same environments stepped in a bare loop, in processes that never communicate.
 
-The same loop around Corral's `EnvGroup` shows what that layer adds.
+The same loop around Corral's `EnvGroup` shows the cost of that layer.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from corral.envs.supervision import IDLE
 Layer = Literal["bare", "group"]
 
 _TIMEOUT_S = 60.0
-_ASK, _ANSWER = struct.Struct("d"), struct.Struct("qd")  # seconds to run for; steps made in how many seconds
+_ASK, _ANSWER = struct.Struct("d"), struct.Struct("qd")  # seconds to run; steps made, and seconds they took
 
 
 class Loops:
-    """`num_envs` environments shared out to `workers` processes that only meet at the end of a slice.
+    """`num_envs` environments in `workers` processes that synchronize only at the end of a slice.
 
-    In `lockstep` they meet after every step of all: the parent wakes each with a few bytes, and each wakes the
-    parent. No sampler in processes can wait less, for this one carries neither actions nor results.
+    In `lockstep` they synchronize after every step: the parent wakes each process with a few bytes, and each wakes the
+    parent. No sampler with worker processes can wait less, because these bytes carry neither actions nor results.
     """
 
     def __init__(self, env: str, layer: Layer, num_envs: int, workers: int, *, lockstep: bool = False):
@@ -44,7 +44,7 @@ class Loops:
         for ids in np.array_split(np.arange(num_envs), min(workers, num_envs)):
             ours, theirs = socket.socketpair()
             with theirs:
-                # A fresh interpreter, not multiprocessing's, which would import the caller's main module.
+                # Not multiprocessing, which would import the caller's main module.
                 call = f"serve({theirs.fileno()}, {env!r}, {layer!r}, {len(ids)})"
                 code = f"from benchmarks.sampling.loops import serve; {call}"
                 process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], env=child_env())
@@ -52,24 +52,21 @@ class Loops:
 
     @property
     def pids(self) -> list[int]:
-        """The processes."""
         return [process.pid for process, _ in self._loops]
 
     def run(self, seconds: float) -> Slice:
-        """Let all loops run at once."""
         if self._lockstep:
             return timed(lambda: self._ask(0.0).steps, seconds)
         return self._ask(seconds)
 
     def close(self) -> None:
-        """End the processes."""
         for process, end in self._loops:
             end.close()
             process.kill()
             process.wait()
 
     def _ask(self, seconds: float) -> Slice:
-        """Wake all processes, and wait for all answers; for 0 seconds every environment steps once."""
+        """Wake all processes and wait for their answers; with 0 seconds every environment steps once."""
         for _, end in self._loops:
             end.send(_ASK.pack(seconds))
         steps, longest = 0, 0.0
@@ -81,7 +78,7 @@ class Loops:
 
 
 def serve(fd: int, env: str, layer: Layer, num_envs: int) -> None:
-    """In a process of its own: run slices until the other end is closed."""
+    """In a child process: run slices until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes its end
     step = (_bare if layer == "bare" else _group)(env, num_envs)
     actions = draw_actions(2, num_envs)
@@ -92,7 +89,7 @@ def serve(fd: int, env: str, layer: Layer, num_envs: int) -> None:
 
 
 def _bare(env: str, num_envs: int) -> Callable[[Array], int]:
-    """Nothing but `step` and `reset`."""
+    """Only `step` and `reset`."""
     factory = resolve(env).factory
     envs = [factory() for _ in range(num_envs)]
     for number, one in enumerate(envs):
@@ -109,7 +106,7 @@ def _bare(env: str, num_envs: int) -> Callable[[Array], int]:
 
 
 def _group(env: str, num_envs: int) -> Callable[[Array], int]:
-    """Corral's group, which also copies, checks and starts new episodes."""
+    """Corral's `EnvGroup`, which also copies and checks results and starts new episodes."""
     factory = resolve(env).factory
     group = EnvGroup(dict.fromkeys(range(num_envs), factory), env, lambda fault: None, [IDLE])
     rows, sets = EnvRows(group.build(), num_envs), IdSets(num_envs)

@@ -1,4 +1,4 @@
-"""Names of the contestants, which layers and targets are computed from."""
+"""Names of the contestants from which layers and targets are computed."""
 
 from __future__ import annotations
 

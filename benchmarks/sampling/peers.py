@@ -1,4 +1,4 @@
-"""Other libraries' vector environments, built the way that their own documentation shows."""
+"""Vector environments of other libraries, built as their documentation shows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sb3_dummy(factories: Sequence[EnvFactory], choices: int, stack: int = 1) -> 
 
 
 def sb3_subproc(factories: Sequence[EnvFactory], choices: int, stack: int = 1) -> Lockstep:
-    """Stable-Baselines3's SubprocVecEnv, forked because importing torch in each process takes minutes."""
+    """Stable-Baselines3's SubprocVecEnv; forked, because importing torch in each process takes minutes."""
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     return _sb3(SubprocVecEnv(list(factories), start_method="fork"), choices, stack)
@@ -65,13 +65,13 @@ def envpool_sync(task: str, num_envs: int, choices: int, **options: Any) -> Lock
 def envpool_halves(task: str, num_envs: int, choices: int, **options: Any) -> Pipelined:
     """EnvPool with half of the environments per batch."""
     if num_envs < 2:
-        raise UserError("Half of one environment is none; use --num-envs 2 or more.")
+        raise UserError("EnvPool in halves needs at least 2 environments: use --num-envs 2 or more.")
     pool = _envpool(task, num_envs, num_envs // 2, options)
     return envpool_async(pool, num_envs, draw_actions(choices, num_envs, "int32"))
 
 
 def ale_vector(num_envs: int, choices: int) -> Lockstep:
-    """ALE's own vector environment, set as Corral's native backend sets it."""
+    """ALE's vector environment, with the settings of Corral's native backend."""
     import_ale()
     from ale_py.vector_env import AtariVectorEnv
 
@@ -88,7 +88,7 @@ def ale_vector(num_envs: int, choices: int) -> Lockstep:
 
 
 def gymnasium_pong() -> gymnasium.Env[Any, Any]:
-    """Pong in Gymnasium's own Atari wrappers."""
+    """Pong with Gymnasium's Atari wrappers."""
     import_ale()
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
@@ -97,7 +97,7 @@ def gymnasium_pong() -> gymnasium.Env[Any, Any]:
 
 
 def sb3_pong() -> gymnasium.Env[Any, Any]:
-    """Pong in Stable-Baselines3's own Atari wrappers, to be stacked by its vector environment."""
+    """Pong with Stable-Baselines3's Atari wrappers; its vector environment stacks the frames."""
     import_ale()
     from stable_baselines3.common.atari_wrappers import AtariWrapper
 

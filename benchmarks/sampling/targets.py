@@ -1,4 +1,4 @@
-"""What sampling must reach, whether it did, and what bounds it."""
+"""Targets of sampling, whether they were reached, and their bounds."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _CARTPOLE_ENVS, _SLOW_ENVS = 64, 16
 
 
 def verdicts(case: SamplingCase, outcome: Outcome) -> list[Verdict]:
-    """The targets of a case at its size; none when what they speak of was left out."""
+    """The targets of a case at its size; none if their contestants were skipped."""
     if case.name == "cartpole" and case.num_envs == _CARTPOLE_ENVS:
         return _cartpole(case, outcome)
     if case.name == "pong" and names.ALE in outcome.rates and names.NATIVE in outcome.rates:
         figure = outcome.ratio(names.NATIVE, names.ALE)
         target = f"{case.label}, native over ALE's vector env"
-        bound = "Native is ALE's vector env and what Corral adds to it, so 1 is the bound."
+        bound = "Bound: 1, because native is ALE's vector env plus Corral's overhead."
         return [Verdict(target, 0.95, figure, names.NATIVE, bound)]
     if case.name == "slow" and case.num_envs == _SLOW_ENVS and names.FIRST in outcome.rates and case.ideal:
         figure = Spread.of(rate / case.ideal for rate in outcome.rates[names.FIRST])
         target = f"{case.label}, min_ready over the ideal rate"
-        bound = f"The ideal is {case.ideal:.0f} steps/s: no environment ever waits for another."
+        bound = f"The ideal is {case.ideal:.0f} steps/s, with no environment waiting for another."
         return [Verdict(target, 0.95, figure, names.FIRST, bound)]
     return []
 
@@ -45,13 +45,13 @@ def _cartpole(case: SamplingCase, outcome: Outcome) -> list[Verdict]:
 
 
 def _process_bound(case: SamplingCase, outcome: Outcome, base: str) -> str:
-    """How fast the same environments step in processes that exchange nothing, and next to nothing."""
+    """How fast the same environments step in processes that exchange nothing, and in lockstep."""
     if not {names.BARE_ALL, names.BARE_ONE, names.BARE_LOCKSTEP} <= set(outcome.rates):
         return ""
     silent, lockstep = (outcome.ratio(name, base).median for name in (names.BARE_ALL, names.BARE_LOCKSTEP))
     scaling = outcome.ratio(names.BARE_ALL, names.BARE_ONE).median
     return (
-        f"Bound: bare loops in {cores()} processes reach {silent:.2f} without any communication ({scaling:.2f} "
-        f"times one such loop), and {lockstep:.2f} when they are only woken once for each step of all "
-        f"{case.num_envs}, without actions or results."
+        f"Bound: bare loops in {cores()} processes reach {silent:.2f} without communication ({scaling:.2f} times one "
+        f"process), and {lockstep:.2f} if they are woken once per step of all {case.num_envs}, without actions or "
+        "results."
     )

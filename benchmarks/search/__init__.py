@@ -1,1 +1,1 @@
-"""Simulations per second of tree search on Connect Four, beside other libraries."""
+"""Simulations per second of tree search on Connect Four, compared with other libraries."""

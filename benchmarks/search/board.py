@@ -9,7 +9,7 @@ from corral.envs.suites.games.connect4 import CONNECT4
 
 
 def boards_of(problem: Problem) -> Array:
-    """The positions as words of the game."""
+    """The positions as boards of Corral's game."""
     boards = CONNECT4.start(len(problem.prefixes))
     for k, played in enumerate(problem.prefixes):
         for column in played:
@@ -18,7 +18,7 @@ def boards_of(problem: Problem) -> Array:
 
 
 def count_games(depth: int) -> list[int]:
-    """Sequences of moves from the empty board by their length, of games that last until the last one."""
+    """Perft from the empty board: the number of legal move sequences of each length up to `depth`."""
     states, counts = CONNECT4.start(1), []
     for _ in range(depth):
         above, columns = np.nonzero(CONNECT4.look(states)[1])

@@ -1,7 +1,7 @@
 """What `python -m benchmarks search` compares: tree search on Connect Four, with a network and without one.
 
-Every engine searches the same positions with the same network, 100 simulations each; mctx, OpenSpiel and LightZero by
-their own trees. Engines are processes of their own, and only one of them works at a time.
+Every engine searches the same positions with the same network, 100 simulations each; mctx, OpenSpiel and LightZero use
+their own trees. Each engine is a separate process, and only one of them works at a time.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _MEMORY_TARGET, _LATENCY_TARGET_S = 300.0, 0.008
 
 
 class Lab:
-    """The engines, each made when it is first needed."""
+    """The engines, each started when it is first needed."""
 
     def __init__(self, problem: Path, peer_python: str = sys.executable):
         self._problem, self._peer_python = problem, peer_python
         self._engines: dict[str, EngineProcess] = {}
         self._stack = ExitStack()
         self.searching: dict[str, EngineSearch] = {}
-        """Contestants by name, with what they counted."""
+        """Contestants by name, with their counts."""
 
     def __enter__(self) -> Lab:
         return self
@@ -54,7 +54,7 @@ class Lab:
         self._stack.close()
 
     def engine(self, name: str, copy: int = 0) -> EngineProcess:
-        """The process of an engine, or another one of the same."""
+        """The process of an engine; further copies have other numbers."""
         key = f"{name} {copy}"
         if key not in self._engines:
             python = sys.executable if name == "corral" else self._peer_python
@@ -63,17 +63,16 @@ class Lab:
         return self._engines[key]
 
     def search(self, engine: str, copies: int, name: str, task: SearchTask) -> EngineSearch:
-        """A contestant."""
         engines = [self.engine(engine, copy) for copy in range(copies)]
         self.searching[name] = EngineSearch(engines, name, task)
         return self.searching[name]
 
     def facts(self) -> dict[str, Any]:
-        """Version, peak memory and bytes of a node of every engine that is there."""
+        """Version, peak memory and bytes per node of every engine that runs."""
         return {key.partition(" ")[0]: facts for key, facts in self._ask_all("facts").items() if key.endswith(" 0")}
 
     def cpu_times(self) -> CpuTimes | None:
-        """With the time of the engines as ours, although they have not ended."""
+        """CPU times with those of the engines counted as ours, although they have not ended."""
         now = CpuTimes.now()
         return None if now is None else replace(now, ours=now.ours + sum(self._ask_all("cpu").values()))
 
@@ -86,7 +85,7 @@ class Lab:
 
 
 def title(engine: str, task: SearchTask, copies: int = 1) -> str:
-    """A contestant's name: trees times leaves."""
+    """A contestant's name, with trees x leaves."""
     size = f"{task.trees} x {task.leaves}" if engine == "corral" else str(task.trees)
     what = {"network": "", "zero": "", "rollouts": ", random games"}[task.evaluator]
     return f"{_TITLES[engine]}, {size}{what}" + (f", {copies} processes" if copies > 1 else "")
@@ -94,7 +93,7 @@ def title(engine: str, task: SearchTask, copies: int = 1) -> str:
 
 @dataclass(frozen=True)
 class SearchCase:
-    """One evaluation of leaves, all engines, several numbers of trees."""
+    """One kind of leaf evaluation, with all engines and several numbers of trees."""
 
     name: CaseName
     sims: int
@@ -102,19 +101,17 @@ class SearchCase:
     tasks: Sequence[tuple[str, SearchTask, int]]
     num_envs: int | None = field(default=None, init=False)
     seconds: float = 1.0
-    """How long each row of layers is measured."""
+    """Seconds for which each row of layers is measured."""
     ideal: float | None = field(default=None, init=False)
     scale: Scale = field(default=SCALE, init=False)
 
     @property
     def label(self) -> str:
-        """Title."""
         what = "MLP 84-128-128-(7+1)" if self.name == "network" else "no network"
         return f"Connect Four, {self.sims} simulations, {what}"
 
     @property
     def entries(self) -> list[Entry]:
-        """All contestants, with what to install."""
         found = []
         for engine, task, copies in self.tasks:
             name = title(engine, task, copies)
@@ -124,14 +121,12 @@ class SearchCase:
         return found
 
     def base(self, outcome: Outcome) -> str:
-        """mctx where it is fastest."""
+        """mctx with its fastest number of trees."""
         return self.best("mctx", outcome) or "mctx"
 
     def best(self, engine: str, outcome: Outcome) -> str | None:
-        """An engine's fastest contestant, if it took part."""
-        names = [title(*task) for task in self.tasks if task[0] == engine]
-        there = [name for name in names if name in outcome.rates]
-        return max(there, key=lambda name: outcome.spread(name).median) if there else None
+        """An engine's fastest contestant, if any ran."""
+        return outcome.fastest(title(*task) for task in self.tasks if task[0] == engine)
 
     def layers(self, outcome: Outcome) -> list[LayerRow]:
         """Where Corral's time goes."""
@@ -161,7 +156,7 @@ class SearchCase:
         if self.name == "network":
             found += self._of_one_tree(outcome, layers)
         memory = self.lab.engine("corral").ask("facts")["node_bytes"]
-        target = f"{_MEMORY_TARGET:.0f} bytes over those of a node with its state"
+        target = f"{_MEMORY_TARGET:.0f} bytes over the bytes of a node with its state"
         return [*found, _over(target, 1.0, [_MEMORY_TARGET], memory, ours, f"A node has {memory:.0f} bytes.")]
 
     def _of_one_tree(self, outcome: Outcome, layers: Sequence[LayerRow]) -> list[Verdict]:
@@ -170,8 +165,8 @@ class SearchCase:
         of = self.lab.searching[quick]
         spread = Spread(*(_LATENCY_TARGET_S / of.percentile(share) for share in (0.5, 0.95, 0.0)))
         return [
-            Verdict("8 ms over the time of a decision for one tree", 1.0, spread, quick, bound),
-            Verdict("64 trees over one, simulations/s", 5.0, outcome.ratio(many, one), many, bound),
+            Verdict("8 ms over the time per decision with one tree", 1.0, spread, quick, bound),
+            Verdict("64 trees over one tree, simulations/s", 5.0, outcome.ratio(many, one), many, bound),
         ]
 
 
@@ -210,10 +205,9 @@ def _over(target: str, needed: float, figures: Sequence[float], unit: float, by:
 
 
 def _bound(name: str, layers: Sequence[LayerRow]) -> str:
-    """What a simulation's time is spent on most."""
+    """What takes most of a simulation's time."""
     row = next((row for row in layers if row.name == name), None)
     if row is None:
         return ""
     parts = ", ".join(f"{part} {spread.median:.2f}" for part, spread in row.layers.items())
-    most = max(row.layers, key=lambda part: row.layers[part].median)
-    return f"Bound: the {most}, of {parts} us of a simulation on one core."
+    return f"Bound: the {row.largest}; a simulation takes {parts} us on one core."

@@ -1,4 +1,4 @@
-"""Correctness before speed: the same rules, the same network, the counts of a plain search, and the same moves."""
+"""Correctness before speed: equal rules, equal network outputs, the visit counts of a plain search, and equal moves."""
 
 from __future__ import annotations
 
@@ -19,38 +19,37 @@ _SAME_OUTPUTS, _SAME_COUNTS, _SAME_MOVES = 1e-5, 1.0, 0.95
 
 @dataclass
 class Checks:
-    """What was found, by engine."""
+    """Results of the checks by engine."""
 
     perft: dict[str, bool] = field(default_factory=dict)
     outputs: dict[str, float] = field(default_factory=dict)
-    """Greatest difference of an output to the network in NumPy."""
+    """Largest difference from the outputs of the network in NumPy."""
     moves: dict[str, float] = field(default_factory=dict)
-    """Share of positions for which an engine chooses Corral's move."""
+    """Fraction of positions in which an engine selects Corral's move."""
     plain: float = float("nan")
-    """Share of positions for which Corral's counts are those of the plain search."""
+    """Fraction of positions in which Corral's visit counts equal those of the plain search."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready."""
         return asdict(self)
 
     @property
     def failures(self) -> list[str]:
-        """What makes figures of speed worth nothing."""
-        found = [f"{name} does not know the rules of Connect Four" for name, right in self.perft.items() if not right]
+        """Failed checks, which make speed figures meaningless."""
+        found = [f"{name} has other rules of Connect Four" for name, right in self.perft.items() if not right]
         found += [
             f"{name}'s network differs by {gap:.1e}" for name, gap in self.outputs.items() if not gap <= _SAME_OUTPUTS
         ]
         if not self.plain >= _SAME_COUNTS:
-            found.append(f"Corral's counts are those of a plain search in only {100 * self.plain:.1f} % of positions")
+            found.append(f"Corral's counts equal those of a plain search in only {100 * self.plain:.1f} % of positions")
         if self.moves.get("mctx", 1.0) < _SAME_MOVES:
-            found.append(f"mctx chooses the same move in only {100 * self.moves['mctx']:.1f} % of positions")
+            found.append(f"mctx selects the same move in only {100 * self.moves['mctx']:.1f} % of positions")
         return found
 
 
 def check(
     problem: Problem, engine: Callable[[str], EngineProcess], names: list[str], sims: int, say: Callable[[str], None]
 ) -> Checks:
-    """Ask every engine that is there; one that is not is passed over."""
+    """Check every engine; those that are not installed are skipped."""
     checks, moves = Checks(), dict[str, Any]()
     planes = np.asarray(problem.outputs(_planes(problem)), np.float64)
     for name in names:

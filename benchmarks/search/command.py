@@ -1,4 +1,4 @@
-"""`python -m benchmarks search`: simulations per second of tree search, beside other libraries, in one run."""
+"""`python -m benchmarks search`: simulations per second of tree search, compared with other libraries in one run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from benchmarks.common.command import (
+    given_options,
     labelled,
     machine_line,
     measure,
@@ -34,29 +35,30 @@ from corral.core.errors import RunFailed, UserError
 
 @dataclass(frozen=True)
 class BenchSearch:
-    """Measure simulations per second of tree search on Connect Four, beside mctx, OpenSpiel and LightZero.
+    """Measure simulations per second of tree search on Connect Four, compared with mctx, OpenSpiel and LightZero.
 
-    First all must know the same rules, compute the same network, and choose as a plain search does. Interleaved rounds;
-    prints tables, and writes search.png and search.json. A library that is not installed is skipped.
+    First checks that all have the same rules and network outputs, and that they select the moves of a plain search.
+    Measures in interleaved rounds, prints tables, and writes search.png and search.json. Libraries that are not
+    installed are skipped.
     """
 
     case: Literal["network", "tree", "remote", "all"] = "all"
-    """Leaves that a network evaluates, none but the tree and the game, or states in a C++ simulator over the link."""
+    """network: a network evaluates leaves; tree: only the tree and the game; remote: states in a C++ simulator over the
+    link."""
     sims: int = 100
-    """Simulations of a decision."""
+    """Simulations per decision."""
     rounds: int = 5
-    """How often every contestant runs."""
+    """Number of rounds; every contestant runs in each."""
     seconds: float = 1.0
-    """How long it runs each time."""
+    """Seconds per contestant and round."""
     peer_python: Path = Path(sys.executable)
-    """The Python that has the other libraries, with NumPy, numba and gymnasium."""
+    """Python interpreter with the other libraries, NumPy, numba and gymnasium."""
     out: Path = Path("bench")
     """Folder for the PNG and the JSON."""
     table: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """File to write the tables to, between its markers, such as BENCHMARKS.md."""
+    """Also write the tables between the markers of this file, such as BENCHMARKS.md."""
 
     def run(self) -> int:
-        """Check, measure, print, and write the files."""
         require_at_least_one(sims=self.sims)
         require_interleaved(self)
         console, lines = make_console(), list[str]()
@@ -76,13 +78,13 @@ class BenchSearch:
         return 0
 
     def _compare(self, report: Report, folder: Path, say: Callable[[str], None]) -> list[str]:
-        """Check all engines, measure them, and print what was found; returns that for the table."""
+        """Check all engines, measure them, and print the results; returns their lines for the table."""
         problem, file = make_problem(), folder / "problem.npz"
         save_problem(problem, file)
         with Lab(file, str(self.peer_python)) as lab:
             checks = check(problem, lab.engine, ["corral", *PEERS], self.sims, say)
             if checks.failures:
-                raise RunFailed(f"Speed means nothing before this is right: {'; '.join(checks.failures)}.")
+                raise RunFailed(f"The engines differ, so their speed cannot be compared: {'; '.join(checks.failures)}.")
             names = [name for name in CASES if self.case in ("all", name)]
             for case in make_cases(names, self.sims, lab, self.seconds):
                 report.cases.append(measure(case, self, say, lab.cpu_times))
@@ -95,7 +97,7 @@ class BenchSearch:
         return [*remarks, "", *tables(report.cases), ""]
 
     def _over_the_link(self, folder: Path, say: Callable[[str], None]) -> list[str]:
-        """The table of states in a simulator, or why there is none."""
+        """The table for states in a simulator, or why it was skipped."""
         try:
             figures, cost = measure_remote(folder, self.rounds, self.seconds, labelled(say, "over the link"))
             lines = remote_table(figures, cost)
@@ -106,8 +108,7 @@ class BenchSearch:
         return [*lines, ""]
 
     def _write_table(self, path: Path, report: Report, lines: list[str], machine: str) -> None:
-        given = {"case": self.case, "sims": self.sims, "rounds": self.rounds, "seconds": self.seconds}
-        options = "".join(f" --{name} {value}" for name, value in given.items() if value != getattr(type(self), name))
+        options = given_options(self, "case", "sims", "rounds", "seconds")
         verdicts = [f"- {verdict}" for case in report.cases for verdict in case.verdicts]
         head = headline(f"python -m benchmarks search{options}", report.facts, machine)
         write_between(path, MARKS, [head, "", *lines, *verdicts])

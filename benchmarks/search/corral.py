@@ -24,26 +24,24 @@ from corral.planning.mcts.selection import Puct
 
 
 class CorralEngine:
-    """Trees over positions of its own game; the network is one of its lean ones."""
+    """Trees over positions of Corral's game; the network runs in NumPy."""
 
     version = __version__
 
     def __init__(self, problem: Problem):
-        threadpool_limits(1, "blas")  # as in training: threads for so little work cost more than they do
+        threadpool_limits(1, "blas")  # as in training: for small networks, more threads cost more than they gain
         self._network, self.boards = _network(problem), boards_of(problem)
         self.node_bytes: float | None = None
 
     def perft(self, depth: int) -> list[int]:
-        """By its own rules."""
         return count_games(depth)
 
     def outputs(self) -> Array:
-        """Of its own observations."""
         logits, values = self._network(CONNECT4.look(self.boards)[0])
         return np.concatenate([logits, values[:, None]], 1)
 
     def counts(self, searcher: CorralSearcher, task: SearchTask) -> Array:
-        """Visits of the roots' edges, of all positions."""
+        """Visits of the roots' edges for all positions."""
         parts = []
         for at in range(0, len(self.boards), task.trees):
             searcher.decide(np.arange(at, at + task.trees))
@@ -51,7 +49,7 @@ class CorralEngine:
         return np.concatenate(parts)
 
     def parts(self, task: SearchTask, seconds: float) -> dict[str, float]:
-        """Microseconds of a simulation, by part."""
+        """Microseconds per simulation of network, simulator and tree."""
         searcher = self.prepare(task)
         searcher.decide(np.arange(task.trees) % len(self.boards))
         searcher.watch()
@@ -60,7 +58,6 @@ class CorralEngine:
         return {**micros, "tree": 1e6 * found["seconds"] / found["sims"] - sum(micros.values())}
 
     def prepare(self, task: SearchTask) -> CorralSearcher:
-        """A search that keeps its trees."""
         searcher = CorralSearcher(self.boards, self._network, task)
         forest = searcher.search.forest
         self.node_bytes = (forest.nbytes + 8.0 * CONNECT4.width * forest.state.size) / forest.state.size
@@ -68,7 +65,7 @@ class CorralEngine:
 
 
 class CorralSearcher:
-    """A task made ready; `parts` are seconds that its network and its simulator took."""
+    """A prepared task; `parts` are the seconds of its network and its simulator."""
 
     def __init__(self, boards: Array, network: Callable[[Tree], tuple[Array, Array]], task: SearchTask):
         self._boards, self._task = boards, task
@@ -84,10 +81,10 @@ class CorralSearcher:
             case "rollouts":
                 evaluate = RandomGames(self.states, 0)
         self.search = TreeSearch(self.states, evaluate, task.trees, CONNECT4.actions, task.sims, task.leaves)
-        self.work, self._asks = Work(), task.evaluator == "network"
+        self.work = Work()
 
     def decide(self, rows: Array) -> Array:
-        """Plant, grow, and take the most visited."""
+        """Plant trees, grow them, and take the most visited moves."""
         search = self.search
         waves, steps = search.waves, search.steps
         trees, roots = np.arange(len(rows)), self.states.put(self._boards[rows])
@@ -96,24 +93,19 @@ class CorralSearcher:
         if self._task.bounded:
             forest.low[trees], forest.high[trees] = -1.0, 1.0
         search.grow(trees, Puct(C_INIT))
-        work = self.work
-        assert work.network_calls is not None
-        assert work.network_rows is not None
-        assert work.steps is not None
-        work.steps += search.steps - steps
-        if self._asks:
-            work.network_calls += search.waves - waves + 1
-            work.network_rows += search.steps - steps + len(rows)
+        stepped = search.steps - steps
+        evaluated = (search.waves - waves + 1, stepped + len(rows)) if self._task.evaluator == "network" else (0, 0)
+        self.work.add(*evaluated, stepped)
         moves: Array = self.counts(len(rows)).argmax(1)
         return moves
 
     def counts(self, trees: int) -> Array:
-        """Visits of the roots' edges by the last search."""
+        """Visits of the roots' edges in the last search."""
         visits: Array = self.search.forest.n[:trees, 0]
         return visits
 
     def watch(self) -> None:
-        """Take the time of the network and of the simulator from now on."""
+        """Measure the time of the network and of the simulator from now on."""
         self.search.evaluate = self._timed("network", self.search.evaluate)
         states: Any = self.states
         states.expand = self._timed("simulator", states.expand)

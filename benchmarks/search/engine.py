@@ -1,6 +1,6 @@
-"""An engine of `python -m benchmarks search`, in a process of its own: answers lines of JSON.
+"""An engine of `python -m benchmarks search` in a separate process, which answers lines of JSON.
 
-`python -m benchmarks.search.engine NAME FILE`. Needs NumPy and what the engine is; the Python may be another one.
+`python -m benchmarks.search.engine NAME FILE`. Needs NumPy and the engine's library, and may run in another Python.
 """
 
 from __future__ import annotations
@@ -30,15 +30,24 @@ ENGINES = {
 
 @dataclass
 class Work:
-    """What searches took, since a searcher was made; None where an engine does not tell."""
+    """Work of a searcher's searches so far; None where an engine does not report it."""
 
     network_calls: int | None = 0
     network_rows: int | None = 0
     steps: int | None = 0
 
+    def add(self, network_calls: int, network_rows: int, steps: int) -> None:
+        """Count more work of an engine that reports all of it."""
+        assert self.network_calls is not None
+        assert self.network_rows is not None
+        assert self.steps is not None
+        self.network_calls += network_calls
+        self.network_rows += network_rows
+        self.steps += steps
+
 
 class Searcher(Protocol):
-    """A task made ready: compiled, with all that it needs."""
+    """A prepared (compiled) task."""
 
     work: Work
 
@@ -51,22 +60,22 @@ class Engine(Protocol):
 
     version: str
     node_bytes: float | None
-    """Memory of a node, where an engine tells, once something was searched."""
+    """Memory per node after the first search, if the engine reports it."""
 
     def __init__(self, problem: Problem): ...
 
     def perft(self, depth: int) -> list[int]:
-        """Sequences of moves from the empty board by their length, of games that last until the last one."""
+        """Perft from the empty board: the number of legal move sequences of each length up to `depth`."""
 
     def outputs(self) -> Array:
-        """What the network says of all positions, [positions, 8]."""
+        """Outputs of the network for all positions, [positions, 8]."""
 
     def prepare(self, task: SearchTask) -> Searcher:
-        """Make ready."""
+        """Prepare a task."""
 
 
 def measure(searcher: Searcher, task: SearchTask, seconds: float, start: int) -> dict[str, Any]:
-    """Decide for position after position until the time is over."""
+    """Search one batch of positions after the other until the time is over."""
     before = Work(**vars(searcher.work))
     times: list[float] = []
     at, begin = start, time.perf_counter()
@@ -85,7 +94,7 @@ def measure(searcher: Searcher, task: SearchTask, seconds: float, start: int) ->
 def main(name: str, file: str) -> None:
     """Answer until stdin is closed."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # keep output of libraries away from the answers
     module, _, member = ENGINES[name].partition(":")
     engine: Engine = getattr(importlib.import_module(module), member)(load_problem(Path(file)))
     searchers: dict[str, tuple[SearchTask, Searcher]] = {}
@@ -125,7 +134,7 @@ def main(name: str, file: str) -> None:
 
 
 def _corral(engine: Any) -> Any:
-    """The engine, which is asked what only Corral answers."""
+    """The engine, for requests that only Corral's engine answers."""
     return engine
 
 

@@ -1,7 +1,8 @@
-"""LightZero's MuZero tree in C++ as an engine of `python -m benchmarks search`, with the real game as its model.
+"""LightZero's C++ tree for MuZero as an engine of `python -m benchmarks search`, with the real game as its model.
 
-The loop is that of its `MuZeroMCTSCtree.search`. Its tree knows of no illegal actions below a root and of no ends:
-what is illegal leaves the game as it is. It is loaded by itself, since its package wants much that a search does not.
+The loop is that of its `MuZeroMCTSCtree.search`. Its tree has no illegal actions below the root and no terminal nodes:
+an illegal action leaves the game unchanged. The extension is loaded without its package, which has many more
+dependencies.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MIN_MAX_DELTA = 0.01  # its default
 
 
 class LightZero:
-    """One tree for every position, one simulation at a time in each; all are evaluated together."""
+    """One tree per position, with one simulation at a time in each; leaves of all trees are evaluated together."""
 
     version = ""
     node_bytes: float | None = None
@@ -37,27 +38,26 @@ class LightZero:
         self._boards = boards_of(problem)
 
     def perft(self, depth: int) -> list[int]:
-        """By Corral's rules, which are those that it searches with."""
+        """With Corral's rules, which it searches with."""
         return count_games(depth)
 
     def outputs(self) -> Array:
-        """Of Corral's observations."""
+        """With Corral's observations."""
         return self._problem.outputs(CONNECT4.look(self._boards)[0])
 
     def prepare(self, task: SearchTask) -> LightZeroSearcher:
-        """Nothing to prepare."""
         return LightZeroSearcher(self._tree, self._problem, self._boards, task)
 
 
 class LightZeroSearcher:
-    """Its loop."""
+    """LightZero's search loop."""
 
     def __init__(self, tree: Any, problem: Problem, boards: Array, task: SearchTask):
         self._tree, self._problem, self._boards, self._task = tree, problem, boards, task
         self.work = Work()
 
     def decide(self, rows: Array) -> Array:
-        """Traverse, step and evaluate, back up; as often as there are simulations."""
+        """Traverse, step, evaluate and back up, once per simulation."""
         tree, count, sims = self._tree, len(rows), self._task.sims
         boards = np.zeros((sims + 1, count, CONNECT4.width), np.int64)
         over = np.zeros((sims + 1, count), np.bool_)
@@ -79,7 +79,8 @@ class LightZeroSearcher:
             tree.batch_backpropagate(
                 k + 1, 1.0, reward.tolist(), values.tolist(), logits.tolist(), stats, results, turns
             )
-        self._count(count)
+        calls = sims + 1 if self._task.evaluator == "network" else 0
+        self.work.add(calls, calls * count, sims * count)
         visits = roots.get_distributions()
         return np.array([legal[int(np.argmax(n))] for legal, n in zip(choices, visits, strict=True)])
 
@@ -92,19 +93,9 @@ class LightZeroSearcher:
             logits, values = np.zeros((len(boards), COLUMNS), np.float32), np.zeros(len(boards), np.float32)
         return np.where(legal, logits, _NEVER), np.where(over, 0.0, values), legal
 
-    def _count(self, count: int) -> None:
-        work, sims = self.work, self._task.sims
-        assert work.network_calls is not None
-        assert work.network_rows is not None
-        assert work.steps is not None
-        work.steps += sims * count
-        if self._task.evaluator == "network":
-            work.network_calls += sims + 1
-            work.network_rows += (sims + 1) * count
-
 
 def _step(boards: Array, over: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Move where it is legal and the game is not over; elsewhere everything stays as it is."""
+    """Move where that is legal and the game is not over; other boards stay unchanged."""
     _, legal = CONNECT4.look(boards)
     on = np.flatnonzero(legal[np.arange(len(boards)), columns] & ~over)
     after, reward, ended = boards.copy(), np.zeros(len(boards)), over.copy()
@@ -121,7 +112,7 @@ def _load_tree() -> Any:
     folder = Path(package.submodule_search_locations[0]) / "mcts" / "ctree" / "ctree_muzero"
     files = sorted(folder.glob("mz_tree*.so"))
     if not files:
-        raise UserError("LightZero is there, but its tree in C++ is not compiled.")
+        raise UserError("LightZero is installed without its compiled C++ tree (mz_tree): install a wheel that has it.")
     spec = importlib.util.spec_from_loader("mz_tree", ExtensionFileLoader("mz_tree", str(files[0])))
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""mctx with pgx's Connect Four as an engine of `python -m benchmarks search`, by its own `muzero_policy`."""
+"""mctx's `muzero_policy` with pgx's Connect Four as an engine of `python -m benchmarks search`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHUNK = 1 << 15
 
 
 class Mctx:
-    """A whole search is one compiled function; states of the game are the embeddings of its nodes."""
+    """A search is one compiled function; game states are the embeddings of its nodes."""
 
     version = f"{metadata.version('mctx')}, pgx {metadata.version('pgx')}, jax {metadata.version('jax')}"
 
@@ -31,7 +31,7 @@ class Mctx:
         self.node_bytes: float | None = None
 
     def perft(self, depth: int) -> list[int]:
-        """By pgx's rules, in pieces of one size, so that one function is compiled."""
+        """With pgx's rules, in chunks of equal size, so that few functions are compiled."""
         states = _take(self._start(1), np.zeros(1, int))
         counts = []
         for _ in range(depth):
@@ -50,12 +50,12 @@ class Mctx:
         return counts
 
     def outputs(self) -> Array:
-        """Of pgx's observations, in the common orientation."""
+        """With pgx's observations, in the common orientation."""
         logits, value = jax.jit(self._evaluate)(self._roots)
         return np.concatenate([np.asarray(logits), np.asarray(value)[:, None]], 1)
 
     def prepare(self, task: SearchTask) -> MctxSearcher:
-        """Compiled when it is first used."""
+        """The search is compiled when it is first used."""
         searcher = MctxSearcher(partial(self._search, zero=task.evaluator == "zero", sims=task.sims), self._roots, task)
         self.node_bytes = searcher.node_bytes
         return searcher
@@ -123,21 +123,14 @@ class MctxSearcher:
         self.work = Work()
 
     def decide(self, rows: Array) -> Array:
-        """One call, whose result is waited for."""
         moves = np.asarray(self._search(_take(self._roots, rows), jax.random.PRNGKey(0)))
-        work, sims = self.work, self._task.sims
-        assert work.network_calls is not None
-        assert work.network_rows is not None
-        assert work.steps is not None
-        work.steps += sims * len(rows)
-        if self._task.evaluator == "network":
-            work.network_calls += sims + 1
-            work.network_rows += (sims + 1) * len(rows)
+        calls = self._task.sims + 1 if self._task.evaluator == "network" else 0
+        self.work.add(calls, calls * len(rows), self._task.sims * len(rows))
         return moves
 
 
 def _as_corral(tree: Any, node: Any) -> Any:
-    """Values between -1 and 1 as 0 to 1; of an action that was not tried, the mean of its node."""
+    """Scale values from -1..1 to 0..1; an unvisited action has the mean of its node."""
     q = jnp.where(tree.children_visits[node] > 0, tree.qvalues(node), tree.node_values[node])
     return (q + 1.0) / 2.0
 

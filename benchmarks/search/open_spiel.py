@@ -1,4 +1,4 @@
-"""OpenSpiel's MCTS as engines of `python -m benchmarks search`: in Python, and in C++ with random games."""
+"""OpenSpiel's MCTS as engines of `python -m benchmarks search`: in Python, and in C++ with random rollouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MEMORY_MB = 1000
 
 
 class OpenSpiel:
-    """Its search in Python, one tree at a time; the evaluator is asked for one position at a time."""
+    """Its Python search: one tree at a time, and one position per evaluation."""
 
     version = metadata.version("open_spiel")
     node_bytes: float | None = None
@@ -30,7 +30,6 @@ class OpenSpiel:
                 state.apply_action(column)
 
     def perft(self, depth: int) -> list[int]:
-        """By its own rules."""
         counts = [0] * depth
 
         def count(state: Any, at: int) -> None:
@@ -45,11 +44,10 @@ class OpenSpiel:
         return counts
 
     def outputs(self) -> Array:
-        """Of its own observations, seen by the player to move."""
+        """With its own observations, from the view of the player to move."""
         return self._problem.outputs(np.stack([planes_of(state) for state in self.states]))
 
     def prepare(self, task: SearchTask) -> OpenSpielSearcher:
-        """A bot; its evaluator counts."""
         evaluator = _Evaluator(self._problem, task.evaluator == "network")
         bot = mcts.MCTSBot(
             self._game, C_INIT, task.sims, evaluator, solve=False, random_state=np.random.RandomState(0),
@@ -59,41 +57,38 @@ class OpenSpiel:
 
 
 class OpenSpielCpp(OpenSpiel):
-    """Its search in C++, whose only evaluator is a random game."""
+    """Its C++ search, whose only evaluator is a random rollout."""
 
     def prepare(self, task: SearchTask) -> OpenSpielSearcher:
-        """A bot."""
         if task.evaluator != "rollouts":
-            raise UserError("OpenSpiel's search in C++ evaluates by random games only.")
+            raise UserError("OpenSpiel's C++ search evaluates leaves by random rollouts only.")
         evaluator = pyspiel.RandomRolloutEvaluator(n_rollouts=1, seed=0)
         bot = pyspiel.MCTSBot(self._game, evaluator, C_INIT, task.sims, _MEMORY_MB, False, 0, False)
         return OpenSpielSearcher(self.states, bot, Work(0, 0, None))
 
 
 class OpenSpielSearcher:
-    """A bot that is asked for one position after the other."""
+    """A bot that searches one position after the other."""
 
     def __init__(self, states: Any, bot: Any, work: Work):
         self._states, self._bot, self.work = states, bot, work
 
     def decide(self, rows: Array) -> Array:
-        """One search each."""
         return np.array([self._bot.step(self._states[row]) for row in rows.tolist()])
 
 
 class _Evaluator(mcts.Evaluator):  # type: ignore[misc]
-    """Values of both players and priors, as its `AlphaZeroEvaluator` has them, but without a cache."""
+    """Values for both players and priors, like its `AlphaZeroEvaluator`, but without a cache."""
 
     def __init__(self, problem: Problem, network: bool):
         self._problem, self._network, self.work = problem, network, Work(0, 0, None)
 
     def evaluate(self, state: Any) -> Array:
-        """Called for a leaf; its priors are asked for when it is expanded."""
+        """Called for a leaf; `prior` is called when it is expanded."""
         value = float(self._outputs(state)[COLUMNS]) if self._network else 0.0
         return np.array([value, -value] if state.current_player() == 0 else [-value, value])
 
     def prior(self, state: Any) -> list[tuple[int, float]]:
-        """Among what is legal."""
         legal = state.legal_actions()
         if not self._network:
             return [(action, 1.0 / len(legal)) for action in legal]
@@ -110,6 +105,6 @@ class _Evaluator(mcts.Evaluator):  # type: ignore[misc]
 
 
 def planes_of(state: Any) -> Array:
-    """Own and other stones, from below."""
+    """Planes of own and other stones, bottom row first."""
     planes = np.array(state.observation_tensor(0), np.float32).reshape(3, 6, 7)  # player 0's, 1's, and empty ones
     return planes[[0, 1]] if state.current_player() == 0 else planes[[1, 0]]

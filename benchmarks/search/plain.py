@@ -1,4 +1,4 @@
-"""PUCT as one would write it from the paper, one simulation at a time: what the compiled search is checked against."""
+"""PUCT written directly from the paper, one simulation at a time: the reference for the compiled search."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlainSearch:
         self._low = self._high = self.root.value
 
     def counts(self, sims: int) -> Array:
-        """Visits of the root's edges after so many simulations."""
+        """Visits of the root's edges after `sims` simulations."""
         for _ in range(sims):
             self._simulate()
         return np.array([self.root.n.get(column, 0) for column in range(COLUMNS)])
@@ -47,7 +47,7 @@ class PlainSearch:
             node = node.children[action]
         result = node.value
         for above, action in reversed(path):
-            result = above.rewards[action] - result  # the other moves below
+            result = above.rewards[action] - result  # the other player moves below
             above.n[action] += 1
             above.total[action] += result
             above.visits += 1

@@ -1,7 +1,7 @@
-"""What a search costs whose states are in a C++ simulator, over the link on this machine.
+"""The cost of a search whose states are in a C++ simulator, over the link on this machine.
 
-`measure` compiles the example of the SDK, starts it, and lets the same search ask for its steps in three ways: one
-message for all leaves of a wave, one for each step, and load, step and save as messages of their own.
+`measure_remote` compiles the examples of the SDK, starts them, and runs the same search with three kinds of messages:
+one per wave of leaves, one per step, and separate messages to load, step and save.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ TREES, LEAVES, SIMS = 64, 4, 100
 BATCHED, EACH, APART = "one EXPAND for a wave", "one EXPAND for a step", "LOAD, STEP, SAVE for a step"
 RAW, MOVES = "EXPAND without a tree", "CartPole, 8 environments"
 _ROWS = TREES * LEAVES
-_FEW_SIMS = LEAVES  # of searches that take long: one wave, so that they end with their slice
+_FEW_SIMS = LEAVES  # for slow searches: one wave, so that they end with their slice
 
 
 @dataclass(frozen=True)
 class RemoteFigure:
-    """What was measured: `times` is how often it fits into the best, within each round."""
+    """One result; `times` is how many times slower it is than the batched search, within rounds."""
 
     name: str
     unit: str
@@ -47,7 +47,7 @@ class RemoteFigure:
 
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds that a row of EXPAND takes: all in all, and of it in the simulator."""
+    """Microseconds per row of EXPAND: in total, and in the simulator."""
 
     row_us: float
     simulator_us: float
@@ -56,7 +56,7 @@ class Cost:
 def measure_remote(
     folder: Path, rounds: int = 5, seconds: float = 2.0, say: Callable[[str], None] = lambda text: None
 ) -> tuple[list[RemoteFigure], Cost]:
-    """Compile, start, run rounds; UserError where there is no compiler."""
+    """Compile and start the simulators, and run the rounds; UserError if there is no compiler."""
     connect4, cartpole = (compiled(name, folder) for name in ("connect4", "cartpole"))
     entries = [
         Entry(BATCHED, "corral", lambda: RemoteSearch(connect4, LinkStates)),
@@ -93,7 +93,7 @@ def row_cost(program: Path, seconds: float = 1.0) -> Cost:
 
 
 class RemoteSearch:
-    """Searches from where the environments are, without a network, one after the other."""
+    """Searches from the current states of the environments, without a network, one after the other."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class RemoteSearch:
         self.search.run(self._states.save(self._trees), Puct())
 
     def run(self, seconds: float) -> Slice:
-        """So many searches as fit; one at least."""
+        """As many searches as fit, at least one."""
         start, done = time.perf_counter(), 0
         while not done or time.perf_counter() - start < seconds:
             self.search.run(self._states.save(self._trees), Puct())
@@ -121,12 +121,11 @@ class RemoteSearch:
         return Slice(done, time.perf_counter() - start)
 
     def close(self) -> None:
-        """End the simulator."""
         self.vec.close()
 
 
 class Expanding:
-    """The same rows again and again: what the link can do."""
+    """Expands the same rows repeatedly: the maximum rate of the link."""
 
     def __init__(self, program: Path):
         self.vec = _started(program, TREES)
@@ -135,7 +134,6 @@ class Expanding:
         self._actions = np.arange(_ROWS) % 7
 
     def run(self, seconds: float) -> Slice:
-        """So many batches as fit."""
         start, done, states = time.perf_counter(), 0, self._states
         while time.perf_counter() - start < seconds:
             steps = states.expand(self._parents, self._actions, states.new_ids(_ROWS))
@@ -144,15 +142,13 @@ class Expanding:
         return Slice(done, time.perf_counter() - start)
 
     def close(self) -> None:
-        """End the simulator."""
         self.vec.close()
 
 
 class OneByOne(LinkStates):
-    """Asks for every step by a message of its own."""
+    """Sends one message per step."""
 
     def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
-        """Row by row."""
         return _joined(
             [self._one(parents[i : i + 1], actions[i : i + 1], children[i : i + 1]) for i in range(len(parents))]
         )
@@ -162,7 +158,7 @@ class OneByOne(LinkStates):
 
 
 class Apart(OneByOne):
-    """Loads, steps and saves a slot, as without EXPAND."""
+    """Loads, steps and saves a slot for every step, as a protocol without EXPAND would."""
 
     def __init__(self, vec: LinkVecEnv):
         super().__init__(vec)
@@ -203,7 +199,7 @@ def compiled(name: str, folder: Path) -> Path:
 
 
 def _started(program: Path, num_envs: int) -> LinkVecEnv:
-    url = f"tcp://127.0.0.1:{free_port()}"  # of its own: environments at one address share its simulators
+    url = f"tcp://127.0.0.1:{free_port()}"  # a new address: environments at one address share its simulators
     vec = make_vec(url, num_envs, env_kwargs={"sim": f"{program} --connect {{url}} --envs {num_envs + 1}"})
     assert isinstance(vec, LinkVecEnv)
     vec.recv()

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks search` found, as tables in Markdown, and their place in BENCHMARKS.md."""
+"""Results of `python -m benchmarks search`, as tables in BENCHMARKS.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEAD = ("contestant", "sims/s", "range", "x mctx at its best", "decision p50, m
 
 
 def tables(reports: Sequence[CaseReport]) -> list[str]:
-    """A table per case, the fastest first, with what was left out, and where the time of a simulation goes."""
+    """A table per case, the fastest first, with the skipped contestants, and where the time of a simulation goes."""
     lines: list[str] = []
     for report in reports:
         case = report.case
@@ -35,7 +35,7 @@ def tables(reports: Sequence[CaseReport]) -> list[str]:
 
 
 def remote_table(figures: Sequence[RemoteFigure], cost: Cost) -> list[str]:
-    """What a search costs whose states are in a C++ simulator."""
+    """The cost of a search whose states are in a C++ simulator."""
     rows = [
         (f.name, f"{f.rate.median:,.0f} {f.unit}", f"{f.rate.low:,.0f} - {f.rate.high:,.0f}", f"{f.times.median:.1f}")
         for f in figures
@@ -46,12 +46,12 @@ def remote_table(figures: Sequence[RemoteFigure], cost: Cost) -> list[str]:
 
 
 def notes(checks: Checks, facts: dict[str, Any], reports: Sequence[CaseReport]) -> list[str]:
-    """What was checked, and what the columns are."""
+    """Descriptions of the columns, and results of the checks."""
     others = max((report.others or 0.0 for report in reports), default=0.0)
     return [
-        "Contestants are named by their trees; Corral also by the simulations of a tree that are under way at once. "
-        "*Network calls* and *steps* of the simulator are those of a decision for all trees, *p50* and *p95* the time "
-        "of one. Corral and LightZero use one core, mctx all of them.",
+        "Contestants are named by their number of trees; Corral also by the number of simulations in flight per tree. "
+        "*Network calls* and simulator *steps* are per decision for all trees; *p50* and *p95* are percentiles of its "
+        "time. Corral and LightZero use one core, mctx uses all.",
         "",
         *_checked(checks),
         "",
@@ -62,7 +62,7 @@ def notes(checks: Checks, facts: dict[str, Any], reports: Sequence[CaseReport]) 
 
 
 def headline(command: str, facts: dict[str, Any], machine: str) -> str:
-    """By what, when and where it was measured."""
+    """The command, date and machine of the measurement."""
     versions = ", ".join(f"{name} {facts['versions'][name]}" for name in ("corral-rl", "numpy"))
     return f"`{command}` on {facts['date'][:10]}, Python {facts['python']}, {versions}. {machine}"
 

@@ -1,8 +1,7 @@
-"""What every engine of `python -m benchmarks search` searches: the same positions of Connect Four, the same network.
+"""The task of every engine of `python -m benchmarks search`: the same positions of Connect Four and the same network.
 
-A file holds both, so that engines in other processes, and other Pythons, need nothing else. Positions are the columns
-that were played, which every engine understands; the network is 84-128-128-(7+1) with ReLU, on planes of own and other
-stones, from below.
+A file contains both, so that engines in other processes and other Pythons need nothing else. Positions are given by
+the columns played; the network is 84-128-128-(7+1) with ReLU, on planes of own and other stones, bottom row first.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ Evaluator = Literal["network", "zero", "rollouts"]
 ROOTS, COLUMNS, PLANES = 256, 7, 84
 C_INIT, C_BASE = 1.25, 19652.0
 PERFT = (7, 49, 343, 2401, 16807, 117649, 823536)
-"""Sequences of moves that no earlier one has ended, by their length."""
+"""Number of legal move sequences by length, starting at 1."""
 _LONGEST_PREFIX, _HIDDEN = 20, 128
 
 
 @dataclass(frozen=True)
 class SearchTask:
-    """Search `trees` positions at once, with up to `leaves` simulations of each on their way."""
+    """Search `trees` positions at once, with up to `leaves` simulations of each in flight."""
 
     evaluator: Evaluator
     trees: int
     leaves: int = 1
     sims: int = 100
     bounded: bool = False
-    """Take values as between -1 and 1, as mctx does, and not by what a tree has seen."""
+    """Scale values by the bounds -1 and 1, as mctx does, instead of the lowest and highest return of the tree."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Problem:
 
 
 def make_problem(seed: int = 0) -> Problem:
-    """Positions after 0 to 20 random moves, of games that are not over, and a network of random weights."""
+    """Unfinished positions after 0 to 20 random moves, and a network with random weights."""
     from corral.envs.suites.games.connect4 import CONNECT4
 
     rng = np.random.default_rng(seed)
@@ -90,7 +89,7 @@ def save_problem(problem: Problem, path: Path) -> None:
 
 
 def load_problem(path: Path) -> Problem:
-    """Read such a file."""
+    """Read the file of `save_problem`."""
     with np.load(path) as file:
         prefixes = [row[row >= 0].tolist() for row in file["prefixes"]]
         layers = [(file[f"w{k}"], file[f"b{k}"]) for k in range(3)]

@@ -35,7 +35,7 @@ def test_trees_take_turns_and_the_worktree_is_removed(tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["chess"], "There is no case 'chess'; there are sampling-local"),
+        (["chess"], "Unknown case 'chess': choose from sampling-local"),
         (["--rounds", "0"], "--rounds must be at least 1"),
         (["--seconds", "nan"], "--seconds must be positive"),
         (["ppo", "--commit", "nothing"], "git worktree failed"),

@@ -200,7 +200,7 @@ def test_section_names_machine_versions_and_command():
     ("args", "words"),
     [
         (["learning", "--seeds", "0"], "--seeds must be at least 1"),
-        (["learning", "--only", "chess"], "No claim has 'chess' in its name; there are ppo CartPole-v1"),
+        (["learning", "--only", "chess"], "No claim contains 'chess': choose from ppo CartPole-v1"),
     ],
 )
 def test_user_error_is_one_line(args, words):

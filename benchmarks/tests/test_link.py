@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from command import run
 
+from benchmarks.common.markdown import write_between
 from benchmarks.common.report import CaseReport
 from benchmarks.common.rounds import Outcome, play
 from benchmarks.link import case as link
-from benchmarks.link.report import MARKS, notes, section, tables, write_section
+from benchmarks.link.report import MARKS, notes, section, tables
 from benchmarks.link.sims import Noop, compile_noop
 from corral.core.errors import UserError
 
@@ -84,7 +85,7 @@ def test_verdict_names_the_largest_part():
     (verdict,) = report(case, {link.TCP: [12_500.0, 13_000.0], link.BARE: [30_000.0, 34_000.0]}).verdicts
     assert verdict.reached
     assert "bare TCP, the same bytes reaches 32.0 thousand" in str(verdict)
-    assert "of the 80 us of a step of all, 40 are Python" in str(verdict)
+    assert "a step of all environments takes 80 us, mostly Python (40 us)" in str(verdict)
     (many,) = link.make_cases(["many"], PYTHON)
     (verdict,) = report(many, {link.TCP: [900.0, 700.0], link.JSON: [100.0, 100.0]}).verdicts
     assert (verdict.reached, verdict.figure.low) == (False, 7.0)
@@ -108,9 +109,9 @@ def test_section_is_written_between_markers(tmp_path):
     )
     path = tmp_path / "BENCHMARKS.md"
     with pytest.raises(UserError, match="no place for the table"):
-        write_section(path, lines)
+        write_between(path, MARKS, lines)
     path.write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
-    write_section(path, lines)
+    write_between(path, MARKS, lines)
     text = path.read_text()
     assert text.startswith(
         f"before\n{MARKS[0]}\n`python -m benchmarks link` on 2026-11-16, Python 3.11, numpy 2. A machine.\n"

@@ -31,7 +31,7 @@ def test_missing_cpprb_is_named_and_skipped(monkeypatch):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["replay", "--out", __file__], "cannot be a folder"),
+        (["replay", "--out", __file__], "cannot be created as a folder"),
     ],
 )
 def test_user_error_is_one_line(args, words):

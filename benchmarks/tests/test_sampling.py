@@ -174,7 +174,7 @@ def test_verdicts_state_target_figure_and_bound():
     sync, async_ = verdicts(case, Outcome(rates, {}))
     assert (sync.figure, sync.contestant, sync.reached) == (Spread(1.5, 1.5, 1.5), names.FIRST, False)
     assert str(sync).startswith("NOT reached: CartPole x 64, process over gymnasium Sync >= 1.6: 1.50 (range 1.50")
-    for words in ("reach 2.56", "1.60 times one such loop", "1.70 when they are only woken"):
+    for words in ("reach 2.56", "1.60 times one process", "1.70 if they are woken"):
         assert words in str(sync)
     assert async_.reached
     assert str(async_).startswith("reached: CartPole x 64, process over gymnasium Async >= 10: 18.75")
@@ -247,7 +247,7 @@ def test_command_writes_tables_chart_and_json(tmp_path):
         (["--seconds", "0"], "--seconds must be positive"),
         (["--seconds", "nan"], "--seconds must be positive"),
         (["--case", "doom"], "doom"),
-        (["--out", __file__], "cannot be a folder"),
+        (["--out", __file__], "cannot be created as a folder"),
     ],
 )
 def test_user_error_is_one_line(args, words):

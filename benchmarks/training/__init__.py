@@ -1,1 +1,1 @@
-"""Steps per second of training, and the time to learn CartPole, beside other libraries."""
+"""Steps per second of training, and the time to learn CartPole, compared with other libraries."""

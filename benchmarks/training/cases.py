@@ -1,7 +1,7 @@
 """What `python -m benchmarks training` compares: PPO, A2C and DQN on CartPole, with the same sizes for all.
 
-All have networks of 64 x 64, the same batches and the same number of updates per step, and writes no logs and
-no checkpoints. Stable-Baselines3 is measured with one of torch's threads and with one per core; the faster counts.
+All have networks of 64 x 64, the same batches and the same number of updates per step, and write no logs and no
+checkpoints. Stable-Baselines3 is measured with one torch thread and with one per core; ratios use the faster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from corral.topologies.sync import Sync
 CaseName = Literal["ppo", "a2c", "dqn"]
 CASES: tuple[CaseName, ...] = ("ppo", "a2c", "dqn")
 COLUMNS = ("simulator", "bookkeeping", "acting", "learning")
-"""Stepping alone; copying, checking, new episodes, trajectories; the policy; everything else."""
+"""Stepping alone; copying, checks, resets and trajectories; the policy; everything else."""
 SCALE = Scale(
     "python -m benchmarks training",
     "steps per second",
@@ -51,29 +51,25 @@ class TrainingCase:
     ours: Sequence[str]
     theirs: Sequence[str]
     needed: float
-    layered: str  # which of ours the layers are of
+    layered: str  # the contestant of the layer table
     num_envs: int | None = None
     ideal: float | None = field(default=None, init=False)
     scale: Scale = field(default=SCALE, init=False)
 
     def base(self, outcome: Outcome) -> str:
-        """Stable-Baselines3 at its best; its first form where none of them ran."""
-        return self._best(self.theirs, outcome) or self.theirs[0]
-
-    def _best(self, names: Sequence[str], outcome: Outcome) -> str | None:
-        ran = [name for name in names if name in outcome.rates]
-        return max(ran, key=lambda name: outcome.spread(name).median) if ran else None
+        """The fastest Stable-Baselines3; the first if none ran."""
+        return outcome.fastest(self.theirs) or self.theirs[0]
 
     def verdicts(self, outcome: Outcome, layers: Sequence[LayerRow]) -> list[Verdict]:
-        """Whether the target was reached; nothing where one side did not run."""
-        ours, base = self._best(self.ours, outcome), self.base(outcome)
+        """Whether the target was reached; empty if one side did not run."""
+        ours, base = outcome.fastest(self.ours), self.base(outcome)
         if ours is None or base not in outcome.rates:
             return []
         target = f"{self.label}, corral over {base}"
         return [Verdict(target, self.needed, outcome.ratio(ours, base), ours, _bound(layers))]
 
     def layers(self, outcome: Outcome) -> list[LayerRow]:
-        """Where the time goes, from differences within rounds; empty where a part was left out."""
+        """Where the time goes, from differences within rounds; empty if a layer was skipped."""
         chain = (BARE, DRAWN, ACTING, self.layered)
         if not set(chain) <= set(outcome.rates):
             return []
@@ -96,7 +92,6 @@ class Training:
         self.close = self._sync.close
 
     def run(self, seconds: float) -> Slice:
-        """Act and learn in turns."""
         torch.set_num_threads(self._sync.threads)
         return timed(self._turn, seconds)
 
@@ -107,14 +102,13 @@ class Training:
 
 
 class Fragments:
-    """Trajectories of a few steps, without learning from them."""
+    """Samples short trajectories without learning."""
 
     def __init__(self, sampler: Sampler, steps: int, close: Callable[[], None]):
         self._rollouts: Iterator[Trajectory] = sampler.rollouts(steps)
         self.close = close
 
     def run(self, seconds: float) -> Slice:
-        """Take trajectories."""
         torch.set_num_threads(1)
         return timed(lambda: next(self._rollouts).reward.size, seconds)
 
@@ -154,7 +148,7 @@ def _a2c() -> TrainingCase:
 
 
 def _dqn() -> TrainingCase:
-    """One update of 32 transitions for every 4 steps; more environments than 4 take several updates in a row."""
+    """One update of 32 transitions per 4 steps; with more than 4 environments, several updates in a row."""
     corral = {
         "buffer_size": 1_000_000, "learning_starts": 100, "batch_size": 32, "train_frequency": 4, "gradient_steps": 1,
         "target_update_period": 2_500, "double_q": False, "exploration_initial_eps": 0.05,
@@ -204,11 +198,10 @@ def _layers(algo: str, num_envs: int, steps: int, settings: Mapping[str, Any]) -
 
 
 def _bound(layers: Sequence[LayerRow]) -> str:
-    """The largest part of our own time, and how much faster nothing but the simulator would be."""
+    """The layer that takes most of the time, and the time of the simulator alone."""
     if not layers:
         return ""
-    parts, total = layers[0].layers, layers[0].total.median
-    largest = max(parts, key=lambda column: parts[column].median)
+    parts, total, largest = layers[0].layers, layers[0].total.median, layers[0].largest
     return (
         f"Bound: {largest} takes {parts[largest].median:.1f} of {total:.1f} ms per 1,024 steps; the simulator alone "
         f"{parts['simulator'].median:.1f} ms."

@@ -1,4 +1,4 @@
-"""`python -m benchmarks training`: steps per second of training, beside other libraries, in one run."""
+"""`python -m benchmarks training`: steps per second of training, compared with other libraries in one run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.training.time_to_score import print_race, race
 
 @dataclass(frozen=True)
 class BenchTraining:
-    """Measure steps per second of training beside other libraries, in interleaved rounds.
+    """Measure steps per second of training, compared with other libraries in interleaved rounds.
 
     Prints tables, and writes training.png and training.json. A library that is not installed is skipped.
     """
@@ -26,19 +26,18 @@ class BenchTraining:
     case: Literal["all", "ppo", "a2c", "dqn", "appo", "impala", "sleep", "central", "central-pong", "time-to-475"] = (
         "all"
     )
-    """An algorithm's speed, environments that sleep, central inference against local policies, the time that PPO takes
-    to learn CartPole, or all of them."""
+    """An algorithm: its speed; sleep: environments that sleep; central: central inference compared with local policies;
+    time-to-475: time that PPO needs to learn CartPole."""
     rounds: int = 5
-    """How often every contestant runs; for the time to learn, seeds."""
+    """Number of rounds; every contestant runs in each. For time-to-475: number of seeds."""
     seconds: float = 5.0
-    """How long it runs each time."""
+    """Seconds per contestant and round."""
     sample_factory: Path = Path(sys.executable)
-    """The Python that has Sample Factory, which needs older packages than Corral."""
+    """Python interpreter with Sample Factory, which needs older packages than Corral."""
     out: Path = Path("bench")
     """Folder for the PNG and the JSON."""
 
     def run(self) -> int:
-        """Measure, print, and write the files."""
         require_interleaved(self)
         settings = asdict(self) | {"out": str(self.out), "sample_factory": str(self.sample_factory)}
         return run_cases("training", settings, self, self._cases(), self._race)

@@ -1,8 +1,8 @@
-"""Another library that trains in processes of its own and cannot be told to pause: it is stopped between slices.
+"""Another library that trains in its own processes and has no way to pause: it is stopped between slices.
 
-It is a script that prints lines of `steps seconds`: how many steps it has made, and when (`time.monotonic()`, which
-is one clock for all processes of a machine). The script leads a session, every process that it starts belongs to it,
-and SIGSTOP and SIGCONT to all of them at once halt and resume the library without its noticing.
+It is a script that prints lines of `steps seconds`: the number of steps so far, and the time (`time.monotonic()`, the
+same clock in all processes of a machine). The script leads a session to which all processes that it starts belong;
+SIGSTOP and SIGCONT to all of them pause and resume the library without its noticing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import select
 import signal
 import subprocess
@@ -20,20 +19,20 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.common.children import failure
 from benchmarks.common.deadline import TookTooLong
 from benchmarks.common.rounds import Slice
 from corral.runtimes.orphan_reaper import OrphanReaper
 
 BUILD_S = 300.0
-"""Longest until its first report; on two busy cores RLlib takes minutes until its first samples arrive."""
+"""Timeout of the first report; on two busy cores RLlib takes minutes until its first samples arrive."""
 _ANSWER_S = 120.0
 _END_S = 10.0
-_MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
 class FreeRunning:
-    """A script at work, halted unless a slice is being measured."""
+    """A running script, stopped unless a slice is being measured."""
 
     def __init__(self, script: Path, *args: str, python: str = sys.executable):
         self._folder = tempfile.TemporaryDirectory(prefix="corral-bench-", ignore_cleanup_errors=True)
@@ -54,7 +53,7 @@ class FreeRunning:
             raise
 
     def run(self, seconds: float) -> Slice:
-        """Resume, wait for the end of what was under way, count from there, and halt."""
+        """Resume, wait for the first report, count steps from there, and stop."""
         self._signal(signal.SIGCONT)
         resumed = time.monotonic()
         try:
@@ -66,14 +65,14 @@ class FreeRunning:
         return Slice(then - steps, end - start)
 
     def close(self) -> None:
-        """Kill the whole session, and wait for it, so that its CPU time counts as ours."""
+        """Kill the whole session and wait for it, so that its CPU time counts as ours."""
         until = time.monotonic() + _END_S
         with _adopting_orphans():
             while (members := _session(self._process.pid)) and time.monotonic() < until:
                 for pid, _ in members:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-                    if pid != self._process.pid:  # they come to us one generation after the other
+                    if pid != self._process.pid:  # we become their parent one generation after the other
                         with contextlib.suppress(ChildProcessError):
                             os.waitpid(pid, os.WNOHANG)
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -93,7 +92,7 @@ class FreeRunning:
                 os.kill(pid, number)
 
     def _guard(self, members: Sequence[tuple[int, int]]) -> None:
-        """What is halted does not notice our end, so somebody else has to."""
+        """Have the orphan reaper end these processes if we die: stopped processes cannot notice it themselves."""
         for group in {group for _, group in members} - self._guarded:
             self._reaper.watch(group)
             self._guarded.add(group)
@@ -112,20 +111,12 @@ class FreeRunning:
                 continue
             left = until - time.monotonic()
             if left <= 0:
-                raise TookTooLong("no report of its steps in time")
+                raise TookTooLong("no report of steps in time")
             if select.select([fd], [], [], left)[0]:
                 data = os.read(fd, 1 << 16)
                 if not data:
-                    raise self._failure()
+                    raise failure(self._errors.read_bytes())
                 self._rest += data
-
-    def _failure(self) -> Exception:
-        """Why the script ended."""
-        lines = self._errors.read_text(errors="replace").strip().splitlines() or ["nothing on stderr"]
-        missing = next((found for line in reversed(lines) if (found := _MISSING.search(line))), None)
-        if missing:
-            return ModuleNotFoundError(missing[0], name=missing[1])
-        return RuntimeError(lines[-1])
 
 
 def _session(leader: int) -> list[tuple[int, int]]:
@@ -141,7 +132,7 @@ def _session(leader: int) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """Processes whose parents end meanwhile become ours, and we can wait for them."""
+    """Become the parent of processes whose parents end meanwhile, so that we can wait for them."""
     prctl = getattr(ctypes.CDLL(None), "prctl", lambda *args: None)
     prctl(_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -151,6 +142,6 @@ def _adopting_orphans() -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    """One thread per process, best for small networks; no other program's Python path."""
+    """One thread per process, which is fastest for small networks, and no PYTHONPATH of this process."""
     given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return given | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RAY_ADDRESS": "local"}

@@ -1,7 +1,7 @@
-"""RLlib's IMPALA on CartPole for ever, as a script that prints `steps seconds` whenever samples have arrived.
+"""RLlib's IMPALA on CartPole, as a script that runs until killed and prints `steps seconds` when samples arrive.
 
-Knows nothing of Corral. `python peer_rllib.py ENV_RUNNERS ENVS_PER_RUNNER LEARNERS`; without learners of their own,
-the main process learns.
+Does not use Corral. `python peer_rllib.py ENV_RUNNERS ENVS_PER_RUNNER LEARNERS`; with 0 learners the main process
+learns.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sys
 import time
 from typing import Any
 
-_ITERATION_S = 1.0  # its default is 10, longer than a slice
+_ITERATION_S = 1.0  # the default of 10 is longer than a slice
 
 
 def main(runners: int, envs: int, learners: int) -> None:
-    """Train until killed: its own CartPole example, with networks of the common size."""
+    """Train until killed: RLlib's CartPole example, with networks of the common size."""
     import ray
     import ray.rllib.algorithms.impala as impala
     from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
@@ -23,7 +23,7 @@ def main(runners: int, envs: int, learners: int) -> None:
 
     make_filter: Any = lambda env, spaces, device: MeanStdFilter()  # noqa: E731 - RLlib's own types are wrong here
     make_config: Any = impala.IMPALAConfig
-    cpus = 1 + runners + learners  # what it reserves, whatever the machine has
+    cpus = 1 + runners + learners  # what RLlib reserves, however many the machine has
     ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, _temp_dir=os.path.abspath("ray"))
     config = (
         make_config()
@@ -44,7 +44,7 @@ def main(runners: int, envs: int, learners: int) -> None:
     algo, before = config.build_algo(), 0
     while True:
         steps = int(algo.train().get("env_runners", {}).get("num_env_steps_sampled_lifetime", 0))
-        if steps != before:  # fragments arrive in lumps, and a slice must not end between two
+        if steps != before:  # fragments arrive in bursts, and a slice must not end within one
             print(steps, time.monotonic(), flush=True)
             before = steps
 

@@ -1,7 +1,7 @@
-"""Sample Factory's APPO on CartPole for ever, as a script that prints `steps seconds` after every batch.
+"""Sample Factory's APPO on CartPole, as a script that runs until killed and prints `steps seconds` after every batch.
 
-Knows nothing of Corral: Sample Factory needs older versions of Gymnasium and NumPy, so it may live in a Python of its
-own. `python peer_sample_factory.py WORKERS ENVS_PER_WORKER`
+Does not use Corral: Sample Factory needs older versions of Gymnasium and NumPy, so it may have a separate Python.
+`python peer_sample_factory.py WORKERS ENVS_PER_WORKER`
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-_OPTIONS = {  # its own CartPole example, with the default batch and policy worker; networks of the common size
+_OPTIONS = {  # its CartPole example with the default batch size and policy worker, and networks of the common size
     "env": "CartPole-v1", "algo": "APPO", "use_rnn": False, "recurrence": 1, "with_vtrace": False, "device": "cpu",
     "rollout": 32, "batch_size": 1024, "num_epochs": 1, "encoder_mlp_layers": "64 64", "reward_scale": 0.1,
     "train_for_env_steps": 10**12, "train_dir": ".", "experiment": "bench", "save_every_sec": 10**6,
@@ -21,7 +21,7 @@ _OPTIONS = {  # its own CartPole example, with the default batch and policy work
 
 
 def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
-    """As Sample Factory wants it."""
+    """An environment factory with Sample Factory's signature."""
     import gymnasium
 
     return gymnasium.make(name)
@@ -34,7 +34,7 @@ def main(workers: int, envs: int) -> None:
         for name in ("cfg.arguments", "envs.env_utils", "train", "algo.utils.misc")
     )
     reports = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # its log is not for us
+    os.dup2(2, 1)  # keep its log away from the reports
     envs_of.register_env("CartPole-v1", make_env)
     given = _OPTIONS | {"num_workers": workers, "num_envs_per_worker": envs}
     args = [arg for name, value in given.items() for arg in (f"--{name}", *str(value).split())]

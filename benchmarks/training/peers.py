@@ -1,4 +1,4 @@
-"""Other libraries' training on CartPole, at sizes that are given, with their own defaults for the rest."""
+"""Training on CartPole with other libraries, at given sizes, otherwise with their defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENV = "CartPole-v1"
 
 
 class Sb3:
-    """A Stable-Baselines3 model that learns for a slice in one call, with a number of torch's threads of its own."""
+    """A Stable-Baselines3 model that learns for a slice in one call, with a given number of torch threads."""
 
     def __init__(self, algo: str, num_envs: int, threads: int, **settings: Any):
         import stable_baselines3
@@ -29,7 +29,7 @@ class Sb3:
         self._rate = 1.0
 
     def run(self, seconds: float) -> Slice:
-        """Learn for as many steps as the time was enough for before, in whole rollouts."""
+        """Learn for the number of steps that the last rate predicts, in whole rollouts."""
         torch.set_num_threads(self._threads)
         before, start = self._model.num_timesteps, time.perf_counter()
         self._model.learn(max(1, round(self._rate * seconds)), reset_num_timesteps=False)
@@ -38,15 +38,14 @@ class Sb3:
         return done
 
     def close(self) -> None:
-        """Close the environments."""
         self._env.close()
 
 
 class CleanRl:
-    """The loop of CleanRL's `ppo.py` with its published settings, but for the number of environments.
+    """The loop of CleanRL's `ppo.py` with its published settings, except for the number of environments.
 
-    Adam at 2.5e-4, gamma 0.99, lambda 0.95, clip 0.2 of ratio and value, entropy 0.01, 128 steps, 4 epochs of 4
-    minibatches. Without its command line, its logging, and its annealing.
+    Adam with learning rate 2.5e-4, gamma 0.99, lambda 0.95, clip 0.2 for ratio and value, entropy 0.01, 128 steps, 4
+    epochs of 4 minibatches. Without command line, logging and annealing.
     """
 
     def __init__(self, num_envs: int):
@@ -60,7 +59,6 @@ class CleanRl:
         self._done = torch.zeros(num_envs)
 
     def run(self, seconds: float) -> Slice:
-        """Roll out and update until the time is over."""
         torch.set_num_threads(1)
         steps, start = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - start) < seconds or not steps:
@@ -69,7 +67,6 @@ class CleanRl:
         return Slice(steps, elapsed)
 
     def close(self) -> None:
-        """Close the environments."""
         self._envs.close()
 
     def _evaluate(self, obs: Tensor, action: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

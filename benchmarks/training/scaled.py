@@ -1,4 +1,4 @@
-"""Topologies with actors as contestants, and the CPU time that their parts take."""
+"""Topologies with actors as contestants, and the CPU time of their processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from corral.topologies.base import Topology, make_topology
 
 @dataclass
 class Usage:
-    """Seconds of CPU over all slices, by actors and by the learner."""
+    """CPU seconds of actors and of the learner, over all slices."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -26,7 +26,6 @@ class Usage:
     learning: float = 0.0
 
     def add(self, done: Slice, acting: float, learning: float = 0.0) -> None:
-        """Another slice."""
         self.steps += done.steps
         self.seconds += done.seconds
         self.acting += acting
@@ -34,7 +33,7 @@ class Usage:
 
 
 class Scaled:
-    """A topology as `corral train` runs it; its actors pause when nothing takes from them."""
+    """A topology as `corral train` runs it; its actors pause when the learner takes no data."""
 
     def __init__(self, algo: str, env: str, usage: Usage | None = None, **settings: Any):
         given = {"steps": 10**9, **settings}
@@ -46,7 +45,7 @@ class Scaled:
         self.close = self._topology.close
 
     def run(self, seconds: float) -> Slice:
-        """Take in what was made in the pause, which is not counted; then act and learn."""
+        """Learn from the data made in the pause, which is not counted; then measure."""
         taken = 0
         while taken < self._ahead:
             taken += self._turn()
@@ -64,14 +63,13 @@ class Scaled:
 
 
 class MeteredLoops(Loops):
-    """Bare loops whose CPU time is noted."""
+    """Bare loops whose CPU time is recorded."""
 
     def __init__(self, usage: Usage, env: str, num_envs: int, workers: int):
         super().__init__(env, "bare", num_envs, workers)
         self._usage = usage
 
     def run(self, seconds: float) -> Slice:
-        """Let all loops run at once."""
         before = cpu_s(self.pids)
         done = super().run(seconds)
         self._usage.add(done, cpu_s(self.pids) - before)
@@ -79,7 +77,7 @@ class MeteredLoops(Loops):
 
 
 def cpu_s(pids: Iterable[int | None]) -> float:
-    """Seconds of CPU that these processes have used; nothing of one that is gone, or where the system does not tell."""
+    """CPU seconds of these processes so far; 0 for a process that has ended or that the system does not report."""
     ticks = 0
     for pid in pids:
         try:

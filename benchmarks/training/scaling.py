@@ -1,8 +1,8 @@
 """What `python -m benchmarks training` compares with actors: APPO, IMPALA, steps that wait, central inference.
 
-On CartPole all have networks of 64 x 64 and one thread in each process. Sample Factory and RLlib run as their own
-CartPole examples say but for that, in as many processes as cores that act, with few and with many environments; the
-fastest counts.
+On CartPole all have networks of 64 x 64 and one thread per process. Otherwise Sample Factory and RLlib run with the
+settings of their CartPole examples, with as many acting processes as cores, and with few and many environments; ratios
+use the fastest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from corral.testing.envs import SlowEnv
 CaseName = Literal["appo", "impala", "sleep", "central", "central-pong"]
 CASES: tuple[CaseName, ...] = ("appo", "impala", "sleep", "central", "central-pong")
 COLUMNS = ("simulator", "actors' rest", "learner", "idle or others")
-"""Stepping alone; policy, bookkeeping and messages; the learner's process; what none of ours used."""
+"""Stepping alone; policy, bookkeeping and messages; the learner's process; time that Corral did not use."""
 BARE = f"bare loop, {cores()} processes"
 LOCAL, CENTRAL = "corral, local policies", "corral, central inference"
 SYNC, WAITING, FIRST = "corral, sync", "corral, 4 actors x 16", "corral's environments, no learner"
@@ -36,13 +36,13 @@ _STEPS = 1024
 _SLOW_S = (0.010, 0.050)
 _MAX_ADDED = 0.15
 _HERE = Path(__file__).parent
-_SF = "pip install sample-factory into a Python of its own, and name it: --sample-factory PYTHON"
+_SF = "pip install sample-factory into a separate environment, and pass its Python: --sample-factory PYTHON"
 _RLLIB = "pip install 'corral-rl[rllib]'"
 
 
 @dataclass(frozen=True)
 class ScalingCase:
-    """One comparison: the best of `ours` must be `needed` times as fast as the best of `theirs`, or as the ideal."""
+    """One comparison: the best of `ours` must be `needed` times as fast as the best of `theirs`, or the ideal."""
 
     name: CaseName
     label: str
@@ -58,17 +58,16 @@ class ScalingCase:
 
     @property
     def scale(self) -> Scale:
-        """What its figures count."""
         unit, layers = "steps per second", f"CPU milliseconds of {cores()} cores per 1,024 steps and layer"
         return Scale("python -m benchmarks training", unit, self.title, layers, COLUMNS, "contestant")
 
     def base(self, outcome: Outcome) -> str:
-        """The fastest of theirs; the first where none of them ran."""
-        return _best(self.theirs, outcome) or self.theirs[0]
+        """The fastest of theirs; the first if none ran."""
+        return outcome.fastest(self.theirs) or self.theirs[0]
 
     def verdicts(self, outcome: Outcome, layers: Sequence[LayerRow]) -> list[Verdict]:
-        """Whether the target was reached; nothing where one side did not run."""
-        ours, base = _best(self.ours, outcome), self.base(outcome)
+        """Whether the target was reached; empty if one side did not run."""
+        ours, base = outcome.fastest(self.ours), self.base(outcome)
         if ours is None:
             return []
         bound = self.bound or _bound(layers, outcome, ours)
@@ -80,8 +79,8 @@ class ScalingCase:
         return [Verdict(f"{self.label}, {ours} over {base}", self.needed, outcome.ratio(ours, base), ours, bound)]
 
     def layers(self, outcome: Outcome) -> list[LayerRow]:
-        """Where the cores' time goes, of the fastest of ours; empty where that or the bare loop was left out."""
-        ours = _best(self.ours, outcome)
+        """Where the cores' time goes for the fastest of ours; empty if that or the bare loop was skipped."""
+        ours = outcome.fastest(self.ours)
         used, bare = self.usage.get(ours or ""), self.usage.get(BARE)
         if ours is None or not used or not bare or not used.steps or not bare.steps:
             return []
@@ -103,7 +102,7 @@ def make_case(name: CaseName, sample_factory: str = sys.executable) -> ScalingCa
 
 
 def _appo(python: str) -> ScalingCase:
-    """Sequences of 32 steps, one update for every 1,024 steps, one pass over them."""
+    """Sequences of 32 steps, one update per 1,024 steps, one epoch."""
     workers = cores()
     peers = [
         Entry(
@@ -120,7 +119,7 @@ def _appo(python: str) -> ScalingCase:
 
 
 def _impala() -> ScalingCase:
-    """One update for every 500 steps of RLlib's, as its example has it; for every 512 of ours."""
+    """One update per 500 steps in RLlib, as in its example, and per 512 steps in Corral."""
     runners = cores()
     sizes = ((runners, 16, 1), (1, 16, 1), (1, 16, 0))
     peers = [
@@ -137,7 +136,7 @@ def _impala() -> ScalingCase:
 
 
 def _sleep() -> ScalingCase:
-    """A simulator elsewhere: nothing but waiting, so no environment should wait for another."""
+    """Environments that only wait, like remote simulators: none should wait for another."""
     n, actors = 64, 4
     slow = partial(Scaled, _COUNTING, _SLOW, num_envs=n, length=20)
     entries = [
@@ -150,15 +149,15 @@ def _sleep() -> ScalingCase:
     slowest = low + (high - low) * each / (each + 1)
     ideal = n / ((low + high) / 2)
     bound = (
-        f"The ideal is {ideal:,.0f} steps/s. An actor that waits for the slowest of its {each} environments in every "
-        f"step takes {slowest * 1e3:.1f} ms for it, and reaches {n / slowest / ideal:.2f} of the ideal."
+        f"The ideal is {ideal:,.0f} steps/s. An actor that waits for the slowest of its {each} environments needs "
+        f"{slowest * 1e3:.1f} ms per step, and reaches {n / slowest / ideal:.2f} of the ideal."
     )
     label = f"a step of 10-50 ms, {n} environments on {actors} actors"
     return ScalingCase("sleep", label, entries, [WAITING], [SYNC], 0.9, "sync", n, ideal, bound=bound)
 
 
 def _central(case: CaseName, env: str) -> ScalingCase:
-    """The same environments in as many processes; the policy is beside them, or elsewhere."""
+    """The same environments in the same number of processes, with local policies or central inference."""
     n = 32
     settings: dict[str, Any] = {"num_steps": 32, "batch_size": 16, "actors": cores(), "num_envs": n}
     entries = [
@@ -174,7 +173,7 @@ def _central(case: CaseName, env: str) -> ScalingCase:
 def _ours(
     algo: str, sizes: Sequence[tuple[int, int]], settings: Mapping[str, Any]
 ) -> tuple[list[Entry], dict[str, Usage]]:
-    """Corral with some actors and environments of each, and what they will have used."""
+    """Corral with several numbers of actors and environments, and their CPU usage."""
     usage: dict[str, Usage] = {}
     entries = []
     for actors, each in sorted(set(sizes)):
@@ -194,7 +193,7 @@ def _bare(num_envs: int, usage: dict[str, Usage]) -> Entry:
 
 
 def _all_at_once(num_envs: int) -> Pipelined:
-    """Environments that wait at the same time, sent on as soon as they are ready, with actions drawn beforehand."""
+    """Environments that wait concurrently, each stepped again when it is ready, with actions drawn beforehand."""
     return first_ready(make_vec(SlowEnv, num_envs, "process", num_envs), 1, draw_actions(3, num_envs))
 
 
@@ -202,17 +201,11 @@ def _names(entries: Sequence[Entry]) -> list[str]:
     return [entry.name for entry in entries]
 
 
-def _best(names: Sequence[str], outcome: Outcome) -> str | None:
-    ran = [name for name in names if name in outcome.rates]
-    return max(ran, key=lambda name: outcome.spread(name).median) if ran else None
-
-
 def _bound(layers: Sequence[LayerRow], outcome: Outcome, ours: str) -> str:
-    """The largest part of the cores' time, and how fast nothing but the simulator is."""
+    """The layer that takes most of the cores' time, and the speed of the simulator alone."""
     if not layers:
         return ""
-    parts, total = layers[0].layers, layers[0].total.median
-    largest = max(parts, key=lambda column: parts[column].median)
+    parts, total, largest = layers[0].layers, layers[0].total.median, layers[0].largest
     return (
         f"Bound: {largest} takes {parts[largest].median:.1f} of {total:.1f} CPU ms per 1,024 steps; the simulator "
         f"alone steps {outcome.ratio(BARE, ours).median:.1f} times as fast."

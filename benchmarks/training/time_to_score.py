@@ -1,7 +1,7 @@
-"""Wall time until PPO plays CartPole: Corral and Stable-Baselines3 in turns, both with rl-baselines3-zoo's settings.
+"""Wall time until PPO solves CartPole: Corral and Stable-Baselines3 in turns, both with rl-baselines3-zoo's settings.
 
-Training stops every 2,048 steps for an evaluation of 10 greedy episodes, and is over when their mean reaches 475. The
-clock runs while training and stands while evaluating.
+Training pauses every 2,048 steps for an evaluation of 10 greedy episodes, and ends when their mean reaches 475. Only
+training time counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENVS, _LENGTH, _EPOCHS, _GAMMA, _LAM, _LR, _CLIP = 8, 32, 20, 0.98, 0.8, 1e-3, 
 
 @dataclass(frozen=True)
 class Arrival:
-    """When a run first reached the bar; None where it did not."""
+    """When a run first reached the bar; None if it did not."""
 
     seed: int
     seconds: float | None
@@ -37,18 +37,17 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Race:
-    """All runs, by library; why a library is missing."""
+    """All runs by library, and the reasons why libraries were skipped."""
 
     arrivals: dict[str, list[Arrival]]
     skipped: dict[str, str]
 
     def ratio(self) -> Spread:
-        """Stable-Baselines3's time over Corral's, seed by seed, of the seeds where both arrived."""
+        """Stable-Baselines3's time over Corral's, for the seeds with which both reached the bar."""
         pairs = zip(self.arrivals.get("SB3", []), self.arrivals.get("corral", []), strict=False)
         return Spread.of(s.seconds / c.seconds for s, c in pairs if s.seconds and c.seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, JSON-ready."""
         ratio = self.ratio()
         return {
             "arrivals": {name: [asdict(one) for one in found] for name, found in self.arrivals.items()},
@@ -59,7 +58,7 @@ class Race:
 
 class _Learner(Protocol):
     def train(self, steps: int) -> int:
-        """Train until about so many steps are done; returns how many are."""
+        """Train until about `steps` steps are done; returns the actual number."""
 
     def score(self) -> float:
         """Mean return of greedy episodes."""
@@ -111,7 +110,7 @@ class _Sb3Learner:
         )  # fmt: skip
 
     def _falling(self, start: float) -> Callable[[float], float]:
-        """Linear over the whole run, and not over one call of `learn`, which is what SB3 hands in."""
+        """Linear over the whole run; SB3's own progress covers only one call of `learn`."""
         return lambda _: start * max(0.0, 1.0 - self._done() / _STEPS)
 
     def _done(self) -> int:
@@ -137,7 +136,7 @@ _RUNNERS: dict[str, Callable[[int], _Learner]] = {"corral": _CorralLearner, "SB3
 
 
 def race(seeds: Iterable[int], say: Callable[[str], None]) -> Race:
-    """Let both learn from each seed, one after the other, beginning in turns."""
+    """Train both libraries with each seed, one after the other, alternating which begins."""
     arrivals: dict[str, list[Arrival]] = {}
     skipped: dict[str, str] = {}
     for k, seed in enumerate(seeds):
@@ -167,10 +166,10 @@ def _arrive(build: Callable[[int], _Learner], seed: int) -> Arrival:
 
 
 def print_race(console: Console, result: Race) -> None:
-    """Print when each seed arrived, and the ratio of the times."""
+    """Print when each seed reached the bar, and the ratio of the times."""
     console.print(f"\nPPO CartPole, zoo settings: training until an evaluation reaches {BAR:g}\n", style="bold")
     for name, found in result.arrivals.items():
-        console.print(f"{name}: {', '.join(_told(found))}")
+        console.print(f"{name}: {', '.join(_text(found))}")
     for name, why in result.skipped.items():
         console.print(f"skipped {name}: {why}")
     ratio = result.ratio()
@@ -179,7 +178,7 @@ def print_race(console: Console, result: Race) -> None:
         console.print(f"SB3 takes {ratio.median:.2f} times as long as corral ({range_}).")
 
 
-def _told(found: Sequence[Arrival]) -> list[str]:
+def _text(found: Sequence[Arrival]) -> list[str]:
     return [
         f"seed {one.seed} never in {_STEPS:,} steps"
         if one.seconds is None

@@ -10,6 +10,8 @@ import numpy as np
 
 from corral.core.types import Array, StepBatch
 
+_DTYPES = {"env_id": np.int64, "episode_return": np.float64, "length": np.int64}
+
 
 @dataclass(frozen=True)
 class Episode:
@@ -65,18 +67,14 @@ class EpisodeStats:
         return {
             "finished": self.finished,
             "faulty": self.faulty,
-            "recent": {
-                "env_id": np.array([episode.env_id for episode in self.recent], np.int64),
-                "episode_return": np.array([episode.episode_return for episode in self.recent], np.float64),
-                "length": np.array([episode.length for episode in self.recent], np.int64),
-            },
+            "recent": {key: np.array([getattr(e, key) for e in self.recent], dtype) for key, dtype in _DTYPES.items()},
             "returns": self._returns.copy(),
             "lengths": self._lengths.copy(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.finished, self.faulty = state["finished"], state["faulty"]
-        columns = [state["recent"][key].tolist() for key in ("env_id", "episode_return", "length")]
+        columns = [state["recent"][key].tolist() for key in _DTYPES]
         self.recent.clear()
         self.recent.extend(Episode(*row) for row in zip(*columns, strict=True))
         self._returns[:], self._lengths[:] = state["returns"], state["lengths"]

@@ -1,4 +1,4 @@
-"""Policies of networks: actor-critics by sampling, action values by epsilon-greedy."""
+"""Policies that act with a network: actor-critics by sampling, Q-networks by epsilon-greedy."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ class ActorCriticPolicy:
         self._device = model.value_head.weight.device
 
     def initial_state(self, n: int) -> Tree:
-        """The recurrent states of `n` environments; None if the network is not recurrent."""
         return self._model.initial_state(n)
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         model, actions = self._model, self._model.actions
         params, after = (model.numpy_params(obs), None) if model.numpy_towers else self._forward(obs, state, first)
         if np.count_nonzero(np.isfinite(params)) != params.size:
-            raise RunFailed("The policy's outputs are not finite any more; train again with a lower learning_rate.")
+            raise RunFailed("The policy's outputs are no longer finite; train again with a lower learning_rate.")
         if self._explore:
             action, logp = actions.sample(params, self._rng)
         else:
@@ -126,6 +125,16 @@ class LadderPolicy(EpsilonGreedyPolicy):
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         return self._to_env(self._choose(obs, state, len(first))), state, {}
+
+
+def params_and_values(model: ActorCritic, obs: Tree) -> tuple[Array, Array]:
+    """Policy parameters [n, P] and values [n] of a feed-forward network with its current weights."""
+    if model.numpy_towers:
+        return model.numpy_rows(obs)
+    device = model.value_head.weight.device
+    with torch.inference_mode(), acting_precision(model, device):
+        params, values = model(to_tensors(obs, device))
+        return params.float().cpu().numpy(), values.float().cpu().numpy()
 
 
 def acting_precision(model: nn.Module, device: torch.device) -> AbstractContextManager[Any]:

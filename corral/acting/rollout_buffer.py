@@ -69,6 +69,10 @@ class RolloutBuffer:
             leaves = [leaf[rows] for leaf in self._spec.observation.flatten(batch.final_obs)]
             self._finals.append((t if isinstance(t, int) else t[rows], batch.env_ids[rows], leaves))
 
+    def seen(self, t: int, envs: Envs) -> tuple[list[Array], Array]:
+        """Observations of step `t`, and which of them begin an episode."""
+        return [store[t, envs] for store in self._obs], self._first[t, envs]
+
     def take(self, envs: Envs, ids: Array, version: int | Array) -> Trajectory:
         """Copy these full columns and restart them; `ids` are the same environments by number."""
 

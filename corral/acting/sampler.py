@@ -51,6 +51,9 @@ class Sampler:
         # Asked once: checking a protocol takes longer than a step of CartPole.
         self._context_policy = self._policy if isinstance(self._policy, ContextPolicy) else None
         self._latest: tuple[list[Array], Array] | None = None  # observations and `first` flags, per environment
+        # Rows of a buffer that are newer than `_latest`, by their first environment: copied when they are read, which
+        # is once per trajectory and not once per step.
+        self._newer: dict[int, tuple[RolloutBuffer, int, slice]] = {}
         self._state: Tree = None
         self._in_flight = np.zeros(self.vec.num_envs, np.bool_)
         self._last_decision_s = 0.0
@@ -154,7 +157,8 @@ class Sampler:
                     part.ids = batch.env_ids
                     obs = flatten(batch.obs)
                     columns.put(t, part.envs, obs, batch)
-                    self._note(part.envs, obs, batch)
+                    self._count(part.envs, batch)
+                    self._newer[part.envs.start] = columns, t + 1, part.envs
                     if t + 1 < steps:
                         self._decide(columns, t + 1, part.envs, part.ids, batch.obs, batch.first)
             yield columns.take(everyone.envs, everyone.ids, self._version)
@@ -206,6 +210,13 @@ class Sampler:
             batch = self.vec.recv()
             self._state = self._initial_state()
             self._latest = [leaf.copy() for leaf in self.vec.spec.observation.flatten(batch.obs)], batch.first.copy()
+        return self._update_latest()
+
+    def _update_latest(self) -> tuple[list[Array], Array]:
+        for columns, t, envs in self._newer.values():
+            self._lay(envs, *columns.seen(t, envs))
+        self._newer.clear()
+        assert self._latest is not None
         return self._latest
 
     def _initial_state(self) -> Tree:
@@ -235,8 +246,7 @@ class Sampler:
 
     def _seen(self, envs: Envs) -> tuple[Tree, Array]:
         """Copies of the latest observations of these environments, and of their `first` flags."""
-        assert self._latest is not None
-        leaves, first = self._latest
+        leaves, first = self._update_latest()
         return self.vec.spec.observation.unflatten([leaf[envs].copy() for leaf in leaves]), first[envs].copy()
 
     def _decide(self, columns: RolloutBuffer, t: Time, envs: Envs, ids: Array, obs: Tree, first: Array) -> None:
@@ -256,9 +266,12 @@ class Sampler:
         columns.act(t, envs, self.vec.spec.action.flatten(action), extras)
 
     def _note(self, envs: Envs, obs: list[Array], batch: StepBatch) -> None:
+        self._count(envs, batch)
+        self._lay(envs, obs, batch.first)
+
+    def _count(self, envs: Envs, batch: StepBatch) -> None:
         self._in_flight[envs] = False
         self.episodes.add(batch, envs)
-        self._lay(envs, obs, batch.first)
 
     def _lay(self, envs: Envs, obs: list[Array], first: Array) -> None:
         assert self._latest is not None

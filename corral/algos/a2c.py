@@ -20,9 +20,8 @@ from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
 from corral.algos.trajectories import (
     Minibatch,
-    compute_values,
     evaluate_actions,
-    flatten_steps,
+    gae_steps,
     masked_mean,
     normalize,
     num_valid,
@@ -31,8 +30,7 @@ from corral.algos.trajectories import (
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import Optimizer, adam
-from corral.ops.returns import gae
+from corral.ops.optim import Optimizer, adam, rmsprop
 
 
 @dataclass(frozen=True)
@@ -80,38 +78,28 @@ class A2c(Algorithm):
     def build_model(self) -> ActorCritic:
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        assert isinstance(model, ActorCritic)
+    def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
-        config = self.config
-        return [
-            ParamGroup(self._optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)
-        ]
+        learning_rate = linear_decay(self.config.learning_rate, on=self.config.anneal_lr)
+        return [ParamGroup(self._optimizer, learning_rate, self.config.max_grad_norm)]
 
     def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
         if self.config.optimizer == "adam":
             return adam(params, self.config.learning_rate, eps=1e-5)
-        return torch.optim.RMSprop(params, self.config.learning_rate, alpha=0.99, eps=1e-5)
+        return rmsprop(params, self.config.learning_rate, decay=0.99, eps=1e-5)
 
-    def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
-        assert isinstance(model, ActorCritic)
-        values, next_values = compute_values(model, batch)
-        advantages = gae(
-            batch.reward, values, next_values, batch.terminated, batch.truncated, batch.faulty,
-            self.config.gamma, self.config.gae_lambda,
-        )  # fmt: skip
-        return flatten_steps(model, batch, values, advantages, advantages + values)
+    def prepare(self, model: ActorCritic, batch: Trajectory) -> Minibatch:
+        return gae_steps(model, batch, self.config.gamma, self.config.gae_lambda)
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
         if len(batch):
             yield batch
 
     def losses(
-        self, model: nn.Module, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
+        self, model: ActorCritic, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
-        assert isinstance(model, ActorCritic)
         config, mask = self.config, batch.mask
         advantages = normalize(batch.advantages, mask) if config.normalize_advantage else batch.advantages
         log_prob, entropy, values = evaluate_actions(model, batch)

@@ -3,28 +3,33 @@
 Maximises `min(r A, clip(r, 1 - eps, 1 + eps) A)` with `r = pi(a|s) / mu(a|s)`, where `mu` is the policy that acted. `A`
 is V-trace's `r_s + gamma v_{s+1} - V(x_s)` with the current network's probabilities and values; its own ratio is
 omitted, because the surrogate contains it. `v_s` is the value target. A minibatch consists of whole sequences, and
-V-trace is computed anew for each.
+V-trace is computed again for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy, to_tensors
 from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay, read_clip_coef
-from corral.algos.trajectories import VtraceTargets, explained_variance, forward_sequences, normalize, recorded
+from corral.algos.trajectories import (
+    VtraceTargets,
+    explained_variance,
+    forward_sequences,
+    normalize,
+    recorded,
+)
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory, slice_envs
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import adam
+from corral.ops.optim import Optimizer, adam
 
 
 @dataclass(frozen=True)
@@ -90,15 +95,15 @@ class Appo(Algorithm):
     def build_model(self) -> ActorCritic:
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        assert isinstance(model, ActorCritic)
+    def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
-        """Adam with PPO's epsilon."""
-        config = self.config
-        optimizer = partial(adam, lr=config.learning_rate, eps=1e-5)
-        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
+        learning_rate = linear_decay(self.config.learning_rate, on=self.config.anneal_lr)
+        return [ParamGroup(self._optimizer, learning_rate, self.config.max_grad_norm)]
+
+    def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+        return adam(params, self.config.learning_rate, eps=1e-5)
 
     def minibatches(self, batch: Trajectory, rng: torch.Generator) -> Iterator[Trajectory]:
         """Every sequence once per epoch, in a new order each time; sequences with only faulty rows are left out."""
@@ -115,10 +120,9 @@ class Appo(Algorithm):
                     yield slice_envs(batch, part)
 
     def losses(
-        self, model: nn.Module, target: nn.Module | None, batch: Trajectory, ctx: UpdateContext
+        self, model: ActorCritic, target: nn.Module | None, batch: Trajectory, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
         """Clipped surrogate, value error and entropy bonus; V-trace uses the same forward pass."""
-        assert isinstance(model, ActorCritic)
         config, clip, out = self.config, self.clip_coef(ctx.progress), forward_sequences(model, batch)
         log_prob, values, device = out.log_prob.detach(), out.values.detach(), out.values.device
         targets = self.vtrace(batch, log_prob.cpu().numpy(), values.cpu().numpy(), out.next_values)

@@ -1,6 +1,7 @@
 """The interface of an algorithm: a network, a policy, a loss, and the data it needs.
 
-An algorithm never sees a process, a queue, or an optimizer step: topologies move its data, and the learner steps.
+An algorithm never sees a process, a queue, or an optimizer step: topologies move its data, and the learner applies its
+gradients.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from corral.core.errors import UserError
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.ops.optim import Optimizer
 
+Model = Any
+"""The network that `build_model` returns; the type depends on the algorithm."""
 Batch = Any
 """What `prepare` returns and `losses` takes; the type depends on the algorithm."""
 
@@ -59,16 +62,18 @@ class Algorithm(ABC):
 
     data: DataSpec
     spec: EnvSpec
+    uses_target: bool = False
+    """Whether `losses` gets a target network."""
 
     @abstractmethod
     def build_model(self) -> nn.Module:
         """A newly initialised network for the environment."""
 
     @abstractmethod
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
+    def make_policy(self, model: Model, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """The policy that acts with the network; `index` distinguishes actors that explore differently."""
 
-    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
+    def eval_policy(self, model: Model, *, deterministic: bool, rng: np.random.Generator) -> Policy:
         """The policy for evaluations, deterministic or sampling; by default as in training."""
         return self.make_policy(model, explore=not deterministic, rng=rng)
 
@@ -77,9 +82,7 @@ class Algorithm(ABC):
         """The parameter groups, in the order in which `losses` yields them; most algorithms have one."""
 
     @abstractmethod
-    def losses(
-        self, model: nn.Module, target: nn.Module | None, batch: Batch, ctx: UpdateContext
-    ) -> Iterator[LossOutput]:
+    def losses(self, model: Model, target: Model | None, batch: Batch, ctx: UpdateContext) -> Iterator[LossOutput]:
         """Losses of one minibatch, one for each group in order.
 
         The learner steps a group before it asks for the next loss, so a later loss sees the new weights. Gradients of a
@@ -90,23 +93,19 @@ class Algorithm(ABC):
         """Steps of each environment per fragment."""
         return self.data.length
 
-    def prepare(self, model: nn.Module, batch: Batch) -> Batch:
+    def prepare(self, model: Model, batch: Batch) -> Batch:
         """Targets that need no gradient, such as advantages, computed once for the whole batch."""
         return batch
 
     def minibatches(self, batch: Batch, rng: torch.Generator) -> Iterator[Batch]:
         yield batch
 
-    def priorities(self, model: nn.Module, traj: Trajectory) -> Array | None:
-        """Initial priorities `[T, B]` of transitions by the network that acted; None: the store's default."""
+    def priorities(self, model: Model, traj: Trajectory) -> Array | None:
+        """Initial priorities `[T, B]` of transitions, from the network that acted; None: the store's default."""
         return None
 
-    def update_target(self, model: nn.Module, target: nn.Module, version: int) -> None:  # noqa: B027 - few have one
+    def update_target(self, model: Model, target: Model, version: int) -> None:  # noqa: B027 - few have one
         """Update the target network, after update number `version`."""
-
-    @property
-    def uses_target(self) -> bool:
-        return False
 
 
 def require(

@@ -90,24 +90,17 @@ class Config:
 class Dqn(Algorithm):
     """DQN for one environment specification."""
 
+    uses_target = True
+
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec, self._num_envs = config, spec, num_envs
         self.choices = JointChoices(spec.action, "dqn")
         self.data = DataSpec(
-            "transition",
-            config.n_step,
-            config.batch_size,
-            "replay",
+            "transition", config.n_step, config.batch_size, "replay",
             samples_per_insert=config.gradient_steps * config.batch_size / config.train_frequency,
-            prioritised=config.prioritized_replay,
-            capacity=config.buffer_size,
-            min_size=max(config.learning_starts, config.batch_size),
-            gamma=config.gamma,
-        )
-
-    @property
-    def uses_target(self) -> bool:
-        return True
+            prioritised=config.prioritized_replay, capacity=config.buffer_size,
+            min_size=max(config.learning_starts, config.batch_size), gamma=config.gamma,
+        )  # fmt: skip
 
     def fragment_steps(self, num_envs: int) -> int:
         return max(1, self.config.train_frequency // num_envs)
@@ -115,8 +108,7 @@ class Dqn(Algorithm):
     def build_model(self) -> QNetwork:
         return QNetwork(self.spec, self.choices.count, self.config.net, self.config.dueling)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        assert isinstance(model, QNetwork)
+    def make_policy(self, model: QNetwork, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         if explore and self.config.epsilon_ladder:
             rungs = epsilon_ladder(self._num_envs)
             return LadderPolicy(model, self.choices.to_env, self.choices.count, rungs, index, rng)
@@ -134,7 +126,7 @@ class Dqn(Algorithm):
         return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def losses(
-        self, model: nn.Module, target: nn.Module | None, batch: Transitions, ctx: UpdateContext
+        self, model: QNetwork, target: nn.Module | None, batch: Transitions, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
         """Weighted Huber loss of the TD error, whose magnitude is the priority."""
         assert target is not None
@@ -153,14 +145,13 @@ class Dqn(Algorithm):
         priorities = (q.detach() - goal).abs() if self.config.prioritized_replay else None
         yield LossOutput(loss, {"loss/td": loss, "loss/q": q.detach().mean()}, priorities, rows=len(batch.reward))
 
-    def priorities(self, model: nn.Module, traj: Trajectory) -> Array | None:
+    def priorities(self, model: QNetwork, traj: Trajectory) -> Array | None:
         """Magnitudes of the n-step TD errors by the network that acted (Horgan et al. 2018, Ape-X).
 
         A window that is cut short by the end of the fragment bootstraps there.
         """
         if not self.config.prioritized_replay:
             return None
-        assert isinstance(model, QNetwork)
         joined = tree_map(
             lambda obs, final: np.concatenate([obs.reshape(-1, *obs.shape[2:]), final]), traj.obs, traj.final_obs
         )
@@ -171,13 +162,11 @@ class Dqn(Algorithm):
         after[traj.final_at[:, 0], traj.final_at[:, 1]] = value[count:]
         number = self.choices.from_env(tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), traj.action))
         taken = q[np.arange(steps * width), number].reshape(steps, width)
-        config = self.config
-        goal = nstep_return(
-            traj.reward, after, traj.terminated, traj.truncated, traj.faulty, config.gamma, config.n_step
-        )
+        ends = traj.terminated, traj.truncated, traj.faulty
+        goal = nstep_return(traj.reward, after, *ends, self.config.gamma, self.config.n_step)
         return np.where(traj.faulty, np.nan, np.abs(goal - taken))
 
-    def update_target(self, model: nn.Module, target: nn.Module, version: int) -> None:
+    def update_target(self, model: QNetwork, target: nn.Module, version: int) -> None:
         if version % self.config.target_update_period == 0:
             for old, new in zip(target.state_dict().values(), model.state_dict().values(), strict=True):
                 old.lerp_(new, self.config.tau) if old.is_floating_point() else old.copy_(new)

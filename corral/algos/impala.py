@@ -19,7 +19,12 @@ from corral.acting.model_policy import ActorCriticPolicy, to_tensors
 from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
-from corral.algos.trajectories import VtraceTargets, explained_variance, forward_sequences, recorded
+from corral.algos.trajectories import (
+    VtraceTargets,
+    explained_variance,
+    forward_sequences,
+    recorded,
+)
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
@@ -89,18 +94,15 @@ class Impala(Algorithm):
     def build_model(self) -> ActorCritic:
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        assert isinstance(model, ActorCritic)
+    def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
-        """RMSProp with the paper's constants, or Adam."""
-        config = self.config
-        return [
-            ParamGroup(self._optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)
-        ]
+        learning_rate = linear_decay(self.config.learning_rate, on=self.config.anneal_lr)
+        return [ParamGroup(self._optimizer, learning_rate, self.config.max_grad_norm)]
 
     def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+        """RMSProp with the paper's constants, or Adam."""
         if self.config.optimizer == "adam":
             return adam(params, self.config.learning_rate, eps=1e-5)
         return rmsprop(params, self.config.learning_rate, decay=0.99, eps=0.01)
@@ -110,10 +112,9 @@ class Impala(Algorithm):
             yield batch
 
     def losses(
-        self, model: nn.Module, target: nn.Module | None, batch: Trajectory, ctx: UpdateContext
+        self, model: ActorCritic, target: nn.Module | None, batch: Trajectory, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
         """Policy gradient, value error and entropy bonus, summed; V-trace uses the same forward pass."""
-        assert isinstance(model, ActorCritic)
         config, out = self.config, forward_sequences(model, batch)
         log_prob, values, device = out.log_prob.detach(), out.values.detach(), out.values.device
         targets = self.vtrace(batch, log_prob.cpu().numpy(), values.cpu().numpy(), out.next_values)

@@ -8,9 +8,8 @@ those recorded while acting. The value loss is not clipped by default; its clip 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
@@ -22,9 +21,8 @@ from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay, read_clip_coef
 from corral.algos.trajectories import (
     Minibatch,
-    compute_values,
     evaluate_actions,
-    flatten_steps,
+    gae_steps,
     masked_mean,
     normalize,
     num_valid,
@@ -34,8 +32,7 @@ from corral.algos.trajectories import (
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import adam
-from corral.ops.returns import gae
+from corral.ops.optim import Optimizer, adam
 
 
 @dataclass(frozen=True)
@@ -97,34 +94,27 @@ class Ppo(Algorithm):
     def build_model(self) -> ActorCritic:
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        assert isinstance(model, ActorCritic)
+    def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
-        """Adam with the epsilon of the reference implementations."""
-        config = self.config
-        optimizer = partial(adam, lr=config.learning_rate, eps=1e-5)
-        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
+        learning_rate = linear_decay(self.config.learning_rate, on=self.config.anneal_lr)
+        return [ParamGroup(self._optimizer, learning_rate, self.config.max_grad_norm)]
 
-    def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
-        assert isinstance(model, ActorCritic)
-        values, next_values = compute_values(model, batch)
-        advantages = gae(
-            batch.reward, values, next_values, batch.terminated, batch.truncated, batch.faulty,
-            self.config.gamma, self.config.gae_lambda,
-        )  # fmt: skip
-        return flatten_steps(model, batch, values, advantages, advantages + values)
+    def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+        return adam(params, self.config.learning_rate, eps=1e-5)
+
+    def prepare(self, model: ActorCritic, batch: Trajectory) -> Minibatch:
+        return gae_steps(model, batch, self.config.gamma, self.config.gae_lambda)
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
         for _ in range(self.config.update_epochs):
             yield from shuffled(batch, self.config.num_minibatches, rng)
 
     def losses(
-        self, model: nn.Module, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
+        self, model: ActorCritic, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
         """Clipped surrogate, value error and entropy bonus; arXiv:1707.06347, eq. 9."""
-        assert isinstance(model, ActorCritic)
         config, mask = self.config, batch.mask
         clip = self.clip_coef(ctx.progress)
         advantages = normalize(batch.advantages, mask) if config.normalize_advantage else batch.advantages

@@ -34,9 +34,7 @@ _FEW = "discrete, multi-discrete with few combinations"
 _APART = {"topology": "actor_learner"}
 _SHARED = {"topology": "data_parallel"}
 ALGORITHMS = {
-    "reinforce": AlgorithmEntry(
-        "corral.algos.reinforce", "Reinforce", "policy gradient over whole episodes", _ALL
-    ),
+    "reinforce": AlgorithmEntry("corral.algos.reinforce", "Reinforce", "policy gradient over whole episodes", _ALL),
     "a2c": AlgorithmEntry("corral.algos.a2c", "A2c", "advantage actor-critic, one update per short batch", _ALL),
     "ppo": AlgorithmEntry("corral.algos.ppo", "Ppo", "clipped policy updates, several epochs per batch", _ALL),
     "ppo-search": AlgorithmEntry(
@@ -44,38 +42,36 @@ ALGORITHMS = {
         {"backend": "local"},
     ),
     "alphazero": AlgorithmEntry(
-        "corral.algos.search.alphazero", "AlphaZero", "a search that plays against itself, and learns from it",
+        "corral.algos.search.alphazero", "AlphaZero", "self-play with tree search, from which the network learns",
         "discrete", {"backend": "local", "num_envs": 64},
     ),
     "impala": AlgorithmEntry(
-        "corral.algos.impala", "Impala", "actor-critic on stale data, corrected by V-trace", _ALL,
-        _APART,
+        "corral.algos.impala", "Impala", "actor-critic on stale data, corrected by V-trace", _ALL, _APART
     ),
     "appo": AlgorithmEntry(
-        "corral.algos.appo", "Appo", "clipped policy updates on stale data, with V-trace", _ALL,
-        _APART,
+        "corral.algos.appo", "Appo", "clipped policy updates on stale data, with V-trace", _ALL, _APART
     ),
     "dqn": AlgorithmEntry(
         "corral.algos.dqn", "Dqn", "action values from replay: double, dueling, n-step, prioritised", _FEW
     ),
     "apex": AlgorithmEntry(
-        "corral.algos.dqn", "Dqn", "Ape-X: dqn with actors, each environment exploring in its own way", _FEW,
+        "corral.algos.dqn", "Dqn", "Ape-X: dqn with actors, and another epsilon for each environment", _FEW,
         _APART
         | {"prioritized_replay": True, "n_step": 3, "dueling": True, "epsilon_ladder": True, "max_grad_norm": 40.0},
     ),
     "seed_impala": AlgorithmEntry(
-        "corral.algos.impala", "Impala", "SEED: impala with one part that decides for all environments", _ALL,
+        "corral.algos.impala", "Impala", "SEED: impala with one process that acts for all environments", _ALL,
         {"topology": "central_inference"},
     ),
     "dppo": AlgorithmEntry(
         "corral.algos.ppo", "Ppo", "distributed PPO: workers that average every gradient", _ALL, _SHARED
     ),
     "ppo-ssp": AlgorithmEntry(
-        "corral.algos.ppo", "Ppo", "stale synchronous PPO: workers a few updates apart, by a parameter server", _ALL,
+        "corral.algos.ppo", "Ppo", "stale synchronous PPO: workers a few updates apart, with a parameter server", _ALL,
         _SHARED | {"exchange": "param_server", "mode": "ssp:3"},
     ),
     "a3c": AlgorithmEntry(
-        "corral.algos.a2c", "A2c", "A3C: a2c in workers that nobody waits for, by a parameter server", _ALL,
+        "corral.algos.a2c", "A2c", "A3C: a2c in asynchronous workers, with a parameter server", _ALL,
         _SHARED | {"exchange": "param_server", "mode": "async"},
     ),
     "gala": AlgorithmEntry(
@@ -102,7 +98,7 @@ def find_algorithm(name: str) -> AlgorithmEntry:
         try:
             own.load(), own.config()
         except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(f"No algorithm {name!r}: {error}; it needs the class and a Config beside it.") from None
+            raise UserError(f"No algorithm {name!r}: {error}; its module must define the class and a Config.") from None
         return own
     close = difflib.get_close_matches(str(name).lower(), ALGORITHMS, 1, 0.5)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(ALGORITHMS)}."

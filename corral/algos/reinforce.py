@@ -11,12 +11,11 @@ grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.acting.policy import Policy
@@ -35,7 +34,7 @@ from corral.core.errors import UserError
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import adam
+from corral.ops.optim import Optimizer, adam
 from corral.ops.returns import discounted_return
 
 _FRAGMENT = 32
@@ -85,17 +84,17 @@ class Reinforce(Algorithm):
     def build_model(self) -> ActorCritic:
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        assert isinstance(model, ActorCritic)
+    def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
-        config = self.config
-        optimizer = partial(adam, lr=config.learning_rate)
-        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
+        learning_rate = linear_decay(self.config.learning_rate, on=self.config.anneal_lr)
+        return [ParamGroup(self._optimizer, learning_rate, self.config.max_grad_norm)]
 
-    def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
-        assert isinstance(model, ActorCritic)
+    def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
+        return adam(params, self.config.learning_rate)
+
+    def prepare(self, model: ActorCritic, batch: Trajectory) -> Minibatch:
         values = next_values = np.zeros_like(batch.reward)
         if self.config.baseline:
             values, next_values = compute_values(model, batch)
@@ -105,9 +104,8 @@ class Reinforce(Algorithm):
         return flatten_steps(model, batch, values, returns - values, returns)
 
     def losses(
-        self, model: nn.Module, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
+        self, model: ActorCritic, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
-        assert isinstance(model, ActorCritic)
         config, mask = self.config, batch.mask
         advantages = normalize(batch.advantages, mask) if config.normalize_advantage else batch.advantages
         log_prob, entropy, values = evaluate_actions(model, batch)

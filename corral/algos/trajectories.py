@@ -1,4 +1,4 @@
-"""Shared by the actor-critics: values of a trajectory, its steps as a minibatch, V-trace targets."""
+"""Shared by the actor-critics: their base class, values of a trajectory, its steps as a minibatch, V-trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corral.acting.model_policy import to_tensors
 from corral.core.types import Array, Trajectory, Tree, tree_map
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.returns import vtrace
+from corral.ops.returns import gae, vtrace
 
 
 @dataclass
@@ -114,6 +114,13 @@ def flatten_steps(
         valid = traj.valid.reshape(-1)
         flat = {name: tree_map(lambda leaf: leaf[valid], tree) for name, tree in flat.items()}
     return kind(**{name: to_tensors(tree, device) for name, tree in flat.items()})
+
+
+def gae_steps(model: ActorCritic, traj: Trajectory, gamma: float, gae_lambda: float) -> Minibatch:
+    """The trajectory's steps with advantages by GAE, and `advantage + value` as value targets."""
+    values, next_values = compute_values(model, traj)
+    advantages = gae(traj.reward, values, next_values, traj.terminated, traj.truncated, traj.faulty, gamma, gae_lambda)
+    return flatten_steps(model, traj, values, advantages, advantages + values)
 
 
 def shuffled(rows: R, parts: int, rng: torch.Generator) -> Iterator[R]:

@@ -1,4 +1,4 @@
-"""`corral bench`: how fast the user's environment or simulator steps here, what bounds it, and what to change."""
+"""`corral bench`: the step rate of an environment or simulator on this machine, its bottleneck, and the remedy."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _MAX_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure environment steps per second of every backend, or over the link, and where the time of a step goes."""
+    """Measure environment steps per second with every backend or over the link, and where the time of a step goes."""
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV|URL")]
-    """Gymnasium id, module:Class of your own, or the URL of an external simulator."""
+    """Gymnasium id, your own module:Class, or the URL of an external simulator."""
     env_kwargs: EnvKwargs = ()
     """Keyword arguments for the environment."""
     num_envs: int | None = None
-    """Environments; by default 8 and 64, as far as they can be built in time, and for a URL 1 and 8."""
+    """Number of environments. Default: 8 and 64, if they can be built in time; for a URL 1 and 8."""
     workers: int | None = None
-    """Worker processes; by default one per core, and one per environment for environments that wait."""
+    """Worker processes. Default: one per core; also one per environment if the environment mostly waits."""
     seconds: float = 10.0
-    """Time to measure for, all backends together; building the environments comes on top."""
+    """Total measuring time of all backends, not counting the time to build the environments."""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Also write the figures to this file, as JSON."""
+    """Also write the results to this file, as JSON."""
 
     def run(self) -> int:
         for name, count in (("--num-envs", self.num_envs), ("--workers", self.workers)):
@@ -61,7 +61,7 @@ class Bench:
         try:
             path.write_text(json.dumps(report, indent=2) + "\n")
         except OSError as error:
-            raise UserError(f"The figures cannot be written to {path}: {error.strerror}.") from error
+            raise UserError(f"The results cannot be written to {path}: {error.strerror}.") from error
 
 
 def _print_table(speed: Speed) -> None:
@@ -95,20 +95,20 @@ def bound(speed: Speed) -> str:
 
     best = speed.best
     layer = max(best.layers, key=lambda name: best.layers[name])
-    part = f"{best.layers[layer]:.1f} of {best.step_us:.1f} us per step"
+    share = f"{best.layers[layer]:.1f} of {best.step_us:.1f} us per step"
     if layer == ENVIRONMENT and best.backend == "link":
-        return f"the simulator's own step, {part}."
+        return f"the simulator's own step, {share}."
     if layer == ENVIRONMENT and speed.waits:
-        return f"the environment, {part}; it mostly waits, so more workers than cores can wait at the same time."
+        return f"the environment, {share}; it mostly waits, so more workers than cores help."
     if layer == ENVIRONMENT and best.backend == "process":
-        return f"the environment itself on {min(best.workers, cores())} of {cores()} cores, {part}."
+        return f"the environment itself on {min(best.workers, cores())} of {cores()} cores, {share}."
     if layer == ENVIRONMENT:
-        return f"the environment itself, {part}; worker processes cost more than they gain here."
+        return f"the environment itself, {share}; worker processes cost more than they gain here."
     if layer == CORRAL:
-        return f"Corral's stepping, checks and copies, {part}; the environment's step is cheaper than that."
+        return f"Corral's stepping, checks and copies, {share}; the environment's step takes less."
     if layer == IPC:
-        return f"messages between processes, {part}."
-    return f"the link, messages and waiting for them, {part}."
+        return f"messages between processes, {share}."
+    return f"the link, messages and waiting for them, {share}."
 
 
 def advice(speed: Speed) -> str:
@@ -118,17 +118,17 @@ def advice(speed: Speed) -> str:
     best, first = speed.best, next(way for way in speed.ways if way.backend != "none")
     if best.backend == "link":
         most = max(way.num_envs for way in speed.ways)
-        more = f"num_envs={4 * most}, if the simulator has room for as many"
+        more = f"num_envs={4 * most}, if the simulator has that many slots"
         layer = max(best.layers, key=lambda name: best.layers[name])
         if layer == WIRE:
             return f"--set {more}: environments of one simulator share a message."
         gain = _gain(best, first, "one environment")
-        remedy = "more simulators at once make it faster" if layer == ENVIRONMENT else "the link is not what bounds it"
+        remedy = "more simulators make it faster" if layer == ENVIRONMENT else "the link is not the bottleneck"
         return f"--set num_envs={best.num_envs}{gain}; {remedy}."
     settings = f"backend={best.backend} " + (f"workers={best.workers} " if best.backend == "process" else "")
     native = max((way.rate for way in speed.ways if way.backend == "native"), default=0.0)
-    hint = f" backend=native, a version of its own, is {native / best.rate:.1f} times as fast."
-    hint = hint if native > best.rate else ""
+    times = f" backend=native, another implementation of it, is {native / best.rate:.1f} times as fast."
+    hint = times if native > best.rate else ""
     return f"--set {settings}num_envs={best.num_envs}{_gain(best, first, f'local with {first.num_envs}')}.{hint}"
 
 

@@ -29,10 +29,10 @@ _LAST_FRAMES = 5
 
 @dataclass(frozen=True)
 class CheckEnv:
-    """Check whether an environment keeps the Gymnasium contract; exit code 1 when it does not."""
+    """Check whether an environment keeps the Gymnasium contract; the exit code is 1 if it does not."""
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
-    """Gymnasium id, module:Class of your own, or the URL of an external simulator."""
+    """Gymnasium id, your own module:Class, or the URL of an external simulator."""
     env_kwargs: EnvKwargs = ()
     """Keyword arguments for the environment."""
     steps: int = 1000
@@ -42,7 +42,7 @@ class CheckEnv:
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Also write the results to this file, as JSON."""
     timeout_s: float = 120.0
-    """Give up, and show where it hangs, when one check takes longer."""
+    """Seconds that one check may take; after that, show where it hangs and exit."""
 
     def run(self) -> int:
         from corral.cli.console import make_console, print_row
@@ -85,7 +85,7 @@ class CheckEnv:
 def _verdict(env: str, statuses: Sequence[str], *, stopped: bool) -> str:
     failed, warned = statuses.count("fail"), statuses.count("warn")
     if failed and stopped:
-        return f"{env} fails; the other checks need this one to pass first."
+        return f"{env} fails; the remaining checks need this one to pass."
     if failed:
         return f"{env} fails {failed} of {len(statuses)} checks."
     if warned:
@@ -113,7 +113,7 @@ def _deadline(timeout_s: float) -> Iterator[None]:
 
     def give_up() -> None:
         sys.stdout.flush()
-        print(f"corral: no answer from the environment for {timeout_s:g} s; it hangs here:", file=sys.stderr)
+        print(f"corral: the environment has not answered for {timeout_s:g} s; it hangs here:", file=sys.stderr)
         stack = traceback.extract_stack(sys._current_frames()[waiting])
         print("".join(traceback.format_list(stack[-_LAST_FRAMES:])), end="", file=sys.stderr, flush=True)
         os._exit(1)

@@ -33,8 +33,6 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         for row in rows:
             print(*row, sep="\t")
         return
-    from rich.table import Table
-
     table = Table(*titles, box=None, header_style="bold", padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*row)

@@ -1,4 +1,4 @@
-"""`corral doctor`: this machine, what is installed, and what will be slow and why."""
+"""`corral doctor`: hardware, installed packages, and what will be slow and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from corral.core.machine import cores
+from corral.core.machine import available_bytes, cores
 
 _ECHO = """
 import os, socket, sys
@@ -58,15 +58,13 @@ class Machine:
 
 def look() -> Machine:
     """Inspect this machine; measures for about two seconds."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    total, free = _memory()
     return Machine(
         cores=cores(),
         cores_present=os.cpu_count() or 1,
         cpu_quota=_cpu_quota(),
-        load=load,
-        memory_total=total,
-        memory_free=free,
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        memory_total=_total_bytes(),
+        memory_free=available_bytes(),
         shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
         memfd=hasattr(os, "memfd_create"),
         wake_up_s=measure_wake_up() if os.name == "posix" else None,
@@ -77,12 +75,12 @@ def look() -> Machine:
 def measure_wake_up() -> float:
     """Seconds to wake a waiting process on another core: half of the median round trip."""
     ours, theirs = socket.socketpair()
-    with ours, _on_own_core() as other_core:
+    with _on_own_core() as other_core:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", _ECHO, str(theirs.fileno()), *other_core], pass_fds=[theirs.fileno()]
             )
-        with _ended(process):
+        with process, ours:  # the process exits when `ours` is closed
             ours.settimeout(10.0)
             trips = []
             ours.send(b"x")
@@ -93,7 +91,6 @@ def measure_wake_up() -> float:
                 ours.send(b"x")
                 ours.recv(1)
                 trips.append(time.perf_counter() - before)
-            ours.shutdown(socket.SHUT_RDWR)
     return statistics.median(trips) / 2
 
 
@@ -120,24 +117,13 @@ def _on_own_core() -> Iterator[list[str]]:
         os.sched_setaffinity(0, allowed)
 
 
-@contextlib.contextmanager
-def _counter() -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, "-c", _COUNT], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with _ended(process):
-        yield process
-
-
-@contextlib.contextmanager
-def _ended(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        process.kill()
-        process.communicate()
+def _counter() -> subprocess.Popen[str]:
+    """A process that counts on request and exits when its stdin is closed."""
+    return subprocess.Popen([sys.executable, "-c", _COUNT], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def _time(processes: list[subprocess.Popen[str]], count: int) -> float:
-    """Let all of them count at once; returns the seconds of the slowest."""
+    """Let all processes count at the same time; returns the seconds of the slowest."""
     for process in processes:
         assert process.stdin is not None
         process.stdin.write(f"{count}\n")
@@ -145,18 +131,14 @@ def _time(processes: list[subprocess.Popen[str]], count: int) -> float:
     return max(float(p.stdout.readline()) for p in processes if p.stdout is not None)
 
 
-def _memory() -> tuple[int | None, int | None]:
-    """Total and free bytes, within the container's limit."""
+def _total_bytes() -> int | None:
+    """Memory of this machine, within the container's limit."""
     try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        total, free = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    except (OSError, KeyError, ValueError):
-        return None, None
-    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
-    if limit.isdigit() and used.isdigit() and int(limit) < total:
-        return int(limit), min(free, int(limit) - int(used))
-    return total, free
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    limit = _cgroup("memory.max")
+    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def _cpu_quota() -> float | None:
@@ -196,7 +178,7 @@ _GB = 1 << 30
 
 @dataclass(frozen=True)
 class Doctor:
-    """Show cores, threads, memory, versions and extras, measure two things, and say what will be slow."""
+    """Show cores, threads, memory, versions and extras, measure how processes scale, and report what will be slow."""
 
     def run(self) -> int:
         from corral.cli.console import make_console, print_row
@@ -223,45 +205,37 @@ class Doctor:
 
 def advice(machine: Machine, torch_threads: int | None) -> list[str]:
     """What the facts mean for sampling and training, in sentences."""
-    return [
-        *_cpu_advice(machine),
-        *_latency_advice(machine),
-        *_thread_advice(machine, torch_threads),
-        *_memory_advice(machine),
-    ]
+    return [*_cpu_advice(machine), *_thread_advice(machine, torch_threads), *_memory_advice(machine)]
 
 
 def _cpu_advice(machine: Machine) -> Iterator[str]:
     if machine.cores == 1:
         yield (
-            "One core: worker processes cannot compute faster than backend='local'; they only help "
-            "environments that wait for something else."
+            "One core: worker processes are not faster than backend='local', except for environments that wait for "
+            "I/O or another program."
         )
     elif machine.cores < machine.cores_present:
         yield (
-            f"This process may use {machine.cores} of the machine's {machine.cores_present} cores (its "
-            "affinity); Corral starts that many workers."
+            f"CPU affinity limits this process to {machine.cores} of {machine.cores_present} cores; Corral starts that "
+            "many workers."
         )
     if machine.cpu_quota is not None and machine.cpu_quota < machine.cores:
         yield (
             f"The container may use {machine.cpu_quota:g} cores' worth of time on {machine.cores} cores: "
-            "more busy processes than that are stopped for a part of every 100 ms; set "
+            "more busy processes than that are throttled for part of every 100 ms; set "
             f"workers={max(1, int(machine.cpu_quota))}."
         )
     if machine.load is not None and machine.load > 0.5 * machine.cores:
         yield (
-            f"Other programs kept {machine.load:.1f} cores busy over the last minute: everything here, and "
-            "every measurement, is slower and less steady for it."
+            f"Other programs kept {machine.load:.1f} cores busy over the last minute: runs and measurements are slower "
+            "and less stable."
         )
     speedup = machine.two_process_speedup
     if speedup is not None and machine.cores > 1 and speedup < 1.6:
         yield (
-            f"Two busy processes get only {speedup:.1f} times as much done as one: the cores are shared with "
-            "others or are two threads of one core, so expect the same of two workers."
+            f"Two busy processes do only {speedup:.1f} times the work of one: the cores are shared with other programs "
+            "or are two hyperthreads of one core. Expect the same speedup from two workers."
         )
-
-
-def _latency_advice(machine: Machine) -> Iterator[str]:
     wake = machine.wake_up_s
     if wake is not None and wake > 25e-6:
         yield (
@@ -275,8 +249,8 @@ def _latency_advice(machine: Machine) -> Iterator[str]:
 def _thread_advice(machine: Machine, torch_threads: int | None) -> Iterator[str]:
     if torch_threads is not None and torch_threads > 1:
         yield (
-            f"torch uses {torch_threads} threads in the main process: small networks are often faster, "
-            "sometimes many times, with torch.set_num_threads(1), which leaves the other cores to workers."
+            f"torch uses {torch_threads} threads in the main process: small networks are often faster, sometimes many "
+            "times, with torch.set_num_threads(1), which leaves the other cores to workers."
         )
     if torch_threads is not None and torch_threads > machine.cores:
         yield f"torch uses more threads than the {machine.cores} usable cores; they wait for each other."
@@ -286,16 +260,14 @@ def _memory_advice(machine: Machine) -> Iterator[str]:
     if machine.memory_free is not None and machine.memory_free < 4 * _GB:
         yield (
             f"{machine.memory_free / _GB:.1f} GB of memory are free: each worker process takes about 0.1 GB "
-            "besides its environments, and a replay of a million Atari frames 7 GB."
+            "besides its environments, and a replay buffer of a million Atari frames takes 7 GB."
         )
     if not machine.memfd:
-        yield (
-            "This system has no memfd: shared memory lives in a temporary file, which is slow where that is on a disk."
-        )
+        yield ("This system has no memfd: shared memory is a temporary file, which is slow if it is on a disk.")
     elif machine.shm_bytes is not None and machine.shm_bytes < _GB:
         yield (
             f"/dev/shm holds {machine.shm_bytes / _GB:.2f} GB: Corral does not use it, but torch's "
-            "DataLoader and Ray do, and stop or slow down when it is full."
+            "DataLoader and Ray do, and fail or slow down when it is full."
         )
 
 
@@ -320,21 +292,14 @@ def _measured_facts(machine: Machine) -> Iterator[tuple[str, str]]:
 
 
 def _thread_facts(torch_threads: int | None) -> Iterator[tuple[str, str]]:
-    yield "torch", "not installed" if torch_threads is None else f"{torch_threads} threads in this process"
-    yield "numpy", f"{_blas()}, {_blas_threads()}"
-    yield "Corral's workers", "1 thread each"
-
-
-def _blas() -> str:
     import numpy as np
 
     config: Any = np.show_config(mode="dicts")
-    return str(config.get("Build Dependencies", {}).get("blas", {}).get("name", "unknown BLAS"))
-
-
-def _blas_threads() -> str:
-    chosen = [f"{name}={os.environ[name]}" for name in _THREAD_VARIABLES if name in os.environ]
-    return ", ".join(chosen) or "one thread per core (no OMP_NUM_THREADS or the like is set)"
+    blas = config.get("Build Dependencies", {}).get("blas", {}).get("name", "unknown BLAS")
+    chosen = ", ".join(f"{name}={os.environ[name]}" for name in _THREAD_VARIABLES if name in os.environ)
+    yield "torch", "not installed" if torch_threads is None else f"{torch_threads} threads in this process"
+    yield "numpy", f"{blas}, {chosen or 'one thread per core (no OMP_NUM_THREADS or similar is set)'}"
+    yield "Corral's workers", "1 thread each"
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -348,18 +313,11 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 def _extras() -> Iterator[tuple[str, str]]:
     for extra, modules in EXTRAS.items():
-        missing = [name for name in modules if not _installed(name)]
+        missing = [name for name in modules if importlib.util.find_spec(name) is None]
         if missing:
             yield extra, f"missing {', '.join(missing)}: pip install 'corral-rl[{extra}]'"
         else:
             yield extra, "present"
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the parent of a dotted name is missing
-        return False
 
 
 def _torch() -> tuple[int | None, str]:

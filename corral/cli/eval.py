@@ -24,13 +24,13 @@ SOLVED = "solved"
 class Eval:
     """Evaluate the policy of a run in episodes with seeds that training does not use.
 
-    With the run's own seed and number of episodes, it repeats the run's own evaluation.
+    With the run's seed and number of episodes, this repeats the run's own evaluation.
     """
 
     run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """The run."""
     episodes: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """Episodes of each kind. Default: as many as the run's own evaluations have."""
+    """Episodes of each kind. Default: as in the run's own evaluations."""
     seed: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """Seed of the episodes. Default: the run's."""
     deterministic: Flag = False
@@ -54,7 +54,7 @@ class Eval:
             if value is not None and value < least:
                 raise UserError(f"--{name} must be at least {least}, got {value}.")
         if self.search_sims is not None and self.search_sims < 1:
-            raise UserError(f"--search-sims must be at least 1, got {self.search_sims}: leave it out to play without.")
+            raise UserError(f"--search-sims must be at least 1, got {self.search_sims}: omit it for no search.")
         from corral.runs.load import load_policy
 
         loaded = load_policy(self.run_dir, self.checkpoint, device="run")

@@ -11,9 +11,9 @@ import tyro
 
 @dataclass(frozen=True)
 class Export:
-    """Write a run's agent as ONNX or TorchScript: raw observations in, the best action out, any number of rows.
+    """Export the policy of a run as ONNX or TorchScript: raw observations in, best actions out, any batch size.
 
-    What was written is held against the agent, and thrown away if it acts differently.
+    The file is compared with the policy, and removed if its actions differ.
     """
 
     run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]

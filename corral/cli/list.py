@@ -14,7 +14,7 @@ from corral.core.errors import UserError
 
 @dataclass(frozen=True)
 class ListAlgos:
-    """List the algorithms: what they do, the action spaces they can do, and the environments they are verified on."""
+    """List the algorithms with their action spaces and the environments they are verified on."""
 
     def run(self) -> int:
         from corral.algos.registry import ALGORITHMS
@@ -60,7 +60,7 @@ _GROUPS = {
 
 @dataclass(frozen=True)
 class ListEnvs:
-    """List the environments that can be used by id; piped into another program, one id per line."""
+    """List the environments that can be used by id; one id per line if the output is not a terminal."""
 
     filter: str = ""
     """Only ids that contain this text."""
@@ -141,9 +141,9 @@ def _envpool_ids() -> Iterable[str]:
 
 @dataclass(frozen=True)
 class ListPresets:
-    """List the presets: settings that `corral train` takes for an algorithm on an environment, unless told otherwise.
+    """List the presets: the settings that `corral train` uses by default for an algorithm on an environment.
 
-    A verified one has been trained with several seeds: its note says the score, the steps and the time.
+    A verified preset was trained with several seeds; its note has the score, the steps and the time.
     """
 
     def run(self) -> int:

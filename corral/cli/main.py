@@ -18,39 +18,24 @@ Commands = Mapping[str, tuple[str, str]]
 """Name of a command -> where its dataclass is, and what it does."""
 
 COMMANDS: Commands = {
-    "bench": (
-        "corral.cli.bench:Bench",
-        "measure how fast an environment or simulator steps here, and what bounds it",
-    ),
-    "check-env": (
-        "corral.cli.check_env:CheckEnv",
-        "check whether an environment keeps the Gymnasium contract",
-    ),
-    "doctor": (
-        "corral.cli.doctor:Doctor",
-        "show this machine, what is installed, and what will be slow",
-    ),
+    "bench": ("corral.cli.bench:Bench", "measure the step rate of an environment or simulator, and its bottleneck"),
+    "check-env": ("corral.cli.check_env:CheckEnv", "check whether an environment keeps the Gymnasium contract"),
+    "doctor": ("corral.cli.doctor:Doctor", "show hardware and installed packages, and what will be slow"),
     "eval": ("corral.cli.eval:Eval", "evaluate the policy of a run"),
-    "export": ("corral.cli.export:Export", "write a run's agent as ONNX or TorchScript"),
+    "export": ("corral.cli.export:Export", "export a run's policy as ONNX or TorchScript"),
     "list algos": (
         "corral.cli.list:ListAlgos",
         "list the algorithms, their action spaces, and where they are verified",
     ),
-    "list envs": (
-        "corral.cli.list:ListEnvs",
-        "list the environments that can be used by id",
-    ),
-    "list presets": (
-        "corral.cli.list:ListPresets",
-        "list the settings that come with an algorithm on an environment",
-    ),
-    "plot": ("corral.cli.plot:Plot", "draw the learning curves of one or several runs"),
-    "record": ("corral.cli.record:Record", "film a run's agent as MP4"),
+    "list envs": ("corral.cli.list:ListEnvs", "list the environments that can be used by id"),
+    "list presets": ("corral.cli.list:ListPresets", "list the default settings of an algorithm on an environment"),
+    "plot": ("corral.cli.plot:Plot", "plot the learning curves of one or several runs"),
+    "record": ("corral.cli.record:Record", "record a video of a run's policy"),
     "resume": ("corral.cli.resume:Resume", "continue a run from its last checkpoint"),
-    "serve": ("corral.cli.serve:Serve", "run an environment for learners on this machine or others"),
+    "serve": ("corral.cli.serve:Serve", "serve an environment to learners on this machine or others"),
     "state-server": (
         "corral.cli.state_server:StateServerCommand",
-        "keep simulators' states for many, in memory or in a folder",
+        "store simulator states for many clients, in memory or in a folder",
     ),
     "top": ("corral.cli.top:Top", "watch a run: progress, speed, returns, restarts"),
     "train": ("corral.cli.train:Train", "train an agent"),
@@ -62,16 +47,11 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog:
     try:
         with _sigterm_unwinds():
             return _dispatch(list(sys.argv[1:] if argv is None else argv), commands, prog)
-    except UserError as error:
+    except (UserError, EnvFailed, RunFailed) as error:
         print(f"{prog}: {error}", file=sys.stderr)
-        return 2
-    except (EnvFailed, RunFailed) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UserError) else 1
     except MemoryError:
-        print(
-            f"{prog}: There is not enough memory for this: lower num_envs, num_steps or buffer_size.", file=sys.stderr
-        )
+        print(f"{prog}: Not enough memory: lower num_envs, num_steps or buffer_size.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
@@ -138,16 +118,9 @@ def _split(argv: list[str], commands: Commands, prog: str) -> tuple[str, list[st
 
 
 def _help(commands: Commands, prog: str, family: str = "") -> str:
-    rows = [f"  {name:<16} {what}" for name, (_, what) in commands.items() if name.startswith(family)]
-    return "\n".join(
-        [
-            f"usage: {prog} COMMAND [OPTIONS]",
-            "",
-            *rows,
-            "",
-            f"`{prog} COMMAND --help` shows the options of a command, `{prog} --version` the version.",
-        ]
-    )
+    rows = "\n".join(f"  {name:<16} {what}" for name, (_, what) in commands.items() if name.startswith(family))
+    more = f"`{prog} COMMAND --help` shows the options of a command, `{prog} --version` the version."
+    return f"usage: {prog} COMMAND [OPTIONS]\n\n{rows}\n\n{more}"
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import tyro
 
 @dataclass(frozen=True)
 class Plot:
-    """Draw a metric of one or several runs; runs that differ in their seed only become a mean with a band.
+    """Plot a metric of one or several runs; runs that differ only in their seed become a mean with a band.
 
-    Writes the PNG and, beside it, a CSV of what is drawn.
+    Writes a PNG, and a CSV of the curves beside it.
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DIR...")]
@@ -25,7 +25,7 @@ class Plot:
     x: Literal["env_steps", "wall_s", "episodes"] = "env_steps"
     """Horizontal axis."""
     smooth: int = 1
-    """Number of rows whose mean is drawn at each row."""
+    """Window of the moving average, in rows."""
 
     def run(self) -> int:
         from corral.runs.views.plot import draw

@@ -13,14 +13,14 @@ from corral.cli.train import Flag
 
 @dataclass(frozen=True)
 class Record:
-    """Film the policy of a run; no screen is needed."""
+    """Record a video of the policy of a run; no display is needed."""
 
     run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """The run."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("video.mp4")
     """MP4 to write."""
     episodes: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Episodes to film."""
+    """Episodes to record."""
     seconds: Annotated[float, tyro.conf.arg(metavar="S")] = 120.0
     """Maximum length of the video."""
     fps: Annotated[float | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None

@@ -20,11 +20,11 @@ class Resume:
     run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """The run."""
     steps: Number = None
-    """Environment steps of the whole run, to make it longer than planned."""
+    """Total environment steps of the run, to extend it."""
     callback: Plugins = ()
-    """A corral.Callback of your own; may be repeated. Those of `corral train` are not saved with the run."""
+    """Your own corral.Callback; may be repeated. Those of `corral train` are not saved with the run."""
     sink: Sinks = ()
-    """A corral.MetricSink of your own; or csv, tensorboard, to choose among these. May be repeated."""
+    """Your own corral.MetricSink, or csv or tensorboard to choose among the built-in ones; may be repeated."""
     quiet: Flag = False
     """Show no progress, only the result."""
 

@@ -17,13 +17,13 @@ _Url = Annotated[str | None, tyro.conf.arg(metavar="URL", help_behavior_hint="")
 
 @dataclass(frozen=True)
 class Serve:
-    """Serve an environment to learners elsewhere, until the run is over (--connect) or you stop it (--bind).
+    """Serve an environment to learners until their run ends (--connect) or you stop it (--bind).
 
-    Environments that crash their process, or hang, are started again.
+    A process that crashes or hangs is restarted.
     """
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
-    """Gymnasium id, or module:Class of your own."""
+    """Gymnasium id, or your own module:Class."""
     bind: _Url = None
     """Where to listen, such as tcp://127.0.0.1:5555."""
     connect: _Url = None
@@ -31,24 +31,21 @@ class Serve:
     env_kwargs: EnvKwargs = ()
     """Keyword arguments for the environment."""
     envs: Number = "64"
-    """Most environments at once in each process; they are built when they are used."""
+    """Maximum number of environments in each process; they are built on first use."""
     workers: Number = "1"
-    """Processes, each a simulator of its own; more than one needs --connect."""
+    """Number of processes, each its own simulator; more than one needs --connect."""
     token_file: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Both sides must have the token in this file."""
     insecure: Flag = False
     """Listen for other machines without a token."""
     patience: Annotated[str, tyro.conf.arg(metavar="S")] = "0"
-    """Give up after so many seconds without a learner; 0: never."""
+    """Exit after this many seconds without a learner; 0: never."""
 
     def run(self) -> int:
         if (self.bind is None) == (self.connect is None):
-            raise UserError("Give --bind tcp://127.0.0.1:5555 to listen there, or --connect URL of the learner.")
-        envs, patience = (
-            read_value("--envs", self.envs, int),
-            read_value("--patience", self.patience, float),
-        )
-        workers = read_value("--workers", self.workers, int)
+            raise UserError("Give either --bind, such as tcp://127.0.0.1:5555, or --connect URL of the learner.")
+        envs, workers = read_value("--envs", self.envs, int), read_value("--workers", self.workers, int)
+        patience = read_value("--patience", self.patience, float)
         for name, value, least in (("--envs", envs, 1), ("--workers", workers, 1), ("--patience", patience, 0)):
             if not value >= least:
                 raise UserError(f"{name} must be at least {least}, got {value}.")

@@ -15,27 +15,24 @@ from corral.core.errors import UserError
 
 @dataclass(frozen=True)
 class StateServerCommand:
-    """Keep exported states by name, within a budget, until you stop it; with --dir they are there the next time."""
+    """Store exported states by name, within a budget, until you stop it; with --dir they survive a restart."""
 
     bind: Annotated[str, tyro.conf.arg(metavar="URL")] = "tcp://127.0.0.1:5560"
     """Where to listen."""
     dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
-    """Folder to keep them in; without it they are in memory, and gone with the server."""
+    """Folder for the states. Default: in memory, lost when the server stops."""
     max_mb: Number = "1024"
-    """Most megabytes of states."""
+    """Maximum size of all states, in MB."""
     max_states: Number = "100000"
-    """Most states."""
+    """Maximum number of states."""
     token_file: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Clients must know the token in this file."""
     insecure: Flag = False
     """Listen for other machines without a token."""
 
     def run(self) -> int:
-        limits = {
-            name: read_value(name, text, int)
-            for name, text in (("--max-mb", self.max_mb), ("--max-states", self.max_states))
-        }
-        for name, value in limits.items():
+        max_mb, max_states = read_value("--max-mb", self.max_mb, int), read_value("--max-states", self.max_states, int)
+        for name, value in (("--max-mb", max_mb), ("--max-states", max_states)):
             if value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}.")
         from corral.link.address import parse_url, require_safe
@@ -47,7 +44,7 @@ class StateServerCommand:
 
         address, token = parse_url(self.bind), read_token(self.token_file)
         require_safe(address, token, self.insecure)
-        budget = StateBudget(limits["--max-mb"] << 20, limits["--max-states"])
+        budget = StateBudget(max_mb << 20, max_states)
         keeper = MemoryStates(budget) if self.dir is None else FileStates(self.dir, budget)
         server = StateServer(open_binding(address.scheme, listen=address), keeper, token)
         print(f"State server at {', '.join(server.urls)}; {len(keeper.names())} states.", flush=True)

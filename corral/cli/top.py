@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from dataclasses import dataclass
@@ -32,35 +33,22 @@ class Top:
     """Print once and exit (the default when output is not a terminal)."""
 
     def run(self) -> int:
+        from rich.live import Live
+
         from corral.cli.console import make_console, print_row
         from corral.runs.folder import RunFolder
         from corral.runs.views.top import look
 
-        folder = RunFolder.open(self.run_dir)
-        if not self.once and sys.stdout.isatty():
-            return _watch(self.run_dir)
-        view, console = look(folder), make_console()
-        for name, text in view.lines:
-            print_row(console, (name, _NAME_WIDTH, "bold"), (text, None, _style(view, name)))
-        return 0
-
-
-def _watch(run_dir: Path) -> int:
-    from rich.live import Live
-
-    from corral.cli.console import make_console
-    from corral.runs.folder import RunFolder
-    from corral.runs.views.top import look
-
-    try:
-        with Live(console=make_console(), auto_refresh=False) as live:
-            while True:
-                view = look(RunFolder.open(run_dir))
-                live.update(_table(view), refresh=True)
-                if view.state not in ("running", "not started"):
-                    return 0
+        view, console = look(RunFolder.open(self.run_dir)), make_console()
+        if self.once or not sys.stdout.isatty():
+            for name, text in view.lines:
+                print_row(console, (name, _NAME_WIDTH, "bold"), (text, None, _style(view, name)))
+            return 0
+        with contextlib.suppress(KeyboardInterrupt), Live(_table(view), console=console, auto_refresh=False) as live:
+            while view.state in ("running", "not started"):
                 time.sleep(_REFRESH_S)
-    except KeyboardInterrupt:
+                view = look(RunFolder.open(self.run_dir))
+                live.update(_table(view), refresh=True)
         return 0
 
 

@@ -27,17 +27,12 @@ Sinks = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(meta
 """The same, or the name of a built-in one."""
 _Settings = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
 _OPTIONS = ("env", "preset", "steps", "seed", "num_envs", "topology", "runtime", "actors", "learners")
-"""Settings that have an option of their own; they may also be given by --set."""
+"""Settings that have their own option; they may also be given by --set."""
 _NO_SETTINGS = {
-    "algo": "ALGO",
-    "run_dir": "--run-dir",
-    "overwrite": "--overwrite",
-    "config": "--config",
-    "config_file": "--config",
-    "callbacks": "--callback",
-    "sinks": "--sink",
-    "quiet": "--quiet",
-}  # arguments of `corral.train` that are not settings
+    "algo": "ALGO", "run_dir": "--run-dir", "overwrite": "--overwrite", "config": "--config", "config_file": "--config",
+    "callbacks": "--callback", "sinks": "--sink", "quiet": "--quiet",
+}  # fmt: skip
+"""Arguments of `corral.train` that are not settings -> how to write them."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +42,19 @@ class Train:
     algo: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ALGO")]
     """Algorithm; `corral list algos` shows them."""
     env: Annotated[str | None, tyro.conf.arg(metavar="ID", help_behavior_hint="")] = None
-    """Gymnasium id, module:Class of your own, or the URL of external simulators, such as tcp://127.0.0.1:5555."""
+    """Gymnasium id, your own module:Class, or the URL of external simulators, such as tcp://127.0.0.1:5555."""
     env_kwargs: EnvKwargs = ()
     """Keyword arguments for the environment."""
     sim: Annotated[str | None, tyro.conf.arg(metavar="COMMAND", help_behavior_hint="")] = None
     """Command that starts an external simulator, with {url} in place of the address to connect to."""
     sims: Number = None
-    """How many of them to start."""
+    """Number of simulators to start."""
     steps: Number = None
     """Environment steps."""
     seed: Number = None
-    """Root of all randomness."""
+    """Seed of all random numbers."""
     run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
-    """Where the run goes; by default runs/ALGO-ENV-SEED-N."""
+    """Run directory. Default: runs/ALGO-ENV-SEED-N."""
     overwrite: Flag = False
     """Replace the run that is in --run-dir."""
     num_envs: Number = None
@@ -69,9 +64,9 @@ class Train:
     runtime: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Where actors and learners run: inline, process, ray."""
     actors: Number = None
-    """Processes that act, in topologies that have actors."""
+    """Actor processes, in topologies that have actors."""
     learners: Number = None
-    """Processes that learn from shares of every batch."""
+    """Learner processes; each computes gradients on its share of every batch."""
     set: _Settings = ()
     """Any setting, such as learning_rate=3e-4 hidden_sizes=64,64 eval_episodes=20; a run's config.yaml lists them."""
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
@@ -79,9 +74,9 @@ class Train:
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Environment whose preset to start from, or none; `corral list presets` shows them."""
     callback: Plugins = ()
-    """A corral.Callback of your own; may be repeated."""
+    """Your own corral.Callback; may be repeated."""
     sink: Sinks = ()
-    """A corral.MetricSink of your own; or csv, tensorboard, to choose among these. May be repeated."""
+    """Your own corral.MetricSink, or csv or tensorboard to choose among the built-in ones; may be repeated."""
     quiet: Flag = False
     """Show no progress, only the result."""
 
@@ -108,7 +103,7 @@ class Train:
         """Keyword arguments of the environment, including those of its simulators."""
         kwargs = parse_env_kwargs(self.env_kwargs)
         if self.sim is None and self.sims is not None:
-            raise UserError("--sims says how many simulators to start; --sim says how.")
+            raise UserError("--sims needs --sim, the command that starts a simulator.")
         if self.sim is not None:
             if self.env is not None and "://" not in self.env:
                 raise UserError(f"--sim starts simulators for a URL, such as --env tcp://127.0.0.1:0, not {self.env}.")

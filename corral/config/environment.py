@@ -49,8 +49,8 @@ def find_env(env: str, env_kwargs: dict[str, Any], factory: Any = None) -> tuple
         return factory, env_kwargs
     if env.startswith("<"):
         raise UserError(
-            f"The environment of this run is {env}, a callable without an importable name, which cannot be built again "
-            "here; train with module:Class to resume, evaluate or record."
+            f"The environment of this run is {env}, a callable without an importable name, which cannot be rebuilt: "
+            "train with module:Class to resume, evaluate or record."
         )
     if is_atari_id(env):
         return suites.atari(env, **env_kwargs), {}

@@ -41,9 +41,9 @@ class ActorLearnerConfig:
     replay_shards: int = 0
     """Processes that hold the replay buffer; 0: the learner holds it."""
     min_actors: int = 1
-    """With fewer live actors the run waits until lost ones are restarted."""
+    """With fewer live actors, the run waits until crashed ones are restarted."""
     max_restarts: int = 20
-    """Restarts of a process before it is given up."""
+    """Restarts of a process before the run gives up on it."""
 
     def __post_init__(self) -> None:
         _at_least("actor_learner.", self, learners=1, replay_shards=0, min_actors=1, max_restarts=0)
@@ -65,10 +65,9 @@ class Experiment:
     algo: str
     """Name of the algorithm."""
     env: str
-    """Gymnasium id, `module:Class`, URL of external simulators, or `<name>` of a callable that only the process that
-    made it can find."""
+    """Gymnasium id, `module:Class`, URL of external simulators, or `<name>` of a callable of this process."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the environment; of an Atari id: options of the Atari suite."""
+    """Keyword arguments of the environment; for an Atari id, options of the Atari suite."""
     preset: str = "none"
     """Preset that the settings started from."""
     steps: int = 100_000
@@ -80,13 +79,13 @@ class Experiment:
     backend: Literal["auto", "local", "process", "native", "ray"] = "auto"
     """How the environments run."""
     workers: int | None = None
-    """Worker processes or threads of the environments; none: as the backend thinks best."""
+    """Worker processes or threads of the environments; none: the backend decides."""
     topology: Literal["sync", "actor_learner", "central_inference", "data_parallel"] = "sync"
     """How acting and learning are distributed."""
     runtime: Literal["auto", "inline", "process", "ray"] = "auto"
     """Where the components of the topology run: threads, processes of this machine, or a Ray cluster."""
     actors: int | None = None
-    """Components that act, in topologies other than sync; none: one per free core. In data_parallel they also learn."""
+    """Number of actors, in topologies other than sync; none: one per free core. In data_parallel they also learn."""
     actor_learner: ActorLearnerConfig = field(default_factory=ActorLearnerConfig)
     data_parallel: DataParallelConfig = field(default_factory=DataParallelConfig)
     device: str = "auto"
@@ -96,7 +95,7 @@ class Experiment:
     torch_threads: int | None = None
     """Number of torch threads; none: 1 for small networks, all cores for image networks."""
     normalize_reward: bool = False
-    """Divide rewards by the running deviation of the discounted return."""
+    """Divide rewards by the running standard deviation of the discounted return."""
     algorithm: Any = None
     """Settings of the algorithm."""
     eval_every: int = 0
@@ -131,13 +130,11 @@ class Experiment:
         if self.topology == "sync":
             self._check_sync()
         elif self.actor_learner.min_actors > self.num_actors:
-            raise UserError(
-                f"min_actors={self.actor_learner.min_actors} exceeds the number of actors, {self.num_actors}."
-            )
+            raise UserError(f"min_actors={self.actor_learner.min_actors} exceeds the {self.num_actors} actors.")
         elif self.topology == "central_inference" and self.backend in ("local", "native"):
             raise UserError(
-                f"central_inference acts for environments in other processes: backend={self.backend} cannot be used; "
-                "set another, or for algorithms that search topology=actor_learner."
+                f"central_inference needs environments in other processes, and backend={self.backend} has none: set "
+                "another backend, or for algorithms that search topology=actor_learner."
             )
         elif self.num_envs % self.num_actors:
             raise UserError(
@@ -154,15 +151,13 @@ class Experiment:
             raise UserError(f"The topology 'sync' is one process: runtime={self.runtime} needs another topology.")
         if self.actor_learner != ActorLearnerConfig():
             raise UserError(
-                f"The topology 'sync' is one process: {_changed(self.actor_learner)} needs topology=actor_learner."
+                f"{_changed(self.actor_learner)} needs another topology than 'sync', such as actor_learner."
             )
 
     def _check_data_parallel(self) -> None:
         for name in ("learners", "replay_shards", "weight_sync"):
             if getattr(self.actor_learner, name) != getattr(ActorLearnerConfig, name):
-                raise UserError(
-                    f"{name} is not for data_parallel, where every worker learns: set actors, exchange and mode."
-                )
+                raise UserError(f"{name} does not apply to data_parallel: set actors, exchange and mode.")
         config = self.data_parallel
         if config.backup_workers >= self.num_actors:
             raise UserError(f"backup_workers={config.backup_workers} must be below the {self.num_actors} workers.")
@@ -171,8 +166,8 @@ class Experiment:
         if self.runtime in ("auto", "process") and self.num_actors + max(0, servers - 1) > most:
             beside = f" and {servers} servers" if servers > 1 else ""
             raise UserError(
-                f"{self.num_actors} workers{beside} are too many for the {cores()} cores of this machine: {most} "
-                "are the most, or set runtime=ray with a cluster."
+                f"{self.num_actors} workers{beside} are too many for the {cores()} cores of this machine: use at most "
+                f"{most}, or runtime=ray with a cluster."
             )
 
     @classmethod
@@ -206,7 +201,7 @@ class Experiment:
             given |= settings.read(base, {"env_kwargs": kwargs}) if kwargs else {}
         asked = from_file | given
         if not asked.get("env"):
-            raise UserError(f"{algo} needs an environment: say env, such as CartPole-v1.")
+            raise UserError(f"{algo} needs an environment: set env, such as CartPole-v1.")
         if asked.get("algo", algo) != algo:
             raise UserError(f"algo is set twice, to {algo} and {asked['algo']}.")
         asked["preset"] = _preset_name(algo, asked["env"], preset or asked.get("preset"))
@@ -225,7 +220,7 @@ class Experiment:
         """The experiment that `to_dict` described; `source` names the file in messages."""
         algo = plain.get("algo")
         if not isinstance(algo, str):
-            raise UserError(f"{source or 'The settings'} must say which algorithm: algo.")
+            raise UserError(f"{source or 'The settings'} must set algo, the name of the algorithm.")
         base = cls(algo=algo, env="", algorithm=find_algorithm(algo).config()())
         return settings.apply(base, settings.read(base, plain, source))
 

@@ -126,7 +126,7 @@ def migrate(config: Mapping[str, Any], source: str) -> Migrated:
     written = found.pop("format", 1 if found.keys() >= _GROUPS_1 else FORMAT)
     if not isinstance(written, int) or not 1 <= written <= FORMAT:
         raise UserError(
-            f"{source} has format {written}, and this version of Corral reads 1 to {FORMAT}: use the version that "
+            f"{source} has format {written}, but this version of Corral reads 1 to {FORMAT}: use the version that "
             "wrote it."
         )
     for step in range(written, FORMAT):
@@ -147,7 +147,7 @@ def rename_envs(state: Any) -> None:
 
 
 def explain_old_name(key: str, names: Collection[str]) -> str | None:
-    """What to write instead of an old name, as the end of a sentence; None if it is none. `names` are today's."""
+    """What to write instead of an old name, as the end of a sentence; None if it is not old. `names` are today's."""
     last = key.rpartition(".")[2]
     if last in _MERGED_2 and _named(_MERGED_2[last][0], names):
         return _MERGED_2[last][1]
@@ -205,7 +205,7 @@ def _drop_grpc(config: dict[str, Any], notes: list[str]) -> None:
     if config.get("backend") == "grpc":
         config["backend"] = "auto"
         notes.append(
-            "This run had its environments on other machines (backend=grpc, which is gone): now they run here. To have "
+            "This run had its environments on other machines (backend=grpc, since removed); now they run here. To run "
             f"them elsewhere, train with --env grpc://{listen} and start `corral serve {config.get('env')} --connect "
             f"grpc://{listen}` there."
         )

@@ -25,26 +25,15 @@ from corral.core.errors import UserError
 T = TypeVar("T")
 
 _ELSEWHERE = {
-    "n_envs": "num_envs",
-    "n_steps": "num_steps",
-    "rollout_length": "num_steps",
-    "n_epochs": "update_epochs",
-    "clip_range": "clip_coef",
-    "entropy_coeff": "ent_coef",
-    "vf_loss_coeff": "vf_coef",
-    "grad_clip": "max_grad_norm",
-    "total_timesteps": "steps",
-    "replay_buffer_size": "buffer_size",
-    "train_freq": "train_frequency",
-    "target_network_frequency": "target_update_period",
-    "target_update_interval": "target_update_period",
-    "start_e": "exploration_initial_eps",
-    "end_e": "exploration_final_eps",
-    "net_arch": "hidden_sizes",
+    "n_envs": "num_envs", "n_steps": "num_steps", "rollout_length": "num_steps", "n_epochs": "update_epochs",
+    "clip_range": "clip_coef", "entropy_coeff": "ent_coef", "vf_loss_coeff": "vf_coef", "grad_clip": "max_grad_norm",
+    "total_timesteps": "steps", "replay_buffer_size": "buffer_size", "train_freq": "train_frequency",
+    "target_network_frequency": "target_update_period", "target_update_interval": "target_update_period",
+    "start_e": "exploration_initial_eps", "end_e": "exploration_final_eps", "net_arch": "hidden_sizes",
     "activation_fn": "activation",
-}
+}  # fmt: skip
+"""Name in Stable-Baselines3, CleanRL or RLlib -> name here, for the hint only."""
 _IN_UPDATES = ("target_network_frequency", "target_update_interval")  # elsewhere in environment steps
-"""Name in Stable-Baselines3 or CleanRL -> name here, for the hint only."""
 
 _BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 _NOTHING = ("none", "null")
@@ -151,7 +140,7 @@ def _find(key: str, names: Collection[str], where: str) -> str:
     if len(found) == 1 or own:
         return (own or found)[0]
     if found:
-        raise UserError(f"{where}{key} is the name of several settings; write {_either(found)}.")
+        raise UserError(f"{where}{key} is ambiguous; write {_either(found)}.")
     group = _inside(key, names)
     if group:
         raise UserError(f"{where}{key} is a group of settings; set {_either(group)}.")
@@ -281,8 +270,7 @@ def _describe(kind: Any) -> str:
     if origin is Literal:
         return _either([str(choice) for choice in args])
     if origin is tuple:
-        each = _describe(args[0])
-        return f"a list such as {'64,64' if args[0] is int else 'a,b'}, of which each is {each}"
+        return f"a list such as {'64,64' if args[0] is int else 'a,b'}, where each item is {_describe(args[0])}"
     if origin is dict:
-        return "a mapping of names to numbers, text, true, false, none, or lists of these, as text JSON"
+        return "a mapping (as text: JSON) of names to numbers, text, true, false, none, or lists of these"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]

@@ -22,6 +22,8 @@ _HEAD = struct.Struct("<Q")
 _ALIGN = 64
 _ARRAY, _BIG_INT = 1, 2  # MessagePack extensions: (position, dtype, shape), and text of a number beyond 64 bits
 MAX_BYTES = 1 << 32
+# What invalid bytes raise; NumPy parses names of dtypes as Python, hence SyntaxError.
+_INVALID = struct.error, ValueError, TypeError, OverflowError, RecursionError, SyntaxError, msgspec.DecodeError
 
 
 class DecodeError(Exception):
@@ -74,22 +76,14 @@ def decode(data: Buffer) -> Value:
             place, name, shape = msgspec.msgpack.decode(part, type=tuple[int, str, tuple[int, ...]])
             dtype = np.dtype(name)
             if dtype.hasobject or place < 0 or any(n < 0 for n in shape):
-                raise DecodeError("an array that cannot be")
+                raise DecodeError("an array with an invalid dtype, position or shape")
             count = int(np.prod(shape, dtype=np.int64))
             if not count:
                 return np.empty(shape, dtype)
             return np.frombuffer(view, dtype, count, start + place).reshape(shape)
 
         return msgspec.msgpack.decode(view[_HEAD.size : _HEAD.size + size], ext_hook=hook)
-    except (
-        struct.error,
-        ValueError,
-        TypeError,
-        OverflowError,
-        RecursionError,
-        SyntaxError,
-        msgspec.DecodeError,
-    ) as error:  # NumPy parses names of dtypes as Python, hence SyntaxError
+    except _INVALID as error:
         raise DecodeError(str(error)) from error
 
 

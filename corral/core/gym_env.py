@@ -43,17 +43,15 @@ def unpack_step(result: Any, name: str) -> tuple[Any, Any, Any, Any, Any]:
     if isinstance(result, tuple) and len(result) == 5:
         return result
     raise UserError(
-        f"{name}: step() must return (obs, reward, terminated, truncated, info); environments of the old gym "
-        "interface need gymnasium's conversion wrapper first."
+        f"{name}: step() must return (obs, reward, terminated, truncated, info); wrap an environment of the old gym "
+        "interface in gymnasium's conversion wrapper first."
     )
 
 
 def require_same_spaces(a: EnvSpec, a_id: int, b: EnvSpec, b_id: int) -> None:
     """UserError, naming the difference, unless two environments can share a batch."""
-    for what, left, right in (
-        ("observation", a.observation, b.observation),
-        ("action", a.action, b.action),
-    ):
+    for what in ("observation", "action"):
+        left, right = getattr(a, what), getattr(b, what)
         if left != right:
             raise UserError(
                 f"Environments {a_id} and {b_id} have different {what} spaces, {left.space} and {right.space}; "
@@ -93,8 +91,8 @@ def require_legal(name: str, move: int, mask: Array) -> None:
         return
     there = ", ".join(map(str, np.flatnonzero(mask))) or "none, the game is over: call reset()"
     raise ValueError(
-        f"{name}: {move} is not a legal move here; legal: {there}. Train it with alphazero: other algorithms do not "
-        "look at masks."
+        f"{name}: {move} is not a legal move here; legal: {there}. Train it with alphazero: other algorithms ignore "
+        "action masks."
     )
 
 
@@ -103,11 +101,10 @@ class PassiveWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def is_looking(layer: Any) -> bool:
-    """Whether a layer only shows or records an environment: it is not part of its state and must not run in a planner's
-    copy.
+    """Whether a layer only shows or records an environment, and so must not run in a planner's copy.
 
-    A planner's copy of Gymnasium's RecordVideo would draw every step of a search, keep the frames in every state, and
-    overwrite the video of the live environment.
+    A copy of Gymnasium's RecordVideo would draw every step of a search, keep the frames in every state, and overwrite
+    the video of the live environment.
     """
     return isinstance(layer, _WATCHING)
 

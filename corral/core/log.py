@@ -37,7 +37,7 @@ class RateLimitedLog:
     def warning(self, text: str) -> None:
         now = time.monotonic()
         if now - self._since > _EVERY_S:
-            more = f" ({self._kept_back} more like it were kept back)" if self._kept_back else ""
+            more = f" ({self._kept_back} more warnings were suppressed)" if self._kept_back else ""
             self._log.warning("%s%s", text, more)
             self._left, self._since, self._kept_back = _AT_ONCE - 1, now, 0
         elif self._left > 0:

@@ -44,17 +44,16 @@ def available_bytes() -> int | None:
         allowed, used = _number(limit), _number(use)
         if allowed is not None and used is not None:
             found.append(max(0, allowed - used))
-    known = [number for number in found if number is not None]
-    return min(known) if known else None
+    return min((number for number in found if number is not None), default=None)
 
 
-def require_memory(needed: int, capacity: int, what: str) -> None:
+def require_memory(needed: int, capacity: int, what: str, unit: str = "transitions") -> None:
     """UserError if `needed` bytes will not fit."""
     available = available_bytes()
     if available is not None and needed > available:
-        fits = int(capacity * 0.9 * available / needed)
+        fits = max(1, int(capacity * 0.9 * available / needed))
         raise UserError(
-            f"{what} for {capacity:,} transitions takes {needed / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: "
+            f"{what} for {capacity:,} {unit} takes {needed / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: "
             f"lower buffer_size to {fits:,} or less."
         )
 

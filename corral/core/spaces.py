@@ -27,7 +27,7 @@ _ADVICE = {
     "Text": "encode the text as a fixed-size Box or MultiDiscrete, e.g. token ids padded to a maximum length",
     "Graph": "pad nodes and edges to a maximum and return a Dict of Boxes with masks",
     "Sequence": "pad to a maximum length and return a Dict of a Box and its length",
-    "OneOf": "use a Dict with a Discrete that says which part counts",
+    "OneOf": "use a Dict with a Discrete that selects the active part",
 }
 
 
@@ -226,8 +226,8 @@ def _batch_leaf(leaf: Leaf, value: Any, n: int, what: str) -> Array:
         if not leaf.takes(array):
             values = f" and values in [{array.min()}, {array.max()}]" if array.dtype.kind in "iu" else ""
             raise UserError(
-                f"{what} leaf '{leaf.name}' has dtype {array.dtype}{values}, expected {leaf.dtype} for {leaf.space}: "
-                "outside what it can hold."
+                f"{what} leaf '{leaf.name}' has dtype {array.dtype}{values}, which {leaf.dtype} cannot hold; "
+                f"expected values of {leaf.space}."
             )
         array = array.astype(leaf.dtype)
     if leaf.dtype.kind == "f":
@@ -289,10 +289,7 @@ def _to_json(space: Space) -> dict[str, Any]:
             "start": start.reshape(-1).tolist(),
         }
     if isinstance(space, gs.MultiBinary):
-        return {
-            "type": "multi_binary",
-            "n": space.n if isinstance(space.n, int) else [int(k) for k in space.n],
-        }
+        return {"type": "multi_binary", "n": space.n if isinstance(space.n, int) else [int(k) for k in space.n]}
     raise AssertionError(f"{space} passed _walk but has no JSON form")
 
 

@@ -53,12 +53,8 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> EnvSpec:
-        return cls(
-            Layout.from_json(data["observation"]).space,
-            Layout.from_json(data["action"]).space,
-            data["name"],
-            data["max_episode_steps"],
-        )
+        observation, action = (Layout.from_json(data[name]).space for name in ("observation", "action"))
+        return cls(observation, action, data["name"], data["max_episode_steps"])
 
 
 @dataclass(slots=True)
@@ -172,7 +168,7 @@ class DataSpec:
     capacity: int = 0  # with replay: transitions kept; with `replayed`: sequences
     min_size: int = 1  # with replay: transitions before the first batch
     gamma: float = 1.0  # with transitions: discount of the n-step sum
-    replayed: float = 0.0  # with sequences used once: share of a batch drawn again from earlier ones
+    replayed: float = 0.0  # with sequences used once: fraction of a batch that is sampled from earlier ones
 
 
 @dataclass
@@ -185,7 +181,7 @@ class LossOutput:
     metrics: dict[str, Any]  # names -> scalar tensors or numbers
     priorities: Any = None
     stop: bool = False  # skip this minibatch and the following ones (target KL)
-    rows: int = 1  # number of rows the loss averages, its weight beside other learners; 0: it is a sum
+    rows: int = 1  # number of rows the loss averages, its weight among other learners' losses; 0: it is a sum
     backward: Callable[[], None] | None = None
     group: str = ""  # name of the parameter group to step
 
@@ -209,11 +205,11 @@ class Transitions:
 
 @dataclass
 class Positions:
-    """`n` single steps of whole episodes: observations, outcomes, and what acting recorded."""
+    """`n` single steps of whole episodes."""
 
     obs: Tree  # [n, ...]
     outcome: Array  # [n] float32, the return to the episode's end, for the acting player
-    extras: dict[str, Array]  # [n, ...]
+    extras: dict[str, Array]  # [n, ...], what acting recorded
 
 
 @dataclass
@@ -233,8 +229,7 @@ def cat(parts: Sequence[Trajectory]) -> Trajectory:
     for f in fields(Trajectory):
         values = [getattr(p, f.name) for p in parts]
         if f.name == "final_at":
-            moved = [v + np.array([0, o]) for v, o in zip(values, offsets, strict=True)]
-            joined[f.name] = np.concatenate(moved)
+            joined[f.name] = np.concatenate([v + np.array([0, o]) for v, o in zip(values, offsets, strict=True)])
         elif f.name == "version":
             joined[f.name] = np.concatenate(
                 [np.broadcast_to(v, p.shape[1]) for v, p in zip(values, parts, strict=True)]
@@ -258,12 +253,7 @@ def slice_envs(traj: Trajectory, columns: Array) -> Trajectory:
         for f in fields(Trajectory)
         if f.name not in ("env_id", "final_at", "final_obs", "version")
     }
+    final_obs = tree_map(lambda x: x[kept], traj.final_obs)
     version = traj.version if traj.version.ndim == 0 else traj.version[..., columns]
-    return replace(
-        traj,
-        **changes,
-        env_id=traj.env_id[columns],
-        final_at=final_at,
-        final_obs=tree_map(lambda x: x[kept], traj.final_obs),
-        version=version,
-    )
+    env_id = traj.env_id[columns]
+    return replace(traj, **changes, env_id=env_id, final_at=final_at, final_obs=final_obs, version=version)

@@ -13,10 +13,11 @@ import numpy as np
 from corral.core.errors import RunFailed
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Tree, tree_map
 from corral.data.pack import pack, unpack
-from corral.data.store import START, Store, StoreContext, named_extras
+from corral.data.store import START, Store, StoreContext, count_metrics, named_extras
 
 _log = logging.getLogger("corral")
 _LONGEST = 10_000
+_PER_STEP = ("action", "reward", "raw_reward", "terminated", "truncated", "faulty", "first", "extras")
 
 
 class EpisodeStore(Store):
@@ -49,8 +50,8 @@ class EpisodeStore(Store):
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
         if not self.room():
             raise RunFailed(
-                f"The store is full: {len(self._queue)} episodes wait for batches of {self._data.batch_size}; ask "
-                "room() before put(), or let learning take batches more often."
+                f"The store is full: {len(self._queue)} episodes wait for batches of {self._data.batch_size}. Check "
+                "room() before put(), or take batches more often."
             )
         traj = replace(traj, extras=named_extras(traj, self._data.extras, self._optional))
         successors = traj.next_obs()
@@ -70,7 +71,7 @@ class EpisodeStore(Store):
     def get(self) -> Sample:
         count = self._data.batch_size
         if not self.ready():
-            raise RunFailed(f"Only {len(self._queue)} of {count} episodes are there: ask ready() before get().")
+            raise RunFailed(f"Only {len(self._queue)} of {count} episodes are available: check ready() before get().")
         self._sampled += count
         return Sample(_pad([self._queue.popleft() for _ in range(count)]))
 
@@ -104,7 +105,7 @@ class EpisodeStore(Store):
         if not self._warned:
             self._warned = True
             _log.warning(
-                "An episode did not end within %d steps; such episodes are cut there as truncated ones.",
+                "An episode did not end within %d steps; such episodes are truncated there.",
                 self._max_length,
             )
         episode = _join(pieces)
@@ -118,9 +119,7 @@ class EpisodeStore(Store):
 
     def metrics(self) -> dict[str, float]:
         return {
-            "store/size": float(len(self._queue)),
-            "store/inserted": float(self._inserted),
-            "store/sampled": float(self._sampled),
+            **count_metrics(len(self._queue), self._inserted, self._sampled),
             "store/dropped": float(self._dropped),
         }
 
@@ -163,26 +162,17 @@ def _piece(traj: Trajectory, successors: Tree, column: int, rows: slice) -> Traj
     """Copy some rows of one column. Its `obs` ends with the true successor, so it has no final observations."""
     one = slice(column, column + 1)
 
-    def cut(leaf: Array) -> Array:
-        return leaf[rows, one].copy()
-
     def observations(obs: Array, following: Array) -> Array:
         return np.concatenate([obs[rows, one], following[rows, one][-1:]])
 
     return Trajectory(
         obs=tree_map(observations, traj.obs, successors),
-        action=tree_map(cut, traj.action),
-        reward=cut(traj.reward),
-        raw_reward=cut(traj.raw_reward),
-        terminated=cut(traj.terminated),
-        truncated=cut(traj.truncated),
-        faulty=cut(traj.faulty),
-        first=cut(traj.first),  # [T, 1]: the successor's is meaningless
+        # `first` has [T, 1] as well: that of the successor is meaningless.
+        **{name: tree_map(lambda leaf: leaf[rows, one].copy(), getattr(traj, name)) for name in _PER_STEP},
         env_id=traj.env_id[one].copy(),
         final_at=np.zeros((0, 2), np.int64),
         final_obs=tree_map(lambda leaf: leaf[:0].copy(), traj.final_obs),
         version=np.broadcast_to(traj.version, traj.env_id.shape)[one].copy(),
-        extras=tree_map(cut, traj.extras),
     )
 
 
@@ -192,15 +182,11 @@ def _join(pieces: list[Trajectory]) -> Trajectory:
     def join(*leaves: Array) -> Array:
         return np.concatenate(leaves)
 
-    def column(name: str) -> Tree:
-        return tree_map(join, *(getattr(piece, name) for piece in pieces))
-
     first = pieces[0]
     heads = [tree_map(lambda leaf: leaf[:-1], piece.obs) for piece in pieces[:-1]]
-    names = ("action", "reward", "raw_reward", "terminated", "truncated", "faulty", "first", "extras")
     return Trajectory(
         obs=tree_map(join, *heads, pieces[-1].obs),
-        **{name: column(name) for name in names},
+        **{name: tree_map(join, *(getattr(piece, name) for piece in pieces)) for name in _PER_STEP},
         env_id=first.env_id,
         final_at=first.final_at,
         final_obs=first.final_obs,
@@ -222,7 +208,7 @@ def _pad(episodes: list[Trajectory]) -> Trajectory:
             result[len(leaf) :, column] = leaf[-1, 0]
         return result
 
-    def filled(name: str, value: Any, rows: int = length) -> Array:
+    def filled(name: str, value: Any, rows: int = length) -> Any:
         leaves = [getattr(episode, name) for episode in episodes]
         result = np.full((rows, width), value, leaves[0].dtype)
         for column, leaf in enumerate(leaves):
@@ -231,18 +217,13 @@ def _pad(episodes: list[Trajectory]) -> Trajectory:
 
     first = filled("first", False, length + 1)
     first[lengths, np.arange(width)] = True  # as after any episode end
+    padding = {"reward": 0, "raw_reward": 0, "terminated": False, "truncated": False, "faulty": True}
     return Trajectory(
-        obs=tree_map(repeated, *(episode.obs for episode in episodes)),
-        action=tree_map(repeated, *(episode.action for episode in episodes)),
-        reward=filled("reward", 0),
-        raw_reward=filled("raw_reward", 0),
-        terminated=filled("terminated", False),
-        truncated=filled("truncated", False),
-        faulty=filled("faulty", True),
+        **{name: tree_map(repeated, *(getattr(e, name) for e in episodes)) for name in ("obs", "action", "extras")},
+        **{name: filled(name, value) for name, value in padding.items()},
         first=first,
         env_id=np.concatenate([episode.env_id for episode in episodes]),
         final_at=np.stack([lengths - 1, np.arange(width)], 1),
         final_obs=tree_map(lambda *obs: np.concatenate([leaf[-1] for leaf in obs]), *(e.obs for e in episodes)),
         version=np.concatenate([episode.version for episode in episodes]),
-        extras=tree_map(repeated, *(episode.extras for episode in episodes)),
     )

@@ -11,7 +11,7 @@ import numpy as np
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, cat, slice_envs
 from corral.data.pack import pack, unpack
-from corral.data.store import START, Store, StoreContext, named_extras
+from corral.data.store import START, Store, StoreContext, count_metrics, named_extras
 
 
 class FifoStore(Store):
@@ -31,11 +31,11 @@ class FifoStore(Store):
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
         length, width = traj.shape
         if length != self._data.length:
-            raise UserError(f"The algorithm asked for sequences of {self._data.length} steps and got {length}.")
+            raise UserError(f"The algorithm needs sequences of {self._data.length} steps, got {length}.")
         if self._waiting + width > self._capacity:
             raise RunFailed(
-                f"The store is full: {self._waiting} sequences wait, it holds {self._capacity}, and {width} more came; "
-                "ask room() before put(), or let learning take batches more often."
+                f"The store is full: it holds {self._waiting} of at most {self._capacity} sequences, and {width} more "
+                "do not fit. Check room() before put(), or take batches more often."
             )
         self._queue.append(replace(traj, extras=named_extras(traj, self._data.extras)))
         self._waiting += width
@@ -51,7 +51,7 @@ class FifoStore(Store):
         """The oldest `batch_size` sequences, side by side."""
         wanted = self._data.batch_size
         if not self.ready():
-            raise RunFailed(f"Only {self._waiting} of {wanted} sequences are there: ask ready() before get().")
+            raise RunFailed(f"Only {self._waiting} of {wanted} sequences are available: check ready() before get().")
         parts: list[Trajectory] = []
         while wanted:
             head, start = self._queue[0], self._used
@@ -76,11 +76,7 @@ class FifoStore(Store):
         return dropped
 
     def metrics(self) -> dict[str, float]:
-        return {
-            "store/size": float(self._waiting),
-            "store/inserted": float(self._inserted),
-            "store/sampled": float(self._sampled),
-        }
+        return count_metrics(self._waiting, self._inserted, self._sampled)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -153,11 +153,11 @@ class Observations:
         if traj.faulty.any():
             kept = ~traj.faulty[final_at[:, 0], final_at[:, 1]]
             final_at, final = final_at[kept], [leaf[kept] for leaf in final]
-        goes_on = self._goes_on(traj.env_id, [leaf[0] for leaf in obs])
+        continues = self._continues(traj.env_id, [leaf[0] for leaf in obs])
 
         numbers = np.empty((length + 1, width), np.int64)
         numbers[0] = self._last[traj.env_id]
-        new = (~goes_on).nonzero()[0]
+        new = (~continues).nonzero()[0]
         numbers[0, new] = self._count(len(new))
         start = self.high
         numbers[1:] = self._count(length * width).reshape(length, width)
@@ -174,7 +174,7 @@ class Observations:
         self._last[traj.env_id] = numbers[-1]
         successors = numbers[1:].copy()
         successors[final_at[:, 0], final_at[:, 1]] = final_numbers
-        return numbers, successors, goes_on
+        return numbers, successors, continues
 
     def _add_stacks(self, i: int, obs: Array, numbers: Array, new: Array, finals: tuple[Array, Array, Array]) -> None:
         """Store the stacks of one leaf in temporal order, final observations included."""
@@ -195,13 +195,13 @@ class Observations:
             counters = ring.push(obs[t + 1], before, counters)
             table[numbers[t + 1] % self.size] = counters
 
-    def _goes_on(self, env_ids: Array, obs: list[Array]) -> Array:
+    def _continues(self, env_ids: Array, obs: list[Array]) -> Array:
         """Where an environment's observation equals the one stored last for it, which is still young."""
         last = self._last[env_ids]
-        goes_on: Array = (last >= 0) & self.young(self.needs(last))
+        continues: Array = (last >= 0) & self.young(self.needs(last))
         for leaf, stored in zip(obs, self._leaves(last), strict=True):
-            goes_on &= (leaf == stored).reshape(len(last), -1).all(1)
-        return goes_on
+            continues &= (leaf == stored).reshape(len(last), -1).all(1)
+        return continues
 
     def _count(self, count: int) -> Array:
         numbers = np.arange(self.high, self.high + count)

@@ -11,7 +11,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.core.machine import require_memory
 from corral.core.types import Array, DataSpec, EnvSpec, Positions, Sample, Trajectory, slice_envs
 from corral.data.episodes import EpisodeStore
-from corral.data.store import START, RateLimiter, Store, StoreContext
+from corral.data.store import START, RateLimiter, Store, StoreContext, count_metrics
 from corral.ops.returns import outcomes
 
 TURN = "to_play"
@@ -27,7 +27,7 @@ class GameReplay(Store):
 
     def __init__(self, spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0):
         if data.prioritised:
-            raise UserError("Steps of whole episodes are drawn evenly; priorities are for transitions.")
+            raise UserError("Steps of whole episodes are sampled uniformly: use prioritised only with unit=transition.")
         if not 1 <= data.min_size <= data.capacity:
             raise UserError(f"min_size must be between 1 and the capacity, got {data.min_size} and {data.capacity}.")
         self._spec, self._data = spec, data
@@ -54,7 +54,7 @@ class GameReplay(Store):
 
     def get(self) -> Sample:
         if not self.ready():
-            raise RunFailed("Replay owes no batch yet: ask ready() before get().")
+            raise RunFailed("No batch may be sampled yet: check ready() before get().")
         count = self._data.batch_size
         rows = self._rng.integers(self._size, size=count)
         self.limiter.sampled += count
@@ -88,9 +88,7 @@ class GameReplay(Store):
     def metrics(self) -> dict[str, float]:
         """Sizes and counts, in steps; `dropped` counts episodes."""
         return {
-            "store/size": float(self._size),
-            "store/inserted": float(self.limiter.inserted),
-            "store/sampled": float(self.limiter.sampled),
+            **count_metrics(self._size, self.limiter.inserted, self.limiter.sampled),
             "store/dropped": self._episodes.metrics()["store/dropped"],
         }
 
@@ -105,7 +103,7 @@ class GameReplay(Store):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["size"] > self._data.capacity or (state["next"] > state["size"]):
+        if state["size"] > self._data.capacity or state["next"] > state["size"]:
             raise UserError("The saved replay had another capacity: resume with the same settings.")
         self._episodes.load_state_dict(state["episodes"])
         self._columns = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -67,14 +66,14 @@ class NStep:
         self._action = [np.zeros((*wait, *leaf.shape), leaf.dtype) for leaf in action.leaves]
         self._extras: dict[str, Array] = {}  # allocated when the first arrive
 
-    def add(self, steps: StepArrays, env_ids: Array, goes_on: Array) -> NStepWindows:
+    def add(self, steps: StepArrays, env_ids: Array, continues: Array) -> NStepWindows:
         length, width = steps.reward.shape
         most = (self._wait + length) * width
         obs, next_obs = np.empty(most, np.int64), np.empty(most, np.int64)
         reward, discount = np.empty(most, np.float32), np.empty(most, np.float32)
         priority, row = np.empty(most, np.float64), np.empty(most, np.int64)
-        count = _kernel()(
-            self._powers, env_ids, goes_on,
+        count = _compiled_assemble()(
+            self._powers, env_ids, continues,
             (self._waiting, self._obs, self._next_obs, self._reward, self._priority),
             (steps.obs, steps.next_obs, steps.reward, steps.priority, steps.terminated, steps.done, steps.faulty),
             (obs, next_obs, reward, discount, priority, row),
@@ -117,16 +116,10 @@ class NStep:
         self._extras = {name: np.array(column) for name, column in state.get("extras", {}).items()}
 
 
-@cache
-def _kernel() -> Callable[..., int]:
-    kernel: Callable[..., int] = compiled(_assemble)
-    return kernel
-
-
 def _assemble(
     powers: Array,
     env_ids: Array,
-    goes_on: Array,
+    continues: Array,
     kept: tuple[Array, ...],
     came: tuple[Array, ...],
     out: tuple[Array, ...],
@@ -150,7 +143,7 @@ def _assemble(
             for j in range(min(n, length - t)):
                 at = t + j - wait  # index among the new steps; negative for waiting steps, which did not end or fail
                 total += powers[j] * (kept_reward[t + j, i] if at < 0 else reward[at, b])
-                ends = (at == -1 and not goes_on[b]) or (at >= 0 and done[at, b])
+                ends = (at == -1 and not continues[b]) or (at >= 0 and done[at, b])
                 if ends or j + 1 == n or (-1 <= at < steps - 1 and faulty[at + 1, b]):
                     over = at >= 0 and terminated[at, b]
                     of_obs[count] = kept_obs[t, i] if t < wait else obs[t - wait, b]
@@ -176,3 +169,6 @@ def _assemble(
                 kept_obs[k, i], kept_next[k, i] = obs[at, b], next_obs[at, b]
                 kept_reward[k, i], kept_priority[k, i] = reward[at, b], priority[at, b]
     return count
+
+
+_compiled_assemble = cache(lambda: compiled(_assemble))  # numba is imported on first use

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from corral.core.errors import RunFailed, UserError
-from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory
+from corral.core.errors import RunFailed
+from corral.core.types import Array, Sample, Trajectory
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,13 @@ def named_extras(traj: Trajectory, names: Iterable[str], optional: Iterable[str]
     return {name: traj.extras[name] for name in (*names, *(name for name in optional if name in traj.extras))}
 
 
+def count_metrics(size: int, inserted: int, sampled: int) -> dict[str, float]:
+    """The metrics that every store has."""
+    return {"store/size": float(size), "store/inserted": float(inserted), "store/sampled": float(sampled)}
+
+
 class Store(ABC):
-    """Takes fragments, gives batches.
+    """Takes fragments and returns batches.
 
     ```python
     store.put(trajectory)
@@ -86,28 +91,6 @@ class Store(ABC):
     @abstractmethod
     def metrics(self) -> dict[str, float]:
         """Sizes and counts by metric name."""
-
-
-def make_store(spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0) -> Store:
-    """The store for an algorithm's `DataSpec`."""
-    from corral.data.episodes import EpisodeStore
-    from corral.data.fifo import FifoStore
-    from corral.data.game_replay import GameReplay
-    from corral.data.mixed import MixedStore
-    from corral.data.replay import ReplayStore
-
-    if (data.unit, data.reuse) == ("transition", "replay"):
-        return ReplayStore(spec, data, num_envs, seed)
-    if (data.unit, data.reuse) == ("sequence", "once"):
-        return MixedStore(spec, data, num_envs, seed) if data.replayed else FifoStore(spec, data, num_envs)
-    if (data.unit, data.reuse) == ("episode", "once"):
-        return EpisodeStore(spec, data, num_envs)
-    if (data.unit, data.reuse) == ("episode", "replay"):
-        return GameReplay(spec, data, num_envs, seed)
-    raise UserError(
-        f"There is no store for unit '{data.unit}' with reuse '{data.reuse}': transitions and episodes are "
-        "replayed, sequences and episodes are used once."
-    )
 
 
 class RateLimiter:

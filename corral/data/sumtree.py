@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -47,7 +46,7 @@ class SumTree:
         """Set the weights of slots; if a slot occurs twice, the later one counts."""
         if len(slots):
             self.max = max(self.max, float(weights.max()))
-            _kernels()[0](self._nodes, self._starts, slots, weights)
+            _compiled_set()(self._nodes, self._starts, slots, weights)
 
     def sample(self, uniform: Array) -> Array:
         """One slot for each of `n` uniform numbers in [0, 1), in ascending order.
@@ -55,12 +54,8 @@ class SumTree:
         The i-th is sampled from the i-th of `n` equal intervals of the total (stratified). Slots of weight 0 are never
         sampled; the total must not be 0.
         """
-        return _kernels()[1](self._nodes, self._starts, uniform)
-
-
-@cache
-def _kernels() -> tuple[Callable[..., None], Callable[..., Array]]:
-    return compiled(_set), compiled(_sample)
+        slots: Array = _compiled_sample()(self._nodes, self._starts, uniform)
+        return slots
 
 
 def _set(nodes: Array, starts: Array, slots: Array, weights: Array) -> None:
@@ -107,3 +102,7 @@ def _sample(nodes: Array, starts: Array, uniform: Array) -> Array:
             place[i] = found - start
             mass[i] = rest
     return place
+
+
+# numba is imported on first use
+_compiled_set, _compiled_sample = cache(lambda: compiled(_set)), cache(lambda: compiled(_sample))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -52,7 +51,7 @@ class TransitionRing:
             if name not in self.extras:
                 self.extras[name] = self._allocate(name, column)
             lay(self.extras[name], self.high, column)
-        lowest = _kernel()(
+        lowest = _compiled_append()(
             self.high, (self.obs, self.next_obs, self.reward, self.discount), self._need,
             (windows.obs, windows.next_obs, windows.reward, windows.discount), needs,
         )  # fmt: skip
@@ -98,12 +97,6 @@ class TransitionRing:
             self.extras[name][: len(column)] = column
 
 
-@cache
-def _kernel() -> Callable[..., Array]:
-    kernel: Callable[..., Array] = compiled(_append)
-    return kernel
-
-
 def _append(high: int, columns: tuple[Array, ...], need: Array, new: tuple[Array, ...], needs: Array) -> Array:
     """Write rows to the slots from `high` on, with `need` ascending among them. Returns their lowest needs."""
     obs, next_obs, reward, discount = columns
@@ -117,3 +110,6 @@ def _append(high: int, columns: tuple[Array, ...], need: Array, new: tuple[Array
             lowest[ring] = min(lowest[ring], needs[i, ring])
             need[ring, slot] = lowest[ring]
     return lowest  # type: ignore[no-any-return]
+
+
+_compiled_append = cache(lambda: compiled(_append))  # numba is imported on first use

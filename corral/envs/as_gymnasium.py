@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from corral.envs.vec_env import VecEnv
 
 
+INFOS = ("raw_reward", "game_over", "faulty")
+
+
 class ResetSeeds:
     """Seeds of successive resets, shared by the adapters to Gymnasium and SB3. A given seed is used. Without one, the
     first reset gets `first` (the seed of `make_vec`) and each later one a fresh seed from an RNG seeded with the last
@@ -96,7 +99,7 @@ class AsGymnasium(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _infos(self, batch: StepBatch) -> dict[str, Any]:
         infos: dict[str, Any] = {}
-        for name in ("raw_reward", "game_over", "faulty"):
+        for name in INFOS:
             infos[name] = getattr(batch, name)
             infos[f"_{name}"] = np.ones(self.num_envs, np.bool_)
         if batch.final_obs is not None:

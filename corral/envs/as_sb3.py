@@ -96,7 +96,7 @@ class AsSb3(Sb3VecEnv):
         if attr_name not in shared:
             # SB3's has_attr() expects AttributeError.
             raise AttributeError(
-                f"{attr_name!r} stays inside the environments, which as_sb3() cannot look into; it knows "
+                f"{attr_name!r} is an attribute of the environments, which as_sb3() cannot read; it provides "
                 f"{', '.join(shared)}."
             )
         return [shared[attr_name] for _ in self._get_indices(indices)]

@@ -67,7 +67,7 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
         raise UserError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}.")
     if is_url(env):
         if backend != "auto":
-            raise UserError(f"backend={backend!r} does not go with {env}: simulators run where they are; leave it out.")
+            raise UserError(f"backend={backend!r} does not apply to {env}: simulators run elsewhere; leave it out.")
         vec: VecEnv = external_vec_env(env, num_envs, workers, supervision, role, env_kwargs)  # type: ignore[arg-type]
     elif isinstance(env, gymnasium.vector.VectorEnv):
         vec = VectorVecEnv(env, role)
@@ -76,29 +76,16 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
             raise UserError("backend='native' takes one environment, not a list; use 'local', 'process' or 'ray'.")
         vec = _from_factories([resolve(e, env_kwargs) for e in env], backend, workers, cores, supervision, role)
     else:
-        vec = _from_one(env, env_kwargs, num_envs, backend, workers, cores, supervision, role)
+        native = None
+        if backend in ("auto", "native"):
+            native = native_vec_env(env, env_kwargs, num_envs, workers or cores, role, required=backend == "native")
+        if native is not None and backend == "auto":
+            native.chosen = "native", workers
+        vec = native or _from_factories(
+            [resolve(env, env_kwargs)] * num_envs, backend, workers, cores, supervision, role
+        )
     vec.seed = seed
     return vec
-
-
-def _from_one(
-    env: EnvLike,
-    env_kwargs: Mapping[str, Any] | None,
-    num_envs: int,
-    backend: str,
-    workers: int | None,
-    cores: int,
-    supervision: Supervision,
-    role: str,
-) -> VecEnv:
-    native = None
-    if backend in ("auto", "native"):
-        native = native_vec_env(env, env_kwargs, num_envs, workers or cores, role, required=backend == "native")
-    if native is None:
-        return _from_factories([resolve(env, env_kwargs)] * num_envs, backend, workers, cores, supervision, role)
-    if backend == "auto":
-        native.chosen = "native", workers
-    return native
 
 
 def _from_factories(

@@ -77,11 +77,7 @@ class RunningMoments:
         self.count = total
 
     def state_dict(self) -> dict[str, Array]:
-        return {
-            "count": np.array(self.count),
-            "mean": np.array(self.mean),
-            "squares": np.array(self._squares),
-        }
+        return {"count": np.array(self.count), "mean": np.array(self.mean), "squares": np.array(self._squares)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         if state["mean"].shape != self.mean.shape:
@@ -129,10 +125,7 @@ class Statistics:
         self.load_state_dict(state)
 
     def _groups(self) -> dict[str, RunningMoments]:
-        return {
-            **{f"observation/{name}": m for name, m in self.observations.items()},
-            "returns": self.returns,
-        }
+        return {**{f"observation/{name}": m for name, m in self.observations.items()}, "returns": self.returns}
 
 
 class NormalizedVecEnv(VecEnv):
@@ -188,7 +181,7 @@ class NormalizedVecEnv(VecEnv):
     def states(self, memory_mb: float = 1024.0) -> States:
         """States of the wrapped environments; UserError if observations are normalised, which states do not support."""
         if self._obs:
-            raise UserError("A search sees observations as the environment gives them: let the network normalise them.")
+            raise UserError("A search needs the environment's own observations: let the network normalise them.")
         return self._vec.states(memory_mb)
 
     def reset(self, seed: int = 0) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import difflib
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -30,38 +30,21 @@ class Resolved:
 
 
 @dataclass(frozen=True)
-class _FromSpec:
-    """Builds a registered environment without the registry, which worker processes do not share."""
-
-    spec: GymSpec
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self) -> gymnasium.Env[Any, Any]:
-        with _kwargs_are_taken(self.spec.id, self.kwargs):
-            return gymnasium.make(self.spec, **self.kwargs)
-
-
-@dataclass(frozen=True)
-class _FromCallable:
+class _Factory:
+    name: str
     build: Callable[..., gymnasium.Env[Any, Any]]
     kwargs: Mapping[str, Any]
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        with _kwargs_are_taken(getattr(self.build, "__name__", "The environment"), self.kwargs):
+        try:
             return self.build(**self.kwargs)
-
-
-@contextlib.contextmanager
-def _kwargs_are_taken(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    try:
-        yield
-    except TypeError as error:
-        odd = [key for key in kwargs if f"unexpected keyword argument '{key}'" in str(error) and key != "render_mode"]
-        if not odd:
+        except TypeError as error:
+            unexpected = (key for key in self.kwargs if f"unexpected keyword argument '{key}'" in str(error))
+            if odd := [key for key in unexpected if key != "render_mode"]:
+                raise UserError(
+                    f"{self.name} takes no keyword argument {odd[0]!r}: correct it in env_kwargs, or leave it out."
+                ) from error
             raise
-        raise UserError(
-            f"{name} takes no keyword argument {odd[0]!r}: correct it in env_kwargs, or leave it out."
-        ) from error
 
 
 def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
@@ -70,7 +53,7 @@ def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
     if isinstance(env, str):
         if "://" in env:
             raise UserError(
-                f"{env!r} is an external simulator, which cannot be built here, nor filmed, nor served: this takes "
+                f"{env!r} is an external simulator, which cannot be built, recorded or served here: pass "
                 "an id, module:Class or a factory."
             )
         return _from_string(env, kwargs)
@@ -81,7 +64,7 @@ def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
         )
     if callable(env):
         name = getattr(env, "name", None) or getattr(env, "__qualname__", None) or type(env).__name__
-        return Resolved(name, _FromCallable(env, kwargs) if kwargs else env)
+        return Resolved(name, _from_callable(env, kwargs) if kwargs else env)
     raise UserError(f"{env!r} is not an environment: pass a Gymnasium id, 'module:Class', or a factory.")
 
 
@@ -91,13 +74,18 @@ def _from_string(text: str, kwargs: dict[str, Any]) -> Resolved:
         module = _import(module_name, text)
         target = getattr(module, attribute, None)
         if callable(target):
-            return Resolved(text, _FromCallable(target, kwargs))
+            return Resolved(text, _from_callable(target, kwargs))
         if attribute not in gymnasium.registry:
             close = difflib.get_close_matches(attribute, [n for n in dir(module) if not n.startswith("_")], 3)
             hint = f"; close: {', '.join(close)}" if close else ""
             raise UserError(f"Module {module_name!r} has no {attribute!r} that builds an environment{hint}.")
         text = attribute
-    return Resolved(text, _FromSpec(find_spec(text), kwargs))
+    spec = find_spec(text)  # builds without the registry, which worker processes do not share
+    return Resolved(text, _Factory(spec.id, partial(gymnasium.make, spec), kwargs))
+
+
+def _from_callable(build: Callable[..., gymnasium.Env[Any, Any]], kwargs: Mapping[str, Any]) -> _Factory:
+    return _Factory(getattr(build, "__name__", "The environment"), build, kwargs)
 
 
 def find_spec(env_id: str) -> GymSpec:
@@ -112,7 +100,7 @@ def find_spec(env_id: str) -> GymSpec:
         names = close_ids(env_id)
         hint = f" Close: {', '.join(names)}." if names else ""
         raise UserError(
-            f"No environment {env_id!r}.{hint} `corral list envs` shows all; your own go as module:Class."
+            f"No environment {env_id!r}.{hint} `corral list envs` shows all; give your own as module:Class."
         ) from error
     spec.disable_env_checker = True
     spec.order_enforce = False

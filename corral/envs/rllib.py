@@ -18,16 +18,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space
 
 from corral.core.errors import UserError
 from corral.core.types import Array, Tree
-from corral.envs.as_gymnasium import ResetSeeds
+from corral.envs.as_gymnasium import INFOS, AsGymnasium, ResetSeeds
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
 from corral.envs.vec_env import VecEnv
-
-_INFOS = ("raw_reward", "game_over", "faulty")
 
 
 def register(name: str, env: EnvLike, **kwargs: Any) -> None:
@@ -68,37 +65,29 @@ class _Creator:
         return NextStepVector(vec) if "num_envs" in config else SingleEnv(vec)
 
 
-class NextStepVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
+class NextStepVector(AsGymnasium):
     """A VecEnv in Gymnasium's next-step autoreset mode, which RLlib's runners expect. The step that ends an episode
     returns its true last observation; the next step ignores the action and returns the next episode's first
     observation. `infos` has `raw_reward`, `game_over` and `faulty` of each step (see `as_gymnasium`).
     """
 
     def __init__(self, vec: VecEnv):
-        self.vec, self.num_envs = vec, vec.num_envs
-        self.metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}
-        self.single_observation_space = vec.spec.observation_space
-        self.single_action_space = vec.spec.action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._seeds = ResetSeeds(vec.seed)
+        super().__init__(vec)
+        self.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
         self._ended = np.zeros(self.num_envs, np.bool_)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
-        chosen = self._seeds.next(seed)
-        super().reset(seed=chosen)
-        self.vec.reset(chosen)
-        batch = self.vec.recv()
+        obs, infos = super().reset(seed=seed)
         self._ended[:] = False
-        self._waiting = self.vec.spec.observation.flatten(batch.obs)
-        return batch.obs, {}
+        self._waiting = self.vec.spec.observation.flatten(obs)
+        return obs, infos
 
     def step(self, actions: Tree) -> tuple[Tree, Array, Array, Array, dict[str, Any]]:
         layout = self.vec.spec.observation
         shown = [leaf.copy() for leaf in self._waiting]
         reward = np.zeros(self.num_envs)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
-        infos: dict[str, Any] = {name: np.zeros(self.num_envs, np.bool_) for name in _INFOS}
+        infos: dict[str, Any] = {name: np.zeros(self.num_envs, np.bool_) for name in INFOS}
         infos["raw_reward"] = np.zeros(self.num_envs)
         due = np.flatnonzero(~self._ended)
         if len(due):
@@ -110,14 +99,11 @@ class NextStepVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
             for out, leaf in zip(self._waiting, layout.flatten(batch.obs), strict=True):
                 out[due] = leaf
             reward[due], terminated[due], truncated[due] = batch.reward, batch.terminated, batch.truncated
-            for name in _INFOS:
+            for name in INFOS:
                 infos[name][due] = getattr(batch, name)
         self._ended = terminated | truncated
-        infos |= {f"_{name}": np.ones(self.num_envs, np.bool_) for name in _INFOS}
+        infos |= {f"_{name}": np.ones(self.num_envs, np.bool_) for name in INFOS}
         return layout.unflatten(shown), reward, terminated, truncated, infos
-
-    def close_extras(self, **kwargs: Any) -> None:
-        self.vec.close()
 
 
 class SingleEnv(gymnasium.Env[Any, Any]):
@@ -146,7 +132,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         terminated, truncated = bool(batch.terminated[0]), bool(batch.truncated[0])
         if terminated or truncated:
             self._waiting = self._row(batch.obs)
-        infos = {name: getattr(batch, name)[0] for name in _INFOS}
+        infos = {name: getattr(batch, name)[0] for name in INFOS}
         return self._row(batch.next_obs), float(batch.reward[0]), terminated, truncated, infos
 
     def close(self) -> None:

@@ -15,14 +15,14 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import MutableSequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from corral.core.errors import EnvFailed
 
 log = logging.getLogger("corral.envs")
 
-IDLE = -1
+IDLE = -1  # in place of an env id: no environment is being stepped
 PROGRESS_STEPS = 10
 
 
@@ -53,9 +53,6 @@ class Fault:
             f"(seed {self.seed}, episode {self.episode}, step {self.step})\n{self.detail}".rstrip()
         )
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 _VERBS = {
     "raised": "raised an exception",
@@ -73,7 +70,7 @@ class FaultLog:
         self.supervision = supervision
         self.recent: deque[Fault] = deque(maxlen=200)
         self.restarts = 0
-        self._charged = 0  # without those caused by another environment in the same process
+        self._counted = 0  # failures, without those caused by another environment in the same process
         self._in_a_row: dict[int, int] = {}
         self._restarted_at: dict[int, int] = {}
 
@@ -83,7 +80,7 @@ class FaultLog:
         if fault.kind == "neighbour":  # covered by the report of the environment that failed
             return
         log.warning("%s", fault)
-        self._charged += 1
+        self._counted += 1
         env = fault.env_id
         stuck = fault.step < PROGRESS_STEPS and fault.episode <= self._restarted_at.get(env, -1)
         self._in_a_row[env] = self._in_a_row.get(env, 0) + 1 if stuck else 1
@@ -93,9 +90,9 @@ class FaultLog:
                 f"Environment {env} failed {self._in_a_row[env]} times in a row without {PROGRESS_STEPS} good "
                 f"steps in between; fix the environment or raise Supervision.restarts_in_a_row. Last: {fault}"
             )
-        if self._charged > self.supervision.restarts_total:
+        if self._counted > self.supervision.restarts_total:
             raise EnvFailed(
-                f"{self._charged} failures of environments, more than Supervision.restarts_total="
+                f"{self._counted} failures of environments, more than Supervision.restarts_total="
                 f"{self.supervision.restarts_total}. Last: {fault}"
             )
 
@@ -103,20 +100,19 @@ class FaultLog:
         """The counters only; the faults are in the log."""
         return {
             "restarts": self.restarts,
-            "charged": self._charged,
+            "charged": self._counted,
             "in_a_row": {str(env): count for env, count in self._in_a_row.items()},
             "restarted_at": {str(env): episode for env, episode in self._restarted_at.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.restarts, self._charged = state["restarts"], state["charged"]
+        self.restarts, self._counted = state["restarts"], state["charged"]
         self._in_a_row = {int(env): count for env, count in state["in_a_row"].items()}
         self._restarted_at = {int(env): episode for env, episode in state["restarted_at"].items()}
 
 
 class Watchdog:
-    """Reports an environment that hangs in this process, with its stack. It cannot interrupt it. Only another process
-    can be killed: a hang on the local backend lasts until the environment returns or the user stops the program. The
+    """Reports an environment that hangs in this process, with its stack. Only another process could be killed, so the
     report recommends the process backend.
     """
 

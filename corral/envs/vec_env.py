@@ -12,19 +12,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from corral.core import seeding
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, StepBatch, Tree
-from corral.envs.supervision import Fault
+from corral.envs.supervision import Fault, FaultLog
 
 if TYPE_CHECKING:
     import gymnasium
     from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
-    from corral.envs.as_gymnasium import AsGymnasium
     from corral.snapshot.states import States
 
 
@@ -48,6 +46,7 @@ class VecEnv(ABC):
     chosen: tuple[str, int | None] | None = None  # backend and workers that `auto` chose
     pipelined: bool = False  # whether environments step while the caller selects actions for others
     withholds: bool = False  # whether `recv()` may hold back an environment until the others have been sent to again
+    _log: FaultLog | None = None  # of backends that rebuild failed environments
 
     @abstractmethod
     def reset(self, seed: int = 0) -> None:
@@ -100,11 +99,11 @@ class VecEnv(ABC):
 
     @property
     def faults(self) -> Iterable[Fault]:
-        return ()
+        return () if self._log is None else tuple(self._log.recent)
 
     @property
     def restarts(self) -> int:
-        return 0
+        return 0 if self._log is None else self._log.restarts
 
     def as_gymnasium(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         """The same environments behind Gymnasium's vector interface, with same-step autoreset. A VecEnv made from a
@@ -113,8 +112,7 @@ class VecEnv(ABC):
         from corral.envs.as_gymnasium import AsGymnasium
 
         self._require_everyone()
-        adapter: AsGymnasium = AsGymnasium(self)
-        return adapter
+        return AsGymnasium(self)
 
     def as_sb3(self) -> Sb3VecEnv:
         from corral.envs.as_sb3 import make_sb3_vec_env
@@ -125,7 +123,7 @@ class VecEnv(ABC):
     def _require_everyone(self) -> None:
         if self.withholds:
             raise UserError(
-                f"{self.spec.name} resets one step late, so its rows do not come all together: build it with "
+                f"{self.spec.name} resets one step late, so recv() does not return all rows together: build it with "
                 "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP."
             )
 
@@ -150,7 +148,5 @@ class VecEnv(ABC):
     def __enter__(self) -> VecEnv:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -119,7 +119,7 @@ class MaxAndSkip(FrameSkip):
 
 class EpisodicLife(Wrapper):
     """Ends the episode when a life is lost although the game continues; `info["life_lost"]` marks such ends. The reset
-    after a lost life continues the game without a step of its own, so no reward is missed.
+    after a lost life continues the game without another step, so no reward is missed.
     """
 
     def __init__(self, env: Env):

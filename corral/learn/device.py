@@ -42,9 +42,9 @@ def lay_out(model: nn.Module) -> None:
 def choose(wanted: str, model: nn.Module, try_once: Callable[[], None], device: torch.device) -> Precision:
     """The requested precision; for `auto`, the one in which `try_once` (a forward and backward pass) is faster."""
     if wanted != "auto":
-        return Precision(wanted, "as asked")
+        return Precision(wanted, "as requested")
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
-        return Precision("fp32", "small networks gain nothing from less")
+        return Precision("fp32", "small networks gain nothing from bf16")
     candidates = [Precision("fp32", ""), Precision("bf16", "")]
     best = {candidate.name: float("inf") for candidate in candidates}
     for round_ in range(_ROUNDS + 1):

@@ -125,7 +125,7 @@ def to_tensors(state: Value) -> Any:
 
 
 def mean_state(states: Sequence[Value]) -> Value:
-    """The mean of several learners' states: floats are averaged, of counters the maximum is taken, else the first."""
+    """The mean of several learners' states: the mean of float arrays, the maximum of counters, else the first."""
     first = states[0]
     if isinstance(first, dict):  # an optimizer has no state before its first step
         most = max(states, key=len)

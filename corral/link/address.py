@@ -83,7 +83,7 @@ def is_here(address: Address) -> bool:
     return True
 
 
-def somebody_listens(address: Address, timeout_s: float = 1.0) -> bool:
+def has_listener(address: Address, timeout_s: float = 1.0) -> bool:
     """Whether something accepts connections there now."""
     try:
         with socket.create_connection((address.host, address.port), timeout_s):
@@ -98,5 +98,5 @@ def require_safe(address: Address, token: bytes | None, insecure: bool) -> None:
         raise UserError(
             f"{address.url} can be reached from other machines: pass a token file on both sides (`openssl rand -hex 32 "
             "> token`, then --token-file token, or --env-kwargs token_file=token of a learner), listen on 127.0.0.1, "
-            "or say --insecure (a learner: --env-kwargs insecure=true)."
+            "or pass --insecure (a learner: --env-kwargs insecure=true)."
         )

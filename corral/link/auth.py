@@ -21,11 +21,11 @@ def read_token(path: str | None) -> bytes | None:
         token = Path(path).read_bytes().strip()
     except OSError as error:
         raise UserError(
-            f"The token file {path} cannot be read ({error.strerror}); make one by `openssl rand -hex 32 > {path}`."
+            f"The token file {path} cannot be read ({error.strerror}); make one with `openssl rand -hex 32 > {path}`."
         ) from error
     if len(token) < _LEAST_BYTES:
         raise UserError(
-            f"The token in {path} has {len(token)} bytes, too few to be a secret; make one by "
+            f"The token in {path} has {len(token)} bytes, too few to be a secret; make one with "
             f"`openssl rand -hex 32 > {path}`."
         )
     return token

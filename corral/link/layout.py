@@ -153,7 +153,7 @@ def _part_bytes(data: dict[str, Any], what: str) -> int:
     count = data.get("n", 0)
     counts = count if isinstance(count, list) else [count] if data.get("type") == "multi_binary" else []
     if len(counts) > 16 or not all(isinstance(n, int) and 0 <= n < 2**31 for n in counts):
-        raise BadMessage(f"{what} space with n {str(count)[:100]}, which cannot be")
+        raise BadMessage(f"{what} space with the invalid n {str(count)[:100]}")
     return max(math.prod(shape) * _itemsize(data), math.prod(counts))
 
 

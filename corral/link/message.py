@@ -18,7 +18,7 @@ _OPS = frozenset(int(op) for op in clp.Op)
 
 
 class BadMessage(Exception):
-    """Frames that are not a valid message; the text says why."""
+    """Frames that are not a valid message; the text gives the reason."""
 
 
 @dataclass(slots=True)
@@ -45,10 +45,6 @@ class Message:
         if self.meta is None:
             return [head, *self.payload]
         return [head, _encode_meta(self.meta), *self.payload]
-
-    @property
-    def is_reply(self) -> bool:
-        return bool(self.flags & clp.REPLY)
 
     @property
     def text(self) -> str:
@@ -83,7 +79,7 @@ def read_message(frames: Sequence[Buffer]) -> Message:
 def read_meta(frame: Buffer) -> dict[str, Any]:
     """Read a meta frame; BadMessage when it is not a map with text keys, or too large, or too deep."""
     if len(frame) > _META_BYTES:
-        raise BadMessage(f"a meta frame of {len(frame)} bytes, at most {_META_BYTES} are taken")
+        raise BadMessage(f"a meta frame of {len(frame)} bytes, at most {_META_BYTES} are accepted")
     try:
         meta = msgspec.msgpack.decode(frame, type=dict[str, Any], strict=True)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:

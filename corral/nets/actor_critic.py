@@ -43,7 +43,6 @@ class ActorCritic(Network):
         self._activation = config.activation
         self.numpy_towers: tuple[NumpyMlp, NumpyMlp] | None = None
         """Policy and value in NumPy, if they are plain layers whose weights have their final place in memory."""
-        self._learns_in_numpy = False
 
     @property
     def recurrent(self) -> bool:
@@ -96,9 +95,6 @@ class ActorCritic(Network):
         value = make_numpy_mlp(self.value_torso, self.value_head, self._activation)
         self.numpy_towers = None if policy is None or value is None else (policy, value)
         return self.numpy_towers is not None
-
-    def learn_in_numpy(self) -> None:
-        self._learns_in_numpy = True
 
     def numpy_params(self, obs: Tree) -> Array:
         assert self.numpy_towers is not None

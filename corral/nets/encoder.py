@@ -61,20 +61,15 @@ class Encoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def in_numpy(self, obs: Tree) -> Array:
-        """The same for arrays, without images; a single float vector does not involve torch."""
+        """`forward` for arrays without images; a single float vector does not involve torch."""
         if self._plain and isinstance(obs, np.ndarray):
             return obs.reshape(len(obs), -1).astype(np.float32, copy=False)
         with torch.no_grad():
             features: Array = self(tree_map(torch.as_tensor, obs)).numpy()
         return features
 
-    def observe(self, obs: Tree) -> None:
-        """Add a batch of observations [n, ...] to the statistics of the normalisation."""
-        if self.norm is not None:
-            self.norm.merge(self.moments(obs))
-
     def moments(self, obs: Tree) -> Tensor:
-        """The argument of `norm.merge` for a batch of observations [n, ...]."""
+        """Moments of a batch of observations [n, ...], for `norm.merge`."""
         leaves = zip(self._layout.leaves, self._layout.flatten(obs), strict=True)
         floats = [value.reshape(value.shape[0], -1).float() for leaf, value in leaves if self._is_float(leaf)]
         return ObsNorm.moments(torch.cat(floats, -1))

@@ -8,15 +8,18 @@ from torch import nn
 class Network(nn.Module):
     """A network that runs in NumPy if it consists of small, plain layers on the CPU."""
 
+    _learns_in_numpy = False
+
     def use_numpy(self) -> bool:
         """Act and evaluate in NumPy from now on; False if `NumpyMlp` does not support a layer.
 
-        To be called when the weights and their gradients have their final place in memory.
+        Call it when the weights and their gradients have their final place in memory.
         """
         return False
 
     def learn_in_numpy(self) -> None:
         """Also run forward and backward passes of losses in NumPy, if `use_numpy` succeeded."""
+        self._learns_in_numpy = True
 
 
 def use_precision(model: nn.Module, precision: str) -> None:

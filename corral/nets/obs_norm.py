@@ -11,7 +11,7 @@ _EPSILON = 1e-8
 
 
 class ObsNorm(nn.Module):
-    """`(x - mean) / std`, clipped; `observe` adds a batch to the statistics (Chan et al.), in float64."""
+    """`(x - mean) / std`, clipped; `merge` adds a batch to the statistics (Chan et al.), in float64."""
 
     mean: Tensor
     squares: Tensor
@@ -30,10 +30,6 @@ class ObsNorm(nn.Module):
     def _scale(self) -> Tensor:
         var = torch.where(self.count > 0, self.squares / self.count.clamp(min=1), torch.ones_like(self.squares))
         return torch.rsqrt(var + _EPSILON).float()
-
-    def observe(self, rows: Tensor) -> None:
-        """Add rows, [n, size], except non-finite ones."""
-        self.merge(self.moments(rows))
 
     @staticmethod
     @torch.no_grad()

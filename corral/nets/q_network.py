@@ -26,7 +26,6 @@ class QNetwork(Network):
         self.head = linear(size, num_actions + int(dueling), 1.0)
         self.numpy_tower: NumpyMlp | None = None
         """The network in NumPy, if it consists of plain layers whose weights have their final place in memory."""
-        self._learns_in_numpy = False
 
     def forward(self, obs: Tree) -> Tensor:
         features = self.encoder(obs)
@@ -53,6 +52,3 @@ class QNetwork(Network):
         if not self.encoder.has_images:
             self.numpy_tower = make_numpy_mlp(self.torso, self.head, self._activation)
         return self.numpy_tower is not None
-
-    def learn_in_numpy(self) -> None:
-        self._learns_in_numpy = True

@@ -38,53 +38,53 @@ def mlp(inputs: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def linears(module: nn.Module) -> list[nn.Linear]:
-    """The linear layers of a module, in order."""
-    return [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+class _Cnn(nn.Module):
+    """Convolutions, followed by a layer of `out_size`."""
 
-
-class NatureCnn(nn.Module):
-    """Three convolutions and a layer of 512 (Mnih et al. 2015), for images of at least 36 x 36."""
+    out_size: int
 
     def __init__(self, channels: int, height: int, width: int):
         super().__init__()
+        self.convs = self._convs(channels, height, width)
+        with torch.no_grad():
+            flat = self.convs(torch.zeros(1, channels, height, width)).numel()
+        self.fc = nn.Sequential(nn.Flatten(), linear(flat, self.out_size), nn.ReLU())
+
+    def _convs(self, channels: int, height: int, width: int) -> nn.Sequential:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.fc(self.convs(x))
+        return features
+
+
+class NatureCnn(_Cnn):
+    """Three convolutions and a layer of 512 (Mnih et al. 2015), for images of at least 36 x 36."""
+
+    out_size = 512
+
+    def _convs(self, channels: int, height: int, width: int) -> nn.Sequential:
         if min(height, width) < 36:
             raise UserError(
                 f"encoder=nature needs images of at least 36 x 36, got {height} x {width}: use encoder=impala."
             )
-        self.convs = nn.Sequential(
+        return nn.Sequential(
             _conv(channels, 32, 8, 4), nn.ReLU(), _conv(32, 64, 4, 2), nn.ReLU(), _conv(64, 64, 3, 1), nn.ReLU()
         )
-        with torch.no_grad():
-            flat = self.convs(torch.zeros(1, channels, height, width)).numel()
-        self.out_size = 512
-        self.fc = nn.Sequential(nn.Flatten(), linear(flat, self.out_size), nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.fc(self.convs(x))
-        return features
 
 
-class ImpalaCnn(nn.Module):
-    """Three stages of a convolution, a pooling and two residual blocks (Espeholt et al. 2018)."""
+class ImpalaCnn(_Cnn):
+    """Three stages of a convolution, a pooling and two residual blocks, and a layer of 256 (Espeholt et al. 2018)."""
 
-    def __init__(self, channels: int, height: int, width: int, depths: Sequence[int] = (16, 32, 32)):
-        super().__init__()
+    out_size = 256
+
+    def _convs(self, channels: int, height: int, width: int) -> nn.Sequential:
         stages: list[nn.Module] = []
-        seen = channels
-        for depth in depths:
+        for depth in (16, 32, 32):
             stages += [nn.Conv2d(channels, depth, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
             stages += [_Residual(depth), _Residual(depth)]
             channels = depth
-        self.convs = nn.Sequential(*stages, nn.ReLU())
-        with torch.no_grad():
-            flat = self.convs(torch.zeros(1, seen, height, width)).numel()
-        self.out_size = 256
-        self.fc = nn.Sequential(nn.Flatten(), linear(flat, self.out_size), nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.fc(self.convs(x))
-        return features
+        return nn.Sequential(*stages, nn.ReLU())
 
 
 class _Residual(nn.Module):

@@ -9,7 +9,9 @@ small networks are bound by the number of operations.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 import torch
@@ -89,22 +91,17 @@ class Actions:
 
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of actions, and the entropy of the distribution."""
-        log_prob = entropy = None
+        log_probs, entropies = [], []
         for k, logits in enumerate(self._logits(params)):
             log_p = torch.log_softmax(logits, -1)
-            chosen = log_p.gather(-1, action[..., k : k + 1].long()).squeeze(-1)
-            part_entropy = -(log_p.exp() * log_p).sum(-1)
-            log_prob = chosen if log_prob is None else log_prob + chosen
-            entropy = part_entropy if entropy is None else entropy + part_entropy
+            log_probs.append(log_p.gather(-1, action[..., k : k + 1].long()).squeeze(-1))
+            entropies.append(-(log_p.exp() * log_p).sum(-1))
         if self.num_numbers:
-            mean, log_std = self._gaussian(params)
+            mean, log_std = params[..., self.num_logits :].chunk(2, -1)
             noise = (action[..., self.num_choices :] - mean) * torch.exp(-log_std)
-            chosen, part_entropy = _gaussian_log_prob(noise, log_std), (log_std + (0.5 + _HALF_LOG_2PI)).sum(-1)
-            log_prob = chosen if log_prob is None else log_prob + chosen
-            entropy = part_entropy if entropy is None else entropy + part_entropy
-        assert log_prob is not None
-        assert entropy is not None
-        return log_prob, entropy
+            log_probs.append(-(0.5 * noise * noise + log_std + _HALF_LOG_2PI).sum(-1))
+            entropies.append((log_std + (0.5 + _HALF_LOG_2PI)).sum(-1))
+        return reduce(operator.add, log_probs), reduce(operator.add, entropies)
 
     def explicit(self, params: Array, action: Array) -> tuple[Array, Array, Callable[[Array, float], Array]]:
         """`evaluate` in NumPy for rows `[n]`, and a function from the gradients of both to that of the parameters.
@@ -151,10 +148,6 @@ class Actions:
             return [params]
         return list(torch.split(params[..., : self.num_logits], self.sizes, -1)) if self.sizes else []
 
-    def _gaussian(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = params[..., self.num_logits :].chunk(2, -1)
-        return mean, log_std
-
     def to_env(self, action: Array) -> Tree:
         """Actions `[n, D]` in the format of the environment's space."""
         leaves, choice, number = [], 0, 0
@@ -185,10 +178,6 @@ def _log_softmax(logits: Array) -> Array:
     return shifted
 
 
-def _gaussian_log_prob(noise: Tensor, log_std: Tensor) -> Tensor:
-    return -(0.5 * noise * noise + log_std + _HALF_LOG_2PI).sum(-1)
-
-
 def _sizes(leaf: Leaf) -> list[int]:
     """The number of values of each discrete choice of a leaf."""
     space = leaf.space
@@ -200,8 +189,8 @@ def _sizes(leaf: Leaf) -> list[int]:
         return [2] * int(np.prod(leaf.shape))
     if leaf.dtype.kind != "f":
         raise UserError(
-            f"Action leaf '{leaf.name}' is a Box of {leaf.dtype}, whole numbers; declare it as MultiDiscrete, or "
-            "as a Box of float32 and round in the environment."
+            f"Action leaf '{leaf.name}' is a Box of integers ({leaf.dtype}); declare it as MultiDiscrete, or as a Box "
+            "of float32 and round in the environment."
         )
     return []
 
@@ -220,37 +209,36 @@ _MAX = 4096
 class JointChoices:
     """Several discrete choices as one: numbers 0..n-1 for all combinations, the last choice varying fastest."""
 
-    def __init__(self, layout: Layout, who: str):
+    def __init__(self, layout: Layout, name: str):
         for leaf in layout.leaves:
             if isinstance(leaf.space, gs.Box):
                 raise UserError(
-                    f"{who} needs discrete actions, and action leaf '{leaf.name}' is {leaf.space}; use ppo or a2c, "
+                    f"{name} needs discrete actions, and action leaf '{leaf.name}' is {leaf.space}; use ppo or a2c, "
                     "or make it discrete."
                 )
         self._layout = layout
         self._sizes = [n for leaf in layout.leaves for n in _sizes(leaf)]
+        self._starts = [0 if (start := _start(leaf)) is None else start for leaf in layout.leaves]
         self.count = math.prod(self._sizes)
         if self.count > _MAX:
             raise UserError(
-                f"{who} values every combination of actions, and {layout.space} has {self.count}, more than {_MAX}; "
-                "use ppo or a2c, or fewer choices."
+                f"{name} needs at most {_MAX} combinations of actions, and {layout.space} has {self.count}; use ppo or "
+                "a2c, or fewer choices."
             )
 
     def to_env(self, number: Array) -> Tree:
         parts = np.stack(np.unravel_index(number, self._sizes), -1)  # [n, choices]
         leaves, at = [], 0
-        for leaf in self._layout.leaves:
+        for leaf, start in zip(self._layout.leaves, self._starts, strict=True):
             width = int(np.prod(leaf.shape))
-            start = np.asarray(getattr(leaf.space, "start", 0) if not isinstance(leaf.space, gs.MultiBinary) else 0)
             leaves.append((parts[:, at : at + width].reshape(-1, *leaf.shape) + start).astype(leaf.dtype))
             at += width
         return self._layout.unflatten(leaves)
 
     def from_env(self, action: Tree) -> Array:
-        parts = []
-        for leaf, value in zip(self._layout.leaves, self._layout.flatten(action), strict=True):
-            start = np.asarray(getattr(leaf.space, "start", 0) if not isinstance(leaf.space, gs.MultiBinary) else 0)
-            parts.append((value.astype(np.int64) - start).reshape(len(value), -1))
-        joined = np.concatenate(parts, -1)
+        values = zip(self._layout.flatten(action), self._starts, strict=True)
+        joined = np.concatenate(
+            [(value.astype(np.int64) - start).reshape(len(value), -1) for value, start in values], -1
+        )
         number: Array = np.ravel_multi_index(tuple(joined.T), self._sizes)
         return number

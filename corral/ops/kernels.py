@@ -98,15 +98,9 @@ forward: Callable[[Array, tuple[tuple[Array, Array], ...], bool], Array] = _comp
 
 
 def _adam(
-    weights: Array,
-    grad: Array,
-    mean: Array,
-    square: Array,
-    betas: tuple[float, float],
-    steps: int,
-    lr: float,
-    eps: float,
-) -> None:
+    weights: Array, grad: Array, mean: Array, square: Array,
+    betas: tuple[float, float], steps: int, lr: float, eps: float,
+) -> None:  # fmt: skip
     """Step `steps` of Adam: `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g^2`, `w -= lr m' / (sqrt(v') + eps)`.
 
     `m' = m / (1 - b1^steps)` and `v' = v / (1 - b2^steps)`.

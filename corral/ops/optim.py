@@ -53,58 +53,56 @@ def rmsprop(params: Iterable[Tensor], lr: float, decay: float, eps: float) -> Op
     return torch.optim.RMSprop(weights, lr, alpha=decay, eps=eps)
 
 
-class SmallAdam:
-    """Adam of one tensor; its state uses torch's names."""
+class _SmallOptimizer:
+    """An optimizer of one tensor, with a number of moments; its state uses torch's names."""
 
-    def __init__(self, weights: Tensor, lr: float, eps: float):
+    def __init__(self, weights: Tensor, lr: float, eps: float, *moments: str):
         self.param_groups: list[dict[str, Any]] = [{"lr": lr, "params": [weights]}]
         self._weights, self._eps, self._steps = weights, eps, 0
-        self._mean, self._square = torch.zeros_like(weights.data), torch.zeros_like(weights.data)
+        self._moments = {name: torch.zeros_like(weights.data) for name in moments}
+
+    def _next_grad(self) -> Tensor:
+        assert self._weights.grad is not None
+        self._steps += 1
+        return self._weights.grad
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"step": self._steps, **self._moments}
+        return {"state": {0: state}, "param_groups": [{"lr": self.param_groups[0]["lr"]}]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = state_dict["state"].get(0)
+        if state:
+            self._steps = int(state["step"])
+            for name, moment in self._moments.items():
+                moment.copy_(state[name])
+
+
+class SmallAdam(_SmallOptimizer):
+    """Adam of one tensor."""
+
+    def __init__(self, weights: Tensor, lr: float, eps: float):
+        super().__init__(weights, lr, eps, "exp_avg", "exp_avg_sq")
+        self._mean, self._square = self._moments.values()
 
     @torch.no_grad()
     def step(self) -> None:
-        grad = self._weights.grad
-        assert grad is not None
-        self._steps += 1
+        grad = self._next_grad()
         kernels.adam(
             self._weights.detach().numpy(), grad.numpy(), self._mean.numpy(), self._square.numpy(),
             (_BETA1, _BETA2), self._steps, self.param_groups[0]["lr"], self._eps,
         )  # fmt: skip
 
-    def state_dict(self) -> dict[str, Any]:
-        state = {"step": self._steps, "exp_avg": self._mean, "exp_avg_sq": self._square}
-        return {"state": {0: state}, "param_groups": [{"lr": self.param_groups[0]["lr"]}]}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state = state_dict["state"].get(0)
-        if state:
-            self._steps = int(state["step"])
-            self._mean.copy_(state["exp_avg"])
-            self._square.copy_(state["exp_avg_sq"])
-
-
-class SmallRmsprop:
-    """RMSProp of one tensor; its state uses torch's names."""
+class SmallRmsprop(_SmallOptimizer):
+    """RMSProp of one tensor."""
 
     def __init__(self, weights: Tensor, lr: float, decay: float, eps: float):
-        self.param_groups: list[dict[str, Any]] = [{"lr": lr, "params": [weights]}]
-        self._weights, self._decay, self._eps, self._steps = weights, decay, eps, 0
-        self._square = torch.zeros_like(weights.data)
+        super().__init__(weights, lr, eps, "square_avg")
+        self._decay, self._square = decay, self._moments["square_avg"]
 
     @torch.no_grad()
     def step(self) -> None:
-        grad = self._weights.grad
-        assert grad is not None
-        self._steps += 1
+        grad = self._next_grad()
         self._square.mul_(self._decay).addcmul_(grad, grad, value=1 - self._decay)
         self._weights.addcdiv_(grad, self._square.sqrt().add_(self._eps), value=-self.param_groups[0]["lr"])
-
-    def state_dict(self) -> dict[str, Any]:
-        state = {"step": self._steps, "square_avg": self._square}
-        return {"state": {0: state}, "param_groups": [{"lr": self.param_groups[0]["lr"]}]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state = state_dict["state"].get(0)
-        if state:
-            self._steps = int(state["step"])
-            self._square.copy_(state["square_avg"])

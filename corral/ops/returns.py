@@ -26,13 +26,7 @@ def cut_after(truncated: Array, terminated: Array, faulty: Array) -> Array:
 
 
 def lambda_return(
-    reward: Array,
-    next_value: Array,
-    terminated: Array,
-    truncated: Array,
-    faulty: Array,
-    gamma: float,
-    lam: float,
+    reward: Array, next_value: Array, terminated: Array, truncated: Array, faulty: Array, gamma: float, lam: float
 ) -> Array:
     """Lambda returns [T, B].
 
@@ -48,15 +42,9 @@ def lambda_return(
 
 
 def gae(
-    reward: Array,
-    value: Array,
-    next_value: Array,
-    terminated: Array,
-    truncated: Array,
-    faulty: Array,
-    gamma: float,
-    lam: float,
-) -> Array:
+    reward: Array, value: Array, next_value: Array, terminated: Array, truncated: Array, faulty: Array,
+    gamma: float, lam: float,
+) -> Array:  # fmt: skip
     """Generalised advantage estimation (Schulman et al. 2015): advantages [T, B].
 
     delta[t] = r[t] + gamma * (1 - terminated[t]) * next_value[t] - value[t]
@@ -72,13 +60,7 @@ def gae(
 
 
 def nstep_return(
-    reward: Array,
-    next_value: Array,
-    terminated: Array,
-    truncated: Array,
-    faulty: Array,
-    gamma: float,
-    n: int,
+    reward: Array, next_value: Array, terminated: Array, truncated: Array, faulty: Array, gamma: float, n: int
 ) -> Array:
     """n-step returns within a fragment [T, B].
 
@@ -103,12 +85,7 @@ def nstep_return(
 
 
 def discounted_return(
-    reward: Array,
-    next_value: Array | None,
-    terminated: Array,
-    truncated: Array,
-    faulty: Array,
-    gamma: float,
+    reward: Array, next_value: Array | None, terminated: Array, truncated: Array, faulty: Array, gamma: float
 ) -> Array:
     """Reward-to-go [T, B]: R[t] = r[t] + gamma * R[t + 1] to the end of the episode.
 
@@ -135,20 +112,10 @@ def outcomes(reward: Array, to_play: Array, gamma: float) -> Array:
 
 
 def vtrace(  # noqa: PLR0913 - the formula has as many symbols
-    behaviour_logp: Array,
-    target_logp: Array,
-    reward: Array,
-    value: Array,
-    next_value: Array,
-    terminated: Array,
-    truncated: Array,
-    faulty: Array,
-    gamma: float,
-    rho_bar: float = 1.0,
-    c_bar: float = 1.0,
-    rho_pg: float | None = 1.0,
-    lam: float = 1.0,
-) -> tuple[Array, Array]:
+    behaviour_logp: Array, target_logp: Array, reward: Array, value: Array, next_value: Array,
+    terminated: Array, truncated: Array, faulty: Array,
+    gamma: float, rho_bar: float = 1.0, c_bar: float = 1.0, rho_pg: float | None = 1.0, lam: float = 1.0,
+) -> tuple[Array, Array]:  # fmt: skip
     """V-trace (Espeholt et al. 2018, IMPALA): off-policy value targets and advantages, both [T, B].
 
     With ratio = exp(target_logp - behaviour_logp), not = 1 - terminated:

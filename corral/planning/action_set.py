@@ -13,7 +13,8 @@ from corral.core.jit import compiled
 from corral.core.spaces import Layout
 from corral.core.types import Array, Tree
 from corral.ops.distributions import Actions, JointChoices
-from corral.planning.mcts.forest import NOT_THERE
+
+NOT_THERE = -1.0  # prior of an edge that does not exist
 
 
 def _legal_softmax(logits: Array, legal: Array, out: Array) -> None:
@@ -112,7 +113,7 @@ class Samples(ActionSet):
 
     def __init__(self, layout: Layout, count: int, *, likeliest: bool):
         if count < 2:
-            raise UserError(f"A search over samples of actions needs at least 2 of them in each node, got {count}.")
+            raise UserError(f"num_sampled_actions must be at least 2, got {count}.")
         self._actions, self.width, self._likeliest = Actions(layout), count, likeliest
 
     def offer(self, params: Array, legal: Array, rng: np.random.Generator) -> tuple[Array, Array | None]:
@@ -142,10 +143,8 @@ class Samples(ActionSet):
     def _even(self, count: int, rng: np.random.Generator) -> Array:
         actions = self._actions
         choices = [rng.integers(size, size=count) for size in actions.sizes]
-        even, normal = (
-            rng.uniform(-1, 1, (count, actions.num_numbers)),
-            rng.standard_normal((count, actions.num_numbers)),
-        )
+        even = rng.uniform(-1, 1, (count, actions.num_numbers))
+        normal = rng.standard_normal((count, actions.num_numbers))
         numbers = np.where(actions.bounded, even, normal) if actions.num_numbers else even
         return np.concatenate([np.stack(choices, 1) if choices else even[:, :0], numbers], 1).astype(np.float32)
 

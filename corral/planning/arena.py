@@ -13,8 +13,9 @@ from corral.core.types import Array
 from corral.envs.suites.games.game import Game
 from corral.envs.suites.games.players import Player, Random
 from corral.planning.action_set import ActionSet, Choices
+from corral.planning.config import SearchConfig
 from corral.planning.mcts.evaluation import Evaluate
-from corral.planning.planner import Planner, SearchConfig
+from corral.planning.planner import Planner
 from corral.snapshot.states import States
 
 _TRIES = 50
@@ -66,7 +67,7 @@ def play_match(game: Game, one: Player, other: Player, games: int, rng: np.rando
     moves themselves; `Match.different` counts the distinct games.
     """
     if games < 2 or games % 2:
-        raise UserError(f"A match is of an even number of games, so that each begins half of them, got {games}.")
+        raise UserError(f"A match needs an even number of games, so that each player begins half of them, got {games}.")
     positions = np.repeat(openings(game, games // 2, opening, rng), 2, axis=0)
     one_began = np.arange(games) % 2 == 0
     result, sequences = np.zeros(games), np.full((games, game.longest), -1, np.int16)
@@ -105,8 +106,8 @@ def openings(game: Game, count: int, plies: int, rng: np.random.Generator) -> Ar
         if len(found) >= count:
             return np.array(list(found.values())[:count])
     raise UserError(
-        f"{game.name} has too few positions after {plies} moves for {count} different openings: "
-        "ask for fewer games or a longer opening."
+        f"{game.name} has too few positions after {plies} moves for {count} different openings: play fewer games, or "
+        "use a longer opening."
     )
 
 
@@ -115,7 +116,7 @@ def _checked(game: Game, player: Player, boards: Array, rng: np.random.Generator
     _, legal = game.look(boards)
     if moves.shape != (len(boards),) or not legal[np.arange(len(boards)), moves].all():
         name = getattr(player, "__name__", type(player).__name__)
-        raise UserError(f"{name} makes moves that {game.name} does not allow: return one legal move for each position.")
+        raise UserError(f"{name} makes moves that are illegal in {game.name}: return one legal move for each position.")
     return moves
 
 

@@ -22,7 +22,8 @@ from corral.core.types import Array, Tree, tree_map
 from corral.envs.resolve import EnvLike, resolve
 from corral.envs.vec_env import VecEnv
 from corral.planning.action_set import choose_action_set
-from corral.planning.planner import Planner, SearchConfig, known_scale, make_evaluation, require_sims
+from corral.planning.config import SearchConfig, require_sims
+from corral.planning.planner import Planner, known_scale, make_evaluation
 from corral.planning.snapshots import Snapshots
 from corral.planning.stand_in import stand_in_states
 from corral.snapshot.states import States
@@ -39,13 +40,13 @@ class Search:
         policy: evaluates leaves: the result of `corral.load_policy`, a function `logits, values = fn(observations)`, a
             `Policy` for rollouts, or None for random rollouts.
         sims: simulations per action.
-        discount: default: the policy's in training; otherwise 1 for two players, else 0.99.
+        discount: default: 1 for two players; otherwise the `gamma` that the policy was trained with, or 0.99.
         temperature: 0 takes the best action, 1 samples from the search's policy.
         noise: 1 explores at the root, 0 plays best.
         rollout_steps: length of rollouts from leaves, without a network.
         transfer: with a stand-in: returns the state that it takes from the live environment; default: the live one's
             `get_key_state()` or `state_dict()`.
-        seed: of the search's random numbers.
+        seed: seed of the search's RNG.
         how: further settings, see `SearchConfig`.
     """
 
@@ -67,7 +68,7 @@ class Search:
         odd = sorted(set(how) - {f.name for f in fields(SearchConfig)})
         if odd:
             raise UserError(
-                f"A search has no setting {odd[0]!r}; it has {', '.join(f.name for f in fields(SearchConfig))}."
+                f"A search has no setting {odd[0]!r}; valid: {', '.join(f.name for f in fields(SearchConfig))}."
             )
         if not temperature >= 0 or not 0 <= noise <= 1:
             raise UserError(f"temperature must be at least 0 and noise between 0 and 1, got {temperature} and {noise}.")
@@ -114,7 +115,7 @@ class Search:
         ready = self._env
         if isinstance(ready, (Snapshots, States)) or (isinstance(ready, VecEnv) and ready is not vec):
             if getattr(ready, "env", None) is not vec:
-                raise UserError("This search looks ahead from other environments: make it with those that it acts for.")
+                raise UserError("This search was made for other environments: make one for those that it acts in.")
             return
         self.close()
         memory = self.config.memory_mb
@@ -166,8 +167,8 @@ class Search:
         """The planner; UserError before there are environments."""
         if self._planner is None:
             raise UserError(
-                "This search has no environments to look ahead from: hand it to corral.Sampler, or make it with a "
-                "VecEnv, Snapshots or an environment."
+                "This search has no environments to search from: pass it to corral.Sampler, or make it with a VecEnv, "
+                "Snapshots or an environment."
             )
         return self._planner
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces as gs
 
-from corral.acting.model_policy import acting_precision, to_tensors
+from corral.acting.model_policy import params_and_values
 from corral.acting.policy import ActContext, to_numpy
 from corral.core.errors import UserError
 from corral.core.spaces import Layout
@@ -16,8 +16,9 @@ from corral.core.types import Array, Tree, tree_map
 from corral.envs.vec_env import VecEnv
 from corral.nets.actor_critic import ActorCritic
 from corral.planning.action_set import ActionSet, choose_action_set
+from corral.planning.config import require_whole
 from corral.planning.planner import known_scale
-from corral.snapshot.states import States
+from corral.snapshot.states import Rollouts, States
 
 Values = Callable[[Tree], Array]
 
@@ -26,46 +27,40 @@ def values_by(source: ActorCritic | Callable[[Tree], Tree]) -> Values:
     """Observations [B, ...] -> values [B]."""
     if isinstance(source, ActorCritic):
         if source.recurrent:
-            raise UserError(
-                "A plan ends in states seen by themselves, and this value function is recurrent: use rnn=none."
-            )
-        return _OfNetwork(source)
+            raise UserError("MPPI evaluates single states, and this value function is recurrent: train with rnn=none.")
+        return lambda obs: params_and_values(source, obs)[1].astype(np.float64)
     if not callable(source):
-        raise UserError(f"{source!r} gives no values: pass a function of the observations, or a policy of Corral's.")
+        raise UserError(
+            f"{source!r} cannot be used as `value`: pass a function of observations, or a policy trained by Corral."
+        )
     return lambda obs: np.asarray(to_numpy(source(obs)), np.float64).reshape(-1)
 
 
-class _OfNetwork:
-    """A network's value function with its current weights."""
+def roll_out(
+    states: States, env_ids: Array, actions: Tree, copies: int, discount: float, rng: np.random.Generator
+) -> tuple[Rollouts, Array]:
+    """Try action sequences [n * copies, T, ...] from the current states of `n` environments.
 
-    def __init__(self, model: ActorCritic):
-        self._model = model
-
-    def __call__(self, obs: Tree) -> Array:
-        if self._model.numpy_towers:
-            _, values = self._model.numpy_rows(obs)
-        else:
-            values = self._forward(obs)
-        return values.astype(np.float64)
-
-    def _forward(self, obs: Tree) -> Array:
-        import torch
-
-        device = self._model.value_head.weight.device
-        with torch.inference_mode(), acting_precision(self._model, device):
-            _, values = self._model(to_tensors(obs, device))
-        rows: Array = values.float().cpu().numpy()
-        return rows
+    Returns the rollouts and their discounted returns, -inf where a step failed, because the return is unknown.
+    """
+    roots = states.save(env_ids)
+    try:
+        parents = np.repeat(roots, copies)
+        found = states.rollout(parents, actions, rng.integers(1, 2**63, len(parents), np.uint64))
+    finally:
+        states.drop(roots)
+    returns: Array = found.reward @ discount ** np.arange(found.reward.shape[1])
+    if found.faulty is not None:
+        returns[found.faulty] = -np.inf
+    return found, returns
 
 
 class Shooting:
     """Takes the first action of the best of `sims` random rollouts of `horizon` steps: a baseline for planners."""
 
     def __init__(self, sims: int = 50, horizon: int = 20, *, discount: float = 0.99, seed: int = 0):
-        if not all(isinstance(given, (int, np.integer)) and given >= 1 for given in (sims, horizon)):
-            raise UserError(
-                f"Shooting needs at least 1 simulation of 1 step, in whole numbers, got {sims} of {horizon}."
-            )
+        require_whole("sims", sims, 1)
+        require_whole("horizon", horizon, 1)
         if not 0 <= discount <= 1:
             raise UserError(f"discount must be between 0 and 1, got {discount}.")
         self._sims, self._horizon, self._discount = sims, horizon, discount
@@ -81,7 +76,7 @@ class Shooting:
         states = vec.states()
         if states.players > 1:
             states.close()
-            raise UserError("Shooting is for one player; for games take corral.Search.")
+            raise UserError("Shooting is for single-player environments: use corral.Search for games.")
         self._parts = states, choose_action_set(states.spec.action, 2)
 
     def close(self) -> None:
@@ -94,21 +89,13 @@ class Shooting:
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         if self._parts is None:
-            raise UserError("Shooting looks ahead from the states of environments: hand it to corral.Sampler.")
+            raise UserError("Shooting needs environments to plan from: pass it to corral.Sampler.")
         states, actions = self._parts
         n, sims, horizon = len(state), self._sims, self._horizon
-        roots = states.save(state)
         drawn = actions.random_env_actions(n * sims * horizon, self._rng)
         shaped = tree_map(lambda leaf: leaf.reshape(n * sims, horizon, *leaf.shape[1:]), drawn)
-        seeds = self._rng.integers(1, 2**63, n * sims, np.uint64)
-        try:
-            found = states.rollout(np.repeat(roots, sims), shaped, seeds)
-        finally:
-            states.drop(roots)
+        found, returns = roll_out(states, state, shaped, sims, self._discount, self._rng)
         self.simulator_steps += int(found.length.sum())
-        returns = found.reward @ self._discount ** np.arange(horizon)
-        if found.faulty is not None:  # their returns are unknown
-            returns[found.faulty] = -np.inf
         best = returns.reshape(n, sims).argmax(1) + sims * np.arange(n)
         return tree_map(lambda leaf: leaf[best, 0], shaped), state, {}
 
@@ -150,17 +137,12 @@ class Mppi:
         model: Model | None = None,
         seed: int = 0,
     ):
-        whole = isinstance(horizon, (int, np.integer)) and isinstance(samples, (int, np.integer))
-        if not whole or horizon < 1 or samples < 2:
-            raise UserError(
-                f"MPPI needs a horizon of at least 1 and 2 samples, in whole numbers, got {horizon} and {samples}."
-            )
+        require_whole("horizon", horizon, 1)
+        require_whole("samples", samples, 2)
         if not 0 <= discount <= 1:
             raise UserError(f"discount must be between 0 and 1, got {discount}.")
         if not temperature > 0 or not 0 <= smoothness < 1:
-            raise UserError(
-                f"MPPI needs a temperature above 0 and a smoothness from 0 to below 1, got {temperature}, {smoothness}."
-            )
+            raise UserError(f"temperature must be above 0 and 0 <= smoothness < 1, got {temperature} and {smoothness}.")
         self.horizon, self.samples, self.temperature = horizon, samples, temperature
         self._noise, self._smoothness, self._discount = noise, smoothness, discount
         self._value: Values | None = None if value is None else values_by(value)
@@ -186,11 +168,11 @@ class Mppi:
 
     def initial_state(self, n: int) -> Tree:
         """Indices of the environments, and plans at the centre of the action range."""
-        box = self._attached()
+        box = self._bound_box()
         return {"env": np.arange(n), "plan": np.tile(box.middle, (n, self.horizon, 1))}
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
-        box = self._attached()
+        box = self._bound_box()
         plan = np.where(first[:, None, None], box.middle, state["plan"])
         tried = box.clip(plan[:, None] + self._draw(len(plan), box.factor))
         if self._states is None:
@@ -213,29 +195,18 @@ class Mppi:
 
     def _try_out(self, env_ids: Array, tried: Array, states: States) -> Array:
         """Returns [n, samples] of plans [n, samples, horizon, D] from the states of environments."""
-        n = len(env_ids)
-        roots = states.save(env_ids)
-        try:
-            parents = np.repeat(roots, self.samples)
-            seeds = self._rng.integers(1, 2**63, len(parents), np.uint64)
-            actions = self._attached().to_env(tried.reshape(len(parents), self.horizon, -1))
-            found = states.rollout(parents, actions, seeds)
-        finally:
-            states.drop(roots)
+        actions = self._bound_box().to_env(tried.reshape(-1, self.horizon, tried.shape[-1]))
+        found, returns = roll_out(states, env_ids, actions, self.samples, self._discount, self._rng)
         self.simulator_steps += int(found.length.sum())
-        returns: Array = found.reward @ self._discount ** np.arange(self.horizon)
         if self._value is not None:
-            returns += np.where(
-                found.terminated, 0.0, self._discount**found.length * self._worth(found.obs, len(parents))
-            )
-        if found.faulty is not None:  # their returns are unknown, so their weight is 0
-            returns[found.faulty] = -np.inf
-        return returns.reshape(n, self.samples)
+            values = self._discount**found.length * self._worth(found.obs, len(returns))
+            returns += np.where(found.terminated, 0.0, values)
+        return returns.reshape(tried.shape[:2])
 
     def _imagine(self, obs: Tree, tried: Array) -> Array:
         """The same with the model, from observations."""
         assert self._model is not None
-        n, box = len(tried), self._attached()
+        n, box = len(tried), self._bound_box()
         obs = tree_map(lambda leaf: np.repeat(leaf, self.samples, axis=0), obs)
         tried = tried.reshape(n * self.samples, self.horizon, -1)
         returns, going = np.zeros(len(tried)), np.ones(len(tried))
@@ -253,13 +224,13 @@ class Mppi:
         assert self._value is not None
         worth: Array = self._value(obs) / known_scale(self._reward_scale)
         if len(worth) != count:
-            raise UserError(f"`value` gave {len(worth)} numbers for {count} observations: let it give one for each.")
+            raise UserError(f"`value` returned {len(worth)} values for {count} observations: return one for each.")
         _require_finite(worth, "`value`")
         return worth
 
-    def _attached(self) -> _Box:
+    def _bound_box(self) -> _Box:
         if self._box is None:
-            raise UserError("MPPI plans from the states of environments: attach(vec) it to those it acts for first.")
+            raise UserError("MPPI needs environments to plan for: pass it to corral.Sampler, or call bind_envs(vec).")
         return self._box
 
 
@@ -274,7 +245,7 @@ def average(noise: Array, returns: Array, temperature: float) -> Array:
 
 def _require_finite(numbers: Array, source: str) -> None:
     if not np.isfinite(numbers).all():
-        raise UserError(f"MPPI weighs plans by their returns, and {source} gave a number that is not finite.")
+        raise UserError(f"{source} returned NaN or infinity; MPPI needs finite returns to weight its plans.")
 
 
 class _Box:
@@ -285,8 +256,7 @@ class _Box:
         for leaf in layout.leaves:
             if not isinstance(leaf.space, gs.Box) or leaf.dtype.kind != "f":
                 raise UserError(
-                    f"MPPI weighs continuous actions, and '{leaf.name}' is {leaf.space}: plan such actions by search, "
-                    "with SearchConfig."
+                    f"MPPI needs continuous actions, and '{leaf.name}' is {leaf.space}: use corral.Search instead."
                 )
         spaces: list[Any] = [leaf.space for leaf in layout.leaves]
         self._low, self._high = (
@@ -294,9 +264,7 @@ class _Box:
             for side in ("low", "high")
         )
         if not (np.isfinite(self._low).all() and np.isfinite(self._high).all()):
-            raise UserError(
-                "MPPI tries out actions within bounds: give every number of the action space a low and a high."
-            )
+            raise UserError("MPPI needs bounded actions: give every Box of the action space a finite low and high.")
         self.middle = (self._low + self._high) / 2
         self.factor = self._read_noise(noise)
 
@@ -318,15 +286,15 @@ class _Box:
         given = (self._high - self._low) / 4 if noise is None else np.asarray(noise, np.float64)
         if given.shape not in ((), (size,), (size, size)):
             raise UserError(
-                f"Noise of shape {given.shape} does not fit {size} numbers: give one standard deviation, one for each, "
-                "or a covariance."
+                f"noise of shape {given.shape} does not fit {size} action dimensions: pass one standard deviation, one "
+                "per dimension, or a covariance matrix."
             )
         if given.ndim < 2:
             if not (given > 0).all():
-                raise UserError(f"Standard deviations of noise must be above 0, got {noise}.")
+                raise UserError(f"Standard deviations in `noise` must be above 0, got {noise}.")
             return np.diag(np.broadcast_to(given, (size,)))
         try:
             factor: Array = np.linalg.cholesky(given)
         except np.linalg.LinAlgError:
-            raise UserError("The noise's covariance must be symmetric and positive definite.") from None
+            raise UserError("The covariance passed as `noise` must be symmetric and positive definite.") from None
         return factor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal
 
 import gymnasium
@@ -37,8 +36,8 @@ class Snapshots:
             reset (see `env`); a VecEnv; or a URL of simulators.
         rng: `planning` draws new random numbers for every step of `expand`, so that the environment's own stay unknown;
             `replay` uses those of the state, so that the result is what the environment will do.
-        memory_mb: for all states; when it is used up, `save` and `expand` raise UserError.
-        seed: for `planning`, and for an environment that is built here.
+        memory_mb: limit for all states; when it is used up, `save` and `expand` raise UserError.
+        seed: seed of `planning`, and of an environment that is built here.
     """
 
     def __init__(
@@ -64,7 +63,9 @@ class Snapshots:
         try:
             self._states: States = self._open(env, memory_mb)
             if self._own:
-                _begin(self.env, seed)
+                self.env.reset(seed=seed)  # type: ignore[union-attr]
+                if isinstance(self.env, VecEnv):
+                    self.env.recv()
         except BaseException:
             self._close_own()
             raise
@@ -94,12 +95,12 @@ class Snapshots:
         try:
             shapes = [np.shape(value) for value in layout.flatten(obs)]
         except (KeyError, TypeError, ValueError, IndexError, UserError) as error:
-            raise UserError(f"This is no observation of {self._states.spec.name}: {error!r}.") from error
+            raise UserError(f"This is not an observation of {self._states.spec.name}: {error!r}.") from error
         if shapes != [leaf.shape for leaf in layout.leaves]:
             wanted = ", ".join(str(leaf.shape) for leaf in layout.leaves)
             raise UserError(
-                f"{self._states.spec.name} shows observations of shape {wanted}, got {', '.join(map(str, shapes))}: "
-                "pass what its reset or step returned."
+                f"{self._states.spec.name} has observations of shape {wanted}, got {', '.join(map(str, shapes))}: pass "
+                "the observation that its reset or step returned."
             )
         self._watched.tell(obs)
 
@@ -124,7 +125,7 @@ class Snapshots:
         """Load a state including its random generators; returns its observation, None if unknown. It stays saved."""
         rows, places = _rows(ids), self._places(env_ids)
         if len(rows) != len(places):
-            raise UserError(f"Each environment is put into one state, got {len(rows)} states for {len(places)}.")
+            raise UserError(f"load() needs one state per environment, got {len(rows)} states for {len(places)}.")
         scene = self._states.load(rows, places)
         return tree_map(lambda leaf: leaf[0], scene.obs) if env_ids is None and scene.obs is not None else scene.obs
 
@@ -148,10 +149,8 @@ class Snapshots:
             self._require_legal(ids, actions)
         given = self._states.new_ids(len(ids)) if children is None else _rows(children)
         if len(given) != len(ids):
-            raise UserError(f"Every state that is stepped from has one child, got {len(given)} for {len(ids)}.")
-        seeds = None
-        if self._rng is not None:
-            seeds = self._rng.integers(2**64, size=len(ids), dtype=np.uint64)
+            raise UserError(f"expand() needs one child id per parent, got {len(given)} for {len(ids)}.")
+        seeds = None if self._rng is None else self._rng.integers(2**64, size=len(ids), dtype=np.uint64)
         try:
             return self._states.expand(ids, actions, given, seeds)
         except BaseException:
@@ -167,9 +166,7 @@ class Snapshots:
     def __enter__(self) -> Snapshots:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _open(self, given: Any, memory_mb: float) -> States:
@@ -191,7 +188,7 @@ class Snapshots:
         """The given environments, by default the only one."""
         places = np.zeros(1, np.int64) if env_ids is None else _rows(env_ids)
         if ((places < 0) | (places >= self.num_envs)).any():
-            raise UserError(f"There are environments 0 to {self.num_envs - 1}, got {places.tolist()}.")
+            raise UserError(f"env_ids must be within environments 0 to {self.num_envs - 1}, got {places.tolist()}.")
         return places
 
     def _require_legal(self, ids: Array, actions: Any) -> None:
@@ -209,14 +206,8 @@ class Snapshots:
             self._own = False
 
 
-def _begin(env: Any, seed: int) -> None:
-    env.reset(seed=seed)
-    if isinstance(env, VecEnv):
-        env.recv()
-
-
 def _rows(ids: Any) -> Array:
     rows = np.atleast_1d(np.asarray(ids))
     if rows.dtype.kind not in "iu" and rows.size:
-        raise UserError(f"States and environments are named by whole numbers, got {ids!r}.")
+        raise UserError(f"Ids of states and environments must be whole numbers, got {ids!r}.")
     return rows.astype(np.int64)

@@ -31,20 +31,18 @@ def stand_in_states(env: EnvLike, vec: VecEnv, transfer: Transfer | None, memory
     live environment, or the live one's `get_key_state()` or `state_dict()`; time limits are taken over as well.
     """
     if not isinstance(vec, LocalVecEnv):
-        raise UserError("A stand-in takes over the states of environments in this process: act with backend=local.")
+        raise UserError("A stand-in needs the live environments in this process: use backend=local.")
     resolved = resolve(env)
     built, spec = build_env(resolved.factory, resolved.name)
     if (spec.observation.digest, spec.action.digest) != (vec.spec.observation.digest, vec.spec.action.digest):
         built.close()
         raise UserError(
-            f"{resolved.name} cannot stand in for {vec.spec.name}: observations and actions must be the same."
+            f"{resolved.name} cannot stand in for {vec.spec.name}: their observation and action spaces must be equal."
         )
     names = next((names for names in (KEY, WHOLE) if declares(built, names)), None)
     if names is None:
         built.close()
-        raise UserError(
-            f"{resolved.name} cannot stand in for another: it needs set_key_state(state), and get_key_state()."
-        )
+        raise UserError(f"{resolved.name} cannot be a stand-in: give it set_key_state(state) and get_key_state().")
     live = [_StoodInFor(vec.live_env(i), built, names, transfer or _declared) for i in range(vec.num_envs)]
     make = partial(make_scratch, resolved.factory)
     return EnvStates(vec.spec, live, [make] * vec.num_envs, memory_mb)
@@ -70,9 +68,7 @@ class _StoodInFor(LiveEnv):
 
     def record(self) -> None:
         """A stand-in takes over states; it does not replay actions."""
-        raise UserError(
-            "The states of this stand-in cannot be copied: give it state_dict() and load_state_dict(state)."
-        )
+        raise UserError("States of this stand-in cannot be copied: give it state_dict() and load_state_dict(state).")
 
     def last_obs(self) -> list[Array] | None:
         return self._real.last_obs()
@@ -90,6 +86,6 @@ def _declared(env: Env) -> Any:
         if declares(env, names):
             return read_declared(env, names)["state"]
     raise UserError(
-        f"{type(env.unwrapped).__name__} does not say what a stand-in should take over: give it get_key_state(), or "
-        "pass transfer=, a function of the environment."
+        f"{type(env.unwrapped).__name__} does not define the state that a stand-in takes over: give it "
+        "get_key_state(), or pass transfer=, a function of the environment."
     )

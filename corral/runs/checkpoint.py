@@ -20,17 +20,8 @@ from typing import Any
 
 from corral.config.migrate import rename_envs
 from corral.core.errors import RunFailed, UserError
-from corral.runs.folder import RunFolder
-from corral.runs.state_files import (
-    branch_of,
-    decode,
-    encode,
-    file_facts,
-    files_of,
-    read_part,
-    read_state,
-    write_state,
-)
+from corral.runs.folder import RunFolder, write_whole
+from corral.runs.state_files import branch_of, decode, encode, file_facts, files_of, read_part, read_state, write_state
 
 FORMAT = 1
 _MIGRATIONS: dict[int, Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]] = {}
@@ -53,7 +44,7 @@ class BrokenCheckpoint(UserError):
 def save(
     folder: RunFolder, state: dict[str, Any], step: int, meta: dict[str, Any], *, keep: int, best: bool = False
 ) -> Path:
-    """Write a checkpoint, point `latest` (and `best`, if it is) to it, and remove all but the last `keep`.
+    """Write a checkpoint, point `latest` (and `best`, if set) to it, and remove all but the last `keep`.
 
     The target of `best` is never removed, but loses its replay buffer once it is not one of the last. Checkpoints after
     `step` are left over from before a resume and are removed. Only the process that has locked the run may call this.
@@ -70,8 +61,8 @@ def save(
     except OSError as error:
         _sweep(folder.checkpoints)
         raise RunFailed(
-            f"Checkpoint {target} cannot be written ({error.strerror}): make room for it and `corral resume` the run, "
-            "whose earlier checkpoints are whole."
+            f"Checkpoint {target} cannot be written ({error.strerror}); earlier ones are intact: free some disk space, "
+            "then `corral resume` the run."
         ) from error
     for name in ("latest", "best") if best else ("latest",):
         _point(folder.checkpoints / name, target.name)
@@ -81,11 +72,7 @@ def save(
 
 
 def load(
-    folder: RunFolder,
-    which: str = "latest",
-    *,
-    only: str | None = None,
-    note: Callable[[str], None] | None = None,
+    folder: RunFolder, which: str = "latest", *, only: str | None = None, note: Callable[[str], None] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """State and meta of a checkpoint: `latest`, `best` or a directory name; meta includes the `step`.
 
@@ -94,9 +81,8 @@ def load(
     """
     gone: set[str] = set()
     for _ in range(_ATTEMPTS):
-        names = _candidates(folder.checkpoints, which)
         broken: list[str] = []
-        for name in names:
+        for name in _candidates(folder.checkpoints, which):
             path = folder.checkpoints / name
             try:
                 result = load_checkpoint(path, only)
@@ -110,7 +96,7 @@ def load(
             return result
         else:
             raise UserError(_none_intact(folder, which, broken))
-    raise UserError(f"{folder.path} removes its checkpoints faster than they can be read: keep more of them.")
+    raise UserError(f"{folder.path} removes its checkpoints faster than they can be read: raise keep_checkpoints.")
 
 
 def load_checkpoint(path: str | Path, only: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -151,12 +137,8 @@ def _write(path: Path, state: dict[str, Any], step: int, meta: dict[str, Any]) -
 
 
 def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    temporary = path / f"{_TEMPORARY}{_MANIFEST}"
-    with open(temporary, "w") as file:
-        json.dump(manifest | {"sha256": _manifest_hash(manifest)}, file, indent=1, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path / _MANIFEST)
+    signed = manifest | {"sha256": _manifest_hash(manifest)}
+    write_whole(path / _MANIFEST, json.dumps(signed, indent=1, allow_nan=False))
     _sync(path)
 
 
@@ -165,7 +147,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_bytes())
         whole = manifest.pop("sha256") == _manifest_hash(manifest) and isinstance(manifest["format"], int)
     except FileNotFoundError:
-        raise BrokenCheckpoint(f"{path} is no whole checkpoint, it has no {_MANIFEST}: use another one.") from None
+        raise BrokenCheckpoint(f"{path} is not a complete checkpoint (no {_MANIFEST}): use another one.") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
@@ -208,7 +190,7 @@ def _none_intact(folder: RunFolder, which: str, broken: list[str]) -> str:
 
 def _candidates(checkpoints: Path, which: str) -> list[str]:
     """The requested checkpoint and those before it, newest first."""
-    names = sorted((name for name in _listed(checkpoints)), key=_order, reverse=True)
+    names = sorted(_listed(checkpoints), key=_order, reverse=True)
     link = checkpoints / which
     wanted = os.readlink(link) if link.is_symlink() else which
     if _NAME.fullmatch(wanted) is None:

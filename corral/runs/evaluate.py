@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,13 +114,11 @@ def evaluate_loaded(
     with vec or make_eval_vec(experiment, episodes, seed, env=env, here=plans) as envs:
         require_same_env(envs.spec, loaded.spec)
         for deterministic in kinds:
-            options: dict[str, Any] = {
+            how: dict[str, Any] = {
                 "deterministic": deterministic,
                 "seed": acting_seed(seed, deterministic=deterministic),
             }
-            policy = (
-                loaded.as_policy(**options) if search_sims is None else loaded.search_policy(search_sims, **options)
-            )
+            policy = loaded.as_policy(**how) if search_sims is None else loaded.search_policy(search_sims, **how)
             results.append(evaluate_policy(envs, policy, episodes, seed))
     return results
 
@@ -176,7 +175,7 @@ class Evaluator:
                 self._note(
                     "no_opponent",
                     "evaluation is self-play, whose returns are not comparable over time: the best checkpoint is the "
-                    'latest; set eval_env_kwargs={"opponent": "mcts:1000"} where the game takes it',
+                    'latest; set eval_env_kwargs={"opponent": "mcts:1000"} if the game supports it',
                 )
         return self._vec
 
@@ -197,7 +196,7 @@ def make_eval_vec(
         vec.seed = seed
         return vec
     backend, workers = ("local", None) if here else (experiment.backend, experiment.workers)
-    with _quiet_choice():
+    with log_level("corral.envs", logging.WARNING):  # without the message about the choice of backend
         return make_vec(what, count, backend, workers, seed, env_kwargs=kwargs, role="eval")
 
 
@@ -233,7 +232,8 @@ def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Ev
     lengths: list[list[int]] = [[] for _ in range(n)]
     while quota.any():
         ids = batch.env_ids
-        action, after, _ = policy.act(batch.obs, _rows(state, ids), batch.first)
+        held = None if state is None else tree_map(itemgetter(ids), state)
+        action, after, _ = policy.act(batch.obs, held, batch.first)
         if state is not None:
             state = _with_rows(state, ids, to_numpy(after))
         vec.send(ids, action)
@@ -249,12 +249,8 @@ def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Ev
             running[env_id] = steps[env_id] = 0
     result = Evaluation(tuple(chain.from_iterable(returns)), tuple(chain.from_iterable(lengths)))
     if max(result.lengths, default=0) >= _MAX_STEPS:
-        _log.warning("%s: episodes were cut after %s steps; give it a time limit", vec.spec.name, f"{_MAX_STEPS:,}")
+        _log.warning("%s: episodes were cut after %s steps; add a time limit", vec.spec.name, f"{_MAX_STEPS:,}")
     return result
-
-
-def _rows(state: Tree, ids: Any) -> Tree:
-    return None if state is None else tree_map(lambda leaf: leaf[ids], state)
 
 
 def _with_rows(state: Tree, ids: Any, rows: Tree) -> Tree:
@@ -266,15 +262,15 @@ def _with_rows(state: Tree, ids: Any, rows: Tree) -> Tree:
 
 
 @contextlib.contextmanager
-def _quiet_choice() -> Iterator[None]:
-    """Suppress the message about the choice of backend."""
-    logger = logging.getLogger("corral.envs")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
+def log_level(name: str, level: int) -> Iterator[None]:
+    """Set the level of a logger within the block."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.setLevel(before)
 
 
 _GAME = "corral/Connect4-v0"
@@ -289,10 +285,10 @@ def share_solved(loaded: LoadedPolicy, sims: int | None = None) -> tuple[float, 
     from corral.planning.search_policy import Search
 
     if loaded.experiment.env != _GAME:
-        raise UserError(f"Solved positions are of {_GAME}, and this run is of {loaded.experiment.env}.")
+        raise UserError(f"Solved positions exist only for {_GAME}; this run is on {loaded.experiment.env}.")
     policy = loaded.as_policy() if sims is None else loaded.search_policy(sims)
     if not isinstance(policy, Search):
-        raise UserError("Solved positions are played by search: say with how many simulations, --search-sims 100.")
+        raise UserError("Solved positions need a search: set its simulations, such as --search-sims 100.")
     player = SearchPlayer(
         CONNECT4,
         lambda states, actions: make_evaluation(loaded, states, actions, 1, 1.0, np.random.default_rng(0)),

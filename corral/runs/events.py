@@ -56,8 +56,10 @@ class EventLog:
         self._written[kind] = count
 
     def _put(self, fields: dict[str, Any]) -> None:
-        plain = {key: _plain(value) for key, value in fields.items()}
-        self._file.write(json.dumps(plain, default=str, allow_nan=False).encode() + b"\n")
+        for key, value in fields.items():
+            if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers
+                fields[key] = str(value)
+        self._file.write(json.dumps(fields, default=str, allow_nan=False).encode() + b"\n")
 
 
 def read_events(path: str | Path) -> list[dict[str, Any]]:
@@ -84,11 +86,6 @@ def count_events(path: str | Path) -> Counter[str]:
         kind = event["kind"]
         counts[kind] = max(int(event["count"]), counts[kind]) if "count" in event else counts[kind] + 1
     return counts
-
-
-def _plain(value: Any) -> Any:
-    """Non-finite numbers as text, since JSON has none."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _ends_whole(path: Path) -> bool:

@@ -46,7 +46,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, config: dict[str, Any], *, overwrite: bool = False) -> RunFolder:
-        """Make a new run; `overwrite` first removes an existing run, but no foreign files."""
+        """Create a new run; `overwrite` first removes an existing run, but no foreign files."""
         path = Path(path)
         if (path / _INFO).exists() and not overwrite:
             raise UserError(
@@ -57,15 +57,15 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             foreign = sorted(entry.name for entry in path.iterdir() if not _is_own(entry.name))
         except OSError as error:
-            raise UserError(f"{path} cannot be a run directory: {error.strerror}.") from error
+            raise UserError(f"{path} cannot be used as a run directory: {error.strerror}.") from error
         if foreign and not (path / _INFO).exists():
-            raise UserError(f"{path} is no run but holds {foreign[0]!r}: give another --run-dir, a new or empty one.")
+            raise UserError(f"{path} is not a run but contains {foreign[0]!r}: give a new or empty --run-dir.")
         with _lock(path):
             _clear(path)
             info = _gather_info()
             (path / "checkpoints").mkdir()
-            _write(path / _CONFIG, _to_yaml(config))
-            _write(path / _INFO, json.dumps(info, indent=1) + "\n")
+            write_whole(path / _CONFIG, _to_yaml(config))
+            write_whole(path / _INFO, json.dumps(info, indent=1) + "\n")
         return cls(path, config, info)
 
     @classmethod
@@ -78,13 +78,13 @@ class RunFolder:
         except FileNotFoundError:
             raise UserError(_why_no_run(path)) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path / _INFO} cannot be read ({error}): restore it, or give another run.") from None
+            raise UserError(f"{path / _INFO} cannot be read ({error}): restore it, or use another run.") from None
         if not isinstance(found, int) or not 1 <= found <= FORMAT:
             age = "a newer" if isinstance(found, int) and found > FORMAT else "another"
             raise UserError(
                 f"{path} is a run of format {found}, written by {age} version of Corral "
-                f"({info.get('versions', {}).get('corral-rl', 'unknown')}), and this one reads format 1 to {FORMAT}: "
-                "use that version."
+                f"({info.get('versions', {}).get('corral-rl', 'unknown')}); this version reads formats 1 to {FORMAT}: "
+                "use the other version."
             )
         found = read_config(path / _CONFIG)
         return cls(path, found.settings, info, found.notes)
@@ -92,8 +92,8 @@ class RunFolder:
     def write_config(self, config: dict[str, Any]) -> RunFolder:
         """Replace `config.yaml`, e.g. for more steps; returns the run with the new configuration."""
         info = self.info | {"format": FORMAT}
-        _write(self.path / _CONFIG, _to_yaml(config))
-        _write(self.path / _INFO, json.dumps(info, indent=1) + "\n")
+        write_whole(self.path / _CONFIG, _to_yaml(config))
+        write_whole(self.path / _INFO, json.dumps(info, indent=1) + "\n")
         return replace(self, config=config, info=info, notes=())
 
     @property
@@ -125,7 +125,6 @@ class RunFolder:
 
     @property
     def events_jsonl(self) -> Path:
-        """Starts, faults, restarts, warnings."""
         return self.path / "events.jsonl"
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
@@ -133,7 +132,23 @@ class RunFolder:
         return _lock(self.path)
 
     def holder(self) -> int | None:
-        return _holder(self.path)
+        """The pid of the process that trains the run, if any."""
+        import fcntl
+
+        pid = _locked.get(self.path.resolve())
+        if pid == os.getpid():  # opening and closing the file here would release the lock
+            return pid
+        try:
+            file = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return _pid_in(file)
+        finally:
+            os.close(file)
+        return None
 
 
 def _is_own(name: str) -> bool:
@@ -154,14 +169,15 @@ def _clear(path: Path) -> None:
 
 def _why_no_run(path: Path) -> str:
     if not path.exists():
-        return f"There is no run at {path}: give the directory that `corral train` wrote, its --run-dir."
+        return f"There is no run at {path}: give the --run-dir of a `corral train`."
     inside = sorted(path.glob(f"*/{_INFO}"))
     if inside:
-        return f"{path} is no run, but it holds {len(inside)}: give one of them, such as {inside[0].parent}."
-    return f"{path} is no run, it has no {_INFO}: give the directory that `corral train` wrote, its --run-dir."
+        return f"{path} is not a run but contains {len(inside)}: give one of them, such as {inside[0].parent}."
+    return f"{path} is not a run (it has no {_INFO}): give the --run-dir of a `corral train`."
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file atomically, synced to disk."""
     temporary = path.with_name(f".tmp-{path.name}")
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
@@ -211,12 +227,7 @@ def _git() -> dict[str, Any] | None:
 
     def ask(*args: str) -> str:
         run = subprocess.run(
-            ["git", *args],
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            check=True,
-            timeout=_GIT_TIMEOUT_S,
+            ["git", *args], capture_output=True, stdin=subprocess.DEVNULL, text=True, check=True, timeout=_GIT_TIMEOUT_S
         )
         return run.stdout.strip()
 
@@ -260,25 +271,6 @@ def _lock(path: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _holder(path: Path) -> int | None:
-    import fcntl
-
-    pid = _locked.get(path.resolve())
-    if pid == os.getpid():  # opening and closing the file here would release the lock
-        return pid
-    try:
-        file = os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return _pid_in(file)
-    finally:
-        os.close(file)
-    return None
-
-
 def _pid_in(file: int) -> int | None:
     text = os.pread(file, 32, 0).decode(errors="replace").strip()
     return int(text) if text.isdigit() else None
@@ -306,6 +298,6 @@ def require_same_env(found: EnvSpec, trained: EnvSpec) -> None:
         now, then = getattr(found, what), getattr(trained, what)
         if now != then:
             raise UserError(
-                f"{found.name} has {what}s {now.space}, and this run was trained on {then.space}: give it the "
-                "environment that it was trained on, or start a new run."
+                f"{found.name} has {what}s {now.space}, but this run was trained on {then.space}: use the environment "
+                "it was trained on, or start a new run."
             )

@@ -89,8 +89,8 @@ class LoadedPolicy:
         return policy
 
     def search_policy(self, sims: int, *, deterministic: bool = True, seed: int = 0) -> Policy:
-        """A search that evaluates states by this policy."""
-        from corral.planning.planner import SearchConfig
+        """A search that evaluates states with this policy."""
+        from corral.planning.config import SearchConfig
         from corral.planning.search_policy import Search
 
         settings = self.experiment.algorithm
@@ -122,7 +122,8 @@ class LoadedPolicy:
             begins = np.zeros(n, bool)
         if self._state is not None and self._rows not in (0, n):
             raise UserError(
-                f"This policy has a memory of {self._rows} rows and got {n}: call reset() first, or load one for each."
+                f"This recurrent policy has the state of {self._rows} rows but got {n}: call reset() first, or load "
+                "a separate policy."
             )
         self._rows = n
         if first is None:
@@ -137,14 +138,15 @@ class LoadedPolicy:
         """Leaves of the observations as rows, and whether it was a single observation."""
         layout = self.spec.observation
         try:
-            values = [_to_array(value) for value in layout.flatten(obs)]
+            flat = layout.flatten(obs)
+            values = [np.asarray(value.detach().cpu() if hasattr(value, "detach") else value) for value in flat]
         except (KeyError, IndexError, TypeError, ValueError):
             raise UserError(f"The observation does not have the structure of {layout.space}.") from None
         batched = [_is_batch(leaf, value) for leaf, value in zip(layout.leaves, values, strict=True)]
         rows = [value if many else value[None] for value, many in zip(values, batched, strict=True)]
         if len(set(batched)) > 1 or len({len(value) for value in rows}) > 1 or not len(rows[0]):
             counts = {leaf.name: value.shape for leaf, value in zip(layout.leaves, values, strict=True)}
-            raise UserError(f"The observation must have one row in each leaf, or as many in each, got shapes {counts}.")
+            raise UserError(f"All leaves must have the same number of rows, at least 1, got shapes {counts}.")
         return [_checked(leaf, value) for leaf, value in zip(layout.leaves, rows, strict=True)], not batched[0]
 
 
@@ -173,15 +175,10 @@ def _find(path: Path, which: str) -> tuple[RunFolder, str]:
     if (path / "manifest.json").exists():
         path = path.absolute()
         if path.parent.name != "checkpoints" or not (path.parents[1] / "config.yaml").exists():
-            raise UserError(f"{path} is a checkpoint without its run, which has the settings: copy the run as a whole.")
+            raise UserError(f"{path} is a checkpoint without the settings of its run: copy the whole run directory.")
         return RunFolder.open(path.parents[1]), path.name
     folder = RunFolder.open(path)
     return folder, "latest" if which == "best" and not (folder.checkpoints / "best").exists() else which
-
-
-def _to_array(value: Any) -> Array:
-    array: Array = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
-    return array
 
 
 def _is_batch(leaf: Leaf, value: Array) -> bool:
@@ -196,11 +193,11 @@ def _is_batch(leaf: Leaf, value: Array) -> bool:
 
 
 def _checked(leaf: Leaf, rows: Array) -> Array:
-    """Rows in the dtype of the leaf; UserError if they do not fit."""
+    """Rows converted to the dtype of the leaf; UserError if they do not fit."""
     if not leaf.takes(rows):
         raise UserError(
             f"observation leaf '{leaf.name}' has dtype {rows.dtype}, expected {leaf.dtype}: give observations as the "
-            "environment does, they are scaled inside."
+            "environment returns them; the policy scales them itself."
         )
     rows = np.ascontiguousarray(rows, leaf.dtype)
     if leaf.dtype.kind == "f":

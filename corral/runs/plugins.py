@@ -63,7 +63,7 @@ class Plugins:
                     cloudpickle.dumps(each)
                 except Exception as error:
                     raise UserError(
-                        f"The {kind} {_name(each)} cannot be sent to the process that learns ({error}): give the class "
+                        f"The {kind} {_name(each)} cannot be sent to the learner process ({error}): give the class "
                         "or module:Class instead of an object, or open files and connections in a hook."
                     ) from error
 
@@ -105,11 +105,9 @@ def _make(found: Any, kind: Any, name: str) -> Any:
     try:
         made = found()
     except TypeError as error:
-        raise UserError(
-            f"The {name} {_name(found)} cannot be made without arguments ({error}): give an object instead of a class."
-        ) from error
+        raise UserError(f"The {name} {_name(found)} needs arguments ({error}): give an instance instead.") from error
     if not isinstance(made, kind):
-        raise UserError(f"{_name(found)} made a {type(made).__name__}, which is not a corral.{kind.__name__}.")
+        raise UserError(f"{_name(found)} returned a {type(made).__name__}, which is not a corral.{kind.__name__}.")
     return made
 
 

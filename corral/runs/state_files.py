@@ -25,7 +25,7 @@ from corral.core.types import Array
 _MAIN = "state"
 _PIECE = 1 << 24  # bytes copied at once
 _MAPPED = 1 << 26  # larger arrays are mapped from their file
-# Of each dtype: its name in safetensors, NumPy's type of the same bytes, and torch's.
+# For each dtype: its name in safetensors, the NumPy type of the same bytes, and the torch name.
 _DTYPES = (
     ("BOOL", "?", "bool"),
     ("U8", "u1", "uint8"),
@@ -135,9 +135,10 @@ def encode(node: Any, arrays: dict[str, Any] | None, path: tuple[str, ...] = ())
         return {"$pairs": [[encode(key, None, path), value] for key, value in pairs]}
     kind = _kind(node)
     if kind is None or arrays is None:
+        dtype = f" of {node.dtype}" if hasattr(node, "dtype") else ""
         raise UserError(
-            f"A checkpoint cannot hold {'.'.join(path) or 'its state'}, a {_describe(node)}: give arrays, tensors, "
-            "numbers, strings, or dicts and lists of them in state_dict()."
+            f"A checkpoint cannot hold {'.'.join(path) or 'its state'}, a {type(node).__name__}{dtype}: give arrays, "
+            "tensors, numbers, strings, or dicts and lists of them in state_dict()."
         )
     name = "/".join(key.replace("~", "~0").replace("/", "~1") for key in path)
     while name in arrays or name == "__metadata__":  # 1 and "1" are different keys; the format reserves the other
@@ -149,25 +150,25 @@ def encode(node: Any, arrays: dict[str, Any] | None, path: tuple[str, ...] = ())
 def decode(node: Any, arrays: dict[str, tuple[str, Array]], branch: Callable[[str], Any] = lambda name: None) -> Any:
     """The tree that `encode` was given; `branch` returns branches with their own files."""
 
-    def go_on(inner: Any) -> Any:
-        return decode(inner, arrays, branch)
+    def inner(value: Any) -> Any:
+        return decode(value, arrays, branch)
 
     if isinstance(node, list):
-        return [go_on(item) for item in node]
+        return [inner(item) for item in node]
     if not isinstance(node, dict):
         return node
     word = next(iter(node), "")
     if not word.startswith("$"):
-        return {key: go_on(value) for key, value in node.items()}
+        return {key: inner(value) for key, value in node.items()}
     value = node[word]
     if word == "$apart":
         return branch(value)
     if word == "$float":
         return float(value)
     if word == "$tuple":
-        return tuple(go_on(item) for item in value)
+        return tuple(inner(item) for item in value)
     if word == "$pairs":
-        return {go_on(key): go_on(item) for key, item in value}
+        return {inner(key): inner(item) for key, item in value}
     dtype, array = arrays[value]
     if word == "$torch":
         return _to_torch(dtype, array)
@@ -176,58 +177,50 @@ def decode(node: Any, arrays: dict[str, tuple[str, Array]], branch: Callable[[st
 
 def _kind(node: Any) -> str | None:
     if isinstance(node, np.ndarray | np.generic):
-        known = node.dtype.newbyteorder("<") in _NAME_OF
-        return ("number" if isinstance(node, np.generic) else "numpy") if known else None
+        return ("number" if isinstance(node, np.generic) else "numpy") if _dtype_name(node) else None
     if type(node).__module__.partition(".")[0] == "torch" and hasattr(node, "dtype"):
-        return "torch" if str(node.dtype) in _NAME_OF_TORCH and str(node.layout) == "torch.strided" else None
+        return "torch" if _dtype_name(node) and str(node.layout) == "torch.strided" else None
     return None
 
 
-def _describe(node: Any) -> str:
-    kind = type(node).__name__
-    return f"{kind} of {node.dtype}" if hasattr(node, "dtype") else kind
-
-
-def _bytes_of(array: Any) -> tuple[str, Array]:
-    """The safetensors name of an array's dtype, and the array with NumPy's type of the same bytes."""
+def _dtype_name(array: Any) -> str | None:
+    """The safetensors name of the dtype of an array or tensor; None if it has none."""
     if isinstance(array, np.ndarray | np.generic):
-        plain = np.asarray(array)
-        little = plain.dtype.newbyteorder("<")
-        return _NAME_OF[little], plain.astype(little, copy=False)
+        return _NAME_OF.get(array.dtype.newbyteorder("<"))
+    return _NAME_OF_TORCH.get(str(array.dtype))
+
+
+def _bytes_of(array: Any, dtype: str) -> Array:
+    """The array with NumPy's type of the same bytes."""
+    if isinstance(array, np.ndarray | np.generic):
+        return np.asarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
     import torch
 
-    name = _NAME_OF_TORCH[str(array.dtype)]
     tensor = array.detach().cpu()
-    if name in ("BF16", "F8_E4M3", "F8_E5M2"):
-        tensor = tensor.view(torch.int16 if name == "BF16" else torch.uint8)
+    if dtype in ("BF16", "F8_E4M3", "F8_E5M2"):
+        tensor = tensor.view(torch.int16 if dtype == "BF16" else torch.uint8)
     result: Array = tensor.numpy()
-    return name, result
+    return result
 
 
 def _pieces(arrays: dict[str, Any]) -> Iterator[bytes | memoryview]:
     """A safetensors file in pieces: length of the header, header, bytes of every array."""
     header: dict[str, Any] = {}
     offset = 0
-    facts = {name: _facts(array) for name, array in arrays.items()}
+    dtypes = {name: str(_dtype_name(array)) for name, array in arrays.items()}
     # The widest first, so that every array is aligned.
-    order = sorted(arrays, key=lambda name: -_BYTES_OF[facts[name][0]].itemsize)
+    order = sorted(arrays, key=lambda name: -_BYTES_OF[dtypes[name]].itemsize)
     for name in order:
-        dtype, shape = facts[name]
-        end = offset + math.prod(shape) * _BYTES_OF[dtype].itemsize
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+        shape = list(arrays[name].shape)
+        end = offset + math.prod(shape) * _BYTES_OF[dtypes[name]].itemsize
+        header[name] = {"dtype": dtypes[name], "shape": shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield struct.pack("<Q", len(text))
     yield text
     for name in order:
-        yield from _slices(_bytes_of(arrays[name])[1])
-
-
-def _facts(array: Any) -> tuple[str, list[int]]:
-    if isinstance(array, np.ndarray | np.generic):
-        return _NAME_OF[array.dtype.newbyteorder("<")], list(array.shape)
-    return _NAME_OF_TORCH[str(array.dtype)], list(array.shape)
+        yield from _slices(_bytes_of(arrays[name], dtypes[name]))
 
 
 def _slices(array: Array) -> Iterator[memoryview]:

@@ -6,12 +6,10 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from corral.config.experiment import Experiment
@@ -19,7 +17,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
 from corral.runs.plugins import CallbackLike, Plugins, SinkLike
-from corral.runs.training_loop import Result, TrainingLoop
+from corral.runs.training_loop import Result, TrainingLoop, handle_stop_signals
 from corral.runtimes.base import Mailbox, MakeRole, RoleLost
 from corral.runtimes.process import ProcessRuntime
 from corral.runtimes.supervised_role import SupervisedRole
@@ -52,7 +50,7 @@ def train(  # noqa: PLR0913 - the settings that most runs name
         algo: name of an algorithm; `corral list algos` shows them.
         env: a Gymnasium id, `module:Class`, or a factory.
         steps: environment steps.
-        seed: root of all randomness.
+        seed: seed of all random numbers.
         run_dir: folder of the run; default: a new one under `runs/`.
         preset: environment whose settings to start from, or "none"; default: those for `env`, if any.
         config_file: YAML with settings.
@@ -77,7 +75,7 @@ def train(  # noqa: PLR0913 - the settings that most runs name
     try:
         return loop.run()
     finally:
-        if not loop.began:  # an error that showed only when environments or network were built
+        if not loop.began:  # building the environments or the network failed
             folder.discard()
 
 
@@ -98,9 +96,7 @@ def resume(
     experiment = Experiment.from_dict(folder.config, str(folder.path / "config.yaml"))
     if steps is not None:
         if steps < experiment.steps:
-            raise UserError(
-                f"{run_dir} was to run for {experiment.steps:,} steps; give at least as many, got {steps:,}."
-            )
+            raise UserError(f"{run_dir} has {experiment.steps:,} steps; give at least as many, got {steps:,}.")
         # A tenth of the longer run would be another interval: keep the old one.
         experiment = replace(experiment, steps=steps, eval_every=experiment.eval_interval)
     if steps is not None or folder.notes:
@@ -113,11 +109,10 @@ def resume(
 
 
 def _note_migration(folder: RunFolder) -> None:
-    log = EventLog(folder)
-    for note in folder.notes:
-        _log.warning("%s: %s", folder.path / "config.yaml", note)
-        log.add("migrated", note)
-    log.close()
+    with contextlib.closing(EventLog(folder)) as log:
+        for note in folder.notes:
+            _log.warning("%s: %s", folder.path / "config.yaml", note)
+            log.add("migrated", note)
 
 
 _LOOK_S = 1.0
@@ -138,44 +133,40 @@ class LearnerRole:
 def _run_guarded(
     experiment: Experiment, folder: RunFolder, plugins: Plugins, *, quiet: bool, resume: bool = False
 ) -> Result:
+    """Run the learner in its own process; if it crashes, another one resumes from the last checkpoint."""
+
+    def note(kind: str, text: str) -> None:  # the crashed process no longer writes
+        with contextlib.closing(EventLog(folder)) as log:
+            log.add(kind, text)
+
+    level = logging.getLogger("corral").getEffectiveLevel()
+    make = partial(_make_learner, experiment, folder.path, plugins, resume, quiet, level)
     try:
         plugins.require_portable()
-        return _supervise(experiment, folder, plugins, resume=resume, quiet=quiet)
+        with contextlib.closing(ProcessRuntime()) as runtime:
+            learner = SupervisedRole(runtime, "learner", make, note, experiment.actor_learner.max_restarts)
+            return _supervise(runtime, learner, folder)
     finally:
         if not resume and not any(folder.checkpoints.glob("*")):  # it did not begin
             folder.discard()
 
 
-def _supervise(experiment: Experiment, folder: RunFolder, plugins: Plugins, *, resume: bool, quiet: bool) -> Result:
-    """Run the learner in its own process; if it crashes, another one resumes from the last checkpoint."""
-    runtime = ProcessRuntime()
-
-    def note(kind: str, text: str) -> None:
-        log = EventLog(folder)  # the crashed process does not write any more
-        log.add(kind, text)
-        log.close()
-
-    level = logging.getLogger("corral").getEffectiveLevel()
-    make = partial(_make_learner, experiment, folder.path, plugins, resume, quiet, level)
-    learner = SupervisedRole(runtime, "learner", make, note, experiment.actor_learner.max_restarts)
-    try:
-        with _signals_passed_on(learner) as received:
-            learner.call("run")
-            while True:
-                if received and not learner.calls:  # stopped before it could save anything
-                    raise KeyboardInterrupt
-                if not learner.calls and learner.revive():
-                    learner.call("run")
-                if learner.given_up:
-                    raise RunFailed("The learner crashed too often; events.jsonl of the run has the reasons.")
-                if runtime.wait(list(learner.calls), _LOOK_S):
-                    try:
-                        result = learner.calls.popleft().result()
-                        return Result(**result | {"run_dir": folder.path})
-                    except RoleLost as lost:
-                        learner.lose(str(lost))
-    finally:
-        runtime.close()
+def _supervise(runtime: ProcessRuntime, learner: SupervisedRole, folder: RunFolder) -> Result:
+    with _signals_passed_on(learner) as received:
+        learner.call("run")
+        while True:
+            if received and not learner.calls:  # stopped before it could save anything
+                raise KeyboardInterrupt
+            if not learner.calls and learner.revive():
+                learner.call("run")
+            if learner.given_up:
+                raise RunFailed("The learner crashed too often; events.jsonl of the run has the reasons.")
+            if runtime.wait(list(learner.calls), _LOOK_S):
+                try:
+                    result = learner.calls.popleft().result()
+                    return Result(**result | {"run_dir": folder.path})
+                except RoleLost as lost:
+                    learner.lose(str(lost))
 
 
 def _make_learner(
@@ -195,21 +186,13 @@ def _make_learner(
 def _signals_passed_on(learner: SupervisedRole) -> Iterator[list[int]]:
     """Forward SIGTERM and Ctrl-C to the learner; a second one ends everything at once. Yields the signals received."""
     received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(number: int) -> None:
         pid = learner.facts()["pid"]
         if received or pid is None:
             raise KeyboardInterrupt
         received.append(number)
         os.kill(pid, signal.SIGTERM)
 
-    handled = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in handled}  # signals ignored after `&` stay ignored
-    try:
+    with handle_stop_signals(stop):
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

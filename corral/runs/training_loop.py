@@ -7,15 +7,14 @@ import logging
 import math
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from corral.config import presets
 from corral.config.experiment import Experiment
-from corral.core.types import EnvSpec, Trajectory
+from corral.core.types import EnvSpec
 from corral.runs import checkpoint
 from corral.runs.callbacks.clocks import Checkpoints, EvaluationClock, MetricsClock
 from corral.runs.callbacks.dispatch import Dispatcher
@@ -82,7 +81,7 @@ class TrainingLoop:
                 with contextlib.suppress(Exception):  # the first error is the one to show
                     self._callbacks.on_end(run)
                 raise
-            self._say_how_it_ended(run)
+            self._record_end(run)
             self._callbacks.on_end(run)
             return self._result(run)
 
@@ -92,7 +91,9 @@ class TrainingLoop:
         stack.callback(self._events.close)
         users = self._plugins.make_callbacks()
         saved = self._read_checkpoint() if self._resume else None
-        topology = self._topology = make_topology(self._experiment, self._note, self._take_rollout)
+        topology = self._topology = make_topology(
+            self._experiment, self._note, lambda trajectory: self._callbacks.on_rollout(self._run, trajectory)
+        )
         stack.callback(topology.close)
         evaluator = Evaluator(topology, self._note)
         stack.callback(evaluator.close)
@@ -119,9 +120,6 @@ class TrainingLoop:
         stack.enter_context(self._signals())
         return self._run
 
-    def _take_rollout(self, trajectory: Trajectory) -> None:
-        self._callbacks.on_rollout(self._run, trajectory)
-
     def _read_checkpoint(self) -> Saved:
         """The last intact checkpoint; the run continues in its precision."""
         state, meta = checkpoint.load(self._folder, note=lambda text: self._events.add("checkpoint", text))
@@ -138,7 +136,7 @@ class TrainingLoop:
         elif restarted is not None:
             text += "; every environment continues its episode"
         if state["trainer"].get("store", ()) is None and topology.algo.data.reuse == "replay":
-            text += "; its replay was not saved and starts empty"
+            text += "; the replay buffer was not saved and starts empty"
         self._note("resumed", text)
 
     def _announce(self) -> None:
@@ -151,16 +149,12 @@ class TrainingLoop:
             topology.precision.name, topology.precision.why, topology.thread_plan, self._folder.path,
         )  # fmt: skip
         if self._callbacks.uses("on_rollout") and not topology.sees_rollouts:
-            self._note(
-                "no_rollouts", f"on_rollout is not called: with {experiment.topology} trajectories stay in the workers"
-            )
+            self._note("no_rollouts", f"on_rollout is not called: {experiment.topology} trajectories stay in workers")
 
-    def _say_how_it_ended(self, run: ActiveRun) -> None:
+    def _record_end(self, run: ActiveRun) -> None:
         topology = self._topology
         if run.stop_reason is None and not topology.learner.version:
-            self._note(
-                "not_trained", "the network was never updated: the run is too short for a batch, give more steps"
-            )
+            self._note("not_trained", "the network was never updated, the run is too short for a batch: set more steps")
         self._events.add(
             "finished" if run.stop_reason is None else "stopped", run.stop_reason or "", env_steps=run.steps
         )
@@ -184,15 +178,11 @@ class TrainingLoop:
             run.stop_reason is not None,
         )
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> contextlib.AbstractContextManager[None]:
         """SIGTERM and Ctrl-C end the run after the current iteration; a second one ends it at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
         received: list[int] = []
 
-        def stop(number: int, frame: FrameType | None) -> None:
+        def stop(number: int) -> None:
             if received:
                 raise KeyboardInterrupt
             received.append(number)
@@ -201,10 +191,20 @@ class TrainingLoop:
             wait = "saving a checkpoint first" if callback is None else f"waiting for the callback {callback}"
             self._progress.say(f"stopping: {wait} (again to stop at once)")
 
-        handled = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, stop) for number in handled}  # signals ignored after `&` stay ignored
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return handle_stop_signals(stop)
+
+
+@contextlib.contextmanager
+def handle_stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
+    """Call `stop` on SIGTERM and Ctrl-C within the block; in the main thread only, since others get no signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handled = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    # Signals ignored after `&` stay ignored.
+    before = {number: signal.signal(number, lambda number, frame: stop(number)) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,11 +29,11 @@ Arrays that a method returns may still be in flight during the next call, so it 
 
 
 class RoleLost(Exception):
-    """A role ended without being told to, or does not answer; the text says how."""
+    """A role ended without being told to, or does not answer; the text gives the reason."""
 
 
 class Mailbox:
-    """The newest value of each key that a role was told."""
+    """The newest value that a role was sent, for each key."""
 
     def __init__(self) -> None:
         self._values: dict[str, Value] = {}
@@ -138,16 +139,44 @@ class Runtime(ABC):
         """End every role. Safe to call twice."""
 
 
-def raised(kind: str, text: str, name: str) -> Exception:
-    """The exception to raise for an error in a role's method."""
-    if kind == "user":
-        return UserError(text)
-    return RunFailed(text if kind == "failed" else f"{name} failed:\n{text}")
+class RoleHost:
+    """A role where it runs, made by `make`. Answers are plain values; if `make` fails, every answer is that error."""
+
+    def __init__(self, make: Callable[[], Role]):
+        self._role: Role = None
+        self._broken: dict[str, Value] | None = None
+        try:
+            self._role = make()
+        except Exception as error:
+            self._broken = failure(error)
+
+    def answer(self, method: str, args: Sequence[Value]) -> dict[str, Value]:
+        if self._broken is not None:
+            return self._broken
+        try:
+            return {"ok": getattr(self._role, method)(*args)}
+        except Exception as error:
+            return failure(error)
+
+    def close(self) -> None:
+        if hasattr(self._role, "close"):
+            self._role.close()
 
 
-def kind_of(error: BaseException) -> str:
-    """How `raised` is told about an error."""
-    return "user" if isinstance(error, UserError) else "failed" if isinstance(error, RunFailed) else "other"
+def failure(error: BaseException) -> dict[str, Value]:
+    """The answer of a call that raised an error."""
+    if isinstance(error, (UserError, RunFailed)):
+        return {"kind": "user" if isinstance(error, UserError) else "failed", "text": str(error)}
+    return {"kind": "other", "text": "".join(traceback.format_exception(error))}
+
+
+def read_answer(answer: dict[str, Value], name: str) -> Value:
+    """What the method returned; raises the error that it raised."""
+    if "ok" in answer:
+        return answer["ok"]
+    if answer["kind"] == "user":
+        raise UserError(answer["text"])
+    raise RunFailed(answer["text"] if answer["kind"] == "failed" else f"{name} failed:\n{answer['text']}")
 
 
 def require_room(name: str, count: int, what: str) -> None:

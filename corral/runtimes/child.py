@@ -117,8 +117,7 @@ class ChildProcess:
 
     @property
     def ending(self) -> str:
-        code = self._process.returncode
-        return f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
+        return describe_exit(self._process.returncode)
 
     def dump_stacks(self) -> None:
         """Request the stacks of all its threads; works even while C code holds the interpreter lock."""
@@ -136,6 +135,11 @@ class ChildProcess:
     def close(self) -> None:
         self.socket.close()
         os.close(self._dump_fd)
+
+
+def describe_exit(code: int | None) -> str:
+    """How a process ended, from its return code."""
+    return f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
 def run(target: str, parent_pid: int, socket_fd: int, dump_fd: int, *fds: int) -> NoReturn:

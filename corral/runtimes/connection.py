@@ -42,7 +42,7 @@ class Connection:
                         left = _after(left, self._socket.sendmsg(left[:_MAX_PARTS]))
                     except BlockingIOError:
                         if not self._poll(select.POLLOUT, self._send_timeout_s):
-                            raise TimeoutError(f"it reads nothing for {self._send_timeout_s:g} s") from None
+                            raise TimeoutError(f"it has not read for {self._send_timeout_s:g} s") from None
             except (OSError, ValueError) as error:  # a frame may be half sent: the connection cannot continue
                 self.closed = True
                 raise ConnectionClosed(str(error)) from error
@@ -58,12 +58,12 @@ class Connection:
                     if not wait:
                         return None
                     if not self._poll(select.POLLIN, timeout_s):
-                        raise ConnectionClosed(f"nothing came for {timeout_s:g} s") from None
+                        raise ConnectionClosed(f"nothing received for {timeout_s:g} s") from None
                     continue
                 except OSError as error:
                     raise ConnectionClosed(str(error)) from error
                 if not size:
-                    raise ConnectionClosed("it has ended")
+                    raise ConnectionClosed("the other side has ended")
                 self._filled += size
                 continue
             if self._body is None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import queue
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 
 from corral.core.encoding import Value
-from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, Role, RoleLost, Runtime, kind_of, raised
+from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, RoleHost, RoleLost, Runtime, read_answer
 
 
 class _InlineCall(Call):
     def __init__(self, handle: _Thread, method: str, args: tuple[Value, ...]):
         self.handle, self.method, self.args = handle, method, args
-        self.answer: tuple[str, Value] | None = None
+        self.answer: dict[str, Value] | None = None
 
     @property
     def done(self) -> bool:
@@ -23,12 +22,9 @@ class _InlineCall(Call):
 
     def result(self) -> Value:
         assert self.answer is not None, "not done"
-        kind, value = self.answer
-        if kind == "ok":
-            return value
-        if kind == "lost":
-            raise RoleLost(value)
-        raise raised(kind, value, self.handle.name)
+        if "lost" in self.answer:
+            raise RoleLost(self.answer["lost"])
+        return read_answer(self.answer, self.handle.name)
 
 
 class _Thread(Handle):
@@ -43,7 +39,7 @@ class _Thread(Handle):
     def call(self, method: str, *args: Value) -> _InlineCall:
         call = _InlineCall(self, method, args)
         if self._stopped:
-            call.answer = "lost", f"{self.name} was stopped"
+            call.answer = {"lost": f"{self.name} was stopped"}
         else:
             self._calls.put(call)
         return call
@@ -62,27 +58,14 @@ class _Thread(Handle):
         self._thread.join(timeout_s)  # a thread cannot be ended; it ends with the process
 
     def _run(self) -> None:
-        role: Role = None
-        broken: tuple[str, str] | None = None
-        try:
-            role = self._make(self._mailbox)
-        except Exception as error:
-            broken = _told(error)
+        host = RoleHost(lambda: self._make(self._mailbox))
         while (call := self._calls.get()) is not None:
-            if self._stopped:
-                answer: tuple[str, Value] = "lost", f"{self.name} was stopped"
-            elif broken is not None:
-                answer = broken
-            else:
-                try:
-                    answer = "ok", getattr(role, call.method)(*call.args)
-                except Exception as error:
-                    answer = _told(error)
+            stopped = {"lost": f"{self.name} was stopped"}
+            answer = stopped if self._stopped else host.answer(call.method, call.args)
             with self._change:
                 call.answer = answer
                 self._change.notify_all()
-        if hasattr(role, "close"):
-            role.close()
+        host.close()
 
 
 class InlineRuntime(Runtime):
@@ -115,8 +98,3 @@ class InlineRuntime(Runtime):
         for handle in self._handles:
             handle.stop()
         self._handles.clear()
-
-
-def _told(error: Exception) -> tuple[str, str]:
-    kind = kind_of(error)
-    return kind, "".join(traceback.format_exception(error)) if kind == "other" else str(error)

@@ -32,7 +32,7 @@ done
 
 
 class OrphanReaper:
-    """A separate process that waits for our end."""
+    """A separate process that waits for the end of this one."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -47,7 +47,7 @@ class OrphanReaper:
         self._tell(f"release {group}")
 
     def watch_marked(self, mark: str) -> None:
-        """Kill every process with this word (no blanks) in its environment when we are gone."""
+        """Kill every process with this word (no blanks) in its environment when this process is gone."""
         self._tell(f"mark {mark}")
 
     def unwatch_marked(self, mark: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 
 from corral.core.encoding import Buffer, DecodeError, Value, decode, encode
-from corral.runtimes.base import Call, Handle, MakeRole, RoleLost, Runtime, raised
+from corral.runtimes.base import Call, Handle, MakeRole, RoleLost, Runtime, read_answer
 from corral.runtimes.child import ChildProcess, shared_memory
 from corral.runtimes.connection import Connection, ConnectionClosed
 from corral.runtimes.orphan_reaper import OrphanReaper
@@ -22,6 +22,7 @@ CALL, TELL, CLOSE = range(3)  # to a role
 ANSWER, ALIVE = range(10, 12)  # from a role
 
 _SEND_S = 30.0  # a role reads all the time; only a frozen one could make us wait
+_CLOSE_S = 5.0  # for all roles to finish what they do and end
 _END_S = 0.2  # to end by itself, when its connection is closed
 _SILENCE_S = 60.0  # a role sends ALIVE every second
 
@@ -46,9 +47,7 @@ class _ProcessCall(Call):
     def result(self) -> Value:
         if self.answer is None:
             raise RoleLost(self.handle.lost or "not done")
-        if "ok" in self.answer:
-            return self.answer["ok"]
-        raise raised(self.answer["kind"], self.answer["text"], self.handle.name)
+        return read_answer(self.answer, self.handle.name)
 
 
 class _RoleProcess(Handle):
@@ -91,7 +90,7 @@ class _RoleProcess(Handle):
             try:
                 self.connection.send(kind, number, parts)
             except ConnectionClosed as error:
-                self.lose(f"it takes no messages: {error}")
+                self.lose(f"it accepts no messages: {error}")
 
     def read(self) -> None:
         if self.lost is not None:
@@ -106,9 +105,9 @@ class _RoleProcess(Handle):
             self.lose(str(error))
 
     def check(self) -> None:
-        """Give it up if it has been silent for too long."""
+        """Treat it as lost if it has been silent for too long."""
         if self.lost is None and time.monotonic() - self._seen > _SILENCE_S:
-            self.lose(f"nothing was heard of it for {_SILENCE_S:g} s")
+            self.lose(f"it sent nothing for {_SILENCE_S:g} s")
 
     def lose(self, why: str) -> None:
         if self.lost is None:
@@ -144,7 +143,6 @@ class ProcessRuntime(Runtime):
     def __init__(self) -> None:
         self._handles: list[_RoleProcess] = []
         self._reaper = OrphanReaper()
-        self._closed = False
         self._finalizer = weakref.finalize(self, _end_all, self._handles, self._reaper, os.getpid())
 
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
@@ -183,7 +181,7 @@ def _end_all(handles: list[_RoleProcess], reaper: OrphanReaper, owner: int) -> N
         return
     for handle in handles:
         handle.say_close()
-    until = time.monotonic() + 5.0
+    until = time.monotonic() + _CLOSE_S
     for handle in handles:
         handle.wait_closed(until)
     handles.clear()

@@ -9,14 +9,13 @@ import signal
 import socket
 import threading
 import time
-import traceback
 from typing import Any
 
 import cloudpickle
 
 from corral.core.encoding import Buffer, decode, encode
 from corral.runtimes import process as frames
-from corral.runtimes.base import Mailbox, Role, kind_of
+from corral.runtimes.base import Mailbox, RoleHost, failure
 from corral.runtimes.child import read_shared
 from corral.runtimes.connection import Connection, ConnectionClosed
 
@@ -39,14 +38,9 @@ def main(sock: socket.socket, job_fd: int) -> None:
 def _serve(
     connection: Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tuple[int, Any] | None], job_fd: int
 ) -> None:
-    role: Role = None
-    broken: dict[str, str] | None = None
-    try:
-        # Pickle is safe here: the bytes come from the process that started this one, in its own memory, and a recipe
-        # for a role is code, which no data format carries.
-        role = cloudpickle.loads(read_shared(job_fd))(mailbox)
-    except Exception as error:
-        broken = _told(error)
+    # Pickle is safe here: the bytes come from the process that started this one, in its own memory, and a recipe for a
+    # role is code, which no data format carries.
+    host = RoleHost(lambda: cloudpickle.loads(read_shared(job_fd))(mailbox))
     # Bounded by the waiting calls, as calls are.
     answers: queue.SimpleQueue[tuple[int, list[Buffer]] | None] = queue.SimpleQueue()
     sender = threading.Thread(target=_send, args=(connection, answers), daemon=True)
@@ -54,11 +48,10 @@ def _serve(
     try:
         while (call := calls.get()) is not None:
             number, (method, args) = call
-            answers.put((number, _answer(role, method, args) if broken is None else encode(broken)))
+            answers.put((number, _encoded(host.answer(method, args))))
     finally:
         answers.put(None)
-        if hasattr(role, "close"):
-            role.close()
+        host.close()
         sender.join()
 
 
@@ -69,11 +62,11 @@ def _send(connection: Connection, answers: queue.SimpleQueue[tuple[int, list[Buf
             connection.send(frames.ANSWER, *answer)
 
 
-def _answer(role: Role, method: str, args: list[Any]) -> list[Buffer]:
+def _encoded(answer: dict[str, Any]) -> list[Buffer]:
     try:
-        return encode({"ok": getattr(role, method)(*args)})
-    except Exception as error:
-        return encode(_told(error))
+        return encode(answer)
+    except Exception as error:  # a value that cannot be sent
+        return encode(failure(error))
 
 
 def _read(connection: Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tuple[int, Any] | None]) -> None:
@@ -96,8 +89,3 @@ def _say_alive(connection: Connection) -> None:
         while not connection.closed:
             connection.send(frames.ALIVE, 0)
             time.sleep(_ALIVE_S)
-
-
-def _told(error: BaseException) -> dict[str, str]:
-    kind = kind_of(error)
-    return {"kind": kind, "text": "".join(traceback.format_exception(error)) if kind == "other" else str(error)}

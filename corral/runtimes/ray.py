@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -14,7 +13,7 @@ from typing import Any
 import cloudpickle
 
 from corral.core.encoding import Value
-from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, Role, RoleLost, Runtime, kind_of, raised
+from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, RoleHost, RoleLost, Runtime, read_answer
 from corral.runtimes.ray_cluster import connect, import_ray, joins_none, require_cpus, reserve_cpus
 
 _GET_S = 60.0  # to fetch a ready value, maybe from another node
@@ -30,22 +29,13 @@ def _host_class() -> Any:
         def __init__(self, job: bytes, path: list[str]):
             sys.path[:] = path + [entry for entry in sys.path if entry not in path]
             self._mailbox, self._job = Mailbox(), job
-            self._role: Role = None
-            self._broken: dict[str, str] | None = None
+            self._host: RoleHost | None = None
 
-        def call(self, method: str, *args: Value) -> dict[str, Any]:
-            if self._role is None and self._broken is None:
-                try:
-                    # Ray itself pickles what it starts; this is the same code from the same source.
-                    self._role = cloudpickle.loads(self._job)(self._mailbox)
-                except Exception as error:
-                    self._broken = _told(error)
-            if self._broken is not None:
-                return self._broken
-            try:
-                return {"ok": getattr(self._role, method)(*args)}
-            except Exception as error:
-                return _told(error)
+        def call(self, method: str, *args: Value) -> dict[str, Value]:
+            if self._host is None:
+                # Ray itself pickles what it starts; this is the same code from the same source.
+                self._host = RoleHost(lambda: cloudpickle.loads(self._job)(self._mailbox))
+            return self._host.answer(method, args)
 
         @ray.method(concurrency_group="mail")  # type: ignore[untyped-decorator]
         def mail(self, key: str, value: Value) -> None:
@@ -57,8 +47,8 @@ def _host_class() -> Any:
 
         def close(self) -> None:
             self._mailbox.close()
-            if hasattr(self._role, "close"):
-                self._role.close()
+            if self._host is not None:
+                self._host.close()
 
     return ray.remote(concurrency_groups={"mail": 1})(Host)
 
@@ -71,11 +61,8 @@ class _RayCall(Call):
     @property
     def done(self) -> bool:
         if not self._done and self.handle.alive:
-            self.look(0.0)
+            self._done = bool(import_ray().wait([self.ref], timeout=0.0)[0])
         return self._done or not self.handle.alive
-
-    def look(self, timeout_s: float) -> None:
-        self._done = self._done or bool(import_ray().wait([self.ref], timeout=timeout_s)[0])
 
     def result(self) -> Value:
         ray = import_ray()
@@ -86,9 +73,7 @@ class _RayCall(Call):
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             self.handle.lose(str(error))
             raise RoleLost(self.handle.lost) from error
-        if "ok" in answer:
-            return answer["ok"]
-        raise raised(answer["kind"], answer["text"], self.handle.name)
+        return read_answer(answer, self.handle.name)
 
 
 class _RayActor(Handle):
@@ -200,8 +185,3 @@ class RayRuntime(Runtime):
             self._group = None
         if self._own:
             ray.shutdown()
-
-
-def _told(error: BaseException) -> dict[str, str]:
-    kind = kind_of(error)
-    return {"kind": kind, "text": "".join(traceback.format_exception(error)) if kind == "other" else str(error)}

@@ -57,7 +57,7 @@ class SupervisedRole:
             self.calls.clear()
             pause = self._backoff.next() if self.restarts else 0.0
             self._due = time.monotonic() + pause
-            plan = "it is given up" if self.given_up else f"it starts again in {pause:.0f} s"
+            plan = "it is not restarted" if self.given_up else f"it restarts in {pause:.0f} s"
             self._note("lost", f"{why.splitlines()[0]}; {plan} ({self.restarts} of {self._max_restarts} restarts used)")
 
     def revive(self) -> bool:

@@ -28,6 +28,7 @@ from corral.core.gym_env import Env, PassiveWrapper, layers
 from corral.core.jit import compiled
 from corral.core.spaces import Leaf
 from corral.core.types import Array, EnvSpec, Tree, tree_map
+from corral.snapshot.keepers.declared import time_limits
 from corral.snapshot.live_env import LiveEnv
 from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, States, Views
 
@@ -165,9 +166,7 @@ def _longer(array: Array, rows: int) -> Array:
 
 
 class ArrayStates(States):
-    """States of environments in this process as rows of one array; an id is a row. `save` and `load` identify the
-    environments in `envs`; without environments, rows are given to `put`.
-    """
+    """States of environments in this process as rows of one array; without environments, rows are given to `put`."""
 
     level = Level.MEMORY
 
@@ -175,8 +174,8 @@ class ArrayStates(States):
         self.model, self.spec, self._envs = model, spec, envs
         self.stochastic, self.players = model.stochastic, getattr(model, "players", 1)
         self._finite = bool(getattr(model, "finite", False))
-        limits = [time.max_steps for env in envs[:1] for time in _time_limits(env.env)]
-        self._limit = min(limits, default=None)
+        limits = [limit._max_episode_steps for env in envs[:1] for limit in time_limits(env.env)]
+        self._limit: int | None = min(limits, default=None)
         self.rows = np.zeros((0, model.width), getattr(model, "dtype", np.float64))
         self._over, self._elapsed = np.zeros(0, np.bool_), np.zeros(0, np.int64)
         row_bytes = self.rows.itemsize * model.width + 9
@@ -205,7 +204,7 @@ class ArrayStates(States):
             ids = self.put(np.stack([env.row for env in base]), np.array([env.to_play for env in base]))
             self._over[ids] = [env.over for env in base]
         if self._limit is not None:
-            self._elapsed[ids] = [max(time.elapsed for time in _time_limits(one.env)) for one in live]
+            self._elapsed[ids] = [max(limit._elapsed_steps or 0 for limit in time_limits(one.env)) for one in live]
             self._over[ids] |= self._elapsed[ids] >= self._limit
         return ids
 
@@ -218,8 +217,8 @@ class ArrayStates(States):
             base.row = self.rows[key].copy()
             if self.players > 1:
                 base.to_play, base.over = int(views.to_play[i]), bool(self._over[key])
-            for time in _time_limits(live.env):
-                time.elapsed = int(self._elapsed[key])
+            for limit in time_limits(live.env):
+                limit._elapsed_steps = int(self._elapsed[key])
             live.on_load([leaf[i].copy() for leaf in leaves], bool(self._over[key]), None)
         return views
 
@@ -300,7 +299,7 @@ class ArrayStates(States):
     def _require_live(self, ids: Array) -> None:
         self._index.require_given(ids)
         if self._over[ids].any():
-            raise UserError(f"State {ids[self._over[ids]][0]} is the end of an episode, from which there is no step.")
+            raise UserError(f"State {ids[self._over[ids]][0]} is the end of an episode: no step from it is possible.")
 
 
 def _not_finite(*trees: Tree) -> Array:
@@ -308,20 +307,3 @@ def _not_finite(*trees: Tree) -> Array:
     tree_map(lambda leaf: good.append(np.isfinite(leaf).reshape(len(leaf), -1).all(1)), trees)
     bad: Array = ~np.logical_and.reduce(good)
     return bad
-
-
-class _Time:
-    def __init__(self, layer: Any):
-        self._layer, self.max_steps = layer, int(layer._max_episode_steps)
-
-    @property
-    def elapsed(self) -> int:
-        return self._layer._elapsed_steps or 0
-
-    @elapsed.setter
-    def elapsed(self, steps: int) -> None:
-        self._layer._elapsed_steps = steps
-
-
-def _time_limits(env: Env) -> list[_Time]:
-    return [_Time(layer) for layer in layers(env) if isinstance(layer, TimeLimit)]

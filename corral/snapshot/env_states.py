@@ -88,19 +88,14 @@ class EnvStates(States):
         self._require_open()
         ids = self.new_ids(len(env_ids))
         for key, env_id in zip(ids.tolist(), env_ids.tolist(), strict=True):
-            try:
-                self.save_env(key, env_id)
-            except CannotSave as error:
-                raise UserError(f"The state of {self.spec.name} cannot be saved: {error}.") from error
-            except StatesFull as error:
-                raise self._no_room(error) from error
+            self._checked(self.save_env, key, env_id)
         return ids
 
     def load(self, ids: Array, env_ids: Array) -> Views:
         for key, env_id in zip(ids.tolist(), env_ids.tolist(), strict=True):
             state, live = self.get(key), self._envs[env_id]
             if self._scratch[env_id] is not state.scratch:
-                raise UserError(f"State {key} is of an environment that was built otherwise than environment {env_id}.")
+                raise UserError(f"State {key} is of an environment built differently from environment {env_id}.")
             try:
                 self.load_into(live.env, state)
             except CannotSave as error:
@@ -147,7 +142,8 @@ class EnvStates(States):
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
         batch, steps = len(parents), len(self.spec.action.flatten(actions)[0][0]) if len(parents) else 0
         rewards, length, out = np.zeros((batch, steps)), np.zeros(batch, np.int64), StepRows(self.spec, batch)
-        rows = self._actions(_joined(self.spec, actions), batch * steps)
+        flat = [np.asarray(leaf).reshape(-1, *np.shape(leaf)[2:]) for leaf in self.spec.action.flatten(actions)]
+        rows = self._actions(self.spec.action.unflatten(flat), batch * steps)
         origins = [self.get_live(key) for key in parents.tolist()]
         with self._global_rng.spared():
             for i, state in enumerate(origins):
@@ -183,10 +179,10 @@ class EnvStates(States):
     def get_live(self, key: int) -> KeptState:
         state = self.get(key)
         if state.over:
-            raise EpisodeEnded(f"State {key} is the end of an episode, from which there is no step.")
+            raise EpisodeEnded(f"State {key} is the end of an episode: no step from it is possible.")
         return state
 
-    def save_env(self, key: int, env_id: int) -> None:
+    def save_env(self, key: int, env_id: int) -> KeptState:
         """Save the state of a live environment under this id; CannotSave or StatesFull if that fails."""
         live, scratch = self._envs[env_id], self._scratch[env_id]
         env = live.env
@@ -199,7 +195,7 @@ class EnvStates(States):
             state.obs = [np.array(value, leaf.dtype) for leaf, value in leaves]
             state.turn, state.legal = base.to_play, mask.astype(np.bool_)
             state.over = not mask.any()
-        self.put(key, state)
+        return self.put(key, state)
 
     def load_into(self, env: Env, state: KeptState) -> None:
         """Load a state into an environment that its owner steps, or CannotSave."""
@@ -231,7 +227,7 @@ class EnvStates(States):
         """Store a state from elsewhere; CannotSave unless this environment can load it."""
         scratch, layout = self._scratch[0], self.spec.observation
         if not isinstance(kept, bytes) or self.level < Level.PORTABLE:
-            raise CannotSave("this environment takes no states from elsewhere")
+            raise CannotSave("this environment cannot import states")
         if [(leaf.dtype, leaf.shape) for leaf in obs] != [(leaf.dtype, leaf.shape) for leaf in layout.leaves]:
             raise CannotSave("its observation does not fit")
         state = KeptState(kept, scratch, obs, over)
@@ -269,12 +265,7 @@ class EnvStates(States):
         return info
 
     def _save_child(self, key: int, parent: KeptState, out: StepRows, i: int, info: dict[str, Any]) -> KeptState:
-        try:
-            state = self.save_scratch(key, parent, out.row(i), out.is_over(i))
-        except CannotSave as error:
-            raise UserError(f"The state of {self.spec.name} cannot be saved: {error}.") from error
-        except StatesFull as error:
-            raise self._no_room(error) from error
+        state = self._checked(self.save_scratch, key, parent, out.row(i), out.is_over(i))
         if self.players > 1:
             base: Any = parent.scratch.env.unwrapped
             state.turn, state.legal = parent.turn, np.zeros_like(parent.legal)
@@ -304,14 +295,16 @@ class EnvStates(States):
 
         return EpisodeStart(repeat, state.nbytes)
 
-    def _no_room(self, error: StatesFull) -> StatesFull:
-        return StatesFull(f"{error}: drop some, search less, or give them more than memory_mb={self._memory_mb:g}.")
+    def _checked(self, save: Callable[..., KeptState], *args: Any) -> KeptState:
+        """Call `save`, with errors for the users of a planner."""
+        try:
+            return save(*args)
+        except CannotSave as error:
+            raise UserError(f"The state of {self.spec.name} cannot be saved: {error}.") from error
+        except StatesFull as error:
+            remedy = f"drop some, search less, or give them more than memory_mb={self._memory_mb:g}"
+            raise StatesFull(f"{error}: {remedy}.") from error
 
     def _require_open(self) -> None:
         if self._closed:
             raise UserError(f"The states of {self.spec.name} have been closed: make new Snapshots, or another Search.")
-
-
-def _joined(spec: EnvSpec, actions: Tree) -> Tree:
-    leaves = [np.asarray(leaf) for leaf in spec.action.flatten(actions)]
-    return spec.action.unflatten([leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves])

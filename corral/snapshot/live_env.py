@@ -50,7 +50,16 @@ class LiveEnv(ABC):
         """Undo the changes made to watch it."""
 
 
-_SINCE_SEED_STEPS, _GAME_STEPS = 10_000, 50_000  # the limits of stepping/recorder.py
+SINCE_SEED_STEPS, GAME_STEPS = 10_000, 50_000
+"""Steps that are repeated at most: since a seed, so that a resume takes seconds, and of one game."""
+
+
+def same_observation(layout: Layout, obs: Any, saved: list[Array]) -> bool:
+    """Whether an observation equals the saved one bit for bit."""
+    return all(
+        np.asarray(value, leaf.dtype).tobytes() == kept.tobytes()
+        for leaf, value, kept in zip(layout.leaves, layout.flatten(obs), saved, strict=True)
+    )
 
 
 @dataclass
@@ -68,12 +77,14 @@ class _Episode:
 class WatchedEnv(LiveEnv):
     """A single environment that its user steps; until `release`, its `step` and `reset` are methods of this object."""
 
+    over = False
+
     def __init__(self, env: Env, layout: Layout):
         self._env, self._layout = env, layout
         self._step: Callable[..., Any] = env.step
         self._reset: Callable[..., Any] = env.reset
         self._leaves: list[Array] | None = None
-        self._over, self._recording, self._watching = False, False, True
+        self._recording, self._watching = False, True
         self._before: dict[str, Any] = {name: vars(env)[name] for name in ("step", "reset") if name in vars(env)}
         self._since: list[Any] | None = None  # actions since `mark`, one too many at most; None after a load or reset
         self._games: list[_Episode] = []  # since a seed, while that is recent
@@ -83,10 +94,6 @@ class WatchedEnv(LiveEnv):
     @property
     def env(self) -> Env:
         return self._env
-
-    @property
-    def over(self) -> bool:
-        return self._over
 
     def record(self) -> None:
         self._recording = True
@@ -107,7 +114,7 @@ class WatchedEnv(LiveEnv):
         return self._since if self._since is not None and len(self._since) == count else None
 
     def episode_start(self) -> EpisodeStart | None:
-        if not self._games or len(self._games[-1].actions) > _GAME_STEPS or self._leaves is None:
+        if not self._games or len(self._games[-1].actions) > GAME_STEPS or self._leaves is None:
             return None
         *past, last = self._games
         games = [*past, replace(last, actions=list(last.actions))]
@@ -116,7 +123,7 @@ class WatchedEnv(LiveEnv):
         return EpisodeStart(lambda env: self._repeat(env, games, shown, now), nbytes)
 
     def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
-        self._leaves, self._over = None if obs is None else [leaf.copy() for leaf in obs], over
+        self._leaves, self.over = None if obs is None else [leaf.copy() for leaf in obs], over
         self._games, self._since = [] if start is None else [_Episode(after=start)], None
 
     def release(self) -> None:
@@ -141,12 +148,12 @@ class WatchedEnv(LiveEnv):
             self._since.append(copy.deepcopy(action))
         if self._recording and self._games:
             actions = self._games[-1].actions
-            if len(actions) <= _GAME_STEPS:
+            if len(actions) <= GAME_STEPS:
                 actions.append(copy.deepcopy(action))
         self._leaves = None  # if it raises
         result = self._step(action)
         self.tell(result[0])
-        self._over = bool(result[2] or result[3])
+        self.over = bool(result[2] or result[3])
         return result
 
     def _watched_reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -155,12 +162,12 @@ class WatchedEnv(LiveEnv):
         if self._recording:
             generators = read_generators(find_generators(self._env))
             game = _Episode(seed, copy.deepcopy(options), generators, self._keep_wrappers())
-            long = sum(1 + len(game.actions) for game in self._games) > _SINCE_SEED_STEPS
+            long = sum(1 + len(game.actions) for game in self._games) > SINCE_SEED_STEPS
             self._games = [game] if seed is not None or long or not self._games else [*self._games, game]
         self._leaves = self._since = None
         result = self._reset(seed=seed, options=options)
         self.tell(result[0])
-        self._over = False
+        self.over = False
         return result
 
     def _keep_wrappers(self) -> Any:
@@ -183,12 +190,9 @@ class WatchedEnv(LiveEnv):
                 obs, _ = env.reset(seed=game.seed, options=copy.deepcopy(game.options))
             for action in game.actions:
                 obs = env.step(copy.deepcopy(action))[0]
-        same = all(
-            np.array(value, leaf.dtype).tobytes() == old.tobytes()
-            for leaf, value, old in zip(self._layout.leaves, self._layout.flatten(obs), shown, strict=True)
-        )
+        same = same_observation(self._layout, obs, shown)
         if not (same and same_state(read_generators(find_generators(env)), now)):
-            raise CannotSave("repeating its actions led elsewhere: it is not deterministic")
+            raise CannotSave("repeating its actions led to another state: it is not deterministic")
         return obs
 
 

@@ -20,7 +20,16 @@ _KINDS = (np.random.Generator, np.random.RandomState, random.Random)
 
 def find_generators(env: Env) -> Generators:
     """All RNGs that an environment, its wrappers and their spaces hold, by name."""
-    return dict(_generators(env))
+    found: Generators = {}
+    for depth, layer in enumerate(layers(env)):
+        for name, value in vars(layer).items():
+            if is_generator(type(value)):
+                found[f"{depth}.{name}"] = value
+            elif isinstance(value, spaces.Space):
+                for path, space in inner_spaces(f"{depth}.{name}", value):
+                    if space._np_random is not None:  # the property would make one
+                        found[path] = space._np_random
+    return found
 
 
 def read_generators(found: Generators) -> State:
@@ -51,17 +60,6 @@ def same_state(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
     return bool(np.array_equal(a, b))
-
-
-def _generators(env: Env) -> Iterator[tuple[str, Any]]:
-    for depth, layer in enumerate(layers(env)):
-        for name, value in vars(layer).items():
-            if is_generator(type(value)):
-                yield f"{depth}.{name}", value
-            elif isinstance(value, spaces.Space):
-                for path, space in inner_spaces(f"{depth}.{name}", value):
-                    if space._np_random is not None:  # the property would make one
-                        yield path, space._np_random
 
 
 def is_generator(kind: type) -> bool:
@@ -212,8 +210,8 @@ class GlobalRng:
                 failed = error
         if taken:
             raise UserError(
-                f"{self._name} draws from {taken[0]}, which it shares with everything in this process, so that no "
-                "planner can leave it alone: let it draw from self.np_random."
+                f"{self._name} draws from {taken[0]}, which the whole process shares, so planning would "
+                "change its random numbers: let it draw from self.np_random."
             ) from failed
         if failed is not None:
             raise failed

@@ -132,9 +132,7 @@ class States(ABC):
 
 
 class FailedSteps:
-    """Counts the failed steps of a planner; logs the first, the 10th, the 100th, ... A failed step ends only its branch
-    of a search. After 1,000 failures in a row the run ends with EnvFailed.
-    """
+    """Counts and logs a planner's failed steps, each of which ends a branch; EnvFailed after 1,000 in a row."""
 
     def __init__(self, name: str):
         self._name, self.count, self._in_a_row = name, 0, 0

@@ -14,26 +14,9 @@ if TYPE_CHECKING:
     from corral.testing.contracts.supervision import IsolationContract, SupervisionContract
     from corral.testing.contracts.vec_env import VecEnvContract
 
-__all__ = [
-    "BigEnv",
-    "CheckResult",
-    "CountingEnv",
-    "FaultyEnv",
-    "FifoContract",
-    "IdentityEnv",
-    "IsolationContract",
-    "LivesEnv",
-    "OneStateEnv",
-    "ReplayContract",
-    "SlowEnv",
-    "StatesContract",
-    "SupervisionContract",
-    "TreeEnv",
-    "VecEnvContract",
-    "check_env",
-    "iter_checks",
-]
-
+__all__ = ["BigEnv", "CheckResult", "CountingEnv", "FaultyEnv", "FifoContract", "IdentityEnv", "IsolationContract",
+           "LivesEnv", "OneStateEnv", "ReplayContract", "SlowEnv", "StatesContract", "SupervisionContract", "TreeEnv",
+           "VecEnvContract", "check_env", "iter_checks"]  # fmt: skip
 
 # Imported on use: the suites need pytest, which may not be installed.
 _LAZY = {

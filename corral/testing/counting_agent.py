@@ -30,11 +30,11 @@ class Config:
     batch_size: int = 4
     """Sequences in an update."""
     max_policy_lag: int | None = None
-    """Versions that data may be old."""
+    """Maximum age of data, in versions."""
 
 
 class Counting(Algorithm):
-    """Its one weight follows the sum of everything it has seen, each term weighted by its place."""
+    """Its one weight follows the sum of everything it has seen, each term weighted by its position."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
@@ -88,9 +88,9 @@ def gaps(trajectories: Iterable[Trajectory]) -> list[str]:
             where = f"fragment {number}, environment {env_id}"
             life, seen = traj.obs[:, column, 3], traj.extras["seen"][:, column]
             if not np.array_equal(np.diff(life), np.ones(steps)):
-                found.append(f"{where}: steps {life.tolist()} do not follow on")
+                found.append(f"{where}: steps {life.tolist()} are not consecutive")
             if not np.array_equal(np.diff(seen), np.ones(steps - 1)):
-                found.append(f"{where}: the policy's own count {seen.tolist()} does not follow on")
+                found.append(f"{where}: the policy's own count {seen.tolist()} is not consecutive")
             anew = life[0] == 0 and bool(traj.first[0, column])
             before = latest.get(env_id)
             if before is not None and not anew and (life[0], seen[0]) != (before[0], before[1]):

@@ -26,11 +26,7 @@ class CountingEnv(Env):
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - gymnasium's own convention
 
     def __init__(
-        self,
-        length: int = 5,
-        end: str = "terminated",
-        reuse_buffer: bool = False,
-        reward_shape: tuple[int, ...] = (),
+        self, length: int = 5, end: str = "terminated", reuse_buffer: bool = False, reward_shape: tuple[int, ...] = ()
     ):
         self.observation_space = spaces.Box(0, 2**31, (4,), np.float64)
         self.action_space = spaces.Discrete(3)
@@ -189,13 +185,7 @@ class LivesEnv(CountingEnv):
 
     def step(self, action: Any) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         obs, _, terminated, truncated, _ = super().step(action)
-        return (
-            obs,
-            5.0 if self._t % 2 else -3.0,
-            terminated,
-            truncated,
-            {"lives": 3 - self._t // self._per_life},
-        )
+        return obs, 5.0 if self._t % 2 else -3.0, terminated, truncated, {"lives": 3 - self._t // self._per_life}
 
 
 class IdentityEnv(gymnasium.Env[Any, Any]):

@@ -51,11 +51,7 @@ def random_actions(vec: VecEnv, seed: int = 0) -> Callable[[StepBatch], Tree]:
 
 
 def play(
-    vec: VecEnv,
-    rows_each: int,
-    *,
-    act: Callable[[StepBatch], Tree] | None = None,
-    min_ready: int | None = None,
+    vec: VecEnv, rows_each: int, *, act: Callable[[StepBatch], Tree] | None = None, min_ready: int | None = None
 ) -> list[list[Row]]:
     """Play until every environment has delivered `rows_each` rows; returns them per environment."""
     act = act or random_actions(vec)
@@ -147,7 +143,7 @@ def play_at_random(play: RandomPlay, env: Env, layout: Layout, steps: int, seed:
             play.step_problem = f"step() must return (obs, reward, terminated, truncated, info), got a {got}"
             return
         if not play.overwrites:
-            play.overwrites = not _equal(obs, kept, layout)
+            play.overwrites = first_difference([Step("", obs)], [Step("", kept)], layout) is not None
         obs, reward, terminated, truncated, info = result
         _note_obs(play, obs, layout)
         _note_reward(play, reward)
@@ -195,10 +191,6 @@ def first_difference(a: Sequence[Step], b: Sequence[Step], layout: Layout) -> st
 def _same(a: Any, b: Any) -> bool:
     left, right = np.asarray(a), np.asarray(b)
     return np.array_equal(left, right, equal_nan=left.dtype.kind == right.dtype.kind == "f")
-
-
-def _equal(a: Any, b: Any, layout: Layout) -> bool:
-    return first_difference([Step("", a)], [Step("", b)], layout) is None
 
 
 def _note_obs(play: RandomPlay, obs: Any, layout: Layout) -> None:

@@ -165,7 +165,7 @@ def _bare(name: str, kwargs: Mapping[str, Any], stack: contextlib.ExitStack) -> 
     stack.callback(_close_quietly, env)
     _, info = seeded_reset(env, 0)
     if isinstance(info, dict) and "action_mask" in info:
-        raise UserError(f"{name} has an action mask, and `corral bench` steps with random actions, legal or not.")
+        raise UserError(f"{name} has an action mask, but `corral bench` takes random actions, legal or not.")
     actions = itertools.cycle(_draw(spec, _DRAWN))
 
     def step() -> int:
@@ -229,13 +229,15 @@ def _measure_link(
         if room > 1:
             vec = connect(min(_LINK_ENVS, room - 1))  # the first one keeps its slot, so that simulators stay
         else:
-            speed.left_out["more environments"] = "the simulator has room for one."
+            speed.left_out["more environments"] = "the simulator has one slot."
     ids = vec.recv().env_ids
     for count in dict.fromkeys((1, vec.num_envs)):
         way = Way("link", count)
         # One after the other: sessions report an average over their latest steps.
         _take_turns([(way, _lockstep(vec, ids[:count]))], seconds / len({1, vec.num_envs}))
-        way.layers = _link_layers(way, _simulator_us(vec))
+        own = min(way.cpu_us, way.step_us)
+        simulator = min(_simulator_us(vec), way.step_us - own)
+        way.layers = {ENVIRONMENT: simulator, CORRAL: own, WIRE: max(0.0, way.step_us - own - simulator)}
         speed.ways.append(way)
     return speed
 
@@ -243,12 +245,6 @@ def _measure_link(
 def _simulator_us(vec: LinkVecEnv) -> float:
     sessions = vec.fleet.sessions.values()
     return 1e6 * statistics.fmean(session.row_s for session in sessions) / len(sessions) if sessions else 0.0
-
-
-def _link_layers(way: Way, simulator_us: float) -> dict[str, float]:
-    own = min(way.cpu_us, way.step_us)
-    simulator = min(simulator_us, way.step_us - own)
-    return {ENVIRONMENT: simulator, CORRAL: own, WIRE: max(0.0, way.step_us - own - simulator)}
 
 
 def _take_turns(ways: Sequence[tuple[Way, Run]], seconds: float) -> None:

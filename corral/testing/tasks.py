@@ -15,7 +15,7 @@ class MoveOrShoot(gymnasium.Env[Array, Any]):
     """Hit a target on a line: move until it is within range, then aim and shoot.
 
     Every action is `shoot`, yes or no, and `by`, from -1 to 1: a move goes `by` times 0.25 and costs 0.05; a shot lands
-    `by` times 0.3 from the current place, ends the episode with 1 if it is within 0.05 of the target, and costs 0.1
+    `by` times 0.3 from the current position, ends the episode with 1 if it is within 0.05 of the target, and costs 0.1
     otherwise. Episodes are truncated after 20 steps. The best possible mean return is 0.907, the mean of `1 - 0.05 *
     moves`. A random policy gets -0.96; one that never moves hits a third of the targets.
     """
@@ -75,7 +75,7 @@ class HybridWalk(gymnasium.Env[Array, Any]):
 
 
 class StatelessCartPole(gymnasium.ObservationWrapper[Array, Any, Array]):
-    """CartPole-v1 with only the cart's place and the pole's angle: a policy without recurrence fails soon."""
+    """CartPole-v1 with only the cart's position and the pole's angle: a policy without recurrence fails soon."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))

@@ -1,4 +1,4 @@
-"""The actor role: some environments, a copy of the network, and fragments on request.
+"""The actor role: acts in some environments with a copy of the network, and sends fragments on request.
 
 In the topology `central_inference` (SEED, Espeholt et al. 2019) one actor serves all environments. They run in worker
 processes or Ray actors that send observations through shared memory or the object store and receive actions. It acts
@@ -28,7 +28,7 @@ from corral.runtimes.base import Mailbox
 from corral.topologies.base import build_model, make_algorithm, make_train_vec
 from corral.topologies.weight_channel import weights_mode
 
-_WEIGHTS_S = 300.0  # to wait for announced weights: a learner may be busy with a large batch
+_WEIGHTS_S = 300.0  # timeout for new weights: the learner may be busy with a large batch
 _LINGER_S = 0.002  # to wait for half of all environments before acting for those that are ready
 _FEWEST_ROWS = 50  # per message, for algorithms that would otherwise send single steps (as in Ape-X)
 
@@ -76,7 +76,7 @@ class Actor:
         self._told = 0  # finished episodes reported so far
 
     def go_on(self, steps: int) -> Value:
-        """Resume from a checkpoint at this step: with new episodes instead of those of the start."""
+        """Resume from a checkpoint at this step, with new episodes instead of those of the start."""
         self._vec.reset(seeding.part_seed(self._seed, "train", "actor", self._index, steps))
         return True
 
@@ -84,7 +84,7 @@ class Actor:
         return self._vec.spec.to_json()
 
     def sample(self, least: int, progress: float) -> Value:
-        """A fragment by weights of at least version `least`, and the episodes that ended in it."""
+        """A fragment sampled with weights of at least version `least`, and the episodes that ended in it."""
         mail = self._mailbox.wait("weights", lambda mail: bool(mail["version"] >= least), _WEIGHTS_S)
         if mail["version"] != self._version:
             self._load(mail)

@@ -6,7 +6,6 @@ With `central_inference` there is one actor, for the environments of all workers
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,10 @@ from corral.data.pack import unpack
 from corral.data.store import Store, StoreContext
 from corral.envs.backends.simulators.options import is_url
 from corral.learn.exchange.all_reduce import AllReduce
-from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
+from corral.runtimes.base import RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.actor import Actor
-from corral.topologies.base import Note, OnRollout, Topology, choose_runtime, planning_metrics
+from corral.topologies.base import Note, OnRollout, Topology, choose_runtime, planning_metrics, role_factory
 from corral.topologies.learner_group import LearnerGroup
 from corral.topologies.replay_shards import ShardedStore
 from corral.topologies.weight_channel import WeightChannel, weights_mode
@@ -49,18 +48,18 @@ class ActorLearner(Topology):
         super().__init__(experiment, note, on_rollout)
         central = experiment.topology == "central_inference"
         names = ["inference"] if central else [f"actor {k}" for k in range(experiment.num_actors)]
-        parts = names + [f"replay {k}" for k in range(experiment.actor_learner.replay_shards)]
-        parts += [f"learner {k}" for k in range(1, experiment.actor_learner.learners)]
+        roles = names + [f"replay {k}" for k in range(experiment.actor_learner.replay_shards)]
+        roles += [f"learner {k}" for k in range(1, experiment.actor_learner.learners)]
         # With central inference the environments' workers belong to the inference process.
         beside = experiment.num_actors if central and not is_url(experiment.env) else 0
-        named = ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
-        what = f"A run of {len(parts)} parts ({named})" + (f" and {beside} workers" if beside else "")
+        named = ", ".join(roles[:3]) + (", ..." if len(roles) > 3 else "")
+        what = f"A run of {len(roles)} processes ({named})" + (f" and {beside} workers" if beside else "")
         name = choose_runtime(experiment)
-        require_room(name, len(parts) + beside, what)
+        require_room(name, len(roles) + beside, what)
         self._runtime = make_runtime(name)
-        self._others = len(parts) + beside if self._runtime.here else 0
+        self._others = len(roles) + beside if self._runtime.here else 0
         try:
-            self._runtime.reserve(len(parts), what, beside)
+            self._runtime.reserve(len(roles), what, beside)
             self._build(names)
         except BaseException:
             self.close()
@@ -70,7 +69,7 @@ class ActorLearner(Topology):
         experiment = self.experiment
         limit = experiment.actor_learner.max_restarts
         self._actors = [
-            SupervisedRole(self._runtime, name, partial(_make_actor, experiment, k), self._note, limit)
+            SupervisedRole(self._runtime, name, role_factory(Actor, experiment, k), self._note, limit)
             for k, name in enumerate(names)
         ]
         exchange = AllReduce() if experiment.actor_learner.learners > 1 else None
@@ -100,7 +99,7 @@ class ActorLearner(Topology):
         if not shards:
             return super()._make_store()
         if data.reuse != "replay":
-            raise UserError(f"{experiment.algo} has no replay memory to put into shards; set replay_shards=0.")
+            raise UserError(f"{experiment.algo} has no replay buffer to split into shards: set replay_shards=0.")
         return ShardedStore(
             self._runtime, self.spec, data, experiment.num_envs, shards, experiment.seed,
             experiment.actor_learner.max_restarts, self._note,
@@ -110,12 +109,12 @@ class ActorLearner(Topology):
         size, learners = self.algo.data.batch_size, self.experiment.actor_learner.learners
         if size % learners:
             raise UserError(
-                f"A batch of {size} cannot be shared out among {learners} learners; set a batch_size that can, or "
-                "for algorithms without one num_envs."
+                f"A batch of {size} cannot be split evenly among {learners} learners: set a batch_size (num_envs for "
+                f"algorithms without one) that is a multiple of {learners}."
             )
 
     def _describe(self) -> EnvSpec:
-        """Wait until all actors have started, and ask the first for the specification of its environments."""
+        """Wait until all actors have started; returns the specification of their environments."""
         until = time.monotonic() + _START_S
         for actor in self._actors:
             actor.call("describe")
@@ -125,7 +124,7 @@ class ActorLearner(Topology):
                 if not actor.calls and actor.revive():
                     actor.call("describe")
                 if actor.given_up or time.monotonic() > until:
-                    raise RunFailed(f"{actor.name} does not start; look at what it wrote above, or run with sync.")
+                    raise RunFailed(f"{actor.name} does not start: see its output above, or use topology sync.")
                 if actor.calls and self._runtime.wait([actor.calls[0]], _TURN_S):
                     try:
                         described = actor.calls.popleft().result()
@@ -155,27 +154,30 @@ class ActorLearner(Topology):
 
     def _order(self) -> None:
         for actor in self._actors:
-            if actor.revive():
-                self._channel.forget(actor)
-            while actor.alive and len(actor.calls) < self._ahead and self._within_budget():
-                self._channel.offer(actor)
-                actor.call("sample", self.learner.version if self._mode == "sync" else 0, self.progress)
-        alive = sum(actor.alive for actor in self._actors)
-        needed = (
-            len(self._actors)
-            if self._mode == "sync"
-            else min(self.experiment.actor_learner.min_actors, len(self._actors))
-        )
+            self._request(actor)
+        alive, total = sum(actor.alive for actor in self._actors), len(self._actors)
+        needed = total if self._mode == "sync" else min(self.experiment.actor_learner.min_actors, total)
         if sum(not actor.given_up for actor in self._actors) < needed:
-            raise RunFailed(f"Too many actors were lost for good: {alive} are left, and {needed} are needed.")
+            raise RunFailed(f"Too many actors crashed too often: {alive} are left, and {needed} are needed.")
         if alive < needed and not self._waiting:
-            self._note("waiting", f"{alive} actors are alive and {needed} are needed: waiting for lost ones to return")
+            self._note("waiting", f"{alive} actors are alive and {needed} are needed: waiting for restarts")
         self._waiting = alive < needed
+
+    def _request(self, actor: SupervisedRole) -> None:
+        """Restart an actor if that is due, and request as many fragments as it may have in flight."""
+        if actor.revive():
+            self._channel.forget(actor)
+        while actor.alive and len(actor.calls) < self._ahead and self._within_budget():
+            self._channel.offer(actor)
+            actor.call("sample", self.learner.version if self._mode == "sync" else 0, self.progress)
 
     def _within_budget(self) -> bool:
         """Whether one more fragment may be in flight; one always may."""
-        under_way = sum(len(actor.calls) for actor in self._actors)
-        return under_way == 0 or (under_way + 1) * self._fragment_bytes <= _MAX_IN_FLIGHT_BYTES
+        in_flight = self._in_flight()
+        return in_flight == 0 or (in_flight + 1) * self._fragment_bytes <= _MAX_IN_FLIGHT_BYTES
+
+    def _in_flight(self) -> int:
+        return sum(len(actor.calls) for actor in self._actors)
 
     def _in_order(self) -> list[tuple[Trajectory, Any]]:
         taken = []
@@ -185,18 +187,10 @@ class ActorLearner(Topology):
                 if fragment is not None:
                     taken.append(fragment)
                     break
-                self._order_again(actor)
+                if actor.given_up:
+                    raise RunFailed(f"{actor.name} crashed too often, and weight_sync=sync needs all actors.")
+                self._request(actor)  # again, if it crashed
         return taken
-
-    def _order_again(self, actor: SupervisedRole) -> None:
-        """Repeat the request to an actor that crashed within a synchronous turn."""
-        if actor.given_up:
-            raise RunFailed(f"{actor.name} was lost too often, and weight_sync=sync needs all actors.")
-        if actor.revive():
-            self._channel.forget(actor)
-        if actor.alive and not actor.calls and self._within_budget():
-            self._channel.offer(actor)
-            actor.call("sample", self.learner.version, self.progress)
 
     def _first_ready(self) -> list[tuple[Trajectory, Any]]:
         """Fragments that have arrived; waits only if there is nothing to learn from."""
@@ -215,7 +209,7 @@ class ActorLearner(Topology):
             return None
         if not self._runtime.wait([actor.calls[0]], timeout_s):
             if time.monotonic() - self._heard > _STUCK_S:
-                raise RunFailed(f"Nothing came from any actor for {_STUCK_S:.0f} s; {actor.name} is waited for.")
+                raise RunFailed(f"No actor sent data for {_STUCK_S:.0f} s: check the environments of {actor.name}.")
             return None
         try:
             answer = actor.calls.popleft().result()
@@ -248,9 +242,8 @@ class ActorLearner(Topology):
         super()._learn(sample, metrics)
 
     def set_learning_rate(self, value: float) -> None:
-        """Set a constant learning rate, if this is the only learner."""
         if self._team is not None:
-            raise UserError("The learning rate cannot be changed while several learners share the updates.")
+            raise UserError("The learning rate cannot be changed with several learners: set learners=1.")
         super().set_learning_rate(value)
 
     def _step(self, sample: Sample) -> list[LossOutput]:
@@ -263,30 +256,27 @@ class ActorLearner(Topology):
         return float(np.mean(scales)) if scales else super().reward_scale
 
     def metrics(self) -> dict[str, float]:
-        under_way = sum(len(actor.calls) for actor in self._actors)
+        lags = {"lag/max": float(self._lag_max), "lag/dropped": float(self._stale)}
         return {
             **super().metrics(),
             "env/restarts": float(sum(self._env_restarts.values())),
             **planning_metrics(self._simulator_steps.values()),
             "actors/alive": float(sum(actor.alive for actor in self._actors)),
             "actors/restarts": float(sum(actor.restarts for actor in self._actors)),
-            "actors/in_flight_mb": under_way * self._fragment_bytes / 1e6,
-            **({} if self.algo.data.reuse == "replay" else self._lags()),
+            "actors/in_flight_mb": self._in_flight() * self._fragment_bytes / 1e6,
+            **({} if self.algo.data.reuse == "replay" else lags),
             "weights/sends": float(self._channel.sends),
             **({} if self._team is None else self._team.metrics()),
         }
-
-    def _lags(self) -> dict[str, float]:
-        return {"lag/max": float(self._lag_max), "lag/dropped": float(self._stale)}
 
     @property
     def thread_plan(self) -> str:
         """One thread per process; the remaining cores for a learner that can use them."""
         if not self._runtime.here:
-            return f"torch threads {self.threads} to learn, 1 CPU of the cluster for each other part"
+            return f"torch threads: {self.threads} in the learner; 1 CPU of the cluster for each other process"
         total, have = self.threads + self._others, cores()
-        plan = f"torch threads {self.threads} to learn and 1 for each of {self._others} other parts, on {have} cores"
-        return plan if total <= have else f"{plan}: fewer actors would leave each other more time"
+        plan = f"torch threads: {self.threads} in the learner, 1 in each of {self._others} other processes"
+        return plan if total <= have else f"{plan}; {total} threads share {have} cores, try fewer actors"
 
     def parts(self) -> list[dict[str, Any]]:
         versions = {actor: self._channel.version(actor) for actor in self._actors}
@@ -319,8 +309,3 @@ class ActorLearner(Topology):
 
     def close(self) -> None:
         self._runtime.close()
-
-
-def _make_actor(experiment: Experiment, index: int, start: int) -> MakeRole:
-    """The factory of an actor that is started for the `start`-th time."""
-    return lambda mailbox: Actor(experiment, index, start, mailbox)

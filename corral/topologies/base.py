@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from corral.algos.base import Algorithm, ParamGroup
 from corral.algos.registry import find_algorithm
 from corral.config.experiment import Experiment
 from corral.core import seeding
+from corral.core.encoding import Value
 from corral.core.errors import UserError
 from corral.core.types import EnvSpec, LossOutput, Sample, Trajectory
-from corral.data.store import Store, make_store
+from corral.data.make import make_store
+from corral.data.store import Store
 from corral.envs.backends.simulators.options import connect_here, is_url, share_simulators
 from corral.envs.make import make_vec
 from corral.envs.normalize import NormalizedVecEnv
@@ -25,6 +28,8 @@ from corral.envs.vec_env import VecEnv
 from corral.learn.device import choose, encoder_trial, find_device, lay_out, set_threads
 from corral.learn.exchange.base import Exchange
 from corral.learn.learner import Learner
+from corral.learn.weights import to_tensors
+from corral.runtimes.base import MakeRole
 
 
 def make_algorithm(experiment: Experiment, spec: EnvSpec) -> Algorithm:
@@ -46,6 +51,16 @@ def build_model(algo: Algorithm, seed: int, device: torch.device) -> torch.nn.Mo
     model = model.to(device)
     lay_out(model)
     return model
+
+
+def load_learner(learner: Learner, state: Value) -> None:
+    """Load the state of another learner, except the RNG that orders minibatches."""
+    learner.load_state_dict({**to_tensors(state), "rng": learner.state_dict()["rng"]})
+
+
+def role_factory(role: Callable[..., Any], *args: Any) -> Callable[[int], MakeRole]:
+    """For a `SupervisedRole`: each start makes `role(*args, start, mailbox)`, where `start` counts from 0."""
+    return lambda start: partial(role, *args, start)
 
 
 def make_train_vec(
@@ -76,7 +91,7 @@ def choose_runtime(experiment: Experiment) -> str:
     if experiment.runtime in ("process", "ray"):
         raise UserError(
             f"Simulators that connect to {env} reach one process, and runtime={experiment.runtime} has several: leave "
-            "runtime out, or start the simulators first with --bind and name their addresses."
+            "runtime out, or start the simulators first with --bind and give their addresses."
         )
     return "inline"
 
@@ -114,8 +129,8 @@ class Topology(ABC):
         trial = encoder_trial(self.model, spec.observation, self.device)
         self.precision = choose(precision or experiment.precision, self.model, trial, self.device)
         order = torch.Generator().manual_seed(seeding.part_seed(seed, "train", "learning"))
-        report = lambda text: self._note("not_finite", text)  # noqa: E731 - one line is clearer here
         exchange = None if make_exchange is None else make_exchange(self.model, self.algo.groups())
+        report = partial(self._note, "not_finite")
         self.learner = Learner(self.algo, self.model, order, self.precision, exchange, report)
         self.store = self._make_store()
 

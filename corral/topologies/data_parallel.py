@@ -18,20 +18,20 @@ from corral.core.machine import cores
 from corral.core.types import EnvSpec
 from corral.envs.normalize import RunningMoments
 from corral.learn.exchange.peers import new_secret
-from corral.learn.weights import to_arrays, to_tensors
-from corral.runtimes.base import MakeRole, RoleLost, make_runtime, require_room
+from corral.learn.weights import to_arrays
+from corral.runtimes.base import RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
-from corral.topologies.base import Note, Topology, choose_runtime, planning_metrics
+from corral.topologies.base import Note, Topology, choose_runtime, load_learner, planning_metrics, role_factory
 from corral.topologies.rendezvous import ANSWER_S, RendezvousSetup, make_rendezvous
 from corral.topologies.worker import Worker
 
 _BUILD_S = 300.0  # to build all environments and networks
-_TURN_STEPS = 1024  # of all workers together in a turn, at least one round
+_TURN_STEPS = 1024  # in a turn, over all workers; at least one round
 _WORK_S = 3600.0  # for a turn; the runtime detects crashed and frozen workers
 _LOOK_S = 0.5
 _KEEP_S = 1.0  # between saves of the servers' states
 _TRIES = 5
-_MAX_IN_VAIN = 50  # consecutive turns that no worker finished
+_MAX_IN_VAIN = 50  # failed turns in a row, over all workers
 
 
 class DataParallel(Topology):
@@ -46,13 +46,13 @@ class DataParallel(Topology):
     def __init__(self, experiment: Experiment, note: Note):
         super().__init__(experiment, note)
         servers = experiment.data_parallel.servers if experiment.data_parallel.exchange == "param_server" else 0
-        self._parts = experiment.num_actors + servers
+        self._processes = experiment.num_actors + servers
         what = f"A run of {experiment.num_actors} workers" + (f" and {servers} parameter servers" if servers else "")
         name = choose_runtime(experiment)
-        require_room(name, self._parts, what)
+        require_room(name, self._processes, what)
         self._runtime = make_runtime(name)
         try:
-            self._runtime.reserve(self._parts, what)
+            self._runtime.reserve(self._processes, what)
             self._build()
         except BaseException:
             self.close()
@@ -60,14 +60,11 @@ class DataParallel(Topology):
 
     def _build(self) -> None:
         experiment, runtime = self.experiment, self._runtime
-        secret = new_secret()
+        secret, limit = new_secret(), experiment.actor_learner.max_restarts
+        make = partial(role_factory, Worker, experiment, runtime.host, secret)
         self._workers = [
-            SupervisedRole(
-                runtime, f"worker {k}", partial(_make_worker, experiment, k, runtime.host, secret), self._note,
-                experiment.actor_learner.max_restarts,
-            )
-            for k in range(experiment.num_actors)
-        ]  # fmt: skip
+            SupervisedRole(runtime, f"worker {k}", make(k), self._note, limit) for k in range(experiment.num_actors)
+        ]
         self._addresses: dict[SupervisedRole, Value] = {}
         self._ready: set[SupervisedRole] = set()  # built workers
         self._joined: list[SupervisedRole] = []  # workers that have joined the exchange
@@ -75,7 +72,7 @@ class DataParallel(Topology):
         first = self._started(self._workers[:1], experiment.precision)
         self._precision = first["precision"]
         self._started(self._workers[1:], self._precision)
-        self._build_learner(EnvSpec.from_json(first["spec"]), self._parts, precision=self._precision)
+        self._build_learner(EnvSpec.from_json(first["spec"]), self._processes, precision=self._precision)
         self._rendezvous = make_rendezvous(
             RendezvousSetup(experiment, self.spec, self.learner, self._runtime, secret, self._note, self._ask)
         )
@@ -91,13 +88,14 @@ class DataParallel(Topology):
         self._vain = 0
 
     def _started(self, workers: Sequence[SupervisedRole], precision: str) -> Value:
+        """Build these workers; returns the answer of one."""
         until, answer = time.monotonic() + _BUILD_S, None
         missing = list(workers)
         while missing:
             for worker in missing:
                 worker.revive()
                 if worker.given_up or time.monotonic() > until:
-                    raise RunFailed(f"{worker.name} does not start; look at what it wrote above, or run with sync.")
+                    raise RunFailed(f"{worker.name} does not start: see its output above, or use topology sync.")
             alive = [worker for worker in missing if worker.alive]
             if not alive:
                 time.sleep(_LOOK_S / 10)
@@ -119,7 +117,7 @@ class DataParallel(Topology):
         idle = [worker for worker in self._joined if not worker.calls]
         if idle and (len(idle) == len(self._joined) or not in_step):
             self._begin(idle)
-        self._collect([worker for worker in self._joined if worker.calls], everybody=in_step)
+        self._collect([worker for worker in self._joined if worker.calls], wait_for_all=in_step)
         if time.monotonic() - self._kept > _KEEP_S:
             self._rendezvous.keep()
             self._kept = time.monotonic()
@@ -133,8 +131,8 @@ class DataParallel(Topology):
         for worker in workers:
             worker.call("work", self._turn, self.env_steps, size, rounds, self._returns.state_dict())
 
-    def _collect(self, workers: list[SupervisedRole], *, everybody: bool) -> None:
-        if not everybody and workers:
+    def _collect(self, workers: list[SupervisedRole], *, wait_for_all: bool) -> None:
+        if not wait_for_all and workers:
             done = self._runtime.wait([worker.calls[0] for worker in workers], _LOOK_S)
             workers = [worker for worker in workers if worker.calls[0] in done]
         for worker, answer in collect(self._runtime, workers, _WORK_S, self._lose).items():
@@ -156,10 +154,10 @@ class DataParallel(Topology):
             self._note(kind, f"{worker.name}: {text}")
         if answer["lost"] is not None:  # it continues when all have joined again
             self._apart = True
-            self._note("apart", f"{worker.name} did not end its turn: {answer['lost']}")
+            self._note("apart", f"{worker.name} did not finish its turn: {answer['lost']}")
         self._vain = self._vain + 1 if answer["lost"] is not None else 0
         if self._vain > _MAX_IN_VAIN:
-            raise RunFailed(f"Workers cannot share what they learn: {answer['lost']}.")
+            raise RunFailed(f"Workers cannot exchange updates ({answer['lost']}): check the network or set --actors 1.")
 
     def _lose(self, member: SupervisedRole, why: str) -> None:
         member.lose(why)
@@ -188,16 +186,12 @@ class DataParallel(Topology):
                     self._apart = True
                 except RoleLost as lost:
                     worker.lose(str(lost))
-        left = sum(not worker.given_up for worker in self._workers)
-        if left < self.experiment.actor_learner.min_actors or any(
-            server.given_up for server in self._rendezvous.members
-        ):
-            raise RunFailed("Too many parts were lost for good; events.jsonl of the run says how.")
-        few = len(self._ready) < self.experiment.actor_learner.min_actors or any(
-            not s.alive for s in self._rendezvous.members
-        )
+        left, needed = sum(not w.given_up for w in self._workers), self.experiment.actor_learner.min_actors
+        if left < needed or any(server.given_up for server in self._rendezvous.members):
+            raise RunFailed("Too many workers or servers crashed too often: see the run's events.jsonl for reasons.")
+        few = len(self._ready) < needed or any(not server.alive for server in self._rendezvous.members)
         if few and not self._waiting:
-            self._note("waiting", f"{len(self._ready)} workers are there: waiting for lost parts to return")
+            self._note("waiting", f"{len(self._ready)} workers are ready: waiting for restarts of lost processes")
         self._waiting = few
         if few:
             time.sleep(_LOOK_S / 10)
@@ -214,18 +208,17 @@ class DataParallel(Topology):
                 return
             if any(not member.alive for member in self._rendezvous.members) or not self._ready:
                 return  # it has to be restarted first
-        raise RunFailed(f"The workers did not find each other in {_TRIES} tries: set --actors 1.")
+        raise RunFailed(f"The workers could not connect to each other in {_TRIES} tries: set --actors 1.")
 
     def _end_turns(self) -> None:
-        self._collect([worker for worker in self._joined if worker.calls], everybody=True)
+        self._collect([worker for worker in self._joined if worker.calls], wait_for_all=True)
 
     def _joined_state(self) -> Value:
         """The workers' combined state, or the last known one if none is left."""
         self._end_turns()
         state = self._rendezvous.state(self._joined) if self._joined else None
         if state is not None:
-            order = self.learner.state_dict()["rng"]
-            self.learner.load_state_dict({**to_tensors(state), "rng": order})
+            load_learner(self.learner, state)
         return to_arrays(self.learner.state_dict())
 
     def _ask(
@@ -237,7 +230,7 @@ class DataParallel(Topology):
         return collect(self._runtime, members, timeout_s, self._lose)
 
     def set_learning_rate(self, value: float) -> None:
-        raise UserError("The learning rate cannot be changed in data_parallel, where workers learn.")
+        raise UserError("The learning rate cannot be changed in data_parallel, where workers learn: use topology sync.")
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         self._pull()
@@ -255,10 +248,10 @@ class DataParallel(Topology):
             for name, value in answer["exchange"].items():
                 exchange.setdefault(name, []).append(value)
         # All members of a reduction skip the same updates.
-        _all = partial(max, default=0) if self._rendezvous.re_form else sum
+        combine = partial(max, default=0) if self._rendezvous.re_form else sum
         return {
             "learn/version": float(max((answer["version"] for answer in latest), default=0)),
-            "learn/skipped": float(_all(answer["skipped"] for answer in latest)),
+            "learn/skipped": float(combine(answer["skipped"] for answer in latest)),
             **self.learner.learning_rates(self.progress),
             "env/restarts": float(sum(answer["restarts"] for answer in latest)),
             **planning_metrics(answer["simulator_steps"] for answer in latest),
@@ -271,9 +264,9 @@ class DataParallel(Topology):
     @property
     def thread_plan(self) -> str:
         if not self._runtime.here:
-            return f"1 CPU of the cluster for each of {self._parts} parts"
-        plan = f"torch threads 1 for each of {self._parts} parts, on {cores()} cores"
-        return plan if self._parts <= cores() else f"{plan}: they share them"
+            return f"1 CPU of the cluster for each of {self._processes} processes"
+        plan = f"torch threads: 1 in each of {self._processes} processes"
+        return plan if self._processes <= cores() else f"{plan}, which share {cores()} cores"
 
     def parts(self) -> list[dict[str, Any]]:
         return [member.facts() for member in (*self._workers, *self._rendezvous.members)]
@@ -299,7 +292,3 @@ class DataParallel(Topology):
 
     def close(self) -> None:
         self._runtime.close()
-
-
-def _make_worker(experiment: Experiment, index: int, host: str, secret: bytes, start: int) -> MakeRole:
-    return lambda mailbox: Worker(experiment, index, start, host, secret, mailbox)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,10 @@ from corral.learn.device import Precision, find_device, set_threads
 from corral.learn.exchange.all_reduce import AllReduce, open_store
 from corral.learn.exchange.base import PeerLost
 from corral.learn.learner import Learner
-from corral.learn.weights import to_arrays, to_tensors
-from corral.runtimes.base import Mailbox, MakeRole, Runtime
+from corral.learn.weights import to_arrays
+from corral.runtimes.base import Mailbox, Runtime
 from corral.runtimes.supervised_role import SupervisedRole, collect
-from corral.topologies.base import Note, build_model, make_algorithm
+from corral.topologies.base import Note, build_model, load_learner, make_algorithm, role_factory
 
 _TOGETHER_S = 600.0  # for all to reach an update; crashed learners are detected at once
 _BUILD_S = 300.0
@@ -52,13 +51,11 @@ class PeerLearner:
         return True
 
     def load(self, state: Value) -> Value:
-        """Load the first learner's state, except the RNG that orders minibatches."""
-        order = self._learner.state_dict()["rng"]
-        self._learner.load_state_dict({**to_tensors(state), "rng": order})
+        load_learner(self._learner, state)
         return True
 
     def meet(self, *where: Value) -> Value:
-        """Join the others; whether they came."""
+        """Join the other learners; whether that succeeded."""
         try:
             self._exchange.join(*where)
         except PeerLost:
@@ -66,7 +63,7 @@ class PeerLearner:
         return True
 
     def learn(self, batch: Value, progress: float) -> Value:
-        """Make a batch's updates with the others: whether all were made, and priorities of its transitions."""
+        """Make a batch's updates with the others; returns whether all were made, and priorities of its transitions."""
         try:
             outputs = self._learner.step(Sample(unpack_batch(batch, self._spec)), progress)
         except PeerLost:
@@ -95,13 +92,11 @@ class LearnerGroup:
         self._together: list[SupervisedRole] | None = None  # peers in the current group
         self.left_out = 0
         """Batches dropped because a learner crashed."""
+        args, limit = (experiment, spec.to_json(), precision), experiment.actor_learner.max_restarts
         self.members = [
-            SupervisedRole(
-                runtime, f"learner {k}", partial(_make_peer, experiment, spec.to_json(), precision, k), note,
-                experiment.actor_learner.max_restarts,
-            )
+            SupervisedRole(runtime, f"learner {k}", role_factory(PeerLearner, *args, k), note, limit)
             for k in range(1, experiment.actor_learner.learners)
-        ]  # fmt: skip
+        ]
         for member in self.members:
             member.call("ready")
 
@@ -143,7 +138,7 @@ class LearnerGroup:
         self._together = None
 
     def _newcomers(self) -> bool:
-        """Restart lost peers; whether one of them is built by now. No other calls are pending between updates."""
+        """Restart lost peers; whether a restarted one is ready. No other calls are pending between updates."""
         for member in self.members:
             if member.revive():
                 member.call("ready")
@@ -177,15 +172,11 @@ class LearnerGroup:
             if came and len(answers) == len(here) and all(answers):
                 self._together = here
                 return
-        raise RunFailed(f"The learners did not find each other in {_TRIES} tries: set learners=1.")
+        raise RunFailed(f"The learners could not connect to each other in {_TRIES} tries: set learners=1.")
 
     def _collect(self, members: Sequence[SupervisedRole], timeout_s: float) -> list[Any]:
         """Answers of the members that reply in time; the others are marked as lost."""
         return list(collect(self._runtime, members, timeout_s, SupervisedRole.lose).values())
-
-
-def _make_peer(experiment: Experiment, spec: Value, precision: Precision, index: int, start: int) -> MakeRole:
-    return lambda mailbox: PeerLearner(experiment, spec, precision, index, start, mailbox)
 
 
 def _split(batch: Batch, parts: int) -> list[Any]:

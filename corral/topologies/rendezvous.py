@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,15 +16,15 @@ from corral.config.experiment import Experiment
 from corral.core.encoding import Value
 from corral.core.types import EnvSpec
 from corral.learn.exchange.all_reduce import open_store
+from corral.learn.exchange.base import find_exchange
 from corral.learn.exchange.compress import broadcast_codec, gradient_codec
-from corral.learn.exchange.make import find_exchange
 from corral.learn.exchange.peers import own_address
 from corral.learn.exchange.server import ParamServerProcess, Rules, server_slices
 from corral.learn.learner import Learner
-from corral.learn.weights import FlatParams, mean_state, to_arrays, to_tensors
-from corral.runtimes.base import Mailbox, MakeRole, Runtime
+from corral.learn.weights import FlatParams, mean_state, to_arrays
+from corral.runtimes.base import Mailbox, Runtime
 from corral.runtimes.supervised_role import SupervisedRole
-from corral.topologies.base import Note, build_model, make_algorithm
+from corral.topologies.base import Note, build_model, load_learner, make_algorithm, role_factory
 
 # Timeout of an update: as long as a slow simulator may take, many times a step's deadline. A crashed worker is noticed
 # at once by its connection, a frozen one by the runtime.
@@ -32,12 +33,12 @@ MEET_S = 120.0  # to join a group
 ANSWER_S = 60.0
 
 Ask = Callable[[Sequence[SupervisedRole], str, Sequence[Sequence[Value]], float], dict[SupervisedRole, Value]]
-"""Calls a method of several members, each with its own arguments, and waits; those without an answer are lost."""
+"""Calls a method of several members, each with its own arguments, and waits; members that do not answer are lost."""
 
 
 @dataclass(frozen=True)
 class RendezvousSetup:
-    """What a rendezvous may need of the run."""
+    """What a rendezvous is made from."""
 
     experiment: Experiment
     spec: EnvSpec
@@ -49,44 +50,60 @@ class RendezvousSetup:
 
 
 def make_rendezvous(setup: RendezvousSetup) -> Rendezvous:
-    """How the workers of the run's exchange meet."""
-    module, _, name = find_exchange(setup.experiment.data_parallel.exchange).rendezvous.partition(":")
-    made: Rendezvous = getattr(importlib.import_module(module), name)(setup)
+    """The rendezvous of the run's exchange."""
+    made: Rendezvous = pkgutil.resolve_name(find_exchange(setup.experiment.data_parallel.exchange).rendezvous)(setup)
     return made
 
 
-class Rendezvous(Protocol):
-    """What is different about an exchange, seen from the run. Made from a `RendezvousSetup`."""
+class Rendezvous(ABC):
+    """How the workers of one exchange meet, and what their combined state is."""
 
-    members: list[SupervisedRole]
-    """Roles besides the workers."""
-    re_form: bool
-    """Whether the others must join again when one of them is lost."""
+    re_form = False
+    """Whether the other workers must join again when one of them is lost."""
 
+    def __init__(self, setup: RendezvousSetup):
+        self._ask = setup.ask
+        self.members: list[SupervisedRole] = []
+        """Roles besides the workers."""
+        self._met: set[tuple[SupervisedRole, int]] = set()  # workers that loaded a state, with their number of restarts
+
+    @abstractmethod
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """Join these workers, with this state where they need one; False if a worker did not come."""
 
     def state(self, workers: list[SupervisedRole]) -> Value | None:
-        """The workers' combined state; None if none is left."""
+        """The workers' combined state, by default that of the first one that answers; None if none is left."""
+        for member in list(workers):  # workers that do not answer are removed from the list
+            if answer := self._ask([member], "state", [[]], ANSWER_S):
+                return answer[member]
+        return None
 
-    def keep(self) -> None:
-        """Remember the state of what is not in the workers, for when it is lost; called every few seconds."""
+    def keep(self) -> None:  # noqa: B027 - only servers have a state
+        """Save the state of `members`, to restart them from it; called every few seconds."""
 
     def revive(self) -> bool:
-        """Start lost processes again; True when one was, and all have to meet."""
+        """Restart lost `members`; whether one was restarted, so that all have to join again."""
+        return False
 
-    def metrics(self) -> dict[str, float]: ...
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def _load_new(self, workers: list[SupervisedRole], state: Value) -> bool:
+        """Load the state into workers that have none yet; False if one did not answer."""
+        new = [member for member in workers if (member, member.restarts) not in self._met]
+        loaded = self._ask(new, "load", [[state]] * len(new), ANSWER_S)
+        self._met |= {(member, member.restarts) for member in loaded}
+        return len(loaded) == len(new)
 
 
-class AllReduceRendezvous:
+class AllReduceRendezvous(Rendezvous):
     """All workers have the same state, and join at a store in this process."""
 
     re_form = True
 
     def __init__(self, setup: RendezvousSetup):
-        self.members: list[SupervisedRole] = []
-        self._runtime, self._ask = setup.runtime, setup.ask
-        self._store = open_store(setup.runtime.host)
+        super().__init__(setup)
+        self._runtime, self._store = setup.runtime, open_store(setup.runtime.host)
         self._meetings = 0
 
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
@@ -101,39 +118,17 @@ class AllReduceRendezvous:
         )
         return len(joined) == len(workers) and all(answer is None for answer in joined.values())
 
-    def state(self, workers: list[SupervisedRole]) -> Value | None:
-        for member in list(workers):  # workers without an answer are removed
-            if answer := self._ask([member], "state", [[]], ANSWER_S):
-                return answer[member]
-        return None
 
-    def keep(self) -> None:
-        """The workers have it all."""
-
-    def revive(self) -> bool:
-        """There is nothing else to start."""
-        return False
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-
-class GossipRendezvous:
+class GossipRendezvous(Rendezvous):
     """Each worker has its own state; the combined state is their mean."""
 
-    re_form = False
-
     def __init__(self, setup: RendezvousSetup):
-        self.members: list[SupervisedRole] = []
-        self._ask, self._meetings, self._met = setup.ask, 0, set[tuple[SupervisedRole, int]]()
-        self._distance = 0.0
+        super().__init__(setup)
+        self._meetings, self._distance = 0, 0.0
 
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """New workers load the mean; then all get the addresses of all."""
-        new = [member for member in workers if (member, member.restarts) not in self._met]
-        loaded = self._ask(new, "load", [[state]] * len(new), ANSWER_S)
-        self._met |= {(member, member.restarts) for member in loaded}
-        if len(loaded) < len(new):
+        if not self._load_new(workers, state):
             return False
         self._meetings += 1
         peers = [addresses[member] for member in workers]
@@ -148,13 +143,6 @@ class GossipRendezvous:
         self._distance = max(_distance(state["model"], mean["model"]) for state in states)
         return mean
 
-    def keep(self) -> None:
-        """The workers have it all."""
-
-    def revive(self) -> bool:
-        """There is nothing else to start."""
-        return False
-
     def metrics(self) -> dict[str, float]:
         """The largest distance of a worker from the mean, as last measured."""
         return {"exchange/consensus_distance": self._distance}
@@ -168,20 +156,19 @@ def _distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     return float(np.sqrt(apart / max(size, 1e-24)))
 
 
-class ServerRendezvous:
-    """Parameter servers in their own processes, which resume from their last state.
+class ServerRendezvous(Rendezvous):
+    """Parameter servers in their own processes, which resume from their last saved state.
 
     The servers hold the weights and the optimizer; the rest of the learner's state is taken from any worker.
     """
 
-    re_form = False
-
     def __init__(self, setup: RendezvousSetup):
-        self._ask, self._secret, self._learner = setup.ask, setup.secret, setup.learner
+        super().__init__(setup)
+        self._secret, self._learner = setup.secret, setup.learner
         runtime, limit = setup.runtime, setup.experiment.actor_learner.max_restarts
-        make = partial(_make_server, setup.experiment, setup.spec.to_json(), runtime.host, setup.secret)
+        args = setup.experiment, setup.spec.to_json(), runtime.host, setup.secret
         self.members = [
-            SupervisedRole(runtime, f"server {k}", partial(make, k), setup.note, limit)
+            SupervisedRole(runtime, f"server {k}", role_factory(ServerRole, *args, k), setup.note, limit)
             for k in range(setup.experiment.data_parallel.servers)
         ]
         count = len(self.members)
@@ -191,8 +178,7 @@ class ServerRendezvous:
         self._last: list[Value] = [None] * len(self.members)  # states to restart from
         self._empty = set(self.members)  # servers without a state
         self._addresses: dict[SupervisedRole, Value] = {}
-        self._told: dict[str, float] = {}
-        self._met: set[tuple[SupervisedRole, int]] = set()  # workers, with their number of restarts
+        self._metrics: dict[str, float] = {}
 
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """Servers without a state get one; new workers load the state, and all connect."""
@@ -207,10 +193,7 @@ class ServerRendezvous:
             self._addresses[server] = answer[server]
             self._empty.discard(server)
         # The other workers keep their statistics: moments in flight to them are nowhere else.
-        new = [member for member in workers if (member, member.restarts) not in self._met]
-        loaded = self._ask(new, "load", [[state]] * len(new), ANSWER_S)
-        self._met |= {(member, member.restarts) for member in loaded}
-        if len(loaded) < len(new):
+        if not self._load_new(workers, state):
             return False
         where = [[self._addresses[server] for server in self.members], self._secret, TOGETHER_S]
         joined = self._ask(workers, "meet", [where] * len(workers), MEET_S)
@@ -220,7 +203,7 @@ class ServerRendezvous:
         return False
 
     def _split_state(self, state: Value) -> None:
-        self._learner.load_state_dict({**to_tensors(state), "rng": self._learner.state_dict()["rng"]})
+        load_learner(self._learner, state)
         weights = self._learner.flat.weights.detach().cpu().numpy()
         optimizers = self._learner.split_optimizer(state["optimizer"])
         starts = [group.where.start for group in self._learner.flat.groups]
@@ -236,36 +219,31 @@ class ServerRendezvous:
 
     def state(self, workers: list[SupervisedRole]) -> Value | None:
         self.keep()
-        for member in list(workers):  # workers without an answer are removed
-            if answer := self._ask([member], "state", [[]], ANSWER_S):
-                return self._whole(answer[member])
-        return None
+        state = super().state(workers)
+        return state if state is None or any(last is None for last in self._last) else self._whole(state)
 
     def _whole(self, state: Value) -> Value:
-        if any(last is None for last in self._last):
-            return state
+        """A worker's state with the weights and the optimizer of the servers."""
         learner = self._learner
-        learner.load_state_dict({**to_tensors(state), "rng": learner.state_dict()["rng"]})
+        load_learner(learner, state)
         with torch.no_grad():
             for parts, last in zip(self._slices, self._last, strict=True):
                 for s, part in zip(parts, last["parts"], strict=True):
                     learner.flat.weights[s].copy_(torch.from_numpy(np.array(part["weights"])))
+        groups = range(len(learner.flat.groups))
         optimizer = learner.join_optimizers(
-            [
-                _joined([last["parts"][group]["optimizer"] for last in self._last])
-                for group in range(len(learner.flat.groups))
-            ]
+            [_joined([last["parts"][group]["optimizer"] for last in self._last]) for group in groups]
         )
         whole = to_arrays(learner.state_dict())
         return {**whole, "optimizer": optimizer, "version": self._last[0]["version"], "skipped": state["skipped"]}
 
     def keep(self) -> None:
-        """Save the servers' states, in case one crashes, and their metrics."""
+        """Save the servers' states and metrics."""
         standing = [server for server in self.members if server.alive and server not in self._empty]
-        told = self._ask(standing, "tell", [[]] * len(standing), ANSWER_S)
-        for server, (state, metrics) in told.items():
+        answers = self._ask(standing, "tell", [[]] * len(standing), ANSWER_S)
+        for server, (state, metrics) in answers.items():
             self._last[self.members.index(server)] = state
-            self._told = {**metrics, "learn/version": float(state["version"])}
+            self._metrics = {**metrics, "learn/version": float(state["version"])}
 
     def revive(self) -> bool:
         """Restart lost servers, each from its last known state."""
@@ -274,7 +252,7 @@ class ServerRendezvous:
         return bool(started)
 
     def metrics(self) -> dict[str, float]:
-        return self._told
+        return self._metrics
 
 
 def _cut(optimizer: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
@@ -298,8 +276,8 @@ class ServerRole:
     """A parameter server in its own process."""
 
     def __init__(
-        self, experiment: Experiment, spec: Value, host: str, secret: bytes, index: int, mailbox: Mailbox
-    ):  # fmt: skip
+        self, experiment: Experiment, spec: Value, host: str, secret: bytes, index: int, start: int, mailbox: Mailbox
+    ):
         config = experiment.data_parallel
         algo = make_algorithm(experiment, EnvSpec.from_json(spec))
         groups = algo.groups()
@@ -330,7 +308,3 @@ class ServerRole:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-
-
-def _make_server(experiment: Experiment, spec: Value, host: str, secret: bytes, index: int, start: int) -> MakeRole:
-    return lambda mailbox: ServerRole(experiment, spec, host, secret, index, mailbox)

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,12 @@ from corral.core import seeding
 from corral.core.encoding import Value
 from corral.core.errors import RunFailed
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, slice_envs
+from corral.data.make import make_store
 from corral.data.pack import pack, unpack, unpack_batch
-from corral.data.store import START, Store, StoreContext, make_store
-from corral.runtimes.base import Mailbox, MakeRole, RoleLost, Runtime
+from corral.data.store import START, Store, StoreContext
+from corral.runtimes.base import Mailbox, RoleLost, Runtime
 from corral.runtimes.supervised_role import SupervisedRole
+from corral.topologies.base import role_factory
 
 _AHEAD = 2  # batches fetched in advance
 _MAX_PUTS = 4  # fragments in flight to a shard
@@ -29,9 +30,13 @@ _STATE_S = 300.0  # to save or load a shard
 class Shard:
     """The role that holds one shard of the replay buffer."""
 
-    def __init__(self, spec: dict[str, Any], data: dict[str, Any], num_envs: int, seed: int, mailbox: Mailbox):
+    def __init__(
+        self, spec: dict[str, Any], data: dict[str, Any], num_envs: int, seed: int, index: int, start: int,
+        mailbox: Mailbox,
+    ):  # fmt: skip
         self._spec = EnvSpec.from_json(spec)
-        self._store: Any = make_store(self._spec, DataSpec(**data), num_envs, seed)  # a store with a rate limiter
+        own_seed = seeding.part_seed(seed, "train", "store", index, start)
+        self._store: Any = make_store(self._spec, DataSpec(**data), num_envs, own_seed)  # a store with a rate limiter
 
     def put(self, traj: Value, priorities: Value, progress: float, reward_scale: float) -> Value:
         """Store a fragment; returns the shard's status."""
@@ -75,13 +80,11 @@ class ShardedStore(Store):
         share = replace(
             data, capacity=-(-data.capacity // shards), min_size=max(data.batch_size, -(-data.min_size // shards))
         )
+        args = spec.to_json(), asdict(share), num_envs, seed
         self._shards = [
-            SupervisedRole(
-                runtime, f"replay {k}",
-                partial(_make_shard, spec.to_json(), asdict(share), num_envs, seed, k), note, max_restarts,
-            )
+            SupervisedRole(runtime, f"replay {k}", role_factory(Shard, *args, k), note, max_restarts)
             for k in range(shards)
-        ]  # fmt: skip
+        ]
         self._standing: list[dict[str, Any]] = [{} for _ in range(shards)]
         self._lost_counts = np.zeros(2, np.int64)  # of shards that were lost
         self._ready: deque[tuple[int, int, Value]] = deque()  # shard, its number of starts, its answer
@@ -92,7 +95,7 @@ class ShardedStore(Store):
         return self._shards
 
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
-        """Send each environment's data always to the same shard: n-step windows span fragments."""
+        """Always send an environment's data to the same shard, because n-step windows span fragments."""
         owner = traj.env_id % len(self._shards)
         for k, member in enumerate(self._shards):
             columns = np.flatnonzero(owner == k)
@@ -115,7 +118,7 @@ class ShardedStore(Store):
 
     def get(self) -> Sample:
         if not self._ready:
-            raise RunFailed("No batch has come from a shard: ask ready() before get().")
+            raise RunFailed("No shard has sent a batch yet: call get() only after ready() returned true.")
         shard, start, answer = self._ready.popleft()
         self._keys.append((shard, start))
         self._pump(0.0)
@@ -142,11 +145,11 @@ class ShardedStore(Store):
                     self._standing[k] = {}
                     member.lose(str(lost))
             if member.given_up:
-                raise RunFailed(f"{member.name} was lost too often; events.jsonl of the run says how.")
+                raise RunFailed(f"{member.name} crashed too often: see the run's events.jsonl for the reasons.")
             member.revive()
             if member.alive and self._standing[k].get("owed"):
-                under_way = sum(call.method == "get" for call in member.calls)
-                if under_way + sum(shard == k for shard, *_ in self._ready) < _AHEAD:
+                requested = sum(call.method == "get" for call in member.calls)
+                if requested + sum(shard == k for shard, *_ in self._ready) < _AHEAD:
                     member.call("get")
 
     def _take(self, shard: int, method: str, answer: Value) -> None:
@@ -170,7 +173,7 @@ class ShardedStore(Store):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if len(state["shards"]) != len(self._shards):
-            raise RunFailed(f"This run had {len(state['shards'])} replay shards; resume it with as many.")
+            raise RunFailed(f"This run had {len(state['shards'])} replay shards: resume it with the same number.")
         for k in range(len(self._shards)):
             if state["shards"][str(k)] is not None:
                 self._standing[k] = self._ask(k, "load_state_dict", state["shards"][str(k)]) or {}
@@ -194,10 +197,3 @@ class ShardedStore(Store):
         finally:
             if asked in member.calls:
                 member.calls.remove(asked)
-
-
-def _make_shard(
-    spec: dict[str, Any], data: dict[str, Any], num_envs: int, seed: int, shard: int, start: int
-) -> MakeRole:
-    own = seeding.part_seed(seed, "train", "store", shard, start)
-    return lambda mailbox: Shard(spec, data, num_envs, own, mailbox)

@@ -19,10 +19,7 @@ from corral.topologies.base import MakeExchange, Note, OnRollout, Topology, make
 
 
 class Sync(Topology):
-    """One experiment in the `sync` topology. `advance` is one turn; `state_dict` has everything to resume from.
-
-    On one machine a run is the same however often it was stopped and resumed.
-    """
+    """The `sync` topology. On one machine, a run that was stopped and resumed equals one that was not."""
 
     def __init__(
         self,
@@ -37,7 +34,7 @@ class Sync(Topology):
             experiment, experiment.num_envs, experiment.seed, experiment.backend, experiment.workers, cores
         )
         self._shared_progress: tuple[int, int] | None = None
-        self._rows = 0  # steps since it became one of several workers
+        self._rows = 0  # steps since `join_in`
         self.vec.record_episodes()
         if self.vec.chosen is not None:  # `auto` might choose another next time, which changes random numbers
             chosen: dict[str, Any] = dict(zip(("backend", "workers"), self.vec.chosen, strict=True))
@@ -54,14 +51,15 @@ class Sync(Topology):
         self._rollouts: Iterator[Any] | None = None
 
     def join_in(self, base: int, num_workers: int) -> None:
-        """Become one of `num_workers` that have made `base` steps together and continue in step."""
+        """Become one of `num_workers` that have made `base` steps in total and count their progress together."""
         self._shared_progress, self._rows = (base, num_workers), 0
 
     @property
     def progress(self) -> float:
         """Fraction of the run's steps that are done.
 
-        A worker counts for all, faulty steps included: all workers then have the same learning rate.
+        A worker assumes that all have made as many steps as itself, faulty ones included: all then have the same
+        learning rate.
         """
         if self._shared_progress is None:
             return super().progress
@@ -90,7 +88,7 @@ class Sync(Topology):
         return metrics
 
     def _ready(self) -> bool:
-        """Whether there is data for an update; batches of one fragment each are ready in all workers alike."""
+        """Whether there is data for an update. Batches of one fragment are ready in all workers at the same time."""
         data, ready = self.algo.data, self.store.ready()
         alike = data.unit == "sequence" and data.reuse == "once" and data.batch_size == self.experiment.num_envs
         return ready if alike else self.learner.agree(ready)

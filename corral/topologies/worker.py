@@ -15,19 +15,19 @@ from corral.config.experiment import ActorLearnerConfig, Experiment
 from corral.core import seeding
 from corral.core.encoding import Value
 from corral.envs.normalize import NormalizedVecEnv, RunningMoments
-from corral.learn.exchange.base import ExchangeSetup, Joint, PeerLost
+from corral.learn.exchange.base import ExchangeSetup, Joint, PeerLost, make_exchange
 from corral.learn.exchange.config import DataParallelConfig
-from corral.learn.exchange.make import make_exchange
 from corral.learn.exchange.peers import own_address
-from corral.learn.weights import to_arrays, to_tensors
+from corral.learn.weights import to_arrays
 from corral.runtimes.base import Mailbox
+from corral.topologies.base import load_learner
 from corral.topologies.sync import Sync
 
 
 class Worker:
     """One of several workers. The first draws the same random numbers as `sync`; other starts have their own seeds."""
 
-    def __init__(self, experiment: Experiment, index: int, start: int, host: str, secret: bytes, mailbox: Mailbox):
+    def __init__(self, experiment: Experiment, host: str, secret: bytes, index: int, start: int, mailbox: Mailbox):
         seed = experiment.seed
         if index or start:
             seed = seeding.part_seed(seed, "train", "actor", index, start)
@@ -61,13 +61,11 @@ class Worker:
         }
 
     def load(self, state: Value) -> Value:
-        """Load a learner's state, except the RNG that orders minibatches."""
-        order = self._sync.learner.state_dict()["rng"]
-        self._sync.learner.load_state_dict({**to_tensors(state), "rng": order})
+        load_learner(self._sync.learner, state)
         return True
 
     def go_on(self, steps: int) -> Value:
-        """Resume from a checkpoint at this step: with new episodes instead of those of the start."""
+        """Resume from a checkpoint at this step, with new episodes instead of those of the start."""
         self._sync.vec.reset(seeding.part_seed(self._seed, "train", "actor", 0, steps))
         return True
 
@@ -75,7 +73,7 @@ class Worker:
         return to_arrays(self._sync.learner.state_dict())
 
     def meet(self, *where: Value) -> Value:
-        """Join the others; the reason for a failure, or None."""
+        """Join the other workers; returns None, or why that failed."""
         try:
             self._exchange.join(*where)
         except PeerLost as lost:
@@ -83,7 +81,7 @@ class Worker:
         return None
 
     def work(self, turn: int, base: int, num_workers: int, rounds: int, returns: Value) -> Value:
-        """Act and learn for some rounds; the `num_workers` have made `base` steps, and `returns` are their moments."""
+        """Act and learn for some rounds; all `num_workers` have made `base` steps, with these moments of returns."""
         sync, metrics, lost = self._sync, dict[str, list[float]](), None
         known = self._returns()
         if known is not None and (num_workers > 1 or not known.count):

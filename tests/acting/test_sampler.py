@@ -213,6 +213,25 @@ def test_second_rollouts_call_in_every_autoreset_mode(mode):
                 check(traj)
 
 
+@pytest.mark.parametrize("backend", ["local", "process"])
+def test_rollouts_after_a_policy_error_go_on_where_they_were(backend):
+    calls = 0
+
+    def policy(obs):
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise ArithmeticError
+        obs[...] = -1  # a policy may overwrite what it was given
+        return zeros(obs)
+
+    with corral.Sampler(partial(CountingEnv, 0), policy, 4, backend, 2) as sampler:
+        with pytest.raises(ArithmeticError):
+            take(sampler, 8, 1)
+        for traj in take(sampler, 3, 2):
+            np.testing.assert_array_equal(traj.next_obs()[..., LIFE], traj.obs[:-1][..., LIFE] + 1)
+
+
 def test_older_rollouts_iterator_is_refused():
     with corral.Sampler(partial(CountingEnv, 0), zeros, 2, "local") as sampler:
         first = sampler.rollouts(4)

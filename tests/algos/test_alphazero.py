@@ -13,7 +13,7 @@ from corral.acting.sampler import Sampler
 from corral.algos.search.alphazero import AlphaZero, Config
 from corral.core.errors import UserError
 from corral.core.types import Positions
-from corral.data.store import make_store
+from corral.data.make import make_store
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.pettingzoo import AecEnv
 from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
@@ -199,8 +199,8 @@ def test_two_actors_feed_one_learner(runtime, tmp_path):
     ("changes", "sentence"),
     [
         ({"num_simulations": 0}, "num_simulations must be at least 1"),
-        ({"past_self_fraction": 0.7, "opponent_fraction": 0.6}, "their sum exceeds 1"),
-        ({"past_self_fraction": "0:0.9@0.5", "opponent_fraction": "0.5:0"}, "their sum exceeds 1"),
+        ({"past_self_fraction": 0.7, "opponent_fraction": 0.6}, "both fractions of all games, exceed 1"),
+        ({"past_self_fraction": "0:0.9@0.5", "opponent_fraction": "0.5:0"}, "both fractions of all games, exceed 1"),
         ({"opponents": (), "opponent_fraction": 0.5}, "needs opponents"),
         ({"full_search_fraction": 0.0}, "full_search_fraction"),
         ({"value_coef": -1.0}, "value_coef"),
@@ -247,7 +247,7 @@ def test_an_environment_for_one_is_left_to_ppo(tmp_path):
 
 
 def test_continuous_actions_are_refused(tmp_path):
-    with pytest.raises(UserError, match="counted"):
+    with pytest.raises(UserError, match="needs discrete actions"):
         corral.train("alphazero", env="Pendulum-v1", steps=100, run_dir=tmp_path / "x")
 
 

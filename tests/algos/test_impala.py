@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers.batches import SPECS, batch_for, gradients, learned, on_path, randomize
+from helpers.batches import SPECS, batch_for, gradients, learned, observe, on_path, randomize
 from helpers.reference.vtrace import literal_vtrace, rows_one_by_one, stale
 
 from corral.algos import impala
@@ -89,7 +89,7 @@ def test_both_paths_are_equal(space, vtrace, normalize_obs):
     net = NetConfig(hidden_sizes=(16, 8), normalize_obs=normalize_obs)
     algo, model = make(space, vtrace=vtrace, net=net)
     traj = stale(algo, model, fault=0.05)
-    model.encoder.observe(torch.from_numpy(traj.obs.reshape(-1, 3)))
+    observe(model.encoder, torch.from_numpy(traj.obs.reshape(-1, 3)))
     (plain, by_torch), (lean, by_numpy) = (learned(algo, model, traj, path) for path in PATHS)
     assert plain.backward is None
     assert lean.backward is not None

@@ -81,7 +81,7 @@ def test_url_with_all_environments_of_the_simulator(serve, tmp_path):
 
 def test_url_with_room_for_one(serve, capfd):
     assert run(serve("tcp", 1)) == 0
-    assert "Not measured: more environments: the simulator has room for one." in capfd.readouterr().out
+    assert "Not measured: more environments: the simulator has one slot." in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ ALONE, LOCAL = way("none", 1, 1, environment=20.0), way("local", 8, 1, environme
          "--set backend=local num_envs=64, 2.5 times the rate of local with 8."),
         (way("process", 64, 2, environment=9.0, Corral=1.0, IPC=2.5), False, "the environment itself on ",
          "--set backend=process workers=2 num_envs=64, 2.0 times the rate of local with 8."),
-        (way("process", 8, 8, environment=9.0, Corral=1.0, IPC=2.5), True, "more workers than cores can wait",
+        (way("process", 8, 8, environment=9.0, Corral=1.0, IPC=2.5), True, "more workers than cores help",
          "--set backend=process workers=8 num_envs=8"),
         (way("process", 8, 2, environment=2.0, Corral=1.0, IPC=7.0), False, "messages between processes, 7.0 of 10.0",
          "--set backend=process workers=2 num_envs=8"),
@@ -150,15 +150,19 @@ def test_fewest_environments_among_similar_rates():
 def test_native_version_is_a_hint_alone():
     speed = Speed("mine", [ALONE, LOCAL, *(Way("native", 8, 2, [(1_000_000, s, 0.0)]) for s in (9.0, 5.0))])
     assert speed.best is LOCAL
-    assert advice(speed).endswith("backend=native, a version of its own, is 5.0 times as fast.")
+    assert advice(speed).endswith("backend=native, another implementation of it, is 5.0 times as fast.")
 
 
 @pytest.mark.parametrize(
     ("layers", "limit", "change"),
     [
-        ({"environment": 9.0, "Corral": 1.0, "wire": 1.0}, "the simulator's own step", "more simulators at once"),
+        (
+            {"environment": 9.0, "Corral": 1.0, "wire": 1.0},
+            "the simulator's own step",
+            "more simulators make it faster",
+        ),
         ({"environment": 1.0, "Corral": 1.0, "wire": 9.0}, "the link, messages and waiting", "--set num_envs=32"),
-        ({"environment": 1.0, "Corral": 9.0, "wire": 1.0}, "Corral's stepping", "the link is not what bounds it"),
+        ({"environment": 1.0, "Corral": 9.0, "wire": 1.0}, "Corral's stepping", "the link is not the bottleneck"),
     ],
 )
 def test_bound_and_advice_over_the_link(layers, limit, change):

@@ -47,14 +47,14 @@ def test_a_good_environment_passes_every_check(env):
         ("Unseeded", "determinism", "fail", "differ in the first observation"),
         ("Leftover", "determinism", "warn", "leaves something behind"),
         ("Reseeding", "seeds", "warn", "starts every episode alike"),
-        ("Fixed", "seeds", "pass", "same: the seed changes nothing"),
+        ("Fixed", "seeds", "pass", "the seed changes nothing"),
         ("Homesick", "worker process", "warn", "plays differently in a worker process"),
         ("Good", "save and load", "pass", "level 2, kept in memory; bit-equal"),
         ("Good", "state cost", "pass", "kB a state, "),
-        ("NotFinite", "save and load", "fail", "a step from a state fails"),
-        ("Locked", "save and load", "pass", "level 1, brought back by repeating"),
+        ("NotFinite", "save and load", "fail", "a step from a saved state fails"),
+        ("Locked", "save and load", "pass", "level 1, restored by replaying"),
         ("Forgetful", "save and load", "fail", "level 4, bytes, as the environment declares them; but a step"),
-        ("Meddling", "planning", "fail", "planning changes what the environment does"),
+        ("Meddling", "planning", "fail", "planning changes the environment"),
     ],
 )
 def test_each_fault_is_found_by_its_check_and_named(env, check, status, words):

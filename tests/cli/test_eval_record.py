@@ -169,7 +169,7 @@ def test_without_a_screen_eval_names_record(runs, monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    with pytest.raises(UserError, match=r"no display .* `corral record`"):
+    with pytest.raises(UserError, match=r"no display.*`corral record`"):
         run(Eval, runs / "cartpole", "--render")
 
 
@@ -230,8 +230,8 @@ def test_atari_is_filmed_at_the_speed_of_the_console(tmp_path):
         (Record, ["cartpole", "--episodes", "0"], "episodes must be above 0"),
         (Record, ["cartpole", "--seed", "-1"], "seed must be at least 0"),
         (Record, ["Blind", "-o", "a.mp4"], "film_envs:Blind takes no render_mode"),
-        (Record, ["Wrong", "-o", "a.mp4"], "Wrong cannot be filmed: with render_mode='rgb_array'"),
-        (Record, ["Growing", "-o", "a.mp4"], "must keep their size"),
+        (Record, ["Wrong", "-o", "a.mp4"], "Wrong cannot be recorded: with render_mode='rgb_array'"),
+        (Record, ["Growing", "-o", "a.mp4"], "must have the same size"),
         (Record, ["Odd", "-o", "film_envs.py/a.mp4"], "cannot be written"),
         (Eval, ["nowhere"], "no run at nowhere"),
         (Eval, ["cartpole", "--episodes", "0"], "--episodes must be at least 1"),
@@ -313,7 +313,7 @@ def test_eval_of_a_game_by_opponent_and_solved_positions(tmp_path, capsys):
     assert 0 < shares[0] < shares[1] < 1
     run(Eval, tmp_path / "Connect4", "--opponent", "solved")
     assert re.fullmatch(r"Right moves: \d\d\.\d% of 1,000 solved positions\n", capsys.readouterr().out)
-    with pytest.raises(UserError, match="Solved positions are of corral/Connect4-v0"):
+    with pytest.raises(UserError, match="Solved positions exist only for corral/Connect4-v0"):
         run(Eval, tmp_path / "TicTacToe", "--opponent", "solved")
 
 
@@ -346,7 +346,7 @@ def test_searched_steps_are_not_in_the_video(env, tmp_path):
 
 def test_a_policy_without_probabilities_is_not_searched_with(tmp_path):
     corral.train("dqn", env="CartPole-v1", steps=64, eval_episodes=0, run_dir=tmp_path / "x", quiet=True)
-    with pytest.raises(UserError, match="QNetwork has none"):
+    with pytest.raises(UserError, match="QNetwork has neither"):
         run(Eval, tmp_path / "x", "--search-sims", "4", "--episodes", "1")
 
 

@@ -153,7 +153,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, options, words):
 def test_folder_without_run_or_rows_is_named(tmp_path):
     with pytest.raises(UserError, match="at least one run"):
         plot()
-    with pytest.raises(UserError, match="is no run"):
+    with pytest.raises(UserError, match="is not a run"):
         plot(tmp_path)
     with pytest.raises(UserError, match="no rows yet"):
         plot(make(tmp_path / "new").path)
@@ -203,7 +203,7 @@ def test_top_shows_a_run_that_is_training(tmp_path, capsys):
         lines = dict(line.split(maxsplit=1) for line in shown(run, capsys).splitlines())
     assert f"running (pid {os.getpid()})" in lines["status"]
     assert lines["steps"] == "501 of 1,000  50.1%"
-    assert lines["steps/s"] == "100 now, 100 in the mean"
+    assert lines["steps/s"] == "100 now, 100 on average"
     assert lines["time"] == "left   0:05"
     assert lines["return"].startswith("50 ")
     assert lines["last"].startswith("eval   475")
@@ -246,7 +246,7 @@ def test_top_shows_a_run_that_has_not_begun(tmp_path, capsys):
 
 
 def test_top_of_no_run_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="is no run"):
+    with pytest.raises(UserError, match="is not a run"):
         top(tmp_path)
 
 

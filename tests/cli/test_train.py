@@ -12,6 +12,7 @@ import yaml
 from corral.algos.registry import ALGORITHMS
 from corral.cli.console import print_table
 from corral.cli.list import ListAlgos, ListPresets
+from corral.cli.main import main
 from corral.cli.options import parse
 from corral.cli.resume import Resume
 from corral.cli.train import Train, print_result
@@ -42,11 +43,11 @@ def train(*args):
     return parse(Train, args, "corral train").run()
 
 
-def test_train_then_resume_from_the_command_line(tmp_path):
-    done = corral("train", "ppo", "--env", "CartPole-v1", "--steps", "6.4e1", "--seed", "3", *SMALL, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_train_then_resume_from_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "ppo", "--env", "CartPole-v1", "--steps", "6.4e1", "--seed", "3", *SMALL]) == 0
     run = tmp_path / "runs" / "ppo-CartPole-v1-3-1"
-    where, score, following = done.stdout.splitlines()
+    where, score, following = capsys.readouterr().out.splitlines()
     assert where.startswith("Run: runs/ppo-CartPole-v1-3-1, 64 steps in ")
     assert score.startswith("Evaluation: mean return ")
     assert "corral eval runs/ppo-CartPole-v1-3-1" in following
@@ -191,15 +192,15 @@ def test_listing_loads_no_torch():
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_simulators_start_again_from_another_folder(tmp_path):
+def test_simulators_start_again_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     program = tmp_path / "sim"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m corral serve CartPole-v1 --connect "$1"\n')
     program.chmod(0o755)
     options = ["--env", "tcp://127.0.0.1:0", "--sim", "./sim {url}", "--sims", "2", "--steps", "32", *SMALL]
-    made = corral("train", "ppo", *options, cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
+    assert main(["train", "ppo", *options]) == 0
     run = tmp_path / "runs" / "ppo-sim-0-1"
     assert settings_of(run)["env_kwargs"]["sim"] == f"{program} {{url}}"
     (tmp_path / "elsewhere").mkdir()
-    played = corral("eval", run, "--episodes", "1", cwd=tmp_path / "elsewhere")
-    assert played.returncode == 0, played.stderr
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["eval", str(run), "--episodes", "1"]) == 0

@@ -273,7 +273,7 @@ def test_a_run_without_an_environment_or_algorithm_is_refused():
         Experiment.make("pppo", "CartPole-v1")
     with pytest.raises(UserError, match="Close: CartPole-v1"):
         Experiment.make("ppo", "CartPol-v1")
-    with pytest.raises(UserError, match=r"x\.yaml must say which algorithm"):
+    with pytest.raises(UserError, match=r"x\.yaml must set algo"):
         Experiment.from_dict({"env": "CartPole-v1"}, "x.yaml")
 
 
@@ -330,7 +330,7 @@ def test_local_callable_runs_here_and_fails_elsewhere(toy):
     for env in (build, lambda: MyEnv()):
         made = Experiment.make("toy", env)
         assert made.environment() == (env, {})
-        with pytest.raises(UserError, match=r"<.*>.*cannot be built again"):
+        with pytest.raises(UserError, match=r"<.*>.*cannot be rebuilt"):
             again(made).environment()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from corral.core.errors import UserError
 from corral.core.types import DataSpec
-from corral.data.store import make_store
+from corral.data.make import make_store
 from corral.testing.contracts.store import FifoContract, ReplayContract, counting_spec
 
 

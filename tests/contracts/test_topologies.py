@@ -55,7 +55,7 @@ RUNTIMES = ["inline", "process"]
 
 @pytest.mark.parametrize(
     ("weights", "runtime"),
-    on_runtimes(["sync", "async", "lag:3"], quick={("sync", "process"), ("async", "process"), ("async", "ray")}),
+    on_runtimes(["sync", "async", "lag:3"], quick={("async", "process"), ("async", "ray")}),
 )
 def test_no_gap_repeat_or_reorder(weights, runtime):
     topology = make(topology="actor_learner", runtime=runtime, actors=2, weight_sync=weights)
@@ -68,7 +68,7 @@ def test_no_gap_repeat_or_reorder(weights, runtime):
 
 @pytest.mark.parametrize(
     ("weights", "runtime"),
-    on_runtimes(["sync", "async"], quick={("sync", "process"), ("async", "process"), ("async", "ray")}),
+    on_runtimes(["sync", "async"], quick={("async", "process")}),
 )
 def test_no_gap_repeat_or_reorder_with_central_inference(weights, runtime):
     seen = run(make(topology="central_inference", runtime=runtime, actors=2, weight_sync=weights))
@@ -97,7 +97,7 @@ def test_lag_0_equals_sync_bit_by_bit_on_the_counting_agent(runtime):
     assert torch.equal(sync.learner.flat.weights, apart.learner.flat.weights)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c", "dqn"])
+@pytest.mark.parametrize("algo", ["ppo", *(pytest.param(algo, marks=pytest.mark.slow) for algo in ("a2c", "dqn"))])
 def test_one_actor_in_step_is_the_topology_sync(algo):
     settings = {"steps": 1500, "weight_sync": "sync"} | ({"learning_starts": 100} if algo == "dqn" else {})
     apart = make(algo, "CartPole-v1", topology="actor_learner", runtime="process", actors=1, **settings)
@@ -117,7 +117,7 @@ def test_several_actors_in_step_are_the_same_run_again():
     assert torch.equal(both[0].learner.flat.weights, both[1].learner.flat.weights)
 
 
-@pytest.mark.parametrize("bound", [0, 2, 5])
+@pytest.mark.parametrize("bound", [2, *(pytest.param(bound, marks=pytest.mark.slow) for bound in (0, 5))])
 def test_measured_lag_never_exceeds_its_bound(bound):
     lags = []
     topology = make(
@@ -234,7 +234,7 @@ def test_killed_second_learner_rejoins():
 
 
 def test_batch_not_divisible_by_learners_is_refused():
-    with pytest.raises(UserError, match="batch of 7 cannot be shared out among 2 learners"):
+    with pytest.raises(UserError, match="batch of 7 cannot be split evenly among 2 learners"):
         make("impala", "CartPole-v1", topology="actor_learner", runtime="inline", actors=1, learners=2, batch_size=7)
 
 
@@ -249,12 +249,12 @@ def test_envs_not_divisible_by_actors_are_refused():
 
 
 def test_where_the_environments_live_must_fit_the_topology():
-    with pytest.raises(UserError, match="backend=local cannot be"):
+    with pytest.raises(UserError, match="needs environments in other processes, and backend=local has none"):
         make(topology="central_inference", backend="local")
 
 
 def test_numbers_of_parts_that_contradict_each_other_are_refused():
-    with pytest.raises(UserError, match="min_actors=5 exceeds the number of actors, 2"):
+    with pytest.raises(UserError, match="min_actors=5 exceeds the 2 actors"):
         make(topology="actor_learner", actors=2, min_actors=5)
     with pytest.raises(UserError, match="7 environments cannot be divided among 2 actors"):
         make(topology="actor_learner", actors=2, num_envs=7)
@@ -265,7 +265,7 @@ def test_sync_has_nothing_to_scale():
         make(actors=2)
     with pytest.raises(UserError, match="needs another topology"):
         make(runtime="ray")
-    with pytest.raises(UserError, match="learners needs topology=actor_learner"):
+    with pytest.raises(UserError, match="learners needs another topology than 'sync'"):
         make(learners=2)
 
 

@@ -7,7 +7,7 @@ from corral.acting.sampler import Sampler
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import DataSpec
 from corral.data.game_replay import GameReplay
-from corral.data.store import make_store
+from corral.data.make import make_store
 from corral.ops.returns import outcomes
 from corral.testing.contracts.store import fragments
 from corral.testing.envs import CountingEnv

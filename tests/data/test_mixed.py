@@ -10,8 +10,9 @@ from helpers.fragments import MIXED, VECTOR, Stream, fragment
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import DataSpec, Trajectory, slice_envs
 from corral.data.fifo import FifoStore
-from corral.data.mixed import MixedStore, SequenceRing
-from corral.data.store import make_store
+from corral.data.make import make_store
+from corral.data.mixed import MixedStore
+from corral.data.sequence_ring import SequenceRing
 from corral.testing.contracts.store import (
     NUM_ENVS,
     FifoContract,
@@ -180,7 +181,7 @@ def test_ring_beyond_memory_is_refused_with_remedy():
 
 
 def test_only_a_share_above_nothing_is_mixed():
-    assert isinstance(make_store(VECTOR, DataSpec("sequence", 2, 4, "once"), 2), FifoStore)
+    assert type(make_store(VECTOR, DataSpec("sequence", 2, 4, "once"), 2)) is FifoStore
     store = make_store(VECTOR, DataSpec("sequence", 2, 4, "once", capacity=9, replayed=0.5), 2)
     assert isinstance(store, MixedStore)
     with pytest.raises(RunFailed, match="ready"):

@@ -219,7 +219,7 @@ def test_looking_into_the_environments_is_refused_readably():
         assert not env.has_attr("gravity")
         assert env.env_is_wrapped(Monitor) == [True, True]
         assert env.env_is_wrapped(gymnasium.Wrapper, indices=1) == [False]
-        with pytest.raises(AttributeError, match="'gravity' stays inside"):
+        with pytest.raises(AttributeError, match="'gravity' is an attribute of the environments"):
             env.get_attr("gravity")
         with pytest.raises(corral.UserError, match="env_kwargs"):
             env.set_attr("gravity", 1.0)

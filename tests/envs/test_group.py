@@ -132,7 +132,7 @@ def test_integers_that_would_wrap_around_are_refused():
 
     with corral.make_vec(Binary, 1, "local") as vec:
         batch = vec.recv()
-        with pytest.raises(corral.UserError, match="outside"):
+        with pytest.raises(corral.UserError, match="which int8 cannot hold"):
             vec.send(batch.env_ids, np.array([[256, 257]]))
 
 

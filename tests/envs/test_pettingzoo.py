@@ -10,8 +10,9 @@ from corral.core.errors import UserError
 from corral.envs.suites.games import Connect4, PettingZoo, TicTacToe
 from corral.envs.suites.games.pettingzoo import copy_aec
 from corral.planning.action_set import choose_action_set
+from corral.planning.config import SearchConfig
 from corral.planning.mcts.evaluation import RolloutEvaluation
-from corral.planning.planner import Planner, SearchConfig
+from corral.planning.planner import Planner
 from corral.testing import check_env
 
 pytest.importorskip("pettingzoo")
@@ -78,12 +79,12 @@ def test_an_illegal_move_is_refused_and_changes_nothing():
 def test_unsupported_game_is_refused_with_remedy():
     for game, message in (
         ("connect_for_v3", "choose connect_four_v3"),
-        ("rps_v2", "does not say which moves are legal"),
+        ("rps_v2", "has no mask of legal moves"),
         ("no_such_module:env", "corral-rl"),
     ):
         with pytest.raises(UserError, match=message):
             PettingZoo(game)
-    with pytest.raises(UserError, match="does not say which moves are legal"):
+    with pytest.raises(UserError, match="has no mask of legal moves"):
         PettingZoo(f"{__name__}:without_masks")
 
 

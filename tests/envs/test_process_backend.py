@@ -1,4 +1,4 @@
-"""Worker processes: what survives a kill, what dies with the parent, and what a worker may use."""
+"""Worker processes: what survives a kill, what is restarted, and what a worker may use."""
 
 import os
 import signal
@@ -10,7 +10,6 @@ from functools import partial
 
 import gymnasium
 import numpy as np
-import psutil
 import pytest
 
 import corral
@@ -18,15 +17,6 @@ from corral.envs.supervision import Supervision
 from corral.testing import CountingEnv, FaultyEnv, SlowEnv
 from corral.testing.contracts.vec_env import EPISODE, LIFE, T
 from corral.testing.play import play, random_actions
-
-
-def gone(pids, within_s=5.0):
-    until = time.monotonic() + within_s
-    while any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.mark.parametrize("total", [2_000, pytest.param(20_000, marks=pytest.mark.faults)])
@@ -138,150 +128,6 @@ def test_workers_use_one_thread_each_and_do_not_import_torch():
         assert (batch.obs[:, 2] == 1).all()
 
 
-SCRIPT = """
-import sys, time
-import gymnasium, numpy as np
-import corral
-
-class Mine(gymnasium.Env):  # defined in the script, and no `if __name__ == "__main__"` anywhere
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-    def step(self, action):
-        if action == 1:
-            while True: time.sleep(1)
-        return np.zeros(2, np.float32), 0.0, False, False, {}
-
-gymnasium.register("Mine-v0", entry_point=Mine)
-for env in (Mine, "Mine-v0"):
-    vec = corral.make_vec(env, 4, "process", workers=2)
-    batch = vec.recv()
-    print(*vec.worker_pids, flush=True)
-vec.send(batch.env_ids, np.ones(4, int))
-sys.stdin.readline()
-"""
-
-
-@pytest.fixture
-def script(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    child = subprocess.Popen([sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    yield child
-    child.kill()
-    child.wait()
-    child.stdin.close()
-    child.stdout.close()
-
-
-def test_script_without_main_guard_and_its_kill(script):
-    pids = [int(p) for _ in range(2) for p in script.stdout.readline().split()]
-    assert len(pids) == 4
-    assert all(psutil.pid_exists(p) for p in pids[2:])
-    time.sleep(0.3)  # let the environments hang in their step
-    os.kill(script.pid, signal.SIGKILL)
-    script.wait()
-    assert gone(pids)
-
-
-def test_workers_end_with_a_script_that_forgets_to_close(script):
-    pids = [int(p) for _ in range(2) for p in script.stdout.readline().split()]
-    script.stdin.write("\n")
-    script.stdin.flush()
-    assert script.wait(20) == 0
-    assert gone(pids)
-
-
-class Launcher(CountingEnv):
-    """Starts a process of its own, as an environment around a simulator does."""
-
-    def __init__(self):
-        super().__init__()
-        self._child = subprocess.Popen(["sleep", "1000"])
-
-    def reset(self, *, seed=None, options=None):
-        obs, info = super().reset(seed=seed, options=options)
-        obs[1] = self._child.pid
-        return obs, info
-
-
-def test_processes_of_an_env_die_with_its_worker():
-    with corral.make_vec(Launcher, 1, "process") as vec:
-        batch = vec.recv()
-        first = int(batch.obs[0, 1])
-        os.kill(vec.worker_pids[0], signal.SIGKILL)
-        vec.send(batch.env_ids, np.zeros(1, np.int64))
-        batch = vec.recv()
-        assert batch.faulty.all()
-        assert gone([first])
-        second = int(batch.obs[0, 1])
-        assert psutil.pid_exists(second)
-    assert gone([second])
-
-
-ORPHANS = """
-import ctypes, os, subprocess, sys, threading, time
-import numpy as np
-import corral
-from corral.testing import CountingEnv
-
-class Busy(CountingEnv):
-    def reset(self, *, seed=None, options=None):
-        obs, info = super().reset(seed=seed, options=options)
-        obs[1], obs[2] = os.getpid(), subprocess.Popen(["sleep", "1000"]).pid
-        return obs, info
-    def step(self, action):
-        {how}
-
-def make():
-    global vec
-    vec = corral.make_vec(Busy, 1, "process")
-
-{start}
-batch = vec.recv()
-print(int(batch.obs[0, 1]), int(batch.obs[0, 2]), flush=True)
-vec.send(batch.env_ids, np.zeros(1, int))
-time.sleep(1000)
-"""
-
-
-@pytest.mark.parametrize("start", ["make()", "t = threading.Thread(target=make); t.start(); t.join()"])
-@pytest.mark.parametrize("how", ["time.sleep(1000)", "while True: pass", "ctypes.PyDLL(None).sleep(1000)"])
-def test_sigkill_of_parent_leaves_no_process(how, start, tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(ORPHANS.format(how=how, start=start))
-    with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True) as child:
-        pids = [int(p) for p in child.stdout.readline().split()]
-        time.sleep(0.3)  # let the environment get into its step, there holding the interpreter lock in C
-        child.kill()
-    assert len(pids) == 2
-    assert gone(pids)
-
-
-def test_vec_env_outlives_the_thread_that_made_it():
-    made = []
-    thread = threading.Thread(target=lambda: made.append(corral.make_vec(CountingEnv, 2, "process", workers=2)))
-    thread.start()
-    thread.join()
-    time.sleep(0.2)
-    with made[0] as vec:
-        assert len(play(vec, 10)) == 2
-        assert vec.restarts == 0
-
-
-def test_a_fork_that_ends_leaves_the_workers_alone():
-    with corral.make_vec(CountingEnv, 2, "process", workers=2) as vec:
-        batch = vec.recv()
-        if (pid := os.fork()) == 0:
-            vec.close()
-            os._exit(0)
-        os.waitpid(pid, 0)
-        vec.send(batch.env_ids, np.zeros(2, np.int64))
-        assert not vec.recv().faulty.any()
-
-
 def test_reset_after_an_idle_worker_died_gives_plain_first_rows():
     with corral.make_vec(CountingEnv, 4, "local", seed=5) as vec:
         expected = vec.recv().obs
@@ -350,40 +196,6 @@ def test_failed_replacement_is_retried(tmp_path):
         assert [fault.kind for fault in vec.faults] == ["killed", "raised", "raised"]
 
 
-def test_the_death_of_a_worker_that_forked_is_noticed():
-    class Forks(CountingEnv):
-        def step(self, action):
-            if (pid := os.fork()) == 0:
-                time.sleep(30)
-                os._exit(0)
-            os.setpgid(pid, pid)  # out of the group that the parent kills
-            return super().step(action)
-
-    with corral.make_vec(Forks, 1, "process") as vec:
-        batch = vec.recv()
-        vec.send(batch.env_ids, np.zeros(1, np.int64))
-        batch = vec.recv()
-        os.kill(vec.worker_pids[0], signal.SIGKILL)
-        vec.send(batch.env_ids, np.zeros(1, np.int64))
-        assert vec.recv().faulty.all()
-        assert [fault.kind for fault in vec.faults] == ["killed"]
-
-
-def test_an_interrupted_recv_closes_instead_of_hanging_later():
-    with corral.make_vec(partial(SlowEnv, 2.0, 2.0), 1, "process") as vec:
-        batch = vec.recv()
-        vec.send(batch.env_ids, np.zeros(1, np.int64))
-        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                vec.recv()
-        finally:
-            signal.signal(signal.SIGINT, handler)
-        with pytest.raises(corral.UserError, match="closed"):
-            vec.recv()
-
-
 def test_large_factories_start_quickly_enough_to_start_at_all():
     ballast = np.zeros(60_000_000, np.uint8)
     with corral.make_vec(lambda: (ballast.sum(), CountingEnv())[1], 2, "process") as vec:
@@ -414,17 +226,6 @@ def test_output_of_environments_never_lands_in_shared_memory(tmp_path):
     )
     subprocess.run([sys.executable, path], timeout=60)
     assert (tmp_path / "done").exists()
-
-
-def test_a_failed_start_leaves_no_process_behind():
-    before = {p.pid for p in psutil.Process().children(recursive=True)}
-
-    def broken():
-        raise OSError("licence server not reachable")
-
-    with pytest.raises(corral.EnvFailed, match="licence server not reachable"):
-        corral.make_vec([CountingEnv, broken, CountingEnv], backend="process", workers=3)
-    assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
 
 
 def test_unpicklable_factory_is_refused():

@@ -77,6 +77,12 @@ def on_path(net, path):
     return net
 
 
+def observe(encoder, obs):
+    """Add a batch of observations to the statistics of an encoder that normalises."""
+    if encoder.norm is not None:
+        encoder.norm.merge(encoder.moments(obs))
+
+
 def loss_of(algo, model, target, batch, progress=0.0):
     """The algorithm's only loss of a batch."""
     (output,) = algo.losses(model, target, batch, UpdateContext(progress, torch.Generator().manual_seed(0)))

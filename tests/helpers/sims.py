@@ -28,6 +28,7 @@ def wait_for(url):
             if probe.connect_ex((host, int(port))) == 0:
                 return
         time.sleep(0.05)
+    raise TimeoutError(f"nobody listens at {url}")
 
 
 class Sim:

@@ -180,13 +180,13 @@ def test_error_feedback_on_beats_off(name):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("gzip", "says nothing: there are none"),
-        ("topk", "says nothing"),
+        ("gzip", "is unknown: use none"),
+        ("topk", "is unknown"),
         ("topk:2", "between 1e-06 and 1"),
         ("topk:0", "between"),
-        ("topk:0.1+gzip", "says nothing"),
+        ("topk:0.1+gzip", "is unknown"),
         ("qsgd:3", "2, 4 or 8"),
-        ("qsgd", "says nothing"),
+        ("qsgd", "is unknown"),
         ("powersgd:0", "between 1 and 64"),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers.batches import SPECS, batch_for, on_path, randomize
+from helpers.batches import SPECS, batch_for, observe, on_path, randomize
 
 from corral.algos import a2c, appo, dqn, impala, ppo
 from corral.algos.base import UpdateContext
@@ -91,7 +91,7 @@ def test_explicit_policy_losses_equal_autograd(actions, observation, activation,
     plain, lean, (plain_flat, lean_flat) = twins(algo)
     batch = rows_for(algo, plain)
     for model in (plain, lean):
-        model.encoder.observe(batch.obs)
+        observe(model.encoder, batch.obs)
     expected = gradients(algo, plain, plain_flat, None, batch)
     found = gradients(algo, lean, lean_flat, None, batch)
     assert expected[3].backward is None

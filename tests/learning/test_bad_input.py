@@ -80,4 +80,4 @@ def test_too_little_memory_is_one_line(tmp_path, capsys, option):
     settings = [*CART, "--preset", "none", "--run-dir", str(tmp_path / "run")]
     assert main(["train", "ppo", *settings, *option]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said == "corral: There is not enough memory for this: lower num_envs, num_steps or buffer_size."
+    assert said == "corral: Not enough memory: lower num_envs, num_steps or buffer_size."

@@ -20,7 +20,7 @@ SMALL = {
     "appo": {"num_steps": 8, "batch_size": 4},
     "dqn": {"learning_starts": 32, "train_frequency": 8},
 }
-QUIET = {"preset": "none", "quiet": True, "num_envs": 4, "backend": "local", "eval_episodes": 0}
+QUIET = {"runtime": "inline", "preset": "none", "quiet": True, "num_envs": 4, "backend": "local", "eval_episodes": 0}
 
 
 def events(path, kind):
@@ -70,7 +70,7 @@ def test_ten_in_a_row_end_the_run_with_exit_code_1(tmp_path, capsys, algo, value
     code = main(
         ["train", algo, "--env", "helpers.nan_envs:HugeReward", "--env-kwargs", f"value={value}", "--preset", "none",
          "--run-dir", str(tmp_path / "run"), "--num-envs", "4", "--steps", "20000", "--quiet",
-         "--set", "eval_episodes=0", "backend=local", *([] if algo == "a2c" else ["num_steps=8"])]
+         "--set", "eval_episodes=0", "backend=local", "runtime=inline", *([] if algo == "a2c" else ["num_steps=8"])]
     )  # fmt: skip
     assert code == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]

@@ -39,9 +39,9 @@ def start(built):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_cpp_tests_pass(built):
-    build(built)
-    run("ctest", "--test-dir", built, "--output-on-failure")
+def test_cpp_tests_pass(tmp_path):
+    build(tmp_path)
+    run("ctest", "--test-dir", tmp_path, "--output-on-failure")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -177,7 +177,7 @@ def test_a_token_is_proven_in_both_directions(start, tmp_path):
     url = free_url()
     wrong = start("cartpole", "--connect", url, "--token-file", bad, "--patience", "20")
     right = start("cartpole", "--connect", url, "--token-file", good)
-    transitions(url, 30, lambda step: time.sleep(0.05), env_kwargs={"token_file": str(good)})
+    transitions(url, 30, lambda step: time.sleep(0.02), env_kwargs={"token_file": str(good)})
     assert right.wait(10) == 0
     wrong.kill()
     wrong.wait()

@@ -116,13 +116,13 @@ def test_wrong_token_is_refused(built, serve, token, tmp_path):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_lost_state_server_times_out_and_is_found_again(built, serve, tmp_path, scheme):
     process, url = serve("--dir", tmp_path / "s", bind=f"{scheme}://127.0.0.1:0")
-    with CppStates(built, url, timeout_s=1.0) as hasty, CppStates(built, url, timeout_s=60.0) as patient:
+    with CppStates(built, url, timeout_s=0.3) as hasty, CppStates(built, url, timeout_s=60.0) as patient:
         for cpp in (hasty, patient):
             cpp.put("walk/7", b"where it was")
         process.kill()
         process.wait()
         for _ in range(2):
-            with pytest.raises(UserError, match="did not answer within 1 s; is it running"):
+            with pytest.raises(UserError, match=r"did not answer within 0.3 s; is it running"):
                 hasty.get("walk/7")
         serve("--dir", tmp_path / "s", bind=url)
         assert patient.get("walk/7") == b"where it was"

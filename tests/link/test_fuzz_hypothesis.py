@@ -31,8 +31,7 @@ from corral.link.layout import layout_hash, read_space, space_group
 from corral.link.message import Message, read_message, read_meta
 from corral.link.protocol import Limits
 from corral.link.transports.base import Event
-from corral.link.transports.framing import FrameReader, pack
-from corral.link.transports.grpc import unpack
+from corral.link.transports.framing import FrameReader, pack, unpack
 from corral.link.transports.json_values import action_value, read_client_message, read_obs
 from corral.snapshot.env_states import EnvStates
 from corral.snapshot.keepers.choose import find_keeper, make_scratch

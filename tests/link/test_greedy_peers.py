@@ -62,7 +62,7 @@ class _NoMore:
 
 def test_listener_rests_when_out_of_descriptors():
     with contextlib.closing(open_binding("tcp", listen=parse_url("tcp://127.0.0.1:0"))) as listener:
-        listener._door = door = _NoMore(listener._door)
+        listener._listener = door = _NoMore(listener._listener)
         host, port = listener.urls[0].partition("://")[2].split(":")
         with socket.create_connection((host, int(port)), 20):
             until = time.monotonic() + 1

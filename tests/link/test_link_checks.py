@@ -96,7 +96,7 @@ def test_a_good_simulator_passes_every_check(serve):
     ("wrong", "check", "status", "words"),
     [
         ("unseeded", "determinism", "fail", "with the same seed and actions, step 0"),
-        ("left over", "determinism", "fail", "left over from before"),
+        ("left over", "determinism", "fail", "leaves something behind"),
         ("outside", "observations", "fail", "outside its space"),
         ("raises", "observations", "fail", "the joint exploded"),
         ("endless", "observations", "warn", "may never end"),
@@ -139,7 +139,7 @@ class Unhurried:
 
 def test_memory_check_allows_late_drops():
     subject = SimpleNamespace(states=Unhurried(), slots=np.arange, seed=1, facts={})
-    assert check_memory(subject) == ("pass", "a state takes 8 bytes; dropped, they take none")
+    assert check_memory(subject) == ("pass", "a state takes 8 bytes; dropped states take none")
 
 
 def test_check_env_command_report_and_exit_code(serve, tmp_path, capfd):

@@ -28,8 +28,8 @@ def states(request):
     url = free_url()
     sim = Sim(partial(build, request.param), url)
     with corral.make_vec(url, 1) as vec:
-        (session,) = vec._fleet.sessions.values()
-        yield StateClient(vec._fleet, session, 20.0)
+        (session,) = vec.fleet.sessions.values()
+        yield StateClient(vec.fleet, session, 20.0)
     sim.end()
 
 
@@ -150,8 +150,8 @@ def test_exported_states_continue_in_another_simulator(states):
     whole = "key_state" not in states.session.simulator.hello.capabilities
     sim = Sim(partial(build, "whole" if whole else "key"), url)
     with corral.make_vec(url, 1) as vec:
-        (session,) = vec._fleet.sessions.values()
-        other = StateClient(vec._fleet, session, 20.0)
+        (session,) = vec.fleet.sessions.values()
+        other = StateClient(vec.fleet, session, 20.0)
         copies, rows = other.take_in(blobs)
         rows.require_good("import")
         np.testing.assert_array_equal(other.expand(copies, np.array([2, 1]))[1].obs, expected.obs)

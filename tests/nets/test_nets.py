@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from helpers.batches import observe
 from torch import nn
 
 from corral.acting.model_policy import to_tensors
@@ -19,7 +20,7 @@ from corral.nets.numpy_mlp import NumpyMlp
 from corral.nets.obs_norm import ObsNorm
 from corral.nets.q_network import QNetwork
 from corral.nets.recurrent import Core
-from corral.nets.torsos import linears, mlp
+from corral.nets.torsos import mlp
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -36,6 +37,10 @@ def randomize(model, seed=0):
         for param in model.parameters():
             param.copy_(torch.randn(param.shape, generator=generator) * 0.5)
     return model
+
+
+def linears(net):
+    return [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
 
 
 def batch_of(space, n, seed=0):
@@ -149,7 +154,7 @@ def test_normalisation_moments_are_those_of_all_rows():
     norm = ObsNorm(3)
     torch.testing.assert_close(norm(torch.ones(1, 3)), torch.ones(1, 3))  # nothing seen yet: as it is
     for part in np.split(rows, [1, 2, 30, 30, 700]):
-        norm.observe(torch.from_numpy(part))
+        norm.merge(norm.moments(torch.from_numpy(part)))
     exact = rows.astype(np.float64)
     np.testing.assert_allclose(norm.mean, exact.mean(0), rtol=1e-12)
     np.testing.assert_allclose(norm.squares / norm.count, exact.var(0), rtol=1e-9)
@@ -163,7 +168,7 @@ def test_only_float_leaves_are_normalised():
     space = spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3), "c": spaces.Box(-1, 1, (1,), np.float64)})
     encoder = Encoder(Layout(space), NetConfig(normalize_obs=True))
     obs = batch_of(space, 200)
-    encoder.observe(to_tensors(obs, torch.device("cpu")))
+    observe(encoder, to_tensors(obs, torch.device("cpu")))
     out = encoder(to_tensors(obs, torch.device("cpu"))).numpy()
     np.testing.assert_allclose(out[:, :4].mean(0), 0, atol=1e-6)
     np.testing.assert_allclose(out[:, :4].std(0), 1, atol=1e-6)
@@ -267,7 +272,7 @@ def test_numpy_acting_equals_torch(net, observation, activation, normalize, hidd
 
     check()
     shrink(randomize(model, seed=3))  # it looks at the weights, and at the statistics, as they are now
-    model.encoder.observe(to_tensors(batch_of(space, 50, seed=4), torch.device("cpu")))
+    observe(model.encoder, to_tensors(batch_of(space, 50, seed=4), torch.device("cpu")))
     check()
 
 

@@ -237,7 +237,7 @@ def test_joint_choices_number_every_combination_once(name):
         (spaces.Box(-1, 1, (2,), np.float32), "needs discrete actions"),
         (spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(0, 1, (1,), np.float32)}), "'b'"),
         (spaces.MultiDiscrete([100, 100]), "10000"),
-        (spaces.MultiBinary(64), "more than 4096"),
+        (spaces.MultiBinary(64), "at most 4096"),
     ],
 )
 def test_joint_choices_refuse_continuous_spaces(space, words):

@@ -11,8 +11,8 @@ from corral.envs.suites.games.players import Random, make_player
 from corral.envs.suites.games.rollout_mcts import RolloutMcts
 from corral.envs.suites.games.tictactoe import TICTACTOE
 from corral.planning.arena import Match, SearchPlayer, openings, play_match
+from corral.planning.config import SearchConfig
 from corral.planning.mcts.evaluation import RandomGames
-from corral.planning.planner import SearchConfig
 
 
 def first_legal(positions, rng):

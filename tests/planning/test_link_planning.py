@@ -286,7 +286,7 @@ def test_lost_simulator_fails_only_its_searches(make, built):
     try:
         with corral.make_vec(url, 4, workers=2, supervision=Supervision(**FEW)) as vec:
             seen = vec.recv().obs
-            states = LinkStates(vec, timeout_s=2.0)
+            states = LinkStates(vec, timeout_s=0.5)
             search = searcher(states, 4, 50)
             whole = search.run(states.save(np.arange(4)), Puct()).n[:4, 0].copy()
             roots = states.save(np.arange(4))
@@ -315,13 +315,17 @@ def test_lost_simulator_fails_only_its_searches(make, built):
             process.wait()
 
 
-@pytest.mark.parametrize("policy", [lambda: corral.Search(None, sims=12, rollout_steps=3), lambda: Shooting(8, 4)])
+@pytest.mark.parametrize(
+    "policy",
+    [lambda: corral.Search(None, sims=12, rollout_steps=3), lambda: Shooting(8, 4)],
+    ids=["search", "shooting"],
+)
 def test_planning_policy_survives_killed_simulator(built, policy):
     url = free_url()
     running = [subprocess.Popen([built / "cartpole", "--connect", url]) for _ in range(2)]
     try:
         with (
-            corral.make_vec(url, 4, workers=2, supervision=Supervision(**FEW)) as vec,
+            corral.make_vec(url, 4, workers=2, supervision=Supervision(**FEW), env_kwargs={"reconnect_s": 0.3}) as vec,
             corral.Sampler(vec, policy()) as sampler,
         ):
             rollouts = sampler.rollouts(steps=5)

@@ -18,6 +18,7 @@ from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_polic
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct, puct_edge
 from corral.planning.mcts.tree import plant
+from corral.planning.search_policy import sharpened
 
 RULES = ("puct", "gumbel")
 
@@ -65,7 +66,7 @@ def test_noise_of_roots_is_another_for_every_root_and_every_seed():
 def test_temperature_sharpens_or_flattens_policy():
     forest = make_forest(1, 1, 3)
     forest.n[0, 0] = 10, 20, 70
-    shares = {t: visit_policy(forest, np.array([0]), t)[0] for t in (0, 0.5, 1, 2)}
+    shares = {t: sharpened(visit_policy(forest, np.array([0])), t)[0] for t in (0, 0.5, 1, 2)}
     np.testing.assert_allclose(shares[1], [0.1, 0.2, 0.7])
     np.testing.assert_allclose(shares[0.5], np.array([1, 4, 49]) / 54)
     np.testing.assert_allclose(shares[2], np.sqrt([1, 2, 7]) / np.sqrt([1, 2, 7]).sum())
@@ -89,7 +90,7 @@ def test_no_node_of_a_tree_is_left_by_an_illegal_action(rule, leaves):
         _, legal = CONNECT4.look(states.rows[forest.state[t, :size]])
         full += np.count_nonzero(~legal)
         assert not forest.n[t, :size][~legal].any()
-        assert not visit_policy(forest, np.array([t]), 1.0)[0][~legal[0]].any()
+        assert not visit_policy(forest, np.array([t]))[0][~legal[0]].any()
         assert not improved_policy(forest, np.array([t]), gumbel)[0][~legal[0]].any()
     assert full > 100
 
@@ -225,10 +226,10 @@ def test_search_without_actions_is_an_error():
         with pytest.raises(RunFailed, match="not finite"):
             grown(states, worth(np.nan), states.put([0]), 2, 5, rule="gumbel")
         search, gumbel = grown(states, know_nothing, states.put([0]), 2, 5, rule=rule)
-        with pytest.raises(UserError, match="as large as they may be"):
+        with pytest.raises(UserError, match="trees are full"):
             search.grow(np.array([0]), gumbel)
     stuck = ScriptedStates(lambda place, action, rng: (1, 0.0, False, False), 2, legal=lambda place: ())
-    with pytest.raises(UserError, match="nothing is legal"):
+    with pytest.raises(UserError, match="no legal action"):
         grown(stuck, know_nothing, stuck.put([0]), 2, 5)
 
 

@@ -154,7 +154,7 @@ def test_actions_are_within_bounds_of_the_environments_dtype():
 def test_noise_has_its_covariance_at_every_step(vec, smoothness):
     covariance = np.array([[0.5, 0.2], [0.2, 0.3]])
     policy = attached(vec, noise=covariance, smoothness=smoothness, horizon=4)
-    noise = policy._draw(40_000, policy._attached().factor)[:, 0]
+    noise = policy._draw(40_000, policy._bound_box().factor)[:, 0]
     for t in range(4):
         np.testing.assert_allclose(np.cov(noise[:, t].T), covariance, atol=0.02)
     between = np.mean(noise[:, 1, 0] * noise[:, 2, 0]) / 0.5
@@ -189,14 +189,14 @@ def test_value_of_a_trained_policy_is_used(vec):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"horizon": 0}, "horizon of at least 1"),
-        ({"samples": 1}, "2 samples"),
-        ({"temperature": 0.0}, "temperature above 0"),
+        ({"horizon": 0}, "horizon must be a whole number of at least 1"),
+        ({"samples": 1}, "samples must be a whole number of at least 2"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
         ({"smoothness": 1.0}, "smoothness"),
-        ({"noise": [1.0, 1.0, 1.0]}, "does not fit 2 numbers"),
+        ({"noise": [1.0, 1.0, 1.0]}, "does not fit 2 action dimensions"),
         ({"noise": -1.0}, "above 0"),
         ({"noise": [[1.0, 2.0], [2.0, 1.0]]}, "positive definite"),
-        ({"value": 3}, "a function of the observations"),
+        ({"value": 3}, "a function of observations"),
     ],
 )
 def test_unsupported_envs_are_refused_with_remedy(vec, settings, words):
@@ -207,9 +207,9 @@ def test_unsupported_envs_are_refused_with_remedy(vec, settings, words):
 def test_actions_that_are_not_continuous_are_for_search():
     for space in (gs.Discrete(3), gs.Dict({"a": gs.Box(-1, 1, (1,)), "b": gs.Discrete(2)})):
         env = type("Other", (ReplayPoint,), {"action_space": space})
-        with corral.make_vec(env, 1, "local") as vec, pytest.raises(UserError, match="plan such actions by search"):
+        with corral.make_vec(env, 1, "local") as vec, pytest.raises(UserError, match=r"use corral\.Search"):
             Mppi().bind_envs(vec)
-    with pytest.raises(UserError, match=r"attach\(vec\)"):
+    with pytest.raises(UserError, match=r"bind_envs\(vec\)"):
         Mppi().initial_state(1)
 
 
@@ -238,5 +238,5 @@ def test_not_finite_returns_name_their_source(vec):
     vec.recv()
     for settings in ({"model": nowhere}, {"value": lambda obs: np.full(len(obs), np.inf)}, {"value": wrong_count}):
         policy = attached(vec, **settings)
-        with pytest.raises(UserError, match=r"not finite|3 numbers for"):
+        with pytest.raises(UserError, match=r"NaN or infinity|3 values for"):
             policy.act(np.zeros((3, 2)), policy.initial_state(3), np.ones(3, np.bool_))

@@ -201,7 +201,7 @@ def test_a_game_of_the_user_s_own_is_searched_for_two_players():
         ({"simz": 3}, "no setting 'simz'"),
         ({"leaves_in_flight": 0}, "leaves_in_flight"),
         ({"root_selection": "best"}, "gumbel, puct"),
-        ({"policy": 3}, "cannot judge"),
+        ({"policy": 3}, "cannot evaluate states"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, sentence):
@@ -261,7 +261,7 @@ def test_a_game_that_is_over_is_not_searched():
     while not over:
         _, _, over, _, _ = env.step(search())
     for _ in range(3):
-        with pytest.raises(UserError, match="nothing is legal"):
+        with pytest.raises(UserError, match="no legal action"):
             search()
 
 
@@ -303,7 +303,7 @@ def test_shooting_validates_and_closes():
         with pytest.raises(UserError):
             Shooting(**settings)
     shooting = Shooting(sims=2, horizon=2)
-    with pytest.raises(UserError, match=r"hand it to corral\.Sampler"):
+    with pytest.raises(UserError, match=r"pass it to corral\.Sampler"):
         shooting.act(None, np.arange(1), np.zeros(1, np.bool_))
     closed = []
 

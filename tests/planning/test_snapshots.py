@@ -247,7 +247,7 @@ def test_illegal_or_late_move_is_refused(env):
         over = int(last.children[0])
         with pytest.raises(UserError, match="the game is over there"):
             snapshots.expand(over, 2)
-        with pytest.raises(UserError, match="from which there is no step"):
+        with pytest.raises(UserError, match="no step from it is possible"):
             snapshots.states.expand(last.children, np.array([2]), snapshots.states.new_ids(1))
         snapshots.load(over)
         assert not snapshots.env.action_mask().any()

@@ -96,7 +96,7 @@ def test_a_run_in_training_is_not_overwritten(tmp_path):
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     for overwrite in (False, True):
-        with pytest.raises(UserError, match=r"thesis\.tex.*another --run-dir"):
+        with pytest.raises(UserError, match=r"thesis\.tex.*empty --run-dir"):
             RunFolder.create(tmp_path, CONFIG, overwrite=overwrite)
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
@@ -109,17 +109,17 @@ def test_remains_of_a_killed_creation_are_ignored(tmp_path):
 
 def test_a_file_cannot_be_a_run(tmp_path):
     (tmp_path / "f").write_text("")
-    with pytest.raises(UserError, match="cannot be a run directory"):
+    with pytest.raises(UserError, match="cannot be used as a run directory"):
         RunFolder.create(tmp_path / "f", CONFIG)
 
 
 def test_open_of_no_run_names_remedy(tmp_path):
     with pytest.raises(UserError, match=r"There is no run at .*nowhere"):
         RunFolder.open(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"no run, it has no run\.json"):
+    with pytest.raises(UserError, match=r"not a run \(it has no run\.json\)"):
         RunFolder.open(tmp_path)
     RunFolder.create(tmp_path / "one", CONFIG)
-    with pytest.raises(UserError, match=r"is no run, but it holds 1: give one of them, such as .*one"):
+    with pytest.raises(UserError, match=r"is not a run but contains 1: give one of them, such as .*one"):
         RunFolder.open(tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_open_of_no_run_names_remedy(tmp_path):
 def test_a_run_of_another_format_is_refused(tmp_path, found, words):
     run = RunFolder.create(tmp_path, CONFIG)
     (tmp_path / "run.json").write_text(json.dumps(run.info | {"format": found}))
-    with pytest.raises(UserError, match=rf"format {found}.*{words}.*reads format 1"):
+    with pytest.raises(UserError, match=rf"format {found}.*{words}.*reads formats 1"):
         RunFolder.open(tmp_path)
 
 

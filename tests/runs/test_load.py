@@ -219,7 +219,7 @@ def test_recurrent_state_is_kept_within_an_episode(runs):
 def test_recurrent_state_has_a_number_of_rows(runs):
     policy = load_policy(runs / "lstm")
     policy(np.zeros((3, 4)))
-    with pytest.raises(UserError, match=r"memory of 3 rows and got 2: call reset\(\)"):
+    with pytest.raises(UserError, match=r"state of 3 rows but got 2: call reset\(\)"):
         policy(np.zeros((2, 4)))
     with pytest.raises(UserError, match="first must be true or false for each of the 3 rows"):
         policy(np.zeros((3, 4)), first=[True])
@@ -232,7 +232,7 @@ def test_recurrent_state_has_a_number_of_rows(runs):
     ("name", "obs", "words"),
     [
         ("ppo", np.zeros(4), r"'value' has shape \(4,\), expected \(3,\), or \(n, 3\)"),
-        ("ppo", np.zeros((0, 3)), "one row in each leaf"),
+        ("ppo", np.zeros((0, 3)), "the same number of rows, at least 1"),
         ("ppo", np.zeros(3, complex), "has dtype complex128, expected float32"),
         ("ppo", np.array([0, 1, np.nan]), "'value' is NaN"),
         ("ppo", "north", "has shape"),
@@ -240,8 +240,8 @@ def test_recurrent_state_has_a_number_of_rows(runs):
         ("own", {"place": np.zeros(3), "mode": 2}, "does not have the structure"),
         ("own", {"place": np.zeros(3), "mode": 0, "pair": ([0, 1], 0.0)}, r"'mode' has values outside Discrete\(3"),
         ("own", {"place": np.zeros(3), "mode": 1.0, "pair": ([0, 1], 0.0)}, "'mode' has dtype float64"),
-        ("own", {"place": np.zeros(3), "mode": [1, 1], "pair": ([0, 1], 0.0)}, "as many in each"),
-        ("own", {"place": np.zeros((2, 3)), "mode": [1], "pair": ([[0, 1]], [0.0])}, "as many in each"),
+        ("own", {"place": np.zeros(3), "mode": [1, 1], "pair": ([0, 1], 0.0)}, "the same number of rows"),
+        ("own", {"place": np.zeros((2, 3)), "mode": [1], "pair": ([[0, 1]], [0.0])}, "the same number of rows"),
     ],
 )
 def test_wrong_observation_is_one_line(runs, name, obs, words):
@@ -277,7 +277,7 @@ def test_unloadable_run_is_one_line(runs, tmp_path):
     with pytest.raises(UserError, match="no run at"):
         load_policy(tmp_path / "nowhere")
     shutil.copytree(runs / "ppo" / "checkpoints" / "latest", tmp_path / "checkpoint")
-    with pytest.raises(UserError, match="a checkpoint without its run"):
+    with pytest.raises(UserError, match="a checkpoint without the settings of its run"):
         load_policy(tmp_path / "checkpoint")
     shutil.copytree(runs / "ppo", tmp_path / "run", symlinks=True)
     config = tmp_path / "run" / "config.yaml"

@@ -332,7 +332,7 @@ def test_resume_without_replay_is_logged(tmp_path):
     train(run_dir=tmp_path / "run", **settings)
     resume(tmp_path / "run", steps=400, quiet=True)
     (event,) = events(tmp_path / "run", "resumed")
-    assert event["text"].endswith("; its replay was not saved and starts empty")
+    assert event["text"].endswith("; the replay buffer was not saved and starts empty")
 
 
 @pytest.mark.parametrize("command", ["resume", "eval", "record"])
@@ -346,7 +346,7 @@ def test_a_run_whose_environment_has_changed_is_refused(tmp_path, capsys, comman
     assert main([command, str(tmp_path / "run"), *out]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("corral: Acrobot-v1 has observations Box(")
-    assert said.endswith("give it the environment that it was trained on, or start a new run.")
+    assert said.endswith("use the environment it was trained on, or start a new run.")
 
 
 def test_a_run_whose_network_has_changed_is_refused(tmp_path):

@@ -15,8 +15,16 @@ from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.topologies.base import make_topology
 
-# Two of the four in `make test`; the others in `make faults`.
-ALGOS = ["ppo", "impala", *(pytest.param(algo, marks=pytest.mark.faults) for algo in ("seed_impala", "dppo"))]
+
+def algos(here):
+    """One of the four in `make test`, one in `make test-slow`; the others in `make faults`."""
+    marks = {"ppo": pytest.mark.slow, "impala": pytest.mark.slow, here: ()}
+    return [
+        pytest.param(algo, marks=marks.get(algo, pytest.mark.faults))
+        for algo in ("ppo", "impala", "seed_impala", "dppo")
+    ]
+
+
 ACTORS = {"impala": 2, "dppo": 2}
 ENOUGH = 8  # slots for the training alone
 
@@ -53,16 +61,16 @@ def settings(algo, token, steps):
     }
 
 
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", algos("impala"))
 def test_run_survives_killed_servers(algo, serve, token, tmp_path):
     url = free_url()
     servers = [serve(url), serve(url)]
     killer = threading.Thread(target=_kill_in_turn, args=(servers, tmp_path / "run"))
     killer.start()
-    options = settings(algo, token, 6_000)
+    options = settings(algo, token, 4_000)
     result = corral.train(algo, url, options.pop("steps"), 0, tmp_path / "run", quiet=True, workers=2, **options)
     killer.join(60)
-    assert result.steps >= 6_000
+    assert result.steps >= 4_000
     assert np.isfinite(result.eval_return)
     assert servers[1].wait() == 0
 
@@ -76,13 +84,13 @@ def _kill_in_turn(servers, run):
     servers[0].kill()
 
 
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", algos("ppo"))
 def test_servers_return_to_a_resumed_learner(algo, serve, token, tmp_path):
     url = free_url()
     served = serve(url)
     words = ["--env", url, "--env-kwargs", f"token_file={token}"]
     words += ["--actors", str(ACTORS[algo])] if algo in ACTORS else []
-    run = Run(tmp_path, algo, 6_000, "eval_every=2000", words=words)
+    run = Run(tmp_path, algo, 4_000, "eval_every=2000", words=words)
     try:
         run.wait_for((run.path / "checkpoints" / "latest").exists)
         run.look()
@@ -92,22 +100,30 @@ def test_servers_return_to_a_resumed_learner(algo, serve, token, tmp_path):
         run.log.close()
     assert psutil.wait_procs(run.seen.values(), 10)[1] == []
     result = corral.resume(run.path, quiet=True)
-    assert result.steps >= 6_000
+    assert result.steps >= 4_000
     assert np.isfinite(result.eval_return)
     assert served.wait() == 0
 
 
 def test_server_without_the_token_is_refused_in_one_sentence(serve, token, tmp_path, caplog):
     url = free_url()
-    stranger, served = serve(url, token_file=None), serve(url)
+    stranger, served = serve(url, token_file=None), []
+
+    def serve_after_refusal():  # else the run may be over before the stranger has come
+        stranger.wait()
+        served.append(serve(url))
+
+    successor = threading.Thread(target=serve_after_refusal)
+    successor.start()
     result = corral.train("ppo", url, 256, 0, tmp_path / "run", quiet=True,
         env_kwargs={"token_file": str(token)}, eval_episodes=0)  # fmt: skip
+    successor.join(60)
     assert result.steps >= 256
     assert "did not prove that it knows the token; give it the same --token-file" in caplog.text
     assert stranger.wait() == 2
     assert "refused this simulator" in stranger.text
     assert stranger.text.count("\n") == 1
-    assert served.wait() == 0
+    assert served[0].wait() == 0
 
 
 def test_evaluation_fits_into_the_free_slots(serve, token, tmp_path):

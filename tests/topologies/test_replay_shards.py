@@ -37,7 +37,7 @@ def run(topology, steps, watch=lambda topology: None):
 def test_samples_per_insert_are_as_configured_within_a_percent(runtime, shards):
     topology = make(runtime=runtime, replay_shards=shards)
     try:
-        run(topology, 10_000)
+        run(topology, 6_000)
         idle = 0
         while idle < 100:  # what is owed at the moment is bounded by the limiter, and comes in still
             idle = 0 if topology.store.ready() else idle + 1
@@ -52,7 +52,7 @@ def test_samples_per_insert_are_as_configured_within_a_percent(runtime, shards):
 
 def test_killed_shard_comes_back_empty():
     notes, killed = [], []
-    topology = make(notes, runtime="process", replay_shards=2)
+    topology = make(notes, runtime="process", replay_shards=2, actors=1)
 
     def kill(topology):
         if topology.env_steps > 3000 * (1 + len(killed)) and len(killed) < 2:
@@ -72,14 +72,14 @@ def test_killed_shard_comes_back_empty():
 
 
 def test_shards_are_part_of_the_state():
-    first = make(runtime="process", replay_shards=2)
+    first = make(runtime="process", replay_shards=2, actors=1)
     try:
         run(first, 4000)
         state = first.state_dict()
         sizes = first.metrics()["store/size"]
     finally:
         first.close()
-    second = make(runtime="process", replay_shards=2)
+    second = make(runtime="process", replay_shards=2, actors=1)
     try:
         second.load_state_dict(state)
         assert second.metrics()["store/size"] >= sizes > 3000
@@ -88,7 +88,7 @@ def test_shards_are_part_of_the_state():
             for name, value in state["store"]["shards"][k].items():
                 if isinstance(value, np.ndarray):
                     np.testing.assert_array_equal(again[k][name], value)
-        run(second, 6000)
+        run(second, 5000)
     finally:
         second.close()
 
@@ -101,7 +101,7 @@ def test_algorithms_without_replay_have_nothing_to_shard():
 
 
 def test_a_checkpoint_while_a_shard_dies_leaves_its_part_out():
-    topology = make(runtime="process", replay_shards=2)
+    topology = make(runtime="process", replay_shards=2, actors=1)
     try:
         while topology.env_steps < 400:
             topology.advance()

@@ -21,8 +21,8 @@ def workers(monkeypatch):
     made = {}
 
     class Known(Worker):
-        def __init__(self, experiment, index, *rest):
-            super().__init__(experiment, index, *rest)
+        def __init__(self, experiment, host, secret, index, *rest):
+            super().__init__(experiment, host, secret, index, *rest)
             made[index] = self
 
     monkeypatch.setattr(data_parallel, "Worker", Known)

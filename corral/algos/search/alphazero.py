@@ -30,7 +30,7 @@ from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.ops.optim import adamw
 from corral.planning.action_set import Choices, choose_action_set
-from corral.planning.planner import SearchConfig
+from corral.planning.config import SearchConfig
 from corral.planning.search_policy import Search
 
 _FRAGMENT_STEPS = 8  # moves of each environment per fragment
@@ -91,13 +91,13 @@ class Config:
             require(name, getattr(self, name), least=0)
         past, scripted = (self.schedules()[name] for name in ("past_self_fraction", "opponent_fraction"))
         if any(past(at) + scripted(at) > 1 for at in (0.0, past.until, scripted.until)):  # linear in between
-            raise UserError("past_self_fraction and opponent_fraction are fractions of all games: their sum exceeds 1.")
+            raise UserError("past_self_fraction + opponent_fraction, both fractions of all games, exceed 1: lower one.")
         if scripted.most > 0 and not self.opponents:
             raise UserError("opponent_fraction needs opponents: set opponents, such as mcts:100.")
         if self.net.rnn != "none":
             raise UserError(
-                "alphazero does not support recurrent networks, because a search evaluates positions by themselves: "
-                "set rnn=none."
+                "alphazero does not support recurrent networks, because a search evaluates single positions: set "
+                "rnn=none."
             )
 
     def schedules(self) -> dict[str, Schedule]:
@@ -119,9 +119,8 @@ class AlphaZero(Algorithm):
         self._schedules = config.schedules()
         actions = choose_action_set(spec.action, config.search.num_sampled_actions)
         if not isinstance(actions, Choices):
-            raise UserError(
-                f"alphazero plays games with moves that can be counted, and {spec.name} has {spec.action.space}."
-            )
+            space = spec.action.space
+            raise UserError(f"alphazero needs discrete actions, and {spec.name} has {space}: use ppo-search.")
         self._actions = actions
         self.data = DataSpec(
             "episode", 1, config.batch_size, "replay", ("better", "legal", "searched"),
@@ -135,14 +134,13 @@ class AlphaZero(Algorithm):
     def build_model(self) -> ActorCritic:
         return ActorCritic(self.spec, self.config.net)
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
+    def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Self-play with search and opponents; without `explore`, the best move of a search."""
-        assert isinstance(model, ActorCritic)
         if explore:
             return SelfPlay(model, self._actions, self.config, self._schedules, rng)
         return self.eval_policy(model, deterministic=True, rng=rng)
 
-    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
+    def eval_policy(self, model: ActorCritic, *, deterministic: bool, rng: np.random.Generator) -> Policy:
         """The best move of a search, or a sample from its policy."""
         sims = round(self._schedules["num_simulations"].most)
         return Search.of_model(model, sims, self.config.gamma, self.config.search, rng, deterministic=deterministic)
@@ -157,7 +155,7 @@ class AlphaZero(Algorithm):
         return self.config.learning_rate * (1 - (1 - self.config.final_lr_fraction) * progress)
 
     def losses(
-        self, model: nn.Module, target: nn.Module | None, batch: Positions, ctx: UpdateContext
+        self, model: ActorCritic, target: nn.Module | None, batch: Positions, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
         device = next(model.parameters()).device
         params, value = model(to_tensors(batch.obs, device))

@@ -35,7 +35,7 @@ from corral.core.types import Array, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.ops.returns import gae, lambda_return
 from corral.planning.action_set import Choices, choose_action_set
-from corral.planning.planner import SearchConfig
+from corral.planning.config import SearchConfig
 from corral.planning.search_policy import Search
 
 
@@ -71,7 +71,7 @@ class Config:
     def __post_init__(self) -> None:
         if self.ppo.net.rnn != "none":
             raise UserError(
-                "ppo-search does not support recurrent networks, because a search evaluates states by themselves: set "
+                "ppo-search does not support recurrent networks, because a search evaluates single states: set "
                 "rnn=none, or use ppo."
             )
         if self.ppo.clip_range_vf is not None:
@@ -96,12 +96,12 @@ class Config:
 
 
 _SEARCHED = ("behaviour", "better", "distill", "kappa", "search_value")
-"""Columns that `SearchBehaviour` records in addition."""
+"""Columns that `SearchBehaviour` records in addition to PPO's."""
 
 
 @dataclass
 class SearchedRows(Minibatch):
-    """Rows to learn from, with search results; rows without a search have weight 0."""
+    """A minibatch with search results; rows without a search have weight 0."""
 
     trust: Tensor | None = None  # [n] min(max_importance_weight, pi_old / mu), 0 where the action has no density
     distill: Tensor | None = None  # [n] weight of the cross-entropy, before the schedule's
@@ -127,8 +127,7 @@ class PpoSearch(Algorithm):
     def build_model(self) -> ActorCritic:
         return self.ppo.build_model()
 
-    def make_policy(self, model: nn.Module, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        assert isinstance(model, ActorCritic)
+    def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         config = self.config
         if not (explore and config.searches):
             return self.ppo.make_policy(model, explore=explore, rng=rng, index=index)
@@ -136,7 +135,7 @@ class PpoSearch(Algorithm):
             model, self._actions, config.search, self._schedules, config.gamma, config.search_mode == "expert", rng
         )
 
-    def eval_policy(self, model: nn.Module, *, deterministic: bool, rng: np.random.Generator) -> Policy:
+    def eval_policy(self, model: ActorCritic, *, deterministic: bool, rng: np.random.Generator) -> Policy:
         """The network alone, or a search with search_mode=eval."""
         config = self.config
         if config.search_mode != "eval":
@@ -150,11 +149,10 @@ class PpoSearch(Algorithm):
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
         return self.ppo.minibatches(batch, rng)
 
-    def prepare(self, model: nn.Module, batch: Trajectory) -> Minibatch:
+    def prepare(self, model: ActorCritic, batch: Trajectory) -> Minibatch:
         """Compute advantages, value targets, and the weights of actions and search results."""
         if not self.config.searches:
             return self.ppo.prepare(model, batch)
-        assert isinstance(model, ActorCritic)
         config, extras = self.config, batch.extras
         values, next_values = compute_values(model, batch)
         ends = batch.terminated, batch.truncated, batch.faulty
@@ -176,13 +174,12 @@ class PpoSearch(Algorithm):
         return flatten_steps(model, batch, values, advantages, advantages + values, SearchedRows, columns)
 
     def losses(
-        self, model: nn.Module, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
+        self, model: ActorCritic, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext
     ) -> Iterator[LossOutput]:
         """Weighted clipped surrogate, value error, entropy bonus, and cross-entropy to the search's policy."""
         if not isinstance(batch, SearchedRows):
             yield from self.ppo.losses(model, target, batch, ctx)
             return
-        assert isinstance(model, ActorCritic)
         assert batch.trust is not None
         assert batch.distill is not None
         config, clip = self.config.ppo, self.ppo.clip_coef(ctx.progress)

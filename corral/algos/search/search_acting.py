@@ -1,4 +1,4 @@
-"""Acting in training with policy and search together; records the behaviour policy."""
+"""How PPO with search acts in training: a mixture of policy, search and uniform exploration, which is recorded."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from corral.envs.normalize import NormalizedVecEnv
 from corral.envs.vec_env import VecEnv
 from corral.nets.actor_critic import ActorCritic
 from corral.planning.action_set import ActionSet, Choices
+from corral.planning.config import SearchConfig
 from corral.planning.mcts.network import NetworkEvaluation
-from corral.planning.planner import Plan, Planner, SearchConfig, known_scale
+from corral.planning.planner import Plan, Planner, known_scale
 from corral.planning.search_policy import draw, sharpened
 
 
@@ -31,15 +32,9 @@ class SearchBehaviour:
     """
 
     def __init__(
-        self,
-        model: ActorCritic,
-        actions: ActionSet,
-        config: SearchConfig,
-        schedules: Mapping[str, Schedule],
-        gamma: float,
-        expert: bool,
-        rng: np.random.Generator,
-    ):
+        self, model: ActorCritic, actions: ActionSet, config: SearchConfig, schedules: Mapping[str, Schedule],
+        gamma: float, expert: bool, rng: np.random.Generator,
+    ):  # fmt: skip
         self._model, self._actions, self._config, self._schedules = model, actions, config, schedules
         self._gamma, self._expert, self._rng = gamma, expert, rng
         self._vec: VecEnv | None = None
@@ -52,7 +47,7 @@ class SearchBehaviour:
     def bind_envs(self, vec: VecEnv) -> None:
         states = vec.states(self._config.memory_mb)
         if states.players > 1:
-            raise UserError(f"{vec.spec.name} is a game of two players: train it with alphazero.")
+            raise UserError(f"{vec.spec.name} is a two-player game: train it with alphazero.")
         evaluate = NetworkEvaluation(self._model, self._actions, self._rng)
         self._vec = vec
         self._planner = Planner(
@@ -87,7 +82,7 @@ class SearchBehaviour:
         return 0 if self._planner is None else self._planner.simulator_steps
 
     def _plan(self, env_ids: Array, first: Array, now: dict[str, float]) -> Plan:
-        assert self._planner is not None, "bind_envs() comes first"
+        assert self._planner is not None, "call bind_envs() first"
         scale = self._vec.learning_scale if isinstance(self._vec, NormalizedVecEnv) else self._ctx.reward_scale
         sims, noise = round(now["num_simulations"]), now["root_noise"]
         return self._planner.plan(env_ids, first, sims, noise, reward_scale=known_scale(scale))

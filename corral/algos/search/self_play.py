@@ -41,13 +41,9 @@ class SelfPlay:
     """
 
     def __init__(
-        self,
-        model: ActorCritic,
-        actions: Choices,
-        config: Config,
-        schedules: Mapping[str, Schedule],
+        self, model: ActorCritic, actions: Choices, config: Config, schedules: Mapping[str, Schedule],
         rng: np.random.Generator,
-    ):
+    ):  # fmt: skip
         self._model, self._actions, self._config, self._schedules, self._rng = model, actions, config, schedules, rng
         self._progress = 0.0
         self._past: deque[dict[str, Any]] = deque(maxlen=_PAST_SELVES)  # weights
@@ -60,12 +56,10 @@ class SelfPlay:
 
     def bind_envs(self, vec: VecEnv) -> None:
         if isinstance(vec, NormalizedVecEnv):
-            raise UserError("alphazero learns who won, in the game's own reward: leave out normalize_reward.")
+            raise UserError("alphazero learns from unscaled game results: leave out normalize_reward.")
         states, config = vec.states(self._config.search.memory_mb), self._config
         if states.players != 2:
-            raise UserError(
-                f"alphazero plays games of two players against itself, and {vec.spec.name} has one: use ppo-search."
-            )
+            raise UserError(f"alphazero needs a two-player game, and {vec.spec.name} has one player: use ppo-search.")
         self._scripted = self._players(states) if self._schedules["opponent_fraction"].most > 0 else []
         self._past_model = copy.deepcopy(self._model)
         self._past_model.use_numpy()
@@ -84,7 +78,7 @@ class SelfPlay:
         return sum(planner.simulator_steps for planner in (self._planner, self._past_planner) if planner is not None)
 
     def initial_state(self, n: int) -> Tree:
-        """Board numbers, moves made, the network's opponent, and its side."""
+        """Environment numbers, moves made, the opponent, and the opponent's side."""
         zeros = np.zeros(n, np.int64)
         return {"env": np.arange(n), "moves": zeros, "opponent": zeros.copy(), "side": zeros.copy()}
 
@@ -139,11 +133,11 @@ class SelfPlay:
         }
 
     def _plan(self, env_ids: Array, first: Array, sims: int, noise: float, roots: Array) -> Plan:
-        assert self._planner is not None, "bind_envs() comes first"
+        assert self._planner is not None, "call bind_envs() first"
         return self._planner.plan(env_ids, first, sims, noise, roots)
 
     def _pass_over(self, theirs: Array, mine: Array) -> None:
-        """A search that was not used for a move has no tree of the next position."""
+        """Drop the trees of planners that did not choose the move: they have none of the next position."""
         for planner, boards in ((self._planner, theirs), (self._past_planner, mine)):
             if planner is not None:
                 planner.took(boards, np.full(len(boards), -1))
@@ -181,7 +175,7 @@ class SelfPlay:
     def _players(self, states: States) -> list[Player]:
         if not isinstance(states, ArrayStates) or not isinstance(states.model, Game):
             raise UserError(
-                "Scripted players are for Corral's own games: set opponent_fraction=0, or use past_self_fraction."
+                "Scripted players exist for Corral's own games only: use past_self_fraction, not opponent_fraction."
             )
         return [make_player(states.model, name) for name in self._config.opponents]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.live_row import RowEnv
 from corral.envs.stepping.rows import EnvRows
-from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision, Watchdog
+from corral.envs.supervision import IDLE, FaultLog, Supervision, Watchdog
 from corral.envs.vec_env import VecEnv
 from corral.snapshot.keepers.choose import make_scratch
 from corral.snapshot.live_env import LiveEnv
@@ -25,6 +25,8 @@ from corral.snapshot.states import States
 
 class LocalVecEnv(VecEnv):
     """VecEnv without processes. Environments step inside `recv`, in the order of their actions."""
+
+    _log: FaultLog
 
     def __init__(self, factories: Sequence[EnvFactory], name: str, supervision: Supervision, role: str = "train"):
         self.num_envs, self._role = len(factories), role
@@ -41,14 +43,6 @@ class LocalVecEnv(VecEnv):
         self._group.attach(self._rows, self._in_flight.sets)
         self._queue: list[IdSet] = []  # actions sent, not yet stepped, in order
         self._watchdog = Watchdog(self._mark, supervision.step_timeout_s)
-
-    @property
-    def faults(self) -> Iterable[Fault]:
-        return tuple(self._log.recent)
-
-    @property
-    def restarts(self) -> int:
-        return self._log.restarts
 
     def environment(self, env_id: int) -> gymnasium.Env[Any, Any]:
         return self._group.environment(env_id)

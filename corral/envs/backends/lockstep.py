@@ -50,12 +50,9 @@ class LockstepVecEnv(VecEnv):
         except BaseException:
             self.close()
             raise
-        n = self.num_envs
+        n, ids = self.num_envs, self._in_flight.everyone.ids
         no, yes = np.zeros(n, np.bool_), np.ones(n, np.bool_)
-        ids = self._in_flight.everyone.ids
-        self._batch = StepBatch(
-            ids, obs, np.zeros(n), np.zeros(n), no, no.copy(), None, yes, no.copy(), no.copy()
-        )  # fmt: skip
+        self._batch = StepBatch(ids, obs, np.zeros(n), np.zeros(n), no, no.copy(), None, yes, no.copy(), no.copy())
         self._in_flight.complete(self._in_flight.everyone.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
@@ -104,9 +101,7 @@ class LockstepVecEnv(VecEnv):
         in_flight = self._in_flight
         ready = [i for i in range(self.num_envs) if in_flight.ready >> i & 1]
         idle = [i for i in range(self.num_envs) if not (in_flight.ready | in_flight.in_flight) >> i & 1]
-        remedies = [f"recv() environments {ready[:16]}"] * bool(ready) + [f"send() to environments {idle[:16]}"] * bool(
-            idle
-        )
-        return UserError(
-            f"{self.spec.name}: these environments step only all together; {' and '.join(remedies)} first."
-        )
+        remedies = [f"recv() environments {ready[:16]}"] * bool(ready)
+        remedies += [f"send() to environments {idle[:16]}"] * bool(idle)
+        first = " and ".join(remedies)
+        return UserError(f"{self.spec.name}: these environments step only all together; {first} first.")

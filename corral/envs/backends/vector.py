@@ -8,18 +8,16 @@ received. Rows are therefore complete, and reset steps are never returned. The o
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from corral.core.errors import EnvFailed, UserError
-from corral.core.types import Array, EnvSpec, StepBatch, Tree
+from corral.core.types import Array, EnvSpec, StepBatch, Tree, tree_map
 from corral.envs.backends.lockstep import LockstepVecEnv
-
-if TYPE_CHECKING:
-    from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
 VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 
@@ -40,18 +38,10 @@ class VectorVecEnv(LockstepVecEnv):
         self._float_leaves = [k for k, leaf in enumerate(spec.observation.leaves) if leaf.dtype.kind == "f"]
         # Next-step autoreset: rows whose first observation is due, and the steps that ended their episodes.
         self._due = np.zeros(self.num_envs, np.bool_)
-        self._ends: _Step | None = None
+        self._ends: StepBatch | None = None
 
     def as_gymnasium(self) -> VectorEnv:
         return self._venv
-
-    def as_sb3(self) -> Sb3VecEnv:
-        if self._mode is AutoresetMode.NEXT_STEP:
-            raise UserError(
-                f"Stable-Baselines3 resets in the same step, {self.spec.name} one step later: build it with "
-                "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP."
-            )
-        return super().as_sb3()
 
     def _restart(self, seeds: list[int]) -> Tree:
         self._due[:] = False
@@ -68,74 +58,70 @@ class VectorVecEnv(LockstepVecEnv):
         self._sent = actions
 
     def _collect(self) -> tuple[StepBatch, Array]:
-        step = self._step()
+        batch, final = self._step()
         if self._mode is AutoresetMode.NEXT_STEP:
-            return self._collect_next_step(step)
-        batch = step.batch(self.spec, self._in_flight.everyone.ids)
-        if (ended := step.ended).any():
+            return self._collect_next_step(batch)
+        if (ended := batch.first).any():
             if self._mode is AutoresetMode.SAME_STEP:
-                batch.final_obs = self._final_obs(step)
+                batch.final_obs = self._final_obs(batch, final)
             else:
-                batch.final_obs = self.spec.observation.unflatten([leaf.copy() for leaf in step.obs])
+                batch.final_obs = tree_map(np.copy, batch.obs)
                 first = self._copy(self._venv.reset(options={"reset_mask": ended.copy()})[0])
-                self._require_finite(first, step.reward)
-                for leaf, fresh in zip(step.obs, first, strict=True):
+                self._require_finite(first, batch.reward)
+                for leaf, fresh in zip(self.spec.observation.flatten(batch.obs), first, strict=True):
                     leaf[ended] = fresh[ended]
         return batch, self._in_flight.everyone.ids
 
-    def _collect_next_step(self, step: _Step) -> tuple[StepBatch, Array]:
+    def _collect_next_step(self, step: StepBatch) -> tuple[StepBatch, Array]:
         """Complete the rows whose first observation arrived; hold back the rows whose episode just ended."""
         while True:
-            due, ends = self._due, self._ends
-            if (step.ended & due).any():
+            due, ends, ended = self._due, self._ends, step.first
+            if (ended & due).any():
                 raise EnvFailed(f"{self.spec.name}: an episode ended in the very step that started it.")
-            complete = ~step.ended
-            merged = step
-            if due.any():
-                assert ends is not None
-                merged = step.with_ends(ends, due)
-            self._due = step.ended
-            if step.ended.any():
+            self._due = ended
+            if ended.any():
                 self._ends = step
-            if complete.any():
-                batch = merged.batch(self.spec, self._in_flight.everyone.ids)
-                if due.any():
-                    assert ends is not None
-                    final = [
-                        np.where(_column(due, leaf), end, leaf) for end, leaf in zip(ends.obs, step.obs, strict=True)
-                    ]
-                    batch.final_obs = self.spec.observation.unflatten(final)
-                return batch, np.flatnonzero(complete)
-            step = self._step()  # all episodes ended at once: no row can be returned, so step again
+            if not ended.all():
+                batch = step if ends is None or not due.any() else _with_ends(step, ends, due)
+                return batch, np.flatnonzero(~ended)
+            step, _ = self._step()  # all episodes ended at once: no row can be returned, so step again
 
-    def _step(self) -> _Step:
-        """Step the vector; environments that are due to reset ignore their action, so the last one is repeated."""
+    def _step(self) -> tuple[StepBatch, Any]:
+        """Step the vector; rows that are due to reset ignore their action. Also returns `final_obs` of its infos."""
         obs, reward, terminated, truncated, info = self._venv.step(self._sent)
-        rewards = np.array(reward, np.float64).reshape(self.num_envs)
-        step = _Step(
-            self._copy(obs),
-            rewards,
-            rewards.copy(),
-            np.array(terminated, np.bool_),
-            np.array(truncated, np.bool_),
-        )
-        step.read(info, self._mode)
-        self._require_finite(step.obs, step.reward)
-        return step
+        leaves, rewards = self._copy(obs), np.array(reward, np.float64).reshape(self.num_envs)
+        self._require_finite(leaves, rewards)
+        terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        ended, ids = terminated | truncated, self._in_flight.everyone.ids
+        batch = StepBatch(
+            ids, self.spec.observation.unflatten(leaves), rewards, rewards.copy(), terminated, truncated, None, ended,
+            np.zeros(self.num_envs, np.bool_), ended.copy(),
+        )  # fmt: skip
+        # With same-step autoreset, the infos of an ended row are of its reset; those of the step are in `final_info`.
+        same_step = self._mode is AutoresetMode.SAME_STEP
+        for source, rows in ((info, ~ended if same_step else None), (info.get("final_info"), ended)):
+            if isinstance(source, dict):
+                _read(source, "raw_reward", rows, batch.raw_reward)
+                life_lost = np.zeros_like(ended)
+                _read(source, "life_lost", rows, life_lost)
+                batch.game_over &= ~life_lost
+        return batch, info.get("final_obs")
 
-    def _final_obs(self, step: _Step) -> Tree:
-        found = step.final_obs
+    def _final_obs(self, batch: StepBatch, found: Any) -> Tree:
         if found is None:
-            raise UserError(f"{self.spec.name} says SAME_STEP autoreset but leaves no infos['final_obs'].")
+            raise UserError(
+                f"{self.spec.name} declares SAME_STEP autoreset but its infos have no 'final_obs': add it, or correct "
+                "metadata['autoreset_mode']."
+            )
         layout = self.spec.observation
-        leaves = [leaf.copy() for leaf in step.obs]
+        leaves = [leaf.copy() for leaf in layout.flatten(batch.obs)]
         one_by_one = isinstance(found, np.ndarray) and found.dtype == object
         whole = None if one_by_one else layout.flatten(found)
-        for i in np.flatnonzero(step.ended).tolist():
+        for i in np.flatnonzero(batch.first).tolist():
             values = layout.flatten(found[i]) if whole is None else [leaf[i] for leaf in whole]
             for leaf, value in zip(leaves, values, strict=True):
                 leaf[i] = value
-        self._require_finite(leaves, step.reward)
+        self._require_finite(leaves, batch.reward)
         return layout.unflatten(leaves)
 
     def _copy(self, obs: Any) -> list[Array]:
@@ -179,54 +165,12 @@ class _Tidy(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, np.asarray(reward).item(), terminated, truncated, info
 
 
-class _Step:
-    def __init__(self, obs: list[Array], reward: Array, raw_reward: Array, terminated: Array, truncated: Array):
-        self.obs, self.reward, self.raw_reward = obs, reward, raw_reward
-        self.terminated, self.truncated = terminated, truncated
-        self.ended = terminated | truncated
-        self.game_over = self.ended.copy()
-        self.final_obs: Any = None
-
-    def read(self, info: dict[str, Any], mode: AutoresetMode) -> None:
-        self.final_obs = info.get("final_obs")
-        same_step = mode is AutoresetMode.SAME_STEP
-        # With same-step autoreset, the infos of an ended row belong to its reset; those of the step are in
-        # `final_info`.
-        for source, rows in (
-            (info, ~self.ended if same_step else None),
-            (info.get("final_info"), self.ended),
-        ):
-            if isinstance(source, dict):
-                _read(source, "raw_reward", rows, self.raw_reward)
-                life_lost = np.zeros_like(self.ended)
-                _read(source, "life_lost", rows, life_lost)
-                self.game_over &= ~life_lost
-
-    def with_ends(self, ends: _Step, due: Array) -> _Step:
-        """This step's observations, with the rewards and flags of the earlier steps that ended episodes."""
-        merged = _Step(
-            self.obs,
-            np.where(due, ends.reward, self.reward),
-            np.where(due, ends.raw_reward, self.raw_reward),
-            np.where(due, ends.terminated, self.terminated),
-            np.where(due, ends.truncated, self.truncated),
-        )
-        merged.game_over = np.where(due, ends.game_over, self.game_over)
-        return merged
-
-    def batch(self, spec: EnvSpec, ids: Array) -> StepBatch:
-        return StepBatch(
-            ids,
-            spec.observation.unflatten(self.obs),
-            self.reward,
-            self.raw_reward,
-            self.terminated,
-            self.truncated,
-            None,
-            self.ended,
-            np.zeros(len(ids), np.bool_),
-            self.game_over,
-        )
+def _with_ends(step: StepBatch, ends: StepBatch, due: Array) -> StepBatch:
+    """The observations of a step, with the results of the earlier step that ended episodes in the rows that are due."""
+    names = ("reward", "raw_reward", "terminated", "truncated", "first", "game_over")
+    merged = replace(step, **{name: np.where(due, getattr(ends, name), getattr(step, name)) for name in names})
+    merged.final_obs = tree_map(lambda end, leaf: np.where(_column(due, leaf), end, leaf), ends.obs, step.obs)
+    return merged
 
 
 def _read(info: dict[str, Any], key: str, rows: Array | None, into: Array) -> None:
@@ -248,6 +192,6 @@ def _autoreset_mode(venv: VectorEnv) -> AutoresetMode:
         return AutoresetMode(mode)
     except ValueError:
         raise UserError(
-            f"{type(venv.unwrapped).__name__} does not say how it resets: set metadata['autoreset_mode'] to "
+            f"{type(venv.unwrapped).__name__} does not declare how it resets: set metadata['autoreset_mode'] to "
             "gymnasium.vector.AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED."
         ) from None

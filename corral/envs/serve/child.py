@@ -11,7 +11,7 @@ from corral.core.errors import EnvFailed, RunFailed, UserError
 from corral.envs.resolve import resolve
 from corral.envs.serve.server import SimulatorServer
 from corral.envs.serve.supervisor import RequestClock, ServeJob
-from corral.link.address import parse_url
+from corral.link.address import has_listener, parse_url
 from corral.link.auth import read_token
 from corral.link.transports.open import open_for_simulator
 from corral.runtimes.child import read_shared
@@ -48,14 +48,16 @@ def _serve(job: ServeJob, clock: RequestClock) -> None:
             if isinstance(error, UserError):
                 raise
             raise EnvFailed(
-                f"{job.env} cannot be served, for it raised {error!r} when it was made or first reset; "
+                f"{job.env} cannot be served: it raised {error!r} when it was built or first reset; "
                 f"`corral check-env {job.env}` shows where."
             ) from error
         clock.begin(0.0)
+        # Though told to listen, it may have connected to a learner that listened first; when that one is done, it
+        # listens itself.
+        is_gone = None if binding.listens or not job.bind else lambda: not has_listener(address)
         try:
-            server.run(job.wait_s)
+            server.run(job.wait_s, is_gone)
         finally:
             server.close()
         if not job.bind:
             return
-        # Though told to listen, it had connected to a learner that listened first; that one is done, so listen now.

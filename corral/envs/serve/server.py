@@ -6,7 +6,8 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,11 @@ _POLL_S = 0.25
 _KEEP_S = 30.0  # for a session without a connection
 _GREETING_S = 60.0
 _MAX_SESSIONS, _MAX_GREETINGS = 64, 64
+_PLAIN: dict[int, Callable[[Slots, int, Sequence[Buffer]], SlotReply]] = {
+    clp.Op.RESET: Slots.reset, clp.Op.SAVE: Slots.save, clp.Op.EXPAND: Slots.expand, clp.Op.EXPORT: Slots.export,
+    clp.Op.IMPORT: Slots.take_in,
+}  # fmt: skip
+"""Requests without options."""
 
 
 @dataclass(eq=False)
@@ -43,10 +49,8 @@ class _Session:
     welcome: Welcome
     wire: Wire | None
     detached_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.replies: OrderedDict[int, list[Buffer]] = OrderedDict()
-        self.done_until = 0  # requests up to here are done: this simulator works in order
+    replies: OrderedDict[int, list[Buffer]] = field(default_factory=OrderedDict)
+    done_until: int = 0  # requests up to here are done: this simulator works in order
 
 
 @dataclass
@@ -85,12 +89,17 @@ class SimulatorServer:
         self._strangers = RateLimitedLog(log)
         self.last_learner = time.monotonic()
 
-    def run(self, wait_s: float = 0.0) -> int:
-        """Serve until the learner that this side connected to ends the run; RunFailed after `wait_s` without one."""
+    def run(self, wait_s: float = 0.0, is_gone: Callable[[], bool] | None = None) -> int:
+        """Serve until the learner that this side connected to ends the run; RunFailed after `wait_s` without one.
+
+        While there is no learner, `is_gone` is asked whether to end because none can come.
+        """
         while not self._over:
             self.poll(_POLL_S)
             if self._sessions:
                 self.last_learner = time.monotonic()
+            elif is_gone is not None and not self._greetings and is_gone():
+                break
             waited = time.monotonic() - self.last_learner
             if wait_s and waited > wait_s:
                 raise RunFailed(
@@ -113,7 +122,7 @@ class SimulatorServer:
         now = time.monotonic()
         for session in list(self._sessions):
             if session.wire is None and now - session.detached_at > _KEEP_S:
-                log.info("a learner did not come back within %g s; its environments are closed.", _KEEP_S)
+                log.info("a learner did not reconnect within %g s; its environments are closed.", _KEEP_S)
                 self._end(session)
         for wire, greeting in list(self._greetings.items()):
             if now - greeting.since > _GREETING_S:
@@ -192,7 +201,7 @@ class SimulatorServer:
             if session is not None and session.wire is None:  # the learner no longer knows it
                 self._end(session)
             if len(self._sessions) >= _MAX_SESSIONS:
-                self._refuse(wire, clp.Status.E_FULL, f"{_MAX_SESSIONS} learners are here already")
+                self._refuse(wire, clp.Status.E_FULL, f"{_MAX_SESSIONS} learners are connected already")
                 return
             slots = min(self._slots, welcome.limits.slots)
             hosted = Slots(self._factory, self._name, self._spec, slots, self._keeper, welcome.snapshots)
@@ -293,22 +302,14 @@ class SimulatorServer:
             raise BadRequest("no rows")
         if op == clp.Op.STEP:
             return hosted.step(batch, payload, bool(message.flags & clp.AUTORESET))
-        if op == clp.Op.RESET:
-            return hosted.reset(batch, payload)
-        if op == clp.Op.SAVE:
-            return hosted.save(batch, payload)
+        if op in _PLAIN:
+            return _PLAIN[op](hosted, batch, payload)
         if op == clp.Op.LOAD:
             return hosted.load(batch, payload, bool(message.flags & clp.WANT_OBS))
-        if op == clp.Op.EXPAND:
-            return hosted.expand(batch, payload)
         if op == clp.Op.ROLLOUT:
             steps = (message.meta or {}).get("steps")
             return hosted.rollout(batch, payload, steps if isinstance(steps, int) else 0)
-        if op == clp.Op.EXPORT:
-            return hosted.export(batch, payload)
-        if op == clp.Op.IMPORT:
-            return hosted.take_in(batch, payload)
-        raise BadRequest("this simulator does not do that", clp.Status.E_UNSUPPORTED)
+        raise BadRequest("this simulator does not support it", clp.Status.E_UNSUPPORTED)
 
     def _drop(self, session: _Session, message: Message) -> None:
         states = session.hosted.states

@@ -67,11 +67,8 @@ class Slots:
         self._group.attach(self._rows, self._sets)
         self.states: EnvStates | None = None
         if keeper is not None:
-            live, makers = (
-                [RowEnv(self._group, slot) for slot in range(slots)],
-                [partial(make_scratch, factory)] * slots,
-            )
-            memory_mb = budget.bytes / 1e6
+            live = [RowEnv(self._group, slot) for slot in range(slots)]
+            makers, memory_mb = [partial(make_scratch, factory)] * slots, budget.bytes / 1e6
             self.states = EnvStates(spec, live, makers, memory_mb, max_states=budget.count, keeper=keeper)
         self._obs, self._action, self._table = space_group(spec.observation), space_group(spec.action), ROWS.group()
         self._layout = layout_hash(spec.observation, spec.action)
@@ -123,7 +120,6 @@ class Slots:
         return self._answer(chosen)
 
     def _step_once(self, chosen: IdSet, actions: list[Array]) -> SlotReply:
-        """Step slots without starting new episodes."""
         steps = StepRows(self.spec, len(chosen))
         for row, slot in enumerate(chosen.numbers):
             env = self._group.environment(slot)
@@ -144,12 +140,11 @@ class Slots:
             self._kept().save_env(key, slot)
 
         pairs = zip(chosen.numbers, ids.tolist(), strict=True)
-        return self._status_reply({row: problem_of(partial(save, *pair)) for row, pair in enumerate(pairs)})
+        return self._status_reply({row: problem_of(save, *pair) for row, pair in enumerate(pairs)})
 
     def load(self, batch: int, payload: Sequence[Buffer], want_obs: bool) -> SlotReply:
         slots, ids = _columns(payload, batch, "<u4", "<u8")
-        chosen = self._choose(slots)
-        steps, problems = StepRows(self.spec, batch), {}
+        chosen, steps = self._choose(slots), StepRows(self.spec, batch)
 
         def load(row: int, slot: int, key: int) -> None:
             state = self._get(key)
@@ -160,9 +155,8 @@ class Slots:
             self._playing[slot] = not state.over
             steps.show(row, state.obs)
 
-        for row, (slot, key) in enumerate(zip(chosen.numbers, ids.tolist(), strict=True)):
-            problems[row] = problem_of(partial(load, row, slot, key))
-        reply = self._step_reply(steps, problems)
+        pairs = zip(chosen.numbers, ids.tolist(), strict=True)
+        reply = self._step_reply(steps, {row: problem_of(load, row, *pair) for row, pair in enumerate(pairs)})
         return reply if want_obs else SlotReply(reply.payload[:1], reply.messages)
 
     def expand(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
@@ -171,7 +165,7 @@ class Slots:
         parents, children = _columns([payload[0], payload[2]], batch, "<u8", "<u8")
         actions = self.read_actions(payload[1], batch)
         seeds = _columns(payload[3:], batch, "<u8")[0] if len(payload) == 4 else np.zeros(batch, np.uint64)
-        steps, problems = StepRows(self.spec, batch), {}
+        steps = StepRows(self.spec, batch)
         states = [self._find_live(key) for key in parents.tolist()]  # before a child replaces a parent
 
         def expand(row: int) -> None:
@@ -181,17 +175,14 @@ class Slots:
             if child and not steps.failed[row]:
                 self._kept().save_scratch(child, state, steps.row(row), steps.is_over(row))
 
-        for row in range(batch):
-            problems[row] = problem_of(partial(expand, row))
-        return self._step_reply(steps, problems)
+        return self._step_reply(steps, {row: problem_of(expand, row) for row in range(batch)})
 
     def rollout(self, batch: int, payload: Sequence[Buffer], steps: int) -> SlotReply:
         if len(payload) != 2 or steps < 1:
             raise BadRequest(f"{len(payload)} frames and {steps} steps, expected parents and actions, and steps from 1")
         (parents,) = _columns(payload[:1], batch, "<u8")
         actions = self.read_actions(payload[1], batch * steps)
-        rewards, lengths = np.zeros((batch, steps)), np.zeros(batch, "<u4")
-        last, problems = StepRows(self.spec, batch), {}
+        rewards, lengths, last = np.zeros((batch, steps)), np.zeros(batch, "<u4"), StepRows(self.spec, batch)
 
         def roll(row: int) -> None:
             state = _raised(self._find_live(int(parents[row])))
@@ -202,8 +193,7 @@ class Slots:
                 if last.is_over(row):
                     break
 
-        for row in range(batch):
-            problems[row] = problem_of(partial(roll, row))
+        problems = {row: problem_of(roll, row) for row in range(batch)}
         last.reward[:] = rewards.sum(1)
         reply = self._step_reply(last, problems)
         return SlotReply([rewards.tobytes(), lengths.tobytes(), *reply.payload], reply.messages)
@@ -218,7 +208,7 @@ class Slots:
                 raise CannotSave("states of this environment cannot be exported")
             blobs[row] = pack_state(self._layout, state)
 
-        reply = self._status_reply({row: problem_of(partial(pack, row, key)) for row, key in enumerate(ids.tolist())})
+        reply = self._status_reply({row: problem_of(pack, row, key) for row, key in enumerate(ids.tolist())})
         sizes = np.array([len(blob) for blob in blobs], "<u8")
         return SlotReply([*reply.payload, sizes.tobytes(), b"".join(blobs)], reply.messages)
 
@@ -235,7 +225,7 @@ class Slots:
             unpack_state(self._layout, self._kept(), key, blob)
 
         for row, (key, size) in enumerate(zip(ids.tolist(), sizes.tolist(), strict=True)):
-            problems[row] = problem_of(partial(unpack, key, bytes(payload[2][at : at + size])))
+            problems[row] = problem_of(unpack, key, bytes(payload[2][at : at + size]))
             at += size
         return self._status_reply(problems)
 
@@ -290,7 +280,7 @@ class Slots:
         try:
             return self._sets.of(slots.astype(np.int64))
         except UserError as error:
-            raise BadRequest("a slot named twice") from error
+            raise BadRequest("a slot given twice") from error
 
     def _answer(self, chosen: IdSet) -> SlotReply:
         rows, ids, batch = self._rows, chosen.ids, len(chosen)

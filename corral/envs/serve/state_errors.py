@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -57,10 +58,10 @@ def require_id(key: int) -> None:
         raise BadRequest("state 0 cannot be kept")
 
 
-def problem_of(do: Callable[[], None]) -> Problem | None:
+def problem_of(do: Callable[..., None], *args: Any) -> Problem | None:
     """Run an operation on one state; returns status and message of its error, if any."""
     try:
-        do()
+        do(*args)
     except BadRequest as error:
         return error.status, str(error)
     except UnknownState as error:

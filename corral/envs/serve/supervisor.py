@@ -90,8 +90,6 @@ class RequestClock:
 
 
 class _Server:
-    """A server process and its replacements."""
-
     def __init__(self, job: ServeJob, reaper: OrphanReaper):
         self._env, self._reaper = job.env, reaper
         self._job_fd = shared_memory("corral-serve", b"".join(encode(asdict(job))))

@@ -95,9 +95,7 @@ class EnvGroup:
         self._finite = FiniteRows(rows)
 
     def reset(self, ids: Array, run_seed: int, role: str, *, lenient: bool = False) -> None:
-        """Start a seeded episode in each environment. A failing first reset is the user's mistake and raises; with
-        `lenient`, used when a dead process is replaced in the middle of a run, it counts as one more fault.
-        """
+        """Start a seeded episode in each environment. A failing reset raises; with `lenient`, it counts as a fault."""
         self.run_seed, self._role = run_seed, role
         rows = self._rows
         for env_id in ids.tolist():
@@ -351,8 +349,7 @@ class EnvGroup:
                 require_same_spaces(rows.spec, env_id, spec, env_id)
                 seed = seeding.env_seed(self.run_seed, self._role, env_id, episode, attempt)
                 obs = self._seeded_reset(env_id, seed)
-                views = self._obs_views[rows.phase[env_id]][env_id]
-                self._put(views, obs, env_id)
+                self._put(self.last_obs(env_id), obs, env_id)
                 if not self._finite.obs(env_id):
                     raise ValueError("the first observation after the restart is not finite")
                 rows.seed[env_id] = seed

@@ -29,7 +29,7 @@ class InFlight:
     def require_idle(self) -> None:
         self.require_open()
         if not self.started or self.in_flight | self.ready:
-            raise UserError("state_dict() needs all environments idle: recv() what is under way first.")
+            raise UserError("state_dict() needs all environments idle: recv() the results in flight first.")
 
     def require_new(self) -> None:
         self.require_open()
@@ -53,15 +53,15 @@ class InFlight:
         """The environments a recv waits for (None: any), and how many of them."""
         if self.closed:
             self.require_open()
-        under_way = self.in_flight | self.ready
+        pending = self.in_flight | self.ready
         if env_ids is not None:
             chosen = self.sets.of(env_ids)
-            if under_way & chosen.mask != chosen.mask:
+            if pending & chosen.mask != chosen.mask:
                 raise UserError(f"recv(env_ids) names idle environments: {chosen.numbers[:16]}; send() first.")
             return chosen, len(chosen)
-        if not under_way:
+        if not pending:
             raise UserError("recv() has nothing to wait for: send() actions first.")
-        count = under_way.bit_count()
+        count = pending.bit_count()
         if min_ready is None:
             return None, count
         if min_ready < 1:

@@ -55,7 +55,14 @@ class PendingFaults:
         self._look()
         return due
 
-    def without(self, done: IdSet) -> IdSet | None:
+    def arrive(self, results: IdSet) -> None:
+        """Mark results as ready to be received, or as the new episodes that faulty rows wait for."""
+        done = self._without(results) if self.owing else results
+        if done is not None:
+            self._in_flight.complete(done.mask)
+            self.fresh &= ~done.mask
+
+    def _without(self, done: IdSet) -> IdSet | None:
         """Record which results are new episodes after a fault and deliver the faulty rows; returns the others."""
         ids = done.ids
         lost = self._lost[ids]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,19 +29,11 @@ from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import EnvRows
 from corral.snapshot.keeper import CannotSave, EpisodeStart
 from corral.snapshot.keepers.declared import declares, read_declared, write_declared
-from corral.snapshot.rng import (
-    Generators,
-    State,
-    find_generators,
-    read_generators,
-    same_state,
-    write_generators,
-)
+from corral.snapshot.live_env import GAME_STEPS, SINCE_SEED_STEPS, same_observation
+from corral.snapshot.rng import Generators, State, find_generators, read_generators, same_state, write_generators
 
 log = logging.getLogger("corral.envs")
 
-_SINCE_SEED_STEPS = 10_000  # replayed from the seed up to here, so that a resume takes seconds
-_GAME_STEPS = 50_000
 _BOUND_EVERY = 1024  # calls
 _MAX_SETS = 1024
 
@@ -74,13 +67,13 @@ class _Tape:
             self.begin(None, generators)
             return
         self.game = self.steps, generators
-        if self.seed is None or self.steps > _SINCE_SEED_STEPS:
+        if self.seed is None or self.steps > SINCE_SEED_STEPS:
             self._forget_past_games()
 
     def bound(self) -> None:
-        if self.steps > _GAME_STEPS:
+        if self.steps > GAME_STEPS:
             self._forget_past_games()
-        self.known = self.known and self.steps <= _GAME_STEPS
+        self.known = self.known and self.steps <= GAME_STEPS
         if not self.known:
             self.actions.clear()
 
@@ -97,7 +90,7 @@ class Recorder:
         self.rows = rows
         self._sizes = [leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in rows.spec.action.leaves]
         self._record = max(1, sum(self._sizes))
-        self._tapes: dict[int, _Tape] = {}
+        self._tapes: defaultdict[int, _Tape] = defaultdict(lambda: _Tape(self._record))
         self._of: dict[IdSet, list[_Tape]] = {}  # histories of the sets in use
         self._generators: dict[int, Generators] = {}  # searched once after each seed
         self._calls = 0
@@ -105,14 +98,14 @@ class Recorder:
     def seeded(self, env_id: int, env: Env, seed: int) -> None:
         """Call before a seeded reset."""
         self._generators.pop(env_id, None)
-        self._tape(env_id).begin(seed, read_generators(find_generators(env)))
+        self._tapes[env_id].begin(seed, read_generators(find_generators(env)))
 
     def next_game(self, env_id: int, env: Env) -> None:
         """Call before a reset without a seed that starts a new game."""
         found = self._generators.get(env_id)
         if found is None:
             found = self._generators[env_id] = find_generators(env)
-        self._tape(env_id).begin_game(read_generators(found))
+        self._tapes[env_id].begin_game(read_generators(found))
 
     def acted(self, chosen: IdSet) -> None:
         """Call before the actions in these rows are taken."""
@@ -120,24 +113,25 @@ class Recorder:
         if tapes is None:
             if len(self._of) >= _MAX_SETS:
                 self._of.clear()
-            tapes = self._of[chosen] = [self._tape(env_id) for env_id in chosen.numbers]
+            tapes = self._of[chosen] = [self._tapes[env_id] for env_id in chosen.numbers]
         data, size, start = self._bytes(chosen), self._record, 0
         for tape in tapes:
             tape.actions += data[start : start + size]
             start += size
         self._calls += 1
         if self._calls % _BOUND_EVERY == 0:
-            self._bound()
+            for tape in self._tapes.values():
+                tape.bound()
 
     def forget(self, env_id: int) -> None:
-        tape = self._tape(env_id)
+        tape = self._tapes[env_id]
         tape.begin(None, {})
         tape.known = False
 
     def save(self, env_id: int, env: Env) -> State | None:
         if declares(env):
             return self._declared(env_id, env)
-        tape = self._tape(env_id)
+        tape = self._tapes[env_id]
         tape.bound()
         if not tape.known:
             return None
@@ -152,7 +146,7 @@ class Recorder:
 
     def load(self, env_id: int, state: State) -> None:
         if state["kind"] == "replay":
-            tape = self._tape(env_id)
+            tape = self._tapes[env_id]
             tape.begin(state["seed"], state["generators"])
             tape.actions += state["actions"].tobytes()
             tape.game = None if state["game"] is None else (state["game"]["at"], state["game"]["generators"])
@@ -168,22 +162,12 @@ class Recorder:
         for t in range(len(data)):
             yield layout.unflatten([column[t].copy() for column in columns])
 
-    def _tape(self, env_id: int) -> _Tape:
-        tape = self._tapes.get(env_id)
-        if tape is None:
-            tape = self._tapes[env_id] = _Tape(self._record)
-        return tape
-
     def _bytes(self, chosen: IdSet) -> bytes:
         leaves = [rows[chosen.index] for rows in self.rows.action]
         if len(leaves) == 1:
             return leaves[0].tobytes()
         flat = [np.ascontiguousarray(leaf).view(np.uint8).reshape(len(chosen), -1) for leaf in leaves if leaf.size]
         return np.concatenate(flat, axis=1).tobytes()
-
-    def _bound(self) -> None:
-        for tape in self._tapes.values():
-            tape.bound()
 
     def _declared(self, env_id: int, env: Env) -> State | None:
         try:
@@ -240,14 +224,6 @@ def replay(env: Env, state: State, seed: int, actions: Iterator[Any], alive: Cal
     return obs, steps
 
 
-def same_observation(layout: Layout, obs: Any, saved: list[Array]) -> bool:
-    """Whether an observation equals the saved one bit for bit."""
-    return all(
-        np.asarray(value, leaf.dtype).tobytes() == kept.tobytes()
-        for leaf, value, kept in zip(layout.leaves, layout.flatten(obs), saved, strict=True)
-    )
-
-
 def _not_plain(state: Any, name: str = "its state_dict()") -> str | None:
     """Names the value in a state that cannot be written to a file, or None."""
     if isinstance(state, dict):
@@ -277,7 +253,7 @@ def episode_start(
         except NotRestored:
             obs = None
         if obs is None or not same_observation(layout, obs, expected):
-            raise CannotSave("repeating its actions led elsewhere: it is not deterministic")
+            raise CannotSave("repeating its actions led to another state: it is not deterministic")
         return obs
 
     return EpisodeStart(repeat, 1000 + int(state["actions"].nbytes))

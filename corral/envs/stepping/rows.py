@@ -17,6 +17,7 @@ import numpy as np
 
 from corral.core.types import Array, EnvSpec, StepBatch
 from corral.envs.stepping.id_set import IdSet
+from corral.envs.supervision import Fault
 
 _ALIGN = 64
 TERMINATED, TRUNCATED, FAULTY, FIRST, GAME_OVER = range(5)
@@ -139,6 +140,11 @@ class EnvRows:
         for out, leaf in zip(final, self.final, strict=True):
             out[ended] = leaf[places]
         return self.spec.observation.unflatten(final)
+
+    def fault(self, env_id: int, kind: str, detail: str, later: int = 0) -> Fault:
+        """A fault of row `env_id`, `later` steps after the last one counted."""
+        state = int(self.seed[env_id]), int(self.episode[env_id]), int(self.step[env_id]) + later
+        return Fault(env_id, kind, *state, detail)
 
     def mark_lost(self, env_id: int) -> None:
         """Make row `env_id`, whose phase already points to a new episode's first observation, a faulty row. The other

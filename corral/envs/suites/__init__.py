@@ -1,7 +1,5 @@
 """Ready-made environments: the standard Atari stack, pixel observations of any environment, and board games."""
 
-from __future__ import annotations
-
 from corral.envs.suites.atari import atari
 from corral.envs.suites.pixels import pixels
 

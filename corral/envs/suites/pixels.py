@@ -18,9 +18,7 @@ from corral.envs import wrappers
 
 @dataclass(frozen=True)
 class PixelSuite:
-    """An environment whose observations are `stack` frames, oldest first, since one frame shows no motion. Call it to
-    build one, or pass it to `make_vec`.
-    """
+    """An environment observed by its last `stack` frames, oldest first. Call it to build one; `make_vec` takes it."""
 
     env: str | Callable[..., gymnasium.Env[Any, Any]]
     size: int = 84
@@ -59,9 +57,7 @@ class PixelSuite:
 
 
 class ReferenceLine(gymnasium.ObservationWrapper[Array, Any, Array]):
-    """Draws a red vertical line through the centre of each frame, behind everything but the background. The background
-    is the colour of the top left corner.
-    """
+    """Draws a red vertical line through the centre, where a frame has the background colour, its top left corner's."""
 
     def observation(self, observation: Array) -> Array:
         frame = np.array(observation)

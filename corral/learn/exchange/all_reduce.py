@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from corral.learn.exchange.base import ExchangeSetup, GradAction, PeerLost
+from corral.learn.exchange.base import ExchangeSetup, GradAction, Local, PeerLost
 from corral.learn.exchange.compress import Compress, Compression, Hook, find_compression, uses_feedback
 from corral.learn.exchange.peers import own_address
 from corral.learn.weights import split_params
@@ -84,7 +84,7 @@ _HEAD = 4  # numbers sent with each gradient: rows, stop, last, not finite
 _DROP_S = 5.0
 
 
-class AllReduce:
+class AllReduce(Local):
     """The mean gradient of all learners, weighted by their rows, in one reduction per update.
 
     `grad = sum_k n_k grad_k / sum_k n_k`, or `sum_k grad_k` for losses that are sums. Works alone until `join`.
@@ -94,7 +94,6 @@ class AllReduce:
     exists; other codes cannot be summed, so they are gathered and every learner sums the same decoded gradients.
     """
 
-    clips_first = False
     rendezvous = "corral.topologies.rendezvous:AllReduceRendezvous"
 
     @classmethod
@@ -136,7 +135,7 @@ class AllReduce:
             self._store = _dist.TCPStore(host, port, None, False, timeout)
         except (RuntimeError, OSError) as error:
             self.leave()
-            raise PeerLost(f"{host}:{port}, where workers meet, cannot be reached") from error
+            raise PeerLost(f"the rendezvous at {host}:{port} cannot be reached") from error
         try:
             options = _dist.ProcessGroupGloo._Options()
             options._timeout = timeout
@@ -153,7 +152,6 @@ class AllReduce:
         """Nothing to do: all learners make the same updates."""
 
     def leave(self) -> None:
-        """Close the group; learners that wait for this one are notified."""
         group = self._group
         self._group = self._store = None
         self._hooked = {}
@@ -262,9 +260,6 @@ class AllReduce:
         self.sent += self._ring(reduced)
         return "apply"
 
-    def params(self, weights: Tensor) -> None:
-        """Nothing to do: all learners have the same weights."""
-
     def share(self, values: Tensor) -> list[Tensor]:
         if self._size == 1:
             return [values]
@@ -308,9 +303,9 @@ def open_store(host: str) -> Any:
 
 
 def _plain(text: str, timeout_s: float) -> str:
-    """A readable message for a gloo error; gloo's own text, which names source files, remains as the cause."""
+    """A readable message for a gloo error, whose own text names source files; the error remains as the cause."""
     if re.search(r"timed? ?out", text, re.IGNORECASE):
-        return f"a worker did not come within {timeout_s:g} s"
+        return f"a worker did not respond within {timeout_s:g} s"
     if re.search(r"peer|closed|connect|socket|broken pipe|(read|write) error", text, re.IGNORECASE):
-        return "a worker is gone"
-    return "workers cannot reduce: " + re.sub(r"^\[[^]]*\] *", "", text.strip()).partition("\n")[0]
+        return "a worker disconnected"
+    return "the all-reduce failed: " + re.sub(r"^\[[^]]*\] *", "", text.strip()).partition("\n")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
@@ -9,7 +10,8 @@ from typing import Any, ClassVar, Literal, Protocol
 from torch import Tensor, nn
 
 from corral.algos.base import ParamGroup
-from corral.learn.exchange.config import DataParallelConfig
+from corral.core.errors import UserError
+from corral.learn.exchange.config import EXCHANGES, DataParallelConfig
 
 GradAction = Literal["apply", "skip", "stop"]
 
@@ -52,22 +54,22 @@ class ExchangeSetup:
     host: str
     """This machine's own address."""
     secret: bytes
-    """What the others are let in by."""
+    """What connecting learners are authenticated by."""
     seed: int
 
 
 class Joint(Exchange, Protocol):
-    """An exchange of several learners, which meet, and then work for a turn at a time."""
+    """An exchange between several learners, which join, and then work for a turn at a time."""
 
     rendezvous: ClassVar[str]
-    """`module:Class` of how the workers meet; new ones are written in `corral.topologies.rendezvous`."""
+    """`module:Class` of how the workers meet, a `Rendezvous` of `corral.topologies.rendezvous`."""
 
     sent: float
     """Bytes sent since the start; with a server, also bytes received."""
 
     @classmethod
     def make(cls, setup: ExchangeSetup) -> Joint:
-        """One learner's side, before it has met the others."""
+        """One learner's side, before it has joined the others."""
 
     def join(self, *where: Any) -> None:
         """Connect to the others; PeerLost on timeout. Joining again leaves the previous group."""
@@ -85,12 +87,28 @@ class Joint(Exchange, Protocol):
         """Bytes and other figures since the start."""
 
 
+def find_exchange(name: str) -> Any:
+    """The class of the exchange of that name, or of `module:Class`."""
+    try:
+        return pkgutil.resolve_name(EXCHANGES.get(name, name))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"No exchange {name!r}: {error}; give one of {', '.join(EXCHANGES)}, or module:Class."
+        ) from None
+
+
+def make_exchange(setup: ExchangeSetup) -> Joint:
+    """One learner's side of the exchange."""
+    made: Joint = find_exchange(setup.config.exchange).make(setup)
+    return made
+
+
 class PeerLost(Exception):
     """Another learner or a server disconnected or timed out; the exchange is unusable until `join`."""
 
 
 class Local:
-    """The exchange of a single learner: keeps gradients and weights to itself."""
+    """The exchange of a single learner, which shares nothing; the other exchanges override what they share."""
 
     over = False  # the learner's own `last` suffices
     clips_first = False

@@ -196,6 +196,7 @@ def _place(count: int) -> np.dtype[np.unsignedinteger]:
 
 
 Hook = Literal["fp16", "bf16", "powersgd"]
+_PLAIN: dict[str, type[Codec]] = {"fp16": Half, "bf16": Brain, "sign": Sign}  # codecs without a number
 _BITS = (2, 4, 8)
 
 
@@ -228,12 +229,8 @@ def find_compression(name: str) -> Compress | None:
 
 def _codec(name: str, part: str) -> Codec:
     kind, _, rest = part.partition(":")
-    if part == "fp16":
-        return Half()
-    if part == "bf16":
-        return Brain()
-    if part == "sign":
-        return Sign()
+    if part in _PLAIN:
+        return _PLAIN[part]()
     if kind == "qsgd" and rest in map(str, _BITS):
         return Qsgd(int(rest))
     raise _unknown(name)
@@ -252,14 +249,14 @@ def _number(name: str, text: str, least: float, most: float) -> float:
 def _rank(name: str, text: str) -> int:
     rank = _number(name, text, 1, 64)
     if rank != int(rank):
-        raise UserError(f"compress={name}: a rank is a whole number, such as powersgd:{round(rank)}.")
+        raise UserError(f"compress={name}: the rank must be an integer, such as powersgd:{round(rank)}.")
     return int(rank)
 
 
 def _unknown(name: str) -> UserError:
     return UserError(
-        f"compress={name} says nothing: there are none, fp16, bf16, powersgd:RANK, sign, qsgd:BITS of 2, 4 or 8, "
-        "topk:SHARE, and topk:SHARE+qsgd:BITS or another of these."
+        f"compress={name} is unknown: use none, fp16, bf16, powersgd:RANK, sign, qsgd:BITS with 2, 4 or 8 bits, "
+        "topk:SHARE, or topk:SHARE+CODEC with one of fp16, bf16, sign, qsgd:BITS."
     )
 
 
@@ -311,17 +308,17 @@ class Compression:
 
 
 def gradient_codec(config: DataParallelConfig) -> Codec:
-    """How gradients are encoded."""
+    """The codec of gradients."""
     compress = find_compression(config.compress)
     return Whole() if compress is None else compress.codec
 
 
 def broadcast_codec(config: DataParallelConfig) -> Codec:
-    """How weights are encoded."""
+    """The codec of weights."""
     return Qsgd(8) if config.quantize_weights else Whole()
 
 
 def uses_feedback(config: DataParallelConfig) -> bool:
-    """Whether what a compression leaves out is added to the next gradient: where it is biased, or torch's hook does."""
+    """Whether the compression error is added to the next gradient: for biased codecs and torch's hooks."""
     compress = find_compression(config.compress)
     return compress is not None and (compress.hook is not None or not compress.codec.unbiased)

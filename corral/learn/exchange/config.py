@@ -13,7 +13,7 @@ EXCHANGES = {
     "param_server": "corral.learn.exchange.param_server:ParamServer",
     "gossip": "corral.learn.exchange.gossip:Gossip",
 }
-"""The exchanges by name; each class says how to make one learner's side of it, and how its workers meet."""
+"""The exchanges by name; each class makes one learner's side, and names how its workers meet."""
 Mode = Literal["sync", "async", "ssp"]
 _MODE = re.compile(r"sync|async|ssp:\d+")
 
@@ -61,15 +61,17 @@ class DataParallelConfig:
             )
         kind = self.exchange
         if kind == "all_reduce" and self.mode != "sync":
-            raise UserError(f"An all-reduce needs all workers: mode={self.mode} needs another exchange.")
+            raise UserError(f"all_reduce always waits for all workers: mode={self.mode} needs another exchange.")
         if kind != "param_server" and (self.servers > 1 or self.backup_workers):
             raise UserError(f"{'servers' if self.servers > 1 else 'backup_workers'} needs exchange=param_server.")
         if self.backup_workers and (self.mode != "sync" or self.servers > 1):
-            raise UserError("backup_workers needs mode=sync and one server: others would drop other gradients.")
+            raise UserError(
+                "backup_workers needs mode=sync and servers=1: more servers would drop different gradients."
+            )
         if kind != "gossip" and self.gossip_graph != "exponential":
             raise UserError(f"gossip_graph={self.gossip_graph} needs exchange=gossip.")
         if kind == "all_reduce" and self.quantize_weights:
-            raise UserError("An all-reduce sends no weights: quantize_weights needs another exchange.")
+            raise UserError("all_reduce does not send weights: quantize_weights needs another exchange.")
         self._check_compression()
 
     def _check_compression(self) -> None:
@@ -77,18 +79,16 @@ class DataParallelConfig:
         if self.compress != "none":
             if self.exchange == "gossip":
                 raise UserError(
-                    f"gossip sends weights and no gradients: compress={self.compress} needs exchange=all_reduce or "
-                    "param_server; quantize_weights=true makes gossip's messages smaller."
+                    f"gossip sends weights, not gradients: compress={self.compress} needs exchange=all_reduce or "
+                    "param_server; to compress gossip's messages, set quantize_weights=true."
                 )
             if kind == "powersgd" and self.exchange != "all_reduce":
-                raise UserError("powersgd compresses an all-reduce: it needs exchange=all_reduce.")
+                raise UserError("powersgd compresses all-reductions only: it needs exchange=all_reduce.")
             from corral.learn.exchange.compress import find_compression
 
             find_compression(self.compress)
         if self.compress_momentum and kind != "topk":
-            raise UserError(
-                "compress_momentum applies to gradients that wait to be sent: it needs compress=topk:SHARE."
-            )
+            raise UserError("compress_momentum corrects gradients that topk delays: it needs compress=topk:SHARE.")
 
     @property
     def rule(self) -> tuple[Mode, int]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from corral.core.encoding import DecodeError, decode, encode, size_of
 from corral.core.types import Array
-from corral.learn.exchange.base import ExchangeSetup, GradAction, PeerLost
+from corral.learn.exchange.base import ExchangeSetup, Local, PeerLost
 from corral.learn.exchange.compress import Codec, broadcast_codec
 from corral.learn.exchange.config import Mode
 from corral.learn.exchange.peers import Listener, connect
@@ -49,20 +49,18 @@ def senders(graph: Graph, rank: int, size: int, number: int) -> list[int]:
 
 
 _BEGIN, _SHARE, _REST, _MOMENTS = range(4)
-_TIMEOUT_S = 600.0  # for a peer that neither sends, rests nor disconnects: a slow simulator, or a long update
+_TIMEOUT_S = 600.0  # for a silent peer that is still connected: a slow simulator, or a long update
 _SEND_S = 60.0
 _LEAST = 0.5  # a learner with less weight keeps it until it receives some: steps are divided by the weight
 
 
-class Gossip:
-    """One learner's side.
+class Gossip(Local):
+    """One learner's side. It applies its own gradients, and waits for others only in the middle of a turn.
 
     `sync`: a round waits for all shares sent in it. `ssp`: for shares sent `staleness` rounds earlier. `async`: does
     not wait. A disconnected learner is skipped by its senders and receivers.
     """
 
-    over = False
-    clips_first = False
     rendezvous = "corral.topologies.rendezvous:GossipRendezvous"
 
     @classmethod
@@ -136,21 +134,12 @@ class Gossip:
         self._outgoing.clear()
 
     def metrics(self) -> dict[str, float]:
-        told = {
+        metrics = {
             "exchange/bytes_per_update": self.sent / max(1, self._updates),
             "exchange/push_weight": self._weight,
             "exchange/neighbour_distance": self._distance,
         }
-        return told | ({"exchange/weights_error": self._error} if self._error else {})
-
-    def agree(self, ready: bool) -> bool:
-        """Gossip waits for others only in the middle of a turn."""
-        return ready
-
-    def grads(
-        self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
-    ) -> GradAction:
-        return "stop" if stop else "apply"
+        return metrics | ({"exchange/weights_error": self._error} if self._error else {})
 
     def params(self, weights: Tensor) -> None:
         if len(self._peers) < 2:

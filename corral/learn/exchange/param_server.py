@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from corral.core.encoding import DecodeError, decode, encode, size_of
-from corral.learn.exchange.base import ExchangeSetup, GradAction, PeerLost
+from corral.learn.exchange.base import ExchangeSetup, GradAction, Local, PeerLost
 from corral.learn.exchange.compress import Codec, Compression, broadcast_codec, gradient_codec, uses_feedback
 from corral.learn.exchange.peers import connect
 from corral.learn.exchange.server import ENTER, PUSH, REST, SHARE, server_slices
@@ -21,10 +21,12 @@ from corral.runtimes.connection import Connection, ConnectionClosed
 _TIMEOUT_S = 1200.0  # twice the server's timeout for other workers
 
 
-class ParamServer:
-    """One learner's connections to the servers, each of which holds a slice of the weights."""
+class ParamServer(Local):
+    """One learner's connections to the servers, each of which holds a slice of the weights.
 
-    over = False
+    Updates need no agreement (`agree`), because servers wait for a worker only in the middle of its turn.
+    """
+
     clips_first = True  # no server sees the whole gradient, and with async there is no mean
     rendezvous = "corral.topologies.rendezvous:ServerRendezvous"
 
@@ -83,10 +85,6 @@ class ParamServer:
     def metrics(self) -> dict[str, float]:
         return {"exchange/bytes_per_update": self.sent / max(1, self._updates)}
 
-    def agree(self, ready: bool) -> bool:
-        """Servers wait for a worker only in the middle of its turn."""
-        return ready
-
     def grads(
         self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
     ) -> GradAction:
@@ -119,9 +117,6 @@ class ParamServer:
             if message["code"] is not None:
                 compression.put_back(message["code"])
 
-    def params(self, weights: Tensor) -> None:
-        """Nothing to do: the servers hold the weights."""
-
     def share(self, values: Tensor) -> list[Tensor]:
         """Send moments to the first server, which keeps them for the others."""
         self._send(self._servers[0], SHARE, {"moments": values.detach().cpu().numpy()})
@@ -146,7 +141,7 @@ class ParamServer:
             self.sent += size_of(parts)
         except ConnectionClosed as error:
             self.leave()
-            raise PeerLost(f"a parameter server is gone: {error}") from error
+            raise PeerLost(f"the connection to a parameter server failed: {error}") from error
 
     def _receive(self, server: Connection) -> Any:
         try:
@@ -156,4 +151,4 @@ class ParamServer:
             return decode(frame[2])
         except (ConnectionClosed, DecodeError) as error:
             self.leave()
-            raise PeerLost(f"a parameter server is gone: {error}") from error
+            raise PeerLost(f"the connection to a parameter server failed: {error}") from error

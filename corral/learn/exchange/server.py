@@ -1,4 +1,4 @@
-"""A parameter server: gradients in, weights out.
+"""A parameter server: receives gradients and returns weights.
 
 `sync`: an update is the mean of all workers, and all wait for it; with `backup_workers` it does not wait for the
 slowest few, whose late gradients are dropped (Heess et al. 2017). `async`: every gradient is an update (Mnih et al.
@@ -23,12 +23,13 @@ from corral.core.types import Array
 from corral.learn.exchange.compress import Codec
 from corral.learn.exchange.config import Mode
 from corral.learn.exchange.peers import Listener
+from corral.learn.weights import to_arrays, to_tensors
 from corral.nets.obs_norm import merged
 from corral.ops.optim import Optimizer
 from corral.runtimes.connection import Connection, ConnectionClosed
 
 ENTER, PUSH, SHARE, REST = range(4)
-_TIMEOUT_S = 600.0  # for a worker that neither pushes nor disconnects: a slow simulator, or a long update
+_TIMEOUT_S = 600.0  # for a silent worker that is still connected: a slow simulator, or a long update
 _SEND_S = 60.0
 _WORKERS_S = 10.0  # for all workers to begin a turn
 _QUIET_S = 900.0  # silence after which a member, acting or waiting for its next turn, is disconnected
@@ -72,16 +73,13 @@ class _GroupPart:
 
     def state(self) -> dict[str, Value]:
         optimizer = self.optimizer.state_dict()["state"].get(0, {})
-        kept = {k: v.detach().numpy().copy() if isinstance(v, Tensor) else v for k, v in optimizer.items()}
-        return {"weights": self.weights.detach().numpy().copy(), "optimizer": kept}
+        return {"weights": to_arrays(self.weights), "optimizer": to_arrays(optimizer)}
 
     def load(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
-            self.weights.copy_(torch.from_numpy(np.array(state["weights"])))
-        kept = {k: torch.from_numpy(np.array(v)) if isinstance(v, np.ndarray) else v
-                for k, v in state["optimizer"].items()}  # fmt: skip
-        whole = self.optimizer.state_dict()
-        whole["state"] = {0: kept} if kept else {}
+            self.weights.copy_(to_tensors(state["weights"]))
+        whole, optimizer = self.optimizer.state_dict(), to_tensors(state["optimizer"])
+        whole["state"] = {0: optimizer} if optimizer else {}
         self.optimizer.load_state_dict(whole)
         self.coded = None
 
@@ -273,15 +271,15 @@ class ParamServerProcess:
     def metrics(self) -> dict[str, float]:
         """Staleness of gradients in updates, and how far a worker was ahead of the slowest."""
         with self._change:
-            told = {
+            metrics = {
                 "exchange/staleness": self._stale / max(1, self._pushes),
                 "exchange/staleness_max": float(self._stalest),
                 "exchange/dropped": float(self._dropped),
                 "exchange/let_go": float(self._let_go),
             }
             if self._rules.mode == "ssp":
-                told["exchange/lead_max"] = float(self._lead)
-            return told | ({"exchange/weights_error": self._error} if self._error else {})
+                metrics["exchange/lead_max"] = float(self._lead)
+            return metrics | ({"exchange/weights_error": self._error} if self._error else {})
 
     def close(self) -> None:
         with self._change:

@@ -32,7 +32,7 @@ _FATAL = {clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH}
 
 
 class Refused(Exception):
-    """A simulator that cannot be accepted, with the status to answer."""
+    """A simulator that cannot be accepted, with the status to send."""
 
     def __init__(self, status: clp.Status, text: str):
         super().__init__(text)
@@ -168,7 +168,7 @@ class Fleet:
             if session.detached_at is not None:
                 instance_gone, away_s = self.gone(session.simulator.hello.instance), now - session.detached_at
                 if away_s > self._reconnect_s or instance_gone or session.overdue(now) is not None:
-                    how = "its process has ended" if instance_gone else f"no word for {away_s:.1f} s"
+                    how = "its process has ended" if instance_gone else f"no reconnection within {away_s:.1f} s"
                     self._lose(session, "killed", f"the connection to {session.name} is lost, {how}")
             elif (late := session.overdue(now)) is not None:
                 reason = f"{session.name} did not answer {clp.Op(late.op).name} within {late.deadline_s:g} s"
@@ -176,7 +176,7 @@ class Fleet:
         for wire, greeting in list(self._greetings.items()):
             if now - greeting.since > _GREETING_S:
                 del self._greetings[wire]
-                self._strangers.warning(f"{wire.peer} did not say what it is within {_GREETING_S:g} s; closed.")
+                self._strangers.warning(f"{wire.peer} sent no HELLO within {_GREETING_S:g} s; closed.")
                 wire.close()
 
     def _greet(self, event: Event) -> None:
@@ -202,14 +202,12 @@ class Fleet:
 
     def _handshake(self, wire: Wire, greeting: _SimulatorGreeting, frames: Any) -> None:
         message = read_message(frames)
-        if message.op == clp.Op.ERROR:
+        if message.op in (clp.Op.ERROR, clp.Op.CLOSE):
             self._greetings.pop(wire)
             wire.close()
-            text = f"The simulator at {wire.peer} refused: {clp.status_name(message.status)}, {message.text}."
-            self._say_refusal(wire, message.status, text)
-        elif message.op == clp.Op.CLOSE:
-            self._greetings.pop(wire)
-            wire.close()
+            if message.op == clp.Op.ERROR:
+                text = f"The simulator at {wire.peer} refused: {clp.status_name(message.status)}, {message.text}."
+                self._report_refusal(wire, message.status, text)
         elif message.op == clp.Op.HELLO and greeting.simulator is None:
             self._welcome(wire, greeting, from_meta(message.meta, Hello))
         elif message.op == clp.Op.READY and greeting.simulator is not None:
@@ -223,7 +221,7 @@ class Fleet:
             theirs = ", ".join(f"{a}.{b}" for a, b in hello.versions[:8]) or "none"
             raise Refused(
                 clp.Status.E_VERSION,
-                f"{wire.peer} speaks version {theirs} of the protocol, this learner {clp.MAJOR}.{clp.MINOR}; "
+                f"{wire.peer} uses version {theirs} of the protocol, this learner {clp.MAJOR}.{clp.MINOR}; "
                 "build it with this learner's corral.hpp",
             )
         observation, action = read_space(hello.observation, "observation"), read_space(hello.action, "action")
@@ -272,13 +270,13 @@ class Fleet:
         del self._greetings[wire]
         session = greeting.resumes
         if session is not None and session.lost is None:
-            log.info("%s is back.", session.name)
+            log.info("%s reconnected.", session.name)
             self._by_wire.pop(session.wire, None)
             session.attach(wire)
             self._by_wire[wire] = session
             return
         if session is not None:
-            raise Refused(clp.Status.E_SESSION, f"session {greeting.number} was given up meanwhile")
+            raise Refused(clp.Status.E_SESSION, f"session {greeting.number} was already given up")
         for old in [s for s in self.sessions.values() if s.simulator.hello.instance == hello.instance]:
             if old.detached_at is not None:  # the simulator has forgotten that session
                 self._lose(old, "killed", f"{old.name} did not keep its session")
@@ -297,10 +295,10 @@ class Fleet:
         self._greetings.pop(wire, None)
         self._send_error(wire, refused.status, str(refused), None)
         wire.close()
-        self._say_refusal(wire, refused.status, f"A simulator was refused: {refused}.")
+        self._report_refusal(wire, refused.status, f"A simulator was refused: {refused}.")
 
-    def _say_refusal(self, wire: Wire, status: int, text: str) -> None:
-        """Fatal if we connected to the simulator; of those that connect to us, others may fit."""
+    def _report_refusal(self, wire: Wire, status: int, text: str) -> None:
+        """Fatal if this side connected to the simulator; if simulators connect to this side, others may fit."""
         if wire.initiated and status in _FATAL:
             self._fatal = text
         else:

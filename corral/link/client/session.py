@@ -45,11 +45,8 @@ class Simulator:
         self.layout = layout_hash(spec.observation, spec.action)
         self.observation, self.action = space_group(spec.observation), space_group(spec.action)
         self.rows = RowsLayout(hello.players, "raw_reward" in hello.capabilities).group()
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row in the largest message that holds it."""
-        return 2 * self.observation.row_bytes + self.rows.row_bytes + self.action.row_bytes + 64
+        # In the largest message that holds a row.
+        self.row_bytes = 2 * self.observation.row_bytes + self.rows.row_bytes + self.action.row_bytes + 64
 
 
 class SimulatorSession:
@@ -190,7 +187,7 @@ class SimulatorSession:
         self._odd += 1
         if self._odd > _MAX_ODD:
             raise BadMessage(f"more than {_MAX_ODD} messages without a request")
-        if message.op == clp.Op.HEARTBEAT and not message.is_reply:
+        if message.op == clp.Op.HEARTBEAT and not message.flags & clp.REPLY:
             self.wire.send(Message(message.op, clp.REPLY, 0, message.seq, self.number, self.simulator.layout).frames())
         elif message.op == clp.Op.CLOSE:
             reason = (message.meta or {}).get("reason", "")

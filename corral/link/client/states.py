@@ -193,13 +193,13 @@ class StateClient:
         self._generation, self._counter = self.session.take_generation(), 0
 
     def drop(self, ids: Array) -> None:
-        self.session.tell(clp.Op.DROP, [_u8(ids)], len(ids))
+        self.session.tell(clp.Op.DROP, [u8(ids)], len(ids))
 
     def take_slots(self, count: int) -> Array:
         return np.array([self.session.take_slot() for _ in range(count)], "<u4")
 
     def reset(self, slots: Array, seeds: Array) -> StateReplies:
-        return self._rows(clp.Op.RESET, [_u4(slots), _u8(seeds)], len(slots))
+        return self._rows(clp.Op.RESET, [_u4(slots), u8(seeds)], len(slots))
 
     def step(self, slots: Array, actions: Tree, *, autoreset: bool = False) -> StateReplies:
         """Step slots; without `autoreset`, an ended episode stays at its end."""
@@ -208,38 +208,38 @@ class StateClient:
 
     def save(self, slots: Array, ids: Array | None = None) -> tuple[Array, StateReplies]:
         ids = self.new_ids(len(slots)) if ids is None else ids
-        return ids, self._rows(clp.Op.SAVE, [_u4(slots), _u8(ids)], len(slots), obs=False)
+        return ids, self._rows(clp.Op.SAVE, [_u4(slots), u8(ids)], len(slots), obs=False)
 
     def load(self, slots: Array, ids: Array) -> StateReplies:
-        return self._rows(clp.Op.LOAD, [_u4(slots), _u8(ids)], len(slots), flags=clp.WANT_OBS)
+        return self._rows(clp.Op.LOAD, [_u4(slots), u8(ids)], len(slots), flags=clp.WANT_OBS)
 
     def expand(
         self, parents: Array, actions: Tree, children: Array | None = None, seeds: Array | None = None
     ) -> tuple[Array, StateReplies]:
         children = self.new_ids(len(parents)) if children is None else children
-        payload = [_u8(parents), self._actions(actions, len(parents)), _u8(children)]
+        payload = [u8(parents), self._actions(actions, len(parents)), u8(children)]
         if seeds is not None:
-            payload.append(_u8(seeds))
+            payload.append(u8(seeds))
         return children, self._rows(clp.Op.EXPAND, payload, len(parents))
 
     def rollout(self, parents: Array, actions: Tree, steps: int) -> tuple[Array, Array, StateReplies]:
         """Step `steps` times from each state, actions [B * steps, ...]; returns rewards, lengths and last rows."""
         if not 1 <= steps <= _MAX_STEPS:
             raise UserError(f"A rollout has 1 to {_MAX_STEPS} steps, got {steps}.")
-        batch = len(parents)
-        rewards, lengths, replies = np.zeros((batch, steps)), np.zeros(batch, np.uint32), self._replies(batch)
+        batch, replies = len(parents), StateReplies(self.session.simulator, len(parents))
+        rewards, lengths = np.zeros((batch, steps)), np.zeros(batch, np.uint32)
 
         def take(part: Part, reply: Message) -> None:
             replies.take(part, reply, at=2)
             rewards[:], lengths[:] = read_rollout(reply, batch, steps)
 
-        payload = [_u8(parents), self._actions(actions, batch * steps)]
+        payload = [u8(parents), self._actions(actions, batch * steps)]
         self._ask(clp.Op.ROLLOUT, payload, batch, take, meta={"steps": steps})
         return rewards, lengths, replies
 
     def export(self, ids: Array) -> tuple[list[bytes], StateReplies]:
         blobs: list[bytes] = []
-        replies = self._replies(len(ids), obs=False)
+        replies = StateReplies(self.session.simulator, len(ids), obs=False)
 
         def take(part: Part, reply: Message) -> None:
             if len(reply.payload) != 3 or len(reply.payload[1]) != 8 * part.count:
@@ -253,13 +253,13 @@ class StateClient:
             reply.payload = reply.payload[:1]
             replies.take(part, reply)
 
-        self._ask(clp.Op.EXPORT, [_u8(ids)], len(ids), take)
+        self._ask(clp.Op.EXPORT, [u8(ids)], len(ids), take)
         return blobs, replies
 
     def take_in(self, blobs: Sequence[bytes], ids: Array | None = None) -> tuple[Array, StateReplies]:
         ids = self.new_ids(len(blobs)) if ids is None else ids
         sizes = np.array([len(blob) for blob in blobs])
-        return ids, self._rows(clp.Op.IMPORT, [_u8(ids), _u8(sizes), b"".join(blobs)], len(blobs), obs=False)
+        return ids, self._rows(clp.Op.IMPORT, [u8(ids), u8(sizes), b"".join(blobs)], len(blobs), obs=False)
 
     def stats(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -271,7 +271,7 @@ class StateClient:
         return self.session.simulator.action.write(layout.batch(actions, count), count)
 
     def _rows(self, op: int, payload: list[Buffer], batch: int, *, flags: int = 0, obs: bool = True) -> StateReplies:
-        replies = self._replies(batch, obs=obs)
+        replies = StateReplies(self.session.simulator, batch, obs=obs)
 
         def take(part: Part, reply: Message) -> None:
             reply.payload = reply.payload[: 1 + obs]  # RESET and STEP may add final observations
@@ -279,9 +279,6 @@ class StateClient:
 
         self._ask(op, payload, batch, take, flags)
         return replies
-
-    def _replies(self, batch: int, *, obs: bool = True) -> StateReplies:
-        return StateReplies(self.session.simulator, batch, obs=obs)
 
     def _ask(
         self,
@@ -323,9 +320,9 @@ def _failed_steps(part: Part, status: Array, reply: Message) -> Array:
     row = int(other[0])
     if status[row] == clp.Status.E_SNAPSHOT_FULL:
         raise UserError(
-            f"{part.session.name} keeps as many states as it may ({row_messages(reply, part.count).get(row, '')}): "
-            "search with fewer simulations or trees, run more simulators, or let each keep more with env_kwargs "
-            "snapshot_mb."
+            f"{part.session.name} has no room for more states ({row_messages(reply, part.count).get(row, '')}): "
+            "search with fewer simulations or trees, run more simulators, or give each more memory with "
+            "env_kwargs snapshot_mb."
         )
     raise EnvFailed(_row_message(part, row, status, reply) + ".")
 
@@ -339,5 +336,6 @@ def _u4(values: Array) -> bytes:
     return np.asarray(values, "<u4").tobytes()
 
 
-def _u8(values: Array) -> bytes:
+def u8(values: Array) -> bytes:
+    """Ids or seeds in wire format."""
     return np.asarray(values).astype("<u8").tobytes()

@@ -42,6 +42,7 @@ class Binding(ABC):
     """One address to listen at, or several to connect to."""
 
     urls: list[str]  # where it listens, with the real port, or the addresses it connects to
+    listens: bool = False
 
     @abstractmethod
     def poll(self, timeout_s: float) -> list[Event]:

@@ -29,6 +29,23 @@ def pack(frames: Sequence[Buffer]) -> list[Buffer]:
     return [prefix, *frames]
 
 
+def unpack(data: bytes, most_bytes: int) -> list[memoryview]:
+    """The frames of a whole message; BadFrames when it is invalid."""
+    magic, count = _PREFIX.unpack_from(data) if len(data) >= _PREFIX.size else (b"", 0)
+    if magic != MAGIC:
+        raise BadFrames("bytes that are not of this protocol")
+    if not 1 <= count <= MAX_FRAMES:
+        raise BadFrames(f"a message of {count} frames")
+    at = _PREFIX.size + 4 * count
+    lengths = _LENGTHS[count].unpack_from(data, _PREFIX.size) if len(data) >= at else ()
+    total = sum(lengths)
+    if total > most_bytes:
+        raise BadFrames(f"a message of {total} bytes, at most {most_bytes} are accepted")
+    if not lengths or at + total != len(data):
+        raise BadFrames(f"a message of {len(data)} bytes whose header announces {at + total}")
+    return _cut(memoryview(data), lengths, at)
+
+
 class FrameReader:
     """Turns received bytes into messages; large ones are read into buffers of their exact size."""
 
@@ -53,7 +70,6 @@ class FrameReader:
         return self._view[self._end :] if self._end else self._view
 
     def took(self, size: int) -> None:
-        """Note that this many bytes have arrived."""
         if self._big is not None:
             self._filled += size
         else:
@@ -87,7 +103,7 @@ class FrameReader:
         lengths = _LENGTHS[count].unpack_from(self._room, start + _PREFIX.size)
         total = sum(lengths)
         if total > self.most_bytes:
-            raise BadFrames(f"a message of {total} bytes, at most {self.most_bytes} are taken")
+            raise BadFrames(f"a message of {total} bytes, at most {self.most_bytes} are accepted")
         if size >= head + total:
             self._start = start + head + total
             return _cut(self._view, lengths, start + head)

@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import os
 import queue
-import struct
 import threading
 import time
 from collections import deque
@@ -23,13 +22,37 @@ from corral.core.encoding import Buffer
 from corral.core.errors import UserError
 from corral.core.machine import Backoff
 from corral.link.address import Address
-from corral.link.protocol import MAX_FRAMES
 from corral.link.transports import base as binding
 from corral.link.transports.base import Binding, Event, Wire
-from corral.link.transports.framing import MAGIC, BadFrames, pack
+from corral.link.transports.framing import BadFrames, pack, unpack
 
 MAX_BYTES = 1 << 30  # of a message
 _PING_MS, _PONG_MS = 10_000, 20_000
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+OPTIONS = (
+    ("grpc.max_send_message_length", MAX_BYTES),
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    # A machine that is switched off or unplugged sends nothing: ping it.
+    ("grpc.keepalive_time_ms", _PING_MS),
+    ("grpc.keepalive_timeout_ms", _PONG_MS),
+    ("grpc.http2.ping_timeout_ms", _PONG_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS // 2),  # what the peer may do
+    ("grpc.initial_reconnect_backoff_ms", int(1000 * _FIRST_PAUSE_S)),
+    ("grpc.min_reconnect_backoff_ms", int(1000 * _LONGEST_PAUSE_S)),  # in effect the connect timeout
+    ("grpc.max_reconnect_backoff_ms", int(1000 * _LONGEST_PAUSE_S)),
+    ("grpc.so_reuseport", 0),  # otherwise two processes could share a port, and each would get half of the calls
+    ("grpc.enable_http_proxy", 0),  # peers are nearby; proxies are for the internet
+)
+"""Options of channels and servers."""
+SERVICE, METHOD = "corral.Link", "Attach"
+ANSWER = (("corral-link", "1"),)  # initial metadata by which a client knows that it was accepted, before any message
+
+_MAX_CALLS = 1280  # sessions and greetings of the learner
+_MAX_UNREAD, _MAX_UNREAD_BYTES = 18, 1 << 26  # per wire, but always at least one message
+_MAX_UNSENT = 1024
+_LEAVE_S = 1.0  # for the peer to take what was sent before the end
+_CLOSE_S = 0.5
 
 
 def import_grpc() -> Any:
@@ -39,25 +62,6 @@ def import_grpc() -> Any:
         return importlib.import_module("grpc")
     except ModuleNotFoundError as error:
         raise UserError("gRPC is not installed: pip install 'corral-rl[grpc]'.") from error
-
-
-def options(first_retry_ms: int, longest_retry_ms: int) -> tuple[tuple[str, int], ...]:
-    """Options of channels and servers; failed connections are retried after these delays, first and longest."""
-    return (
-        ("grpc.max_send_message_length", MAX_BYTES),
-        ("grpc.max_receive_message_length", MAX_BYTES),
-        # A machine that is switched off or unplugged sends nothing: ping it.
-        ("grpc.keepalive_time_ms", _PING_MS),
-        ("grpc.keepalive_timeout_ms", _PONG_MS),
-        ("grpc.http2.ping_timeout_ms", _PONG_MS),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS // 2),  # what the peer may do
-        ("grpc.initial_reconnect_backoff_ms", first_retry_ms),
-        ("grpc.min_reconnect_backoff_ms", longest_retry_ms),  # in effect the connect timeout
-        ("grpc.max_reconnect_backoff_ms", longest_retry_ms),
-        ("grpc.so_reuseport", 0),  # otherwise two processes could share a port, and each would get half of the calls
-        ("grpc.enable_http_proxy", 0),  # peers are nearby; proxies are for the internet
-    )
 
 
 class Threads(futures.Executor):
@@ -74,42 +78,6 @@ class Threads(futures.Executor):
 
         threading.Thread(target=run, daemon=True).start()
         return future
-
-
-SERVICE, METHOD = "corral.Link", "Attach"
-ANSWER = (("corral-link", "1"),)  # initial metadata by which a client knows that it was accepted, before any message
-
-_MAX_CALLS = 1280  # sessions and greetings of the learner
-_MAX_UNREAD, _MAX_UNREAD_BYTES = 18, 1 << 26  # per wire, but always at least one message
-_MAX_UNSENT = 1024
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-_LEAVE_S = 1.0  # for the peer to take what was sent before the end
-_CLOSE_S = 0.5
-_PREFIX = struct.Struct("<4sI")
-
-OPTIONS = options(int(1000 * _FIRST_PAUSE_S), int(1000 * _LONGEST_PAUSE_S))
-
-
-def unpack(data: bytes, most_bytes: int) -> list[memoryview]:
-    """The frames of a whole message; BadFrames when it is invalid."""
-    view = memoryview(data)
-    magic, count = _PREFIX.unpack_from(view) if len(view) >= _PREFIX.size else (b"", 0)
-    if magic != MAGIC:
-        raise BadFrames("bytes that are not of this protocol")
-    if not 1 <= count <= MAX_FRAMES:
-        raise BadFrames(f"a message of {count} frames")
-    at = _PREFIX.size + 4 * count
-    lengths = struct.unpack_from(f"<{count}I", view, _PREFIX.size) if len(view) >= at else ()
-    total = sum(lengths)
-    if total > most_bytes:
-        raise BadFrames(f"a message of {total} bytes, at most {most_bytes} are taken")
-    if not lengths or at + total != len(view):
-        raise BadFrames(f"a message of {len(view)} bytes that says it has {at + total}")
-    frames = []
-    for length in lengths:
-        frames.append(view[at : at + length])
-        at += length
-    return frames
 
 
 class _Inbox:
@@ -192,7 +160,6 @@ class GrpcWire(Wire):
         self._put = self._taken = 0  # bytes; each counter is written by one thread only
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Queue a message for gRPC; a peer that lets too many pile up is disconnected."""
         if self.broken is not None:
             return
         data = b"".join(pack(frames))
@@ -256,11 +223,13 @@ class GrpcBinding(Binding):
         for target in self._targets:
             timeout_s = min(timeout_s, target.connect_if_due(now))
         while self._leaving and self._leaving[0][0] <= now:
-            self._hang_up(self._leaving.popleft()[1])
+            wire = self._leaving.popleft()[1]
+            if not wire.over.is_set():
+                wire.hang_up()
         events = []
         for event in self._inbox.take(timeout_s):
+            assert isinstance(event.wire, GrpcWire)
             wire = event.wire
-            assert isinstance(wire, GrpcWire)
             if event.lost is not None:
                 self._leaving.append((time.monotonic() + _LEAVE_S, wire))
                 for target in self._targets:
@@ -294,11 +263,6 @@ class GrpcBinding(Binding):
             for wire in list(self._calls):
                 wire.close()
             self._server.stop(_CLOSE_S).wait(2 * _CLOSE_S)
-
-    @staticmethod
-    def _hang_up(wire: GrpcWire) -> None:
-        if not wire.over.is_set():
-            wire.hang_up()
 
     def _listen(self, address: Address) -> int:
         self._calls: set[GrpcWire] = set()

@@ -41,8 +41,6 @@ MAX_TEXT = 500  # characters of an error
 
 
 class _Row(NamedTuple):
-    """The fields of a row besides its observations."""
-
     flags: int = 0
     reward: float = 0.0
     raw_reward: float = 0.0
@@ -153,7 +151,7 @@ class JsonPeer(Wire):
         elif message.op == clp.Op.HEARTBEAT:
             self._tell(Message(message.op, clp.REPLY, 0, message.seq))
         elif not message.flags & (clp.REPLY | clp.NO_REPLY):
-            self._refuse(message, clp.Status.E_UNSUPPORTED, "a JSON simulator does not do that")
+            self._refuse(message, clp.Status.E_UNSUPPORTED, "a JSON simulator does not support this request")
 
     def close(self) -> None:
         """The learner disconnects this client, for the reason that it gave before."""
@@ -165,13 +163,13 @@ class JsonPeer(Wire):
     def _welcomed(self, welcome: Welcome) -> None:
         self._session = welcome.session
         if welcome.proof:
-            self.fail("this learner wants a token, which the JSON loop cannot prove; use zmq:// or drop token_file")
+            self.fail("this learner requires a token, which a JSON simulator cannot prove: use zmq:// or no token_file")
         else:
             self._tell(Message(clp.Op.READY, meta=to_meta(Ready(b""))))
 
     def _ask(self, message: Message) -> None:
         if self._request is not None or not self.waits:
-            self._refuse(message, clp.Status.E_BAD_REQUEST, "the slot has another request under way")
+            self._refuse(message, clp.Status.E_BAD_REQUEST, "the slot has another request in flight")
             return
         try:
             slots, what = message.payload
@@ -189,7 +187,7 @@ class JsonPeer(Wire):
             self._reply_to_client({"reset": True, "seed": int.from_bytes(what, "little")})
         else:
             if not self._fresh:
-                log.info("%s takes no resets: its episode goes on as if it were another.", self.peer)
+                log.info("%s does not accept resets: its episode continues as if it were a new one.", self.peer)
             self._reply(_Row(clp.FIRST))
 
     def _reply_to_client(self, value: Any) -> None:

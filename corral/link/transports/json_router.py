@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from corral.core.errors import UserError
 from corral.core.spaces import Layout
@@ -23,17 +22,15 @@ from corral.link.address import Address
 from corral.link.transports.base import Binding, Event
 from corral.link.transports.json_client import MAX_TEXT, OVER, JsonPeer
 from corral.link.transports.json_values import ClientMessage, Mistake, most_bytes, read_client_message, spaces_of
-from corral.link.transports.zmq import came_later
+from corral.link.transports.zmq import ZmqLine, came_later
 
 log = logging.getLogger("corral.link")
 
 _MAX_CLIENTS = 1024
 _MAX_BYTES = 16 << 20  # of a message, while the observation space is unknown
 _HIGH_WATER = 2  # messages per client: a REQ socket has one in flight
-_HEARTBEAT_MS, _DEAD_MS = 2_000, 10_000
 _MAX_AT_ONCE = 128  # messages per poll, half of the fleet's limit on greetings
 _GOODBYE_S = 1.0  # for clients that are in the middle of a step when the run ends
-_LINGER_MS = 500
 
 _encode = msgspec.json.Encoder().encode
 
@@ -65,30 +62,19 @@ class JsonBinding(Binding):
         self._gone: list[JsonPeer] = []
         self._over = False
         self._context = zmq.Context()
-        self._socket: Any = self._context.socket(zmq.ROUTER)
-        for option, value in (
-            (zmq.SNDHWM, _HIGH_WATER), (zmq.RCVHWM, _HIGH_WATER), (zmq.LINGER, _LINGER_MS), (zmq.ROUTER_MANDATORY, 1),
-            (zmq.MAXMSGSIZE, 4 * most),  # beyond this libzmq closes the connection; below, the client gets an error
-            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _DEAD_MS), (zmq.HEARTBEAT_TTL, _DEAD_MS),
-            (zmq.IPV6, int(":" in listen.host)),
-        ):  # fmt: skip
-            self._socket.setsockopt(option, value)
-        self._monitor: Any = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
-        host = f"[{listen.host}]" if ":" in listen.host else listen.bind_host
+        # Beyond 4 times `most` bytes libzmq closes the connection; below, the client gets an error.
+        self._line = ZmqLine(self._context, zmq.ROUTER, listen, _HIGH_WATER, 4 * most)
+        self._socket, self._poller = self._line.socket, zmq.Poller()
+        self._line.watch(self._poller)
         try:
-            self._socket.bind(f"tcp://{host}:{listen.port or '*'}")
-        except zmq.ZMQError as error:
+            self.urls = [self._line.listen()]
+        except UserError:
             self.close()
-            raise UserError(f"Cannot listen on {listen.url} ({error}); choose another host or port.") from error
-        endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.urls = [listen.at(int(endpoint.rpartition(":")[2])).url]
+            raise
 
     def poll(self, timeout_s: float) -> list[Event]:
         ready = dict(self._poller.poll(0 if self._events or self._gone else int(timeout_s * 1000)))
-        if self._monitor in ready:
+        if self._line.monitor in ready:
             self._watch()
         if self._socket in ready:
             self._read()
@@ -109,17 +95,12 @@ class JsonBinding(Binding):
         until = time.monotonic() + _GOODBYE_S
         while self._peers and (left := until - time.monotonic()) > 0:
             self.poll(left)
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close()
+        self._line.close()
         self._context.term()
 
     def _watch(self) -> None:
-        """Connections that are made and lost, from libzmq's monitor: a ROUTER does not report them."""
-        while self._monitor.poll(0):
-            told = parse_monitor_message(self._monitor.recv_multipart())
-            descriptor = int(told["value"])
-            if told["event"] == zmq.EVENT_ACCEPTED:
+        for event, descriptor in self._line.events():
+            if event == zmq.EVENT_ACCEPTED:
                 self._alive.add(descriptor)
                 continue
             self._alive.discard(descriptor)
@@ -154,7 +135,7 @@ class JsonBinding(Binding):
             raise Mistake(f"a message of {len(frames)} frames where a REQ socket sends an empty one and the JSON")
         body, most = frames[1].buffer, peer.json_bytes if peer is not None else self._first_bytes
         if len(body) > most:
-            raise Mistake(f"a message of {len(body)} bytes, at most {most} are taken")
+            raise Mistake(f"a message of {len(body)} bytes, at most {most} are accepted")
         message = read_client_message(body)
         if peer is not None:
             peer.take(message)
@@ -165,7 +146,7 @@ class JsonBinding(Binding):
 
     def _welcome(self, identity: bytes, message: ClientMessage, frame: Any) -> None:
         if message.command != "reset":
-            raise Mistake(f"a {message.command} of a client that is not here, or no longer; begin with a reset")
+            raise Mistake(f"a {message.command} from a client that is not connected; begin with a reset")
         where, descriptor = identity.hex(), None
         with contextlib.suppress(zmq.ZMQError, AttributeError):
             where, descriptor = str(frame.get("Peer-Address")), int(frame.get(zmq.SRCFD))

@@ -58,7 +58,7 @@ def read_client_message(body: Buffer) -> ClientMessage:
     if message.command not in COMMANDS:
         raise Mistake(f"the command {message.command[:40]!r} is not one of {', '.join(COMMANDS)}")
     if isinstance(message.env_id, str) and len(message.env_id) > _MAX_ID:
-        raise Mistake(f"the env_id has {len(message.env_id)} characters, at most {_MAX_ID} are taken")
+        raise Mistake(f"the env_id has {len(message.env_id)} characters, at most {_MAX_ID} are accepted")
     needed = {"reset": ("obs",), "step": ("obs", "reward", "terminated", "truncated"), "terminate": ()}[message.command]
     if missing := [key for key in needed if getattr(message, key) is None]:
         raise Mistake(f"the {message.command} has no {missing[0]!r}")
@@ -84,7 +84,7 @@ def spaces_of(message: ClientMessage, observation: Layout | None, action: Layout
     action = _agreed(message.action_space, action, "action")
     if action is None:
         raise Mistake(
-            "nobody has described the action space: make_vec needs env_kwargs={'action': ...}, a space or n for "
+            "the action space is not known: make_vec needs env_kwargs={'action': ...}, a space or n for "
             "Discrete(n), or the first message an 'action_space'"
         )
     return _agreed(message.observation_space, observation, "observation") or inferred(message.obs), action
@@ -105,7 +105,7 @@ def _agreed(theirs: Any, ours: Layout | None, what: str) -> Layout | None:
 def inferred(obs: Any) -> Layout:
     """Unbounded float32 space with the shapes of an observation, object keys in sorted order; Mistake otherwise."""
     if (found := _count_leaves(obs, _MAX_DEPTH)) > _MAX_LEAVES:  # before a space is made for each
-        raise Mistake(f"obs has {found} parts, at most {_MAX_LEAVES} are taken")
+        raise Mistake(f"obs has {found} parts, at most {_MAX_LEAVES} are accepted")
     return Layout(_inferred(obs, "obs", _MAX_DEPTH))
 
 
@@ -143,15 +143,9 @@ def _read_leaf(value: Any, leaf: Leaf) -> Array:
     array = _numbers(value, where)
     if array.shape != leaf.shape:
         raise Mistake(f"{where} has shape {array.shape}, expected {leaf.shape}")
-    if leaf.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            cast: Array = array.astype(leaf.dtype)
-        if not np.isfinite(cast).all():
-            raise Mistake(f"{where} has numbers that {leaf.dtype} cannot hold")
-        return cast[None]
-    with np.errstate(invalid="ignore"):
-        cast = array.astype(leaf.dtype)
-    if not np.array_equal(cast, array):
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast: Array = array.astype(leaf.dtype)
+    if not (np.isfinite(cast).all() if leaf.dtype.kind == "f" else np.array_equal(cast, array)):
         raise Mistake(f"{where} has numbers that {leaf.dtype} cannot hold")
     low, high = leaf.bounds
     discrete = not isinstance(leaf.space, gymnasium.spaces.Box)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from corral.core.errors import UserError
-from corral.link.address import Address, is_here, require_safe, somebody_listens
+from corral.link.address import Address, has_listener, is_here, require_safe
 from corral.link.transports.base import Binding
-from corral.link.transports.tcp import TcpBinding
 
 log = logging.getLogger("corral.link")
 
 _MODULES = {
+    "tcp": ("corral.link.transports.tcp", "TcpBinding"),
     "zmq": ("corral.link.transports.zmq", "ZmqBinding"),
     "zmq+json": ("corral.link.transports.json_router", "JsonBinding"),
     "grpc": ("corral.link.transports.grpc", "GrpcBinding"),
@@ -25,20 +25,14 @@ def open_binding(
     scheme: str, *, listen: Address | None = None, connect: Sequence[Address] = (), **told: Any
 ) -> Binding:
     """Listen at one address or connect to several; `told` are spaces that the learner knows, for zmq+json alone."""
-    if scheme == "tcp":
-        return TcpBinding(listen=listen, connect=connect)
     module, name = _MODULES[scheme]
     binding: Binding = getattr(importlib.import_module(module), name)(listen=listen, connect=connect, **told)
+    binding.listens = listen is not None
     return binding
 
 
 def open_for_learner(
-    addresses: Sequence[Address],
-    token: bytes | None,
-    *,
-    insecure: bool = False,
-    must_listen: bool = False,
-    **told: Any,
+    addresses: Sequence[Address], token: bytes | None, *, insecure: bool = False, must_listen: bool = False, **told: Any
 ) -> tuple[Binding, bool]:
     """Connect where simulators listen, else listen; also returns whether more simulators may join later."""
     schemes = {address.scheme for address in addresses}
@@ -47,7 +41,7 @@ def open_for_learner(
     (scheme,) = schemes
     first = addresses[0]
     listens = len(addresses) == 1 and (
-        must_listen or first.only_to_listen or (is_here(first) and not somebody_listens(first))
+        must_listen or first.only_to_listen or (is_here(first) and not has_listener(first))
     )
     if not listens:
         if odd := [address.url for address in addresses if address.only_to_listen]:
@@ -64,7 +58,7 @@ def open_for_simulator(address: Address, token: bytes | None, *, bind: bool, ins
             raise UserError(f"{address.url} cannot be connected to: name the learner's host and port.")
         return open_binding(address.scheme, connect=[address])
     require_safe(address, token, insecure)
-    if not address.only_to_listen and somebody_listens(address):
+    if not address.only_to_listen and has_listener(address):
         log.info("something listens at %s already: connecting to it.", address.url)
         return open_binding(address.scheme, connect=[address])
     return _listen_or_connect(address, "learners")[0]
@@ -75,7 +69,7 @@ def _listen_or_connect(address: Address, whom: str, must: bool = False, **told: 
     try:
         binding = open_binding(address.scheme, listen=address, **told)
     except UserError:
-        if must or address.only_to_listen or not somebody_listens(address):
+        if must or address.only_to_listen or not has_listener(address):
             raise
         log.info("something listens at %s already: connecting to it.", address.url)
         return open_binding(address.scheme, connect=[address], **told), False

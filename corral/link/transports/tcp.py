@@ -153,15 +153,15 @@ class TcpBinding(Binding):
         self._poller = select.epoll()
         self._spin = SpinWait(self._poller.poll)
         self._wires: dict[int, TcpWire] = {}
-        self._door: socket.socket | None = None
+        self._listener: socket.socket | None = None
         self._targets = {address: _TcpTarget() for address in connect}
         self._more: deque[TcpWire] = deque()
         self._shut_until: float | None = None
         if listen is not None:
-            self._door = open_door(listen)
-            self._door.setblocking(False)
-            self._poller.register(self._door, select.EPOLLIN)
-            self.urls = [listen.at(self._door.getsockname()[1]).url]
+            self._listener = open_listener(listen)
+            self._listener.setblocking(False)
+            self._poller.register(self._listener, select.EPOLLIN)
+            self.urls = [listen.at(self._listener.getsockname()[1]).url]
         else:
             self.urls = [address.url for address in connect]
 
@@ -189,7 +189,7 @@ class TcpBinding(Binding):
             self._take(wire, events)
         for wire in self._wires.values():
             if wire.broken is not None:
-                self._bury(events)
+                self._drop_broken(events)
                 break
         return events
 
@@ -197,9 +197,9 @@ class TcpBinding(Binding):
         for wire in self._wires.values():
             wire.close()
         self._wires.clear()
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         self._poller.close()
 
     def _take(self, wire: TcpWire, events: list[Event]) -> None:
@@ -216,7 +216,7 @@ class TcpBinding(Binding):
         except BadFrames as error:
             wire.broken = wire.broken or str(error)
 
-    def _bury(self, events: list[Event]) -> None:
+    def _drop_broken(self, events: list[Event]) -> None:
         for fd, wire in list(self._wires.items()):
             if wire.broken is not None:
                 del self._wires[fd]
@@ -231,13 +231,13 @@ class TcpBinding(Binding):
                 events.append(Event(wire, lost=wire.broken))
 
     def _accept(self, events: list[Event]) -> None:
-        assert self._door is not None
+        assert self._listener is not None
         try:
-            sock, where = self._door.accept()
+            sock, where = self._listener.accept()
         except (BlockingIOError, ConnectionError):
             return
         except OSError:  # no descriptors left: a waiting peer would wake us again and again
-            self._poller.unregister(self._door)
+            self._poller.unregister(self._listener)
             self._shut_until = time.monotonic() + _SHUT_S
             return
         with contextlib.suppress(OSError):
@@ -245,11 +245,11 @@ class TcpBinding(Binding):
 
     def _open_again(self) -> float:
         """Accept connections again when it is time; returns the seconds to wait at most."""
-        assert self._door is not None
+        assert self._listener is not None
         assert self._shut_until is not None
         if time.monotonic() >= self._shut_until:
             self._shut_until = None
-            self._poller.register(self._door, select.EPOLLIN)
+            self._poller.register(self._listener, select.EPOLLIN)
         return _SHUT_S
 
     def _add(self, wire: TcpWire, events: list[Event]) -> None:
@@ -278,8 +278,6 @@ class TcpBinding(Binding):
 
 
 class _TcpTarget:
-    """An address to connect to, and when."""
-
     def __init__(self) -> None:
         self.wire: TcpWire | None = None
         self.due, self._backoff = 0.0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=0.3)
@@ -296,23 +294,23 @@ class _TcpTarget:
         self.failed()
 
 
-def open_door(address: Address) -> socket.socket:
+def open_listener(address: Address) -> socket.socket:
     """A socket that listens there; UserError when that fails."""
     try:
         family, kind, proto, _, where = socket.getaddrinfo(
             address.bind_host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        door = socket.socket(family, kind, proto)
+        listener = socket.socket(family, kind, proto)
         try:
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            door.bind(where)
-            door.listen(128)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(where)
+            listener.listen(128)
         except BaseException:
-            door.close()
+            listener.close()
             raise
     except OSError as error:
         raise UserError(f"Cannot listen on {address.url} ({error.strerror}); choose another host or port.") from error
-    return door
+    return listener
 
 
 def tune(sock: socket.socket) -> None:

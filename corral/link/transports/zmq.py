@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import zmq
@@ -70,15 +70,16 @@ class ZmqWire(Wire):
         self.broken = self.broken or "closed here"
 
 
-class _ZmqLine:
-    """A socket, its libzmq monitor, and the wires over it."""
+class ZmqLine:
+    """A socket, and its libzmq monitor, which reports connections that are made and lost."""
 
-    def __init__(self, context: Any, kind: int, address: Address):
+    def __init__(
+        self, context: Any, kind: int, address: Address, high_water: int = _HIGH_WATER, most: int = _MAX_FRAME
+    ):
         self.address = address
         self.socket: Any = context.socket(kind)
         for option, value in (
-            (zmq.SNDHWM, _HIGH_WATER), (zmq.RCVHWM, _HIGH_WATER), (zmq.MAXMSGSIZE, _MAX_FRAME),
-            (zmq.LINGER, _LINGER_MS),
+            (zmq.SNDHWM, high_water), (zmq.RCVHWM, high_water), (zmq.MAXMSGSIZE, most), (zmq.LINGER, _LINGER_MS),
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _DEAD_MS), (zmq.HEARTBEAT_TTL, _DEAD_MS),
             (zmq.RECONNECT_IVL, 100), (zmq.RECONNECT_IVL_MAX, 2_000), (zmq.IPV6, int(":" in address.host)),
         ):  # fmt: skip
@@ -88,6 +89,26 @@ class _ZmqLine:
         self.monitor: Any = self.socket.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
         )
+
+    def watch(self, poller: zmq.Poller) -> None:
+        poller.register(self.socket, zmq.POLLIN)
+        poller.register(self.monitor, zmq.POLLIN)
+
+    def listen(self) -> str:
+        """Listen at the address; returns its URL with the real port. UserError when that fails."""
+        host = f"[{self.address.host}]" if ":" in self.address.host else self.address.bind_host
+        try:
+            self.socket.bind(f"tcp://{host}:{self.address.port or '*'}")
+        except zmq.ZMQError as error:
+            raise UserError(f"Cannot listen on {self.address.url} ({error}); choose another host or port.") from error
+        endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self.address.at(int(endpoint.rpartition(":")[2])).url
+
+    def events(self) -> Iterator[tuple[int, int]]:
+        """Connections since the last call: kind of event, and descriptor."""
+        while self.monitor.poll(0):
+            event = parse_monitor_message(self.monitor.recv_multipart())
+            yield event["event"], event["value"]
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -102,26 +123,21 @@ class ZmqBinding(Binding):
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._peers: dict[bytes, ZmqWire] = {}  # of a ROUTER
-        self._calls: dict[_ZmqLine, ZmqWire | None] = {}  # of DEALERs
-        self._router: _ZmqLine | None = None
+        self._calls: dict[ZmqLine, ZmqWire | None] = {}  # of DEALERs
+        self._router: ZmqLine | None = None
         self._by_fd: dict[int, ZmqWire | None] = {}  # connections of a ROUTER, and the peer that was heard over each
         self._ending: list[ZmqWire] = []
         self._events: list[Event] = []
         if listen is not None:
             self._router = self._open(zmq.ROUTER, listen)
-            host = f"[{listen.host}]" if ":" in listen.host else listen.bind_host
             try:
-                self._router.socket.bind(f"tcp://{host}:{listen.port or '*'}")
-            except zmq.ZMQError as error:
+                self.urls = [self._router.listen()]
+            except UserError:
                 self.close()
-                raise UserError(f"Cannot listen on {listen.url} ({error}); choose another host or port.") from error
-            endpoint = self._router.socket.getsockopt(zmq.LAST_ENDPOINT).decode()
-            self.urls = [listen.at(int(endpoint.rpartition(":")[2])).url]
+                raise
         else:
             for address in connect:
-                line = self._open(zmq.DEALER, address)
-                line.socket.connect(f"tcp://{address.url.partition('://')[2]}")
-                self._calls[line] = None
+                self._connect(address)
             self.urls = [address.url for address in connect]
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -139,7 +155,7 @@ class ZmqBinding(Binding):
         while self._ending:
             wire = self._ending.pop()
             wire.broken = wire.broken or _LOST
-        self._bury(events)
+        self._drop_broken(events)
         return events
 
     def close(self) -> None:
@@ -149,23 +165,25 @@ class ZmqBinding(Binding):
         self._router = None
         self._context.term()
 
-    def _open(self, kind: int, address: Address) -> _ZmqLine:
-        line = _ZmqLine(self._context, kind, address)
-        self._poller.register(line.socket, zmq.POLLIN)
-        self._poller.register(line.monitor, zmq.POLLIN)
+    def _open(self, kind: int, address: Address) -> ZmqLine:
+        line = ZmqLine(self._context, kind, address)
+        line.watch(self._poller)
         return line
 
-    def _watch(self, line: _ZmqLine, events: list[Event]) -> None:
-        """Connections that are made and lost, from libzmq's monitor."""
-        while line.monitor.poll(0):
-            told = parse_monitor_message(line.monitor.recv_multipart())
-            if told["event"] == zmq.EVENT_CONNECTED and line is not self._router:
+    def _connect(self, address: Address) -> None:
+        line = self._open(zmq.DEALER, address)
+        line.socket.connect(f"tcp://{address.url.partition('://')[2]}")
+        self._calls[line] = None
+
+    def _watch(self, line: ZmqLine, events: list[Event]) -> None:
+        for event, descriptor in line.events():
+            if event == zmq.EVENT_CONNECTED and line is not self._router:
                 wire = self._calls[line] = ZmqWire(line.socket, None, line.address.url)
                 events.append(Event(wire))
-            elif told["event"] == zmq.EVENT_ACCEPTED:
-                self._by_fd[told["value"]] = None
-            elif told["event"] == zmq.EVENT_DISCONNECTED:
-                lost = self._by_fd.pop(told["value"], None) if line is self._router else self._calls[line]
+            elif event == zmq.EVENT_ACCEPTED:
+                self._by_fd[descriptor] = None
+            elif event == zmq.EVENT_DISCONNECTED:
+                lost = self._by_fd.pop(descriptor, None) if line is self._router else self._calls[line]
                 if lost is None:
                     continue
                 if line is self._router:
@@ -176,7 +194,7 @@ class ZmqBinding(Binding):
                 self._calls[line] = None  # now, because it may be connected again already
                 events.append(Event(lost, lost=lost.broken))
 
-    def _read(self, line: _ZmqLine, events: list[Event]) -> None:
+    def _read(self, line: ZmqLine, events: list[Event]) -> None:
         sock = line.socket
         for _ in range(_MAX_AT_ONCE):
             try:
@@ -193,7 +211,7 @@ class ZmqBinding(Binding):
             parts = [frame.buffer for frame in (frames if wire.identity is None else frames[1:])]
             size = sum(map(len, parts))
             if size > wire.most_bytes:
-                wire.broken = f"a message of {size} bytes, at most {wire.most_bytes} are taken"
+                wire.broken = f"a message of {size} bytes, at most {wire.most_bytes} are accepted"
                 continue
             events.append(Event(wire, parts))
 
@@ -224,7 +242,7 @@ class ZmqBinding(Binding):
         if rival is not None:
             self._ending.append(rival)
 
-    def _bury(self, events: list[Event]) -> None:
+    def _drop_broken(self, events: list[Event]) -> None:
         for identity, wire in list(self._peers.items()):
             if wire.broken is not None:
                 del self._peers[identity]
@@ -232,17 +250,14 @@ class ZmqBinding(Binding):
         for line, call in list(self._calls.items()):
             if call is not None and call.broken is not None:
                 events.append(Event(call, lost=call.broken))
-                self._redial(line)
+                self._reconnect(line)
 
-    def _redial(self, line: _ZmqLine) -> None:
-        address = line.address
+    def _reconnect(self, line: ZmqLine) -> None:
         self._poller.unregister(line.socket)
         self._poller.unregister(line.monitor)
         del self._calls[line]
         line.close()
-        fresh = self._open(zmq.DEALER, address)
-        fresh.socket.connect(f"tcp://{address.url.partition('://')[2]}")
-        self._calls[fresh] = None
+        self._connect(line.address)
 
 
 def came_later(one: bytes | None, other: bytes | None) -> bool:

@@ -9,8 +9,7 @@ import numpy as np
 from corral.acting.policy import Policy, to_numpy
 from corral.core.types import Array, Tree, tree_map
 from corral.envs.suites.games.game import Game
-from corral.planning.action_set import ActionSet
-from corral.planning.mcts.forest import NOT_THERE
+from corral.planning.action_set import NOT_THERE, ActionSet
 from corral.snapshot.array_states import ArrayStates
 from corral.snapshot.states import Expansion, States
 
@@ -24,7 +23,7 @@ class LeafValues(NamedTuple):
 
 
 class Evaluate(Protocol):
-    """Maps rows of observations, legal actions and state ids (0 after the end of an episode) to LeafValues."""
+    """Maps rows of observations, legal actions and state ids (0 if the episode ended) to LeafValues."""
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues: ...
 
@@ -51,7 +50,7 @@ class RandomGames:
         return LeafValues(uniform(legal), self._play_on(self._states.rows[ids], ids > 0).astype(np.float32))
 
     def _play_on(self, boards: Array, playing: Array) -> Array:
-        """Results for the player to move in each position; 0 where `playing` is false."""
+        """Game results for the player to move in each position; 0 where `playing` is false."""
         game = self._game
         results, sign = np.zeros(len(boards)), 1.0
         rows = np.flatnonzero(playing)
@@ -79,7 +78,7 @@ class RolloutEvaluation:
     ):
         self._states, self._actions, self._horizon, self._discount, self._rng = states, actions, horizon, discount, rng
         self._policy = policy
-        self._masked: bool | None = None  # not known before there are states
+        self._masked: bool | None = None  # unknown until there are states
         self.steps = 0  # environment steps so far
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
@@ -102,7 +101,7 @@ class RolloutEvaluation:
         return returns
 
     def _step_by_step(self, ids: Array, obs: Tree, legal: Array) -> Array:
-        """Step by step, for legal actions and observations; returns are from the first mover's view."""
+        """Needed for action masks and for policies, which act on observations; returns are the first mover's."""
         states, count = self._states, len(ids)
         returns, rows, weight, on = np.zeros(count), np.arange(count), 1.0, np.ones(count, np.bool_)
         mover = turn = states.look(ids).to_play
@@ -127,16 +126,12 @@ class RolloutEvaluation:
         return returns
 
     def _choose(self, obs: Tree, legal: Array, memory: Tree, first: Array) -> tuple[Tree, Tree]:
-        if self._policy is None:
-            free = legal.all()
-            some = (
-                self._actions.random_env_actions(len(first), self._rng)
-                if free
-                else self._actions.to_env(np.argmax(legal * self._rng.random(legal.shape), axis=1))
-            )
-            return some, None
-        action, memory, _ = self._policy.act(obs, memory, first)
-        return to_numpy(action), None if memory is None else to_numpy(memory)
+        if self._policy is not None:
+            action, memory, _ = self._policy.act(obs, memory, first)
+            return to_numpy(action), to_numpy(memory)
+        if legal.all():
+            return self._actions.random_env_actions(len(first), self._rng), None
+        return self._actions.to_env(np.argmax(legal * self._rng.random(legal.shape), axis=1)), None
 
     def _always_legal(self, ids: Array) -> bool:
         """Whether every action is legal in every state, not only in these."""

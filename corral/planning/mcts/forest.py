@@ -16,7 +16,6 @@ from corral.core.errors import UserError
 from corral.core.types import Array
 
 NOWHERE = -1  # no child or no sibling
-NOT_THERE = -1.0  # prior of an action that does not exist
 TERMINAL = 1  # flag: the episode ends here
 
 

@@ -32,8 +32,8 @@ class Gumbel(NamedTuple):
     before: Array  # [tree, edge] int32, root visits from an earlier search
     c_visit: float = 50.0
     c_scale: float = 0.1
-    grain: float = 0.0  # differences of values count in full from this fraction of their size on
-    least: float = 0.0  # and from this absolute size on
+    grain: float = 0.0  # value differences below this fraction of the values are scaled down
+    least: float = 0.0  # value differences below this are scaled down
 
 
 def visits_in_order(considered: int, simulations: int) -> Array:

@@ -16,11 +16,11 @@ from corral.planning.mcts.gumbel import Gumbel, score_edges, visits_in_order
 def mix_noise(forest: Forest, trees: Array, alpha: float, fraction: float, rng: np.random.Generator) -> None:
     """Mix Dirichlet noise into the priors of roots: p <- (1 - fraction) p + fraction Dir(alpha), drawn per root."""
     priors = forest.prior[trees, 0]
-    there = priors >= 0
-    drawn = np.where(there, rng.standard_gamma(alpha, priors.shape), 0.0)
+    exists = priors >= 0
+    drawn = np.where(exists, rng.standard_gamma(alpha, priors.shape), 0.0)
     total = drawn.sum(1, keepdims=True)
     noise = np.where(total > 0, drawn / np.where(total > 0, total, 1.0), np.maximum(priors, 0.0))
-    forest.prior[trees, 0] = np.where(there, (1 - fraction) * priors + fraction * noise, priors)
+    forest.prior[trees, 0] = np.where(exists, (1 - fraction) * priors + fraction * noise, priors)
 
 
 def draw_gumbel(
@@ -30,8 +30,8 @@ def draw_gumbel(
     count, width = forest.prior.shape[0], forest.prior.shape[2]
     noise, order = np.zeros((count, width)), np.zeros((count, sims), np.int32)
     noise[trees] = scale * rng.gumbel(size=(len(trees), width))
-    there = np.count_nonzero(forest.prior[trees, 0] >= 0, axis=1)
-    for tree, edges in zip(trees.tolist(), there.tolist(), strict=True):
+    legal = np.count_nonzero(forest.prior[trees, 0] >= 0, axis=1)
+    for tree, edges in zip(trees.tolist(), legal.tolist(), strict=True):
         order[tree] = _order(min(considered, edges), sims)
     return Gumbel(noise, order, forest.n[:, 0].copy())
 
@@ -39,13 +39,11 @@ def draw_gumbel(
 _order = lru_cache(maxsize=256)(visits_in_order)
 
 
-def visit_policy(forest: Forest, trees: Array, temperature: float) -> Array:
-    """Visit counts to the power 1 / temperature, normalized, [trees, edges]; 0 selects the most visited."""
+def visit_policy(forest: Forest, trees: Array) -> Array:
+    """Visit counts, normalized, [trees, edges]."""
     n = forest.n[trees, 0].astype(np.float64)
-    if temperature == 0:
-        return np.asarray(np.eye(n.shape[1])[n.argmax(1)])
-    powers = (n / n.max(1, keepdims=True)) ** (1.0 / temperature)
-    return np.asarray(powers / powers.sum(1, keepdims=True))
+    shares = n / n.max(1, keepdims=True)
+    return np.asarray(shares / shares.sum(1, keepdims=True))
 
 
 def _score_roots(forest: Forest, trees: Array, rule: Gumbel, out: Array) -> None:

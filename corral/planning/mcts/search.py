@@ -38,7 +38,7 @@ class TreeSearch:
         keep: maximum nodes that a tree keeps from one search to the next.
         chance: how many outcomes are drawn for the visits of an edge if steps are stochastic.
         to_env: converts edges, or their sampled actions, to environment actions.
-        rng: seeds of steps, so that the search cannot foresee the environment's random numbers; None: it can.
+        rng: seeds the steps, so that the search cannot foresee the environment's random numbers; None: it can.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a search
@@ -57,7 +57,7 @@ class TreeSearch:
         rng: np.random.Generator | None = None,
     ):
         if sims < 1 or leaves < 1:
-            raise UserError(f"A search makes at least 1 simulation and has 1 under way, got {sims}, {leaves}.")
+            raise UserError(f"A search needs at least 1 simulation and 1 leaf in flight, got {sims} and {leaves}.")
         self.states, self.evaluate, self.sims, self.leaves, self.discount = states, evaluate, sims, leaves, discount
         self.forest: Forest = make_forest(trees, sims + 1 + keep, width)
         self.actions: Array | None = None  # [tree, node, edge, ...] sampled actions of the edges
@@ -80,7 +80,7 @@ class TreeSearch:
             verdict = self._judge(scene, roots)
             if not (verdict.priors >= 0).any(1).all():
                 raise UserError(
-                    "A search begins where something can be done, and in one of these states nothing is legal."
+                    "A search cannot start from a state with no legal action: reset the environment if the game ended."
                 )
         except BaseException:
             self.states.drop(roots)
@@ -104,27 +104,27 @@ class TreeSearch:
         return nodes >= 0
 
     def grow(self, trees: Array, rule: Puct | Gumbel, sims: int | None = None, reward_scale: float = 1.0) -> Forest:
-        """Make simulations in these trees, by default as many as a search has.
+        """Run simulations in these trees, by default `sims` of the constructor.
 
-        Rewards of steps are multiplied by `reward_scale`, where values are those of scaled rewards.
+        Step rewards are multiplied by `reward_scale`, the scale of the rewards that values were learned from.
         """
         sims = self.sims if sims is None else sims
         if not 1 <= sims <= self.sims:
-            raise UserError(f"This search makes 1 to {self.sims} simulations, got {sims}.")
+            raise UserError(f"This search has room for 1 to {self.sims} simulations, got {sims}.")
         if (self.forest.size[trees] + sims > self.forest.state.shape[1]).any():
-            raise UserError("These trees are as large as they may be: plant them anew, or raise `sims` or `keep`.")
+            raise UserError("These trees are full: plant them again, or raise `sims` or `keep`.")
         wanted = np.zeros(len(self.forest.size), np.int64)
         wanted[trees] = sims
         while wanted.any():
             if not self._run_wave(wanted, rule, reward_scale):
-                raise RunFailed("A search has nothing to try: its evaluation is not finite, or its rule is used up.")
+                raise RunFailed("A search can select no action: its evaluation is not finite, or its rule is used up.")
         return self.forest
 
     def clear(self, trees: Array) -> None:
         size = self.forest.size[trees]
         if size.any():
-            there = np.arange(self.forest.state.shape[1]) < size[:, None]
-            self.states.drop(self.forest.state[trees][there])
+            used = np.arange(self.forest.state.shape[1]) < size[:, None]
+            self.states.drop(self.forest.state[trees][used])
             self.forest.size[trees] = 0
 
     def _run_wave(self, wanted: Array, rule: Puct | Gumbel, reward_scale: float) -> bool:

@@ -76,8 +76,8 @@ class ChanceNodes(NamedTuple):
     """Double progressive widening (Couetoux et al. 2011): n visits of an edge draw k n^alpha outcomes.
 
     Draws are counted, not distinct outcomes: stopping after enough distinct ones would overweight rare ones. If
-    distinct outcomes are few, every visit draws one, as judged by the draws below all other edges of the tree,
-    independently of this one. With k = 0 steps are deterministic, and an edge has one outcome.
+    distinct outcomes are few, judged by the draws below all other edges of the tree, every visit draws one. With k = 0
+    steps are deterministic, and an edge has one outcome.
     """
 
     k: float = 0.0
@@ -122,8 +122,8 @@ def _select_puct(
     """
     found = 0
     for t in range(len(wanted)):
-        under_way = 0
-        while under_way < min(leaves, wanted[t]):
+        in_flight = 0
+        while in_flight < min(leaves, wanted[t]):
             node, edge = 0, -1
             while not forest.flags[t, node] & TERMINAL:
                 edge = puct_edge(forest, t, node, rule)
@@ -139,18 +139,18 @@ def _select_puct(
                 break
             start(forest, t, node, edge, 1)
             wave.tree[found], wave.node[found], wave.edge[found] = t, node, edge
-            found, under_way = found + 1, under_way + 1
+            found, in_flight = found + 1, in_flight + 1
     return found
 
 
 def _select_gumbel(
     forest: Forest, wanted: Array, leaves: int, rule: Gumbel, chance: ChanceNodes, discount: float, wave: Wave
 ) -> int:
-    """The same by Gumbel's rules; a tree also starts no more while its root waits for results."""
+    """The same with the Gumbel rules; a tree also starts no more while its root waits for results."""
     found, scores = 0, np.zeros(forest.prior.shape[2])
     for t in range(len(wanted)):
-        under_way = 0
-        while under_way < min(leaves, wanted[t]):
+        in_flight = 0
+        while in_flight < min(leaves, wanted[t]):
             node, edge = 0, -1
             while not forest.flags[t, node] & TERMINAL:
                 edge = gumbel_edge(forest, t, node, rule, scores) if node else gumbel_root_edge(forest, t, rule, scores)
@@ -166,7 +166,7 @@ def _select_gumbel(
                 break
             start(forest, t, node, edge, 1)
             wave.tree[found], wave.node[found], wave.edge[found] = t, node, edge
-            found, under_way = found + 1, under_way + 1
+            found, in_flight = found + 1, in_flight + 1
     return found
 
 

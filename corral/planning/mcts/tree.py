@@ -1,4 +1,4 @@
-"""Expansion: roots, and new nodes below the selected edges."""
+"""Changes to trees: new roots, new nodes below the selected edges, backups, and moving the root."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from corral.core.jit import compiled
 from corral.core.types import Array
-from corral.planning.mcts.forest import NOT_THERE, NOWHERE, TERMINAL, Forest, Wave
+from corral.planning.action_set import NOT_THERE
+from corral.planning.mcts.forest import NOWHERE, TERMINAL, Forest, Wave
 
 
 def _make_node(

@@ -59,8 +59,8 @@ class Run(Protocol):
 class Callback:
     """Hooks of a run. Override what you need.
 
-    They run in the process that learns, which waits for them. An exception is reported in the log and in
-    `events.jsonl`, and the run continues.
+    Hooks run in the learner's process, which waits for them. An exception is logged, also in `events.jsonl`, and the
+    run continues.
     """
 
     ends_run_on_error = False

@@ -10,62 +10,59 @@ from corral.runs.callbacks.base import Callback, Run
 from corral.runs.evaluate import Evaluation
 
 
-class Clock:
+class Clock(Callback):
     """Due after a number of environment steps or seconds; 0 turns either off."""
 
     def __init__(self, every_steps: int, every_s: float) -> None:
-        self._every_steps, self.every_s = every_steps, every_s
+        self._every_steps, self._every_s = every_steps, every_s
         self.done(0)
+
+    def on_start(self, run: Run) -> None:
+        self.done(run.steps)
 
     def due(self, steps: int) -> bool:
         by_steps = self._every_steps > 0 and steps // self._every_steps > self._last_steps // self._every_steps
-        return by_steps or (self.every_s > 0 and time.monotonic() - self._last_s >= self.every_s)
+        return by_steps or (self._every_s > 0 and time.monotonic() - self._last_s >= self._every_s)
 
     def done(self, steps: int) -> None:
         self._last_steps, self._last_s = steps, time.monotonic()
 
 
-class EvaluationClock(Callback):
+class EvaluationClock(Clock):
     """Evaluates every `eval_every` steps and at the end of the run."""
 
     def __init__(self, config: Experiment) -> None:
         self._enabled = config.eval_episodes > 0
-        self._clock = Clock(config.eval_interval if self._enabled else 0, 0.0)
-
-    def on_start(self, run: Run) -> None:
-        self._clock.done(run.steps)
+        super().__init__(config.eval_interval if self._enabled else 0, 0.0)
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
-        if self._clock.due(run.steps) or (self._enabled and run.steps >= run.config.steps):
-            self._clock.done(run.steps)
+        if self.due(run.steps) or (self._enabled and run.steps >= run.config.steps):
+            self.done(run.steps)
             run.evaluate()
 
 
-class MetricsClock(Callback):
+class MetricsClock(Clock):
     """Writes rows of metrics, by default one per second."""
 
     def __init__(self, config: Experiment) -> None:
-        self._clock = Clock(config.log_every, config.log_every_s)
-
-    def on_start(self, run: Run) -> None:
-        self._clock.done(run.steps)
+        super().__init__(config.log_every, config.log_every_s)
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
-        if self._clock.due(run.steps):
-            self._clock.done(run.steps)
+        if self.due(run.steps):
+            self.done(run.steps)
             run.write_metrics()
 
 
-class Checkpoints(Callback):
+class Checkpoints(Clock):
     """Saves the run at intervals (at most 5 % of the time) and the best model after its evaluation."""
 
     def __init__(self, config: Experiment, *, save_first: bool) -> None:
-        self._every_s = config.checkpoint_every_s
-        self._clock = Clock(config.checkpoint_every, self._every_s)
+        super().__init__(config.checkpoint_every, config.checkpoint_every_s)
+        self._configured_s = config.checkpoint_every_s
         self._save_first, self._best = save_first, False
 
     def on_start(self, run: Run) -> None:
-        self._clock.done(run.steps)
+        super().on_start(run)
         if self._save_first:
             self._save(run)
 
@@ -74,13 +71,13 @@ class Checkpoints(Callback):
         self._best |= run.is_best
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
-        if (self._best or self._clock.due(run.steps)) and run.steps < run.config.steps:
+        if (self._best or self.due(run.steps)) and run.steps < run.config.steps:
             self._save(run)
 
     def _save(self, run: Run) -> None:
         start = time.monotonic()
         run.save(best=self._best)
         self._best = False
-        self._clock.done(run.steps)
-        if self._every_s:
-            self._clock.every_s = max(self._every_s, 20 * (time.monotonic() - start))
+        self.done(run.steps)
+        if self._configured_s:
+            self._every_s = max(self._configured_s, 20 * (time.monotonic() - start))

@@ -38,15 +38,17 @@ class Dispatcher(Callback):
     def current(self) -> str | None:
         return self._watch.current
 
-    def on_start(self, run: Run) -> None:
+    def _call(self, hook: str, run: Run, *args: object) -> None:
         for user in self._users:
-            user.call("on_start", run)
+            user.call(hook, run, *args)
         for callback in self._own:
-            callback.on_start(run)
+            getattr(callback, hook)(run, *args)
+
+    def on_start(self, run: Run) -> None:
+        self._call("on_start", run)
 
     def on_rollout(self, run: Run, trajectory: Trajectory) -> None:
-        for user in self._users:
-            user.call("on_rollout", run, trajectory)
+        self._call("on_rollout", run, trajectory)
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
         for user in self._users:
@@ -56,14 +58,10 @@ class Dispatcher(Callback):
             callback.on_update(run, metrics)
 
     def on_evaluation(self, run: Run, result: Evaluation) -> None:
-        for user in self._users:
-            user.call("on_evaluation", run, result)
-        for callback in self._own:
-            callback.on_evaluation(run, result)
+        self._call("on_evaluation", run, result)
 
     def on_checkpoint(self, run: Run, path: Path) -> None:
-        for user in self._users:
-            user.call("on_checkpoint", run, path)
+        self._call("on_checkpoint", run, path)
 
     def on_end(self, run: Run) -> None:
         for callback in self._own:
@@ -103,7 +101,7 @@ class _UserCallback:
         if self.callback.ends_run_on_error:
             raise RunFailed(f"{what}, which ends the run.") from error
         if self._failures[hook] == 1:
-            self._note("callback_error", f"{what}; the run continues, and further errors of this hook are counted")
+            self._note("callback_error", f"{what}; the run continues, and further errors of this hook are only counted")
             _log.debug("%s", name, exc_info=error)
 
     def report_failures(self) -> None:
@@ -113,7 +111,7 @@ class _UserCallback:
 
 
 class _SlowCalls:
-    """Warns, from a thread, of a long call, for which the run waits."""
+    """Warns, from a thread, about a callback that blocks the run for long."""
 
     def __init__(self, note: Note):
         self._note = note

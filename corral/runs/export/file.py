@@ -20,6 +20,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.core.spaces import Leaf
 from corral.core.types import Array
 from corral.nets.actor_critic import ActorCritic
+from corral.runs.evaluate import log_level
 from corral.runs.export.heads import make_head
 from corral.runs.folder import whole_file
 from corral.runs.load import LoadedPolicy
@@ -68,7 +69,10 @@ class PolicyModule(nn.Module):
         self.model = loaded.model
         self.head = make_head(loaded.algo, loaded.model)
         self.inputs = tuple(_port("obs", leaf, str(leaf.dtype)) for leaf in loaded.spec.observation.leaves)
-        self.outputs = tuple(_port("action", leaf, _out_dtype(leaf)) for leaf in loaded.spec.action.leaves)
+        self.outputs = tuple(
+            _port("action", leaf, str(leaf.dtype) if leaf.dtype.kind == "f" else "int64")
+            for leaf in loaded.spec.action.leaves
+        )
         self.scales = [_scale(leaf) for leaf in loaded.spec.action.leaves] + [np.ones(())] * self._recurrent
         if self._recurrent:
             size = loaded.alone().initial_state(1).shape[1]
@@ -151,7 +155,12 @@ def _difference(module: PolicyModule, inputs: list[Array], got: list[Array], wan
 
 
 def _write_onnx(module: PolicyModule, example: tuple[Tensor, ...], path: Path) -> None:
-    _require_onnx()
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"ONNX needs {error.name}: {_EXTRA}; or export a .pt.") from error
     rows = torch.export.Dim("n")
     with _quiet():
         torch.onnx.export(
@@ -173,15 +182,6 @@ def _open_onnx(path: Path, module: PolicyModule) -> Run:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [port.name for port in module.inputs]
     return lambda inputs: list(session.run(None, dict(zip(names, inputs, strict=True))))
-
-
-def _require_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"ONNX needs {error.name}: {_EXTRA}; or export a .pt.") from error
 
 
 def _write_torchscript(module: PolicyModule, example: tuple[Tensor, ...], path: Path) -> None:
@@ -206,23 +206,13 @@ def _open_torchscript(path: Path, module: PolicyModule) -> Run:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress the exporters' warnings; `_compare` checks the result."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with log_level("torch.onnx", logging.ERROR), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _port(prefix: str, leaf: Leaf, dtype: str) -> Port:
     return Port(f"{prefix}.{leaf.name}" if leaf.path else prefix, dtype, leaf.shape)
-
-
-def _out_dtype(leaf: Leaf) -> str:
-    return str(leaf.dtype) if leaf.dtype.kind == "f" else "int64"
 
 
 def _scale(leaf: Leaf) -> Array:

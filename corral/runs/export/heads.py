@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from gymnasium import spaces as gs
@@ -18,17 +16,11 @@ from corral.nets.actor_critic import ActorCritic
 from corral.ops.distributions import JointChoices
 
 
-class Head(Protocol):
-    """Maps scores `[n, P]` to the leaves of the best actions."""
+def make_head(algo: Algorithm, model: nn.Module) -> JointHead | SeparateHead:
+    """A module that maps the scores `[n, P]` of an algorithm's network to the leaves of the best actions.
 
-    def __call__(self, scores: Tensor) -> list[Tensor]: ...
-
-    def gap(self, scores: Array, some: list[Array], others: list[Array]) -> float:
-        """Largest difference between the scores of two actions' choices, relative to their scale."""
-
-
-def make_head(algo: Algorithm, model: nn.Module) -> Head:
-    """The head for an algorithm's network."""
+    Its `gap` is the largest difference between the scores of two actions' choices, relative to their scale.
+    """
     if isinstance(model, ActorCritic):
         return SeparateHead(algo.spec.action)
     if isinstance(algo, Dqn):
@@ -67,14 +59,11 @@ class SeparateHead(nn.Module):
         parts = [_part(leaf.space) for leaf in layout.leaves]
         self.parts = nn.ModuleList(parts)
         self._slices: list[slice] = []
-        choice, number = 0, sum(part.width for part in parts if isinstance(part, _Choices))
+        starts = {_Choices: 0, _Numbers: sum(part.width for part in parts if isinstance(part, _Choices))}
         for part in parts:
-            if isinstance(part, _Choices):
-                self._slices.append(slice(choice, choice + part.width))
-                choice += part.width
-            else:
-                self._slices.append(slice(number, number + part.width))
-                number += part.width
+            start = starts[type(part)]
+            starts[type(part)] += part.width
+            self._slices.append(slice(start, start + part.width))
 
     def forward(self, scores: Tensor) -> list[Tensor]:
         return [part(scores[:, at]) for part, at in zip(self.parts, self._slices, strict=True)]

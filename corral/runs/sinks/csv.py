@@ -14,6 +14,7 @@ import numpy as np
 
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import Array
+from corral.runs.folder import write_whole
 from corral.runs.sinks.base import STEP, WALL_S
 
 
@@ -57,19 +58,13 @@ class CsvSink:
         raise self._failed(reason)
 
     def _failed(self, reason: str | None) -> RunFailed:
-        return RunFailed(f"{self._path} cannot be written ({reason}): make room for it and `corral resume` the run.")
+        return RunFailed(f"{self._path} cannot be written ({reason}): free disk space and `corral resume` the run.")
 
     def _replace(self, columns: list[str], rows: list[list[str]]) -> io.FileIO:
         """Replace the file atomically by one with these columns and rows, and open it for appending."""
-        temporary = self._path.with_name(f".tmp-{self._path.name}")
+        padded = [row + [""] * (len(columns) - len(row)) for row in rows]
         try:
-            with open(temporary, "w", newline="") as file:
-                file.write(_line(columns))
-                for row in rows:
-                    file.write(_line(row + [""] * (len(columns) - len(row))))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
+            write_whole(self._path, "".join(map(_line, [columns, *padded])))
             return io.FileIO(self._path, "ab")  # unbuffered: a row is in the file when write returns
         except OSError as error:
             raise self._failed(error.strerror) from error

@@ -139,9 +139,9 @@ def save_png(found: Sequence[Curve], path: Path, metric: str, axis: Axis, smooth
         figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=columns)
     if len({curve.env for curve in found}) == 1:
         axes.set_title(found[0].env, loc="left", fontsize=12, fontweight="bold")
-    caption = _caption(found, smooth)
-    if caption:
-        axes.set_title(caption, loc="right", fontsize=9, color="#666666")
+    notes = ["mean over seeds, band from lowest to highest"] if any(curve.runs > 1 for curve in found) else []
+    notes += [f"smoothed over {smooth} rows"] if smooth > 1 else []
+    axes.set_title("; ".join(notes), loc="right", fontsize=9, color="#666666")
     figure.savefig(path, dpi=150)
 
 
@@ -256,8 +256,3 @@ def _dress(axes: Any, x_label: str, y_label: str) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-
-
-def _caption(found: Sequence[Curve], smooth: int) -> str:
-    parts = ["mean over seeds, band from lowest to highest"] if any(c.runs > 1 for c in found) else []
-    return "; ".join(parts + ([f"smoothed over {smooth} rows"] if smooth > 1 else []))

@@ -8,7 +8,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -77,7 +77,7 @@ def _status(folder: RunFolder, state: State, pid: int | None) -> str:
     since = "" if silence is None else f", last row {duration(silence)} ago"
     if state == "running":
         quiet = silence is not None and silence > _SILENT_S
-        return f"running (pid {pid}){since}{', which is long' if quiet else ''}"
+        return f"running (pid {pid}){since}{', longer than usual' if quiet else ''}"
     hint = "; `corral resume` continues it" if state in ("killed", "stopped", "failed") else ""
     return f"{'killed or crashed' if state == 'killed' else state}{since}{hint}"
 
@@ -87,7 +87,7 @@ def _speed(columns: dict[str, Array], steps: int, rate: float | None) -> list[tu
     if not wall:
         return []
     now = f"{brief(rate)} now, " if rate else ""
-    return [("steps/s", f"{now}{brief(steps / wall)} in the mean"), ("wall time", duration(wall))]
+    return [("steps/s", f"{now}{brief(steps / wall)} on average"), ("wall time", duration(wall))]
 
 
 def _rate_now(columns: dict[str, Array]) -> float | None:
@@ -125,7 +125,7 @@ def _processes(folder: RunFolder, columns: dict[str, Array]) -> list[tuple[str, 
     lines = []
     for part in processes:
         memory = _rss(part["pid"]) if part["pid"] else None
-        facts = [f"pid {part['pid']}" if part["alive"] else "lost, to be started again"]
+        facts = [f"pid {part['pid']}" if part["alive"] else "crashed, restarting"]
         facts += [f"lag {part['lag']}"] if "lag" in part else []
         facts += [f"{part['restarts']} restarts"] if part["restarts"] else []
         facts += [f"{memory / 2**20:,.0f} MB"] if memory else []
@@ -181,8 +181,6 @@ def _age(path: Path) -> float | None:
 def _rss(pid: int) -> int | None:
     """Resident bytes of a process on this machine, if known."""
     try:
-        with open(f"/proc/{pid}/status") as file:
-            fields: dict[str, Any] = dict(line.split(":", 1) for line in file)
-        return int(fields["VmRSS"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") or None
+    except OSError:
         return None

@@ -134,7 +134,7 @@ def record_policy(
 def make_screen(experiment: Experiment) -> VecEnv:
     """One environment that renders on the screen; UserError without one."""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"} & os.environ.keys():
-        raise UserError("There is no display to show the environment on: film it with `corral record` instead.")
+        raise UserError("There is no display: use `corral record` instead.")
     return make_vec(_Screen(experiment), 1, "local", role="eval")
 
 
@@ -194,12 +194,12 @@ class _Camera(PassiveWrapper):
         try:
             frame = self.env.render()
         except gymnasium.error.DependencyNotInstalled as error:
-            raise UserError(f"{_name(self)} needs a package to draw itself: {_EXTRA} ({error}).") from error
+            raise UserError(f"{_name(self)} needs a package to render: {_EXTRA} ({error}).") from error
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
             got = f"shape {frame.shape} of {frame.dtype}" if isinstance(frame, np.ndarray) else type(frame).__name__
             raise UserError(
-                f"{_name(self)} cannot be filmed: with render_mode='rgb_array', its render() must give bytes "
-                f"[height, width, 3], and gives {got}."
+                f"{_name(self)} cannot be recorded: with render_mode='rgb_array', render() must return uint8 "
+                f"[height, width, 3], got {got}."
             )
         return np.array(frame)
 
@@ -214,10 +214,7 @@ def _build(experiment: Experiment, render_mode: str) -> gymnasium.Env[Any, Any]:
     except TypeError as error:
         if not any(text in str(error) for text in ("render_mode", "takes no arguments")):
             raise
-        raise UserError(
-            f"{experiment.env} takes no render_mode, so it cannot be shown: let its __init__ take one, and render() "
-            "draw accordingly."
-        ) from error
+        raise UserError(f"{experiment.env} takes no render_mode: add it to __init__ and implement render().") from error
 
 
 @contextlib.contextmanager
@@ -242,7 +239,7 @@ def _writer(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
             )  # fmt: skip
             encoder.send(None)
         if frame.shape != shape:
-            raise UserError(f"Frames must keep their size to become a video, got {shape} and then {frame.shape}.")
+            raise UserError(f"All frames of a video must have the same size, got {shape} and then {frame.shape}.")
         padding = [(0, size % 2) for size in shape[:2]]
         encoder.send(np.ascontiguousarray(np.pad(frame, [*padding, (0, 0)], mode="edge")))
 

@@ -24,7 +24,7 @@ class BulletNative(Native):
 
     def __init__(self, env: Env):
         if not env.unwrapped.metadata.get("deterministic"):
-            raise CannotSave("PyBullet does not restore contacts exactly, and its metadata does not say deterministic")
+            raise CannotSave("PyBullet does not restore contacts exactly, and its metadata lacks deterministic=True")
         self._folder = tempfile.TemporaryDirectory(prefix="corral-bullet-")
         self._file = Path(self._folder.name) / "state.bullet"
 
@@ -44,7 +44,7 @@ class BulletNative(Native):
             try:
                 client.restoreState(fileName=str(self._file))
             except Exception as error:  # raised by PyBullet when the bodies differ
-                raise CannotSave(f"PyBullet cannot restore it ({error}): are there other bodies?") from error
+                raise CannotSave(f"PyBullet cannot restore it ({error}); its bodies may differ") from error
 
     def nbytes(self, kept: list[bytes]) -> int:
         return sum(map(len, kept)) + 100
@@ -55,7 +55,7 @@ class BulletNative(Native):
 
 
 def bullet_native(env: Env) -> BulletNative | None:
-    """For an environment with PyBullet clients; CannotSave if it holds them by number."""
+    """For an environment with PyBullet clients; CannotSave if it uses them by client id."""
     pybullet = sys.modules.get("pybullet")
     if pybullet is None:
         return None
@@ -63,7 +63,7 @@ def bullet_native(env: Env) -> BulletNative | None:
         return BulletNative(env)
     modules = [sys.modules.get(type(layer).__module__) for layer in layers(env)]
     if any(value is pybullet for module in modules if module is not None for value in vars(module).values()):
-        raise CannotSave("it holds PyBullet by number; give it a pybullet_utils.bullet_client.BulletClient")
+        raise CannotSave("it uses PyBullet by client id; give it a pybullet_utils.bullet_client.BulletClient")
     return None
 
 

@@ -69,7 +69,7 @@ def _try_out(keeper: StateKeeper, scratch: Env) -> None:
     keeper.load(scratch, kept)
     keeper.drop(kept)
     if seen[0] != seen[1]:
-        raise CannotSave("its fields are not all of its state: another step followed the same one")
+        raise CannotSave("its fields are not its whole state: a repeated step had another result")
 
 
 def _walk(env: Env, actions: list[Any], layout: Layout) -> Iterator[tuple[Any, ...]]:

@@ -20,10 +20,6 @@ WHOLE, KEY = ("state_dict", "load_state_dict"), ("get_key_state", "set_key_state
 _TRANSPARENT = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
-class NotDeclared(Exception):
-    """This environment has no such functions."""
-
-
 def declares(env: Env, names: tuple[str, str] = WHOLE) -> bool:
     """Whether it has both functions."""
     return _owner(env, names) is not None
@@ -33,22 +29,26 @@ def read_declared(env: Env, names: tuple[str, str] = WHOLE) -> State:
     """The state that an environment declares, and Gymnasium's time limits around it."""
     owner = _owner(env, names)
     if owner is None:
-        raise NotDeclared
-    limits = [layer._elapsed_steps for layer in layers(env) if isinstance(layer, TimeLimit)]
-    return {"state": getattr(owner, names[0])(), "elapsed": limits if owner is not env else []}
+        raise CannotSave(f"it has no {names[0]}() and {names[1]}()")
+    elapsed = [limit._elapsed_steps for limit in time_limits(env)]
+    return {"state": getattr(owner, names[0])(), "elapsed": elapsed if owner is not env else []}
 
 
 def write_declared(env: Env, state: State, seed: int | None, names: tuple[str, str] = WHOLE) -> None:
     """Load what `read_declared` read, after a reset with this seed, if given."""
     owner = _owner(env, names)
     if owner is None:
-        raise NotDeclared
+        raise CannotSave(f"it has no {names[0]}() and {names[1]}()")
     if seed is not None:
         env.reset(seed=seed)
     getattr(owner, names[1])(state["state"])
-    limits = [layer for layer in layers(env) if isinstance(layer, TimeLimit)]
-    for layer, elapsed in zip(limits, state["elapsed"], strict=False):
-        layer._elapsed_steps = elapsed
+    for limit, elapsed in zip(time_limits(env), state["elapsed"], strict=False):
+        limit._elapsed_steps = elapsed
+
+
+def time_limits(env: Env) -> list[Any]:
+    """Gymnasium's time limits among the wrappers of an environment."""
+    return [layer for layer in layers(env) if isinstance(layer, TimeLimit)]
 
 
 def _owner(env: Env, names: tuple[str, str]) -> Any:
@@ -61,9 +61,7 @@ def _owner(env: Env, names: tuple[str, str]) -> Any:
 
 
 class DeclaredKeeper(StateKeeper):
-    """The declared state, as bytes that other environments of the same kind accept. Values are arrays, numbers, text,
-    bytes, and lists and dicts of them. A time limit's counter is included.
-    """
+    """The declared state (arrays, numbers, text, bytes, lists and dicts) and the time limits' counters, as bytes."""
 
     level = 4
 

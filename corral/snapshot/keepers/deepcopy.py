@@ -10,11 +10,12 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import operator
 import types
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -31,22 +32,18 @@ from corral.snapshot.rng import RngState, is_generator
 Way = Callable[["Copier", Any], Any]
 
 
-class _Named:
+class _Named(NamedTuple):
     """In a state: a native method, by its name and owner."""
 
-    __slots__ = ("name", "owner")
-
-    def __init__(self, owner: Any, name: str):
-        self.owner, self.name = owner, name
+    owner: Any
+    name: str
 
 
-class _Weak:
+class _Weak(NamedTuple):
     """In a state: a weak reference or proxy, and its target, which is held because nothing else may hold it."""
 
-    __slots__ = ("kind", "target")
-
-    def __init__(self, kind: Callable[[Any], Any], target: Any):
-        self.kind, self.target = kind, target
+    kind: Callable[[Any], Any]
+    target: Any
 
 
 def _function(copier: Copier, value: types.FunctionType) -> types.FunctionType:
@@ -213,15 +210,11 @@ def _list(copier: Copier, value: list[Any]) -> list[Any]:
 
 def _tuple(copier: Copier, value: tuple[Any, ...]) -> tuple[Any, ...]:
     made = tuple([item if type(item) in ATOMS else copier.copy(item) for item in value])
-    if all(map(_is, made, value)):
+    if all(map(operator.is_, made, value)):
         return value
     copier.nbytes += _OBJECT_BYTES + _ITEM_BYTES * len(value)
     again: tuple[Any, ...] = copier.memo.get(id(value), made)  # one that contains itself
     return again
-
-
-def _is(a: Any, b: Any) -> bool:
-    return a is b
 
 
 def _dict(copier: Copier, value: dict[Any, Any]) -> dict[Any, Any]:

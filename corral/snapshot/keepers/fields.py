@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 from gymnasium import spaces
 
@@ -32,8 +32,6 @@ _NOTHING = object()
 class Native(ABC):
     """The native objects of an environment, and how their state is kept."""
 
-    level = 2
-    exact = True
     is_random = False
 
     @abstractmethod
@@ -52,17 +50,13 @@ class Native(ABC):
     def reseed(self, env: Env, seed: int) -> None:  # noqa: B027 - most have none
         """Give it other random numbers, if it draws any."""
 
-    def drop(self, kept: Any) -> None:  # noqa: B027 - Python does it
-        """Called when a state is no longer needed."""
 
-
-class _Layer:
+class _Layer(NamedTuple):
     """Fields of one layer: those that changed since they were first seen, copies of the others, and all names."""
 
-    __slots__ = ("changed", "copies", "names")
-
-    def __init__(self, changed: Fields, copies: Fields, names: frozenset[str]):
-        self.changed, self.copies, self.names = changed, copies, names
+    changed: Fields
+    copies: Fields
+    names: frozenset[str]
 
 
 class _FieldsState:
@@ -115,16 +109,13 @@ class _Anatomy:
 
 
 class FieldsKeeper(StateKeeper):
-    """States as copies of fields, wrappers and RNGs included. `native` keeps what cannot be copied. Without `base`,
-    states are those of the wrappers alone.
-    """
+    """States as copies of fields, RNGs included; `native` keeps the rest. Without `base`, of the wrappers alone."""
 
+    level = 2
     capabilities = ("reseed", "rng_in_state")
 
     def __init__(self, native: Native | None = None, *, base: bool = True):
         self._native, self._base = native, base
-        self.level = 2 if native is None else native.level
-        self.exact = native is None or native.exact
         self.is_random = native is not None and native.is_random
         self._kinds: list[str] = []  # of the layers, once one environment has been seen
         self._first: list[Fields] = []  # unchanged so far, of each layer
@@ -170,10 +161,6 @@ class FieldsKeeper(StateKeeper):
     def nbytes(self, kept: _FieldsState) -> int:
         return kept.nbytes + (0 if self._native is None else self._native.nbytes(kept.native))
 
-    def drop(self, kept: _FieldsState) -> None:
-        if self._native is not None:
-            self._native.drop(kept.native)
-
     def _anatomy(self, env: Env) -> _Anatomy:
         found = self._anatomies.get(env)
         if found is None or not found.is_still_of(env, self._native):
@@ -186,7 +173,7 @@ class FieldsKeeper(StateKeeper):
         all_layers = [env, *anatomy.inner]
         for layer in all_layers:
             if has_slots(type(layer)):
-                raise CannotSave(f"{type(layer).__name__} has __slots__, which are not looked into")
+                raise CannotSave(f"{type(layer).__name__} has __slots__, which are not supported")
         if not self._kinds:
             self._kinds = [type_name(layer) for layer in all_layers]
             self._marks = {name: object() for name in ("0", *anatomy.fixed)}
@@ -197,7 +184,7 @@ class FieldsKeeper(StateKeeper):
             ]
         same = [type_name(layer) for layer in all_layers] == self._kinds
         if not same or self._marks.keys() != {"0", *anatomy.fixed}:
-            raise CannotSave("this environment is not wrapped or made like the one that the state is of")
+            raise CannotSave("this environment is not wrapped or built like that of the state")
 
     def _keep_layer(self, copier: Copier, depth: int, layer: Any, anatomy: _Anatomy) -> _Layer:
         fields, own, first = vars(layer), anatomy.own[depth], self._first[depth]

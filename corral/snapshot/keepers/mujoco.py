@@ -18,20 +18,15 @@ from corral.snapshot.keeper import CannotSave, Env
 from corral.snapshot.keepers.fields import Native
 
 
-class Physics:
+class Physics(NamedTuple):
     """The numbers of a model, which may change between episodes: arrays without textures, and options."""
 
-    __slots__ = ("arrays", "options")
-
-    def __init__(self, arrays: list[bytes], options: list[Any]):
-        self.arrays, self.options = arrays, options
+    arrays: list[bytes]
+    options: list[Any]
 
     @property
     def nbytes(self) -> int:
         return sum(map(len, self.arrays)) + 2000
-
-    def is_like(self, other: Physics) -> bool:
-        return self.arrays == other.arrays and self.options == other.options
 
 
 class ModelMemory:
@@ -54,7 +49,7 @@ class ModelMemory:
     def write(self, physics: Physics) -> None:
         arrays = [*self._arrays, *self._option_arrays]
         if [array.nbytes for array in arrays] != [len(kept) for kept in physics.arrays]:
-            raise CannotSave("its model has other parts than the one that the state is of")
+            raise CannotSave("its model differs from that of the state")
         for array, kept in zip(arrays, physics.arrays, strict=True):
             array[...] = np.frombuffer(kept, array.dtype).reshape(array.shape)
         for name, value in zip(self._option_names, physics.options, strict=True):
@@ -65,7 +60,7 @@ def memory_of(first: Array, size: int, within: dict[str, Array]) -> Array:
     """The block of memory that begins with an array; CannotSave unless these others are in it as well."""
     for name, array in within.items():
         if not 0 <= array.ctypes.data - first.ctypes.data <= size - array.nbytes:
-            raise CannotSave(f"this version of MuJoCo has {name} elsewhere")
+            raise CannotSave(f"this version of MuJoCo keeps {name} in other memory")
     return np.lib.stride_tricks.as_strided(first.view(np.uint8), (size,), (1,), writeable=True)
 
 
@@ -104,7 +99,7 @@ class MujocoNative(Native):
         arrays, model = self._memory_of(env)
         self._mujoco.mj_getState(base.model, base.data, state, self._which)
         physics, own_bytes = model.read(), 0
-        if physics.is_like(self._physics):
+        if physics == self._physics:
             physics = self._physics
         else:
             self._physics, own_bytes = physics, physics.nbytes

@@ -90,7 +90,7 @@ class ReplayKeeper(StateKeeper):
         before, where.point = where.point, None
         assert before is not None
         if before.steps >= _MAX_STEPS:
-            raise CannotSave(f"it is {_MAX_STEPS:,} steps after where it began")
+            raise CannotSave(f"its episode has more than {_MAX_STEPS:,} steps")
         result = env.step(action)
         where.point, where.seed = ReplayPoint(before.start, before, action, where.seed), None
         return result

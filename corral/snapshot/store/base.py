@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from types import TracebackType
 
 from corral.core.errors import UserError
 from corral.snapshot.states import StatesFull
@@ -40,20 +39,14 @@ class StateStore(ABC):
     def __enter__(self) -> StateStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
 def check_name(name: str) -> str:
     """The name, if it is valid; UserError otherwise."""
-    if (
-        not isinstance(name, str)
-        or not name
-        or len(name.encode("utf-8", "replace")) > MAX_NAME
-        or not name.isprintable()
-    ):
+    fits = isinstance(name, str) and 0 < len(name.encode("utf-8", "replace")) <= MAX_NAME and name.isprintable()
+    if not fits:
         raise UserError(f"The name of a state is 1 to {MAX_NAME} bytes of printable text, got {str(name)[:80]!r}.")
     return name
 

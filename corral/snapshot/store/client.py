@@ -73,7 +73,7 @@ class RemoteStates(StateStore):
     def __init__(self, url: str, token_file: str | None = None, timeout_s: float = 30.0):
         address = parse_url(url)
         if address.only_to_listen:
-            raise UserError(f"{url} is no address to connect to: name the state server's host and port.")
+            raise UserError(f"{url} cannot be connected to: name the state server's host and port.")
         self._url, self._token, self._timeout_s = url, read_token(token_file), timeout_s
         self._binding = open_binding(address.scheme, connect=[address])
         self._wire: Wire | None = None
@@ -152,7 +152,7 @@ class RemoteStates(StateStore):
                 return message
             welcome = from_meta(message.meta, ServerWelcome)
         except BadMessage as error:
-            raise EnvFailed(f"{self._url} is no state server: it sent {error}.") from error
+            raise EnvFailed(f"{self._url} is not a state server: it sent {error}.") from error
         if not is_proven(self._token, welcome.proof, SERVER, self._nonce, welcome.nonce):
             raise UserError(f"The server at {self._url} did not prove that it knows the token; give it the same file.")
         wire.most_bytes = MAX_BYTES + clp.GREETING_BYTES

@@ -88,7 +88,7 @@ class FileStates(StateStore):
     def _find(self, path: Path) -> None:
         found = _read(path)
         if found is None or self._path(found[0]) != path:
-            log.warning("%s is no state that is whole; it is left alone.", path)
+            log.warning("%s is not a complete state; it is ignored.", path)
             return
         self._sizes[found[0]] = len(found[1])
 

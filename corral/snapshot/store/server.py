@@ -83,9 +83,8 @@ class StateServer:
             welcome = sw.ServerWelcome((clp.MAJOR, clp.MINOR), client.own_nonce, proof, sw.MAX_BYTES)
             wire.send(Message(clp.Op.WELCOME, meta=to_meta(welcome)).frames())
         elif message.op == clp.Op.READY and client.nonce:
-            if not is_proven(
-                self._token, from_meta(message.meta, Ready).proof, sw.CLIENT, client.nonce, client.own_nonce
-            ):
+            proof = from_meta(message.meta, Ready).proof
+            if not is_proven(self._token, proof, sw.CLIENT, client.nonce, client.own_nonce):
                 self._refuse(wire, clp.Status.E_AUTH, "a client did not prove that it knows the token")
                 return
             client.ready, wire.most_bytes = True, sw.MAX_BYTES + clp.GREETING_BYTES
@@ -115,19 +114,11 @@ class StateServer:
             elif message.op == clp.Op.CLOSE:
                 return
             else:
-                raise BadMessage(f"{clp.Op(message.op).name}, which a state server does not do")
-        except StatesFull as full:
-            reply.status, reply.flags, reply.meta = (
-                clp.Status.E_SNAPSHOT_FULL,
-                clp.REPLY | clp.FAILED,
-                {"text": str(full)},
-            )
+                raise BadMessage(f"{clp.Op(message.op).name}, which a state server does not support")
         except UserError as error:
-            reply.status, reply.flags, reply.meta = (
-                clp.Status.E_BAD_REQUEST,
-                clp.REPLY | clp.FAILED,
-                {"text": str(error)},
-            )
+            full = isinstance(error, StatesFull)
+            reply.status = clp.Status.E_SNAPSHOT_FULL if full else clp.Status.E_BAD_REQUEST
+            reply.flags, reply.meta = clp.REPLY | clp.FAILED, {"text": str(error)}
         wire.send(reply.frames())
 
     def _refuse(self, wire: Wire, status: clp.Status, text: str) -> None:

@@ -45,11 +45,8 @@ def check_env(
         steps: number of random steps; more of them see more ends of episodes.
         seed: of the environment and of the random actions.
 
-    Returns:
-        One result per check. The list ends early if a check fails that all later ones depend on.
-
-    Raises:
-        UserError: `env` cannot be resolved.
+    Returns one result per check, fewer if a check fails that all later ones depend on. UserError if there is no such
+    environment.
     """
     return list(iter_checks(env, env_kwargs=env_kwargs, steps=steps, seed=seed))
 

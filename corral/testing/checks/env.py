@@ -89,7 +89,7 @@ def _build(subject: Subject) -> Outcome:
     env = subject.instance
     if not isinstance(env, gymnasium.Env):
         subject.opened.clear()
-        return "fail", f"{subject.name} gave a {type(env).__name__}, which is not a gymnasium.Env"
+        return "fail", f"{subject.name} returned a {type(env).__name__}, which is not a gymnasium.Env"
     kind = type(env.unwrapped)
     return "pass", f"{kind.__module__}:{kind.__name__}"
 
@@ -103,7 +103,7 @@ def _spaces(subject: Subject) -> Outcome:
     text = f"observation {_short(env.observation_space)}, action {_short(env.action_space)}"
     for leaf in subject.action.leaves:
         if isinstance(leaf.space, gs.Box) and not leaf.space.is_bounded():
-            return "warn", f"{text}; the action has no finite bounds that a policy could be scaled to"
+            return "warn", f"{text}; the action space has no finite bounds to scale a policy to"
     return "pass", text
 
 
@@ -128,7 +128,7 @@ def _step(subject: Subject) -> Outcome:
         return "fail", play.step_problem
     if play.odd_flags:
         return "warn", f"terminated and truncated should be bool, got {play.odd_flags}"
-    return "pass", f"{play.steps} random steps gave (obs, reward, terminated, truncated, info)"
+    return "pass", f"{play.steps} random steps returned (obs, reward, terminated, truncated, info)"
 
 
 def _observations(subject: Subject) -> Outcome:
@@ -146,10 +146,7 @@ def _rewards(subject: Subject) -> Outcome:
         return "fail", play.reward_problem
     seen = f"from {play.reward_low:g} to {play.reward_high:g}"
     if play.odd_reward:
-        return (
-            "warn",
-            f"{seen}, but each is {play.odd_reward}; other libraries may break on it, return a float",
-        )
+        return "warn", f"{seen}, but each is {play.odd_reward}; other libraries may break on it: return a float"
     if play.reward_low == play.reward_high:
         return "pass", f"finite numbers, always {play.reward_low:g} in random play"
     return "pass", f"finite numbers {seen} in random play"
@@ -172,10 +169,10 @@ def _ends(subject: Subject) -> Outcome:
 def _buffers(subject: Subject) -> Outcome:
     if subject.played.overwrites:
         return "warn", (
-            "step() overwrites the observation that it returned before; Corral copies each one, but other "
-            "libraries keep the array and train on wrong data: return a copy"
+            "step() overwrites the observation that it returned before; Corral copies each one, but other libraries "
+            "keep the array and train on wrong data: return a copy"
         )
-    return "pass", "an observation keeps its values when the next one comes"
+    return "pass", "observations keep their values after later steps"
 
 
 def _determinism(subject: Subject) -> Outcome:
@@ -191,8 +188,8 @@ def _determinism(subject: Subject) -> Outcome:
     where = first_difference(first, subject.play(subject.seed, env), subject.observation)
     if where is not None:
         return "warn", (
-            f"fresh environments agree, but one that is reset with the same seed again differs in {where}: "
-            "reset() leaves something behind"
+            f"new environments agree, but one that is reset again with the same seed differs in {where}: reset() "
+            "leaves something behind"
         )
     return "pass", "the same seed and actions give the same steps"
 
@@ -201,15 +198,15 @@ def _seeds(subject: Subject) -> Outcome:
     a, b = subject.play(subject.seed), subject.play(subject.seed + 1)
     if first_difference(a[:1], b[:1], subject.observation) is None:
         if first_difference(a, b, subject.observation) is None:
-            return "pass", "same: the seed changes nothing, this environment has no chance in it"
-        return "pass", "every seed starts with the same observation, then goes its own way"
+            return "pass", "the seed changes nothing: this environment is deterministic"
+        return "pass", "every seed starts with the same observation, then differs"
     env = subject.build()
     env.reset(seed=subject.seed)
     starts = [Step("", copy.deepcopy(env.reset()[0])) for _ in range(2)]
     if first_difference(starts[:1], starts[1:], subject.observation) is None:
         return "warn", (
-            "different seeds start differently, but reset() without a seed starts every episode alike; it "
-            "should go on with its generator"
+            "different seeds start differently, but reset() without a seed starts every episode alike: it should "
+            "continue its generator"
         )
     return "pass", "different seeds start differently, and so do successive episodes"
 
@@ -228,10 +225,7 @@ def _worker(subject: Subject) -> Outcome:
     if not subject.reproducible:
         return "pass", "runs in a worker process"
     if _drive(subject, _make(subject, "local")) != remote:
-        return (
-            "warn",
-            "plays differently in a worker process than in this one, with the same seed and actions",
-        )
+        return "warn", "plays differently in a worker process than in this one, with the same seed and actions"
     return "pass", "plays the same in a worker process"
 
 

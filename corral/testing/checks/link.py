@@ -18,7 +18,6 @@ from corral.core.types import Array, Tree, tree_map
 from corral.envs.backends.simulators.options import external_vec_env
 from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.supervision import Supervision
-from corral.envs.vec_env import VecEnv
 from corral.link import protocol as clp
 from corral.link.client.session import Simulator
 from corral.link.client.states import StateClient, StateReplies
@@ -42,30 +41,26 @@ class LinkSubject:
 
     def start(self) -> None:
         supervision = Supervision(start_timeout_s=_START_S, step_timeout_s=_ANSWER_S)
-        self._vec: LinkVecEnv = external_vec_env(self.url, 1, None, supervision, "eval", self.kwargs)
-        self.states = StateClient(self._vec.fleet, next(iter(self._vec.fleet.sessions.values())), _ANSWER_S)
+        self.vec: LinkVecEnv = external_vec_env(self.url, 1, None, supervision, "eval", self.kwargs)
+        self.states = StateClient(self.vec.fleet, next(iter(self.vec.fleet.sessions.values())), _ANSWER_S)
         self.simulator: Simulator = self.states.session.simulator
         self._space = self.simulator.spec.action_space
         self._space.seed(self.seed)
-
-    @property
-    def vec(self) -> VecEnv:
-        return self._vec
 
     def actions(self, count: int) -> Tree:
         drawn = [self._space.sample() for _ in range(count)]
         return tree_map(lambda *leaves: np.stack(leaves), *drawn) if count else drawn
 
     def slots(self, count: int) -> Array:
-        """Free slots, as many of `count` as the simulator runs."""
+        """Up to `count` free slots."""
         if not hasattr(self, "_slots"):
             most = self.simulator.hello.slots - self.states.session.seated
             self._slots = self.states.take_slots(max(0, min(_WIDE, most)))
         return self._slots[:count]
 
     def close(self) -> None:
-        if hasattr(self, "_vec"):
-            self._vec.close()
+        if hasattr(self, "vec"):
+            self.vec.close()
 
 
 def _walk(states: StateClient, slots: Array, moves: list[Tree]) -> list[StateReplies]:
@@ -78,20 +73,14 @@ def _walk(states: StateClient, slots: Array, moves: list[Tree]) -> list[StateRep
     return out
 
 
-@dataclass(frozen=True)
-class _Answer:
-    reward: Array
-    terminated: Array
-    truncated: Array
-    obs: Tree
-
-
-def _difference(a: StateReplies | _Answer, b: StateReplies | _Answer) -> str | None:
+def _difference(a: StateReplies, b: StateReplies, row_a: int | None = None, row_b: int | None = None) -> str | None:
+    """What differs between two replies, or between one row of each."""
+    left, right = (slice(None) if row is None else slice(row, row + 1) for row in (row_a, row_b))
     for name in ("reward", "terminated", "truncated"):
-        if getattr(a, name).tobytes() != getattr(b, name).tobytes():
-            return f"{name}s, {getattr(a, name).tolist()[:4]} and {getattr(b, name).tolist()[:4]}"
-    same: list[bool] = []
-    tree_map(lambda x, y: same.append(x.tobytes() == y.tobytes()), a.obs, b.obs)
+        x, y = getattr(a, name)[left], getattr(b, name)[right]
+        if x.tobytes() != y.tobytes():
+            return f"{name}s, {x.tolist()[:4]} and {y.tolist()[:4]}"
+    same = (x[left].tobytes() == y[right].tobytes() for x, y in zip(a.leaves, b.leaves, strict=True))
     return None if all(same) else "observations"
 
 
@@ -143,23 +132,23 @@ def check_determinism(subject: LinkSubject) -> Outcome:
     """The same seed and actions give the same results, another seed different ones."""
     states, slots = subject.states, subject.slots(2)
     if len(slots) < 2:
-        return "warn", "it runs one environment only, so two cannot be compared"
+        return "warn", "it runs only one environment, so two cannot be compared"
     seeds = np.array([subject.seed + 17] * 2)
     first = states.reset(slots, seeds)
     first.require_good("RESET")
     moves = [tree_map(lambda leaf: np.repeat(leaf, 2, axis=0), subject.actions(1)) for _ in range(_AFTER)]
     seen = [first, *_walk(states, slots, moves)]
     for k, rows in enumerate(seen):
-        if found := _difference(_row(rows, 0), _row(rows, 1)):
+        if found := _difference(rows, rows, 0, 1):
             return "fail", f"with the same seed and actions, step {k} of two environments differs in its {found}"
     again = [states.reset(slots, seeds), *_walk(states, slots, moves)]
     if found := _first_difference(seen, again):
-        return "fail", f"played again from the same seed, {found}: something is left over from before"
+        return "fail", f"replayed from the same seed, {found}: RESET leaves something behind"
     other = states.reset(slots, np.array([subject.seed + 17, subject.seed + 18]))
     walked = _walk(states, slots, moves)
-    if all(_difference(_row(rows, 0), _row(rows, 1)) is None for rows in [other, *walked]):
-        return "pass", "the same, and the seed changes nothing"
-    return "pass", f"equal over {_AFTER} steps, in two places and played again"
+    if all(_difference(rows, rows, 0, 1) is None for rows in [other, *walked]):
+        return "pass", "equal, and the seed changes nothing"
+    return "pass", f"equal over {_AFTER} steps, in two slots and when replayed"
 
 
 def check_episode_ends(subject: LinkSubject) -> Outcome:
@@ -172,13 +161,14 @@ def check_episode_ends(subject: LinkSubject) -> Outcome:
         if rows.terminated[0] or rows.truncated[0]:
             try:
                 after = states.step(slots, subject.actions(1))
+                refused = after.status[0] == clp.Status.E_NO_EPISODE
             except EnvFailed as error:
-                return (
-                    ("pass", f"ended after {step + 1} steps") if "E_NO_EPISODE" in str(error) else ("fail", str(error))
-                )
-            if after.status[0] == clp.Status.E_NO_EPISODE:
+                if "E_NO_EPISODE" not in str(error):
+                    return "fail", str(error)
+                refused = True
+            if refused:
                 return "pass", f"ended after {step + 1} steps"
-            return "fail", "a step after the end of an episode was answered as if nothing had ended"
+            return "fail", "a step after the end of an episode was answered as if the episode continued"
     return "warn", f"no episode ended in {subject.steps} steps"
 
 
@@ -197,7 +187,7 @@ def check_bad_requests(subject: LinkSubject) -> Outcome:
     before = _walk(states, slots, moves)
     states.reset(slots, seeds)
     if found := _first_difference(before, _walk(states, slots, moves)):
-        return "fail", f"after requests that were refused, {found}"
+        return "fail", f"after refused requests, {found}"
     return "pass", "refused, and nothing changed"
 
 
@@ -212,7 +202,7 @@ def _expect_refusal(ask: Callable[[], StateReplies], what: str) -> str | None:
 def check_save_load(subject: LinkSubject) -> Outcome:
     """A state continues exactly as before, in any slot and at any time it is loaded."""
     if subject.states.level == 0:
-        return "warn", "this simulator keeps no states: it can be trained on, not planned on"
+        return "warn", "this simulator cannot save states: it can be used for training, not for planning"
     states, slots = subject.states, subject.slots(3)
     if len(slots) < 3:
         return "warn", f"it runs {len(slots) + 1} environments; the check needs 4"
@@ -226,7 +216,7 @@ def check_save_load(subject: LinkSubject) -> Outcome:
     expected = _walk(states, one, moves)
     loaded = states.load(one, ids)
     loaded.require_good("LOAD")
-    if _difference(_no_rewards(loaded), _no_rewards(shown)):
+    if any(x.tobytes() != y.tobytes() for x, y in zip(loaded.leaves, shown.leaves, strict=True)):
         return "fail", "right after LOAD, the observation is not the one of SAVE"
 
     def into(slot: Array, prepare: Callable[[], Any]) -> str | None:
@@ -246,7 +236,7 @@ def check_save_load(subject: LinkSubject) -> Outcome:
     for description, attempt in orders.items():
         if found := attempt():
             return ("fail" if exact else "warn"), f"{description}, {found}"
-    return "pass", f"goes on bit by bit in {len(orders)} orders of loading"
+    return "pass", f"continues bit for bit in {len(orders)} orders of loading"
 
 
 def _play_to_end(subject: LinkSubject, slot: Array) -> None:
@@ -260,7 +250,7 @@ def _play_to_end(subject: LinkSubject, slot: Array) -> None:
 def check_expand(subject: LinkSubject) -> Outcome:
     """Many children at once equal the results of load, step and save one by one."""
     if subject.states.level < 2:
-        return "warn", "no states in memory, so nothing to expand"
+        return "warn", "it keeps no states in memory, so there is nothing to expand"
     states, slots = subject.states, subject.slots(2)
     states.reset(slots[:1], np.array([subject.seed])).require_good("RESET")
     ids, _ = states.save(slots[:1])
@@ -272,26 +262,26 @@ def check_expand(subject: LinkSubject) -> Outcome:
     for row in range(0, _WIDE, 7):
         states.load(slots[:1], ids)
         first = states.step(slots[:1], tree_map(lambda leaf, r=row: leaf[r : r + 1], actions))
-        if found := _difference(_row(wide, row), first):
+        if found := _difference(wide, first, row, 0):
             return "fail", f"row {row} of an EXPAND and the same step by LOAD and STEP differ in their {found}"
         if first.terminated[0] or first.truncated[0]:
             if deeper.status[row] != clp.Status.E_NO_EPISODE:
                 return "fail", "a state whose episode has ended was expanded"
             continue
         second = states.step(slots[:1], tree_map(lambda leaf, r=row: leaf[r : r + 1], moves))
-        if found := _difference(_row(deeper, row), second):
+        if found := _difference(deeper, second, row, 0):
             return "fail", f"expanded twice, row {row} differs from two steps in its {found}"
     states.drop(children)
     gone = states.expand(children[:1], tree_map(lambda leaf: leaf[:1], moves))[1].status
     if gone[0] != clp.Status.E_UNKNOWN_STATE:
-        return "fail", "a state that was dropped can still be expanded"
+        return "fail", "a dropped state can still be expanded"
     return "pass", f"{_WIDE} rows at once equal single steps"
 
 
 def check_memory(subject: LinkSubject) -> Outcome:
     """Dropped states are freed."""
     if subject.states.level < 2:
-        return "warn", "no states in memory"
+        return "warn", "it keeps no states in memory"
     states, slots = subject.states, subject.slots(1)
     states.reset(slots, np.array([subject.seed]))
     for _ in range(50):
@@ -299,13 +289,13 @@ def check_memory(subject: LinkSubject) -> Outcome:
     held = states.stats()
     states.next_generation()
     if states.load(slots, ids).status[0] != clp.Status.E_UNKNOWN_STATE:  # ordered after the drop, unlike STATS
-        return "fail", "a state of a generation that was dropped can still be loaded"
+        return "fail", "a state of a dropped generation can still be loaded"
     left = states.stats()
     if left.get("snapshots") or left.get("snapshot_bytes"):
-        return "fail", f"after all were dropped, {left.get('snapshots')} states take {left.get('snapshot_bytes')} bytes"
+        return "fail", f"after all drops, {left.get('snapshots')} states take {left.get('snapshot_bytes')} bytes"
     each = held.get("snapshot_bytes", 0) // max(1, held.get("snapshots", 1))
     subject.facts["state_bytes"] = each
-    return "pass", f"a state takes {each:,} bytes; dropped, they take none"
+    return "pass", f"a state takes {each:,} bytes; dropped states take none"
 
 
 def check_export(subject: LinkSubject) -> Outcome:
@@ -322,10 +312,12 @@ def check_export(subject: LinkSubject) -> Outcome:
     rows.require_good("IMPORT")
     actions = subject.actions(1)
     if found := _difference(states.expand(ids, actions)[1], states.expand(copies, actions)[1]):
-        return ("fail" if subject.simulator.hello.exact else "warn"), f"an exported state goes on with other {found}"
+        return (
+            "fail" if subject.simulator.hello.exact else "warn"
+        ), f"an exported and imported state continues with different {found}"
     damaged = [blobs[0][: len(blobs[0]) // 2], b"", bytes(len(blobs[0]))]
     if not states.take_in(damaged)[1].status.all():
-        return "fail", "a damaged state was taken in"
+        return "fail", "a damaged state was imported"
     return "pass", f"{len(blobs[0]):,} bytes, and damaged ones are refused"
 
 
@@ -353,17 +345,6 @@ def _measure(states: StateClient, slots: Array, subject: LinkSubject) -> tuple[f
         count += len(slots)
     taken = time.perf_counter() - started
     return count / taken, max(0.0, taken / count - (states.session.row_s or before)) * 1e6
-
-
-def _row(rows: StateReplies, row: int) -> _Answer:
-    part = slice(row, row + 1)
-    obs = None if rows.obs is None else tree_map(lambda leaf: leaf[part], rows.obs)
-    return _Answer(rows.reward[part], rows.terminated[part], rows.truncated[part], obs)
-
-
-def _no_rewards(rows: StateReplies) -> _Answer:
-    nothing = np.zeros(len(rows.status), bool)
-    return _Answer(np.zeros_like(rows.reward), nothing, nothing, rows.obs)
 
 
 LINK_CHECKS: dict[str, Callable[[LinkSubject], Outcome]] = {

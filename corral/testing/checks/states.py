@@ -87,11 +87,11 @@ _STEPS, _SAVES, _ALONG = 200, 10, 5
 _LIMIT, _SAVED_AT = 10, 7
 _CYCLES, _CYCLES_S = 3000, 3.0
 _ROWS = 16
-_FLAT_BYTES = 8e6
+FLAT_BYTES = 8e6
 _LEVELS = {
-    Level.REPLAY: "brought back by repeating the episode's actions, which takes as long as they do",
+    Level.REPLAY: "restored by replaying the episode's actions, which takes as long as they took",
     Level.MEMORY: "kept in memory",
-    Level.CONCURRENT: "kept in memory, and stepped from on several threads",
+    Level.CONCURRENT: "kept in memory, and stepped on several threads",
     Level.PORTABLE: "bytes, as the environment declares them",
 }
 
@@ -99,14 +99,14 @@ _LEVELS = {
 def save_and_load(subject: Subject) -> Outcome:
     """A state continues as the environment did, from a load and in an expansion."""
     if not subject.reproducible:
-        return "warn", "not tried: the same seed and actions do not give the same steps, so nothing could be compared"
+        return "warn", "not tried: the same seed and actions do not give the same steps, so there is nothing to compare"
     if getattr(subject.instance.unwrapped, "answered", False):
-        return "pass", "not compared: its steps have an opponent's answers in them, and states are of single moves"
+        return "pass", "not compared: its steps include the opponent's replies, but states are single moves"
     run = UninterruptedRun(subject.build(), _affordable(subject))
     try:
         snapshots = Snapshots(subject.factory, rng="replay")
     except UserError as error:
-        return "warn", f"it can be trained on, not planned on: {error}"
+        return "warn", f"it can be used for training, not for planning: {error}"
     with snapshots:
         found = _first_difference(snapshots, run)
         level = f"level {snapshots.level.value}, {_LEVELS[snapshots.level]}"
@@ -122,7 +122,7 @@ def _first_difference(snapshots: Snapshots, run: UninterruptedRun) -> str | None
     count = len(run.actions)
     for at in range(count):
         if run.follow(snapshots.env, at) != run.seen[at]:
-            return f"saving changes the environment: its step {at + 1} is another than without"
+            return f"saving changes the environment: step {at + 1} differs"
         if at % max(1, count // _SAVES) == 0 and not run.seen[at].ended:
             saved[at + 1] = snapshots.save()
     for at, state in sorted(saved.items(), reverse=True):
@@ -131,32 +131,32 @@ def _first_difference(snapshots: Snapshots, run: UninterruptedRun) -> str | None
             steps = snapshots.expand(parent, run.actions[k])
             obs = tree_map(lambda leaf: leaf[0], steps.obs)
             if steps.faulty is not None:
-                return f"a step from a state fails: {k - at + 1} after step {at}"
+                return f"a step from a saved state fails: {k - at + 1} after step {at}"
             same = obs_bytes(snapshots.states.spec.observation, obs) == run.seen[k].obs
             if not same or steps.reward[0] != run.seen[k].reward:
-                return f"a step from a state is another than the environment's: {k - at + 1} after step {at}"
+                return f"a step from a saved state differs from the environment's: {k - at + 1} after step {at}"
             if run.seen[k].ended:
                 break
             parent = int(steps.children[0])
         shown = snapshots.load(state)
         if obs_bytes(snapshots.states.spec.observation, shown) != run.seen[at - 1].obs:
-            return f"the observation after a load is not the one of the save, after step {at}"
+            return f"the observation after a load is not that of the save, after step {at}"
         for k in range(at, min(at + _ALONG, count)):
             if run.follow(snapshots.env, k) != run.seen[k]:
-                return f"after a load the environment goes on otherwise: {k - at + 1} after step {at}"
+                return f"after a load, the environment continues differently: {k - at + 1} after step {at}"
     return None
 
 
 def wrappers(subject: Subject) -> Outcome:
-    """A time limit around it continues counting from its value when the state was saved."""
+    """A time limit continues counting from its value in the saved state."""
     try:
         Snapshots(subject.factory).close()
     except UserError:
-        return "warn", "not tried: its states cannot be kept"
+        return "warn", "not tried: its states cannot be saved"
     try:
         snapshots = Snapshots(lambda: TimeLimit(subject.factory(), _LIMIT))
     except UserError as error:
-        return "pass", f"refused, so none is forgotten: {error}"
+        return "pass", f"a time limit is refused, not ignored: {error}"
     with snapshots:
         env: Any = snapshots.env
         actions = subject.actions(_LIMIT)
@@ -183,19 +183,19 @@ def wrappers(subject: Subject) -> Outcome:
 def planning(subject: Subject) -> Outcome:
     """Planning leaves the live environment unchanged."""
     if not subject.reproducible:
-        return "warn", "not tried: nothing could be compared"
+        return "warn", "not tried: there is nothing to compare"
     run = UninterruptedRun(subject.build(), min(50, _affordable(subject)))
     try:
         snapshots = Snapshots(subject.factory)
     except UserError:
-        return "warn", "not tried: its states cannot be kept"
+        return "warn", "not tried: its states cannot be saved"
     with snapshots:
         for at, action in enumerate(run.actions):
             if at == 0 or not run.seen[at - 1].ended:
                 state = snapshots.save()
                 snapshots.drop([state, *snapshots.expand([state, state], [action, action]).children])
             if run.follow(snapshots.env, at) != run.seen[at]:
-                return "fail", f"planning changes what the environment does: step {at + 1} is another than without"
+                return "fail", f"planning changes the environment: step {at + 1} differs"
     return "pass", "planning leaves the environment bit-equal"
 
 
@@ -204,7 +204,7 @@ def cost(subject: Subject) -> Outcome:
     try:
         snapshots = Snapshots(subject.factory)
     except UserError:
-        return "warn", "not measured: its states cannot be kept"
+        return "warn", "not measured: its states cannot be saved"
     with snapshots:
         env: Any = snapshots.env
         _, info = env.reset(seed=subject.seed)
@@ -218,8 +218,8 @@ def cost(subject: Subject) -> Outcome:
         except EnvFailed as error:
             return "fail", str(error)
     text = f"{size}{save_s * 1e6:.0f} us to save and drop one, {expand_s * 1e6:.0f} us to step from one"
-    if grown > _FLAT_BYTES:
-        return "fail", f"{text}; and memory grew by {grown / 1e6:.0f} MB, though every state was dropped"
+    if grown > FLAT_BYTES:
+        return "fail", f"{text}; memory grew by {grown / 1e6:.0f} MB although every state was dropped"
     return "pass", f"{text}; memory stays flat"
 
 

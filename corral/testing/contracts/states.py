@@ -26,10 +26,9 @@ from corral.core.errors import UserError
 from corral.planning.snapshots import Snapshots
 from corral.snapshot.rng import find_generators, read_generators, same_state
 from corral.snapshot.states import Level
-from corral.testing.checks.states import UninterruptedRun, draw_actions, make_step
+from corral.testing.checks.states import FLAT_BYTES, UninterruptedRun, draw_actions, make_step
 
 Env = gymnasium.Env[Any, Any]
-_FLAT_BYTES = 8e6
 
 
 class StatesContract:
@@ -204,4 +203,4 @@ class StatesContract:
                     snapshots.drop(snapshots.expand(root, action).children)
                 if k == self.cycles // 4:
                     before = process.memory_info().rss
-            assert process.memory_info().rss - before < _FLAT_BYTES
+            assert process.memory_info().rss - before < FLAT_BYTES

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,8 @@ import pytest
 from corral.acting.sampler import Sampler
 from corral.core.errors import RunFailed
 from corral.core.types import DataSpec, EnvSpec, Positions, Sample, Trajectory, Transitions, tree_map
-from corral.data.store import Store, StoreContext, make_store
+from corral.data.make import make_store
+from corral.data.store import Store, StoreContext
 from corral.testing.envs import CountingEnv, FaultyEnv, TreeEnv
 
 ID, EPISODE, T = range(3)  # of a CountingEnv's observation
@@ -59,6 +60,13 @@ def drain(store: Store) -> list[Sample]:
     return samples
 
 
+def put_and_drain(store: Store, parts: list[Trajectory]) -> Iterator[Sample]:
+    """Every batch that becomes available while these trajectories are put in, one by one."""
+    for traj in parts:
+        store.put(traj)
+        yield from drain(store)
+
+
 def counting_spec() -> EnvSpec:
     """The spec of a CountingEnv."""
     env = CountingEnv()
@@ -85,10 +93,8 @@ class StoreContract:
     def test_loaded_state_gives_equal_samples(self, factory: Callable[[], Any]) -> None:
         spec, parts = fragments(factory, self.fragment_length, 16)
         store = self.make(spec, self.data, NUM_ENVS, seed=5)
-        for traj in parts[:9]:
-            store.put(traj)
-            for sample in drain(store):
-                self._surprise(store, sample)
+        for sample in put_and_drain(store, parts[:9]):
+            self._surprise(store, sample)
         store.put(parts[9], ctx=StoreContext(progress=0.25))
         if store.ready():
             store.get()
@@ -120,12 +126,7 @@ class StoreContract:
         assert any(traj.faulty.any() for traj in parts)
         happened = sum((steps_of(traj) for traj in parts), Counter[Step]())
         store = self.make(spec, self.data, NUM_ENVS)
-        seen = 0
-        for traj in parts:
-            store.put(traj)
-            for sample in drain(store):
-                seen += self.check_steps(sample, happened)
-        assert seen > 20
+        assert sum(self.check_steps(sample, happened) for sample in put_and_drain(store, parts)) > 20
 
     def test_named_extras_come_out_and_no_others(self) -> None:
         spec, parts = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 16)
@@ -175,12 +176,10 @@ class FifoContract(StoreContract):
         spec, parts = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 16)
         store = self.make(spec, self.data, NUM_ENVS)
         out = Counter[Step]()
-        for traj in parts:
-            store.put(traj)
-            for sample in drain(store):
-                assert isinstance(sample.batch, Trajectory)
-                assert sample.batch.shape[1] == self.data.batch_size
-                out += steps_of(sample.batch)
+        for sample in put_and_drain(store, parts):
+            assert isinstance(sample.batch, Trajectory)
+            assert sample.batch.shape[1] == self.data.batch_size
+            out += steps_of(sample.batch)
         expected = sum((steps_of(traj) for traj in parts), Counter[Step]())
         assert max(out.values()) == 1
         assert not out - expected
@@ -193,18 +192,16 @@ class FifoContract(StoreContract):
     def test_true_successors_and_flags_come_through(self) -> None:
         spec, parts = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 16)
         store = self.make(spec, self.data, NUM_ENVS)
-        for traj in parts:
-            store.put(traj)
-            for sample in drain(store):
-                batch = sample.batch
-                assert isinstance(batch, Trajectory)
-                rows = ~batch.faulty
-                np.testing.assert_array_equal(batch.next_obs()[rows][:, T], batch.obs[:-1][rows][:, T] + 1)
-                np.testing.assert_array_equal(batch.reward[rows], batch.next_obs()[rows][:, T])
-                np.testing.assert_array_equal(batch.done[rows], batch.next_obs()[rows][:, T] == 4)
-                kind = batch.obs[:-1][..., EPISODE] % 3
-                np.testing.assert_array_equal(batch.terminated, batch.done & (kind != 1))
-                np.testing.assert_array_equal(batch.truncated & rows, batch.done & (kind != 0))
+        for sample in put_and_drain(store, parts):
+            batch = sample.batch
+            assert isinstance(batch, Trajectory)
+            rows = ~batch.faulty
+            np.testing.assert_array_equal(batch.next_obs()[rows][:, T], batch.obs[:-1][rows][:, T] + 1)
+            np.testing.assert_array_equal(batch.reward[rows], batch.next_obs()[rows][:, T])
+            np.testing.assert_array_equal(batch.done[rows], batch.next_obs()[rows][:, T] == 4)
+            kind = batch.obs[:-1][..., EPISODE] % 3
+            np.testing.assert_array_equal(batch.terminated, batch.done & (kind != 1))
+            np.testing.assert_array_equal(batch.truncated & rows, batch.done & (kind != 0))
 
     def test_full_store_refuses(self) -> None:
         spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 40)
@@ -244,20 +241,16 @@ class ReplayContract(StoreContract):
     def test_every_transition_is_in_closed_form(self) -> None:
         spec, parts = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 30)
         store = self.make(spec, self.data, NUM_ENVS)
-        for traj in parts:
-            store.put(traj)
-            for sample in drain(store):
-                self._check_closed_form(sample.batch, 4)
+        for sample in put_and_drain(store, parts):
+            self._check_closed_form(sample.batch, 4)
 
     def test_all_steps_can_be_drawn(self) -> None:
         spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 8)
         store = self.make(spec, replace(self.data, samples_per_insert=60.0, capacity=400), NUM_ENVS)
         seen = set()
-        for traj in parts:
-            store.put(traj)
-            for sample in drain(store):
-                assert isinstance(sample.batch, Transitions)
-                seen |= {tuple(o[:3].astype(int)) for o in sample.batch.obs}
+        for sample in put_and_drain(store, parts):
+            assert isinstance(sample.batch, Transitions)
+            seen |= {tuple(o[:3].astype(int)) for o in sample.batch.obs}
         expected = sum((steps_of(traj) for traj in parts), Counter[Step]())
         inserted = store.metrics()["store/inserted"]
         assert len(seen) == inserted  # all complete ones, once each

@@ -12,7 +12,7 @@ from corral.core.errors import EnvFailed, UserError
 from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
 from corral.testing.contracts.vec_env import EPISODE, ID, LIFE, T
-from corral.testing.envs import CountingEnv, FaultyEnv
+from corral.testing.envs import BigEnv, CountingEnv, FaultyEnv
 from corral.testing.play import Row, play
 
 
@@ -72,8 +72,6 @@ class SupervisionContract:
             self.make_supervised([_broken], Supervision())
 
     def test_environments_of_different_shapes_are_refused(self) -> None:
-        from corral.testing.envs import BigEnv
-
         with pytest.raises(UserError, match="different observation spaces"):
             self.make_supervised([partial(BigEnv, 64), partial(BigEnv, 65)], Supervision())
 

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from corral.core.errors import UserError
-from corral.core.types import Tree
+from corral.core.types import tree_map
 from corral.envs.vec_env import VecEnv
+from corral.envs.wrappers import ClipReward, EpisodicLife
 from corral.testing.envs import BigEnv, CountingEnv, LivesEnv, OneStateEnv, TreeEnv
 from corral.testing.play import Row, play, random_actions
 
@@ -110,7 +111,7 @@ class VecEnvContract:
         with self.make(TreeEnv, 3) as vec:
             for rows in play(vec, 10):
                 for row in rows:
-                    _same(row.next_obs["echo"], row.action)
+                    tree_map(np.testing.assert_array_equal, row.next_obs["echo"], row.action)
                     assert row.next_obs["t"] == row.obs["t"] + 1
 
     @pytest.mark.parametrize("num_envs", [1, 2, 18, 19, 33])
@@ -155,8 +156,6 @@ class VecEnvContract:
             assert abs(value - 10.0) < 0.5  # 3.6 if the time limit were treated as termination
 
     def test_raw_rewards_and_games_survive_clipping_and_lives(self) -> None:
-        from corral.envs.wrappers import ClipReward, EpisodicLife
-
         def game() -> Any:
             return ClipReward(EpisodicLife(LivesEnv(4)))
 
@@ -225,14 +224,3 @@ def _check_lives(rows: list[Row]) -> None:
     assert len(games) >= 3
     assert {row.reward for row in rows} == {1.0, -1.0}
     assert {row.raw_reward for row in rows} == {5.0, -3.0}
-
-
-def _same(a: Tree, b: Tree) -> None:
-    if isinstance(a, dict):
-        for key in a:
-            _same(a[key], b[key])
-    elif isinstance(a, tuple):
-        for x, y in zip(a, b, strict=True):
-            _same(x, y)
-    else:
-        np.testing.assert_array_equal(a, b)

@@ -13,8 +13,7 @@ from corral.link.address import parse_url
 from corral.link.control import Hello, Knock, Ready, Welcome, from_meta
 from corral.link.layout import layout_hash, read_space
 from corral.link.message import BadMessage, read_message, read_meta
-from corral.link.transports.framing import BadFrames
-from corral.link.transports.grpc import unpack
+from corral.link.transports.framing import BadFrames, unpack
 from corral.snapshot.store import client as sw
 from helpers.decoders.wires import MAX, VECTORS, frames_in
 

@@ -16,13 +16,7 @@ log = logging.getLogger("corral.envs")
 
 
 def native_vec_env(
-    env: Any,
-    env_kwargs: Mapping[str, Any] | None,
-    num_envs: int,
-    threads: int,
-    role: str,
-    *,
-    required: bool,
+    env: Any, env_kwargs: Mapping[str, Any] | None, num_envs: int, threads: int, role: str, *, required: bool
 ) -> VecEnv | None:
     """The native form of an environment. If not `required`, only where it equals the Python environment, else None. If
     required, Atari ids mean the standard Atari stack, with `env_kwargs` as its options, and other ids are EnvPool's.

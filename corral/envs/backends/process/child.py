@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import mmap
 import socket
-import traceback
 from typing import Any
 
 from corral.core.encoding import decode
-from corral.core.errors import EnvFailed, UserError
 from corral.core.types import EnvSpec
 from corral.envs.backends.process.channel import Channel, ChannelClosed, frame
 from corral.envs.backends.remote import messages as msg
-from corral.envs.backends.remote.worker import EnvWorker
+from corral.envs.backends.remote.worker import EnvWorker, failure
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import EnvRows
 from corral.runtimes.child import read_shared
@@ -31,12 +29,8 @@ def main(sock: socket.socket, memory_fd: int, job_fd: int) -> None:
                 worker.receive(op, payload)
     except ChannelClosed:
         pass
-    except UserError as error:
-        channel.send(msg.FAILED, {"kind": "user", "text": str(error)})
-    except EnvFailed as error:
-        channel.send(msg.FAILED, {"kind": "failed", "text": str(error)})
     except BaseException as error:
-        channel.send(msg.FAILED, {"kind": "failed", "text": "".join(traceback.format_exception(error))})
+        channel.send(msg.FAILED, failure(error))
     finally:
         worker.close()
 

@@ -42,7 +42,6 @@ class WorkerHandle(RemoteWorker):
         self.reset()
 
     def post(self, op: int, data: Any = None) -> None:
-        """Send a message; the next recv replaces a dead worker."""
         with contextlib.suppress(ChannelClosed):
             self.channel.send(op, data)
 

@@ -13,14 +13,11 @@ import select
 import weakref
 from collections.abc import Sequence
 
-import numpy as np
-
 from corral.core.encoding import decode
 from corral.core.gym_env import EnvFactory
 from corral.envs.backends.process.channel import ChannelClosed, frame
 from corral.envs.backends.process.handle import WorkerHandle, stop_workers
 from corral.envs.backends.remote import messages as msg
-from corral.envs.backends.remote.handle import pickle_factories
 from corral.envs.backends.remote.vec_env import RemoteVecEnv
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import EnvRows
@@ -33,16 +30,10 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
     """VecEnv over worker processes."""
 
     def __init__(
-        self,
-        factories: Sequence[EnvFactory],
-        name: str,
-        supervision: Supervision,
-        workers: int,
-        role: str = "train",
+        self, factories: Sequence[EnvFactory], name: str, supervision: Supervision, workers: int, role: str = "train"
     ):
         super().__init__(len(factories), name, supervision, workers, role)
-        handles = [(index, np.flatnonzero(self._worker_of == index)) for index in range(workers)]
-        jobs = [pickle_factories({i: factories[i] for i in ids.tolist()}, name) for _, ids in handles]
+        jobs = self._jobs(factories, workers)
         plug_stdio()
         self._memory_fd = shared_memory("corral-rows")
         self._reaper = OrphanReaper()
@@ -50,12 +41,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         self._by_fd: dict[int, WorkerHandle] = {}
         # Independent of self, so that an unclosed VecEnv ends its workers when collected or at exit.
         self._stop = weakref.finalize(self, stop_workers, self._workers, self._reaper, self._memory_fd, os.getpid())
-        self._start_all(
-            [
-                WorkerHandle(*handle, self._memory_fd, job, self._reaper)
-                for handle, job in zip(handles, jobs, strict=True)
-            ]
-        )
+        self._start_all([WorkerHandle(index, ids, self._memory_fd, job, self._reaper) for index, ids, job in jobs])
 
     @property
     def worker_pids(self) -> list[int]:

@@ -9,14 +9,12 @@ import signal
 import struct
 import sys
 import time
-import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, EnvSpec
 from corral.envs.backends.remote import messages as msg
-from corral.envs.backends.remote.worker import EnvWorker
+from corral.envs.backends.remote.worker import EnvWorker, failure
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import CopiedRows, EnvRows, pack, unpack
 from corral.envs.supervision import IDLE
@@ -76,12 +74,8 @@ class EnvActor(EnvWorker):
         self._reply = reply = ActorReply()
         try:
             do(*args)
-        except UserError as error:
-            self.post(msg.FAILED, {"kind": "user", "text": str(error)})
-        except EnvFailed as error:
-            self.post(msg.FAILED, {"kind": "failed", "text": str(error)})
         except BaseException as error:
-            self.post(msg.FAILED, {"kind": "failed", "text": "".join(traceback.format_exception(error))})
+            self.post(msg.FAILED, failure(error))
         return reply
 
     def _ask(self, op: int, data: Any, rows: CopiedRows | None) -> None:
@@ -110,7 +104,6 @@ class EnvActor(EnvWorker):
         return EnvRows(spec, num_envs)
 
     def visible_mark(self, rows: EnvRows) -> Any:
-        """Memory that `look_at` can read."""
         return self._mark
 
 

@@ -12,7 +12,7 @@ from corral.envs.backends.ray.actor import EnvActor, NodePlace, look_at
 from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.handle import RemoteWorker
 from corral.envs.stepping.rows import CopiedRows
-from corral.envs.supervision import IDLE as NO_ENV
+from corral.envs.supervision import IDLE
 from corral.runtimes.ray_cluster import import_ray
 
 _LOOK_S = 5.0
@@ -68,14 +68,14 @@ class RayWorker(RemoteWorker):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if self.place is None:
-            return NO_ENV
+            return IDLE
         there = NodeAffinitySchedulingStrategy(self.place.node_id, soft=False)
         task = ray.remote(look_at).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
         try:
             mark, stacks = ray.get(task.remote(self.place), timeout=_LOOK_S)
         except (ray.exceptions.RayError, OSError) as error:
             self._report = f"its stack could not be read: {error}"
-            return NO_ENV
+            return IDLE
         self._report = f"its Ray actor was killed; its stack:\n{stacks}"
         return int(mark)
 

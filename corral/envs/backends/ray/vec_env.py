@@ -11,10 +11,8 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from corral.core.errors import EnvFailed
 from corral.core.gym_env import EnvFactory
@@ -22,12 +20,10 @@ from corral.core.types import Array
 from corral.envs.backends.ray.actor import ActorReply, NodePlace
 from corral.envs.backends.ray.handle import RayWorker, stop_actors
 from corral.envs.backends.remote import messages as msg
-from corral.envs.backends.remote.handle import pickle_factories
 from corral.envs.backends.remote.vec_env import RemoteVecEnv
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import EnvRows, pack, unpack
-from corral.envs.supervision import IDLE as NO_ENV
-from corral.envs.supervision import Supervision
+from corral.envs.supervision import IDLE, Supervision
 from corral.runtimes.ray_cluster import connect, describe_free_cpus, import_ray, reserve_cpus, usable_cpus
 
 log = logging.getLogger("corral.envs")
@@ -51,14 +47,11 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
         self._ray = import_ray()
         workers = workers or usable_cpus(len(factories))
         super().__init__(len(factories), name, supervision, workers, role)
-        jobs = []
-        for index in range(workers):
-            ids = np.flatnonzero(self._worker_of == index)
-            jobs.append((index, ids, pickle_factories({i: factories[i] for i in ids.tolist()}, name)))
+        jobs = self._jobs(factories, workers)
         group = reserve_cpus(workers, f"{name} with workers={workers}") if role == "train" else None
         # Independent of self, so that an unclosed VecEnv ends its actors when collected or at exit.
         self._stop = weakref.finalize(self, stop_actors, self._workers, group, os.getpid())
-        self._start_all([RayWorker(*job, group) for job in jobs])
+        self._start_all([RayWorker(index, ids, job, group) for index, ids, job in jobs])
 
     @property
     def places(self) -> list[NodePlace | None]:
@@ -73,11 +66,10 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
 
     def _make_rows(self) -> EnvRows:
         rows = EnvRows(self.spec, self.num_envs)
-        rows.mark[:] = NO_ENV  # an actor's mark is in its own memory
+        rows.mark[:] = IDLE  # an actor's mark is in its own memory
         return rows
 
-    def _shares(self, chosen: IdSet) -> Iterator[tuple[RayWorker, Array]]:
-        """The workers of these environments, each with its own; their results are pending from now on."""
+    def _dispatch(self, chosen: IdSet) -> None:
         owner = self._worker_of[chosen.ids]
         for worker in self._workers:
             mine = chosen.ids[owner == worker.index]
@@ -86,10 +78,6 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
             if worker.pending == 0:
                 worker.heartbeat()
             worker.pending += len(mine)
-            yield worker, mine
-
-    def _dispatch(self, chosen: IdSet) -> None:
-        for worker, mine in self._shares(chosen):
             for part in _parts(mine, one_by_one=worker.slow):
                 ids = self._in_flight.sets.of(part)
                 worker.step(ids.payload, list(ids.numbers), [leaf[part] for leaf in self._rows.action])
@@ -125,7 +113,7 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
         except self._ray.exceptions.RayError as error:
             worker.died(error)
             if self._allocated:
-                self._rows.mark[worker.index] = next(iter(worker.suspects), NO_ENV)
+                self._rows.mark[worker.index] = next(iter(worker.suspects), IDLE)
             self._replace(worker, "killed")
             return False
         del worker.calls[ref]
@@ -165,7 +153,7 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
             worker.heartbeat()
             return
         if self._allocated:
-            self._rows.mark[worker.index] = next(iter(worker.suspects), NO_ENV) if mark == NO_ENV else mark
+            self._rows.mark[worker.index] = next(iter(worker.suspects), IDLE) if mark == IDLE else mark
         self._replace(worker, "hung", f"no result for {limit:g} s, so ")
 
     def _check_placed(self, worker: RayWorker, waited: float) -> None:

@@ -11,7 +11,7 @@ import cloudpickle
 from corral.core.errors import UserError
 from corral.core.gym_env import EnvFactory
 from corral.core.types import Array
-from corral.envs.supervision import IDLE as NO_ENV
+from corral.envs.supervision import IDLE
 
 
 class RemoteWorker(ABC):
@@ -27,7 +27,7 @@ class RemoteWorker(ABC):
         self.seeded = False  # its global RNGs
         self.running = False  # it has built its environments and has its rows
         self.pending = 0  # results not yet received
-        self.last_mark = NO_ENV
+        self.last_mark = IDLE
         self.heartbeat()
 
     def heartbeat(self) -> None:
@@ -38,8 +38,7 @@ class RemoteWorker(ABC):
         """Send a message; a dead worker is noticed only while waiting for the answer."""
 
     @abstractmethod
-    def exit_report(self) -> str:
-        """How an ended worker ended."""
+    def exit_report(self) -> str: ...
 
 
 def pickle_factories(factories: dict[int, EnvFactory], name: str) -> bytes:

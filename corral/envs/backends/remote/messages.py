@@ -1,6 +1,4 @@
 """Messages between a VecEnv and its workers, for any transport."""
 
-from __future__ import annotations
-
 ROWS, RESET, STEP, CLOSE, RECORD, SAVE, LOAD = range(7)  # to a worker
 SPEC, READY, FAULT, FAILED, SAVED, LOADED, ALIVE = range(10, 17)  # from a worker

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from corral.core.errors import EnvFailed, UserError
-from corral.core.gym_env import require_same_spaces
+from corral.core.gym_env import EnvFactory, require_same_spaces
 from corral.core.types import Array, EnvSpec, StepBatch, Tree
 from corral.envs.backends.remote import messages as msg
-from corral.envs.backends.remote.handle import RemoteWorker
+from corral.envs.backends.remote.handle import RemoteWorker, pickle_factories
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.pending_faults import PendingFaults
 from corral.envs.stepping.rows import EnvRows
-from corral.envs.supervision import IDLE as NO_ENV
-from corral.envs.supervision import Fault, FaultLog, Supervision
+from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision
 from corral.envs.vec_env import VecEnv
 
 CHECK_EVERY_S = 0.25
@@ -37,6 +36,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
     """VecEnv over workers."""
 
     pipelined = True
+    _log: FaultLog
     _rows: EnvRows
     _in_flight: InFlight
     _pending: PendingFaults
@@ -65,8 +65,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         """End the worker, whatever its state, and drop its unread messages."""
 
     @abstractmethod
-    def _make_rows(self) -> EnvRows:
-        """Memory for the results."""
+    def _make_rows(self) -> EnvRows: ...
 
     @abstractmethod
     def _dispatch(self, chosen: IdSet) -> None:
@@ -80,19 +79,11 @@ class RemoteVecEnv(VecEnv, Generic[W]):
     def _check_alive(self, worker: W, now: float) -> None:
         """Replace a worker that is gone or hangs."""
 
-    @property
-    def faults(self) -> Iterable[Fault]:
-        return tuple(self._log.recent)
-
-    @property
-    def restarts(self) -> int:
-        return self._log.restarts
-
     def reset(self, seed: int = 0) -> None:
         in_flight = self._in_flight
         in_flight.require_open()
         while any(worker.running and worker.pending for worker in self._workers):
-            self._guarded_pump()
+            self._pump()
         lenient = in_flight.started  # the very first reset that fails is the user's mistake, a later one a fault
         self._seed = seed
         in_flight.start()
@@ -128,9 +119,9 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         if not in_flight.started:
             self.reset(self.seed)
         wanted, count = in_flight.wanted(min_ready, env_ids)
-        everybody = min_ready is None and env_ids is None
+        wait_for_all = min_ready is None and env_ids is None
         while in_flight.num_ready(wanted) < count:
-            self._guarded_pump(self._last_sent if everybody else None)
+            self._pump(self._last_sent if wait_for_all else None)
         batch = self._rows.collect(in_flight.take(wanted))
         if self._pending.owing:
             self._send_resets()
@@ -139,7 +130,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
     def linger(self, enough: int, most_s: float) -> None:
         in_flight, until = self._in_flight, time.monotonic() + most_s
         while in_flight.num_ready(None) < enough and (left := until - time.monotonic()) > 0:
-            self._guarded_pump(most_s=left)
+            self._pump(most_s=left)
 
     def record_episodes(self) -> None:
         self._recording = True
@@ -188,29 +179,27 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             }
         self._ask(msg.LOAD, jobs)
         while in_flight.in_flight:  # of workers that died
-            self._guarded_pump()
+            self._pump()
         return [i for i in range(self.num_envs) if in_flight.ready >> i & 1]
 
     def close(self) -> None:
-        self._in_flight.closed = True
+        if self._allocated:
+            self._in_flight.closed = True
         self._stop()
 
-    def _guarded_pump(self, last: W | None = None, most_s: float = CHECK_EVERY_S) -> None:
+    def _pump(self, last: W | None = None, most_s: float = CHECK_EVERY_S) -> None:
+        """Handle messages, and from time to time look for workers that hang; an error closes this VecEnv."""
         try:
-            self._pump(last, most_s)
+            self._receive(last, min(most_s, self._supervision.step_timeout_s / 4))
+            now = time.monotonic()
+            if now - self._last_check > CHECK_EVERY_S:
+                self._last_check = now
+                for worker in self._workers:
+                    self._check_alive(worker, now)
+                self._require_work()
         except BaseException:
             self.close()
             raise
-
-    def _pump(self, last: W | None = None, most_s: float = CHECK_EVERY_S) -> None:
-        """Handle messages, and from time to time look for workers that hang."""
-        self._receive(last, min(most_s, self._supervision.step_timeout_s / 4))
-        now = time.monotonic()
-        if now - self._last_check > CHECK_EVERY_S:
-            self._last_check = now
-            for worker in self._workers:
-                self._check_alive(worker, now)
-            self._require_work()
 
     def _ask(self, op: int, jobs: dict[int, Any]) -> dict[int, Any]:
         """Send workers, by index, a slow request; returns the answers of those that survive."""
@@ -225,7 +214,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             else:
                 worker.post(op, job)
         while self._asked:
-            self._guarded_pump()
+            self._pump()
         return self._answers.copy()
 
     def _post_load(self, worker: W, job: Any) -> None:
@@ -233,14 +222,9 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         worker.post(msg.LOAD, job)
 
     def _ready(self, worker: W, results: IdSet) -> None:
-        done: IdSet | None = results
         worker.pending -= len(results)
         worker.heartbeat()
-        if self._pending.owing:
-            done = self._pending.without(results)
-        if done is not None:
-            self._in_flight.complete(done.mask)
-            self._pending.fresh &= ~done.mask
+        self._pending.arrive(results)
 
     def _handle(self, worker: W, op: int, data: Any) -> None:
         if op in (msg.SAVED, msg.LOADED):
@@ -286,6 +270,12 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         }
         worker.post(msg.RESET, data)
 
+    def _jobs(self, factories: Sequence[EnvFactory], workers: int) -> list[tuple[int, Array, bytes]]:
+        """For each worker: its index, its environments, and their factories as bytes."""
+        ids = [np.flatnonzero(self._worker_of == index) for index in range(workers)]
+        mine = [{i: factories[i] for i in each.tolist()} for each in ids]
+        return [(k, each, pickle_factories(mine[k], self._name)) for k, each in enumerate(ids)]
+
     def _start_all(self, workers: Sequence[W]) -> None:
         """Start all workers, check that their spaces agree, and send them their rows."""
         try:
@@ -310,21 +300,14 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
     def _give_rows(self, worker: W) -> None:
         worker.running = True
-        worker.post(
-            msg.ROWS,
-            {
-                "spec": self.spec.to_json(),
-                "num_envs": self.num_envs,
-                "worker": worker.index,
-                "record": self._recording,
-            },
-        )
+        rows = {"spec": self.spec.to_json(), "num_envs": self.num_envs, "worker": worker.index}
+        worker.post(msg.ROWS, {**rows, "record": self._recording})
 
     def _require_work(self) -> None:
         """No unbounded wait: some worker must be working on what is in flight."""
         waited_for = self._allocated and not self._pending.owing and self._in_flight.in_flight
         if waited_for and not any(worker.pending for worker in self._workers):
-            raise EnvFailed("Results are awaited that nobody works on, as after an interrupt in the middle of send().")
+            raise EnvFailed("No worker is computing the results in flight: send() was interrupted. Make a new VecEnv.")
 
     def _replace(self, worker: W, kind: str, why: str = "") -> None:
         """Report a lost worker, start another, and note what its environments owe."""
@@ -344,16 +327,14 @@ class RemoteVecEnv(VecEnv, Generic[W]):
     def _report_lost(self, worker: W, kind: str, report: str) -> None:
         rows = self._rows
         culprit = int(rows.mark[worker.index])
-        if culprit == NO_ENV:
+        if culprit == IDLE:
             culprit = int(worker.ids[0])
         for env_id in sorted(worker.ids.tolist(), key=lambda i: i != culprit):
             own = env_id == culprit
             stepping = self._in_flight.in_flight >> env_id & 1
-            state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]) + stepping
-            self._log.record(
-                Fault(env_id, kind if own else "neighbour", *state, report if own else f"environment {culprit}")
-            )
-        rows.mark[worker.index] = NO_ENV
+            detail = report if own else f"environment {culprit}"
+            self._log.record(rows.fault(env_id, kind if own else "neighbour", detail, stepping))
+        rows.mark[worker.index] = IDLE
 
     def _revive(self, worker: W) -> None:
         first = int(worker.ids[0])
@@ -362,7 +343,6 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         self._send_resets()
 
     def _send_resets(self) -> None:
-        """Start the next episodes of replaced environments."""
         for worker in self._workers:
             if worker.running:
                 ids = self._pending.take_resets(worker.ids)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import random
 import time
+import traceback
 from abc import ABC, abstractmethod
+from dataclasses import asdict
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from corral.core import seeding
+from corral.core.errors import EnvFailed, UserError
 from corral.core.types import EnvSpec
 from corral.envs.backends.remote import messages as msg
 from corral.envs.stepping.group import EnvGroup
@@ -24,22 +27,20 @@ from corral.snapshot.rng import read_global_generators, write_global_generators
 class EnvWorker(ABC):
     """The environments of one worker; the backend defines the transport and where the rows are."""
 
-    _group: EnvGroup | None = None
+    _group: EnvGroup
     _rows: EnvRows
     _sets: IdSets
     _last_heartbeat = 0.0
 
     @abstractmethod
-    def post(self, op: int, data: Any) -> None:
-        """Send an answer."""
+    def post(self, op: int, data: Any) -> None: ...
 
     @abstractmethod
     def announce(self, done: IdSet) -> None:
         """Report that results of these environments are in their rows."""
 
     @abstractmethod
-    def make_rows(self, spec: EnvSpec, num_envs: int) -> EnvRows:
-        """The rows for the results."""
+    def make_rows(self, spec: EnvSpec, num_envs: int) -> EnvRows: ...
 
     def visible_mark(self, rows: EnvRows) -> Any:
         """Memory for the id of the environment that is being stepped, visible to the parent."""
@@ -53,11 +54,9 @@ class EnvWorker(ABC):
         self.post(msg.SPEC, self._group.build().to_json())
 
     def step(self, chosen: IdSet) -> None:
-        assert self._group is not None
         self._group.step(chosen, self.announce)
 
     def handle(self, op: int, data: Any) -> None:
-        assert self._group is not None
         if op == msg.RESET:
             self._reset(data)
         elif op == msg.ROWS:
@@ -70,11 +69,10 @@ class EnvWorker(ABC):
             self._load(data)
 
     def close(self) -> None:
-        if self._group is not None:
+        if hasattr(self, "_group"):  # not if its factories could not be loaded
             self._group.close()
 
     def _attach(self, data: dict[str, Any]) -> None:
-        assert self._group is not None
         self._rows = self.make_rows(EnvSpec.from_json(data["spec"]), data["num_envs"])
         self._index = data["worker"]
         self._sets = IdSets(self._rows.num_envs)
@@ -86,7 +84,6 @@ class EnvWorker(ABC):
         gc.freeze()
 
     def _reset(self, data: dict[str, Any]) -> None:
-        assert self._group is not None
         if data["generators"] is not None:
             self._seed_generators(data["seed"], data["role"], data["generators"])
         chosen = self._sets.of(np.array(data["ids"]))
@@ -95,7 +92,6 @@ class EnvWorker(ABC):
         self.announce(chosen)
 
     def _load(self, data: dict[str, Any]) -> None:
-        assert self._group is not None
         self._seed_generators(data["seed"], data["role"], data["start"])
         restarted = self._group.load(data["envs"], data["seed"], data["role"], self._say_alive)
         if data["generators"] is not None:
@@ -115,4 +111,11 @@ class EnvWorker(ABC):
         np.random.seed(seed)
 
     def _report(self, fault: Fault) -> None:
-        self.post(msg.FAULT, fault.to_json())
+        self.post(msg.FAULT, asdict(fault))
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """The contents of FAILED."""
+    expected = isinstance(error, (UserError, EnvFailed))
+    text = str(error) if expected else "".join(traceback.format_exception(error))
+    return {"kind": "user" if isinstance(error, UserError) else "failed", "text": text}

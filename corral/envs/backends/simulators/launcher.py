@@ -1,8 +1,8 @@
-"""Starts simulators, restarts them when they end, grow too old or use too much memory, and leaves none behind.
+"""Starts simulators, restarts them when they end, are too old or use too much memory, and leaves none behind.
 
 Each runs in its own process group; its children in other groups are found by the mark in its environment. A simulator
 is retired without interrupting episodes: another is started, the environments move there as their episodes end, and
-then the old one is told that it is done.
+then the old one is closed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from corral.core.machine import Backoff
 from corral.link.auth import new_nonce
 from corral.link.client.fleet import Fleet, FleetMember
 from corral.link.client.session import SimulatorSession
+from corral.runtimes.child import describe_exit
 from corral.runtimes.orphan_reaper import OrphanReaper
 
 log = logging.getLogger("corral.link")
@@ -34,7 +35,7 @@ _MEMORY_EVERY_S = 1.0
 _END_S = 2.0  # to exit by itself, then to exit on SIGTERM
 _FOREGROUND = " (it must not go to the background)"
 _MAX_SWEEPS = 10
-_FAR_TOO_FAT = 2.0  # times the limit: it is ended without finishing its episodes
+_KILL_FACTOR = 2.0  # times the memory limit: it is ended without finishing its episodes
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Launcher:
             if process.popen.poll() is not None:
                 self._ended(process, now)
             elif process.session is not None and process.session.lost is not None:
-                self._bury(process)  # given up: it hangs, or sends invalid messages
+                self._clean_up(process)  # given up: it hangs, or sends invalid messages
                 self._plan(now)
         for due in [due for due in self._due if due <= now]:
             self._due.remove(due)
@@ -113,7 +114,7 @@ class Launcher:
                 if process.popen.poll() is None:
                     _signal_group(process.popen.pid, how)
         for process in list(self._processes):
-            self._bury(process)
+            self._clean_up(process)
         self._reaper.stop()
 
     def _start(self) -> None:
@@ -142,21 +143,17 @@ class Launcher:
 
     def _ended(self, process: _SimulatorProcess, now: float) -> None:
         code = process.popen.returncode
-        self._bury(process)
+        self._clean_up(process)
         if process.retiring:
             return
-        how = (
-            f"exit code {code}{_FOREGROUND if code == 0 else ''}"
-            if code >= 0
-            else f"signal {signal.Signals(-code).name}"
-        )
+        how = describe_exit(code) + (_FOREGROUND if code == 0 else "")
         log.warning("a simulator (process %d) ended with %s; another is started.", process.popen.pid, how)
         if process.session is None:
             self._failed_starts += 1
             if self._failed_starts >= _MAX_FAILED_STARTS:
                 raise EnvFailed(
-                    f"The simulator {shlex.join(self._argv)} ended {self._failed_starts} times before it had said what "
-                    f"it is, the last time with {how}; run it by hand to see why."
+                    f"The simulator {shlex.join(self._argv)} ended {self._failed_starts} times before it sent HELLO, "
+                    f"the last time with {how}; run it by hand to see why."
                 )
         self._plan(now, young=now - process.started < _YOUNG_S)
 
@@ -179,15 +176,15 @@ class Launcher:
             if process.retiring:
                 if session.seated == 0:
                     self._fleet.dismiss(session)
-                elif memory > _FAR_TOO_FAT * limit:
-                    self._fleet.give_up(session, "killed", f"{session.name} takes {memory >> 20} MB")
+                elif memory > _KILL_FACTOR * limit:
+                    self._fleet.give_up(session, "killed", f"{session.name} uses {memory >> 20} MB")
             elif (most and session.episodes >= most) or memory > limit > 0:
                 why = f"{session.episodes} episodes" if not weigh or memory <= limit else f"{memory >> 20} MB"
-                log.info("%s has had its time (%s); another takes over.", session.name, why)
+                log.info("%s is recycled after %s; another is started.", session.name, why)
                 process.retiring = session.retiring = True
                 self._due.append(now)
 
-    def _bury(self, process: _SimulatorProcess) -> None:
+    def _clean_up(self, process: _SimulatorProcess) -> None:
         _signal_group(process.popen.pid, signal.SIGKILL)
         process.popen.wait()
         _kill_marked(process.mark.encode())
@@ -204,7 +201,7 @@ def _split(command: str, url: str) -> list[str]:
     if not argv:
         raise UserError("--sim is empty: give the command that starts a simulator, with {url} for its address.")
     if "{url}" not in command:
-        raise UserError(f"--sim {command!r} has no {{url}}, so the simulator would not know where to connect.")
+        raise UserError(f"--sim {command!r} has no {{url}}, so the simulator would not know where to connect: add it.")
     return argv
 
 

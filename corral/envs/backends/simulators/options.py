@@ -14,7 +14,7 @@ from corral.core.spaces import Layout
 from corral.envs.backends.simulators.launcher import Launcher, Recycling
 from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.supervision import Supervision
-from corral.link.address import Address, is_here, parse_url, somebody_listens
+from corral.link.address import Address, has_listener, is_here, parse_url
 from corral.link.auth import read_token
 from corral.link.client.fleet import Fleet
 from corral.link.control import Budget
@@ -25,14 +25,14 @@ from corral.link.transports.open import open_for_learner
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """What `env_kwargs` may say about external simulators."""
+    """Options of external simulators, given as `env_kwargs`."""
 
     token_file: str | None = None
     """Simulators must know the token in this file."""
     insecure: bool = False
     """Listen for other machines without a token."""
     reconnect_s: float = 5.0
-    """How long a simulator whose connection is lost may take to come back."""
+    """Seconds within which a simulator may reconnect after it lost its connection."""
     sim: str | None = None
     """Command that starts a simulator, with {url} for its address; without it, simulators connect by themselves."""
     sims: int = 1
@@ -40,13 +40,13 @@ class LinkOptions:
     recycle_episodes: int = 0
     """Replace a simulator that was started here after so many episodes; 0: never."""
     recycle_mb: int = 0
-    """Replace one that takes more memory than this; 0: never."""
+    """Replace one that uses more memory than this; 0: never."""
     snapshot_mb: int = 1024
-    """What the states that a planner keeps in one simulator may take there."""
+    """Memory for the states that a planner keeps in one simulator."""
     action: Layout | None = None
-    """Of zmq+json:// simulators, which have no handshake: a space, a description of one, or n for Discrete(n)."""
+    """For zmq+json:// simulators, which have no handshake: a space, a description of one, or n for Discrete(n)."""
     observation: Layout | None = None
-    """The same for observations; without it, float32 of the shape that comes first."""
+    """The same for observations; without it, float32 of the shape of the first observation."""
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -75,7 +75,7 @@ def connect_here(env: Any, kwargs: Mapping[str, Any]) -> bool:
     if len(urls) != 1 or kwargs.get("sim") is not None:
         return False
     address = parse_url(urls[0])
-    return address.only_to_listen or (is_here(address) and not somebody_listens(address))
+    return address.only_to_listen or (is_here(address) and not has_listener(address))
 
 
 def share_simulators(kwargs: Mapping[str, Any], parts: int) -> dict[str, Any]:

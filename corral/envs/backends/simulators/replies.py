@@ -38,7 +38,7 @@ class StepReply:
         self.ended = (flags & (clp.FIRST | clp.FAULTY)) == clp.FIRST
         over = (flags & (clp.TERMINATED | clp.TRUNCATED)) != 0
         if np.any(over & ((flags & (clp.FIRST | clp.FAULTY)) == 0)) or np.any(~over & ((flags & clp.FIRST) != 0)):
-            raise BadMessage("episodes that ended without another, or the other way round")
+            raise BadMessage("rows that end an episode without FIRST, or have FIRST without ending one")
         count = int(np.count_nonzero(self.ended))
         if bool(count) != (len(payload) == 3):
             raise BadMessage(f"{count} ended episodes and {len(payload)} frames")
@@ -73,10 +73,10 @@ class StepReply:
                 leaf[half][index] = value
         if self.to_play is None:
             rows.reward[index], rows.raw_reward[index] = self.reward[:, 0], self.raw_reward[:, 0]
-        else:  # of the player that moved
-            who = np.clip(to_play[chosen.ids], 0, self.reward.shape[1] - 1)
+        else:  # rewards of the player that moved
+            mover = np.clip(to_play[chosen.ids], 0, self.reward.shape[1] - 1)
             each = np.arange(len(chosen))
-            rows.reward[index], rows.raw_reward[index] = self.reward[each, who], self.raw_reward[each, who]
+            rows.reward[index], rows.raw_reward[index] = self.reward[each, mover], self.raw_reward[each, mover]
             to_play[chosen.ids] = self.to_play
 
     def write_flags(self, rows: EnvRows, ids: Array) -> None:
@@ -114,21 +114,6 @@ def read_answer(simulator: Simulator, batch: int, reply: Message) -> StepReply:
 
 class ReplyRows:
     """Consecutive rows and a buffer for a reply to their STEP: views are made once, because making them is slow."""
-
-    __slots__ = (
-        "_all_rewards",
-        "_flags_as_int",
-        "_flags_at",
-        "_floats",
-        "_leaves",
-        "_obs",
-        "_obs_size",
-        "_rewards",
-        "_room",
-        "_table",
-        "late",
-        "step",
-    )
 
     def __init__(self, rows: EnvRows, chosen: IdSet, simulator: Simulator):
         index, batch = chosen.index, len(chosen)

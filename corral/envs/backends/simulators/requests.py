@@ -16,7 +16,7 @@ from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.pending_faults import PendingFaults
 from corral.envs.stepping.rows import FIRST, EnvRows
-from corral.envs.supervision import Fault, FaultLog, Supervision
+from corral.envs.supervision import FaultLog, Supervision
 from corral.envs.vec_env import VecEnv
 from corral.link import protocol as clp
 from corral.link.client.fleet import Fleet
@@ -32,9 +32,9 @@ Take = Callable[[SimulatorSession, IdSet, StepReply], None]
 class RequestingVecEnv(VecEnv):
     """A VecEnv that steps and resets environments in the slots of simulators."""
 
-    _fleet: Fleet
+    fleet: Fleet
     _supervision: Supervision
-    _faults: FaultLog
+    _log: FaultLog
     _role: str
     _seed: int
     _rows: EnvRows
@@ -103,7 +103,7 @@ class RequestingVecEnv(VecEnv):
             return
         if reply.op == _STEP and self._quick.take(session.simulator, chosen, reply):
             self._under_way &= ~chosen.mask
-            self._arrive(chosen)
+            self._pending.arrive(chosen)
             return
         answer = read_answer(session.simulator, len(chosen), reply)
         self._under_way &= ~chosen.mask
@@ -116,7 +116,7 @@ class RequestingVecEnv(VecEnv):
         rows.step[chosen.index] += 1
         rows.no_flags(chosen.index)
         if not np.count_nonzero(flags):
-            self._arrive(chosen)
+            self._pending.arrive(chosen)
             return
         started = ids[answer.ended]
         answer.write_flags(rows, ids)
@@ -133,7 +133,7 @@ class RequestingVecEnv(VecEnv):
         if absent or movers:
             ids = ids[~np.isin(ids, absent + movers)]
         if len(ids):
-            self._arrive(self._in_flight.sets.of(ids))
+            self._pending.arrive(self._in_flight.sets.of(ids))
 
     def _take_faults(self, session: SimulatorSession, ids: Array, answer: StepReply) -> list[int]:
         """Report environments that failed within a simulator; returns those that have nothing to deliver yet."""
@@ -172,15 +172,7 @@ class RequestingVecEnv(VecEnv):
         for env_id in self._ended.keys() & set(ids.tolist()):
             rows.table[env_id] = self._ended.pop(env_id)
         if len(ids):
-            self._arrive(self._in_flight.sets.of(ids))
-
-    def _arrive(self, results: IdSet) -> None:
-        done: IdSet | None = results
-        if self._pending.owing:
-            done = self._pending.without(results)
-        if done is not None:
-            self._in_flight.complete(done.mask)
-            self._pending.fresh &= ~done.mask
+            self._pending.arrive(self._in_flight.sets.of(ids))
 
     def _start_due(self) -> None:
         """Start the next episodes of environments that lost their simulator and have a new slot."""
@@ -202,14 +194,12 @@ class RequestingVecEnv(VecEnv):
 
     @property
     def _sessions(self) -> list[SimulatorSession]:
-        return list(self._fleet.sessions.values())
+        return list(self.fleet.sessions.values())
 
     def _report(self, env_id: int, kind: str, detail: str, in_step: int | None = None) -> None:
-        rows = self._rows
         self._quick.count_steps()
         stepping = self._in_flight.in_flight >> env_id & 1 if in_step is None else in_step
-        state = int(rows.seed[env_id]), int(rows.episode[env_id]), int(rows.step[env_id]) + stepping
-        self._faults.record(Fault(env_id, kind, *state, detail))
+        self._log.record(self._rows.fault(env_id, kind, detail, stepping))
 
     def _free_slots(self) -> None:
         """All but those of requests in flight, which are freed with the reply."""

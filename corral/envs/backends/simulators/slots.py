@@ -106,10 +106,9 @@ class SlotTable:
         self._note()
         return ids
 
-    def leave_all(self, but: Array | None = None) -> None:
+    def leave_all(self, but: Array) -> None:
         """Free all slots for other VecEnvs of the fleet, except those of `but`, which are in requests."""
-        stays = np.zeros(len(self._session_of), np.bool_) if but is None else but
-        for env_id in np.flatnonzero((self._session_of != _NONE) & ~stays).tolist():
+        for env_id in np.flatnonzero((self._session_of != _NONE) & ~but).tolist():
             self._leave(env_id)
         self._note()
 
@@ -210,7 +209,7 @@ class Rebalancer:
 log = logging.getLogger("corral.link")
 
 _POLL_S = 0.25
-_SAY_S = 5.0  # report longer waits
+_REPORT_S = 5.0  # report longer waits
 
 
 class SlotTimeouts:
@@ -231,7 +230,7 @@ class SlotTimeouts:
         slots = sum(session.simulator.hello.slots for session in self._fleet.sessions.values())
         if slots < count:
             raise UserError(
-                f"{self._where} runs at most {slots} environments, and {count} are wanted: start it with "
+                f"{self._where} runs at most {slots} environments, and {count} are requested: start it with "
                 f"--envs {count}, or set num_envs={slots}."
             )
 
@@ -262,6 +261,6 @@ class SlotTimeouts:
         waited = now - self._since
         if waited > self._most_s:
             raise EnvFailed(f"{problem} after {waited:.0f} s; {remedy}.")
-        if waited > _SAY_S and not self._warned:
+        if waited > _REPORT_S and not self._warned:
             self._warned = True
             log.warning("%s; waiting for more, for up to %.0f s.", problem, self._most_s - waited)

@@ -8,56 +8,41 @@ every step from them fails. Planning continues, and the environments end their e
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.spaces import Discrete
 
 from corral.core.encoding import Buffer
 from corral.core.errors import EnvFailed, UserError
-from corral.core.types import Array, EnvSpec, Tree, tree_map
+from corral.core.types import Array, Tree, tree_map
 from corral.envs.backends.simulators.slots import EnvSlots
 from corral.link import protocol as clp
-from corral.link.client.fleet import Fleet
 from corral.link.client.session import SimulatorSession
-from corral.link.client.states import Part, StateReplies, ask, read_rollout, split
+from corral.link.client.states import Part, StateReplies, ask, read_rollout, split, u8
 from corral.link.message import BadMessage, Message
 from corral.link.protocol import rows_per_message
 from corral.snapshot.array_states import LOST, StateIndex
 from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, States, Views
 
+if TYPE_CHECKING:
+    from corral.envs.backends.simulators.vec_env import LinkVecEnv
+
 _MASK = "action_mask"
-_GONE = "states went with their simulator"
 Miss = Callable[[Any, str], None]
 _FIRST_CALLS, _EVERY_CALLS, _SOME = 4, 64, 16  # when to test for randomness, and with how many steps
-
-
-class SimulatedEnvs(Protocol):
-    """What states need from a VecEnv over simulators."""
-
-    spec: EnvSpec
-
-    @property
-    def fleet(self) -> Fleet:
-        """The simulators."""
-
-    def slots_of(self, env_ids: Array) -> EnvSlots:
-        """The slots of idle environments."""
-
-    def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
-        """Called after states were loaded into idle environments."""
 
 
 class LinkStates(States):
     """States of the environments of a LinkVecEnv, each in the simulator of its environment.
 
     Args:
-        vec: of the environments; it may be stepped meanwhile.
+        vec: the environments; it may be stepped meanwhile.
         memory_mb: for observations, which are kept here.
         timeout_s: for every request; a simulator that takes longer is disconnected.
     """
 
-    def __init__(self, vec: SimulatedEnvs, memory_mb: float = 1024.0, timeout_s: float = 60.0):
+    def __init__(self, vec: LinkVecEnv, memory_mb: float = 1024.0, timeout_s: float = 60.0):
         self._vec, self._fleet, self._timeout_s = vec, vec.fleet, timeout_s
         self.spec, self.players = vec.spec, vec.fleet.players
         if self.players > 2:
@@ -125,7 +110,7 @@ class LinkStates(States):
             if session.lost is None:
                 mine = ids[homes == home] | self._bases[home]
                 with self._fleet.lock:
-                    session.tell(clp.Op.DROP, [_u8(mine)], len(mine))
+                    session.tell(clp.Op.DROP, [u8(mine)], len(mine))
 
     def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
         """One EXPAND to each simulator, all at once. When it raises, the children are dropped."""
@@ -146,7 +131,7 @@ class LinkStates(States):
         if self.players > 1:
             reward = table.reward[np.arange(len(parents)), turn]
         obs = self.spec.observation.unflatten(table.leaves)
-        ended = (table.flags & clp.TERMINATED) != 0, (table.flags & clp.TRUNCATED) != 0
+        ended = table.terminated, table.truncated
         return Expansion(children, obs, reward, *ended, self._legal(table.leaves), table.to_play, faulty)
 
     def rollout(self, parents: Array, actions: Tree, seeds: Array | None = None) -> Rollouts:
@@ -182,14 +167,19 @@ class LinkStates(States):
     def _place(
         self, op: int, homes: Array, slots: Array, ids: Array, table: StateReplies, miss: Miss | None, flags: int = 0
     ) -> None:
-        parts, gone = split(homes, self._homes, _max_rows)
-        for rows in gone:
-            table.miss(rows, _GONE)
+        parts = self._split(homes, table)
         remote = ids | self._bases[homes] if len(self._bases) else ids
         payloads: list[tuple[Part, list[Buffer]]] = [
-            (part, [slots[part.rows].tobytes(), _u8(remote[part.rows])]) for part in parts
+            (part, [slots[part.rows].tobytes(), u8(remote[part.rows])]) for part in parts
         ]
         ask(self._fleet, op, payloads, table.take_steps, self._timeout_s, miss=miss, flags=flags)
+
+    def _split(self, homes: Array, table: StateReplies, steps: int = 1) -> list[Part]:
+        """The rows of a call as requests; those of simulators that disconnected are missing."""
+        parts, gone = split(homes, self._homes, lambda session: _max_rows(session, steps))
+        for rows in gone:
+            table.miss(rows, "the simulator that kept these states disconnected")
+        return parts
 
     def _failed(self, table: StateReplies, parents: Array) -> Array | None:
         """Rows that failed, turned into failed steps; None if none did."""
@@ -207,19 +197,15 @@ class LinkStates(States):
         self, parents: Array, homes: Array, leaves: list[Array], children: Array, seeds: Array | None
     ) -> StateReplies:
         """Children of 0 are not kept."""
-        parts, gone = split(homes, self._homes, _max_rows)
         bases = self._bases[homes]
         remote, kept = parents | bases, np.where(children > 0, children | bases, 0)
-        table = StateReplies(self._simulator, len(parents))
-        for missing in gone:
-            table.miss(missing, _GONE)
-        payloads = []
-        for part in parts:
+        table, payloads = StateReplies(self._simulator, len(parents)), []
+        for part in self._split(homes, table):
             simulator, rows = part.session.simulator, part.rows
             actions = simulator.action.write([leaf[rows] for leaf in leaves], part.count)
-            payload: list[Buffer] = [_u8(remote[rows]), actions, _u8(kept[rows])]
+            payload: list[Buffer] = [u8(remote[rows]), actions, u8(kept[rows])]
             if seeds is not None and "reseed" in simulator.hello.capabilities:
-                payload.append(_u8(seeds[rows]))
+                payload.append(u8(seeds[rows]))
             payloads.append((part, payload))
         ask(self._fleet, clp.Op.EXPAND, payloads, table.take_steps, self._timeout_s, miss=table.miss)
         return table
@@ -229,21 +215,14 @@ class LinkStates(States):
         steps = leaves[0].shape[1]
         before = found.reward.shape[1] - steps
         homes = self._index.homes_of(ids)
-        parts, gone = split(homes, self._homes, lambda session: _max_rows(session, steps))
         remote = ids | self._bases[homes]
-        table, rewards, lengths = (
-            StateReplies(self._simulator, len(ids)),
-            np.zeros((len(ids), steps)),
-            np.zeros(len(ids), np.int64),
-        )
-        for missing in gone:
-            table.miss(missing, _GONE)
-        payloads = []
-        for part in parts:
+        rewards, lengths = np.zeros((len(ids), steps)), np.zeros(len(ids), np.int64)
+        table, payloads = StateReplies(self._simulator, len(ids)), []
+        for part in self._split(homes, table, steps):
             group, cut = part.session.simulator.action, [leaf[rows[part.rows]] for leaf in leaves]
             count = part.count * steps
             flat = [leaf.reshape(count, *leaf.shape[2:]) for leaf in cut]
-            payloads.append((part, [_u8(remote[part.rows]), group.write(flat, count)]))
+            payloads.append((part, [u8(remote[part.rows]), group.write(flat, count)]))
 
         def take(part: Part, reply: Message) -> None:
             table.take_steps(part, reply, at=2)
@@ -258,9 +237,7 @@ class LinkStates(States):
             found.faulty = np.zeros(len(found.length), np.bool_) if found.faulty is None else found.faulty
             found.faulty[rows] |= faulty
         found.reward[rows, before:], found.length[rows] = rewards, before + lengths
-        found.terminated[rows], found.truncated[rows] = (
-            (table.flags & flag) != 0 for flag in (clp.TERMINATED, clp.TRUNCATED)
-        )
+        found.terminated[rows], found.truncated[rows] = table.terminated, table.truncated
         for place, leaf in zip(self.spec.observation.flatten(found.obs), table.leaves, strict=True):
             place[rows] = leaf
 
@@ -316,8 +293,8 @@ class LinkStates(States):
             return self._homes.index(session)
         if session.simulator.hello.level == Level.NONE:
             raise UserError(
-                f"A search saves and restores environments, and {session.name} says that it cannot: let its "
-                "environment be copyable, or write save() and load() (sdk/cpp/README.md)."
+                f"A search saves and restores environments, and {session.name} cannot: make its "
+                "environment copyable, or write save() and load() (sdk/cpp/README.md)."
             )
         gone = [k for k, home in enumerate(self._homes) if home.lost is not None]
         if gone:
@@ -352,7 +329,3 @@ def _max_rows(session: SimulatorSession, steps: int = 1) -> int:
         return session.most_rows
     simulator = session.simulator
     return rows_per_message(session.limits, simulator.row_bytes + steps * (simulator.action.row_bytes + 8))
-
-
-def _u8(values: Array) -> bytes:
-    return values.astype("<u8").tobytes()

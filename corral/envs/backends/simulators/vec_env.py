@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from corral.envs.backends.simulators.slots import EnvSlots, Rebalancer, SlotTabl
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.pending_faults import PendingFaults
 from corral.envs.stepping.rows import EnvRows
-from corral.envs.supervision import Fault, FaultLog, Supervision
+from corral.envs.supervision import FaultLog, Supervision
 from corral.link.client.fleet import Fleet, FleetMember
 from corral.link.client.session import SimulatorSession
 
@@ -51,8 +51,8 @@ class LinkVecEnv(RequestingVecEnv):
     ):
         """Wait for `simulators`, take slots; `elastic`: more may join; `fewer`: fewer slots than `num_envs` do."""
         self._role, self._seed = role, 0
-        self._fleet, self._supervision = fleet, supervision
-        self._faults = FaultLog(supervision)
+        self.fleet, self._supervision = fleet, supervision
+        self._log = FaultLog(supervision)
         self._member = FleetMember(lambda s: me().joined(s), lambda s, kind, reason: me().lost(s, kind, reason))
         me: Any = weakref.ref(self)
         self._stop = weakref.finalize(self, _leave, fleet, self._member, release)
@@ -80,20 +80,8 @@ class LinkVecEnv(RequestingVecEnv):
             raise
 
     @property
-    def faults(self) -> Iterable[Fault]:
-        return tuple(self._faults.recent)
-
-    @property
-    def restarts(self) -> int:
-        return self._faults.restarts
-
-    @property
-    def fleet(self) -> Fleet:
-        return self._fleet
-
-    @property
     def urls(self) -> list[str]:
-        return self._fleet.binding.urls
+        return self.fleet.binding.urls
 
     def slots_of(self, env_ids: Array) -> EnvSlots:
         """The slots of idle environments, for planning from their states; arbitrary for lost environments."""
@@ -101,7 +89,7 @@ class LinkVecEnv(RequestingVecEnv):
         in_flight.require_open()
         if not in_flight.started or (in_flight.in_flight | in_flight.ready) & chosen.mask:
             raise UserError("Only the states of idle environments are known: recv() their results first.")
-        with self._fleet.lock:
+        with self.fleet.lock:
             lost = ~self._slots.placed(chosen.ids)
             if self._pending.owing:  # some already have a new slot, in which no episode has begun
                 lost |= np.isin(chosen.ids, self._pending.unknown())
@@ -128,7 +116,7 @@ class LinkVecEnv(RequestingVecEnv):
         in_flight.require_open()
         while self._under_way:
             self._pump()
-        with self._fleet.lock:
+        with self.fleet.lock:
             self._seed = seed
             in_flight.start()
             self._pending.clear()
@@ -146,7 +134,7 @@ class LinkVecEnv(RequestingVecEnv):
         in_flight, rows = self._in_flight, self._rows
         chosen, leaves = in_flight.send(env_ids, actions)
         try:
-            with self._fleet.lock:
+            with self.fleet.lock:
                 if self._pending.owing:
                     self._write_actions(chosen, leaves)
                     alive = self._pending.deliver(chosen.ids)
@@ -168,7 +156,7 @@ class LinkVecEnv(RequestingVecEnv):
         wanted, count = in_flight.wanted(min_ready, env_ids)
         while in_flight.num_ready(wanted) < count:
             self._pump()
-        with self._fleet.lock:
+        with self.fleet.lock:
             batch = self._rows.collect(in_flight.take(wanted))
             if self._pending.owing:
                 self._start_due()
@@ -189,8 +177,8 @@ class LinkVecEnv(RequestingVecEnv):
             "seed": self._seed,
             "rows": self._rows.state_dict(in_flight.everyone),
             "to_play": self._to_play.copy(),
-            "envs": export_states(self._fleet, in_flight.everyone.ids, self.slots_of(in_flight.everyone.ids)),
-            "faults": self._faults.state_dict(),
+            "envs": export_states(self.fleet, in_flight.everyone.ids, self.slots_of(in_flight.everyone.ids)),
+            "faults": self._log.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
@@ -205,15 +193,15 @@ class LinkVecEnv(RequestingVecEnv):
         self._seed = state["seed"]
         rows.load_state_dict(state["rows"], in_flight.everyone)
         self._to_play[:] = state["to_play"]
-        self._faults.load_state_dict(state["faults"])
+        self._log.load_state_dict(state["faults"])
         ids = in_flight.everyone.ids
         placed = ids[self._slots.placed(ids)]
-        restored = import_states(self._fleet, placed, self._slots.find(placed), state["envs"])
+        restored = import_states(self.fleet, placed, self._slots.find(placed), state["envs"])
         mask = sum(1 << env_id for env_id in restored)
         in_flight.in_flight &= ~mask
         self._pending.fresh &= ~mask
         rest = np.setdiff1d(ids, restored)
-        with self._fleet.lock:
+        with self.fleet.lock:
             rows.episode[rest] += 1
             self._pending.owe_reset(rest)
             self._start_due()
@@ -223,7 +211,7 @@ class LinkVecEnv(RequestingVecEnv):
     def close(self) -> None:
         """Leave the simulators; those that no other VecEnv uses are disconnected."""
         if hasattr(self, "_in_flight"):
-            with self._fleet.lock:
+            with self.fleet.lock:
                 self._in_flight.closed = True
                 self._free_slots()
         self._stop()
@@ -255,9 +243,9 @@ class LinkVecEnv(RequestingVecEnv):
 
     def _pump(self, most_s: float = _POLL_S) -> None:
         try:
-            self._fleet.poll(min(most_s, _POLL_S))
+            self.fleet.poll(min(most_s, _POLL_S))
             if self._slots.unplaced:  # another VecEnv may have freed slots
-                with self._fleet.lock:
+                with self.fleet.lock:
                     self._slots.fill(self._sessions)
                     self._start_due()
             self._timeouts.check(self._slots.unplaced)

@@ -66,16 +66,13 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise UserError(f"{game.name} cannot be shown with render_mode={render_mode!r}: use ansi or rgb_array.")
         self.game, self.render_mode = game, render_mode
+        self.rows = game  # the model of `row`, so that states of this environment are `ArrayStates`
         self.observation_space, self.action_space = game.observation_space, game.action_space
         self.to_play = 0  # the player to move: 0, who made the first move, or 1
         self._opponent = None if opponent is None else make_player(game, opponent)
+        self.answered = opponent is not None
         self._agent = 0  # the agent's player number
         self.row = game.start(1)[0]
-
-    @property
-    def rows(self) -> Game:
-        """The model of `row`, so that states of this environment are `ArrayStates`."""
-        return self.game
 
     @property
     def row(self) -> Array:
@@ -86,10 +83,6 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
     @row.setter
     def row(self, row: Array) -> None:
         self._states, self.over = np.array(row, np.int64)[None], False
-
-    @property
-    def answered(self) -> bool:
-        return self._opponent is not None
 
     def action_mask(self) -> Array:
         """1 where a move is legal, as `Discrete.sample(mask)` takes it; all 0 when the game is over."""

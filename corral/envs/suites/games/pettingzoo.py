@@ -35,19 +35,16 @@ def make_aec(game: str, **kwargs: Any) -> Any:
         names = [found.name for found in pkgutil.iter_modules(classic.__path__) if not found.ispkg]
         if game not in names:
             close = ", ".join(difflib.get_close_matches(game, names, 3)) or ", ".join(names)
-            raise UserError(f"pettingzoo.classic has no {game!r}: choose {close}, or give module:function of your own.")
+            raise UserError(f"pettingzoo.classic has no {game!r}: choose {close}, or pass your own module:function.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # from a registry that older releases do not have
             return importlib.import_module(f"pettingzoo.classic.{game}").env(**kwargs)
     except ImportError as error:
-        raise UserError(f"{game} needs a package that is not there ({error}): {_INSTALL}.") from error
+        raise UserError(f"{game} needs a package that is not installed ({error}): {_INSTALL}.") from error
 
 
 class AecEnv(gymnasium.Env[Array, np.int64]):
-    """Self-play, like `BoardEnv`: a step is a move of the player to move, who gets its reward. Observations are those
-    of the player to move. Illegal moves raise ValueError; the legal ones are in `action_mask()` and
-    `info["action_mask"]`.
-    """
+    """Self-play, with observations, rewards, action masks and errors as in `BoardEnv`."""
 
     players = 2
     answered = False  # the agent moves for both players
@@ -57,11 +54,11 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
         self.name = str(aec.metadata.get("name", aec))
         self.metadata, self.render_mode = aec.metadata, aec.render_mode
         if len(aec.possible_agents) != 2:
-            raise UserError(f"{self.name} is for {len(aec.possible_agents)} players: take a game for two.")
+            raise UserError(f"{self.name} is for {len(aec.possible_agents)} players: choose a two-player game.")
         first, second = aec.possible_agents
         for what in ("observation_space", "action_space"):
             if getattr(aec, what)(first) != getattr(aec, what)(second):
-                raise UserError(f"{self.name} has another {what} for each player: a policy for both needs the same.")
+                raise UserError(f"{self.name} has a different {what} for each player; a policy for both needs one.")
         seen, self.action_space = aec.observation_space(first), aec.action_space(first)
         if isinstance(seen, gymnasium.spaces.Dict) and "observation" in seen.spaces:
             seen = seen["observation"]
@@ -81,7 +78,7 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
         mask = parts.get("action_mask", aec.infos.get(agent, {}).get("action_mask"))
         if mask is None:
             raise UserError(
-                f"{self.name} does not say which moves are legal: let observe() return a dict of 'observation' and "
+                f"{self.name} has no mask of legal moves: let observe() return a dict of 'observation' and "
                 "'action_mask', or put 'action_mask' into its infos."
             )
         over = any(self.ends())
@@ -209,7 +206,7 @@ def _try_out(env: AecEnv) -> int:
     if not same:
         raise CannotSave(
             f"{env.name} cannot be copied: a copy is another game, or changes this one; let it keep its whole state in "
-            "attributes of its own"
+            "its own attributes"
         )
     return max(size, 1)
 

@@ -47,12 +47,10 @@ def make_player(game: Game, player: str | Player) -> Player:
         return perfect(game)
     kind, _, rest = player.partition(":")
     if kind == "mcts" and rest.isdecimal():
-        from corral.envs.suites.games.rollout_mcts import RolloutMcts
-
         return RolloutMcts(game, int(rest))
     if kind and rest.isidentifier():
         return _by_name(game, kind, rest)
-    raise UserError(f"{player!r} is no player: choose random, mcts:1000, perfect, or module:name of your own.")
+    raise UserError(f"{player!r} is not a player: choose random, mcts:1000, perfect, or your own module:name.")
 
 
 def _by_name(game: Game, module: str, name: str) -> Player:
@@ -73,7 +71,7 @@ def perfect(game: Game) -> Player:
         return perfect_tictactoe
     if game == CONNECT4:
         return PerfectConnect4()
-    raise UserError(f"There is no perfect player of {game.name}: use mcts:1000, or a Player of your own.")
+    raise UserError(f"There is no perfect player of {game.name}: use mcts:1000, or your own Player.")
 
 
 def perfect_tictactoe(positions: Array, rng: np.random.Generator) -> Array:

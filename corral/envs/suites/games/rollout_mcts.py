@@ -96,10 +96,7 @@ def _search(game: int, positions: Array, sims: int, c: float, seeds: Array, coun
     """Visits of every position's moves, into `counts` [n, actions]."""
     actions = counts.shape[1]
     boards, child = np.zeros((sims + 1, 2), np.int64), np.zeros((sims + 1, actions), np.int32)
-    visits, totals = (
-        np.zeros(sims + 1, np.int64),
-        np.zeros(sims + 1),
-    )  # of the edge to a node, for its player
+    visits, totals = np.zeros(sims + 1, np.int64), np.zeros(sims + 1)  # of the edge to a node, for its player
     ends = np.zeros(sims + 1, np.int8)  # 0: not over, 1: won by the player who moved there, 2: drawn
     path, rng_state = np.zeros(43, np.int64), np.zeros(1, np.uint64)
     for i in range(len(positions)):
@@ -139,7 +136,7 @@ class RolloutMcts:
 
     def __init__(self, game: Game, sims: int, explore: float = _EXPLORE):
         if game not in _GAMES:
-            raise UserError(f"mcts:{sims} knows no {game.name}: use opponent=random, or a Player of your own.")
+            raise UserError(f"mcts:{sims} does not support {game.name}: use opponent=random, or your own Player.")
         if sims < 1:
             raise UserError(f"A search makes at least 1 simulation, got {sims}.")
         self._game, self.sims, self._explore = game, sims, explore

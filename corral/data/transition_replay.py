@@ -12,7 +12,7 @@ from corral.core.machine import require_memory
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, tree_map
 from corral.data.frame_ring import Observations
 from corral.data.nstep import NStep, NStepWindows, StepArrays
-from corral.data.store import START, RateLimiter, Store, StoreContext, named_extras
+from corral.data.store import START, RateLimiter, Store, StoreContext, count_metrics, named_extras
 from corral.data.sumtree import SumTree
 from corral.data.transition_ring import TransitionRing
 
@@ -21,7 +21,7 @@ _AHEAD = 100  # transitions that acting may be ahead of learning, if both run co
 _MAX_DEVIATIONS = 10.0  # bound of a scaled reward per step, as in NormalizedVecEnv
 
 
-class ReplayStore(Store):
+class TransitionReplay(Store):
     """Keeps up to `data.capacity` transitions and samples batches with replacement.
 
     Prioritised: P(i) = p_i / sum of p, where p = (|priority| + eps)^alpha, with stratified sampling. A new transition
@@ -66,7 +66,7 @@ class ReplayStore(Store):
     def put(self, traj: Trajectory, priorities: Array | None = None, ctx: StoreContext = START) -> None:
         self._require_fit(*traj.shape)
         self._ctx = ctx
-        numbers, successors, goes_on = self._observations.add(traj)
+        numbers, successors, continues = self._observations.add(traj)
         steps = StepArrays(
             obs=numbers[:-1],
             next_obs=successors,
@@ -78,7 +78,7 @@ class ReplayStore(Store):
             priority=np.full(traj.shape, np.nan) if priorities is None else priorities.astype(np.float64),
             extras=named_extras(traj, self._data.extras),
         )
-        self._append(self._nstep.add(steps, traj.env_id, goes_on & ~traj.first[0]))
+        self._append(self._nstep.add(steps, traj.env_id, continues & ~traj.first[0]))
 
     def room(self) -> bool:
         return self.limiter.may_insert()
@@ -89,7 +89,7 @@ class ReplayStore(Store):
     def get(self) -> Sample:
         rows, count = self._rows, self._data.batch_size
         if not self.ready():
-            raise RunFailed("Replay owes no batch yet: ask ready() before get().")
+            raise RunFailed("No batch may be sampled yet: check ready() before get().")
         if self._tree is None:
             keys = self._rng.integers(rows.low, rows.high, count)
             slots = keys % rows.capacity
@@ -149,8 +149,8 @@ class ReplayStore(Store):
         if rows.low > kept_slots_from and len(rows) < 0.9 * rows.capacity and not self._warned:
             self._warned = True
             _log.warning(
-                "Replay keeps %d transitions of %d, because episodes are short or images are no stacks of frames: "
-                "raise buffer_size for more.",
+                "Replay keeps only %d of %d transitions, because episodes are short or images are not frame stacks: "
+                "raise buffer_size to keep more.",
                 len(rows),
                 rows.capacity,
             )
@@ -177,9 +177,7 @@ class ReplayStore(Store):
     def metrics(self) -> dict[str, float]:
         paid = self.limiter.inserted - self._data.min_size
         found = {
-            "store/size": float(len(self._rows)),
-            "store/inserted": float(self.limiter.inserted),
-            "store/sampled": float(self.limiter.sampled),
+            **count_metrics(len(self._rows), self.limiter.inserted, self.limiter.sampled),
             "store/samples_per_insert": self.limiter.sampled / paid if paid > 0 else 0.0,
         }
         if self._tree is not None:
@@ -205,8 +203,8 @@ class ReplayStore(Store):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["settings"] != self._settings():
             raise UserError(
-                f"The saved replay was made with {state['settings']}, this one has {self._settings()}: resume with the "
-                "same settings, or start a new run."
+                f"The saved replay has the settings {state['settings']}, this one has {self._settings()}: resume with "
+                "the same settings, or start a new run."
             )
         for name, part in (("rows", self._rows), ("observations", self._observations), ("nstep", self._nstep)):
             part.load_state_dict(state[name])
@@ -220,10 +218,7 @@ class ReplayStore(Store):
 
     def _settings(self) -> dict[str, Any]:
         return {
-            "capacity": self._data.capacity,
-            "length": self._data.length,
-            "gamma": self._data.gamma,
-            "prioritised": self._data.prioritised,
+            **{name: getattr(self._data, name) for name in ("capacity", "length", "gamma", "prioritised")},
             "num_envs": self._num_envs,
             "observation": self._spec.observation.digest,
             "action": self._spec.action.digest,
@@ -235,8 +230,8 @@ def _check(data: DataSpec) -> None:
         raise UserError(f"Replay needs a capacity of at least 1 transition, got {data.capacity}.")
     if data.min_size > data.capacity:
         raise UserError(
-            f"Replay would never start: it holds {data.capacity:,} transitions and learning waits for "
+            f"Learning would never start: replay holds {data.capacity:,} transitions, and learning waits for "
             f"{data.min_size:,}; lower learning_starts and batch_size, or raise buffer_size."
         )
     if data.length < 1 or data.batch_size < 1 or data.samples_per_insert <= 0:
-        raise UserError("Replay needs a length, a batch_size and samples_per_insert above 0.")
+        raise UserError("Replay needs length, batch_size and samples_per_insert above 0.")

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from corral.core import machine as memory
 from corral.core.errors import UserError
 from corral.core.types import DataSpec
-from corral.data.replay import ReplayStore
 from corral.data.store import StoreContext
+from corral.data.transition_replay import TransitionReplay
 from corral.testing.contracts.store import drain
 
 
 def make(spec, num_envs=2, seed=0, **changes):
     data = DataSpec("transition", 1, 64, "replay", capacity=101, samples_per_insert=50.0, gamma=0.9)
-    return ReplayStore(spec, replace(data, **changes), num_envs, seed)
+    return TransitionReplay(spec, replace(data, **changes), num_envs, seed)
 
 
 def play(store, naive, streams, puts, length, pick=None):
@@ -89,7 +89,7 @@ def test_images_that_are_not_stacks_are_stored_whole(caplog):
     with caplog.at_level("WARNING", "corral"):
         play(store, NaiveReplay(1, 0.9, 1), [Stream(RGB, 3, stacked=False)], 100, 3)
     assert 20 < store.metrics()["store/size"] < 80
-    assert len([r for r in caplog.records if "no stacks" in r.message]) == 1
+    assert len([r for r in caplog.records if "not frame stacks" in r.message]) == 1
 
 
 def test_environments_may_come_in_any_number_and_order():
