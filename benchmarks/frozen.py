@@ -157,22 +157,25 @@ class BenchFrozen:
 
 
 def compare(case: str, tree: Path, rounds: int, seconds: float, say: Say) -> CaseRatio:
-    """Run both trees in turns, alternating which one begins."""
+    """Run both trees in turns, alternating which one begins.
+
+    Every round starts new processes: memory layout alone makes two processes of the same code differ by 5 %.
+    """
     rates: dict[Path, list[float]] = {tree: [], ROOT: []}
-    with contextlib.ExitStack() as stack:
-        runners = {}
-        for each in rates:
-            say(f"{case}: building in {each}")
-            runners[each] = stack.enter_context(contextlib.closing(_Runner(each, case)))
-        for number in range(rounds):
+    for number in range(rounds):
+        done = dict.fromkeys(rates, (0, 0.0))
+        with contextlib.ExitStack() as stack:
+            runners = {}
+            for each in rates:
+                say(f"{case}: round {number + 1} of {rounds}, building in {each}")
+                runners[each] = stack.enter_context(contextlib.closing(_Runner(each, case)))
             say(f"{case}: round {number + 1} of {rounds}")
-            done = dict.fromkeys(rates, (0, 0.0))
             for turn in range(_TURNS):
                 for each in list(rates)[:: 1 if (number + turn) % 2 else -1]:
                     steps, took = runners[each].run(seconds / _TURNS)
                     done[each] = (done[each][0] + steps, done[each][1] + took)
-            for each, (steps, took) in done.items():
-                rates[each].append(steps / took)
+        for each, (steps, took) in done.items():
+            rates[each].append(steps / took)
     return CaseRatio(case, rates[tree], rates[ROOT])
 
 
