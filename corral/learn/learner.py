@@ -121,20 +121,27 @@ class Learner:
         """Yield each loss with its gradient computed; the caller steps the group before asking for the next."""
         fast = self._fast_loss
         if fast is not None and fast.takes(minibatch):
-            losses = iter([fast.compute(self.algo, self.model, self.target, minibatch, ctx)])
-        else:
-            losses = self.algo.losses(self.model, self.target, minibatch, ctx)
+            output = fast.compute(self.algo, self.model, self.target, minibatch, ctx)
+            self._backward(output)
+            yield output
+            return
+        losses = self.algo.losses(self.model, self.target, minibatch, ctx)
         while True:
             with self._precision.context(self.device):
-                output = next(losses, None)
-            if output is None:
+                upcoming = next(losses, None)
+            if upcoming is None:
                 return
-            self.flat.grad.zero_()
-            if not output.stop:
-                (output.backward or output.loss.backward)()
-            output.loss = output.loss.item() if isinstance(output.loss, torch.Tensor) else float(output.loss)
-            output.metrics = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in output.metrics.items()}
-            yield output
+            self._backward(upcoming)
+            upcoming.loss = upcoming.loss.item() if isinstance(upcoming.loss, torch.Tensor) else upcoming.loss
+            upcoming.metrics = {
+                k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in upcoming.metrics.items()
+            }
+            yield upcoming
+
+    def _backward(self, output: LossOutput) -> None:
+        self.flat.grad.zero_()
+        if not output.stop:
+            (output.backward or output.loss.backward)()
 
     def _exchange_gradient(self, group: _Group, output: LossOutput, is_last: bool) -> GradAction:
         if not math.isfinite(output.loss):
