@@ -162,7 +162,7 @@ class Experiment:
         if config.backup_workers >= self.num_actors:
             raise UserError(f"backup_workers={config.backup_workers} must be below the {self.num_actors} workers.")
         most = _MAX_PER_CORE * cores()
-        servers = config.servers if config.exchange == "param_server" else 0
+        servers = config.num_servers
         if self.runtime in ("auto", "process") and self.num_actors + max(0, servers - 1) > most:
             beside = f" and {servers} servers" if servers > 1 else ""
             raise UserError(

@@ -45,6 +45,8 @@ def choose(wanted: str, model: nn.Module, try_once: Callable[[], None], device: 
         return Precision(wanted, "as requested")
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return Precision("fp32", "small networks gain nothing from bf16")
+    if not hasattr(model, "encoder"):
+        return Precision("fp32", "the network has no submodule `encoder` to measure")
     candidates = [Precision("fp32", ""), Precision("bf16", "")]
     best = {candidate.name: float("inf") for candidate in candidates}
     for round_ in range(_ROUNDS + 1):

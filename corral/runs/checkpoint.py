@@ -29,7 +29,7 @@ _MIGRATIONS: dict[int, Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str
 POLICY, _REPLAY = "policy", "replay"
 _APART = {POLICY: ("trainer", "learner", "model"), _REPLAY: ("trainer", "store")}
 """Branches of the state in their own files: the policy, and what may be much larger than the rest."""
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _NAME = re.compile(r"step_(\d+)(?:_(\d+))?")
 _TEMPORARY = ".tmp-"
 _ATTEMPTS = 5
@@ -138,20 +138,20 @@ def _write(path: Path, state: dict[str, Any], step: int, meta: dict[str, Any]) -
 
 def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     signed = manifest | {"sha256": _manifest_hash(manifest)}
-    write_whole(path / _MANIFEST, json.dumps(signed, indent=1, allow_nan=False))
+    write_whole(path / MANIFEST, json.dumps(signed, indent=1, allow_nan=False))
     _sync(path)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_bytes())
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_bytes())
         whole = manifest.pop("sha256") == _manifest_hash(manifest) and isinstance(manifest["format"], int)
     except FileNotFoundError:
-        raise BrokenCheckpoint(f"{path} is not a complete checkpoint (no {_MANIFEST}): use another one.") from None
+        raise BrokenCheckpoint(f"{path} is not a complete checkpoint (no {MANIFEST}): use another one.") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
-        raise BrokenCheckpoint(f"Checkpoint {path} is broken ({_MANIFEST} was changed): use another one.")
+        raise BrokenCheckpoint(f"Checkpoint {path} is broken ({MANIFEST} was changed): use another one.")
     return manifest
 
 

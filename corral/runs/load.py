@@ -172,7 +172,7 @@ def _build_model(algo: Algorithm, weights: dict[str, Any], device: torch.device)
 
 def _find(path: Path, which: str) -> tuple[RunFolder, str]:
     """The run and the name of a checkpoint, from the path of either."""
-    if (path / "manifest.json").exists():
+    if (path / checkpoint.MANIFEST).exists():
         path = path.absolute()
         if path.parent.name != "checkpoints" or not (path.parents[1] / "config.yaml").exists():
             raise UserError(f"{path} is a checkpoint without the settings of its run: copy the whole run directory.")

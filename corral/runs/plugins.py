@@ -1,4 +1,4 @@
-"""A user's callbacks and metric sinks: objects, classes, or `module:Class`."""
+"""Callbacks and metric sinks of a run: built-in sinks by name, the user's own as objects, classes or `module:Class`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from corral.core.errors import UserError
 from corral.runs.callbacks.base import Callback
 from corral.runs.folder import RunFolder
 from corral.runs.sinks.base import MetricSink
-from corral.runs.sinks.csv import CsvSink
-from corral.runs.sinks.tensorboard import TensorBoardSink
+from corral.runs.sinks.built_in import BUILT_IN_SINKS, DEFAULT_SINKS
 
 CallbackLike = Callback | Callable[[], Callback] | str
 SinkLike = MetricSink | Callable[[], MetricSink] | str
-BUILT_IN_SINKS = ("csv", "tensorboard")
 
 
 @dataclass(frozen=True)
 class Plugins:
-    """The user's callbacks and sinks of a run. Classes are instantiated in the learner's process."""
+    """Callbacks and sinks of a run. Classes are instantiated in the learner's process."""
 
     callbacks: tuple[Any, ...] = ()
     sinks: tuple[Any, ...] = ()
-    tensorboard: bool = True
+    built_in_sinks: tuple[str, ...] = DEFAULT_SINKS
 
     @classmethod
     def find(cls, callbacks: Iterable[CallbackLike] = (), sinks: Iterable[SinkLike] = ()) -> Plugins:
@@ -42,7 +40,7 @@ class Plugins:
         return cls(
             tuple(_find(each, Callback, "callback") for each in callbacks),
             tuple(_find(each, MetricSink, "sink") for each in others),
-            not named or "tensorboard" in named,
+            tuple(named) or DEFAULT_SINKS,
         )
 
     def make_callbacks(self) -> list[Callback]:
@@ -50,10 +48,10 @@ class Plugins:
 
     def make_sinks(self, folder: RunFolder, purge_after: int | None) -> list[MetricSink]:
         """The sinks of a run, its own files first; these lose rows after the step `purge_after`."""
-        own: list[MetricSink] = [CsvSink(folder.metrics_csv, purge_after)]
-        if self.tensorboard:
-            own.append(TensorBoardSink(folder.path, purge_after))
-        return own + [_make(each, MetricSink, "sink") for each in self.sinks]
+        names = dict.fromkeys(("csv", *self.built_in_sinks))
+        return [BUILT_IN_SINKS[name](folder, purge_after) for name in names] + [
+            _make(each, MetricSink, "sink") for each in self.sinks
+        ]
 
     def require_portable(self) -> None:
         """UserError if a plugin cannot be sent to the learner's process."""

@@ -45,7 +45,7 @@ class DataParallel(Topology):
 
     def __init__(self, experiment: Experiment, note: Note):
         super().__init__(experiment, note)
-        servers = experiment.data_parallel.servers if experiment.data_parallel.exchange == "param_server" else 0
+        servers = experiment.data_parallel.num_servers
         self._processes = experiment.num_actors + servers
         what = f"A run of {experiment.num_actors} workers" + (f" and {servers} parameter servers" if servers else "")
         name = choose_runtime(experiment)

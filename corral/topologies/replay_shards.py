@@ -36,7 +36,7 @@ class Shard:
     ):  # fmt: skip
         self._spec = EnvSpec.from_json(spec)
         own_seed = seeding.part_seed(seed, "train", "store", index, start)
-        self._store: Any = make_store(self._spec, DataSpec(**data), num_envs, own_seed)  # a store with a rate limiter
+        self._store = make_store(self._spec, DataSpec(**data), num_envs, own_seed)
 
     def put(self, traj: Value, priorities: Value, progress: float, reward_scale: float) -> Value:
         """Store a fragment; returns the shard's status."""
@@ -61,11 +61,11 @@ class Shard:
         return self._standing()
 
     def _standing(self) -> dict[str, Any]:
-        limiter, metrics = self._store.limiter, self._store.metrics()
+        metrics = self._store.metrics()
         return {
             "room": self._store.room(),
             "owed": self._store.ready(),
-            "counts": [limiter.inserted, limiter.sampled, int(metrics["store/size"])],
+            "counts": [int(metrics[f"store/{name}"]) for name in ("inserted", "sampled", "size")],
         }
 
 

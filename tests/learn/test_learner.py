@@ -13,7 +13,7 @@ from corral.algos import a2c, dqn, ppo
 from corral.algos.base import ParamGroup
 from corral.core.errors import RunFailed
 from corral.core.types import EnvSpec, Sample, Transitions
-from corral.learn.device import Precision, lay_out
+from corral.learn.device import Precision, choose, lay_out
 from corral.learn.learner import Learner
 from corral.learn.weights import FlatParams
 from corral.nets.actor_critic import ActorCritic
@@ -274,3 +274,11 @@ def test_initial_weights_do_not_depend_on_the_number_of_threads():
             torch.set_num_threads(1)
     assert torch.equal(drawn[0], drawn[1])
     assert torch.equal(drawn[0], drawn[2])
+
+
+def test_precision_of_a_network_without_an_encoder_is_not_measured():
+    def trial():
+        raise AssertionError("there is nothing to measure")
+
+    chosen = choose("auto", nn.Sequential(nn.Conv2d(1, 1, 3)), trial, torch.device("cpu"))
+    assert (chosen.name, "`encoder`" in chosen.why) == ("fp32", True)

@@ -43,6 +43,18 @@ def test_rows_are_in_both_files_as_soon_as_they_are_written(run):
     log.close()
 
 
+@pytest.mark.parametrize(
+    ("named", "made"),
+    [([], ["CsvSink", "TensorBoardSink"]), (["csv"], ["CsvSink"]), (["tensorboard"], ["CsvSink", "TensorBoardSink"])],
+)
+def test_naming_built_in_sinks_chooses_among_them(run, named, made):
+    """`metrics.csv` is always written: other commands read it."""
+    sinks = Plugins.find(sinks=named).make_sinks(run, None)
+    assert [type(sink).__name__ for sink in sinks] == made
+    for sink in sinks:
+        sink.close()
+
+
 def test_numbers_come_back_bit_for_bit(run):
     values = np.random.default_rng(0).standard_normal(50) * 10.0 ** np.arange(-25, 25)
     log = open_sinks(run)

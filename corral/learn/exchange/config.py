@@ -91,6 +91,11 @@ class DataParallelConfig:
             raise UserError("compress_momentum corrects gradients that topk delays: it needs compress=topk:SHARE.")
 
     @property
+    def num_servers(self) -> int:
+        """Server processes of the exchange; only param_server has any."""
+        return self.servers if self.exchange == "param_server" else 0
+
+    @property
     def rule(self) -> tuple[Mode, int]:
         """The mode without its number, and the number of updates that a worker may be ahead of the slowest."""
         mode, _, ahead = self.mode.partition(":")

@@ -14,6 +14,7 @@ import numpy as np
 
 from corral.core.types import Array
 from corral.runs.callbacks.progress import brief, duration
+from corral.runs.checkpoint import MANIFEST
 from corral.runs.events import count_events, read_events
 from corral.runs.folder import RunFolder
 from corral.runs.sinks.csv import read_metrics
@@ -139,7 +140,7 @@ def _processes(folder: RunFolder, columns: dict[str, Array]) -> list[tuple[str, 
 def _checkpoints(path: Path) -> list[tuple[str, str]]:
     lines = []
     for name, label in (("latest", "checkpoint"), ("best", "best")):
-        age = _age(path / name / "manifest.json")
+        age = _age(path / name / MANIFEST)
         if age is not None:
             lines.append((label, f"{os.readlink(path / name)}, {duration(age)} ago"))
     return lines or [("checkpoint", "none yet")]
