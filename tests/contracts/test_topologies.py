@@ -171,7 +171,7 @@ def test_killed_actor_comes_back_and_no_step_is_lost(weights):
 
     def kill(topology):
         if len(killed) < 3 and topology.env_steps > 2000 * (len(killed) + 1):
-            victim = topology.parts()[len(killed) % 2]
+            victim = topology.processes()[len(killed) % 2]
             if victim["pid"]:
                 os.kill(victim["pid"], signal.SIGKILL)
                 killed.append(victim["pid"])
@@ -200,7 +200,10 @@ def test_no_gap_repeat_or_reorder_with_learners(learners, runtime):
         ("a2c", {}),
         ("a2c", {"normalize_obs": True}),  # statistics of all shares
         ("impala", {"weight_sync": "sync", "batch_size": 8}),  # a sum, not a mean
-        ("dqn", {"learning_starts": 100, "prioritized_replay": True, "batch_size": 32, "steps": 800}),
+        (
+            "dqn",
+            {"weight_sync": "sync", "learning_starts": 100, "prioritized_replay": True, "batch_size": 32, "steps": 800},
+        ),
         ("reinforce", {"episodes_per_update": 8, "normalize_advantage": False}),
     ],
 )
@@ -223,9 +226,9 @@ def test_killed_second_learner_rejoins():
 
     def kill(topology):
         if not killed and topology.learner.version > 50:
-            killed.append(topology.parts()[-1]["pid"])
+            killed.append(topology.processes()[-1]["pid"])
             os.kill(killed[0], signal.SIGKILL)
-        if killed and topology.metrics()["learners/restarts"] and len(topology._team._together or []) == 2:
+        if killed and topology.metrics()["learners/restarts"] and len(topology._learner_group._active_peers or []) == 2:
             topology.env_steps = 10**6  # it is back: enough
 
     run(topology, watch=kill)
@@ -249,7 +252,7 @@ def test_envs_not_divisible_by_actors_are_refused():
 
 
 def test_where_the_environments_live_must_fit_the_topology():
-    with pytest.raises(UserError, match="needs environments in other processes, and backend=local has none"):
+    with pytest.raises(UserError, match="runs environments in other processes, and backend=local has none"):
         make(topology="central_inference", backend="local")
 
 
@@ -263,9 +266,9 @@ def test_numbers_of_parts_that_contradict_each_other_are_refused():
 def test_sync_has_nothing_to_scale():
     with pytest.raises(UserError, match="has no actors"):
         make(actors=2)
-    with pytest.raises(UserError, match="needs another topology"):
+    with pytest.raises(UserError, match="requires a different topology"):
         make(runtime="ray")
-    with pytest.raises(UserError, match="learners needs another topology than 'sync'"):
+    with pytest.raises(UserError, match="learners requires a topology other than 'sync'"):
         make(learners=2)
 
 
