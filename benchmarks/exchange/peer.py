@@ -13,7 +13,7 @@ from torch import nn
 
 from corral.algos.base import ParamGroup
 from corral.learn.exchange.all_reduce import open_store
-from corral.learn.exchange.base import ExchangeSetup, Joint, make_exchange
+from corral.learn.exchange.base import ExchangeSetup, GroupExchange, make_exchange
 from corral.learn.exchange.compress import broadcast_codec, gradient_codec
 from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.server import ParamServerProcess, Rules
@@ -37,7 +37,7 @@ class Side:
         self, config: DataParallelConfig, rank: int, host: str, secret: bytes, model: nn.Module, flat: FlatParams
     ):
         self._config, self._rank, self._secret, self._flat = config, rank, secret, flat
-        self._exchange: Joint = make_exchange(ExchangeSetup(config, model, _GROUPS, host, secret, rank))
+        self._exchange: GroupExchange = make_exchange(ExchangeSetup(config, model, _GROUPS, host, secret, rank))
         self._own: Any = None
         if rank == 0 and config.exchange == "all_reduce":
             self._own = open_store(host)

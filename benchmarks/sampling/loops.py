@@ -111,12 +111,12 @@ def _group(env: str, num_envs: int) -> Callable[[Array], int]:
     group = EnvGroup(dict.fromkeys(range(num_envs), factory), env, lambda fault: None, [IDLE])
     rows, sets = EnvRows(group.build(), num_envs), IdSets(num_envs)
     group.attach(rows, sets)
-    group.reset(sets.everyone.ids, 0, "train")
+    group.reset(sets.all_envs.ids, 0, "train")
 
     def step(actions: Array) -> int:
-        rows.flip(sets.everyone)
+        rows.flip(sets.all_envs)
         rows.action[0][:] = actions
-        group.step(sets.everyone, lambda ready: None)
+        group.step(sets.all_envs, lambda ready: None)
         return num_envs
 
     return step

@@ -17,7 +17,7 @@ from corral.core.types import Tree
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.nets.numpy_mlp import NumpyMlp
 from corral.planning.action_set import Choices
-from corral.planning.mcts.evaluation import Evaluate, RandomGames, know_nothing
+from corral.planning.mcts.evaluation import Evaluate, RandomPlayouts, uniform_evaluation
 from corral.planning.mcts.network import FunctionEvaluation
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
@@ -77,9 +77,9 @@ class CorralSearcher:
                 actions = Choices(self.states.spec.action)
                 evaluate = FunctionEvaluation(network, actions, np.random.default_rng(0))
             case "zero":
-                evaluate = know_nothing
+                evaluate = uniform_evaluation
             case "rollouts":
-                evaluate = RandomGames(self.states, 0)
+                evaluate = RandomPlayouts(self.states, 0)
         self.search = TreeSearch(self.states, evaluate, task.trees, CONNECT4.actions, task.sims, task.leaves)
         self.work = Work()
 

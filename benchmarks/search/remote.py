@@ -23,7 +23,7 @@ from corral.envs.backends.simulators.states import LinkStates
 from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.make import make_vec
 from corral.link.client.states import StateClient
-from corral.planning.mcts.evaluation import know_nothing
+from corral.planning.mcts.evaluation import uniform_evaluation
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
 from corral.snapshot.states import Expansion
@@ -109,7 +109,7 @@ class RemoteSearch:
         self._trees, self._each = np.arange(trees), trees * (1 if moves else sims)
         self._states = kind(self.vec)
         width = int(self.vec.spec.action_space.n)  # type: ignore[attr-defined]
-        self.search = TreeSearch(self._states, know_nothing, trees, width, sims, leaves)
+        self.search = TreeSearch(self._states, uniform_evaluation, trees, width, sims, leaves)
         self.search.run(self._states.save(self._trees), Puct())
 
     def run(self, seconds: float) -> Slice:

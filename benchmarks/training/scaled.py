@@ -49,7 +49,7 @@ class Scaled:
         taken = 0
         while taken < self._ahead:
             taken += self._turn()
-        pids = [part["pid"] for part in self._topology.parts()]
+        pids = [part["pid"] for part in self._topology.processes()]
         acting, learning = cpu_s(pids), time.process_time()
         done = timed(self._turn, seconds)
         self._usage.add(done, cpu_s(pids) - acting, time.process_time() - learning)

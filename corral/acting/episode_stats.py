@@ -23,7 +23,7 @@ class Episode:
 
 
 class EpisodeStats:
-    """Sums raw rewards over whole games.
+    """Tracks unclipped returns and lengths of whole games (all lives).
 
     A lost life does not end a game, and a game cut short by a fault is dropped: it does not measure the policy.
     """

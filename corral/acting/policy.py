@@ -32,7 +32,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class ActContext:
-    """What acting may depend on besides observations."""
+    """Training progress, weight version and reward scale, for policies that need them."""
 
     progress: float = 0.0
     """Fraction of the run's steps that are done, 0 to 1."""

@@ -17,7 +17,7 @@ _Finals = tuple[Time, Array, list[Array]]  # when and where episodes ended, and 
 
 
 class RolloutBuffer:
-    """One column of `length` steps per environment, each filled at its own pace.
+    """One column of `length` steps per environment; columns fill independently.
 
     `begin` sets the first observations, `act` records the actions for the observations of step `t`, `put` records the
     results. `take` returns full columns and restarts them from their last observation.

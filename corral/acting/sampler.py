@@ -48,7 +48,7 @@ class Sampler:
         bind_envs(self._policy, self.vec)
         self.episodes = EpisodeStats(self.vec.num_envs)
         self._version = 0
-        # Asked once: checking a protocol takes longer than a step of CartPole.
+        # Checked once: isinstance() with a Protocol takes longer than a CartPole step.
         self._context_policy = self._policy if isinstance(self._policy, ContextPolicy) else None
         self._latest: tuple[list[Array], Array] | None = None  # observations and `first` flags, per environment
         # Rows of a buffer that are newer than `_latest`, by their first environment: copied when they are read, which
@@ -56,8 +56,8 @@ class Sampler:
         self._newer: dict[int, tuple[RolloutBuffer, int, slice]] = {}
         self._state: Tree = None
         self._in_flight = np.zeros(self.vec.num_envs, np.bool_)
-        self._last_decision_s = 0.0
-        self._turn = 0
+        self._last_act_s = 0.0
+        self._call_id = 0
 
     def set_context(self, ctx: ActContext) -> None:
         """Pass the context to the policy; trajectories that begin from now on carry `ctx.version`."""
@@ -78,7 +78,9 @@ class Sampler:
         """
         if steps < 1:
             raise UserError(f"rollouts(steps) must be at least 1, got {steps}.")
-        if self.vec.withholds:  # its environments advance only together, so a full fragment cannot wait for others
+        if (
+            self.vec.holds_back_rows
+        ):  # its environments advance only together, so a full fragment cannot wait for others
             if first_ready not in (None, 1):
                 raise UserError(f"{self.vec.spec.name} resets one step late, so only first_ready=1 works with it.")
             first_ready = 1
@@ -115,7 +117,7 @@ class Sampler:
         self._state = self._initial_state()
         held = _leaves(self._state)
         if [leaf.shape for leaf in held] != [leaf.shape for leaf in state["policy"].values()]:
-            raise UserError("This state is of a policy with another memory; use the policy that it was saved with.")
+            raise UserError("This state does not fit this policy; load it with the policy that it was saved with.")
         restarted = vec.load_state_dict(state["vec"])
         self._latest = [state["obs"][str(k)].copy() for k in range(len(state["obs"]))], state["first"].copy()
         for k, leaf in enumerate(held):
@@ -125,7 +127,7 @@ class Sampler:
         if restarted:
             self.episodes.drop(restarted)
             batch = vec.recv(env_ids=np.array(restarted))
-            self._lay(batch.env_ids, vec.spec.observation.flatten(batch.obs), batch.first)
+            self._store_latest(batch.env_ids, vec.spec.observation.flatten(batch.obs), batch.first)
         return restarted
 
     def close(self) -> None:
@@ -142,40 +144,40 @@ class Sampler:
 
     def _in_step(self, steps: int) -> Iterator[Trajectory]:
         vec, flatten = self.vec, self.vec.spec.observation.flatten
-        columns, turn = self._start(steps)
+        columns, call_id = self._start(steps)
         if self._in_flight.any():  # from an abandoned call
             self._begin(columns, vec.recv())
         count = 2 if vec.pipelined and vec.num_envs > 1 else 1
-        parts = [_EnvSubset(ids) for ids in np.array_split(np.arange(vec.num_envs), count)]
-        everyone = _EnvSubset(np.arange(vec.num_envs))
+        halves = [_EnvSubset(ids) for ids in np.array_split(np.arange(vec.num_envs), count)]
+        all_envs = _EnvSubset(np.arange(vec.num_envs))
         while True:
-            for part in parts:
-                self._decide(columns, 0, part.envs, part.ids, *self._seen(part.envs))
+            for half in halves:
+                self._act(columns, 0, half.envs, half.ids, *self._seen(half.envs))
             for t in range(steps):
-                for part in parts:
-                    batch = vec.recv(env_ids=part.ids)
-                    part.ids = batch.env_ids
+                for half in halves:
+                    batch = vec.recv(env_ids=half.ids)
+                    half.ids = batch.env_ids
                     obs = flatten(batch.obs)
-                    columns.put(t, part.envs, obs, batch)
-                    self._count(part.envs, batch)
-                    self._newer[part.envs.start] = columns, t + 1, part.envs
+                    columns.put(t, half.envs, obs, batch)
+                    self._count_results(half.envs, batch)
+                    self._newer[half.envs.start] = columns, t + 1, half.envs
                     if t + 1 < steps:
-                        self._decide(columns, t + 1, part.envs, part.ids, batch.obs, batch.first)
-            yield columns.take(everyone.envs, everyone.ids, self._version)
-            self._require_turn(turn)
+                        self._act(columns, t + 1, half.envs, half.ids, batch.obs, batch.first)
+            yield columns.take(all_envs.envs, all_envs.ids, self._version)
+            self._require_current_call(call_id)
 
     def _as_ready(self, steps: int, count: int, linger_s: float) -> Iterator[Trajectory]:
-        columns, turn = self._start(steps)
+        columns, call_id = self._start(steps)
         cursor = np.zeros(self.vec.num_envs, np.int64)  # number of steps in each column
         started = np.full(self.vec.num_envs, self._version)  # a slow environment's column may span several versions
         left_over = self._in_flight.copy()  # their next results belong to actions of an earlier call
         idle = np.flatnonzero(~left_over)
         while True:
             if len(idle):
-                self._decide(columns, cursor[idle], idle, idle, *self._seen(idle))
+                self._act(columns, cursor[idle], idle, idle, *self._seen(idle))
             while len(full := np.flatnonzero(cursor == steps)) < count:
                 if linger_s:
-                    self.vec.linger(int(np.count_nonzero(self._in_flight)) // 2, max(linger_s, self._last_decision_s))
+                    self.vec.linger(int(np.count_nonzero(self._in_flight)) // 2, max(linger_s, self._last_act_s))
                 batch = self.vec.recv(min_ready=1)
                 ids = batch.env_ids
                 old = left_over[ids]
@@ -186,24 +188,24 @@ class Sampler:
                     fresh = batch.take(np.flatnonzero(~old)) if old.any() else batch
                     obs = self.vec.spec.observation.flatten(fresh.obs)
                     columns.put(cursor[fresh.env_ids], fresh.env_ids, obs, fresh)
-                    self._note(fresh.env_ids, obs, fresh)
+                    self._record_results(fresh.env_ids, obs, fresh)
                     cursor[fresh.env_ids] += 1
                 more = ids[cursor[ids] < steps]
                 if len(more):
-                    self._decide(columns, cursor[more], more, more, *self._seen(more))
+                    self._act(columns, cursor[more], more, more, *self._seen(more))
             yield columns.take(full, full, started[full])
-            self._require_turn(turn)
+            self._require_current_call(call_id)
             cursor[full], started[full] = 0, self._version
             idle = full
 
     def _start(self, steps: int) -> tuple[RolloutBuffer, int]:
-        """New columns that begin at the current observations, and the number of this call."""
+        """A new rollout buffer that starts at the latest observations, and the id of this call."""
         vec = self.vec
         latest = self._prepare()
         columns = RolloutBuffer(vec.spec, vec.num_envs, steps)
         columns.begin(slice(None), *latest)
-        self._turn += 1
-        return columns, self._turn
+        self._call_id += 1
+        return columns, self._call_id
 
     def _prepare(self) -> tuple[list[Array], Array]:
         if self._latest is None:
@@ -214,7 +216,7 @@ class Sampler:
 
     def _update_latest(self) -> tuple[list[Array], Array]:
         for columns, t, envs in self._newer.values():
-            self._lay(envs, *columns.seen(t, envs))
+            self._store_latest(envs, *columns.seen(t, envs))
         self._newer.clear()
         assert self._latest is not None
         return self._latest
@@ -224,14 +226,14 @@ class Sampler:
         self._check_state(state, self.vec.num_envs)
         return None if state is None else tree_map(np.array, state)  # writable
 
-    def _require_turn(self, turn: int) -> None:
-        if turn != self._turn:
-            raise UserError("Another call of rollouts() has taken over these environments; go on with that one.")
+    def _require_current_call(self, call_id: int) -> None:
+        if call_id != self._call_id:
+            raise UserError("A later call of rollouts() now uses these environments; continue with its iterator.")
 
     def _begin(self, columns: RolloutBuffer, batch: StepBatch) -> None:
         """Begin columns at results that belong to an abandoned call."""
         obs = self.vec.spec.observation.flatten(batch.obs)
-        self._note(batch.env_ids, obs, batch)
+        self._record_results(batch.env_ids, obs, batch)
         columns.begin(batch.env_ids, obs, batch.first)
 
     def _check_state(self, state: Tree, n: int) -> None:
@@ -249,12 +251,12 @@ class Sampler:
         leaves, first = self._update_latest()
         return self.vec.spec.observation.unflatten([leaf[envs].copy() for leaf in leaves]), first[envs].copy()
 
-    def _decide(self, columns: RolloutBuffer, t: Time, envs: Envs, ids: Array, obs: Tree, first: Array) -> None:
+    def _act(self, columns: RolloutBuffer, t: Time, envs: Envs, ids: Array, obs: Tree, first: Array) -> None:
         """Call the policy with copies, and send its actions, which the VecEnv checks."""
         state = None if self._state is None else tree_map(lambda leaf: leaf[envs].copy(), self._state)
         began = time.perf_counter()
         action, state, extras = self._policy.act(obs, state, first)
-        self._last_decision_s = time.perf_counter() - began
+        self._last_act_s = time.perf_counter() - began
         if self._state is not None:
             state = to_numpy(state)
             self._check_state(state, len(ids))
@@ -265,15 +267,15 @@ class Sampler:
         self._in_flight[envs] = True
         columns.act(t, envs, self.vec.spec.action.flatten(action), extras)
 
-    def _note(self, envs: Envs, obs: list[Array], batch: StepBatch) -> None:
-        self._count(envs, batch)
-        self._lay(envs, obs, batch.first)
+    def _record_results(self, envs: Envs, obs: list[Array], batch: StepBatch) -> None:
+        self._count_results(envs, batch)
+        self._store_latest(envs, obs, batch.first)
 
-    def _count(self, envs: Envs, batch: StepBatch) -> None:
+    def _count_results(self, envs: Envs, batch: StepBatch) -> None:
         self._in_flight[envs] = False
         self.episodes.add(batch, envs)
 
-    def _lay(self, envs: Envs, obs: list[Array], first: Array) -> None:
+    def _store_latest(self, envs: Envs, obs: list[Array], first: Array) -> None:
         assert self._latest is not None
         latest, firsts = self._latest
         for store, leaf in zip(latest, obs, strict=True):

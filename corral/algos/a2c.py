@@ -25,7 +25,7 @@ from corral.algos.trajectories import (
     masked_mean,
     normalize,
     num_valid,
-    recorded,
+    recorded_extras,
 )
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
@@ -61,10 +61,10 @@ class Config:
     """The network."""
 
     def __post_init__(self) -> None:
-        require("learning_rate", self.learning_rate, above=0, most=100)
-        require("gamma", self.gamma, least=0, most=1)
-        require("gae_lambda", self.gae_lambda, least=0, most=1)
-        require("num_steps", self.num_steps, least=1)
+        require("learning_rate", self.learning_rate, above=0, maximum=100)
+        require("gamma", self.gamma, minimum=0, maximum=1)
+        require("gae_lambda", self.gae_lambda, minimum=0, maximum=1)
+        require("num_steps", self.num_steps, minimum=1)
         require("max_grad_norm", self.max_grad_norm, above=0)
 
 
@@ -73,7 +73,7 @@ class A2c(Algorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
-        self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded(config.net), max_lag=0)
+        self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded_extras(config.net), max_lag=0)
 
     def build_model(self) -> ActorCritic:
         return ActorCritic(self.spec, self.config.net)

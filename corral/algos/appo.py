@@ -24,7 +24,7 @@ from corral.algos.trajectories import (
     explained_variance,
     forward_sequences,
     normalize,
-    recorded,
+    recorded_extras,
 )
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory, slice_envs
 from corral.nets.actor_critic import ActorCritic
@@ -65,15 +65,15 @@ class Config:
     vtrace_c: float = 1.0
     """Clip of the importance ratio that propagates errors to earlier steps."""
     max_policy_lag: int = 40
-    """Batches that may lie between the policy that acted and the one that learns; topologies drop older data."""
+    """Maximum policy lag in batches; asynchronous topologies drop older data."""
     net: NetConfig = field(default_factory=NetConfig)
     """The network."""
 
     def __post_init__(self) -> None:
-        require("learning_rate", self.learning_rate, above=0, most=100)
-        require("gamma", self.gamma, least=0, most=1)
+        require("learning_rate", self.learning_rate, above=0, maximum=100)
+        require("gamma", self.gamma, minimum=0, maximum=1)
         for name in ("num_steps", "batch_size", "update_epochs", "num_minibatches", "max_policy_lag"):
-            require(name, getattr(self, name), least=1)
+            require(name, getattr(self, name), minimum=1)
         read_clip_coef(self.clip_coef)
         for name in ("max_grad_norm", "vtrace_rho", "vtrace_c"):
             require(name, getattr(self, name), above=0)
@@ -86,7 +86,7 @@ class Appo(Algorithm):
         self.config, self.spec = config, spec
         self.clip_coef = read_clip_coef(config.clip_coef)
         self.data = DataSpec(
-            "sequence", config.num_steps, config.batch_size, "once", recorded(config.net),
+            "sequence", config.num_steps, config.batch_size, "once", recorded_extras(config.net),
             # Every minibatch is one version.
             max_lag=config.max_policy_lag * config.update_epochs * config.num_minibatches,
         )  # fmt: skip

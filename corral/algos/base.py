@@ -44,7 +44,7 @@ class ParamGroup:
 
 @dataclass(frozen=True)
 class UpdateContext:
-    """What an update may depend on besides its batch."""
+    """Inputs of an update besides its batch."""
 
     progress: float
     """Fraction of the run's steps that are done, 0 to 1."""
@@ -101,7 +101,7 @@ class Algorithm(ABC):
         yield batch
 
     def priorities(self, model: Model, traj: Trajectory) -> Array | None:
-        """Initial priorities `[T, B]` of transitions, from the network that acted; None: the store's default."""
+        """Initial priorities `[T, B]` of transitions, by the behaviour network; None: the store's default."""
         return None
 
     def update_target(self, model: Model, target: Model, version: int) -> None:  # noqa: B027 - few have one
@@ -109,12 +109,12 @@ class Algorithm(ABC):
 
 
 def require(
-    name: str, value: float, *, least: float | None = None, most: float | None = None, above: float | None = None
+    name: str, value: float, *, minimum: float | None = None, maximum: float | None = None, above: float | None = None
 ) -> None:
     """Raise UserError unless a number is within its bounds."""
-    if least is not None and not value >= least:
-        raise UserError(f"{name} must be at least {least:g}, got {value:g}.")
-    if most is not None and not value <= most:
-        raise UserError(f"{name} must be at most {most:g}, got {value:g}.")
+    if minimum is not None and not value >= minimum:
+        raise UserError(f"{name} must be at least {minimum:g}, got {value:g}.")
+    if maximum is not None and not value <= maximum:
+        raise UserError(f"{name} must be at most {maximum:g}, got {value:g}.")
     if above is not None and not value > above:
         raise UserError(f"{name} must be above {above:g}, got {value:g}.")

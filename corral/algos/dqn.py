@@ -75,14 +75,14 @@ class Config:
     """The network."""
 
     def __post_init__(self) -> None:
-        require("learning_rate", self.learning_rate, above=0, most=100)
-        require("gamma", self.gamma, least=0, most=1)
+        require("learning_rate", self.learning_rate, above=0, maximum=100)
+        require("gamma", self.gamma, minimum=0, maximum=1)
         for name in ("batch_size", "buffer_size", "train_frequency", "gradient_steps", "target_update_period", "n_step",
                      "learning_starts"):  # fmt: skip
-            require(name, getattr(self, name), least=1)
-        require("tau", self.tau, above=0, most=1)
+            require(name, getattr(self, name), minimum=1)
+        require("tau", self.tau, above=0, maximum=1)
         for name in ("exploration_initial_eps", "exploration_final_eps", "exploration_fraction"):
-            require(name, getattr(self, name), least=0, most=1)
+            require(name, getattr(self, name), minimum=0, maximum=1)
         if self.net.rnn != "none":
             raise UserError("dqn does not support recurrent networks: set rnn=none, or use a2c or ppo.")
 
@@ -132,17 +132,19 @@ class Dqn(Algorithm):
         assert target is not None
         device = next(model.parameters()).device
         obs, next_obs = to_tensors(batch.obs, device), to_tensors(batch.next_obs, device)
-        number = to_tensors(np.ascontiguousarray(self.choices.from_env(batch.action)), device).unsqueeze(-1)
+        action_index = to_tensors(np.ascontiguousarray(self.choices.from_env(batch.action)), device).unsqueeze(-1)
         reward, discount = to_tensors(batch.reward, device), to_tensors(batch.discount, device)
         with torch.no_grad():
             next_q = target(next_obs)
             best = (model(next_obs) if self.config.double_q else next_q).argmax(-1, keepdim=True)
-            goal = reward + discount * next_q.gather(-1, best).squeeze(-1).float()
-        q = model(obs).gather(-1, number).squeeze(-1).float()
-        loss = nn.functional.smooth_l1_loss(q, goal, reduction="none" if self.config.prioritized_replay else "mean")
+            td_target = reward + discount * next_q.gather(-1, best).squeeze(-1).float()
+        q = model(obs).gather(-1, action_index).squeeze(-1).float()
+        loss = nn.functional.smooth_l1_loss(
+            q, td_target, reduction="none" if self.config.prioritized_replay else "mean"
+        )
         if self.config.prioritized_replay:
             loss = (loss * to_tensors(batch.weight, device)).mean()
-        priorities = (q.detach() - goal).abs() if self.config.prioritized_replay else None
+        priorities = (q.detach() - td_target).abs() if self.config.prioritized_replay else None
         yield LossOutput(loss, {"loss/td": loss, "loss/q": q.detach().mean()}, priorities, rows=len(batch.reward))
 
     def priorities(self, model: QNetwork, traj: Trajectory) -> Array | None:
@@ -160,11 +162,11 @@ class Dqn(Algorithm):
         value = q.max(-1)
         after = value[width:count].reshape(steps, width).copy()
         after[traj.final_at[:, 0], traj.final_at[:, 1]] = value[count:]
-        number = self.choices.from_env(tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), traj.action))
-        taken = q[np.arange(steps * width), number].reshape(steps, width)
+        action_index = self.choices.from_env(tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), traj.action))
+        taken = q[np.arange(steps * width), action_index].reshape(steps, width)
         ends = traj.terminated, traj.truncated, traj.faulty
-        goal = nstep_return(traj.reward, after, *ends, self.config.gamma, self.config.n_step)
-        return np.where(traj.faulty, np.nan, np.abs(goal - taken))
+        td_target = nstep_return(traj.reward, after, *ends, self.config.gamma, self.config.n_step)
+        return np.where(traj.faulty, np.nan, np.abs(td_target - taken))
 
     def update_target(self, model: QNetwork, target: nn.Module, version: int) -> None:
         if version % self.config.target_update_period == 0:

@@ -23,7 +23,7 @@ from corral.algos.trajectories import (
     VtraceTargets,
     explained_variance,
     forward_sequences,
-    recorded,
+    recorded_extras,
 )
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
@@ -56,7 +56,7 @@ class Config:
     vtrace: bool = True
     """Correct for data of an older policy by V-trace; false treats all data as on-policy."""
     vtrace_rho: float = 1.0
-    """Clip of the importance ratio of each step; sets which policy's value function the targets converge to."""
+    """Clip of the importance ratio of each step; determines the policy whose values the targets converge to."""
     vtrace_c: float = 1.0
     """Clip of the importance ratio that propagates errors to earlier steps; sets how fast they converge."""
     replay_fraction: float = 0.0
@@ -69,13 +69,13 @@ class Config:
     """The network."""
 
     def __post_init__(self) -> None:
-        require("learning_rate", self.learning_rate, above=0, most=100)
-        require("gamma", self.gamma, least=0, most=1)
+        require("learning_rate", self.learning_rate, above=0, maximum=100)
+        require("gamma", self.gamma, minimum=0, maximum=1)
         for name in ("num_steps", "batch_size", "buffer_size", "max_policy_lag"):
-            require(name, getattr(self, name), least=1)
+            require(name, getattr(self, name), minimum=1)
         for name in ("max_grad_norm", "vtrace_rho", "vtrace_c"):
             require(name, getattr(self, name), above=0)
-        require("replay_fraction", self.replay_fraction, least=0, most=0.95)
+        require("replay_fraction", self.replay_fraction, minimum=0, maximum=0.95)
 
 
 class Impala(Algorithm):
@@ -84,7 +84,7 @@ class Impala(Algorithm):
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self.data = DataSpec(
-            "sequence", config.num_steps, config.batch_size, "once", recorded(config.net), config.max_policy_lag,
+            "sequence", config.num_steps, config.batch_size, "once", recorded_extras(config.net), config.max_policy_lag,
             capacity=config.buffer_size, replayed=config.replay_fraction,
         )  # fmt: skip
         self.vtrace = VtraceTargets(

@@ -26,8 +26,8 @@ from corral.algos.trajectories import (
     masked_mean,
     normalize,
     num_valid,
-    recorded,
-    shuffled,
+    recorded_extras,
+    shuffled_minibatches,
 )
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
@@ -71,11 +71,11 @@ class Config:
     """The network."""
 
     def __post_init__(self) -> None:
-        require("learning_rate", self.learning_rate, above=0, most=100)
-        require("gamma", self.gamma, least=0, most=1)
-        require("gae_lambda", self.gae_lambda, least=0, most=1)
+        require("learning_rate", self.learning_rate, above=0, maximum=100)
+        require("gamma", self.gamma, minimum=0, maximum=1)
+        require("gae_lambda", self.gae_lambda, minimum=0, maximum=1)
         for name in ("num_steps", "update_epochs", "num_minibatches"):
-            require(name, getattr(self, name), least=1)
+            require(name, getattr(self, name), minimum=1)
         read_clip_coef(self.clip_coef)
         for name in ("clip_range_vf", "target_kl"):
             if getattr(self, name) is not None:
@@ -89,7 +89,7 @@ class Ppo(Algorithm):
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self.clip_coef = read_clip_coef(config.clip_coef)
-        self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded(config.net), max_lag=0)
+        self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded_extras(config.net), max_lag=0)
 
     def build_model(self) -> ActorCritic:
         return ActorCritic(self.spec, self.config.net)
@@ -109,7 +109,7 @@ class Ppo(Algorithm):
 
     def minibatches(self, batch: Minibatch, rng: torch.Generator) -> Iterator[Minibatch]:
         for _ in range(self.config.update_epochs):
-            yield from shuffled(batch, self.config.num_minibatches, rng)
+            yield from shuffled_minibatches(batch, self.config.num_minibatches, rng)
 
     def losses(
         self, model: ActorCritic, target: nn.Module | None, batch: Minibatch, ctx: UpdateContext

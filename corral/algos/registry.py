@@ -30,9 +30,9 @@ class AlgorithmEntry:
 
 
 _ALL = "discrete, multi-discrete, continuous, hybrid"
-_FEW = "discrete, multi-discrete with few combinations"
-_APART = {"topology": "actor_learner"}
-_SHARED = {"topology": "data_parallel"}
+_SMALL_DISCRETE = "discrete, multi-discrete with few combinations"
+_ACTOR_LEARNER = {"topology": "actor_learner"}
+_DATA_PARALLEL = {"topology": "data_parallel"}
 ALGORITHMS = {
     "reinforce": AlgorithmEntry("corral.algos.reinforce", "Reinforce", "policy gradient over whole episodes", _ALL),
     "a2c": AlgorithmEntry("corral.algos.a2c", "A2c", "advantage actor-critic, one update per short batch", _ALL),
@@ -46,37 +46,37 @@ ALGORITHMS = {
         "discrete", {"backend": "local", "num_envs": 64},
     ),
     "impala": AlgorithmEntry(
-        "corral.algos.impala", "Impala", "actor-critic on stale data, corrected by V-trace", _ALL, _APART
+        "corral.algos.impala", "Impala", "actor-critic on stale data, corrected by V-trace", _ALL, _ACTOR_LEARNER
     ),
     "appo": AlgorithmEntry(
-        "corral.algos.appo", "Appo", "clipped policy updates on stale data, with V-trace", _ALL, _APART
+        "corral.algos.appo", "Appo", "clipped policy updates on stale data, with V-trace", _ALL, _ACTOR_LEARNER
     ),
     "dqn": AlgorithmEntry(
-        "corral.algos.dqn", "Dqn", "action values from replay: double, dueling, n-step, prioritised", _FEW
+        "corral.algos.dqn", "Dqn", "Q-learning with replay: double, dueling, n-step, prioritized", _SMALL_DISCRETE
     ),
     "apex": AlgorithmEntry(
-        "corral.algos.dqn", "Dqn", "Ape-X: dqn with actors, and another epsilon for each environment", _FEW,
-        _APART
+        "corral.algos.dqn", "Dqn", "Ape-X: dqn with actors and a different epsilon per environment", _SMALL_DISCRETE,
+        _ACTOR_LEARNER
         | {"prioritized_replay": True, "n_step": 3, "dueling": True, "epsilon_ladder": True, "max_grad_norm": 40.0},
     ),
     "seed_impala": AlgorithmEntry(
-        "corral.algos.impala", "Impala", "SEED: impala with one process that acts for all environments", _ALL,
+        "corral.algos.impala", "Impala", "SEED: impala with central inference", _ALL,
         {"topology": "central_inference"},
     ),
     "dppo": AlgorithmEntry(
-        "corral.algos.ppo", "Ppo", "distributed PPO: workers that average every gradient", _ALL, _SHARED
+        "corral.algos.ppo", "Ppo", "distributed PPO: workers that average every gradient", _ALL, _DATA_PARALLEL
     ),
     "ppo-ssp": AlgorithmEntry(
         "corral.algos.ppo", "Ppo", "stale synchronous PPO: workers a few updates apart, with a parameter server", _ALL,
-        _SHARED | {"exchange": "param_server", "mode": "ssp:3"},
+        _DATA_PARALLEL | {"exchange": "param_server", "mode": "ssp:3"},
     ),
     "a3c": AlgorithmEntry(
         "corral.algos.a2c", "A2c", "A3C: a2c in asynchronous workers, with a parameter server", _ALL,
-        _SHARED | {"exchange": "param_server", "mode": "async"},
+        _DATA_PARALLEL | {"exchange": "param_server", "mode": "async"},
     ),
     "gala": AlgorithmEntry(
         "corral.algos.a2c", "A2c", "GALA: a2c in workers that gossip with a neighbour", _ALL,
-        _SHARED | {"exchange": "gossip", "mode": "async", "gossip_graph": "ring"},
+        _DATA_PARALLEL | {"exchange": "gossip", "mode": "async", "gossip_graph": "ring"},
     ),
     "paac": AlgorithmEntry(
         "corral.algos.a2c", "A2c", "PAAC: a2c with one learner and many environments in worker processes", _ALL,

@@ -66,9 +66,9 @@ class Config:
     """The network."""
 
     def __post_init__(self) -> None:
-        require("learning_rate", self.learning_rate, above=0, most=100)
-        require("gamma", self.gamma, least=0, most=1)
-        require("episodes_per_update", self.episodes_per_update, least=1)
+        require("learning_rate", self.learning_rate, above=0, maximum=100)
+        require("gamma", self.gamma, minimum=0, maximum=1)
+        require("episodes_per_update", self.episodes_per_update, minimum=1)
         require("max_grad_norm", self.max_grad_norm, above=0)
         if self.net.rnn != "none":
             raise UserError("REINFORCE does not support recurrent networks: set rnn=none, or use a2c or ppo.")

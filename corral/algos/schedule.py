@@ -32,11 +32,13 @@ class Schedule:
         return self.start + (self.end - self.start) * done
 
     @property
-    def most(self) -> float:
+    def maximum(self) -> float:
         return max(self.start, self.end)
 
 
-def read_schedule(name: str, value: float | str, least: float | None = None, most: float | None = None) -> Schedule:
+def read_schedule(
+    name: str, value: float | str, minimum: float | None = None, maximum: float | None = None
+) -> Schedule:
     """A setting as a schedule; UserError if it is malformed or out of bounds."""
     found = _RAMP.fullmatch(value) if isinstance(value, str) else None
     try:
@@ -44,9 +46,9 @@ def read_schedule(name: str, value: float | str, least: float | None = None, mos
     except ValueError:
         raise UserError(f"{name} must be a number, or a schedule such as 8:64 or 1:0.1@0.3, got {value!r}.") from None
     for number in numbers[:2]:
-        require(name, number, least=least, most=most)
+        require(name, number, minimum=minimum, maximum=maximum)
     if len(numbers) > 2:
-        require(f"the end of {name}'s schedule", numbers[2], above=0, most=1)
+        require(f"the end of {name}'s schedule", numbers[2], above=0, maximum=1)
     return Schedule(*numbers)
 
 
@@ -57,6 +59,6 @@ def linear_decay(start: float, *, on: bool) -> Callable[[float], float]:
 
 def read_clip_coef(value: float | str) -> Schedule:
     """The clip range of PPO's ratio; it may decay to 0, but starts above."""
-    schedule = read_schedule("clip_coef", value, least=0)
+    schedule = read_schedule("clip_coef", value, minimum=0)
     require("clip_coef", schedule.start, above=0)
     return schedule

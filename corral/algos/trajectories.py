@@ -23,7 +23,7 @@ class Minibatch:
     """Steps to learn from: `[n]`, or `[T, B]` for a recurrent network.
 
     For a recurrent network, `state` is the recurrent state at the start of the sequences, `first` marks where it is
-    reset, and `mask` the steps that count; otherwise steps that do not count are left out.
+    reset, and `mask` the valid steps; otherwise invalid steps are left out.
     """
 
     obs: Tree
@@ -50,7 +50,7 @@ class Minibatch:
 R = TypeVar("R", bound=Minibatch)
 
 
-def recorded(net: NetConfig) -> tuple[str, ...]:
+def recorded_extras(net: NetConfig) -> tuple[str, ...]:
     """Extras that `ActorCriticPolicy` records for a network with these settings."""
     return ("action", "logp") if net.rnn == "none" else ("action", "logp", "state")
 
@@ -75,8 +75,8 @@ def compute_values(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
         final = value[:0, 0]
         if len(t):  # the recurrent state carries over to an episode's final observation
             last = tree_map(lambda leaf: leaf.unsqueeze(0), to_tensors(traj.final_obs, device))
-            going_on = torch.zeros(1, len(t), dtype=torch.bool, device=device)
-            final = model.unroll(last, states[t, b], going_on)[1][0].float().cpu().numpy()
+            not_first = torch.zeros(1, len(t), dtype=torch.bool, device=device)
+            final = model.unroll(last, states[t, b], not_first)[1][0].float().cpu().numpy()
     after = value[1:].copy()
     after[traj.final_at[:, 0], traj.final_at[:, 1]] = final
     return value[:-1], after
@@ -123,19 +123,19 @@ def gae_steps(model: ActorCritic, traj: Trajectory, gamma: float, gae_lambda: fl
     return flatten_steps(model, traj, values, advantages, advantages + values)
 
 
-def shuffled(rows: R, parts: int, rng: torch.Generator) -> Iterator[R]:
-    """All rows, or all sequences of a recurrent network, in random order and in `parts` of about equal size."""
-    order = torch.randperm(len(rows), generator=rng).to(rows.old_values.device)
-    axis = 0 if rows.state is None else 1
+def shuffled_minibatches(batch: R, num_minibatches: int, rng: torch.Generator) -> Iterator[R]:
+    """All rows, or all sequences of a recurrent network, in random order, in minibatches of about equal size."""
+    order = torch.randperm(len(batch), generator=rng).to(batch.old_values.device)
+    axis = 0 if batch.state is None else 1
 
     def taken(name: str, index: Tensor) -> Tree:
-        value = getattr(rows, name)
+        value = getattr(batch, name)
         along = 0 if name == "state" else axis
         return None if value is None else tree_map(lambda leaf: leaf.index_select(along, index), value)
 
-    for index in order.tensor_split(parts) if parts > 1 else (order,):
+    for index in order.tensor_split(num_minibatches) if num_minibatches > 1 else (order,):
         if len(index):
-            yield type(rows)(**{f.name: taken(f.name, index) for f in fields(rows)})
+            yield type(batch)(**{f.name: taken(f.name, index) for f in fields(batch)})
 
 
 def evaluate_actions(model: ActorCritic, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,17 +158,17 @@ def explained_variance(values: Array, returns: Array) -> float:
 
 
 def num_valid(batch: Minibatch) -> int:
-    """Number of steps that count."""
+    """Number of valid (unmasked) steps."""
     return len(batch) if batch.mask is None else int(batch.mask.sum())
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over the steps that count."""
+    """Mean over the valid steps."""
     return values.mean() if mask is None else (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def normalize(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Values with mean 0 and deviation 1 over the steps that count; a single one is unchanged."""
+    """Values with mean 0 and deviation 1 over the valid steps; a single one is unchanged."""
     used = values if mask is None else values[mask]
     return (values - used.mean()) / (used.std(correction=0) + 1e-8) if len(used) > 1 else values
 
@@ -207,7 +207,7 @@ class SequenceOutput:
 
 
 def forward_sequences(model: ActorCritic, traj: Trajectory) -> SequenceOutput:
-    """Every row once with its graph; final observations of sequences and episodes without a graph."""
+    """Forward pass with gradients for all rows; values of final observations are computed without gradients."""
     device, shape = model.value_head.weight.device, traj.shape
     obs = to_tensors(tree_map(lambda leaf: leaf[:-1], traj.obs), device)
     states: Tensor | None = None

@@ -14,7 +14,7 @@ from corral.cli.options import EnvKwargs, parse_env_kwargs
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
-    from corral.testing.speed import Speed, Way
+    from corral.testing.speed import Measurement, Speed
 
 _MAX_SECONDS = 3600.0
 
@@ -48,9 +48,9 @@ class Bench:
         kwargs = parse_env_kwargs(self.env_kwargs)
         speed = measure_speed(self.env, kwargs, self.seconds, self.num_envs, self.workers)
         _print_table(speed)
-        for name, why in speed.left_out.items():
+        for name, why in speed.not_measured.items():
             print(f"Not measured: {name}: {why}")
-        print(f"Bound: {bound(speed)}\nChange: {advice(speed)}")
+        print(f"Bottleneck: {bound(speed)}\nSuggestion: {advice(speed)}")
         if self.json is not None:
             self._write(self.json, speed)
         return 0
@@ -80,7 +80,7 @@ def _print_table(speed: Speed) -> None:
     make_console().print(table)
 
 
-def _name(way: Way) -> str:
+def _name(way: Measurement) -> str:
     if way.backend == "none":
         return "the environment alone"
     if way.backend == "process":
@@ -127,10 +127,10 @@ def advice(speed: Speed) -> str:
         return f"--set num_envs={best.num_envs}{gain}; {remedy}."
     settings = f"backend={best.backend} " + (f"workers={best.workers} " if best.backend == "process" else "")
     native = max((way.rate for way in speed.ways if way.backend == "native"), default=0.0)
-    times = f" backend=native, another implementation of it, is {native / best.rate:.1f} times as fast."
+    times = f" backend=native, a different implementation, is {native / best.rate:.1f} times as fast."
     hint = times if native > best.rate else ""
     return f"--set {settings}num_envs={best.num_envs}{_gain(best, first, f'local with {first.num_envs}')}.{hint}"
 
 
-def _gain(best: Way, first: Way, name: str) -> str:
+def _gain(best: Measurement, first: Measurement, name: str) -> str:
     return "" if best is first else f", {best.rate / first.rate:.1f} times the rate of {name}"

@@ -29,7 +29,7 @@ _LAST_FRAMES = 5
 
 @dataclass(frozen=True)
 class CheckEnv:
-    """Check whether an environment keeps the Gymnasium contract; the exit code is 1 if it does not."""
+    """Check that an environment conforms to the Gymnasium API; the exit code is 1 if it does not."""
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """Gymnasium id, your own module:Class, or the URL of an external simulator."""

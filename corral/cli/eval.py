@@ -38,7 +38,7 @@ class Eval:
     sampled: Flag = False
     """Evaluate only with sampled actions, as in training."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="NAME")] = "best"
-    """best, latest, or the name of one."""
+    """Checkpoint: best, latest, or a name."""
     render: Flag = False
     """Show the episodes on the screen, with deterministic actions unless --sampled."""
     search_sims: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
@@ -71,13 +71,13 @@ class Eval:
         return 0
 
     def _solve(self, loaded: LoadedPolicy) -> None:
-        from corral.runs.evaluate import share_solved
+        from corral.runs.evaluate import solved_fraction
 
-        share, count = share_solved(loaded, self.search_sims)
+        share, count = solved_fraction(loaded, self.search_sims)
         if self.json:
             print(json.dumps({"run": str(self.run_dir), "step": loaded.step, "right": share, "positions": count}))
         else:
-            print(f"Right moves: {share:.1%} of {count:,} solved positions")
+            print(f"Correct moves: {share:.1%} of {count:,} solved positions")
 
     def _play(self, loaded: LoadedPolicy) -> dict[str, Evaluation]:
         from corral.runs.evaluate import evaluate_loaded

@@ -21,7 +21,7 @@ class Export:
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("policy.onnx")
     """File to write: .onnx, or .pt for TorchScript."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="NAME")] = "best"
-    """best, latest, or the name of one."""
+    """Checkpoint: best, latest, or a name."""
 
     def run(self) -> int:
         from corral.runs.export.file import export
@@ -32,7 +32,7 @@ class Export:
         print(f"Inputs: {', '.join(map(str, written.inputs))}")
         print(f"Outputs: {', '.join(map(str, written.outputs))}")
         print(
-            f"Largest difference to the agent, over {written.observations} random observations: "
+            f"Largest difference from the policy, over {written.observations} random observations: "
             f"{written.difference:.1e}"
         )
         return 0

@@ -19,7 +19,7 @@ Commands = Mapping[str, tuple[str, str]]
 
 COMMANDS: Commands = {
     "bench": ("corral.cli.bench:Bench", "measure the step rate of an environment or simulator, and its bottleneck"),
-    "check-env": ("corral.cli.check_env:CheckEnv", "check whether an environment keeps the Gymnasium contract"),
+    "check-env": ("corral.cli.check_env:CheckEnv", "check that an environment conforms to the Gymnasium API"),
     "doctor": ("corral.cli.doctor:Doctor", "show hardware and installed packages, and what will be slow"),
     "eval": ("corral.cli.eval:Eval", "evaluate the policy of a run"),
     "export": ("corral.cli.export:Export", "export a run's policy as ONNX or TorchScript"),
@@ -109,7 +109,7 @@ def _split(argv: list[str], commands: Commands, prog: str) -> tuple[str, list[st
         if argv[1:] in (["-h"], ["--help"]):
             print(_help(commands, prog, argv[0]))
             raise SystemExit(0)
-        raise UserError(f"`{prog} {argv[0]}` needs one more word: {', '.join(family)}.")
+        raise UserError(f"`{prog} {argv[0]}` needs a subcommand: {', '.join(family)}.")
     typed = " ".join(argv[:2]) if family else argv[0]
     names = [*commands, *{name.partition(" ")[0] for name in commands}]
     close = difflib.get_close_matches(" ".join(argv[:2]), names, 1) or difflib.get_close_matches(typed, names, 1)

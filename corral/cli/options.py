@@ -56,7 +56,7 @@ def _sentence(box: str) -> str:
 def _unknown(command: type[Any], unknown: Sequence[str], prog: str) -> str:
     option = next((token for token in unknown if token.startswith("-")), None)
     if option is None:
-        return f"`{prog}` takes no further argument, got {unknown[0]!r}; see `{prog} --help`."
+        return f"`{prog}` got an unexpected argument {unknown[0]!r}; see `{prog} --help`."
     option = option.partition("=")[0]
     options = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(command)]
     close = difflib.get_close_matches(option, options, 1)

@@ -30,17 +30,17 @@ class Record:
     seed: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """Seed of the episodes. Default: the run's, whose evaluation plays the same first episode."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="NAME")] = "best"
-    """best, latest, or the name of one."""
+    """Checkpoint: best, latest, or a name."""
 
     def run(self) -> int:
         from corral.runs.views.video import record_run
 
-        film = record_run(
+        video = record_run(
             self.run_dir, self.out, episodes=self.episodes, seconds=self.seconds, fps=self.fps,
             deterministic=not self.sampled, seed=self.seed, checkpoint=self.checkpoint,
         )  # fmt: skip
-        returns = ", ".join(f"{value:g}" for value in film.returns)
+        returns = ", ".join(f"{value:g}" for value in video.returns)
         score = f"return {returns}" if returns else "no episode finished"
-        cut = "" if len(film.returns) == self.episodes else f"; stopped at --seconds {self.seconds:g}"
-        print(f"Wrote {film.path}: {film.frames:,} frames, {film.seconds:.1f} s at {film.fps:g} fps, {score}{cut}")
+        cut = "" if len(video.returns) == self.episodes else f"; stopped at --seconds {self.seconds:g}"
+        print(f"Wrote {video.path}: {video.frames:,} frames, {video.seconds:.1f} s at {video.fps:g} fps, {score}{cut}")
         return 0

@@ -25,9 +25,9 @@ class Serve:
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """Gymnasium id, or your own module:Class."""
     bind: _Url = None
-    """Where to listen, such as tcp://127.0.0.1:5555."""
+    """Address to listen on, such as tcp://127.0.0.1:5555."""
     connect: _Url = None
-    """The learner to connect to instead."""
+    """Address of the learner to connect to, instead of --bind."""
     env_kwargs: EnvKwargs = ()
     """Keyword arguments for the environment."""
     envs: Number = "64"
@@ -35,7 +35,7 @@ class Serve:
     workers: Number = "1"
     """Number of processes, each its own simulator; more than one needs --connect."""
     token_file: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Both sides must have the token in this file."""
+    """File with the shared token that both sides must have."""
     insecure: Flag = False
     """Listen for other machines without a token."""
     patience: Annotated[str, tyro.conf.arg(metavar="S")] = "0"

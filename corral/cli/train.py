@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from corral.runs.training_loop import Result
 
 Number = Annotated[str | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
-"""Type of an option that is a whole number, which may be written 1e5 or 100_000."""
+"""Type of an option that is an integer, which may be written 1e5 or 100_000."""
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]  # option without a value
 Plugins = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="MODULE:CLASS")]
 """Type of a repeatable option that names a class."""
@@ -115,7 +115,7 @@ class Train:
         given: dict[str, Any] = {key.replace("-", "_"): text for key, text in items.items()}
         for name, argument in _NO_SETTINGS.items():
             if name in given:
-                raise UserError(f"{name} is not a setting but an argument: write {argument}.")
+                raise UserError(f"{name} is not a setting: use the argument {argument}.")
         if "env_kwargs" in given:
             given["env_kwargs"] = read_value("env_kwargs", given["env_kwargs"], dict[str, Any])
         own = {name: getattr(self, name) for name in _OPTIONS} | {"env_kwargs": self._env_kwargs() or None}

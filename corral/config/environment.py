@@ -17,7 +17,7 @@ _PIXELS = "corral.envs.suites:pixels"
 
 
 def describe_env(env: EnvLike) -> tuple[str, dict[str, Any], Any]:
-    """Text and keyword arguments for `find_env`, and the callable itself if they are not enough."""
+    """Name and kwargs from which `find_env` rebuilds the environment, and the callable if they are not enough."""
     from corral.envs.resolve import resolve
     from corral.envs.suites.atari import AtariSuite
     from corral.envs.suites.pixels import PixelSuite

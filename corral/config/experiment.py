@@ -133,8 +133,8 @@ class Experiment:
             raise UserError(f"min_actors={self.actor_learner.min_actors} exceeds the {self.num_actors} actors.")
         elif self.topology == "central_inference" and self.backend in ("local", "native"):
             raise UserError(
-                f"central_inference needs environments in other processes, and backend={self.backend} has none: set "
-                "another backend, or for algorithms that search topology=actor_learner."
+                f"central_inference runs environments in other processes, and backend={self.backend} has none: set "
+                "a different backend, or, for search algorithms, topology=actor_learner."
             )
         elif self.num_envs % self.num_actors:
             raise UserError(
@@ -148,10 +148,13 @@ class Experiment:
         if self.actors is not None:
             raise UserError("The topology 'sync' has no actors: set num_envs, or topology=actor_learner.")
         if self.runtime in ("process", "ray"):
-            raise UserError(f"The topology 'sync' is one process: runtime={self.runtime} needs another topology.")
+            raise UserError(
+                f"Topology 'sync' runs in one process: runtime={self.runtime} requires a different topology, such as "
+                "actor_learner."
+            )
         if self.actor_learner != ActorLearnerConfig():
             raise UserError(
-                f"{_changed(self.actor_learner)} needs another topology than 'sync', such as actor_learner."
+                f"{_changed(self.actor_learner)} requires a topology other than 'sync', such as actor_learner."
             )
 
     def _check_data_parallel(self) -> None:
@@ -164,10 +167,10 @@ class Experiment:
         most = _MAX_PER_CORE * cores()
         servers = config.num_servers
         if self.runtime in ("auto", "process") and self.num_actors + max(0, servers - 1) > most:
-            beside = f" and {servers} servers" if servers > 1 else ""
+            and_servers = f" and {servers} servers" if servers > 1 else ""
             raise UserError(
-                f"{self.num_actors} workers{beside} are too many for the {cores()} cores of this machine: use at most "
-                f"{most}, or runtime=ray with a cluster."
+                f"{self.num_actors} workers{and_servers} are too many for the {cores()} cores of this machine: "
+                f"use at most {most}, or runtime=ray with a cluster."
             )
 
     @classmethod
@@ -197,7 +200,7 @@ class Experiment:
             if from_file.get("env", text) != text:
                 from_file.pop("env_kwargs", None)  # they belong to another environment
             if kwargs and given.get("env_kwargs"):
-                raise UserError(f"{text} has its options already; give them there instead of as env_kwargs.")
+                raise UserError(f"{text} already includes its options; set them there, not in env_kwargs.")
             given |= settings.read(base, {"env_kwargs": kwargs}) if kwargs else {}
         asked = from_file | given
         if not asked.get("env"):
@@ -228,7 +231,7 @@ class Experiment:
         return settings.to_plain(self)
 
     @property
-    def guarded(self) -> bool:
+    def learner_in_own_process(self) -> bool:
         """Whether the learner has its own process, which is restarted after a crash."""
         return self.topology != "sync" and self.runtime != "inline"
 

@@ -1,4 +1,4 @@
-"""Settings of earlier versions: migrated if a run's `config.yaml` has them, explained if a user gives them.
+"""Settings of earlier versions: migrated in a run's `config.yaml`, rejected with a hint if a user passes them.
 
 The only place for old names. `config.yaml` contains its format. Each format has one step that migrates it to the next,
 so that a later change of a name or a default adds a step and leaves the others alone.

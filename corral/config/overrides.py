@@ -41,7 +41,7 @@ _ALGORITHM = "algorithm"
 
 
 class _Mismatch(Exception):
-    """A value does not fit its type; the caller knows the setting's name."""
+    """A value does not match its type; the caller adds the setting's name."""
 
 
 def leaves(config: Any) -> dict[str, Any]:
@@ -272,5 +272,5 @@ def _describe(kind: Any) -> str:
     if origin is tuple:
         return f"a list such as {'64,64' if args[0] is int else 'a,b'}, where each item is {_describe(args[0])}"
     if origin is dict:
-        return "a mapping (as text: JSON) of names to numbers, text, true, false, none, or lists of these"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+        return "a mapping (JSON if given as a string) of names to numbers, strings, booleans, null, or lists of these"
+    return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}[kind]

@@ -20,7 +20,7 @@ Buffer = bytes | bytearray | memoryview
 
 _HEAD = struct.Struct("<Q")
 _ALIGN = 64
-_ARRAY, _BIG_INT = 1, 2  # MessagePack extensions: (position, dtype, shape), and text of a number beyond 64 bits
+_ARRAY, _BIG_INT = 1, 2  # MessagePack extensions: (position, dtype, shape), and decimal text of integers beyond 64 bits
 MAX_BYTES = 1 << 32
 # What invalid bytes raise; NumPy parses names of dtypes as Python, hence SyntaxError.
 _INVALID = struct.error, ValueError, TypeError, OverflowError, RecursionError, SyntaxError, msgspec.DecodeError

@@ -15,7 +15,7 @@ from corral.core.types import Array, EnvSpec
 
 Env = gymnasium.Env[Any, Any]
 EnvFactory = Callable[[], Env]
-_WATCHING = (HumanRendering, RecordVideo, RenderCollection)
+_RENDER_WRAPPERS = (HumanRendering, RecordVideo, RenderCollection)
 
 
 def build_env(factory: EnvFactory, name: str) -> tuple[gymnasium.Env[Any, Any], EnvSpec]:
@@ -100,22 +100,22 @@ class PassiveWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Changes nothing and has no state, so that planners may ignore it."""
 
 
-def is_looking(layer: Any) -> bool:
-    """Whether a layer only shows or records an environment, and so must not run in a planner's copy.
+def only_renders(layer: Any) -> bool:
+    """Whether a wrapper only renders or records, so that it must not run in a planner's copy.
 
     A copy of Gymnasium's RecordVideo would draw every step of a search, keep the frames in every state, and overwrite
     the video of the live environment.
     """
-    return isinstance(layer, _WATCHING)
+    return isinstance(layer, _RENDER_WRAPPERS)
 
 
 def hide(env: Env) -> None:
-    """Prevent an environment from opening windows, and its wrappers from drawing and recording."""
+    """Keep an environment from opening windows and its wrappers from rendering or recording."""
     base = env.unwrapped
     if getattr(base, "render_mode", None) == "human":
         base.render_mode = None
     for layer in layers(env):
-        if is_looking(layer):
+        if only_renders(layer):
             layer.step, layer.reset = layer.env.step, layer.env.reset
         if isinstance(layer, RecordVideo):  # the original may record; closing this copy would write its video
             layer.recording, layer.recorded_frames = False, []

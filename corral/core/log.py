@@ -8,7 +8,7 @@ import sys
 import time
 
 
-class _UnlessConfigured(logging.Handler):
+class _DefaultHandler(logging.Handler):
     """Prints to stderr unless the program has set up logging itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -18,10 +18,10 @@ class _UnlessConfigured(logging.Handler):
 
 
 def show_by_default() -> None:
-    """Show choices and warnings of the `corral` logger."""
+    """Print info messages and warnings of the `corral` logger by default."""
     logger = logging.getLogger("corral")
     if not logger.handlers:
-        logger.addHandler(_UnlessConfigured())
+        logger.addHandler(_DefaultHandler())
         logger.setLevel(logging.INFO)
 
 
@@ -32,16 +32,16 @@ class RateLimitedLog:
     """Passes the first warnings on at once, then one every 10 s with the number suppressed in between."""
 
     def __init__(self, log: logging.Logger):
-        self._log, self._left, self._since, self._kept_back = log, _AT_ONCE, time.monotonic(), 0
+        self._log, self._left, self._since, self._suppressed = log, _AT_ONCE, time.monotonic(), 0
 
     def warning(self, text: str) -> None:
         now = time.monotonic()
         if now - self._since > _EVERY_S:
-            more = f" ({self._kept_back} more warnings were suppressed)" if self._kept_back else ""
+            more = f" ({self._suppressed} more warnings were suppressed)" if self._suppressed else ""
             self._log.warning("%s%s", text, more)
-            self._left, self._since, self._kept_back = _AT_ONCE - 1, now, 0
+            self._left, self._since, self._suppressed = _AT_ONCE - 1, now, 0
         elif self._left > 0:
             self._left -= 1
             self._log.warning("%s", text)
         else:
-            self._kept_back += 1
+            self._suppressed += 1

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 ROLES = {"train": 0, "eval": 1}
-_ENV, _WORKER, _PART = 0, 1, 2
-PARTS = {"network": 0, "acting": 1, "learning": 2, "store": 3, "actor": 4}
+_ENV, _WORKER, _COMPONENT = 0, 1, 2
+COMPONENTS = {"network": 0, "acting": 1, "learning": 2, "store": 3, "actor": 4}
 # EnvPool and ALE take 32-bit signed seeds, so every seed stays below 2**31.
 _MASK = 0x7FFF_FFFF
 
@@ -34,6 +34,6 @@ def worker_seed(run_seed: int, role: str, worker: int, start: int = 0) -> int:
     return _draw(run_seed, ROLES[role], _WORKER, worker, start)
 
 
-def part_seed(run_seed: int, role: str, part: str, index: int = 0, start: int = 0) -> int:
+def component_seed(run_seed: int, role: str, part: str, index: int = 0, start: int = 0) -> int:
     """Seed of a component of the run, such as the actions of actor `index`; `start` counts its restarts."""
-    return _draw(run_seed, ROLES[role], _PART, PARTS[part], index, *([start] if start else []))
+    return _draw(run_seed, ROLES[role], _COMPONENT, COMPONENTS[part], index, *([start] if start else []))

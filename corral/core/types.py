@@ -155,14 +155,14 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The data an algorithm needs: its only statement about sampling, storing and lag."""
+    """The data an algorithm needs; the only place where it configures sampling, storage and policy lag."""
 
     unit: Literal["transition", "sequence", "episode"]
     length: int  # of a sequence in steps, or n of an n-step transition; sequences carry one observation more
     batch_size: int  # transitions, sequences or episodes in a batch
     reuse: Literal["once", "replay"]
     extras: tuple[str, ...] = ()  # what acting must record
-    max_lag: int | None = None  # versions: 0 is on-policy, None is corrected or off-policy
+    max_lag: int | None = None  # in versions; 0: on-policy, None: unbounded (off-policy or corrected)
     samples_per_insert: float = 1.0  # with replay: how often a transition is drawn on average
     prioritised: bool = False
     capacity: int = 0  # with replay: transitions kept; with `replayed`: sequences
@@ -181,7 +181,7 @@ class LossOutput:
     metrics: dict[str, Any]  # names -> scalar tensors or numbers
     priorities: Any = None
     stop: bool = False  # skip this minibatch and the following ones (target KL)
-    rows: int = 1  # number of rows the loss averages, its weight among other learners' losses; 0: it is a sum
+    rows: int = 1  # number of rows the loss averages, its weight when averaging over learners; 0: the loss is a sum
     backward: Callable[[], None] | None = None
     group: str = ""  # name of the parameter group to step
 
@@ -205,7 +205,7 @@ class Transitions:
 
 @dataclass
 class Positions:
-    """`n` single steps of whole episodes."""
+    """`n` steps sampled from complete episodes (AlphaZero positions)."""
 
     obs: Tree  # [n, ...]
     outcome: Array  # [n] float32, the return to the episode's end, for the acting player

@@ -26,7 +26,7 @@ def ring_size(capacity: int, item_bytes: int, margin: int) -> int:
     return (2 * capacity if item_bytes <= _SMALL else capacity + capacity // 32) + margin
 
 
-def lay(ring: Array, counter: int, rows: Array) -> None:
+def write_ring(ring: Array, counter: int, rows: Array) -> None:
     """Write rows to consecutive slots from a counter on, with wrap-around; at most one ring's length."""
     start = counter % len(ring)
     fits = min(len(rows), len(ring) - start)
@@ -68,7 +68,7 @@ class FrameRing:
         counters = self.high - 1 + np.cumsum(fresh).reshape(fresh.shape)
         counters[moved_on, :-1] = before_at[moved_on, 1:]
         new = stacks[fresh]
-        lay(self.frames, self.high, new)
+        write_ring(self.frames, self.high, new)
         self.high += len(new)
         return counters
 
@@ -79,7 +79,7 @@ class FrameRing:
 class Observations:
     """The observations of many environments, stored and retrieved by number.
 
-    `clocks` are the highest counters of all rings; an observation exists while its `needs` are not below `alive_from`.
+    `clocks`: the newest counter of each ring. An observation is stored while its `needs` are at least `alive_from`.
     """
 
     def __init__(self, spec: EnvSpec, capacity: int, num_envs: int, margin: int):
@@ -120,13 +120,13 @@ class Observations:
             oldest[:, column] = table[numbers % self.size, 0]
         return oldest
 
-    def young(self, needs: Array) -> Array:
+    def is_recent(self, needs: Array) -> Array:
         """Which of these needs [m, rings] remain valid for at least half a ring's length."""
         if not self._frames:
             alone: Array = needs[:, 0] > self.high - self.size // 2
             return alone
-        young: Array = (needs > self.clocks - self.sizes // 2).all(1)
-        return young
+        recent: Array = (needs > self.clocks - self.sizes // 2).all(1)
+        return recent
 
     def take(self, numbers: Array) -> Tree:
         return self._layout.unflatten(self._leaves(numbers))
@@ -168,9 +168,9 @@ class Observations:
             else:
                 ring = self._plain[i]
                 if len(new):
-                    lay(ring, start - len(new), leaf[0, new])
-                lay(ring, start, leaf[1:].reshape(-1, *leaf.shape[2:]))
-                lay(ring, start + length * width, final[i])
+                    write_ring(ring, start - len(new), leaf[0, new])
+                write_ring(ring, start, leaf[1:].reshape(-1, *leaf.shape[2:]))
+                write_ring(ring, start + length * width, final[i])
         self._last[traj.env_id] = numbers[-1]
         successors = numbers[1:].copy()
         successors[final_at[:, 0], final_at[:, 1]] = final_numbers
@@ -196,9 +196,9 @@ class Observations:
             table[numbers[t + 1] % self.size] = counters
 
     def _continues(self, env_ids: Array, obs: list[Array]) -> Array:
-        """Where an environment's observation equals the one stored last for it, which is still young."""
+        """Where an environment's observation equals the one stored last for it, if that is recent."""
         last = self._last[env_ids]
-        continues: Array = (last >= 0) & self.young(self.needs(last))
+        continues: Array = (last >= 0) & self.is_recent(self.needs(last))
         for leaf, stored in zip(obs, self._leaves(last), strict=True):
             continues &= (leaf == stored).reshape(len(last), -1).all(1)
         return continues

@@ -104,7 +104,7 @@ class GameReplay(Store):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["size"] > self._data.capacity or state["next"] > state["size"]:
-            raise UserError("The saved replay had another capacity: resume with the same settings.")
+            raise UserError("The saved replay buffer has a different capacity: resume with the same settings.")
         self._episodes.load_state_dict(state["episodes"])
         self._columns = {}
         if state["size"]:

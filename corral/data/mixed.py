@@ -25,7 +25,7 @@ class MixedStore(FifoStore):
         if not 0 < self._drawn < data.batch_size:
             raise UserError(
                 f"A batch of {data.batch_size} sequences, {data.replayed:g} of them replayed, needs at least one of "
-                "each kind: raise batch_size, or change replayed."
+                "each kind: raise batch_size, or change replay_fraction."
             )
         super().__init__(spec, replace(data, batch_size=data.batch_size - self._drawn), num_envs)
         self._ring = SequenceRing(spec, data.capacity)

@@ -89,7 +89,7 @@ class NStep:
         )
 
     def _column(self, kept: Array, new: Array, env_ids: Array, row: Array) -> Array:
-        """Select rows from the waiting steps followed by the new ones; the steps waiting now are kept."""
+        """Index into pending steps followed by new ones; update the pending steps."""
         joined = np.concatenate([kept[:, env_ids], new]) if self._wait else new
         found: Array = joined.reshape(-1, *joined.shape[2:]).take(row, axis=0)
         if self._wait:

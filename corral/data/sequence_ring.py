@@ -1,4 +1,4 @@
-"""Sequences for replay: the last ones, side by side in arrays."""
+"""Ring buffer of the most recent sequences, stored as columns of arrays."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ class SequenceRing:
             return
         sequences = unpack(state["sequences"], self._spec)
         if sequences.shape[1] != min(state["added"], self._capacity):
-            raise UserError("The saved replay had another buffer_size: resume with the same settings.")
+            raise UserError("The saved replay buffer has a different buffer_size: resume with the same settings.")
         self.add(sequences)
         self._added = state["added"]

@@ -94,7 +94,7 @@ class Store(ABC):
 
 
 class RateLimiter:
-    """Keeps `sampled` at `samples_per_insert * (inserted - min_size)`.
+    """Keeps the ratio of samples to inserts at `samples_per_insert` after the first `min_size` inserts.
 
     Sampling never runs ahead of that. Inserts may run ahead by `tolerance` samples, which must be at least the batch
     size, or neither side could proceed. The first `min_size` items allow no samples: learning starts with one update at
@@ -107,15 +107,16 @@ class RateLimiter:
         self.sampled = 0
 
     @property
-    def owed(self) -> float:
+    def available_samples(self) -> float:
         """Samples that the inserted items allow and that were not drawn yet."""
         return self._ratio * (self.inserted - self._min_size) - self.sampled
 
     def may_sample(self, count: int) -> bool:
-        return self.inserted >= self._min_size and self.owed > count - 1e-6  # a ratio such as 0.1 is not exact
+        # A ratio such as 0.1 is not exact.
+        return self.inserted >= self._min_size and self.available_samples > count - 1e-6
 
     def may_insert(self) -> bool:
-        return self.owed <= self._tolerance
+        return self.available_samples <= self._tolerance
 
     def state_dict(self) -> dict[str, Any]:
         return {"inserted": self.inserted, "sampled": self.sampled}

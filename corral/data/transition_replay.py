@@ -131,9 +131,9 @@ class TransitionReplay(Store):
     def _append(self, windows: NStepWindows) -> None:
         rows, observations = self._rows, self._observations
         needs = observations.needs(windows.obs)
-        young = observations.young(needs)
-        if not young.all():  # from an environment that stalled while others continued: they would soon be evicted
-            windows, needs = windows.take(young), needs[young]
+        recent = observations.is_recent(needs)
+        if not recent.all():  # from an environment that stalled while others continued: they would soon be evicted
+            windows, needs = windows.take(recent), needs[recent]
         low, high = rows.low, rows.high
         rows.append(windows, needs)
         rows.evict(observations.alive_from)

@@ -12,7 +12,7 @@ from corral.core.jit import compiled
 from corral.core.machine import require_memory
 from corral.core.spaces import Layout
 from corral.core.types import Array
-from corral.data.frame_ring import lay
+from corral.data.frame_ring import write_ring
 from corral.data.nstep import NStepWindows
 
 
@@ -46,11 +46,11 @@ class TransitionRing:
         if count == 0:
             return
         for array, leaf in zip(self.action, windows.action, strict=True):
-            lay(array, self.high, leaf)
+            write_ring(array, self.high, leaf)
         for name, column in windows.extras.items():
             if name not in self.extras:
                 self.extras[name] = self._allocate(name, column)
-            lay(self.extras[name], self.high, column)
+            write_ring(self.extras[name], self.high, column)
         lowest = _compiled_append()(
             self.high, (self.obs, self.next_obs, self.reward, self.discount), self._need,
             (windows.obs, windows.next_obs, windows.reward, windows.discount), needs,

@@ -42,7 +42,7 @@ class ResetSeeds:
             self._fresh = np.random.default_rng(self._waiting)
         except (TypeError, ValueError):
             raise UserError(
-                f"seed must be one non-negative whole number, got {seed!r}; Corral derives a different seed "
+                f"seed must be one non-negative integer, got {seed!r}; Corral derives a different seed "
                 "for each environment from it."
             ) from None
 
@@ -74,7 +74,7 @@ class AsGymnasium(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._seeds = ResetSeeds(vec.seed)
-        self._everyone = np.arange(self.num_envs)
+        self._all_ids = np.arange(self.num_envs)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
         if options:
@@ -86,11 +86,11 @@ class AsGymnasium(gymnasium.vector.VectorEnv[Any, Any, Any]):
         super().reset(seed=chosen)  # seeds np_random, which wrappers may use
         self.vec.reset(chosen)
         batch = self.vec.recv()
-        self._everyone = batch.env_ids
+        self._all_ids = batch.env_ids
         return batch.obs, {}
 
     def step(self, actions: Tree) -> tuple[Tree, Array, Array, Array, dict[str, Any]]:
-        self.vec.send(self._everyone, actions)
+        self.vec.send(self._all_ids, actions)
         batch = self.vec.recv()
         return batch.obs, batch.reward, batch.terminated, batch.truncated, self._infos(batch)
 

@@ -50,7 +50,7 @@ class AsSb3(Sb3VecEnv):
     def __init__(self, vec: VecEnv):
         self.vec = vec
         self._seed_source = ResetSeeds(vec.seed)
-        self._everyone = np.arange(vec.num_envs)
+        self._all_ids = np.arange(vec.num_envs)
         self._returns, self._lengths = np.zeros(vec.num_envs), np.zeros(vec.num_envs, np.int64)
         self._start_s = time.time()
         super().__init__(vec.num_envs, vec.spec.observation_space, vec.spec.action_space)
@@ -63,14 +63,14 @@ class AsSb3(Sb3VecEnv):
             )
         self.vec.reset(self._seed_source.next())
         batch = self.vec.recv()
-        self._everyone = batch.env_ids
+        self._all_ids = batch.env_ids
         self._returns[:], self._lengths[:] = 0.0, 0
         return batch.obs
 
     def step_async(self, actions: Array) -> None:
         if isinstance(self.vec.spec.action_space, gs.MultiBinary):
             actions = np.asarray(actions).astype(np.int8)  # SB3's Bernoulli policies give 0.0 and 1.0
-        self.vec.send(self._everyone, actions)
+        self.vec.send(self._all_ids, actions)
 
     def step_wait(self) -> tuple[Tree, Array, Array, list[dict[str, Any]]]:
         batch = self.vec.recv()

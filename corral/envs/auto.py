@@ -67,7 +67,7 @@ def choose(cost: StepCost | None, num_envs: int, workers: int | None, num_cores:
     """Pick the backend with the lowest estimated time for a step of all environments."""
     if cost is None:
         count = min(workers or num_cores, num_envs)
-        return Choice("process", count, "its first steps failed, and worker processes survive the most")
+        return Choice("process", count, "its first steps failed, and worker processes isolate failures best")
     step = f"a step takes {_time(cost.wall_s)}"
     if cost.wall_s > 1e-3 and cost.cpu_s < _WAITING_SHARE * cost.wall_s and num_envs > 1:
         count = min(workers or num_envs, num_envs)

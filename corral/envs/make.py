@@ -48,7 +48,7 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
             simulators, `tcp://HOST:PORT` or `zmq://HOST:PORT`, separated by commas.
         num_envs: number of environments; ignored for lists and ready-made vector environments.
         backend: `local` (this process), `process` (worker processes), `native` (ALE, EnvPool), `ray` (actors of a Ray
-            cluster), or `auto`, which measures a step and chooses; `vec.choice` gives the reason.
+            cluster), or `auto`, which measures a step and chooses; `vec.backend_reason` gives the reason.
         workers: number of worker processes or Ray actors (default: one per core, or chosen by `auto`), or of external
             simulators to wait for.
         seed: run seed, root of the environments' seeds; `vec.reset(seed)` restarts with another.
@@ -67,7 +67,7 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
         raise UserError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}.")
     if is_url(env):
         if backend != "auto":
-            raise UserError(f"backend={backend!r} does not apply to {env}: simulators run elsewhere; leave it out.")
+            raise UserError(f"backend={backend!r} does not apply to {env}, whose simulators run elsewhere: omit it.")
         vec: VecEnv = external_vec_env(env, num_envs, workers, supervision, role, env_kwargs)  # type: ignore[arg-type]
     elif isinstance(env, gymnasium.vector.VectorEnv):
         vec = VectorVecEnv(env, role)
@@ -80,7 +80,7 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
         if backend in ("auto", "native"):
             native = native_vec_env(env, env_kwargs, num_envs, workers or cores, role, required=backend == "native")
         if native is not None and backend == "auto":
-            native.chosen = "native", workers
+            native.resolved_backend = "native", workers
         vec = native or _from_factories(
             [resolve(env, env_kwargs)] * num_envs, backend, workers, cores, supervision, role
         )
@@ -94,23 +94,23 @@ def _from_factories(
     if not resolved:
         raise UserError("An empty list of environments; pass at least one.")
     factories, name, num_envs = [r.factory for r in resolved], resolved[0].name, len(resolved)
-    choice, made = "", None
+    reason, resolved_backend = "", None
     count = min(workers or cores, num_envs)
     if backend == "auto":
         cost = auto.measure(factories[0], name, supervision.step_timeout_s)
         chosen = auto.choose(cost, num_envs, workers, cores)
         backend, count = chosen.backend, chosen.workers
-        made = backend, count if backend == "process" else workers
-        choice = f"{name}: backend '{backend}'" + (f" with {count} workers" if backend == "process" else "")
-        choice += f", because {chosen.why}"
-        log.info("%s", choice)
+        resolved_backend = backend, count if backend == "process" else workers
+        reason = f"{name}: backend '{backend}'" + (f" with {count} workers" if backend == "process" else "")
+        reason += f", because {chosen.why}"
+        log.info("%s", reason)
     if backend == "process":
         vec: VecEnv = ProcessVecEnv(factories, name, supervision, count, role)
     elif backend == "ray":
         vec = RayVecEnv(factories, name, supervision, workers and count, role)
     else:
         vec = LocalVecEnv(factories, name, supervision, role)
-    vec.choice, vec.chosen = choice, made
+    vec.backend_reason, vec.resolved_backend = reason, resolved_backend
     return vec
 
 
@@ -120,7 +120,7 @@ def _whole(name: str, value: Any, least: int) -> int:
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise UserError(f"{name} must be a whole number, got {value!r}.") from None
+        raise UserError(f"{name} must be an integer, got {value!r}.") from None
     if number < least:
         raise UserError(f"{name} must be at least {least}, got {value}.")
     return number

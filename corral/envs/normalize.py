@@ -65,8 +65,8 @@ class RunningMoments:
         new.count = self.count - before.count
         if new.count:
             new.mean = (self.count * self.mean - before.count * before.mean) / new.count
-            apart = np.square(new.mean - before.mean) * (before.count * new.count / self.count)
-            new._squares = np.maximum(self._squares - before._squares - apart, 0.0)
+            between = np.square(new.mean - before.mean) * (before.count * new.count / self.count)
+            new._squares = np.maximum(self._squares - before._squares - between, 0.0)
         return new
 
     def _merge(self, count: int, mean: Array, squares: Array) -> None:
@@ -105,7 +105,7 @@ class Statistics:
         expected = self.state_dict().keys()
         if set(state) != set(expected):
             odd = sorted(set(state) ^ set(expected))
-            raise UserError(f"These statistics are of another environment; they differ in {', '.join(odd[:6])}.")
+            raise UserError(f"These statistics belong to a different environment; they differ in {', '.join(odd[:6])}.")
         for group, moments in self._groups().items():
             moments.load_state_dict({key: state[f"{group}/{key}"] for key in ("count", "mean", "squares")})
 
@@ -136,7 +136,7 @@ class NormalizedVecEnv(VecEnv):
     rows do not update the statistics; with `frozen`, no row does.
 
     For replay buffers, `scale_later` leaves rewards unscaled, and the consumer multiplies them by the current
-    `reward_scale`: rewards scaled on arrival would mix old and new units.
+    `reward_scale`: rewards scaled when stored would mix old and new scales.
     """
 
     def __init__(
@@ -154,7 +154,8 @@ class NormalizedVecEnv(VecEnv):
         self._gamma, self._clip, self.frozen = gamma, clip, frozen
         self._scale_later = scale_later
         self.num_envs, self.seed = vec.num_envs, vec.seed
-        self.choice, self.chosen, self.pipelined, self.withholds = vec.choice, vec.chosen, vec.pipelined, vec.withholds
+        self.backend_reason, self.resolved_backend = vec.backend_reason, vec.resolved_backend
+        self.pipelined, self.holds_back_rows = vec.pipelined, vec.holds_back_rows
         self.statistics = Statistics(vec.spec.observation)
         self.spec: EnvSpec = vec.spec
         if obs:
@@ -191,8 +192,8 @@ class NormalizedVecEnv(VecEnv):
     def send(self, env_ids: Array, actions: Tree) -> None:
         self._vec.send(env_ids, actions)
 
-    def linger(self, enough: int, most_s: float) -> None:
-        self._vec.linger(enough, most_s)
+    def linger(self, min_ready: int, timeout_s: float) -> None:
+        self._vec.linger(min_ready, timeout_s)
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         batch = self._vec.recv(min_ready, env_ids=env_ids)

@@ -42,7 +42,7 @@ class _Factory:
             unexpected = (key for key in self.kwargs if f"unexpected keyword argument '{key}'" in str(error))
             if odd := [key for key in unexpected if key != "render_mode"]:
                 raise UserError(
-                    f"{self.name} takes no keyword argument {odd[0]!r}: correct it in env_kwargs, or leave it out."
+                    f"{self.name} does not accept the keyword argument {odd[0]!r}: correct or remove it in env_kwargs."
                 ) from error
             raise
 
@@ -59,7 +59,7 @@ def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
         return _from_string(env, kwargs)
     if isinstance(env, gymnasium.Env):
         raise UserError(
-            f"Got an environment, {type(env.unwrapped).__name__}; many are needed, so pass something that builds "
+            f"Got an instance of {type(env.unwrapped).__name__}, but several are needed: pass a function that creates "
             "one, e.g. make_vec(lambda: MyEnv())."
         )
     if callable(env):

@@ -1,4 +1,4 @@
-"""RLlib on Corral's environments: anything `make_vec` takes, under a name that RLlib knows.
+"""RLlib on Corral's environments: anything `make_vec` takes, registered under a name for RLlib.
 
 ```python
 corral.envs.rllib.register("my-env", "CartPole-v1")

@@ -57,9 +57,9 @@ class Fault:
 _VERBS = {
     "raised": "raised an exception",
     "hung": "hung past its deadline",
-    "killed": "died with its process",
+    "killed": "was lost when its process died",
     "nan": "returned a value that is not finite",
-    "neighbour": "lost its process to a neighbour's failure",
+    "neighbour": "was restarted because another environment in its process failed",
 }
 
 
@@ -92,8 +92,8 @@ class FaultLog:
             )
         if self._counted > self.supervision.restarts_total:
             raise EnvFailed(
-                f"{self._counted} failures of environments, more than Supervision.restarts_total="
-                f"{self.supervision.restarts_total}. Last: {fault}"
+                f"{self._counted} environment failures exceed Supervision.restarts_total="
+                f"{self.supervision.restarts_total}; fix the environment or raise that limit. Last: {fault}"
             )
 
     def state_dict(self) -> dict[str, Any]:

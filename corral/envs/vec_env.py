@@ -42,10 +42,12 @@ class VecEnv(ABC):
     spec: EnvSpec
     num_envs: int
     seed: int = 0  # of the reset that the first `recv` makes if `reset` was not called
-    choice: str = ""  # the reason why `backend="auto"` chose this backend
-    chosen: tuple[str, int | None] | None = None  # backend and workers that `auto` chose
+    backend_reason: str = ""  # the reason why `backend="auto"` chose this backend
+    resolved_backend: tuple[str, int | None] | None = None  # backend and workers that `auto` chose
     pipelined: bool = False  # whether environments step while the caller selects actions for others
-    withholds: bool = False  # whether `recv()` may hold back an environment until the others have been sent to again
+    holds_back_rows: bool = (
+        False  # whether `recv()` may hold back an environment until the others have been sent to again
+    )
     _log: FaultLog | None = None  # of backends that rebuild failed environments
 
     @abstractmethod
@@ -60,8 +62,8 @@ class VecEnv(ABC):
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Results of environments in flight."""
 
-    def linger(self, enough: int, most_s: float) -> None:  # noqa: B027 - others step within `recv`
-        """Wait for `enough` results or until the time is up, so that `recv(min_ready=1)` returns larger batches."""
+    def linger(self, min_ready: int, timeout_s: float) -> None:  # noqa: B027 - others step within `recv`
+        """Wait for `min_ready` results or until the time is up, so that `recv(min_ready=1)` returns larger batches."""
 
     @abstractmethod
     def close(self) -> None:
@@ -111,17 +113,17 @@ class VecEnv(ABC):
         """
         from corral.envs.as_gymnasium import AsGymnasium
 
-        self._require_everyone()
+        self._require_full_batches()
         return AsGymnasium(self)
 
     def as_sb3(self) -> Sb3VecEnv:
         from corral.envs.as_sb3 import make_sb3_vec_env
 
-        self._require_everyone()
+        self._require_full_batches()
         return make_sb3_vec_env(self)
 
-    def _require_everyone(self) -> None:
-        if self.withholds:
+    def _require_full_batches(self) -> None:
+        if self.holds_back_rows:
             raise UserError(
                 f"{self.spec.name} resets one step late, so recv() does not return all rows together: build it with "
                 "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP."
@@ -141,8 +143,8 @@ class VecEnv(ABC):
         odd = [key for key in ours if ours[key] != theirs.get(key)]
         if odd:
             raise UserError(
-                f"This state is of {theirs.get('num_envs')} environments {theirs.get('env')}, not of "
-                f"{self.num_envs} environments {self.spec.name}; they differ in {', '.join(odd)}. Make the same ones."
+                f"This state was saved from {theirs.get('num_envs')} x {theirs.get('env')}, but this VecEnv has "
+                f"{self.num_envs} x {self.spec.name}; they differ in {', '.join(odd)}: create matching environments."
             )
 
     def __enter__(self) -> VecEnv:

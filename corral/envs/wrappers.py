@@ -87,7 +87,7 @@ class FrameSkip(Wrapper):
         return self._show(obs), total, terminated, truncated, info
 
     def _see(self, obs: Any, left: int) -> None:
-        """Called for each observation that does not end the episode, `left` frames before the last."""
+        """Called for each observation that does not end the episode, `left` frames before the end of the skip."""
 
     def _show(self, last: Any) -> Any:
         return last

@@ -33,8 +33,8 @@ class Precision:
         return nullcontext()
 
 
-def lay_out(model: nn.Module) -> None:
-    """Convert the weights of convolutions to the fastest memory format (channels last)."""
+def use_channels_last(model: nn.Module) -> None:
+    """Convert convolution weights to channels-last memory format."""
     if any(isinstance(module, nn.Conv2d) for module in model.modules()):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

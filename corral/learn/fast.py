@@ -135,16 +135,16 @@ def _on_policy_loss(
     x = model.encoder.in_numpy(batch.obs if not hasattr(batch.obs, "numpy") else batch.obs.numpy())
     policy_outputs, value_outputs = policy_net.forward(x), value_net.forward(x)
     params, values = model.with_std(policy_outputs[-1]), value_outputs[-1][:, 0]
-    log_prob, entropy, pull = model.actions.explicit(params, batch.action.numpy())
+    log_prob, entropy, pullback = model.actions.evaluate_numpy(params, batch.action.numpy())
     advantages = batch.advantages.numpy()
     if normalize:
         advantages = _normalize(advantages)
-    policy_loss, of_log_prob, metrics = policy_term(log_prob, advantages)
+    policy_loss, grad_log_prob, metrics = policy_term(log_prob, advantages)
     error = values - batch.returns.numpy()
     value_loss, entropy_mean = 0.5 * float(np.dot(error, error)) / n, float(entropy.mean())
 
     def backward() -> None:
-        _policy_backward(model, x, policy_outputs, pull(of_log_prob, -entropy_coef / n))
+        _policy_backward(model, x, policy_outputs, pullback(grad_log_prob, -entropy_coef / n))
         value_net.backward(x, value_outputs, (error * (value_coef / n))[:, None])
 
     loss = policy_loss + value_coef * value_loss - entropy_coef * entropy_mean
@@ -195,7 +195,7 @@ def _stale_loss(
     n, width = traj.reward.size, traj.shape[1]
     x = model.encoder.in_numpy(tree_map(_joined, traj.obs, traj.final_obs))
     policy_outputs, value_outputs = policy_net.forward(x[:n]), value_net.forward(x)
-    log_prob, entropy, pull = model.actions.explicit(
+    log_prob, entropy, pullback = model.actions.evaluate_numpy(
         model.with_std(policy_outputs[-1]), traj.extras["action"].reshape(n, -1)
     )
     values = value_outputs[-1][:, 0]
@@ -203,8 +203,8 @@ def _stale_loss(
     next_values = successors(traj, value.reshape(traj.shape), last_values)
     targets, advantages = vtrace(traj, log_prob.reshape(traj.shape), value.reshape(-1, width), next_values)
     rows = np.flatnonzero(~traj.faulty) if traj.faulty.any() else slice(None)
-    of_log_prob = np.zeros(n, np.float32)
-    policy_loss, of_log_prob[rows], metrics = policy_term(
+    grad_log_prob = np.zeros(n, np.float32)
+    policy_loss, grad_log_prob[rows], metrics = policy_term(
         log_prob[rows], traj.extras["logp"].reshape(-1)[rows], advantages.reshape(-1)[rows]
     )
     error, count = value - targets.reshape(-1), len(log_prob[rows])
@@ -212,9 +212,9 @@ def _stale_loss(
     scale = count if summed else 1
 
     def backward() -> None:
-        of_params = pull(of_log_prob * np.float32(scale), -entropy_coef * scale / count)
-        of_params[traj.faulty.reshape(-1)] = 0
-        _policy_backward(model, x[:n], policy_outputs, of_params)
+        grad_params = pullback(grad_log_prob * np.float32(scale), -entropy_coef * scale / count)
+        grad_params[traj.faulty.reshape(-1)] = 0
+        _policy_backward(model, x[:n], policy_outputs, grad_params)
         outputs = [layer[:n] for layer in value_outputs]
         value_net.backward(x[:n], outputs, (error * (value_coef * scale / count))[:, None])
 
@@ -229,12 +229,12 @@ def _joined(obs: Array, final: Array) -> Array:
     return np.concatenate([obs.reshape(-1, *obs.shape[2:]), final])
 
 
-def _policy_backward(model: ActorCritic, x: Array, outputs: list[Array], of_params: Array) -> None:
+def _policy_backward(model: ActorCritic, x: Array, outputs: list[Array], grad_params: Array) -> None:
     assert model.numpy_towers is not None
     size = outputs[-1].shape[1]
-    model.numpy_towers[0].backward(x, outputs, of_params[:, :size])
+    model.numpy_towers[0].backward(x, outputs, grad_params[:, :size])
     if model.log_std is not None and model.log_std.grad is not None:
-        model.log_std.grad.numpy()[:] += of_params[:, size:].sum(0)
+        model.log_std.grad.numpy()[:] += grad_params[:, size:].sum(0)
 
 
 def policy_gradient(log_prob: Array, advantages: Array) -> _PolicyTerm:
@@ -273,26 +273,26 @@ def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, c
     """`Dqn.losses`: the gradient of the Huber loss is the temporal difference clipped to [-1, 1]."""
     tower = model.numpy_tower
     assert tower is not None
-    rows, number = np.arange(len(batch.reward)), algo.choices.from_env(batch.action)
+    rows, action_index = np.arange(len(batch.reward)), algo.choices.from_env(batch.action)
     next_q = target.numpy_values(batch.next_obs)
     best = (model.numpy_values(batch.next_obs) if algo.config.double_q else next_q).argmax(-1)
-    goal = batch.reward + batch.discount * next_q[rows, best]
+    td_target = batch.reward + batch.discount * next_q[rows, best]
     x = model.encoder.in_numpy(batch.obs)
     outputs = tower.forward(x)
-    q = model.combined(outputs[-1])[rows, number]
-    error = q - goal
+    q = model.combined(outputs[-1])[rows, action_index]
+    error = q - td_target
     slope = np.clip(error, -1.0, 1.0)
     loss = slope * (error - 0.5 * slope)  # e^2 / 2 within [-1, 1], |e| - 1/2 beyond
     if algo.config.prioritized_replay:
         loss, slope = loss * batch.weight, slope * batch.weight
 
     def backward() -> None:
-        of_q = slope / np.float32(len(rows))
+        grad_q = slope / np.float32(len(rows))
         grad = np.zeros_like(outputs[-1])
-        grad[rows, number] = of_q
+        grad[rows, action_index] = grad_q
         if model.dueling:  # Q = V + A - mean A
-            grad[:, :-1] -= of_q[:, None] / (grad.shape[1] - 1)
-            grad[:, -1] = of_q
+            grad[:, :-1] -= grad_q[:, None] / (grad.shape[1] - 1)
+            grad[:, -1] = grad_q
         tower.backward(x, outputs, grad)
 
     metrics = {"loss/td": float(loss.mean()), "loss/q": float(q.mean())}

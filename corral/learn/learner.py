@@ -55,8 +55,8 @@ class Learner:
         if isinstance(model, Network) and (entry is None or entry.towers):
             model.learn_in_numpy()
         self._groups = {
-            group.name: _Group(k, group, part)
-            for k, (group, part) in enumerate(zip(groups, self.flat.groups, strict=True))
+            group.name: _Group(k, group, flat_slice)
+            for k, (group, flat_slice) in enumerate(zip(groups, self.flat.groups, strict=True))
         }
         self.version = 0
         """Updates so far."""
@@ -161,11 +161,11 @@ class Learner:
         self.skipped += 1
         self._bad_in_a_row += 1
         source = _not_finite(sample.batch) or ("loss" if not math.isfinite(loss) else "gradient")
-        self._report(f"update {self.version + 1} was left out: its {source} is not finite; the weights stay")
+        self._report(f"update {self.version + 1} was skipped: its {source} is not finite; the weights are unchanged")
         if self._bad_in_a_row >= _MAX_BAD_IN_A_ROW:
             raise RunFailed(
-                f"{self._bad_in_a_row} updates in a row had a {source} that is not finite; try a lower "
-                "learning_rate, or check the rewards' scale."
+                f"{self._bad_in_a_row} consecutive updates had a {source} that is not finite; lower "
+                "learning_rate, or check the scale of the rewards."
             )
         return False
 
@@ -187,8 +187,8 @@ class Learner:
         else:
             obs = tree_map(torch.from_numpy, obs)
         moments = encoder.moments(tree_map(lambda leaf: leaf.to(self.device), obs))
-        for everybodys in self._exchange.share(moments):
-            encoder.norm.merge(everybodys)
+        for moments_to_merge in self._exchange.share(moments):
+            encoder.norm.merge(moments_to_merge)
         if self.target is not None:
             self.target.encoder.norm.load_state_dict(encoder.norm.state_dict())  # type: ignore[union-attr]
 
@@ -228,10 +228,10 @@ class Learner:
 class _Group:
     """A parameter group: its slice of the weights, its optimizer and its clip."""
 
-    def __init__(self, index: int, group: ParamGroup, part: GroupSlice):
-        self.index, self.grad, self._group = index, part.grad, group
+    def __init__(self, index: int, group: ParamGroup, flat_slice: GroupSlice):
+        self.index, self.grad, self._group = index, flat_slice.grad, group
         self.learning_rate = group.learning_rate
-        self.optimizer = group.optimizer([part.weights])
+        self.optimizer = group.optimizer([flat_slice.weights])
         self.lr = 0.0
 
     def set_learning_rate(self, progress: float) -> None:

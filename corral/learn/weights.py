@@ -40,7 +40,7 @@ class GroupSlice:
 class FlatParams:
     """Moves a network's weights into one tensor, `weights`, whose gradient is `weights.grad`.
 
-    The network works as before: its weights are views that keep their strides. Moving the network to another device
+    The network's parameters become views of it and keep their strides. Moving the network to another device
     afterwards would break this.
     """
 

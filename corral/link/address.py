@@ -11,7 +11,7 @@ from corral.core.errors import UserError
 
 SCHEMES = ("tcp", "zmq", "grpc", "zmq+json")
 _FORM = re.compile(r"([a-z+]+)://(?:(\[[0-9a-fA-F:.%]+\]|\*|[\w.-]*):(\d+))?/?")
-_EVERYWHERE = {"*", "0.0.0.0", "::"}
+_ALL_INTERFACES = {"*", "0.0.0.0", "::"}
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Address:
         return "0.0.0.0" if self.host == "*" else self.host
 
     @property
-    def everywhere(self) -> bool:
-        return self.host in _EVERYWHERE
+    def all_interfaces(self) -> bool:
+        return self.host in _ALL_INTERFACES
 
     @property
     def loopback(self) -> bool:
@@ -45,16 +45,16 @@ class Address:
             return False
 
     @property
-    def only_to_listen(self) -> bool:
-        """Whether it can be listened at but not connected to."""
-        return self.everywhere or self.port == 0
+    def listen_only(self) -> bool:
+        """Whether the address is only valid for listening (wildcard host or port 0)."""
+        return self.all_interfaces or self.port == 0
 
-    def at(self, port: int) -> Address:
+    def with_port(self, port: int) -> Address:
         return replace(self, port=port)
 
     def to_connect(self) -> Address:
         """The address at which a process on this machine reaches the listener."""
-        return replace(self, host="127.0.0.1") if self.everywhere else self
+        return replace(self, host="127.0.0.1") if self.all_interfaces else self
 
 
 def parse_url(url: str) -> Address:
@@ -70,9 +70,9 @@ def parse_url(url: str) -> Address:
     return Address(scheme, host, port)
 
 
-def is_here(address: Address) -> bool:
+def is_local(address: Address) -> bool:
     """Whether this machine can listen there."""
-    if address.everywhere or address.loopback:
+    if address.all_interfaces or address.loopback:
         return True
     try:
         family, kind, proto, _, where = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)[0]

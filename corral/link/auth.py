@@ -10,7 +10,7 @@ from corral.core.errors import UserError
 
 LEARNER, SIMULATOR = b"corral-learner", b"corral-simulator"
 NONCE_BYTES = 16
-_LEAST_BYTES = 16
+_MIN_BYTES = 16
 
 
 def read_token(path: str | None) -> bytes | None:
@@ -23,7 +23,7 @@ def read_token(path: str | None) -> bytes | None:
         raise UserError(
             f"The token file {path} cannot be read ({error.strerror}); make one with `openssl rand -hex 32 > {path}`."
         ) from error
-    if len(token) < _LEAST_BYTES:
+    if len(token) < _MIN_BYTES:
         raise UserError(
             f"The token in {path} has {len(token)} bytes, too few to be a secret; make one with "
             f"`openssl rand -hex 32 > {path}`."

@@ -66,20 +66,20 @@ class NumpyMlp:
             outputs.append(x)
         return outputs
 
-    def backward(self, x: Array, outputs: list[Array], grad: Array, *, by_input: bool = False) -> Array | None:
+    def backward(self, x: Array, outputs: list[Array], grad: Array, *, need_input_grad: bool = False) -> Array | None:
         """Add the gradient of the weights, given that of the outputs; returns the gradient of `x` if requested."""
         for k in range(len(self._weights) - 1, -1, -1):
             before = outputs[k - 1] if k else x
-            of_weight, of_bias = self._grads[k]
-            of_weight += grad.T @ before
-            of_bias += np.add.reduce(grad, 0)
+            grad_weight, grad_bias = self._grads[k]
+            grad_weight += grad.T @ before
+            grad_bias += np.add.reduce(grad, 0)
             if k:
                 grad = grad @ self._weights[k]
                 if self._tanh:
                     kernels.times_tanh_slope(grad, before)
                 else:
                     grad *= before > 0
-        return grad @ self._weights[0] if by_input else None
+        return grad @ self._weights[0] if need_input_grad else None
 
 
 class _Apply(torch.autograd.Function):
@@ -94,9 +94,9 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
-        of_outputs = grads[0].contiguous().numpy()
-        of_rows = ctx.mlp.backward(ctx.rows, ctx.outputs, of_outputs, by_input=ctx.needs_input_grad[0])
-        return None if of_rows is None else torch.from_numpy(of_rows), None, None
+        grad_outputs = grads[0].contiguous().numpy()
+        grad_rows = ctx.mlp.backward(ctx.rows, ctx.outputs, grad_outputs, need_input_grad=ctx.needs_input_grad[0])
+        return None if grad_rows is None else torch.from_numpy(grad_rows), None, None
 
 
 def make_numpy_mlp(torso: nn.Module, head: nn.Module, activation: str) -> NumpyMlp | None:

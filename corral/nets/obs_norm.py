@@ -1,4 +1,4 @@
-"""Running normalisation of a vector, inside the network, so that it is saved, sent and exported with it."""
+"""Running observation normalization as a network module, so that it is saved, sent and exported with the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Action values."""
+"""Q-network, optionally dueling."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Actions:
             entropies.append((log_std + (0.5 + _HALF_LOG_2PI)).sum(-1))
         return reduce(operator.add, log_probs), reduce(operator.add, entropies)
 
-    def explicit(self, params: Array, action: Array) -> tuple[Array, Array, Callable[[Array, float], Array]]:
+    def evaluate_numpy(self, params: Array, action: Array) -> tuple[Array, Array, Callable[[Array, float], Array]]:
         """`evaluate` in NumPy for rows `[n]`, and a function from the gradients of both to that of the parameters.
 
         With `p = softmax(logits)`: `d logp_a = onehot(a) - p`, and `d H = -p (log p + H)`. With `e = (a - mean) / std`:
@@ -130,18 +130,18 @@ class Actions:
             log_prob = log_prob - (0.5 * noise * noise + log_std + _HALF_LOG_2PI).sum(-1)
             entropy = entropy + (log_std + (0.5 + _HALF_LOG_2PI)).sum(-1)
 
-        def pull(of_logp: Array, of_entropy: float) -> Array:
+        def backward(grad_logp: Array, grad_entropy: float) -> Array:
             grad = np.empty_like(params)
-            column = of_logp[:, None]
+            column = grad_logp[:, None]
             for part, chosen, p, log_p, part_entropy in choices:
-                grad[:, part] = -p * (column + of_entropy * (log_p + part_entropy[:, None]))
-                grad[rows, part.start + chosen] += of_logp
+                grad[:, part] = -p * (column + grad_entropy * (log_p + part_entropy[:, None]))
+                grad[rows, part.start + chosen] += grad_logp
             if self.num_numbers:
                 grad[:, at : at + self.num_numbers] = column * noise * scale
-                grad[:, at + self.num_numbers :] = column * (noise * noise - 1.0) + of_entropy
+                grad[:, at + self.num_numbers :] = column * (noise * noise - 1.0) + grad_entropy
             return grad
 
-        return log_prob, entropy, pull
+        return log_prob, entropy, backward
 
     def _logits(self, params: Tensor) -> list[Tensor]:
         if self.num_choices == 1 and not self.num_numbers:

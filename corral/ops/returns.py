@@ -18,7 +18,7 @@ def reverse_scan(term: Array, decay: Array) -> Array:
 
 
 def cut_after(truncated: Array, terminated: Array, faulty: Array) -> Array:
-    """Rows at which the known episode ends: its end, a fault in the next row, the last row."""
+    """Rows after which returns must not propagate: episode end, fault in the next row, or last row."""
     cut: Array = terminated | truncated
     cut[:-1] |= faulty[1:]
     cut[-1:] = True
@@ -35,10 +35,10 @@ def lambda_return(
     Where the episode ends at `t`, a faulty row follows, or the data ends, `next_value[t]` replaces R[t + 1].
     A faulty row has R = 0. This is GAE plus the value.
     """
-    goes_on = ~cut_after(truncated, terminated, faulty)
+    continues = ~cut_after(truncated, terminated, faulty)
     decay = (~terminated & ~faulty).astype(reward.dtype) * gamma
-    own = np.where(faulty, 0, reward + decay * next_value * (1 - lam * goes_on.astype(reward.dtype)))
-    return reverse_scan(own, decay * goes_on * lam)
+    own = np.where(faulty, 0, reward + decay * next_value * (1 - lam * continues.astype(reward.dtype)))
+    return reverse_scan(own, decay * continues * lam)
 
 
 def gae(
@@ -129,11 +129,11 @@ def vtrace(  # noqa: PLR0913 - the formula has as many symbols
     """
     with np.errstate(over="ignore"):  # the clips below bound an infinite ratio
         ratio = np.where(faulty, 0, np.exp(target_logp - behaviour_logp))
-    goes_on = ~cut_after(truncated, terminated, faulty) & ~faulty
+    continues = ~cut_after(truncated, terminated, faulty) & ~faulty
     onward = (~terminated).astype(value.dtype) * gamma
     delta = np.minimum(rho_bar, ratio) * np.where(faulty, 0, reward + onward * next_value - value)
-    correction = reverse_scan(delta, np.minimum(c_bar, ratio) * goes_on * (gamma * lam))
+    correction = reverse_scan(delta, np.minimum(c_bar, ratio) * continues * (gamma * lam))
     following = np.zeros_like(correction)
-    following[:-1] = correction[1:] * goes_on[:-1]
+    following[:-1] = correction[1:] * continues[:-1]
     gain = np.where(faulty, 0, reward + onward * (next_value + following) - value)
     return value + correction, gain if rho_pg is None else np.minimum(rho_pg, ratio) * gain

@@ -14,11 +14,11 @@ from corral.core.spaces import Layout
 from corral.core.types import Array, Tree
 from corral.ops.distributions import Actions, JointChoices
 
-NOT_THERE = -1.0  # prior of an edge that does not exist
+NO_EDGE = -1.0  # prior of an edge that does not exist
 
 
 def _legal_softmax(logits: Array, legal: Array, out: Array) -> None:
-    """Softmax over the legal entries of each row, 0 if all their logits are -inf; NOT_THERE for the others."""
+    """Softmax over the legal entries of each row, 0 if all their logits are -inf; NO_EDGE for the others."""
     for i in range(legal.shape[0]):
         top = -math.inf
         for a in range(legal.shape[1]):
@@ -31,7 +31,7 @@ def _legal_softmax(logits: Array, legal: Array, out: Array) -> None:
             whole += weight
         for a in range(legal.shape[1]):
             if not legal[i, a]:
-                out[i, a] = NOT_THERE
+                out[i, a] = NO_EDGE
             elif whole > 0:
                 out[i, a] /= whole
 

@@ -62,14 +62,14 @@ class SearchConfig:
 
 
 def require_whole(name: str, value: object, least: int) -> None:
-    """UserError unless a setting is a whole number of at least `least`."""
+    """UserError unless a setting is an integer of at least `least`."""
     if not isinstance(value, (int, np.integer)) or value < least:
-        raise UserError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        raise UserError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 
 def require_sims(sims: int) -> None:
     """UserError unless this is a valid number of simulations."""
     if not isinstance(sims, (int, np.integer)) or isinstance(sims, bool):
-        raise UserError(f"sims must be a whole number of simulations, such as 50, got {sims!r}.")
+        raise UserError(f"sims must be an integer number of simulations, such as 50, got {sims!r}.")
     if sims < 1:
         raise UserError(f"A search needs at least 1 simulation, got {sims}: raise sims, or play without search.")

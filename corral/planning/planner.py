@@ -34,7 +34,7 @@ class Plan:
     legal: Array  # [n, edges] bool, which edges exist
     actions: Array | None  # [n, edges, D] sampled actions of the edges, if any
 
-    def stand_for(self, edges: Array) -> Array:
+    def to_action_rows(self, edges: Array) -> Array:
         """One edge per row, in the form that the action set takes."""
         return edges if self.actions is None else self.actions[np.arange(len(edges)), edges]
 
@@ -102,8 +102,8 @@ class Planner:
         drawn = None if search.actions is None else search.actions[env_ids, 0]
         return Plan(policy, forest.n[env_ids, 0], root_values(forest, env_ids), best, legal, drawn)
 
-    def took(self, env_ids: Array, edges: Array) -> None:
-        """Report that these actions were taken instead of the best; -1 for an action without an edge."""
+    def set_taken(self, env_ids: Array, edges: Array) -> None:
+        """Set the actions actually taken, for tree reuse; -1 if the action has no edge."""
         self._taken[env_ids] = edges
 
     def _draw(self, env_ids: Array, sims: int, noise: float) -> Gumbel:
@@ -151,7 +151,7 @@ def known_scale(scale: float | None) -> float:
     """The reward scale; UserError if it is unknown."""
     if scale is None:
         raise UserError(
-            "This policy was trained on scaled rewards and the scale was not saved, so a search cannot use its values: "
+            "This policy's values are in scaled rewards and the scale was not saved, so a search cannot use them: "
             "train with topology=sync, or with normalize_reward=false."
         )
     return scale

@@ -35,8 +35,8 @@ class Search:
     Args:
         env: environment to search from. A VecEnv, `Snapshots`, or an environment that you step yourself; or an id,
             `module:Class` or factory, if the search is used by a `Sampler` or an evaluation, which have the
-            environments. If theirs is a different one, the search uses `env` as its stand-in. None: the environments
-            of the `Sampler` or evaluation.
+            environments. If theirs is a different one, the search uses `env` as its stand-in. None: uses the
+            environments of the `Sampler` or evaluation.
         policy: evaluates leaves: the result of `corral.load_policy`, a function `logits, values = fn(observations)`, a
             `Policy` for rollouts, or None for random rollouts.
         sims: simulations per action.
@@ -115,7 +115,7 @@ class Search:
         ready = self._env
         if isinstance(ready, (Snapshots, States)) or (isinstance(ready, VecEnv) and ready is not vec):
             if getattr(ready, "env", None) is not vec:
-                raise UserError("This search was made for other environments: make one for those that it acts in.")
+                raise UserError("This search is bound to other environments: create one for those that it acts in.")
             return
         self.close()
         memory = self.config.memory_mb
@@ -141,16 +141,16 @@ class Search:
         edges = plan.best
         if self._temperature > 0:
             edges = draw(sharpened(plan.policy, self._temperature), self._rng)
-            planner.took(state, edges)
-        return planner.actions.to_env(plan.stand_for(edges)), state, {"search_value": plan.values}
+            planner.set_taken(state, edges)
+        return planner.actions.to_env(plan.to_action_rows(edges)), state, {"search_value": plan.values}
 
     def __call__(self, obs: Tree = None) -> Tree:
         """The action for the single environment; `obs` may be omitted if it was stepped since the search was made."""
         own = self._env if isinstance(self._env, Snapshots) else None
         if obs is not None and own is not None:
-            own.tell(obs)
+            own.set_obs(obs)
         # If other steps were taken, the subtree below the last action belongs to other states, even if they look alike.
-        other = own is not None and (self._last is None or not own.took_only(self._last))
+        other = own is not None and (self._last is None or not own.stepped_only_with(self._last))
         actions, _, _ = self.act(obs, np.arange(1), np.full(1, other))
         action: Tree = tree_map(lambda leaf: leaf[0], actions)
         if own is not None:

@@ -34,7 +34,7 @@ class Snapshots:
     Args:
         env: an environment that you step yourself; a Gymnasium id, module:Class or factory, from which one is built and
             reset (see `env`); a VecEnv; or a URL of simulators.
-        rng: `planning` draws new random numbers for every step of `expand`, so that the environment's own stay unknown;
+        rng: `planning` reseeds every `expand` step, so a planner cannot foresee the environment's random numbers;
             `replay` uses those of the state, so that the result is what the environment will do.
         memory_mb: limit for all states; when it is used up, `save` and `expand` raise UserError.
         seed: seed of `planning`, and of an environment that is built here.
@@ -87,7 +87,7 @@ class Snapshots:
     def states(self) -> States:
         return self._states
 
-    def tell(self, obs: Tree) -> None:
+    def set_obs(self, obs: Tree) -> None:
         """Pass the last observation of your own environment, if it was reset or stepped before it was passed in."""
         if self._watched is None:
             return
@@ -102,14 +102,14 @@ class Snapshots:
                 f"{self._states.spec.name} has observations of shape {wanted}, got {', '.join(map(str, shapes))}: pass "
                 "the observation that its reset or step returned."
             )
-        self._watched.tell(obs)
+        self._watched.set_obs(obs)
 
     def mark(self) -> None:
-        """Start of the steps that `took_only` checks."""
+        """Start of the steps that `stepped_only_with` checks."""
         if self._watched is not None:
             self._watched.mark()
 
-    def took_only(self, action: Tree) -> bool:
+    def stepped_only_with(self, action: Tree) -> bool:
         """Whether your own environment took this step since `mark` and nothing else; False if unknown."""
         if self._watched is None:
             return False
@@ -126,8 +126,8 @@ class Snapshots:
         rows, places = _rows(ids), self._places(env_ids)
         if len(rows) != len(places):
             raise UserError(f"load() needs one state per environment, got {len(rows)} states for {len(places)}.")
-        scene = self._states.load(rows, places)
-        return tree_map(lambda leaf: leaf[0], scene.obs) if env_ids is None and scene.obs is not None else scene.obs
+        views = self._states.load(rows, places)
+        return tree_map(lambda leaf: leaf[0], views.obs) if env_ids is None and views.obs is not None else views.obs
 
     def drop(self, ids: Any) -> None:
         """Drop one state or several; unknown ids are ignored."""
@@ -209,5 +209,5 @@ class Snapshots:
 def _rows(ids: Any) -> Array:
     rows = np.atleast_1d(np.asarray(ids))
     if rows.dtype.kind not in "iu" and rows.size:
-        raise UserError(f"Ids of states and environments must be whole numbers, got {ids!r}.")
+        raise UserError(f"Ids of states and environments must be integers, got {ids!r}.")
     return rows.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Planning on a light stand-in, which takes over the state of the live environment at every decision."""
+"""Planning in a cheaper stand-in environment whose state is copied from the live one before every action."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ def stand_in_states(env: EnvLike, vec: VecEnv, transfer: Transfer | None, memory
     names = next((names for names in (KEY, WHOLE) if declares(built, names)), None)
     if names is None:
         built.close()
-        raise UserError(f"{resolved.name} cannot be a stand-in: give it set_key_state(state) and get_key_state().")
-    live = [_StoodInFor(vec.live_env(i), built, names, transfer or _declared) for i in range(vec.num_envs)]
+        raise UserError(
+            f"{resolved.name} cannot be used as a stand-in: implement set_key_state(state) and get_key_state()."
+        )
+    live = [_StandInEnv(vec.live_env(i), built, names, transfer or _declared) for i in range(vec.num_envs)]
     make = partial(make_scratch, resolved.factory)
     return EnvStates(vec.spec, live, [make] * vec.num_envs, memory_mb)
 
 
-class _StoodInFor(LiveEnv):
+class _StandInEnv(LiveEnv):
     """The stand-in in the place of a live environment."""
 
     def __init__(self, real: LiveEnv, stand_in: Env, names: tuple[str, str], transfer: Transfer):

@@ -20,14 +20,23 @@ from typing import Any
 
 from corral.config.migrate import rename_envs
 from corral.core.errors import RunFailed, UserError
-from corral.runs.folder import RunFolder, write_whole
-from corral.runs.state_files import branch_of, decode, encode, file_facts, files_of, read_part, read_state, write_state
+from corral.runs.folder import RunFolder, atomic_write
+from corral.runs.state_files import (
+    branch_of,
+    decode,
+    encode,
+    files_of,
+    read_branch,
+    read_state,
+    size_and_hash,
+    write_state,
+)
 
 FORMAT = 1
 _MIGRATIONS: dict[int, Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]] = {}
 """Format version -> migrates its (state, meta) to the next version."""
 POLICY, _REPLAY = "policy", "replay"
-_APART = {POLICY: ("trainer", "learner", "model"), _REPLAY: ("trainer", "store")}
+_SEPARATE_FILES = {POLICY: ("trainer", "learner", "model"), _REPLAY: ("trainer", "store")}
 """Branches of the state in their own files: the policy, and what may be much larger than the rest."""
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step_(\d+)(?:_(\d+))?")
@@ -96,7 +105,7 @@ def load(
             return result
         else:
             raise UserError(_none_intact(folder, which, broken))
-    raise UserError(f"{folder.path} removes its checkpoints faster than they can be read: raise keep_checkpoints.")
+    raise UserError(f"{folder.path} deletes its checkpoints faster than they can be read: raise keep_checkpoints.")
 
 
 def load_checkpoint(path: str | Path, only: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -113,7 +122,7 @@ def load_checkpoint(path: str | Path, only: str | None = None) -> tuple[dict[str
     try:
         for name in files_of(only or "") if alone else files:
             _check_file(path / name, files[name])
-        state = read_part(path, only or "") if alone else read_state(path, files)
+        state = read_branch(path, only or "") if alone else read_state(path, files)
     except OSError as error:
         raise BrokenCheckpoint(f"Checkpoint {path} cannot be read ({error}): use another one.") from error
     meta = decode(manifest["meta"], {})
@@ -121,7 +130,7 @@ def load_checkpoint(path: str | Path, only: str | None = None) -> tuple[dict[str
         state, meta = _MIGRATIONS[old](state, meta)
     rename_envs(state)
     if only is not None and not alone:
-        state = branch_of(state, _APART[only])
+        state = branch_of(state, _SEPARATE_FILES[only])
     return state, meta | {"step": manifest["step"]}
 
 
@@ -131,14 +140,14 @@ def _write(path: Path, state: dict[str, Any], step: int, meta: dict[str, Any]) -
         "step": step,
         "saved": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "meta": encode(meta, None),
-        "files": write_state(path, state, _APART),
+        "files": write_state(path, state, _SEPARATE_FILES),
     }
     _write_manifest(path, manifest)
 
 
 def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     signed = manifest | {"sha256": _manifest_hash(manifest)}
-    write_whole(path / MANIFEST, json.dumps(signed, indent=1, allow_nan=False))
+    atomic_write(path / MANIFEST, json.dumps(signed, indent=1, allow_nan=False))
     _sync(path)
 
 
@@ -165,7 +174,7 @@ def _check_file(path: Path, expected: dict[str, Any]) -> None:
         reason = "is missing"
     elif size != expected["size"]:
         reason = f"has {size:,} of {expected['size']:,} bytes"
-    elif file_facts(path) != expected:
+    elif size_and_hash(path) != expected:
         reason = "was changed"
     else:
         return
@@ -185,7 +194,7 @@ def _none_intact(folder: RunFolder, which: str, broken: list[str]) -> str:
         if which == "latest":
             return f"{folder.path} has no checkpoint yet: let it train longer, or start it again."
         return f"{folder.path} has no checkpoint {which!r}: try latest, or a name from {folder.checkpoints}."
-    return f"No checkpoint of {folder.path} is intact, the first failure being: {broken[0]}"
+    return f"{folder.path} has no usable checkpoint; the first error: {broken[0]}"
 
 
 def _candidates(checkpoints: Path, which: str) -> list[str]:

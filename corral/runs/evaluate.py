@@ -20,7 +20,7 @@ from corral.core.types import Tree, tree_map
 from corral.envs.backends.simulators.options import external_vec_env, is_url
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
-from corral.envs.suites.games.board_env import has_both_sides
+from corral.envs.suites.games.board_env import is_self_play
 from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
 from corral.runs.folder import require_same_env
@@ -106,7 +106,7 @@ def evaluate_loaded(
     seed: int | None = None,
     search_sims: int | None = None,
 ) -> list[Evaluation]:
-    """One evaluation for each of `kinds`, True for deterministic actions; in `vec` if given."""
+    """One evaluation per entry of `kinds` (True: deterministic actions); in `vec` if given."""
     experiment = loaded.experiment
     seed = experiment.seed if seed is None else seed
     plans = search_sims is not None or isinstance(loaded.as_policy(), PlanningPolicy)
@@ -170,7 +170,7 @@ class Evaluator:
         if self._vec is None:
             experiment = self._topology.experiment
             self._vec = make_eval_vec(experiment, experiment.eval_episodes, experiment.seed, here=self._plans())
-            self.self_play = has_both_sides(self._vec)
+            self.self_play = is_self_play(self._vec)
             if self.self_play:
                 self._note(
                     "no_opponent",
@@ -211,7 +211,7 @@ def _environment(experiment: Experiment, env: EnvLike | None) -> tuple[EnvLike, 
 
 def acting_seed(seed: int, *, deterministic: bool) -> int:
     """Seed of the random numbers of an evaluated policy."""
-    return seeding.part_seed(seed, "eval", "acting", int(deterministic))
+    return seeding.component_seed(seed, "eval", "acting", int(deterministic))
 
 
 def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Evaluation:
@@ -249,7 +249,7 @@ def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Ev
             running[env_id] = steps[env_id] = 0
     result = Evaluation(tuple(chain.from_iterable(returns)), tuple(chain.from_iterable(lengths)))
     if max(result.lengths, default=0) >= _MAX_STEPS:
-        _log.warning("%s: episodes were cut after %s steps; add a time limit", vec.spec.name, f"{_MAX_STEPS:,}")
+        _log.warning("%s: episodes were truncated after %s steps; add a time limit", vec.spec.name, f"{_MAX_STEPS:,}")
     return result
 
 
@@ -276,7 +276,7 @@ def log_level(name: str, level: int) -> Iterator[None]:
 _GAME = "corral/Connect4-v0"
 
 
-def share_solved(loaded: LoadedPolicy, sims: int | None = None) -> tuple[float, int]:
+def solved_fraction(loaded: LoadedPolicy, sims: int | None = None) -> tuple[float, int]:
     """Fraction of correct moves in Connect Four's solved positions, and their number; default: the run's sims."""
     from corral.envs.suites.games.connect4 import CONNECT4
     from corral.envs.suites.games.connect4_positions import accuracy, known_positions

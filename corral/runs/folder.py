@@ -22,7 +22,10 @@ from corral.core.errors import UserError
 from corral.core.types import EnvSpec
 
 _CONFIG, _INFO, _LOCK = "config.yaml", "run.json", ".lock"
-_OWN = {_CONFIG, _INFO, _LOCK, "metrics.csv", "events.jsonl", "parts.json", "checkpoints", "videos"}
+_OWN = {
+    _CONFIG, _INFO, _LOCK, "metrics.csv", "events.jsonl", "processes.json", "checkpoints", "videos",
+    "parts.json",  # what processes.json was called at first
+}  # fmt: skip
 _TENSORBOARD = "events.out.tfevents."
 _GIT_TIMEOUT_S = 5.0
 _LOCK_ATTEMPTS = 5
@@ -51,7 +54,7 @@ class RunFolder:
         if (path / _INFO).exists() and not overwrite:
             raise UserError(
                 f"{path} already holds a run: continue it with `corral resume {path}`, replace it with --overwrite, "
-                "or give another --run-dir."
+                "or choose a different --run-dir."
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -59,13 +62,13 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"{path} cannot be used as a run directory: {error.strerror}.") from error
         if foreign and not (path / _INFO).exists():
-            raise UserError(f"{path} is not a run but contains {foreign[0]!r}: give a new or empty --run-dir.")
+            raise UserError(f"{path} is not a run and contains {foreign[0]!r}: choose a new or empty --run-dir.")
         with _lock(path):
             _clear(path)
             info = _gather_info()
             (path / "checkpoints").mkdir()
-            write_whole(path / _CONFIG, _to_yaml(config))
-            write_whole(path / _INFO, json.dumps(info, indent=1) + "\n")
+            atomic_write(path / _CONFIG, _to_yaml(config))
+            atomic_write(path / _INFO, json.dumps(info, indent=1) + "\n")
         return cls(path, config, info)
 
     @classmethod
@@ -92,8 +95,8 @@ class RunFolder:
     def write_config(self, config: dict[str, Any]) -> RunFolder:
         """Replace `config.yaml`, e.g. for more steps; returns the run with the new configuration."""
         info = self.info | {"format": FORMAT}
-        write_whole(self.path / _CONFIG, _to_yaml(config))
-        write_whole(self.path / _INFO, json.dumps(info, indent=1) + "\n")
+        atomic_write(self.path / _CONFIG, _to_yaml(config))
+        atomic_write(self.path / _INFO, json.dumps(info, indent=1) + "\n")
         return replace(self, config=config, info=info, notes=())
 
     @property
@@ -120,8 +123,8 @@ class RunFolder:
         return self.path / "metrics.csv"
 
     @property
-    def parts_json(self) -> Path:
-        return self.path / "parts.json"
+    def processes_json(self) -> Path:
+        return self.path / "processes.json"
 
     @property
     def events_jsonl(self) -> Path:
@@ -172,11 +175,11 @@ def _why_no_run(path: Path) -> str:
         return f"There is no run at {path}: give the --run-dir of a `corral train`."
     inside = sorted(path.glob(f"*/{_INFO}"))
     if inside:
-        return f"{path} is not a run but contains {len(inside)}: give one of them, such as {inside[0].parent}."
+        return f"{path} is not a run but contains {len(inside)}: choose one of them, such as {inside[0].parent}."
     return f"{path} is not a run (it has no {_INFO}): give the --run-dir of a `corral train`."
 
 
-def write_whole(path: Path, text: str) -> None:
+def atomic_write(path: Path, text: str) -> None:
     """Replace a file atomically, synced to disk."""
     temporary = path.with_name(f".tmp-{path.name}")
     with open(temporary, "w", encoding="utf-8") as file:
@@ -244,7 +247,7 @@ def _lock(path: Path) -> Iterator[None]:
 
     place = path.resolve()
     if _locked.get(place) == os.getpid():
-        raise UserError(f"This process ({os.getpid()}) is training {path} already: wait, or give another --run-dir.")
+        raise UserError(f"This process ({os.getpid()}) is training {path} already: wait, or choose another --run-dir.")
     try:
         file = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -260,7 +263,7 @@ def _lock(path: Path) -> Iterator[None]:
                 continue
             pid = _pid_in(file) or "(unknown)"
             os.close(file)
-            raise UserError(f"Process {pid} is training {path}: stop it first, or give another --run-dir.") from None
+            raise UserError(f"Process {pid} is training {path}: stop it, or choose a different --run-dir.") from None
     _locked[place] = os.getpid()
     try:
         os.ftruncate(file, 0)
@@ -277,7 +280,7 @@ def _pid_in(file: int) -> int | None:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path that replaces `path` atomically on success. UserError if that is impossible."""
     unfinished = path.with_name(f".tmp-{path.name}")
     try:

@@ -154,7 +154,7 @@ def _build_model(algo: Algorithm, weights: dict[str, Any], device: torch.device)
     """The network with these weights, built without initialization, which takes seconds for images."""
     import torch
 
-    from corral.learn.device import lay_out
+    from corral.learn.device import use_channels_last
 
     with torch.device("meta"):
         model = algo.build_model()
@@ -166,7 +166,7 @@ def _build_model(algo: Algorithm, weights: dict[str, Any], device: torch.device)
             f"({str(error).splitlines()[1].strip()}): restore that file."
         ) from error
     model = model.to(device)
-    lay_out(model)
+    use_channels_last(model)
     return model
 
 

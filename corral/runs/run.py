@@ -15,13 +15,13 @@ from corral.config.experiment import Experiment
 from corral.runs import checkpoint
 from corral.runs.callbacks.dispatch import Dispatcher
 from corral.runs.evaluate import Evaluation, Evaluator
-from corral.runs.folder import RunFolder, whole_file
+from corral.runs.folder import RunFolder, atomic_path
 from corral.runs.sinks.base import STEP, WALL_S, MetricSinks
 from corral.topologies.base import Topology
 
 
 class ActiveRun:
-    """The `Run` that callbacks see; `saved` are the state and meta data of the checkpoint it resumes from."""
+    """The `Run` passed to callbacks; `saved` is the (state, metadata) of the checkpoint to resume from."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class ActiveRun:
 
     def write_metrics(self) -> None:
         """Write a row of metrics, unless this step already has one."""
-        if processes := self._topology.parts():
-            with whole_file(self._folder.parts_json) as path:
+        if processes := self._topology.processes():
+            with atomic_path(self._folder.processes_json) as path:
                 path.write_text(json.dumps(processes))
         if self.steps == self._row_step:  # nothing changes while the run waits for disconnected processes
             return

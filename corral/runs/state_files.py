@@ -50,27 +50,27 @@ _NAME_OF_TORCH = {f"torch.{torch_name}": name for name, _, torch_name in _DTYPES
 
 
 @dataclass(frozen=True)
-class _Apart:
+class _SeparateFiles:
     """Placeholder of a branch with its own files."""
 
     name: str
 
 
 def write_state(
-    folder: Path, state: dict[str, Any], apart: Mapping[str, tuple[str, ...]] | None = None
+    folder: Path, state: dict[str, Any], separate: Mapping[str, tuple[str, ...]] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Write the files and sync them to disk; returns each file's size and sha256.
 
     Leaves are NumPy arrays and numbers, torch tensors, int, float, str, bool and None; nodes are dicts, lists and
-    tuples. All of them come back unchanged, tensors on the CPU. `apart` names branches, by their path of keys, that get
-    their own files unless they are missing or None.
+    tuples. All of them come back unchanged, tensors on the CPU. `separate` names branches, by their path of keys,
+    that get their own files unless they are missing or None.
     """
     facts: dict[str, dict[str, Any]] = {}
-    for name, keys in (apart or {}).items():
+    for name, keys in (separate or {}).items():
         branch = branch_of(state, keys)
         if branch is not None:
             facts |= _write_pair(folder, name, branch)
-            state = _replaced(state, keys, _Apart(name))
+            state = _replaced(state, keys, _SeparateFiles(name))
     return facts | _write_pair(folder, _MAIN, state)
 
 
@@ -78,13 +78,13 @@ def read_state(folder: Path, files: Mapping[str, Any]) -> dict[str, Any]:
     """The state that `write_state` wrote, None for branches not in `files`; arrays from 64 MB on are mapped."""
 
     def branch(name: str) -> Any:
-        return read_part(folder, name) if files_of(name)[0] in files else None
+        return read_branch(folder, name) if files_of(name)[0] in files else None
 
-    state: dict[str, Any] = read_part(folder, _MAIN, branch)
+    state: dict[str, Any] = read_branch(folder, _MAIN, branch)
     return state
 
 
-def read_part(folder: Path, name: str, branch: Callable[[str], Any] = lambda name: None) -> Any:
+def read_branch(folder: Path, name: str, branch: Callable[[str], Any] = lambda name: None) -> Any:
     """Read a branch that has its own files."""
     arrays, rest = files_of(name)
     with open(folder / arrays, "rb") as file:
@@ -103,7 +103,7 @@ def branch_of(state: Any, keys: tuple[str, ...]) -> Any:
     return state
 
 
-def file_facts(path: Path) -> dict[str, Any]:
+def size_and_hash(path: Path) -> dict[str, Any]:
     """Size and sha256 of a file, as `write_state` returns them."""
     sha = hashlib.sha256()
     with open(path, "rb") as file:
@@ -119,7 +119,7 @@ def encode(node: Any, arrays: dict[str, Any] | None, path: tuple[str, ...] = ())
     """
     if node is None or isinstance(node, bool | str):
         return node
-    if isinstance(node, _Apart):
+    if isinstance(node, _SeparateFiles):
         return {"$apart": node.name}
     if isinstance(node, float):
         return float(node) if math.isfinite(node) else {"$float": repr(float(node))}

@@ -69,8 +69,8 @@ def train(  # noqa: PLR0913 - the settings that most runs name
     experiment = Experiment.make(algo, env, preset=preset, config_file=config_file, overrides=settings)
     path = Path(run_dir) if run_dir is not None else experiment.default_run_dir()
     folder = RunFolder.create(path, experiment.to_dict(), overwrite=overwrite)
-    if experiment.guarded:
-        return _run_guarded(experiment, folder, plugins, quiet=quiet)
+    if experiment.learner_in_own_process:
+        return _run_supervised(experiment, folder, plugins, quiet=quiet)
     loop = TrainingLoop(experiment, folder, plugins, quiet=quiet)
     try:
         return loop.run()
@@ -96,15 +96,15 @@ def resume(
     experiment = Experiment.from_dict(folder.config, str(folder.path / "config.yaml"))
     if steps is not None:
         if steps < experiment.steps:
-            raise UserError(f"{run_dir} has {experiment.steps:,} steps; give at least as many, got {steps:,}.")
+            raise UserError(f"{run_dir} is set to {experiment.steps:,} steps: set at least as many, got {steps:,}.")
         # A tenth of the longer run would be another interval: keep the old one.
         experiment = replace(experiment, steps=steps, eval_every=experiment.eval_interval)
     if steps is not None or folder.notes:
         with folder.lock():  # change nothing in a run that another process trains
             _note_migration(folder)
             folder.write_config(experiment.to_dict())
-    if experiment.guarded:
-        return _run_guarded(experiment, folder, plugins, resume=True, quiet=quiet)
+    if experiment.learner_in_own_process:
+        return _run_supervised(experiment, folder, plugins, resume=True, quiet=quiet)
     return TrainingLoop(experiment, folder, plugins, resume=True, quiet=quiet).run()
 
 
@@ -115,7 +115,7 @@ def _note_migration(folder: RunFolder) -> None:
             log.add("migrated", note)
 
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 class LearnerRole:
@@ -130,7 +130,7 @@ class LearnerRole:
         return result | {"run_dir": str(result["run_dir"])}
 
 
-def _run_guarded(
+def _run_supervised(
     experiment: Experiment, folder: RunFolder, plugins: Plugins, *, quiet: bool, resume: bool = False
 ) -> Result:
     """Run the learner in its own process; if it crashes, another one resumes from the last checkpoint."""
@@ -157,16 +157,16 @@ def _supervise(runtime: ProcessRuntime, learner: SupervisedRole, folder: RunFold
         while True:
             if received and not learner.calls:  # stopped before it could save anything
                 raise KeyboardInterrupt
-            if not learner.calls and learner.revive():
+            if not learner.calls and learner.restart_if_due():
                 learner.call("run")
             if learner.given_up:
-                raise RunFailed("The learner crashed too often; events.jsonl of the run has the reasons.")
-            if runtime.wait(list(learner.calls), _LOOK_S):
+                raise RunFailed("The learner exceeded max_restarts; the run's events.jsonl lists the causes.")
+            if runtime.wait(list(learner.calls), _POLL_S):
                 try:
                     result = learner.calls.popleft().result()
                     return Result(**result | {"run_dir": folder.path})
                 except RoleLost as lost:
-                    learner.lose(str(lost))
+                    learner.mark_lost(str(lost))
 
 
 def _make_learner(
@@ -188,7 +188,7 @@ def _signals_passed_on(learner: SupervisedRole) -> Iterator[list[int]]:
     received: list[int] = []
 
     def stop(number: int) -> None:
-        pid = learner.facts()["pid"]
+        pid = learner.status()["pid"]
         if received or pid is None:
             raise KeyboardInterrupt
         received.append(number)

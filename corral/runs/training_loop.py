@@ -50,7 +50,7 @@ _WARNINGS = ("not_finite", "callback_error", "slow_callback", "sink_error")
 
 
 class TrainingLoop:
-    """One process's work on a run, from its start or a checkpoint."""
+    """Trains a run in this process, from the start or from a checkpoint."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TrainingLoop:
     ):
         self._experiment, self._folder, self._plugins = experiment, folder, plugins or Plugins()
         self._resume, self._quiet = resume, quiet
-        self.began = False  # if not, the folder is not worth keeping
+        self.began = False  # False: nothing was trained, so the run folder may be removed
 
     def run(self) -> Result:
         """Train. Environments and files are closed in any case."""
@@ -112,7 +112,7 @@ class TrainingLoop:
         self._progress = Progress(config.steps, start=start, quiet=self._quiet)
         stack.callback(self._progress.close)
         # A learner that restarts after a crash needs a checkpoint from the start.
-        save_first = config.guarded and not self._resume
+        save_first = config.learner_in_own_process and not self._resume
         own = [EvaluationClock(config), MetricsClock(config), Checkpoints(config, save_first=save_first)]
         self._callbacks = Dispatcher(users, [*own, self._progress], self._note)
         stack.callback(self._callbacks.close)
@@ -154,7 +154,7 @@ class TrainingLoop:
     def _record_end(self, run: ActiveRun) -> None:
         topology = self._topology
         if run.stop_reason is None and not topology.learner.version:
-            self._note("not_trained", "the network was never updated, the run is too short for a batch: set more steps")
+            self._note("not_trained", "the network was never updated, the run ended before a first batch: raise steps")
         self._events.add(
             "finished" if run.stop_reason is None else "stopped", run.stop_reason or "", env_steps=run.steps
         )
@@ -189,7 +189,7 @@ class TrainingLoop:
             self._run.stop(signal.Signals(number).name)
             callback = self._callbacks.current
             wait = "saving a checkpoint first" if callback is None else f"waiting for the callback {callback}"
-            self._progress.say(f"stopping: {wait} (again to stop at once)")
+            self._progress.say(f"stopping: {wait} (interrupt again to stop immediately)")
 
         return handle_stop_signals(stop)
 

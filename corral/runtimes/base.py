@@ -2,7 +2,7 @@
 
 ```python
 actor = runtime.spawn("actor 0", make_actor)          # make_actor(mailbox) returns an object: the role
-actor.tell("weights", weights)                        # newest wins; the role reads its mailbox when it likes
+actor.send_mail("weights", weights)                        # only the newest is kept; the role may read it at any time
 calls = [actor.call("sample", 3)]
 for call in runtime.wait(calls, timeout_s=5):
     print(call.result())                              # what role.sample(3) returned; RoleLost when it is gone
@@ -29,7 +29,7 @@ Arrays that a method returns may still be in flight during the next call, so it 
 
 
 class RoleLost(Exception):
-    """A role ended without being told to, or does not answer; the text gives the reason."""
+    """A role exited unexpectedly or stopped responding; the message is the reason."""
 
 
 class Mailbox:
@@ -50,7 +50,7 @@ class Mailbox:
             return self._values.get(key)
 
     def wait(self, key: str, enough: Callable[[Value], bool], timeout_s: float) -> Value:
-        """The newest value once it is `enough`; TimeoutError when none arrives."""
+        """Wait until the newest value satisfies `enough`; TimeoutError otherwise."""
         until = time.monotonic() + timeout_s
         with self._change:
             while not ((value := self._values.get(key)) is not None and enough(value)):
@@ -94,7 +94,7 @@ class Handle(ABC):
         """Call a method of the role; calls run in order."""
 
     @abstractmethod
-    def tell(self, key: str, value: Value) -> None:
+    def send_mail(self, key: str, value: Value) -> None:
         """Put a value into the role's mailbox, without waiting for calls in flight."""
 
     @property
@@ -117,10 +117,10 @@ class Runtime(ABC):
 
     name: str
     host = "127.0.0.1"  # where roles reach this process
-    here = True  # whether all roles run on this machine
+    is_local = True  # whether all roles run on this machine
 
-    def reserve(self, count: int, what: str, beside: int = 0) -> None:  # noqa: B027 - most need not reserve
-        """Make sure that `count` roles (`what`) and `beside` other processes can run; UserError if they cannot."""
+    def reserve(self, count: int, what: str, extra_processes: int = 0) -> None:  # noqa: B027 - most need not reserve
+        """Reserve room for `count` roles (`what`) and `extra_processes` others; UserError if there is none."""
 
     @abstractmethod
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
@@ -180,11 +180,11 @@ def read_answer(answer: dict[str, Value], name: str) -> Value:
 
 
 def require_room(name: str, count: int, what: str) -> None:
-    """UserError, before a runtime is started, when it is known to have no room for `count` roles."""
+    """UserError, before a runtime is started, if the runtime is known to lack capacity for `count` roles."""
     if name == "ray":
-        from corral.runtimes.ray_cluster import require_own_cpus
+        from corral.runtimes.ray_cluster import require_local_cpus
 
-        require_own_cpus(count, what)
+        require_local_cpus(count, what)
 
 
 def make_runtime(name: str) -> Runtime:

@@ -1,4 +1,4 @@
-"""Child processes: fresh interpreters with a socket to their parent, which end with it and leave their stacks behind.
+"""Child processes: fresh interpreters with a socket to their parent, which exit with it and leave a stack dump.
 
 Roles, environment workers and `corral serve` are all started here. A child imports neither torch nor the user's
 `__main__`, runs in its own session (the parent handles Ctrl-C, and one signal reaches everything the child starts), and

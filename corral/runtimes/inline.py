@@ -44,7 +44,7 @@ class _Thread(Handle):
             self._calls.put(call)
         return call
 
-    def tell(self, key: str, value: Value) -> None:
+    def send_mail(self, key: str, value: Value) -> None:
         self._mailbox.put(key, value)
 
     @property

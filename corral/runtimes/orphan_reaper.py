@@ -41,26 +41,26 @@ class OrphanReaper:
         )  # fmt: skip
 
     def watch(self, group: int) -> None:
-        self._tell(f"guard {group}")
+        self._send(f"guard {group}")
 
     def unwatch(self, group: int) -> None:
-        self._tell(f"release {group}")
+        self._send(f"release {group}")
 
     def watch_marked(self, mark: str) -> None:
         """Kill every process with this word (no blanks) in its environment when this process is gone."""
-        self._tell(f"mark {mark}")
+        self._send(f"mark {mark}")
 
     def unwatch_marked(self, mark: str) -> None:
-        self._tell(f"unmark {mark}")
+        self._send(f"unmark {mark}")
 
     def stop(self) -> None:
-        self._tell("stop")
+        self._send("stop")
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, order: str) -> None:
+    def _send(self, order: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):  # it is gone, or was stopped
             os.write(self._process.stdin.fileno(), f"{order}\n".encode())

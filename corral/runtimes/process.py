@@ -18,7 +18,7 @@ from corral.runtimes.connection import Connection, ConnectionClosed
 from corral.runtimes.orphan_reaper import OrphanReaper
 
 # Kinds of frames between a runtime and its roles.
-CALL, TELL, CLOSE = range(3)  # to a role
+CALL, MAIL, CLOSE = range(3)  # to a role
 ANSWER, ALIVE = range(10, 12)  # from a role
 
 _SEND_S = 30.0  # a role reads all the time; only a frozen one could make us wait
@@ -77,20 +77,20 @@ class _RoleProcess(Handle):
         self._send(CALL, self._number, encode([method, [_plain(arg) for arg in args]]))
         return call
 
-    def tell(self, key: str, value: Value) -> None:
+    def send_mail(self, key: str, value: Value) -> None:
         if isinstance(value, Shared):
             if key not in value.frames:
                 value.frames[key] = encode([key, value.value])
-            self._send(TELL, 0, value.frames[key])
+            self._send(MAIL, 0, value.frames[key])
         else:
-            self._send(TELL, 0, encode([key, value]))
+            self._send(MAIL, 0, encode([key, value]))
 
     def _send(self, kind: int, number: int, parts: list[Buffer]) -> None:
         if self.lost is None:
             try:
                 self.connection.send(kind, number, parts)
             except ConnectionClosed as error:
-                self.lose(f"it accepts no messages: {error}")
+                self.mark_lost(f"it does not accept messages: {error}")
 
     def read(self) -> None:
         if self.lost is not None:
@@ -102,14 +102,14 @@ class _RoleProcess(Handle):
                 if kind == ANSWER and number in self._calls:
                     self._calls.pop(number).answer = decode(body)
         except (ConnectionClosed, DecodeError) as error:
-            self.lose(str(error))
+            self.mark_lost(str(error))
 
     def check(self) -> None:
         """Treat it as lost if it has been silent for too long."""
         if self.lost is None and time.monotonic() - self._seen > _SILENCE_S:
-            self.lose(f"it sent nothing for {_SILENCE_S:g} s")
+            self.mark_lost(f"it sent nothing for {_SILENCE_S:g} s")
 
-    def lose(self, why: str) -> None:
+    def mark_lost(self, why: str) -> None:
         if self.lost is None:
             if self._process.wait(time.monotonic() + _END_S):
                 self._process.kill()  # and what it started
@@ -118,21 +118,21 @@ class _RoleProcess(Handle):
             stacks = self._process.stacks
             self.connection.close()
             self._process.close()
-            self.lost = f"{self.name} is gone: {why}" + (f"\n{stacks}" if stacks else "")
+            self.lost = f"{self.name} was lost: {why}" + (f"\n{stacks}" if stacks else "")
             self._calls.clear()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        self.say_close()
+        self.request_close()
         self.wait_closed(time.monotonic() + timeout_s)
 
-    def say_close(self) -> None:
+    def request_close(self) -> None:
         self._send(CLOSE, 0, [])
 
     def wait_closed(self, until: float) -> None:
         while self.lost is None and time.monotonic() < until and not self._process.has_ended():
             self.read()  # it may be in the middle of a long answer
             time.sleep(0.005)
-        self.lose("it was stopped")
+        self.mark_lost("it was stopped")
 
 
 class ProcessRuntime(Runtime):
@@ -180,7 +180,7 @@ def _end_all(handles: list[_RoleProcess], reaper: OrphanReaper, owner: int) -> N
     if os.getpid() != owner:  # a fork does not own them
         return
     for handle in handles:
-        handle.say_close()
+        handle.request_close()
     until = time.monotonic() + _CLOSE_S
     for handle in handles:
         handle.wait_closed(until)

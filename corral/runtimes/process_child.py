@@ -30,7 +30,7 @@ def main(sock: socket.socket, job_fd: int) -> None:
     mailbox = Mailbox()
     calls: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()  # bounded by the waiting callers
     threading.Thread(target=_read, args=(connection, mailbox, calls), daemon=True).start()
-    threading.Thread(target=_say_alive, args=(connection,), daemon=True).start()
+    threading.Thread(target=_send_heartbeats, args=(connection,), daemon=True).start()
     with contextlib.suppress(ConnectionClosed):
         _serve(connection, mailbox, calls, job_fd)
 
@@ -84,7 +84,7 @@ def _read(connection: Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tup
     calls.put(None)
 
 
-def _say_alive(connection: Connection) -> None:
+def _send_heartbeats(connection: Connection) -> None:
     with contextlib.suppress(ConnectionClosed):
         while not connection.closed:
             connection.send(frames.ALIVE, 0)

@@ -14,7 +14,7 @@ import cloudpickle
 
 from corral.core.encoding import Value
 from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, RoleHost, RoleLost, Runtime, read_answer
-from corral.runtimes.ray_cluster import connect, import_ray, joins_none, require_cpus, reserve_cpus
+from corral.runtimes.ray_cluster import connect, import_ray, require_cpus, reserve_cpus, starts_local_cluster
 
 _GET_S = 60.0  # to fetch a ready value, maybe from another node
 _MAX_CHARACTERS = 300  # characters of Ray's own report
@@ -71,7 +71,7 @@ class _RayCall(Call):
         try:
             answer = ray.get(self.ref, timeout=_GET_S)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            self.handle.lose(str(error))
+            self.handle.mark_lost(str(error))
             raise RoleLost(self.handle.lost) from error
         return read_answer(answer, self.handle.name)
 
@@ -103,14 +103,14 @@ class _RayActor(Handle):
         ref = self._actor.call.remote(method, *args) if self.alive else None
         return _RayCall(self, method, ref)
 
-    def tell(self, key: str, value: Value) -> None:
+    def send_mail(self, key: str, value: Value) -> None:
         if self.alive:
             self._actor.mail.remote(key, value)
 
-    def lose(self, why: str) -> None:
+    def mark_lost(self, why: str) -> None:
         if self.alive:
             report = " ".join(why.split())[:_MAX_CHARACTERS]
-            self.lost = f"{self.name} is gone: {report}"
+            self.lost = f"{self.name} was lost: {report}"
             with contextlib.suppress(Exception):  # Ray itself may be gone
                 import_ray().kill(self._actor)
 
@@ -119,7 +119,7 @@ class _RayActor(Handle):
             ray = import_ray()
             with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
                 ray.get(self._actor.close.remote(), timeout=timeout_s)
-        self.lose("it was stopped")
+        self.mark_lost("it was stopped")
 
 
 class RayRuntime(Runtime):
@@ -130,7 +130,7 @@ class RayRuntime(Runtime):
     def __init__(self) -> None:
         ray = import_ray()
         self._own = not ray.is_initialized()
-        self.here = self._own and joins_none()
+        self.is_local = self._own and starts_local_cluster()
         connect()
         # Arrays from the object store are read-only; trajectories are never written to, so torch need not warn.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -139,8 +139,8 @@ class RayRuntime(Runtime):
         self._places: dict[str, int] = {}
         self._group: Any = None
 
-    def reserve(self, count: int, what: str, beside: int = 0) -> None:
-        require_cpus(count + beside, what)
+    def reserve(self, count: int, what: str, extra_processes: int = 0) -> None:
+        require_cpus(count + extra_processes, what)
         self._group = reserve_cpus(count, what)
 
     def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
@@ -176,7 +176,7 @@ class RayRuntime(Runtime):
         if closing:
             ray.wait([ref for _, ref in closing], num_returns=len(closing), timeout=5.0)
         for handle, _ in closing:
-            handle.lose("it was stopped")
+            handle.mark_lost("it was stopped")
         self._handles.clear()
         if self._group is not None:
             from ray.util.placement_group import remove_placement_group

@@ -59,14 +59,14 @@ def connect(address: str | None = None) -> None:
         ) from error
 
 
-def joins_none() -> bool:
+def starts_local_cluster() -> bool:
     """Whether `connect` would start a cluster on this machine."""
     return os.environ.get("RAY_ADDRESS", "local") in ("", "local")
 
 
-def require_own_cpus(count: int, what: str) -> None:
+def require_local_cpus(count: int, what: str) -> None:
     """UserError, before Ray is started here, when this machine has fewer cores than `what` needs."""
-    if joins_none() and not import_ray().is_initialized() and count > cores():
+    if starts_local_cluster() and not import_ray().is_initialized() and count > cores():
         raise UserError(
             f"{what} needs {count} CPUs and this machine has {cores()}: ask for fewer, or start a cluster of several "
             "machines with `ray start --head` and set RAY_ADDRESS."
@@ -112,8 +112,8 @@ def reserve_cpus(count: int, what: str) -> Any:
 def describe_free_cpus() -> str:
     """Number of free CPUs, and what to do when that is too few."""
     return (
-        f"{_cpus('available_resources'):g} of its {_cpus('cluster_resources'):g} CPUs are free; end what else runs "
-        "there, ask for fewer, or add nodes with `ray start --address=<head>:6379`"
+        f"{_cpus('available_resources'):g} of its {_cpus('cluster_resources'):g} CPUs are free; stop other programs "
+        "there, request fewer CPUs, or add nodes with `ray start --address=<head>:6379`"
     )
 
 

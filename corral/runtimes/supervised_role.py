@@ -12,7 +12,7 @@ from corral.core.machine import Backoff
 from corral.runtimes.base import Call, Handle, MakeRole, RoleLost, Runtime
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 class SupervisedRole:
@@ -46,21 +46,21 @@ class SupervisedRole:
         assert self._handle is not None
         self.calls.append(self._handle.call(method, *args))
 
-    def tell(self, key: str, value: Value) -> None:
+    def send_mail(self, key: str, value: Value) -> None:
         assert self._handle is not None
-        self._handle.tell(key, value)
+        self._handle.send_mail(key, value)
 
-    def lose(self, why: str) -> None:
+    def mark_lost(self, why: str) -> None:
         if self._handle is not None:
             self._handle.stop(0.0)
             self._handle = None
             self.calls.clear()
             pause = self._backoff.next() if self.restarts else 0.0
             self._due = time.monotonic() + pause
-            plan = "it is not restarted" if self.given_up else f"it restarts in {pause:.0f} s"
+            plan = "not restarting" if self.given_up else f"restarting in {pause:.0f} s"
             self._note("lost", f"{why.splitlines()[0]}; {plan} ({self.restarts} of {self._max_restarts} restarts used)")
 
-    def revive(self) -> bool:
+    def restart_if_due(self) -> bool:
         """Restart it if that is due; True when it was just started."""
         if self._handle is not None or self.given_up or time.monotonic() < self._due:
             return False
@@ -68,25 +68,28 @@ class SupervisedRole:
         self._handle = self._runtime.spawn(self.name, self._make(self.restarts), threads=self._threads)
         return True
 
-    def facts(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         pid = None if self._handle is None else self._handle.pid
         return {"name": self.name, "pid": pid, "alive": self.alive, "restarts": self.restarts}
 
 
 def collect(
-    runtime: Runtime, members: Sequence[SupervisedRole], timeout_s: float, lose: Callable[[SupervisedRole, str], None]
+    runtime: Runtime,
+    members: Sequence[SupervisedRole],
+    timeout_s: float,
+    mark_lost: Callable[[SupervisedRole, str], None],
 ) -> dict[SupervisedRole, Value]:
-    """The oldest pending answer of each member that answers in time; `lose` is called for the others."""
+    """The oldest pending answer of each member that answers in time; `mark_lost` is called for the others."""
     answers: dict[SupervisedRole, Value] = {}
     waiting, until = list(members), time.monotonic() + timeout_s
     while waiting and time.monotonic() < until:
-        runtime.wait([member.calls[0] for member in waiting], _LOOK_S)
+        runtime.wait([member.calls[0] for member in waiting], _POLL_S)
         for member in [member for member in waiting if member.calls[0].done]:
             waiting.remove(member)
             try:
                 answers[member] = member.calls.popleft().result()
             except RoleLost as lost:
-                lose(member, str(lost))
+                mark_lost(member, str(lost))
     for member in waiting:
-        lose(member, f"{member.name} did not answer for {timeout_s:.0f} s")
+        mark_lost(member, f"{member.name} did not answer for {timeout_s:.0f} s")
     return {member: answers[member] for member in members if member in answers}

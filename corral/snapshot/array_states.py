@@ -1,4 +1,4 @@
-"""States of environments whose dynamics are a function of rows of numbers: saved by a copy, stepped all at once.
+"""States of environments with vectorized dynamics (arrays of rows): saved by copying, stepped in one call.
 
 An environment supports this by offering its model, and its current row:
 
@@ -32,10 +32,10 @@ from corral.snapshot.keepers.declared import time_limits
 from corral.snapshot.live_env import LiveEnv
 from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, States, Views
 
-FREE, EMPTY, LOST = -3, -2, -1  # in place of a home: the id is unused, has no state yet, or lost its state
+FREE, EMPTY, LOST = -3, -2, -1  # sentinel values of `home`: unused id, id without a state, state lost
 _FIRST_ROWS = 1024
 _INDEX_BYTES = 16  # of an id, in addition to its observation
-_NOT_FINITE = "it gave an observation or a reward that is not finite"
+_NOT_FINITE = "it returned an observation or a reward that is not finite"
 _TRANSPARENT = (TimeLimit, OrderEnforcing, PassiveEnvChecker, PassiveWrapper)
 
 
@@ -115,9 +115,7 @@ class StateIndex:
         homes = np.empty(len(ids), np.int16)
         bad = find_homes(self.home, ids, more_than, homes)
         if bad >= 0:
-            raise UserError(
-                f"State {ids[bad]} was dropped, or never saved: expand and load ids given by save or expand."
-            )
+            raise UserError(f"State {ids[bad]} was dropped or never saved: pass ids returned by save() or expand().")
         return homes
 
     def _grow(self, rows: int) -> None:

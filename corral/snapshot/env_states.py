@@ -112,7 +112,7 @@ class EnvStates(States):
             if state.obs is None:
                 raise UserError(
                     f"The observation of {self.spec.name} in state {ids[i]} is not known, because the environment was "
-                    "not reset or stepped since it was handed in. Pass its observation, or reset or step it."
+                    "not reset or stepped since it was passed in: pass its last observation, or reset or step it."
                 )
             out.show(i, state.obs)
         return Views(self.spec.observation.unflatten(out.leaves), *self._players_of(states))
@@ -173,7 +173,7 @@ class EnvStates(States):
         state = self._states.get(key)
         if state is None:
             self._require_open()
-            raise UnknownState(f"There is no state {key}: it was dropped, or never saved.")
+            raise UnknownState(f"There is no state {key}: it was dropped or never saved.")
         return state
 
     def get_live(self, key: int) -> KeptState:
@@ -249,8 +249,8 @@ class EnvStates(States):
             return state.scratch.enter(state, seed)
         except CannotSave as error:
             raise UserError(
-                f"A search saves and restores environments, and {self.spec.name} cannot be saved: {error}. Let it "
-                "draw from self.np_random alone, or give it state_dict() and load_state_dict(state)."
+                f"Planning saves and restores environments, and {self.spec.name} cannot be saved: {error}. Draw random "
+                "numbers only from self.np_random, or implement state_dict() and load_state_dict(state)."
             ) from error
 
     def _step(self, state: KeptState, env: Env, action: Any, out: StepRows, i: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ Env = gymnasium.Env[Any, Any]
 
 @dataclass(frozen=True)
 class EpisodeStart:
-    """How to bring another environment of the same kind to the same state, by repeating an episode."""
+    """A recorded episode that can be replayed to bring another instance to the same state."""
 
     repeat: Callable[[Env], Any]
     """Repeats it and returns the last observation; CannotSave if the result differs."""

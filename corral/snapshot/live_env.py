@@ -101,7 +101,7 @@ class WatchedEnv(LiveEnv):
     def last_obs(self) -> list[Array] | None:
         return None if self._leaves is None else [leaf.copy() for leaf in self._leaves]
 
-    def tell(self, obs: Any) -> None:
+    def set_obs(self, obs: Any) -> None:
         leaves, values = self._layout.leaves, self._layout.flatten(obs)
         self._leaves = [np.array(value, leaf.dtype) for leaf, value in zip(leaves, values, strict=True)]
 
@@ -152,7 +152,7 @@ class WatchedEnv(LiveEnv):
                 actions.append(copy.deepcopy(action))
         self._leaves = None  # if it raises
         result = self._step(action)
-        self.tell(result[0])
+        self.set_obs(result[0])
         self.over = bool(result[2] or result[3])
         return result
 
@@ -166,7 +166,7 @@ class WatchedEnv(LiveEnv):
             self._games = [game] if seed is not None or long or not self._games else [*self._games, game]
         self._leaves = self._since = None
         result = self._reset(seed=seed, options=options)
-        self.tell(result[0])
+        self.set_obs(result[0])
         self.over = False
         return result
 
@@ -192,7 +192,7 @@ class WatchedEnv(LiveEnv):
                 obs = env.step(copy.deepcopy(action))[0]
         same = same_observation(self._layout, obs, shown)
         if not (same and same_state(read_generators(find_generators(env)), now)):
-            raise CannotSave("repeating its actions led to another state: it is not deterministic")
+            raise CannotSave("replaying its actions led to a different state: it is not deterministic")
         return obs
 
 

@@ -33,5 +33,5 @@ def _require_bare(env: Env, name: str) -> None:
     for layer in layers(env):
         if isinstance(layer, gymnasium.Wrapper) and not isinstance(layer, RULE_PRESERVING):
             raise UserError(
-                f"A search of {name} follows the rules of the game, which {type(layer).__name__} changes: leave it out."
+                f"A search of {name} uses the game's rules, which {type(layer).__name__} changes: remove that wrapper."
             )

@@ -187,7 +187,7 @@ _FIRST, _EVERY = 64, 16  # when to look: reading them takes as long as some step
 
 
 class GlobalRng:
-    """Guards the process-wide RNGs, `random` and `numpy.random`, at first in every step and later in some. An
+    """Guards the process-wide RNGs, `random` and `numpy.random`, in every step at first, later in some. An
     environment whose steps draw from them cannot be planned on: a planner would change the random numbers of the live
     environment, and they are not part of its kept state. It is refused as soon as that is detected.
     """
@@ -210,8 +210,8 @@ class GlobalRng:
                 failed = error
         if taken:
             raise UserError(
-                f"{self._name} draws from {taken[0]}, which the whole process shares, so planning would "
-                "change its random numbers: let it draw from self.np_random."
+                f"{self._name} draws from the global generator {taken[0]}, so planning would "
+                "change its random numbers: use self.np_random instead."
             ) from failed
         if failed is not None:
             raise failed

@@ -20,7 +20,7 @@ _MAX_IN_A_ROW = 1000
 
 
 class StatesFull(UserError):
-    """There is no room for another state. Nothing was changed, and nothing is ever evicted."""
+    """Raised when the limit of memory or states is reached; the call has no effect, and no state is evicted."""
 
 
 class UnknownState(UserError):

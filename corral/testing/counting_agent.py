@@ -1,4 +1,4 @@
-"""The counting agent: an algorithm that learns nothing and detects any damage to its data on the way.
+"""The counting agent: a test algorithm that learns nothing and detects lost, repeated or reordered data.
 
 With `CountingEnv`, whose observations are (id, episode, step of the episode, step of its life), `gaps` finds every step
 that a topology lost, repeated or reordered; equal weights mean that equal data came in equal order.

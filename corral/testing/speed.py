@@ -44,7 +44,7 @@ _GOOD_ENOUGH = 0.85  # of the fastest rate
 
 
 @dataclass
-class Way:
+class Measurement:
     """A way to step the environment: `backend`, number of environments and workers, and the measured times."""
 
     backend: str
@@ -72,12 +72,12 @@ class Speed:
     """The measurements: every way, and why others are missing."""
 
     env: str
-    ways: list[Way]
-    left_out: dict[str, str] = field(default_factory=dict)
+    ways: list[Measurement]
+    not_measured: dict[str, str] = field(default_factory=dict)
     waits: bool = False  # whether a step mostly waits for something other than this machine's CPU
 
     @property
-    def best(self) -> Way:
+    def best(self) -> Measurement:
         """The fastest way; among similar ones, the one with the fewest environments and workers. `native` is excluded,
         because EnvPool and ALE have their own versions of an environment.
         """
@@ -107,7 +107,7 @@ def _measure_backends(
     env: str, kwargs: Mapping[str, Any], seconds: float, num_envs: int | None, workers: int | None,
     stack: contextlib.ExitStack,
 ) -> Speed:  # fmt: skip
-    alone, build_s = Way("none", 1), time.perf_counter()
+    alone, build_s = Measurement("none", 1), time.perf_counter()
     step_alone = _bare(env, kwargs, stack)
     build_s = time.perf_counter() - build_s
     switches = _voluntary_switches()
@@ -124,11 +124,11 @@ def _measure_backends(
             try:
                 vec = stack.enter_context(make_vec(env, size, backend, count, env_kwargs=kwargs))
                 runs.append(_lockstep(vec, vec.recv().env_ids))
-                speed.ways.append(Way(backend, size, count))
+                speed.ways.append(Measurement(backend, size, count))
             except (UserError, ImportError) as error:
                 if backend != "native":
                     raise
-                speed.left_out[backend] = str(error)
+                speed.not_measured[backend] = str(error)
     alone.turns.clear()
     _take_turns(list(zip(speed.ways, runs, strict=True)), seconds)
     for way in speed.ways:
@@ -145,7 +145,7 @@ def _sizes(step_us: float, build_s: float, seconds: float) -> list[int]:
     return [n for n in _SIZES if n * build_s < seconds and n * step_us * 1e-6 < _SLOW_BATCH_S] or [min(_SIZES)]
 
 
-def _layers(way: Way, speed: Speed) -> dict[str, float]:
+def _layers(way: Measurement, speed: Speed) -> dict[str, float]:
     """Workers share the environment's and Corral's time of a step; the rest is communication."""
     alone = speed.ways[0].step_us
     if way.backend == "none":
@@ -229,10 +229,10 @@ def _measure_link(
         if room > 1:
             vec = connect(min(_LINK_ENVS, room - 1))  # the first one keeps its slot, so that simulators stay
         else:
-            speed.left_out["more environments"] = "the simulator has one slot."
+            speed.not_measured["more environments"] = "the simulator has one slot."
     ids = vec.recv().env_ids
     for count in dict.fromkeys((1, vec.num_envs)):
-        way = Way("link", count)
+        way = Measurement("link", count)
         # One after the other: sessions report an average over their latest steps.
         _take_turns([(way, _lockstep(vec, ids[:count]))], seconds / len({1, vec.num_envs}))
         own = min(way.cpu_us, way.step_us)
@@ -247,7 +247,7 @@ def _simulator_us(vec: LinkVecEnv) -> float:
     return 1e6 * statistics.fmean(session.row_s for session in sessions) / len(sessions) if sessions else 0.0
 
 
-def _take_turns(ways: Sequence[tuple[Way, Run]], seconds: float) -> None:
+def _take_turns(ways: Sequence[tuple[Measurement, Run]], seconds: float) -> None:
     each = seconds / len(ways) / (_TURNS + 0.5)
     for way, run in ways:
         _turn(way, run, each / 2)  # warm up caches and branch predictors
@@ -258,7 +258,7 @@ def _take_turns(ways: Sequence[tuple[Way, Run]], seconds: float) -> None:
                 _turn(way, run, each)
 
 
-def _turn(way: Way, run: Run, seconds: float) -> None:
+def _turn(way: Measurement, run: Run, seconds: float) -> None:
     steps, cpu, start = 0, time.process_time(), time.perf_counter()
     while True:
         steps += run()

@@ -30,7 +30,7 @@ from corral.topologies.weight_channel import weights_mode
 
 _WEIGHTS_S = 300.0  # timeout for new weights: the learner may be busy with a large batch
 _LINGER_S = 0.002  # to wait for half of all environments before acting for those that are ready
-_FEWEST_ROWS = 50  # per message, for algorithms that would otherwise send single steps (as in Ape-X)
+_MIN_ROWS = 50  # per message, for algorithms that would otherwise send single steps (as in Ape-X)
 
 
 class Actor:
@@ -47,7 +47,7 @@ class Actor:
         central = experiment.topology == "central_inference"
         count = experiment.num_envs if central else experiment.envs_per_actor
         self._first_id = index * count
-        env_seed = seeding.part_seed(seed, "train", "actor", index, start) if index or start else seed
+        env_seed = seeding.component_seed(seed, "train", "actor", index, start) if index or start else seed
         backend, workers = experiment.backend, experiment.workers
         if central:
             workers = experiment.num_actors
@@ -59,13 +59,13 @@ class Actor:
         self._model = build_model(self._algo, seed, torch.device("cpu"))
         set_threads(1, self._model)
         self._flat = FlatParams(self._model, self._algo.groups())
-        rng = np.random.default_rng(seeding.part_seed(seed, "train", "acting", index, start))
+        rng = np.random.default_rng(seeding.component_seed(seed, "train", "acting", index, start))
         in_step = weights_mode(experiment, self._algo.data.max_lag) == "sync"
         self._policy = self._algo.make_policy(self._model, explore=True, rng=rng, index=index)
         self._sampler = Sampler(self._vec, self._policy)
         steps = self._algo.fragment_steps(experiment.num_envs)
         if not in_step and self._algo.data.unit == "transition":
-            steps = max(steps, -(-_FEWEST_ROWS // count))
+            steps = max(steps, -(-_MIN_ROWS // count))
         first_ready = None
         if not in_step and self._vec.pipelined:  # a slow environment does not delay the others
             first_ready = -(-count // 2) if central else 1
@@ -73,11 +73,11 @@ class Actor:
             steps, first_ready=first_ready, linger_s=_LINGER_S if central and first_ready else 0.0
         )
         self._version = -1
-        self._told = 0  # finished episodes reported so far
+        self._num_reported = 0  # finished episodes reported so far
 
-    def go_on(self, steps: int) -> Value:
+    def resume_at(self, steps: int) -> Value:
         """Resume from a checkpoint at this step, with new episodes instead of those of the start."""
-        self._vec.reset(seeding.part_seed(self._seed, "train", "actor", self._index, steps))
+        self._vec.reset(seeding.component_seed(self._seed, "train", "actor", self._index, steps))
         return True
 
     def describe(self) -> Value:
@@ -98,7 +98,7 @@ class Actor:
             "reward_scale": scale,
             "learning_scale": float(getattr(self._vec, "learning_scale", 1.0)),
             "simulator_steps": simulator_steps(self._policy),
-            "games": self._finished_games(),
+            "episodes": self._finished_episodes(),
             "restarts": self._vec.restarts,
         }
 
@@ -115,8 +115,8 @@ class Actor:
         if first:
             use_precision(self._model, "bf16" if mail["half"] else "fp32")
 
-    def _finished_games(self) -> Value:
+    def _finished_episodes(self) -> Value:
         episodes = self._sampler.episodes
-        count, self._told = episodes.finished - self._told, episodes.finished
+        count, self._num_reported = episodes.finished - self._num_reported, episodes.finished
         games = list(episodes.recent)[-count:] if count else []
         return [[game.env_id + self._first_id, game.episode_return, game.length] for game in games]

@@ -39,7 +39,7 @@ _STUCK_S = 600.0  # without a fragment from any actor
 class ActorLearner(Topology):
     """One learner, and actors that are never more than two fragments ahead.
 
-    With `weight_sync=sync` all take turns and fragments are used in the order of the actors; with one actor a run
+    With `weight_sync=sync`, acting and learning alternate and fragments are used in actor order; with one actor a run
     equals one of the topology `sync` bit for bit. Otherwise fragments are used as they arrive, and sequences staler
     than the algorithm's `max_lag` are dropped and counted.
     """
@@ -51,15 +51,16 @@ class ActorLearner(Topology):
         roles = names + [f"replay {k}" for k in range(experiment.actor_learner.replay_shards)]
         roles += [f"learner {k}" for k in range(1, experiment.actor_learner.learners)]
         # With central inference the environments' workers belong to the inference process.
-        beside = experiment.num_actors if central and not is_url(experiment.env) else 0
+        extra_processes = experiment.num_actors if central and not is_url(experiment.env) else 0
         named = ", ".join(roles[:3]) + (", ..." if len(roles) > 3 else "")
-        what = f"A run of {len(roles)} processes ({named})" + (f" and {beside} workers" if beside else "")
+        workers = f" and {extra_processes} workers" if extra_processes else ""
+        what = f"A run of {len(roles)} processes ({named}){workers}"
         name = choose_runtime(experiment)
-        require_room(name, len(roles) + beside, what)
+        require_room(name, len(roles) + extra_processes, what)
         self._runtime = make_runtime(name)
-        self._others = len(roles) + beside if self._runtime.here else 0
+        self._others = len(roles) + extra_processes if self._runtime.is_local else 0
         try:
-            self._runtime.reserve(len(roles), what, beside)
+            self._runtime.reserve(len(roles), what, extra_processes)
             self._build(names)
         except BaseException:
             self.close()
@@ -74,10 +75,10 @@ class ActorLearner(Topology):
         ]
         exchange = AllReduce() if experiment.actor_learner.learners > 1 else None
         self._build_learner(self._describe(), self._others, None if exchange is None else lambda *_: exchange)
-        self._team = None
+        self._learner_group = None
         if exchange is not None:
             self._check_shares()
-            self._team = LearnerGroup(
+            self._learner_group = LearnerGroup(
                 self.learner, exchange, self.precision, experiment, self.spec, self._runtime, self._note
             )
         self._mode = weights_mode(experiment, self.algo.data.max_lag)
@@ -90,7 +91,7 @@ class ActorLearner(Topology):
         self._simulator_steps: dict[str, int | None] = {}
         self._lag_max = self._stale = 0
         self._fragment_bytes = 0
-        self._heard = time.monotonic()
+        self._last_fragment_s = time.monotonic()
         self._waiting = False
 
     def _make_store(self) -> Store:
@@ -121,20 +122,20 @@ class ActorLearner(Topology):
         described: Value = None
         for actor in self._actors:
             while True:
-                if not actor.calls and actor.revive():
+                if not actor.calls and actor.restart_if_due():
                     actor.call("describe")
                 if actor.given_up or time.monotonic() > until:
-                    raise RunFailed(f"{actor.name} does not start: see its output above, or use topology sync.")
+                    raise RunFailed(f"{actor.name} did not start: see its output above, or use topology=sync.")
                 if actor.calls and self._runtime.wait([actor.calls[0]], _TURN_S):
                     try:
                         described = actor.calls.popleft().result()
                         break
                     except RoleLost as lost:
-                        actor.lose(str(lost))
+                        actor.mark_lost(str(lost))
         return EnvSpec.from_json(described)
 
     def advance(self) -> dict[str, list[float]]:
-        self._order()
+        self._request_fragments()
         before = self.env_steps
         if self.store.room():
             for traj, priorities in self._in_order() if self._mode == "sync" else self._first_ready():
@@ -152,20 +153,23 @@ class ActorLearner(Topology):
             time.sleep(_PAUSE_S)
         return metrics
 
-    def _order(self) -> None:
+    def _request_fragments(self) -> None:
         for actor in self._actors:
             self._request(actor)
         alive, total = sum(actor.alive for actor in self._actors), len(self._actors)
         needed = total if self._mode == "sync" else min(self.experiment.actor_learner.min_actors, total)
         if sum(not actor.given_up for actor in self._actors) < needed:
-            raise RunFailed(f"Too many actors crashed too often: {alive} are left, and {needed} are needed.")
+            raise RunFailed(
+                f"Too many actors exceeded max_restarts: {alive} are running and {needed} are required; the run's "
+                "events.jsonl lists the causes."
+            )
         if alive < needed and not self._waiting:
             self._note("waiting", f"{alive} actors are alive and {needed} are needed: waiting for restarts")
         self._waiting = alive < needed
 
     def _request(self, actor: SupervisedRole) -> None:
         """Restart an actor if that is due, and request as many fragments as it may have in flight."""
-        if actor.revive():
+        if actor.restart_if_due():
             self._channel.forget(actor)
         while actor.alive and len(actor.calls) < self._ahead and self._within_budget():
             self._channel.offer(actor)
@@ -208,19 +212,19 @@ class ActorLearner(Topology):
             time.sleep(timeout_s / 10)
             return None
         if not self._runtime.wait([actor.calls[0]], timeout_s):
-            if time.monotonic() - self._heard > _STUCK_S:
+            if time.monotonic() - self._last_fragment_s > _STUCK_S:
                 raise RunFailed(f"No actor sent data for {_STUCK_S:.0f} s: check the environments of {actor.name}.")
             return None
         try:
             answer = actor.calls.popleft().result()
         except RoleLost as lost:
-            actor.lose(str(lost))
+            actor.mark_lost(str(lost))
             return None
-        self._heard = time.monotonic()
+        self._last_fragment_s = time.monotonic()
         self._env_restarts[actor.name], self._scales[actor.name] = answer["restarts"], answer["reward_scale"]
         self._learning_scales[actor.name] = answer["learning_scale"]
         self._simulator_steps[actor.name] = answer["simulator_steps"]
-        for env_id, total, length in answer["games"]:
+        for env_id, total, length in answer["episodes"]:
             self.episodes.finished += 1
             self.episodes.recent.append(Episode(env_id, total, length))
         self._fragment_bytes = arrays_bytes(answer["traj"])
@@ -242,12 +246,12 @@ class ActorLearner(Topology):
         super()._learn(sample, metrics)
 
     def set_learning_rate(self, value: float) -> None:
-        if self._team is not None:
+        if self._learner_group is not None:
             raise UserError("The learning rate cannot be changed with several learners: set learners=1.")
         super().set_learning_rate(value)
 
     def _step(self, sample: Sample) -> list[LossOutput]:
-        return super()._step(sample) if self._team is None else self._team.step(sample, self.progress)
+        return super()._step(sample) if self._learner_group is None else self._learner_group.step(sample, self.progress)
 
     @property
     def reward_scale(self) -> float | None:
@@ -266,23 +270,23 @@ class ActorLearner(Topology):
             "actors/in_flight_mb": self._in_flight() * self._fragment_bytes / 1e6,
             **({} if self.algo.data.reuse == "replay" else lags),
             "weights/sends": float(self._channel.sends),
-            **({} if self._team is None else self._team.metrics()),
+            **({} if self._learner_group is None else self._learner_group.metrics()),
         }
 
     @property
     def thread_plan(self) -> str:
         """One thread per process; the remaining cores for a learner that can use them."""
-        if not self._runtime.here:
+        if not self._runtime.is_local:
             return f"torch threads: {self.threads} in the learner; 1 CPU of the cluster for each other process"
         total, have = self.threads + self._others, cores()
         plan = f"torch threads: {self.threads} in the learner, 1 in each of {self._others} other processes"
         return plan if total <= have else f"{plan}; {total} threads share {have} cores, try fewer actors"
 
-    def parts(self) -> list[dict[str, Any]]:
+    def processes(self) -> list[dict[str, Any]]:
         versions = {actor: self._channel.version(actor) for actor in self._actors}
-        actors = [actor.facts() | {"lag": self.learner.version - versions[actor]} for actor in self._actors]
-        others = [*getattr(self.store, "members", []), *(self._team.members if self._team is not None else [])]
-        return actors + [member.facts() for member in others]
+        actors = [actor.status() | {"lag": self.learner.version - versions[actor]} for actor in self._actors]
+        learners = self._learner_group.members if self._learner_group is not None else []
+        return actors + [member.status() for member in (*getattr(self.store, "members", []), *learners)]
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
         """Learner, replay buffer and counters, without environments and fragments in flight."""
@@ -297,14 +301,14 @@ class ActorLearner(Topology):
         """Resume; every environment starts a new episode."""
         self.env_steps = state["env_steps"]
         self.learner.load_state_dict(state["learner"])
-        if self._team is not None:
-            self._team.part()
+        if self._learner_group is not None:
+            self._learner_group.disband()
         self.episodes.load_state_dict(state["episodes"])
         if state["store"] is not None:
             self.store.load_state_dict(state["store"])
         for actor in self._actors:
-            actor.call("go_on", self.env_steps)
-        collect(self._runtime, self._actors, _START_S, SupervisedRole.lose)
+            actor.call("resume_at", self.env_steps)
+        collect(self._runtime, self._actors, _START_S, SupervisedRole.mark_lost)
         return list(range(self.experiment.num_envs))
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from corral.envs.backends.simulators.options import connect_here, is_url, share_
 from corral.envs.make import make_vec
 from corral.envs.normalize import NormalizedVecEnv
 from corral.envs.vec_env import VecEnv
-from corral.learn.device import choose, encoder_trial, find_device, lay_out, set_threads
+from corral.learn.device import choose, encoder_trial, find_device, set_threads, use_channels_last
 from corral.learn.exchange.base import Exchange
 from corral.learn.learner import Learner
 from corral.learn.weights import to_tensors
@@ -44,12 +44,12 @@ def build_model(algo: Algorithm, seed: int, device: torch.device) -> torch.nn.Mo
     torch.set_num_threads(1)  # the rounding of LAPACK, and so of orthogonal weights, depends on the number of threads
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeding.part_seed(seed, "train", "network"))
+            torch.manual_seed(seeding.component_seed(seed, "train", "network"))
             model = algo.build_model()
     finally:
         torch.set_num_threads(threads)
     model = model.to(device)
-    lay_out(model)
+    use_channels_last(model)
     return model
 
 
@@ -128,14 +128,14 @@ class Topology(ABC):
         self.threads = set_threads(experiment.torch_threads, self.model, others)
         trial = encoder_trial(self.model, spec.observation, self.device)
         self.precision = choose(precision or experiment.precision, self.model, trial, self.device)
-        order = torch.Generator().manual_seed(seeding.part_seed(seed, "train", "learning"))
+        order = torch.Generator().manual_seed(seeding.component_seed(seed, "train", "learning"))
         exchange = None if make_exchange is None else make_exchange(self.model, self.algo.groups())
         report = partial(self._note, "not_finite")
         self.learner = Learner(self.algo, self.model, order, self.precision, exchange, report)
         self.store = self._make_store()
 
     def _make_store(self) -> Store:
-        seed = seeding.part_seed(self.experiment.seed, "train", "store")
+        seed = seeding.component_seed(self.experiment.seed, "train", "store")
         return make_store(self.spec, self.algo.data, self.experiment.num_envs, seed)
 
     @property
@@ -153,7 +153,7 @@ class Topology(ABC):
 
     @abstractmethod
     def advance(self) -> dict[str, list[float]]:
-        """One iteration; returns the metrics of its updates. It takes seconds at most, even if nothing happens."""
+        """One iteration; returns the metrics of its updates. Returns within seconds even without new data."""
 
     def _learn(self, sample: Sample, metrics: dict[str, list[float]]) -> None:
         for output in self._step(sample):
@@ -187,7 +187,7 @@ class Topology(ABC):
     def thread_plan(self) -> str:
         return f"torch threads {self.threads}"
 
-    def parts(self) -> list[dict[str, Any]]:
+    def processes(self) -> list[dict[str, Any]]:
         """Name, process and health of the other processes, for `corral top`."""
         return []
 

@@ -28,10 +28,10 @@ from corral.topologies.worker import Worker
 _BUILD_S = 300.0  # to build all environments and networks
 _TURN_STEPS = 1024  # in a turn, over all workers; at least one round
 _WORK_S = 3600.0  # for a turn; the runtime detects crashed and frozen workers
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _KEEP_S = 1.0  # between saves of the servers' states
 _TRIES = 5
-_MAX_IN_VAIN = 50  # failed turns in a row, over all workers
+_MAX_FAILED_TURNS = 50  # failed turns in a row, over all workers
 
 
 class DataParallel(Topology):
@@ -68,7 +68,7 @@ class DataParallel(Topology):
         self._addresses: dict[SupervisedRole, Value] = {}
         self._ready: set[SupervisedRole] = set()  # built workers
         self._joined: list[SupervisedRole] = []  # workers that have joined the exchange
-        self._apart = True  # a role waits to join
+        self._rejoin_needed = True  # a role waits to join
         first = self._started(self._workers[:1], experiment.precision)
         self._precision = first["precision"]
         self._started(self._workers[1:], self._precision)
@@ -85,7 +85,7 @@ class DataParallel(Topology):
         self._pulled = -1  # steps at which this learner last received the workers' state
         self._kept = time.monotonic()
         self._waiting = False
-        self._vain = 0
+        self._failed_turns = 0
 
     def _started(self, workers: Sequence[SupervisedRole], precision: str) -> Value:
         """Build these workers; returns the answer of one."""
@@ -93,12 +93,12 @@ class DataParallel(Topology):
         missing = list(workers)
         while missing:
             for worker in missing:
-                worker.revive()
+                worker.restart_if_due()
                 if worker.given_up or time.monotonic() > until:
-                    raise RunFailed(f"{worker.name} does not start: see its output above, or use topology sync.")
+                    raise RunFailed(f"{worker.name} did not start: see its output above, or use topology=sync.")
             alive = [worker for worker in missing if worker.alive]
             if not alive:
-                time.sleep(_LOOK_S / 10)
+                time.sleep(_POLL_S / 10)
             built = self._ask(alive, "build", [[precision]] * len(alive), _BUILD_S)
             for worker, answer in built.items():
                 self._addresses[worker] = answer["address"]
@@ -108,9 +108,9 @@ class DataParallel(Topology):
 
     def advance(self) -> dict[str, list[float]]:
         self._metrics = {}
-        if self._must_meet():
-            self._meet()
-        if self._apart or self._waiting:  # a role must return first
+        if self._needs_rejoin():
+            self._rejoin()
+        if self._rejoin_needed or self._waiting:  # a role must return first
             self._end_turns()
             return self._metrics
         in_step = self.experiment.data_parallel.mode == "sync"
@@ -133,18 +133,18 @@ class DataParallel(Topology):
 
     def _collect(self, workers: list[SupervisedRole], *, wait_for_all: bool) -> None:
         if not wait_for_all and workers:
-            done = self._runtime.wait([worker.calls[0] for worker in workers], _LOOK_S)
+            done = self._runtime.wait([worker.calls[0] for worker in workers], _POLL_S)
             workers = [worker for worker in workers if worker.calls[0] in done]
-        for worker, answer in collect(self._runtime, workers, _WORK_S, self._lose).items():
+        for worker, answer in collect(self._runtime, workers, _WORK_S, self._mark_lost).items():
             self._take(worker, answer)
 
     def _take(self, worker: SupervisedRole, answer: dict[str, Any]) -> None:
         self.env_steps += answer["steps"]
         self._latest[worker] = answer
-        for env_id, total, length in answer["games"]:
+        for env_id, total, length in answer["episodes"]:
             self.episodes.finished += 1
             self.episodes.recent.append(Episode(env_id, total, length))
-        for name, value in answer["said"].items():
+        for name, value in answer["metrics"].items():
             self._metrics.setdefault(name, []).append(value)
         if answer["returns"] is not None:
             new = RunningMoments()
@@ -153,58 +153,60 @@ class DataParallel(Topology):
         for kind, text in answer["notes"]:
             self._note(kind, f"{worker.name}: {text}")
         if answer["lost"] is not None:  # it continues when all have joined again
-            self._apart = True
-            self._note("apart", f"{worker.name} did not finish its turn: {answer['lost']}")
-        self._vain = self._vain + 1 if answer["lost"] is not None else 0
-        if self._vain > _MAX_IN_VAIN:
+            self._rejoin_needed = True
+            self._note("rejoin", f"{worker.name} could not complete an exchange and will rejoin: {answer['lost']}")
+        self._failed_turns = self._failed_turns + 1 if answer["lost"] is not None else 0
+        if self._failed_turns > _MAX_FAILED_TURNS:
             raise RunFailed(f"Workers cannot exchange updates ({answer['lost']}): check the network or set --actors 1.")
 
-    def _lose(self, member: SupervisedRole, why: str) -> None:
-        member.lose(why)
+    def _mark_lost(self, member: SupervisedRole, why: str) -> None:
+        member.mark_lost(why)
         if member not in self._workers:  # a server: all join again when it is back
-            self._apart = True
+            self._rejoin_needed = True
             return
         self._ready.discard(member)
         if member in self._joined:
             self._joined.remove(member)
-            self._apart |= self._rendezvous.re_form or not self._joined
+            self._rejoin_needed |= self._rendezvous.rejoin_on_loss or not self._joined
 
-    def _must_meet(self) -> bool:
-        """Restart lost roles; whether a rebuilt role has to join, or the group has to form again."""
-        self._apart |= self._rendezvous.revive()
+    def _needs_rejoin(self) -> bool:
+        """Restart lost roles; returns whether all workers must join the exchange again."""
+        self._rejoin_needed |= self._rendezvous.restart_if_due()
         for worker in self._workers:
-            if worker.revive():
+            if worker.restart_if_due():
                 worker.call("build", self._precision)
         coming = [worker for worker in self._workers if worker.calls and worker not in self._joined]
         if coming:
-            self._runtime.wait([worker.calls[0] for worker in coming], 0.0 if self._joined else _LOOK_S)
+            self._runtime.wait([worker.calls[0] for worker in coming], 0.0 if self._joined else _POLL_S)
         for worker in coming:
             if worker.calls[0].done:
                 try:
                     self._addresses[worker] = worker.calls.popleft().result()["address"]
                     self._ready.add(worker)
-                    self._apart = True
+                    self._rejoin_needed = True
                 except RoleLost as lost:
-                    worker.lose(str(lost))
+                    worker.mark_lost(str(lost))
         left, needed = sum(not w.given_up for w in self._workers), self.experiment.actor_learner.min_actors
         if left < needed or any(server.given_up for server in self._rendezvous.members):
-            raise RunFailed("Too many workers or servers crashed too often: see the run's events.jsonl for reasons.")
+            raise RunFailed(
+                "Too many workers or servers exceeded max_restarts: see the causes in the run's events.jsonl."
+            )
         few = len(self._ready) < needed or any(not server.alive for server in self._rendezvous.members)
         if few and not self._waiting:
             self._note("waiting", f"{len(self._ready)} workers are ready: waiting for restarts of lost processes")
         self._waiting = few
         if few:
-            time.sleep(_LOOK_S / 10)
-        return self._apart and not few
+            time.sleep(_POLL_S / 10)
+        return self._rejoin_needed and not few
 
-    def _meet(self) -> None:
+    def _rejoin(self) -> None:
         for _ in range(_TRIES):
             self._end_turns()
             state = self._joined_state()
             ready = [worker for worker in self._workers if worker in self._ready]
             if ready and self._rendezvous.gather(ready, self._addresses, state):
                 self._joined = [worker for worker in ready if worker in self._ready]
-                self._apart = False
+                self._rejoin_needed = False
                 return
             if any(not member.alive for member in self._rendezvous.members) or not self._ready:
                 return  # it has to be restarted first
@@ -227,7 +229,7 @@ class DataParallel(Topology):
         """Answers of the members that reply in time; the others are marked as lost."""
         for member, own in zip(members, args, strict=True):
             member.call(method, *own)
-        return collect(self._runtime, members, timeout_s, self._lose)
+        return collect(self._runtime, members, timeout_s, self._mark_lost)
 
     def set_learning_rate(self, value: float) -> None:
         raise UserError("The learning rate cannot be changed in data_parallel, where workers learn: use topology sync.")
@@ -248,7 +250,7 @@ class DataParallel(Topology):
             for name, value in answer["exchange"].items():
                 exchange.setdefault(name, []).append(value)
         # All members of a reduction skip the same updates.
-        combine = partial(max, default=0) if self._rendezvous.re_form else sum
+        combine = partial(max, default=0) if self._rendezvous.rejoin_on_loss else sum
         return {
             "learn/version": float(max((answer["version"] for answer in latest), default=0)),
             "learn/skipped": float(combine(answer["skipped"] for answer in latest)),
@@ -263,13 +265,13 @@ class DataParallel(Topology):
 
     @property
     def thread_plan(self) -> str:
-        if not self._runtime.here:
+        if not self._runtime.is_local:
             return f"1 CPU of the cluster for each of {self._processes} processes"
         plan = f"torch threads: 1 in each of {self._processes} processes"
         return plan if self._processes <= cores() else f"{plan}, which share {cores()} cores"
 
-    def parts(self) -> list[dict[str, Any]]:
-        return [member.facts() for member in (*self._workers, *self._rendezvous.members)]
+    def processes(self) -> list[dict[str, Any]]:
+        return [member.status() for member in (*self._workers, *self._rendezvous.members)]
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
         """The workers' learned state and counters, without environments and replay buffers."""
@@ -287,7 +289,7 @@ class DataParallel(Topology):
         self.learner.load_state_dict(state["learner"])
         self.episodes.load_state_dict(state["episodes"])
         self._returns.load_state_dict(state["returns"])
-        self._ask(self._workers, "go_on", [[self.env_steps]] * len(self._workers), ANSWER_S)
+        self._ask(self._workers, "resume_at", [[self.env_steps]] * len(self._workers), ANSWER_S)
         return list(range(self.experiment.num_envs))
 
     def close(self) -> None:

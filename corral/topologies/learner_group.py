@@ -1,4 +1,4 @@
-"""Several learners: each learns from its share of every batch, and all make every update together."""
+"""Several learners: each learns from its share of every batch, and all make every update active."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from corral.runtimes.base import Mailbox, Runtime
 from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.base import Note, build_model, load_learner, make_algorithm, role_factory
 
-_TOGETHER_S = 600.0  # for all to reach an update; crashed learners are detected at once
+_UPDATE_TIMEOUT_S = 600.0  # for all to reach an update; crashed learners are detected at once
 _BUILD_S = 300.0
 _ANSWER_S = 60.0  # after an update that all have made, or that has failed for all
 _TRIES = 5
@@ -42,7 +42,9 @@ class PeerLearner:
         algo = make_algorithm(experiment, self._spec)
         model = build_model(algo, experiment.seed, find_device(experiment.device))
         set_threads(1, model)
-        order = torch.Generator().manual_seed(seeding.part_seed(experiment.seed, "train", "learning", index, start))
+        order = torch.Generator().manual_seed(
+            seeding.component_seed(experiment.seed, "train", "learning", index, start)
+        )
         self._exchange = AllReduce()
         # A non-finite value is so for all learners; the first one reports it.
         self._learner = Learner(algo, model, order, precision, self._exchange)
@@ -54,7 +56,7 @@ class PeerLearner:
         load_learner(self._learner, state)
         return True
 
-    def meet(self, *where: Value) -> Value:
+    def join_exchange(self, *where: Value) -> Value:
         """Join the other learners; whether that succeeded."""
         try:
             self._exchange.join(*where)
@@ -88,9 +90,9 @@ class LearnerGroup:
     ):  # fmt: skip
         self._learner, self._exchange, self._spec, self._runtime = learner, exchange, spec, runtime
         self._store = open_store(runtime.host)
-        self._meetings = 0
-        self._together: list[SupervisedRole] | None = None  # peers in the current group
-        self.left_out = 0
+        self._group_number = 0
+        self._active_peers: list[SupervisedRole] | None = None  # peers in the current group
+        self.dropped_batches = 0
         """Batches dropped because a learner crashed."""
         args, limit = (experiment, spec.to_json(), precision), experiment.actor_learner.max_restarts
         self.members = [
@@ -101,21 +103,21 @@ class LearnerGroup:
             member.call("ready")
 
     def step(self, sample: Sample, progress: float) -> list[LossOutput]:
-        if self._newcomers() or self._together is None:
-            self._meet()
-        assert self._together is not None
-        shares: list[Any] = _split(sample.batch, 1 + len(self._together))
-        for member, share in zip(self._together, shares[1:], strict=True):
+        if self._restart_peers() or self._active_peers is None:
+            self._rejoin()
+        assert self._active_peers is not None
+        shares: list[Any] = _split(sample.batch, 1 + len(self._active_peers))
+        for member, share in zip(self._active_peers, shares[1:], strict=True):
             member.call("learn", pack(share, self._spec), progress)
         try:
             outputs = self._learner.step(Sample(shares[0]), progress)
         except PeerLost:
-            self.part()
-            self.left_out += 1
+            self.disband()
+            self.dropped_batches += 1
             return []
-        together, answers = self._together, self._collect(self._together, _ANSWER_S)
-        if len(answers) < len(together) or not all(answer["whole"] for answer in answers):
-            self.part()
+        active, answers = self._active_peers, self._collect(self._active_peers, _ANSWER_S)
+        if len(answers) < len(active) or not all(answer["whole"] for answer in answers):
+            self.disband()
             answers = []
         if outputs and outputs[0].priorities is not None and sample.keys is not None:
             priorities = [to_numpy(outputs[0].priorities), *(answer["priorities"] for answer in answers)]
@@ -127,56 +129,56 @@ class LearnerGroup:
         return {
             "learners/alive": 1.0 + sum(member.alive for member in self.members),
             "learners/restarts": float(sum(member.restarts for member in self.members)),
-            "learners/left_out": float(self.left_out),
+            "learners/dropped_batches": float(self.dropped_batches),
         }
 
-    def part(self) -> None:
+    def disband(self) -> None:
         """Leave the group; before the next update all join again and load the first learner's state."""
         self._exchange.leave()  # unblocks learners that wait for this one
-        if self._together is not None:
-            self._collect([member for member in self._together if member.calls], _ANSWER_S)
-        self._together = None
+        if self._active_peers is not None:
+            self._collect([member for member in self._active_peers if member.calls], _ANSWER_S)
+        self._active_peers = None
 
-    def _newcomers(self) -> bool:
-        """Restart lost peers; whether a restarted one is ready. No other calls are pending between updates."""
+    def _restart_peers(self) -> bool:
+        """Restart lost peers; returns whether one became ready. Called between updates, with no other calls pending."""
         for member in self.members:
-            if member.revive():
+            if member.restart_if_due():
                 member.call("ready")
         coming = [member for member in self.members if member.calls]
-        if self._meetings and coming:
+        if self._group_number and coming:
             self._runtime.wait([member.calls[0] for member in coming], 0.0)
             coming = [member for member in coming if member.calls[0].done]
         return bool(self._collect(coming, _BUILD_S))  # the first time, wait for all
 
-    def _meet(self) -> None:
+    def _rejoin(self) -> None:
         """Join all built peers; those that do not come are marked as lost."""
         for _ in range(_TRIES):
-            self.part()
-            here = [member for member in self.members if member.alive and not member.calls]
+            self.disband()
+            ready = [member for member in self.members if member.alive and not member.calls]
             state = self._runtime.share(to_arrays(self._learner.state_dict()))
-            for member in here:
+            for member in ready:
                 member.call("load", state)
-            self._collect(here, _BUILD_S)
-            here = [member for member in here if member.alive]
-            self._meetings += 1
-            where = self._runtime.host, self._store.port, self._meetings
-            size = 1 + len(here)
-            for rank, member in enumerate(here, 1):
-                member.call("meet", *where, rank, size, _TOGETHER_S)
-            came = True
+            self._collect(ready, _BUILD_S)
+            ready = [member for member in ready if member.alive]
+            self._group_number += 1
+            where = self._runtime.host, self._store.port, self._group_number
+            size = 1 + len(ready)
+            for rank, member in enumerate(ready, 1):
+                member.call("join_exchange", *where, rank, size, _UPDATE_TIMEOUT_S)
+            joined = True
             try:
-                self._exchange.join(*where, 0, size, _TOGETHER_S)
+                self._exchange.join(*where, 0, size, _UPDATE_TIMEOUT_S)
             except PeerLost:
-                came = False
-            answers = self._collect(here, _ANSWER_S)
-            if came and len(answers) == len(here) and all(answers):
-                self._together = here
+                joined = False
+            answers = self._collect(ready, _ANSWER_S)
+            if joined and len(answers) == len(ready) and all(answers):
+                self._active_peers = ready
                 return
         raise RunFailed(f"The learners could not connect to each other in {_TRIES} tries: set learners=1.")
 
     def _collect(self, members: Sequence[SupervisedRole], timeout_s: float) -> list[Any]:
         """Answers of the members that reply in time; the others are marked as lost."""
-        return list(collect(self._runtime, members, timeout_s, SupervisedRole.lose).values())
+        return list(collect(self._runtime, members, timeout_s, SupervisedRole.mark_lost).values())
 
 
 def _split(batch: Batch, parts: int) -> list[Any]:

@@ -28,8 +28,8 @@ from corral.topologies.base import Note, build_model, load_learner, make_algorit
 
 # Timeout of an update: as long as a slow simulator may take, many times a step's deadline. A crashed worker is noticed
 # at once by its connection, a frozen one by the runtime.
-TOGETHER_S = 600.0
-MEET_S = 120.0  # to join a group
+UPDATE_TIMEOUT_S = 600.0
+JOIN_TIMEOUT_S = 120.0  # to join a group
 ANSWER_S = 60.0
 
 Ask = Callable[[Sequence[SupervisedRole], str, Sequence[Sequence[Value]], float], dict[SupervisedRole, Value]]
@@ -38,7 +38,7 @@ Ask = Callable[[Sequence[SupervisedRole], str, Sequence[Sequence[Value]], float]
 
 @dataclass(frozen=True)
 class RendezvousSetup:
-    """What a rendezvous is made from."""
+    """Arguments for building a Rendezvous."""
 
     experiment: Experiment
     spec: EnvSpec
@@ -56,9 +56,9 @@ def make_rendezvous(setup: RendezvousSetup) -> Rendezvous:
 
 
 class Rendezvous(ABC):
-    """How the workers of one exchange meet, and what their combined state is."""
+    """Connects the workers of an exchange and combines their states."""
 
-    re_form = False
+    rejoin_on_loss = False
     """Whether the other workers must join again when one of them is lost."""
 
     def __init__(self, setup: RendezvousSetup):
@@ -69,7 +69,7 @@ class Rendezvous(ABC):
 
     @abstractmethod
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
-        """Join these workers, with this state where they need one; False if a worker did not come."""
+        """Connect these workers, loading `state` where needed; False if a worker did not respond."""
 
     def state(self, workers: list[SupervisedRole]) -> Value | None:
         """The workers' combined state, by default that of the first one that answers; None if none is left."""
@@ -81,7 +81,7 @@ class Rendezvous(ABC):
     def keep(self) -> None:  # noqa: B027 - only servers have a state
         """Save the state of `members`, to restart them from it; called every few seconds."""
 
-    def revive(self) -> bool:
+    def restart_if_due(self) -> bool:
         """Restart lost `members`; whether one was restarted, so that all have to join again."""
         return False
 
@@ -99,22 +99,25 @@ class Rendezvous(ABC):
 class AllReduceRendezvous(Rendezvous):
     """All workers have the same state, and join at a store in this process."""
 
-    re_form = True
+    rejoin_on_loss = True
 
     def __init__(self, setup: RendezvousSetup):
         super().__init__(setup)
         self._runtime, self._store = setup.runtime, open_store(setup.runtime.host)
-        self._meetings = 0
+        self._group_number = 0
 
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """Load the same state into all workers and join them into a new group."""
         loaded = self._ask(workers, "load", [[state]] * len(workers), ANSWER_S)
         if len(loaded) < len(workers):
             return False
-        self._meetings += 1
-        where = self._runtime.host, self._store.port, self._meetings
+        self._group_number += 1
+        where = self._runtime.host, self._store.port, self._group_number
         joined = self._ask(
-            workers, "meet", [[*where, rank, len(workers), TOGETHER_S] for rank in range(len(workers))], MEET_S
+            workers,
+            "join_exchange",
+            [[*where, rank, len(workers), UPDATE_TIMEOUT_S] for rank in range(len(workers))],
+            JOIN_TIMEOUT_S,
         )
         return len(joined) == len(workers) and all(answer is None for answer in joined.values())
 
@@ -124,15 +127,17 @@ class GossipRendezvous(Rendezvous):
 
     def __init__(self, setup: RendezvousSetup):
         super().__init__(setup)
-        self._meetings, self._distance = 0, 0.0
+        self._group_number, self._distance = 0, 0.0
 
     def gather(self, workers: list[SupervisedRole], addresses: dict[SupervisedRole, Value], state: Value) -> bool:
         """New workers load the mean; then all get the addresses of all."""
         if not self._load_new(workers, state):
             return False
-        self._meetings += 1
+        self._group_number += 1
         peers = [addresses[member] for member in workers]
-        joined = self._ask(workers, "meet", [[peers, rank, self._meetings] for rank in range(len(workers))], ANSWER_S)
+        joined = self._ask(
+            workers, "join_exchange", [[peers, rank, self._group_number] for rank in range(len(workers))], ANSWER_S
+        )
         return len(joined) == len(workers)
 
     def state(self, workers: list[SupervisedRole]) -> Value | None:
@@ -151,9 +156,9 @@ class GossipRendezvous(Rendezvous):
 def _distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     """Distance between the weights of two networks, relative to the norm of the second."""
     names = [name for name, value in other.items() if value.dtype == np.float32]  # statistics are float64
-    apart = sum(float(np.square(one[name] - other[name], dtype=np.float64).sum()) for name in names)
+    difference = sum(float(np.square(one[name] - other[name], dtype=np.float64).sum()) for name in names)
     size = sum(float(np.square(other[name], dtype=np.float64).sum()) for name in names)
-    return float(np.sqrt(apart / max(size, 1e-24)))
+    return float(np.sqrt(difference / max(size, 1e-24)))
 
 
 class ServerRendezvous(Rendezvous):
@@ -192,11 +197,11 @@ class ServerRendezvous(Rendezvous):
                 return False
             self._addresses[server] = answer[server]
             self._empty.discard(server)
-        # The other workers keep their statistics: moments in flight to them are nowhere else.
+        # Existing workers keep their statistics, because moments still in flight to them exist nowhere else.
         if not self._load_new(workers, state):
             return False
-        where = [[self._addresses[server] for server in self.members], self._secret, TOGETHER_S]
-        joined = self._ask(workers, "meet", [where] * len(workers), MEET_S)
+        where = [[self._addresses[server] for server in self.members], self._secret, UPDATE_TIMEOUT_S]
+        joined = self._ask(workers, "join_exchange", [where] * len(workers), JOIN_TIMEOUT_S)
         if len(joined) == len(workers) and all(answer is None for answer in joined.values()):
             return True
         self.keep()  # detects and restarts a lost server
@@ -239,15 +244,15 @@ class ServerRendezvous(Rendezvous):
 
     def keep(self) -> None:
         """Save the servers' states and metrics."""
-        standing = [server for server in self.members if server.alive and server not in self._empty]
-        answers = self._ask(standing, "tell", [[]] * len(standing), ANSWER_S)
+        running = [server for server in self.members if server.alive and server not in self._empty]
+        answers = self._ask(running, "report", [[]] * len(running), ANSWER_S)
         for server, (state, metrics) in answers.items():
             self._last[self.members.index(server)] = state
             self._metrics = {**metrics, "learn/version": float(state["version"])}
 
-    def revive(self) -> bool:
+    def restart_if_due(self) -> bool:
         """Restart lost servers, each from its last known state."""
-        started = [server for server in self.members if server.revive()]
+        started = [server for server in self.members if server.restart_if_due()]
         self._empty |= {server for server in self.members if not server.alive} | set(started)
         return bool(started)
 
@@ -301,7 +306,7 @@ class ServerRole:
         self._server.load(state)
         return [self._address, self._server.port]
 
-    def tell(self) -> Value:
+    def report(self) -> Value:
         assert self._server is not None
         return [self._server.state(), self._server.metrics()]
 

@@ -35,19 +35,19 @@ class Shard:
         mailbox: Mailbox,
     ):  # fmt: skip
         self._spec = EnvSpec.from_json(spec)
-        own_seed = seeding.part_seed(seed, "train", "store", index, start)
+        own_seed = seeding.component_seed(seed, "train", "store", index, start)
         self._store = make_store(self._spec, DataSpec(**data), num_envs, own_seed)
 
     def put(self, traj: Value, priorities: Value, progress: float, reward_scale: float) -> Value:
         """Store a fragment; returns the shard's status."""
         self._store.put(unpack(traj, self._spec), priorities, StoreContext(progress, reward_scale))
-        return self._standing()
+        return self._shard_status()
 
     def get(self) -> Value:
         if not self._store.ready():
-            return {"batch": None, **self._standing()}
+            return {"batch": None, **self._shard_status()}
         sample = self._store.get()
-        return {"batch": pack(sample.batch, self._spec), "keys": sample.keys, **self._standing()}
+        return {"batch": pack(sample.batch, self._spec), "keys": sample.keys, **self._shard_status()}
 
     def feedback(self, keys: Array, priorities: Array) -> Value:
         self._store.feedback(keys, priorities)
@@ -58,13 +58,13 @@ class Shard:
 
     def load_state_dict(self, state: Value) -> Value:
         self._store.load_state_dict(state)
-        return self._standing()
+        return self._shard_status()
 
-    def _standing(self) -> dict[str, Any]:
+    def _shard_status(self) -> dict[str, Any]:
         metrics = self._store.metrics()
         return {
             "room": self._store.room(),
-            "owed": self._store.ready(),
+            "ready": self._store.ready(),
             "counts": [int(metrics[f"store/{name}"]) for name in ("inserted", "sampled", "size")],
         }
 
@@ -85,7 +85,7 @@ class ShardedStore(Store):
             SupervisedRole(runtime, f"replay {k}", role_factory(Shard, *args, k), note, max_restarts)
             for k in range(shards)
         ]
-        self._standing: list[dict[str, Any]] = [{} for _ in range(shards)]
+        self._shard_status: list[dict[str, Any]] = [{} for _ in range(shards)]
         self._lost_counts = np.zeros(2, np.int64)  # of shards that were lost
         self._ready: deque[tuple[int, int, Value]] = deque()  # shard, its number of starts, its answer
         self._keys: deque[tuple[int, int]] = deque(maxlen=64)
@@ -108,8 +108,8 @@ class ShardedStore(Store):
     def room(self) -> bool:
         self._pump(0.0)
         return all(
-            standing.get("room", True) and sum(call.method == "put" for call in member.calls) < _MAX_PUTS
-            for standing, member in zip(self._standing, self._shards, strict=True)
+            status.get("room", True) and sum(call.method == "put" for call in member.calls) < _MAX_PUTS
+            for status, member in zip(self._shard_status, self._shards, strict=True)
         )
 
     def ready(self) -> bool:
@@ -141,25 +141,25 @@ class ShardedStore(Store):
                 try:
                     self._take(k, call.method, call.result())
                 except RoleLost as lost:
-                    self._lost_counts += self._standing[k].get("counts", [0, 0, 0])[:2]
-                    self._standing[k] = {}
-                    member.lose(str(lost))
+                    self._lost_counts += self._shard_status[k].get("counts", [0, 0, 0])[:2]
+                    self._shard_status[k] = {}
+                    member.mark_lost(str(lost))
             if member.given_up:
-                raise RunFailed(f"{member.name} crashed too often: see the run's events.jsonl for the reasons.")
-            member.revive()
-            if member.alive and self._standing[k].get("owed"):
+                raise RunFailed(f"{member.name} exceeded max_restarts; the run's events.jsonl lists the causes.")
+            member.restart_if_due()
+            if member.alive and self._shard_status[k].get("ready"):
                 requested = sum(call.method == "get" for call in member.calls)
                 if requested + sum(shard == k for shard, *_ in self._ready) < _AHEAD:
                     member.call("get")
 
     def _take(self, shard: int, method: str, answer: Value) -> None:
         if method in ("put", "get", "load_state_dict"):
-            self._standing[shard] = {key: answer[key] for key in ("room", "owed", "counts")}
+            self._shard_status[shard] = {key: answer[key] for key in ("room", "ready", "counts")}
         if method == "get" and answer["batch"] is not None:
             self._ready.append((shard, self._shards[shard].restarts, answer))
 
     def metrics(self) -> dict[str, float]:
-        counts = np.array([standing.get("counts", [0, 0, 0]) for standing in self._standing]).sum(0)
+        counts = np.array([status.get("counts", [0, 0, 0]) for status in self._shard_status]).sum(0)
         return {
             "store/size": float(counts[2]),
             "store/inserted": float(counts[0] + self._lost_counts[0]),
@@ -176,7 +176,7 @@ class ShardedStore(Store):
             raise RunFailed(f"This run had {len(state['shards'])} replay shards: resume it with the same number.")
         for k in range(len(self._shards)):
             if state["shards"][str(k)] is not None:
-                self._standing[k] = self._ask(k, "load_state_dict", state["shards"][str(k)]) or {}
+                self._shard_status[k] = self._ask(k, "load_state_dict", state["shards"][str(k)]) or {}
 
     def _ask(self, shard: int, method: str, *args: Value) -> Value:
         """Wait for the answer to a call, after earlier ones; None if the shard is lost."""

@@ -34,14 +34,14 @@ class Sync(Topology):
             experiment, experiment.num_envs, experiment.seed, experiment.backend, experiment.workers, cores
         )
         self._shared_progress: tuple[int, int] | None = None
-        self._rows = 0  # steps since `join_in`
+        self._rows = 0  # steps since `set_shared_progress`
         self.vec.record_episodes()
-        if self.vec.chosen is not None:  # `auto` might choose another next time, which changes random numbers
-            chosen: dict[str, Any] = dict(zip(("backend", "workers"), self.vec.chosen, strict=True))
+        if self.vec.resolved_backend is not None:  # `auto` might choose another next time, which changes random numbers
+            chosen: dict[str, Any] = dict(zip(("backend", "workers"), self.vec.resolved_backend, strict=True))
             self.experiment = replace(experiment, **chosen)
         try:
             self._build_learner(self.vec.spec, make_exchange=make_exchange)
-            self._rng = np.random.default_rng(seeding.part_seed(experiment.seed, "train", "acting"))
+            self._rng = np.random.default_rng(seeding.component_seed(experiment.seed, "train", "acting"))
             self.policy = self.algo.make_policy(self.model, explore=True, rng=self._rng)
             self.sampler = Sampler(self.vec, self.policy)
             self.episodes = self.sampler.episodes
@@ -50,8 +50,8 @@ class Sync(Topology):
             raise
         self._rollouts: Iterator[Any] | None = None
 
-    def join_in(self, base: int, num_workers: int) -> None:
-        """Become one of `num_workers` that have made `base` steps in total and count their progress together."""
+    def set_shared_progress(self, base: int, num_workers: int) -> None:
+        """Count progress as one of `num_workers` workers that have made `base` steps in total."""
         self._shared_progress, self._rows = (base, num_workers), 0
 
     @property
@@ -75,7 +75,7 @@ class Sync(Topology):
         if self._rollouts is None:
             self._rollouts = self.sampler.rollouts(steps)
         self.sampler.set_context(ActContext(self.progress, self.learner.version, self.reward_scale))
-        # A worker without room waits for others that share its updates and have less data than an update needs.
+        # A worker whose store is full does not sample until the others also have data for the shared update.
         traj = next(self._rollouts) if self._shared_progress is None or self.store.room() else None
         self._rows += steps * envs
         if traj is not None:

@@ -17,7 +17,7 @@ from corral.runtimes.supervised_role import SupervisedRole
 class WeightChannel:
     """Sends the newest weights to the actors that need them.
 
-    `sync`: all get every version, and none acts meanwhile. `async`: an actor that asks gets the newest. `lag`: only
+    `sync`: actors get every version before they act. `async`: actors get the newest with each request. `lag`: only
     actors more than `lag` versions behind.
     """
 
@@ -31,7 +31,7 @@ class WeightChannel:
         """Send a member the newest weights if it needs them now."""
         newest = self._learner.version
         if member not in self._sent or newest - self._sent[member] > self._lag:
-            member.tell("weights", self._newest())
+            member.send_mail("weights", self._newest())
             self._sent[member] = newest
             self.sends += 1
 

@@ -15,7 +15,7 @@ from corral.config.experiment import ActorLearnerConfig, Experiment
 from corral.core import seeding
 from corral.core.encoding import Value
 from corral.envs.normalize import NormalizedVecEnv, RunningMoments
-from corral.learn.exchange.base import ExchangeSetup, Joint, PeerLost, make_exchange
+from corral.learn.exchange.base import ExchangeSetup, GroupExchange, PeerLost, make_exchange
 from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.peers import own_address
 from corral.learn.weights import to_arrays
@@ -30,7 +30,7 @@ class Worker:
     def __init__(self, experiment: Experiment, host: str, secret: bytes, index: int, start: int, mailbox: Mailbox):
         seed = experiment.seed
         if index or start:
-            seed = seeding.part_seed(seed, "train", "actor", index, start)
+            seed = seeding.component_seed(seed, "train", "actor", index, start)
         self._config, self._seed, self._secret = experiment.data_parallel, seed, secret
         self._address = own_address(host)
         self._first_id = index * experiment.envs_per_actor
@@ -40,12 +40,12 @@ class Worker:
             num_envs=experiment.envs_per_actor, seed=seed, torch_threads=experiment.torch_threads or 1,
         )  # fmt: skip
         self._notes: list[list[str]] = []
-        self._told = 0  # finished episodes reported so far
+        self._num_reported = 0  # finished episodes reported so far
 
     def build(self, precision: str) -> Value:
-        self._exchange: Joint
+        self._exchange: GroupExchange
 
-        def exchange(model: nn.Module, groups: Sequence[ParamGroup]) -> Joint:
+        def exchange(model: nn.Module, groups: Sequence[ParamGroup]) -> GroupExchange:
             seed = self._seed % 2**32
             self._exchange = make_exchange(
                 ExchangeSetup(self._config, model, groups, self._address, self._secret, seed)
@@ -64,15 +64,15 @@ class Worker:
         load_learner(self._sync.learner, state)
         return True
 
-    def go_on(self, steps: int) -> Value:
+    def resume_at(self, steps: int) -> Value:
         """Resume from a checkpoint at this step, with new episodes instead of those of the start."""
-        self._sync.vec.reset(seeding.part_seed(self._seed, "train", "actor", 0, steps))
+        self._sync.vec.reset(seeding.component_seed(self._seed, "train", "actor", 0, steps))
         return True
 
     def state(self) -> Value:
         return to_arrays(self._sync.learner.state_dict())
 
-    def meet(self, *where: Value) -> Value:
+    def join_exchange(self, *where: Value) -> Value:
         """Join the other workers; returns None, or why that failed."""
         try:
             self._exchange.join(*where)
@@ -81,13 +81,13 @@ class Worker:
         return None
 
     def work(self, turn: int, base: int, num_workers: int, rounds: int, returns: Value) -> Value:
-        """Act and learn for some rounds; all `num_workers` have made `base` steps, with these moments of returns."""
+        """Act and learn for `rounds` iterations; `base`: steps of all workers; `returns`: their return moments."""
         sync, metrics, lost = self._sync, dict[str, list[float]](), None
         known = self._returns()
         if known is not None and (num_workers > 1 or not known.count):
             known.load_state_dict(returns)
         before, steps = copy.copy(known), sync.env_steps
-        sync.join_in(base, num_workers)
+        sync.set_shared_progress(base, num_workers)
         try:
             self._exchange.begin(sync.learner.flat.weights.data, turn, num_workers)
             for _ in range(rounds):
@@ -100,8 +100,8 @@ class Worker:
         return {
             "lost": lost,
             "steps": sync.env_steps - steps,
-            "said": {name: float(np.mean(values)) for name, values in metrics.items()},
-            "games": self._finished_games(),
+            "metrics": {name: float(np.mean(values)) for name, values in metrics.items()},
+            "episodes": self._finished_episodes(),
             "returns": None if known is None else known.since(before).state_dict(),  # type: ignore[arg-type]
             "version": sync.learner.version,
             "skipped": sync.learner.skipped,
@@ -122,8 +122,8 @@ class Worker:
         vec = self._sync.vec
         return vec.statistics.returns if isinstance(vec, NormalizedVecEnv) else None
 
-    def _finished_games(self) -> Value:
+    def _finished_episodes(self) -> Value:
         episodes = self._sync.episodes
-        count, self._told = episodes.finished - self._told, episodes.finished
+        count, self._num_reported = episodes.finished - self._num_reported, episodes.finished
         games = list(episodes.recent)[-count:] if count else []
         return [[game.env_id + self._first_id, game.episode_return, game.length] for game in games]

@@ -237,7 +237,7 @@ def test_older_rollouts_iterator_is_refused():
         first = sampler.rollouts(4)
         next(first)
         take(sampler, 4, 1)
-        with pytest.raises(corral.UserError, match="taken over"):
+        with pytest.raises(corral.UserError, match="A later call of rollouts"):
             next(first)
 
 

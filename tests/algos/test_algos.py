@@ -132,7 +132,7 @@ def log_prob(model, rows):
     if model.numpy_towers is None:
         return evaluate_actions(model, rows)[0]
     params = model.numpy_params(rows.obs.numpy())
-    return torch.from_numpy(model.actions.explicit(params, rows.action.numpy())[0])
+    return torch.from_numpy(model.actions.evaluate_numpy(params, rows.action.numpy())[0])
 
 
 @pytest.mark.parametrize(("name", "space", "net"), cases(["ppo"], cores=(LSTM,)))

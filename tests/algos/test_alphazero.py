@@ -237,7 +237,7 @@ def test_past_selves_may_take_over_from_scripted_players():
 
 def test_outcomes_are_not_scaled(tmp_path):
     """Values of scaled rewards would meet rewards that are not in a search."""
-    with pytest.raises(UserError, match="leave out normalize_reward"):
+    with pytest.raises(UserError, match="set normalize_reward=false"):
         corral.train("alphazero", env=ENV, steps=100, normalize_reward=True, run_dir=tmp_path / "x")
 
 

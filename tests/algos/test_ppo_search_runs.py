@@ -79,7 +79,7 @@ class Live(gymnasium.Env):
 
 
 def test_env_without_states_is_refused_with_remedy(tmp_path):
-    with pytest.raises(UserError, match=r"Live cannot be saved: .*give it state_dict\(\) and load_state_dict\(state\)"):
+    with pytest.raises(UserError, match=r"Live cannot be saved: .*implement state_dict\(\) and load_state_dict"):
         corral.train(
             "ppo-search", Live, 64, 1, tmp_path / "x", quiet=True, **{"ppo.num_steps": 16, "search_fraction": 1.0}
         )

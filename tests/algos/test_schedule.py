@@ -23,9 +23,9 @@ def test_a_schedule_goes_evenly_from_its_start_to_its_end(text, progress, value)
     assert read_schedule("x", text)(progress) == pytest.approx(value)
 
 
-def test_the_most_that_it_gets_is_known():
-    assert read_schedule("sims", "8:64").most == 64
-    assert read_schedule("sims", "64:8").most == 64
+def test_maximum_of_a_schedule_is_known():
+    assert read_schedule("sims", "8:64").maximum == 64
+    assert read_schedule("sims", "64:8").maximum == 64
 
 
 @pytest.mark.parametrize("text", ["much", "8:", "8:64@", "8:64@0", "8:64@2", ":3"])

@@ -10,7 +10,7 @@ from helpers.sims import Sim, free_url
 
 from corral.cli.bench import advice, bound
 from corral.cli.main import main
-from corral.testing.speed import CORRAL, ENVIRONMENT, IPC, WIRE, Speed, Way
+from corral.testing.speed import CORRAL, ENVIRONMENT, IPC, WIRE, Measurement, Speed
 
 SHORT = ["--seconds", "0.1"]
 
@@ -26,7 +26,7 @@ def report(path):
 def test_gymnasium_id_has_every_backend(tmp_path, capfd):
     assert run("CartPole-v1", "--num-envs", "4", "--json", str(tmp_path / "speed.json")) == 0
     text = capfd.readouterr().out
-    for part in ("the environment alone", "local", "process, ", "us/step", "IPC", "Bound: ", "Change: --set backend="):
+    for part in ("the environment alone", "local", "process, ", "us/step", "IPC", "Bottleneck:", "Suggestion: --set b"):
         assert part in text
     ways = report(tmp_path / "speed.json")["ways"]
     assert [way["backend"] for way in ways][:3] == ["none", "local", "process"]
@@ -116,7 +116,7 @@ def test_environment_that_raises_is_named(capfd):
 
 
 def way(backend, num_envs, workers, **layers):
-    return Way(backend, num_envs, workers, [(1_000_000, sum(layers.values()), 0.0)], layers)
+    return Measurement(backend, num_envs, workers, [(1_000_000, sum(layers.values()), 0.0)], layers)
 
 
 ALONE, LOCAL = way("none", 1, 1, environment=20.0), way("local", 8, 1, environment=20.0, Corral=5.0)
@@ -148,9 +148,9 @@ def test_fewest_environments_among_similar_rates():
 
 
 def test_native_version_is_a_hint_alone():
-    speed = Speed("mine", [ALONE, LOCAL, *(Way("native", 8, 2, [(1_000_000, s, 0.0)]) for s in (9.0, 5.0))])
+    speed = Speed("mine", [ALONE, LOCAL, *(Measurement("native", 8, 2, [(1_000_000, s, 0.0)]) for s in (9.0, 5.0))])
     assert speed.best is LOCAL
-    assert advice(speed).endswith("backend=native, another implementation of it, is 5.0 times as fast.")
+    assert advice(speed).endswith("backend=native, a different implementation, is 5.0 times as fast.")
 
 
 @pytest.mark.parametrize(

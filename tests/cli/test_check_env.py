@@ -107,10 +107,10 @@ def test_env_kwargs_reach_the_environment():
         ("CartPol-v1", {}, "CartPole-v1"),
         ("no_such_module:Env", {}, "cannot be imported"),
         ("helpers.faulty_envs:Goood", {}, "close: Good"),
-        ("helpers.faulty_envs:Good", {"env_kwargs": {"speed": 1}}, "takes no keyword argument 'speed'"),
+        ("helpers.faulty_envs:Good", {"env_kwargs": {"speed": 1}}, "does not accept the keyword argument 'speed'"),
         ("helpers.faulty_envs:Good", {"steps": 0}, "at least 1"),
         ("helpers.faulty_envs:Good", {"seed": -1}, "not be negative"),
-        (Good(), {}, "pass something that builds one"),
+        (Good(), {}, "pass a function that creates one"),
     ],
 )
 def test_bad_input_is_a_user_error(env, options, words):

@@ -258,7 +258,7 @@ def test_export_prints_inputs_and_outputs(runs, tmp_path):
     assert wrote.startswith(f"Wrote {tmp_path}/policy.onnx, ")
     assert inputs == "Inputs: obs float32 [n, 4]"
     assert outputs == "Outputs: action int64 [n]"
-    assert re.fullmatch(r"Largest difference to the agent, over 216 random observations: \d\.\de[+-]\d\d", parity)
+    assert re.fullmatch(r"Largest difference from the policy, over 216 random observations: \d\.\de[+-]\d\d", parity)
 
 
 @pytest.fixture(scope="module")
@@ -312,13 +312,13 @@ def test_eval_of_a_game_by_opponent_and_solved_positions(tmp_path, capsys):
         shares.append(json.loads(capsys.readouterr().out)["right"])
     assert 0 < shares[0] < shares[1] < 1
     run(Eval, tmp_path / "Connect4", "--opponent", "solved")
-    assert re.fullmatch(r"Right moves: \d\d\.\d% of 1,000 solved positions\n", capsys.readouterr().out)
+    assert re.fullmatch(r"Correct moves: \d\d\.\d% of 1,000 solved positions\n", capsys.readouterr().out)
     with pytest.raises(UserError, match="Solved positions exist only for corral/Connect4-v0"):
         run(Eval, tmp_path / "TicTacToe", "--opponent", "solved")
 
 
 def test_env_without_opponents_is_refused(runs):
-    with pytest.raises(UserError, match="takes no keyword argument 'opponent'"):
+    with pytest.raises(UserError, match="does not accept the keyword argument 'opponent'"):
         run(Eval, runs / "cartpole", "--opponent", "random", "--episodes", "1")
 
 
@@ -352,7 +352,7 @@ def test_a_policy_without_probabilities_is_not_searched_with(tmp_path):
 
 @pytest.mark.parametrize(
     ("kwargs", "sentence"),
-    [({"opponnt": "random"}, "takes no keyword argument 'opponnt'"), ({"opponent": "x"}, "player")],
+    [({"opponnt": "random"}, "does not accept the keyword argument 'opponnt'"), ({"opponent": "x"}, "player")],
 )
 def test_wrong_evaluation_env_kwargs_fail_before_training(kwargs, sentence, tmp_path):
     settings = {"run_dir": tmp_path / "x", "eval_env_kwargs": kwargs, "eval_every": 10**9}

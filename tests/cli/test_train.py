@@ -76,8 +76,8 @@ def test_mistake_is_exit_code_2_without_folder(tmp_path):
         (["ppo"], "ppo needs an environment"),
         (["ppo", "--env", "CartPol-v1"], "Close: CartPole-v1"),
         (["ppo", "--env", "no_such_module:Env"], "cannot be imported"),
-        (["ppo", "--env", "CartPole-v1", "--steps", "many"], "steps must be a whole number, got 'many'"),
-        (["ppo", "--env", "CartPole-v1", "--steps", "1.5"], "steps must be a whole number"),
+        (["ppo", "--env", "CartPole-v1", "--steps", "many"], "steps must be an integer, got 'many'"),
+        (["ppo", "--env", "CartPole-v1", "--steps", "1.5"], "steps must be an integer"),
         (["ppo", "--env", "CartPole-v1", "--step", "5"], "did you mean --steps?"),
         (["ppo", "--env", "CartPole-v1", "--envs-per-actor", "5"], "no option --envs-per-actor; set num_envs"),
         (["ppo", "--env", "CartPole-v1", "--set", "lr"], "--set takes key=value, got 'lr'"),
@@ -89,7 +89,7 @@ def test_mistake_is_exit_code_2_without_folder(tmp_path):
         (["ppo", "--env", "CartPole-v1", "--set", "lr=1"], "it is called learning_rate now"),
         (["ppo", "--env", "CartPole-v1", "--steps", "9", "--set", "steps=5"], "set twice, by --steps and by --set"),
         (["ppo", "--num-envs", "9", "--set", "num-envs=5"], "set twice, by --num-envs and by --set"),
-        (["ppo", "--env", "CartPole-v1", "--set", "quiet=true"], "not a setting but an argument: write --quiet"),
+        (["ppo", "--env", "CartPole-v1", "--set", "quiet=true"], "not a setting: use the argument --quiet"),
         (["ppo", "--set", "env_kwargs=3"], "env_kwargs must be a mapping"),
         (["ppo", "--env", "CartPole-v1", "--topology", "impala"], "topology must be sync"),
         (["ppo", "--env", "CartPole-v1", "--runtime", "cloud"], "runtime must be auto, inline, process or ray"),
@@ -112,7 +112,7 @@ def test_mistake_is_one_line(tmp_path, monkeypatch, args, words):
     ("args", "words"),
     [
         (["nowhere"], "no run at nowhere"),
-        (["nowhere", "--steps", "x"], "--steps must be a whole number"),
+        (["nowhere", "--steps", "x"], "--steps must be an integer"),
         ([], "DIR"),
     ],
 )

@@ -119,10 +119,10 @@ def test_a_setting_is_found_by_its_name_and_read_by_its_type(key, value, name, e
         ("hidden", "1", ["log.hidden or inner.net.hidden"]),
         ("net", 3, ["net is a group", "inner.net.hidden"]),
         ("handle", 3, ["No setting 'handle'"]),
-        ("steps", True, ["steps must be a whole number, got True"]),
-        ("steps", "1.5", ["steps must be a whole number, got '1.5'"]),
-        ("steps", "inf", ["whole number"]),
-        ("steps", None, ["whole number", "got None"]),
+        ("steps", True, ["steps must be an integer, got True"]),
+        ("steps", "1.5", ["steps must be an integer, got '1.5'"]),
+        ("steps", "inf", ["an integer"]),
+        ("steps", None, ["an integer", "got None"]),
         ("lr", "fast", ["inner.lr must be a number, got 'fast'"]),
         ("lr", "nan", ["a number"]),
         ("lr", False, ["a number, got False"]),
@@ -130,10 +130,10 @@ def test_a_setting_is_found_by_its_name_and_read_by_its_type(key, value, name, e
         ("anneal", 1, ["inner.anneal must be true or false, got 1"]),
         ("anneal", "maybe", ["true or false"]),
         ("clip", "x", ["a number or none"]),
-        ("label", 3, ["inner.label must be text, got 3"]),
+        ("label", 3, ["inner.label must be a string, got 3"]),
         ("net.kind", "rnn", ["inner.net.kind must be none, lstm or gru, got 'rnn'"]),
         ("net.hidden", "64,a", ["a list such as 64,64"]),
-        ("net.hidden", "64.5", ["whole number"]),
+        ("net.hidden", "64.5", ["an integer"]),
         ("net.scale", "1", ["a list"]),
         ("options", "a=1", ["a mapping"]),
         ("options", {"a": object()}, ["a mapping"]),
@@ -343,7 +343,7 @@ def test_suites_are_stored_with_their_options(toy):
     assert Experiment.make("toy", "ALE/Pong-v5").environment() == (atari("Pong"), {})
     with pytest.raises(UserError, match="no option size_"):
         Experiment.make("toy", "ALE/Pong-v5", overrides={"env_kwargs": {"size_": 3}})
-    with pytest.raises(UserError, match="its options already"):
+    with pytest.raises(UserError, match="already includes its options"):
         Experiment.make("toy", atari("Pong", stack=2), overrides={"env_kwargs": {"stack": 3}})
 
 

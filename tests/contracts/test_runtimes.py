@@ -97,7 +97,7 @@ def test_large_calls_and_results_do_not_deadlock(runtime):
     big = np.zeros(3_000_000)
     calls = [role.call("grown", big) for _ in range(4)]
     for _ in range(4):
-        role.tell("weights", {"n": 1, "array": big})
+        role.send_mail("weights", {"n": 1, "array": big})
     for call in calls:
         assert result(runtime, call)[0] == 1
 
@@ -106,7 +106,7 @@ def test_the_newest_mail_wins_and_arrives_during_a_call(runtime):
     role = runtime.spawn("echo", Echo)
     call = role.call("mail", "weights", 3)
     for n in range(4):
-        role.tell("weights", runtime.share({"n": n, "array": np.full(4, n)}))
+        role.send_mail("weights", runtime.share({"n": n, "array": np.full(4, n)}))
     got = result(runtime, call)
     assert got["n"] >= 3
     assert result(runtime, role.call("mail", "weights", 3))["n"] == 3

@@ -45,14 +45,14 @@ class TestDeclared(StatesContract):
 
 
 class TestReplay(StatesContract):
-    level, load_share = Level.REPLAY, 0.01
+    level, load_fraction = Level.REPLAY, 0.01
 
     def make(self):
         return LockedWalk()
 
 
 class TestAtari(StatesContract):
-    load_share = 0.02
+    load_fraction = 0.02
     steps, cycles = slow(3_000, 2_000)
 
     def make(self):
@@ -62,7 +62,7 @@ class TestAtari(StatesContract):
 
 
 class TestBullet(StatesContract):
-    load_share = 0.02
+    load_fraction = 0.02
     steps, cycles = slow(10_000, 500)
 
     def make(self):
@@ -71,7 +71,7 @@ class TestBullet(StatesContract):
 
 
 class TestMujoco(StatesContract):
-    load_share = 0.02
+    load_fraction = 0.02
     steps, cycles = slow(10_000, 2_000)
 
     def make(self):
@@ -80,7 +80,7 @@ class TestMujoco(StatesContract):
 
 
 class TestAtariInCorralsWrappers(StatesContract):
-    steps, load_share, cycles = 600, 0.1, 100
+    steps, load_fraction, cycles = 600, 0.1, 100
 
     def make(self):
         pytest.importorskip("ale_py")
@@ -88,7 +88,7 @@ class TestAtariInCorralsWrappers(StatesContract):
 
 
 class TestMujocoWhoseRewardsAreOfWhatWasDerivedBefore(StatesContract):
-    load_share = 0.1
+    load_fraction = 0.1
     steps, cycles = slow(1_000, 500)
 
     def make(self):

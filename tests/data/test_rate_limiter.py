@@ -43,4 +43,4 @@ def test_counts_survive_a_checkpoint():
     limiter, other = (RateLimiter(1.0, 1, 64) for _ in range(2))
     limiter.inserted, limiter.sampled = 17, 4
     other.load_state_dict(limiter.state_dict())
-    assert (other.inserted, other.sampled, other.owed) == (17, 4, limiter.owed)
+    assert (other.inserted, other.sampled, other.available_samples) == (17, 4, limiter.available_samples)

@@ -125,7 +125,7 @@ def test_same_seed_repeats_and_no_seed_continues():
 def test_a_seed_that_is_not_one_number_is_refused(bad):
     with corral.make_vec("CartPole-v1", 2, backend="local") as vec:
         env = vec.as_gymnasium()
-        with pytest.raises(corral.UserError, match="one non-negative whole number"):
+        with pytest.raises(corral.UserError, match="one non-negative integer"):
             env.reset(seed=bad)
         env.reset(seed=1)  # nothing was broken
 

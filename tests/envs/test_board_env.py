@@ -203,8 +203,8 @@ def test_search_restores_the_boards():
         vec.recv(env_ids=np.array([0]))
         states = vec.states()
         ids = states.save(np.arange(2))
-        scene = states.look(ids)
-        assert scene.to_play.tolist() == [1, 0]
+        views = states.look(ids)
+        assert views.to_play.tolist() == [1, 0]
         boards = [vec.environment(i).unwrapped for i in range(2)]
         kept = [board.row.copy() for board in boards]
         states.expand(ids, np.array([3, 3]), states.new_ids(2))
@@ -257,5 +257,5 @@ def test_actions_that_are_not_legal_are_exchanged_for_legal_ones():
 def test_wrapped_game_is_searched_with_its_wrapper():
     with corral.make_vec(lambda: gymnasium.wrappers.TimeLimit(Connect4(), 10), 1, "local") as vec:
         vec.recv()
-        with pytest.raises(UserError, match="TimeLimit changes: leave it out"):
+        with pytest.raises(UserError, match="TimeLimit changes: remove that wrapper"):
             vec.states()

@@ -47,7 +47,7 @@ def test_simulators_are_started_and_end_with_the_learner():
     with make("corral.testing:CountingEnv", 4, 2) as vec:
         batch = vec.recv()
         assert len(simulators()) == 2
-        assert sorted(s.seated for s in vec.fleet.sessions.values()) == [2, 2]
+        assert sorted(s.used_slots for s in vec.fleet.sessions.values()) == [2, 2]
         step(vec, batch)
     assert simulators() == []
 

@@ -130,7 +130,7 @@ def test_bad_input_is_one_line(mistake, backend):
     ],
 )
 def test_counts_that_make_no_sense_are_refused(kwargs):
-    with pytest.raises(corral.UserError, match=r"at least 1|whole number"):
+    with pytest.raises(corral.UserError, match=r"at least 1|an integer"):
         corral.make_vec("CartPole-v1", **kwargs)
 
 
@@ -154,7 +154,7 @@ def test_more_workers_than_environments_are_not_started():
 def test_auto_sends_failing_env_to_processes():
     with corral.make_vec(partial(FaultyEnv, "raise", 1, 1), 2) as vec:
         assert type(vec).__name__ == "ProcessVecEnv"
-        assert "first steps failed" in vec.choice
+        assert "first steps failed" in vec.backend_reason
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():
@@ -181,11 +181,11 @@ def test_auto_logs_its_choice(caplog):
     with caplog.at_level(logging.INFO, "corral"), corral.make_vec(partial(SlowEnv, 0.004, 0.004), 4) as vec:
         assert type(vec).__name__ == "ProcessVecEnv"
         assert len(vec.worker_pids) == 4
-        assert "waiting" in vec.choice
-    assert vec.choice in caplog.text
+        assert "waiting" in vec.backend_reason
+    assert vec.backend_reason in caplog.text
     with corral.make_vec(CountingEnv, 2) as vec:
         assert type(vec).__name__ == "LocalVecEnv"
-        assert "a step takes" in vec.choice
+        assert "a step takes" in vec.backend_reason
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,9 @@ def test_states_step_like_env_and_leave_it_unchanged(name):
     while not any(env.ends()):
         before = env.view()
         root = states.save(np.array([0]))
-        scene = states.look(root)
-        assert scene.obs[0].tobytes() == before[0].tobytes()
-        legal = np.flatnonzero(scene.legal[0])
+        views = states.look(root)
+        assert views.obs[0].tobytes() == before[0].tobytes()
+        legal = np.flatnonzero(views.legal[0])
         steps = states.expand(np.repeat(root, len(legal)), legal, states.new_ids(len(legal)))
         for one, two in zip(before, env.view(), strict=True):
             assert one.tobytes() == two.tobytes()

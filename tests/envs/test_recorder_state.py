@@ -242,7 +242,7 @@ def test_misuse_is_refused():
             pytest.raises(corral.UserError, match=f"differ in .*{words}"),
         ):
             corral.Sampler(vec, Draws(vec.spec)).load_state_dict({**state, "policy": corral_policy_state(vec)})
-    with make("CartPole-v1", num_envs=3) as vec, pytest.raises(corral.UserError, match="another memory"):
+    with make("CartPole-v1", num_envs=3) as vec, pytest.raises(corral.UserError, match="does not fit this policy"):
         corral.Sampler(vec, lambda obs: np.zeros(len(obs), np.int64)).load_state_dict(state)
     with make("CartPole-v1", num_envs=3) as vec:
         sampler = corral.Sampler(vec, Draws(vec.spec))

@@ -73,7 +73,7 @@ def test_killed_process_is_replaced(serve, scheme):
         assert [fault.kind for fault in vec.faults] == ["killed", "neighbour", "neighbour"]
         assert not step(vec).faulty.any()
     assert served.wait() == 0
-    assert "ended with signal SIGKILL; another is started" in served.text
+    assert "ended with signal SIGKILL; starting another" in served.text
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ def test_run_ends_in_words_when_no_server_comes_back(serve):
     served = serve(COUNTING, url)
     with corral.make_vec(url, 1, env_kwargs={"reconnect_s": 0.2}) as vec:
         vec.recv()
-        vec._timeouts._most_s = 0.6
+        vec._timeouts._timeout_s = 0.6
         served.kill()
         with pytest.raises(EnvFailed, match=r"1 environments have no simulator at .* after 1 s; start them"):
             step(vec)
 
 
 def test_learner_without_simulators_says_so():
-    with pytest.raises(EnvFailed, match=r"0 of 1 simulators at tcp://127.0.0.1:\d+ after [01] s; start them"):
+    with pytest.raises(EnvFailed, match=r"0 of 1 simulators are connected at tcp://127.0.0.1:\d+ after [01] s; start"):
         corral.make_vec(free_url(), 1, supervision=Supervision(start_timeout_s=0.5))
 
 

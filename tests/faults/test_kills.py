@@ -38,7 +38,7 @@ def test_a_run_survives_the_death_of(start, algo, options, words, victims):
     rng = random.Random(os.getpid())
     for killed, name in enumerate(victims, 1):
         target = run.steps() + rng.randint(3_000, 15_000)
-        run.wait_for(lambda target=target: run.steps() >= target and (run.path / "parts.json").exists())
+        run.wait_for(lambda target=target: run.steps() >= target and (run.path / "processes.json").exists())
         victim = run.kill(name)
         run.wait_for(lambda killed=killed: count_events(run.path / "events.jsonl")["lost"] >= killed)
         run.wait_for(lambda name=name, victim=victim: run.pid_of(name) not in (None, victim))

@@ -95,7 +95,7 @@ def test_a_killed_ray_actor_is_started_again(cluster):
     topology.store.put = lambda traj, *more, **named: (seen.append(traj), put(traj, *more, **named))
     try:
         advance_until(topology, lambda: topology.env_steps > 1000)
-        os.kill(topology.parts()[1]["pid"], signal.SIGKILL)
+        os.kill(topology.processes()[1]["pid"], signal.SIGKILL)
         advance_until(topology, lambda: topology.metrics()["actors/restarts"] == 1)
         back = topology.env_steps
         advance_until(topology, lambda: topology.env_steps > back + 3000)

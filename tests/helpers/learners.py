@@ -5,7 +5,7 @@ import threading
 import torch
 
 from corral.learn.exchange.all_reduce import AllReduce, open_store
-from corral.learn.exchange.compress import Qsgd, Whole, find_compression
+from corral.learn.exchange.compress import Float32Codec, Qsgd, find_compression
 from corral.learn.exchange.gossip import Gossip
 from corral.learn.exchange.param_server import ParamServer
 from corral.learn.exchange.peers import new_secret
@@ -26,12 +26,12 @@ class Learners:
         self.kind, self.size, self.start = kind, size, start.clone()
         self.mode, self.lag, self.drop, self.shards, self.graph = mode, lag, drop, servers, graph
         self.compress, self.feedback = find_compression(compress), feedback
-        self.broadcast = Qsgd(8) if quantize else Whole()
+        self.broadcast = Qsgd(8) if quantize else Float32Codec()
         self.optimizer = optimizer or (lambda params: adam(params, 1e-2))
         self.secret, self.servers, self.exchanges = new_secret(), [], []
 
     def __enter__(self):
-        codec = Whole() if self.compress is None else self.compress.codec
+        codec = Float32Codec() if self.compress is None else self.compress.codec
         if self.kind == "all_reduce":
             self.store = open_store(HOST)
             self.exchanges = [AllReduce(self.compress, feedback=self.feedback, seed=k) for k in range(self.size)]
@@ -77,7 +77,7 @@ class Learners:
 
         def member(rank):
             try:
-                if self.kind == "all_reduce":  # a meeting, at which all have to be
+                if self.kind == "all_reduce":  # all have to be there
                     self.join(rank)
                 results[rank] = work(self.exchanges[rank], rank)
             except Exception as error:

@@ -50,7 +50,7 @@ class Run:
     def pid_of(self, name):
         if name == "learner":
             return RunFolder.open(self.path).holder()
-        parts = json.loads((self.path / "parts.json").read_text())
+        parts = json.loads((self.path / "processes.json").read_text())
         return next(part["pid"] for part in parts if part["name"] == name)
 
     def kill(self, name):

@@ -4,20 +4,29 @@ import numpy as np
 import pytest
 
 from corral.core.errors import UserError
-from corral.learn.exchange.compress import Brain, Compression, Half, Qsgd, Sign, TopK, Whole, find_compression
+from corral.learn.exchange.compress import (
+    BFloat16Codec,
+    Compression,
+    Float16Codec,
+    Float32Codec,
+    Qsgd,
+    Sign,
+    TopK,
+    find_compression,
+)
 
 CODECS = {
-    "whole": Whole(),
-    "fp16": Half(),
-    "bf16": Brain(),
+    "whole": Float32Codec(),
+    "fp16": Float16Codec(),
+    "bf16": BFloat16Codec(),
     "qsgd:2": Qsgd(2),
     "qsgd:4": Qsgd(4),
     "qsgd:8": Qsgd(8),
     "sign": Sign(),
-    "topk": TopK(0.1, Whole()),
+    "topk": TopK(0.1, Float32Codec()),
     "topk+qsgd": TopK(0.1, Qsgd(8)),
     "topk+sign": TopK(0.1, Sign()),
-    "topk+bf16": TopK(0.1, Brain()),
+    "topk+bf16": TopK(0.1, BFloat16Codec()),
 }
 
 
@@ -55,15 +64,15 @@ def test_zeros_stay_zeros(name):
 
 def test_half_precision_is_the_nearest_and_never_infinite():
     values = np.array([1 / 3, -2.5, 1e6, -1e9, 1e-9], np.float32)
-    read = Half().decode(Half().encode(values, np.random.default_rng(0)), 5)
+    read = Float16Codec().decode(Float16Codec().encode(values, np.random.default_rng(0)), 5)
     np.testing.assert_array_equal(read, np.float32([np.float16(1 / 3), -2.5, 65504, -65504, 0]))
-    read = Brain().decode(Brain().encode(values, np.random.default_rng(0)), 5)
+    read = BFloat16Codec().decode(BFloat16Codec().encode(values, np.random.default_rng(0)), 5)
     np.testing.assert_allclose(read, values, rtol=2**-8)
 
 
 def test_the_largest_numbers_are_kept_and_where_they_belong():
     values = np.array([0.1, -5.0, 0.2, 3.0, -0.3, 0.0, 1.0, -2.0, 0.4, 0.5], np.float32)
-    read = TopK(0.3, Whole()).decode(TopK(0.3, Whole()).encode(values, np.random.default_rng(0)), 10)
+    read = TopK(0.3, Float32Codec()).decode(TopK(0.3, Float32Codec()).encode(values, np.random.default_rng(0)), 10)
     np.testing.assert_array_equal(read, np.float32([0, -5, 0, 3, 0, 0, 0, -2, 0, 0]))
 
 
@@ -108,7 +117,7 @@ def test_and_rounding_to_the_nearest_would_not_be():
 
 def test_error_feedback_sends_omitted_values_later():
     literal_left = np.zeros(50, np.float32)
-    compression = Compression(TopK(0.1, Whole()), 50, 0, feedback=True)
+    compression = Compression(TopK(0.1, Float32Codec()), 50, 0, feedback=True)
     sent_in_all, given_in_all = np.zeros(50), np.zeros(50)
     for k in range(200):
         grad = vector(50, k)
@@ -125,7 +134,7 @@ def test_error_feedback_sends_omitted_values_later():
 
 def test_momentum_correction_is_as_in_the_paper():
     velocity = left = np.zeros(40, np.float32)
-    compression = Compression(TopK(0.1, Whole()), 40, 0, feedback=True, momentum=0.9)
+    compression = Compression(TopK(0.1, Float32Codec()), 40, 0, feedback=True, momentum=0.9)
     for k in range(50):
         grad = vector(40, k)
         sent = compression.unpack(compression.pack(grad))
@@ -140,17 +149,17 @@ def test_momentum_correction_is_as_in_the_paper():
 
 
 def test_unused_code_is_sent_again():
-    compression = Compression(TopK(0.2, Whole()), 10, 0, feedback=True)
+    compression = Compression(TopK(0.2, Float32Codec()), 10, 0, feedback=True)
     code = compression.pack(np.arange(10, dtype=np.float32))
-    compression.put_back(code)
+    compression.undo_pack(code)
     again = compression.unpack(compression.pack(np.zeros(10, np.float32)))
     np.testing.assert_array_equal(again, compression.unpack(code))
 
 
 def test_velocities_of_unused_codes_continue():
-    compression = Compression(TopK(0.2, Whole()), 10, 0, feedback=True, momentum=0.9)
+    compression = Compression(TopK(0.2, Float32Codec()), 10, 0, feedback=True, momentum=0.9)
     grad = np.arange(1, 11, dtype=np.float32)
-    compression.put_back(compression.pack(grad))
+    compression.undo_pack(compression.pack(grad))
     sent = compression.unpack(compression.pack(np.zeros(10, np.float32)))
     expected = grad + np.float32(0.9) * grad  # as if the first had not been sent
     np.testing.assert_allclose(sent[-2:], expected[-2:], rtol=1e-6)

@@ -20,7 +20,7 @@ from corral.core.errors import UserError
 from corral.learn.exchange import param_server, server
 from corral.learn.exchange.all_reduce import _HEAD, AllReduce, _plain, open_store
 from corral.learn.exchange.base import ExchangeSetup, PeerLost, make_exchange
-from corral.learn.exchange.compress import Brain, Half, Qsgd, Sign, TopK, Whole, find_compression
+from corral.learn.exchange.compress import BFloat16Codec, Float16Codec, Float32Codec, Qsgd, Sign, TopK, find_compression
 from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.weights import FlatParams
 
@@ -286,7 +286,15 @@ def test_a_rank_is_a_whole_number(rank):
 
 @pytest.mark.parametrize(
     "codec",
-    [Whole(), Half(), Brain(), Qsgd(8), Sign(), TopK(0.1, Whole()), TopK(0.1, Brain())],
+    [
+        Float32Codec(),
+        Float16Codec(),
+        BFloat16Codec(),
+        Qsgd(8),
+        Sign(),
+        TopK(0.1, Float32Codec()),
+        TopK(0.1, BFloat16Codec()),
+    ],
     ids=["whole", "fp16", "bf16", "qsgd", "sign", "topk", "topk+bf16"],
 )
 def test_no_numbers_are_no_bytes(codec):

@@ -13,7 +13,7 @@ from corral.algos import a2c, dqn, ppo
 from corral.algos.base import ParamGroup
 from corral.core.errors import RunFailed
 from corral.core.types import EnvSpec, Sample, Transitions
-from corral.learn.device import Precision, choose, lay_out
+from corral.learn.device import Precision, choose, use_channels_last
 from corral.learn.learner import Learner
 from corral.learn.weights import FlatParams
 from corral.nets.actor_critic import ActorCritic
@@ -62,7 +62,7 @@ def same(a, b):
 @pytest.mark.parametrize("spec", [SPEC, PIXELS])
 def test_flat_weights_and_gradients_are_the_networks_own(spec):
     model = ActorCritic(spec, NetConfig())
-    lay_out(model)
+    use_channels_last(model)
     before = [param.detach().clone() for param in model.parameters()]
     strides = [param.stride() for param in model.parameters()]
     flat = FlatParams(model, [ParamGroup(adam, lambda progress: 0.1)])
@@ -84,7 +84,7 @@ def test_flat_weights_and_gradients_are_the_networks_own(spec):
 def test_convolutions_keep_channels_last_through_updates():
     algo = ppo.Ppo(ppo.Config(), PIXELS, 2)
     model = algo.build_model()
-    lay_out(model)
+    use_channels_last(model)
     flat = FlatParams(model, algo.groups())
     convs = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     model(torch.zeros(2, 2, 36, 36, dtype=torch.uint8))[1].sum().backward()
@@ -195,7 +195,7 @@ def test_ten_not_finite_updates_in_a_row_fail():
     learner.step(transitions(), 0.0)
     for _ in range(9):
         learner.step(bad, 0.0)
-    with pytest.raises(RunFailed, match="10 updates in a row had a reward that is not finite"):
+    with pytest.raises(RunFailed, match="10 consecutive updates had a reward that is not finite"):
         learner.step(bad, 0.0)
 
 

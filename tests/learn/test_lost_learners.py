@@ -30,7 +30,7 @@ def test_learner_past_timeout_is_dropped_and_counted(mode, lag, monkeypatch):
     with Learners("param_server", 2, START, mode=mode, lag=lag) as learners:
         learners.run(work)
         metrics = learners.servers[0].metrics()
-    assert metrics["exchange/let_go"] == 1
+    assert metrics["exchange/timeouts"] == 1
     if mode == "ssp":
         assert metrics["exchange/lead_max"] == lag + 1
         assert metrics["exchange/staleness_max"] == 4

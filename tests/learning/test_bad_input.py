@@ -15,7 +15,7 @@ MISTAKES = {
     "key": (["train", "ppo", *CART, "--set", "learning_rat=1"], "No setting 'learning_rat'"),
     "nearly a key": (["train", "ppo", *CART, "--set", "ent_coeff=0.1"], "did you mean ent_coef"),
     "key of another": (["train", "dqn", *CART, "--set", "clip_coef=0.1"], "clip"),
-    "type": (["train", "ppo", *CART, "--set", "update_epochs=many"], "update_epochs must be a whole number"),
+    "type": (["train", "ppo", *CART, "--set", "update_epochs=many"], "update_epochs must be an integer"),
     "choice": (["train", "a2c", *CART, "--set", "optimizer=sgd"], "optimizer must be"),
     "range": (["train", "ppo", *CART, "--set", "gamma=1.01"], "gamma must be at most 1"),
     "negative": (["train", "ppo", *CART, "--steps", "-5"], "steps must be at least 1"),

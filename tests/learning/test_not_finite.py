@@ -52,7 +52,7 @@ def test_not_finite_updates_are_skipped_and_logged(tmp_path, algo):
     )  # fmt: skip
     said = events(tmp_path / "run", "not_finite")
     assert 1 <= len(said) <= 9 or algo == "dqn"  # replay meets them again and again until they are overwritten
-    assert all("reward is not finite; the weights stay" in event["text"] for event in said)
+    assert all("reward is not finite; the weights are unchanged" in event["text"] for event in said)
     assert result.version > 10
     last = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[-1]
     assert "inf" not in last
@@ -74,7 +74,7 @@ def test_ten_in_a_row_end_the_run_with_exit_code_1(tmp_path, capsys, algo, value
     )  # fmt: skip
     assert code == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "10 updates in a row had a" in last
+    assert "10 consecutive updates had a" in last
     assert "not finite" in last
     assert events(tmp_path / "run", "failed")
     assert len(events(tmp_path / "run", "not_finite")) >= 10

@@ -45,7 +45,7 @@ def play(change, steps=3):
     thread.start()
     try:
         with corral.make_vec(url, 2) as vec:
-            vec._timeouts._most_s = 0.3  # for another simulator
+            vec._timeouts._timeout_s = 0.3  # for another simulator
             batches = [vec.recv()]
             for _ in range(steps):
                 vec.send(batches[-1].env_ids, np.zeros(2, np.int64))

@@ -84,7 +84,7 @@ def test_many_names_come_page_by_page(built, serve):
 def test_full_budget_is_reported(built, serve):
     _, url = serve("--max-states", 1, "--max-mb", 1)
     with CppStates(built, url) as cpp:
-        with pytest.raises(StatesFull, match="budget of 1048576"):
+        with pytest.raises(StatesFull, match="limit of 1048576"):
             cpp.put("a", bytes((1 << 20) + 1))
         cpp.put("a", bytes(1 << 20))
         with pytest.raises(StatesFull):

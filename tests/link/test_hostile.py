@@ -23,7 +23,7 @@ from corral.link.layout import read_space
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.protocol import Limits
 from corral.link.transports.base import Event
-from corral.link.transports.json_values import Mistake, inferred
+from corral.link.transports.json_values import ClientError, inferred
 
 # -- values ------------------------------------------------------------------------------------------------------------
 
@@ -79,12 +79,12 @@ def test_space_error_is_short():
 
 
 def test_text_observation_is_refused_before_allocation():
-    with pytest.raises(Mistake, match="expected numbers"):
+    with pytest.raises(ClientError, match="expected numbers"):
         inferred([["x" * 1_000_000] + [""] * 200_000])
 
 
 def test_observation_with_too_many_parts_is_refused():
-    with pytest.raises(Mistake, match="300 parts"):
+    with pytest.raises(ClientError, match="300 parts"):
         inferred({"a": {str(k): 1 for k in range(300)}})
 
 

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 
 from corral.core.errors import UserError
 from corral.core.spaces import Layout
-from corral.link.transports.json_values import Mistake, described, inferred, read_client_message, read_obs, spaces_of
+from corral.link.transports.json_values import (
+    ClientError,
+    described,
+    inferred,
+    read_client_message,
+    read_obs,
+    spaces_of,
+)
 
 
 def test_spaces_are_inferred_as_float32_of_the_shapes_that_come():
@@ -41,7 +48,7 @@ def test_observations_keep_to_their_spaces():
     layout = Layout(spaces.Dict({"n": spaces.Discrete(3), "u": spaces.Box(0, 255, (2,), np.uint8)}))
     assert [leaf.tolist() for leaf in read_obs({"n": 2.0, "u": [0, 255]}, layout)] == [[2], [[0, 255]]]
     for odd in ({"n": 3, "u": [0, 1]}, {"n": 0, "u": [0, 256]}, {"n": 0.5, "u": [0, 1]}, {"n": 0}, [0, [0, 1]], 7):
-        with pytest.raises(Mistake):
+        with pytest.raises(ClientError):
             read_obs(odd, layout)
 
 
@@ -57,7 +64,7 @@ _VALUES = st.recursive(
 @given(st.dictionaries(st.sampled_from([*STEP, "action_space", "observation_space", "seeded"]), _VALUES), _VALUES)
 def test_any_client_message_is_read_or_refused(more, space):
     body = json.dumps({**STEP, "obs": [1], "action_space": {"type": "box", "shape": space}, **more}).encode()
-    with contextlib.suppress(Mistake):
+    with contextlib.suppress(ClientError):
         said = read_client_message(body)
         observation, _ = spaces_of(said, None, None)
         assert all(np.isfinite(leaf).all() for leaf in read_obs(said.obs, observation))

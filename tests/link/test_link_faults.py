@@ -138,7 +138,7 @@ def test_cut_connection_resumes_without_repeated_steps(sims, after_bytes):
 class Nowhere:
     """A wire to nobody."""
 
-    peer, most_bytes = "nobody", 0
+    peer, max_bytes = "nobody", 0
 
     def send(self, frames):
         pass
@@ -179,7 +179,7 @@ def test_hanging_simulator_is_given_up_at_deadline(sims):
     url = free_url()
     sims.append(Sim(partial(FaultyEnv, "hang"), url))
     with corral.make_vec(url, 1, supervision=corral.Supervision(step_timeout_s=0.5)) as vec:
-        vec._timeouts._most_s = 0.5  # for another simulator
+        vec._timeouts._timeout_s = 0.5  # for another simulator
         with pytest.raises(EnvFailed, match="no simulator"):
             steps(vec, 100)
     assert vec.faults[0].kind == "hung"

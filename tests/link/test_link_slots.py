@@ -23,8 +23,8 @@ def test_slow_simulator_hands_over_envs_at_episode_end(sims, monkeypatch):
     with corral.make_vec(url, 8, workers=2) as vec:
         batches = steps(vec, 60)
         quick, slow = sorted(vec.fleet.sessions.values(), key=lambda session: session.row_s)
-        assert quick.seated + slow.seated == 8
-        assert slow.seated <= 2  # it would have one of eleven steps if seats were divisible
+        assert quick.used_slots + slow.used_slots == 8
+        assert slow.used_slots <= 2  # it would have one of eleven steps if seats were divisible
     ends = [np.flatnonzero(b.terminated) for b in batches]
     assert sum(map(len, ends)) == 8 * 6  # nobody's episode was cut or joined on the way
     assert not any(b.faulty.any() or b.truncated.any() for b in batches)
@@ -40,7 +40,7 @@ def test_a_late_joiner_takes_a_share_when_episodes_end(sims):
         while len(vec.fleet.sessions) < 2 and time.monotonic() < until:
             batches += steps_on(vec, batches[-1], 1)
         batches += steps_on(vec, batches[-1], 20)
-        assert sorted(s.seated for s in vec.fleet.sessions.values()) == [2, 2]
+        assert sorted(s.used_slots for s in vec.fleet.sessions.values()) == [2, 2]
     assert not any(b.faulty.any() for b in batches)
     for b in batches:  # no episode was cut or joined on the way
         np.testing.assert_array_equal(b.next_obs[:, 2], b.reward)
@@ -87,12 +87,12 @@ def test_envs_stay_in_leaving_simulator_until_replaced(sims):
         session.retiring = True
         vec._rebalancer.plan(vec._sessions)
         batches += steps_on(vec, batches[-1], 12)
-        assert session.seated == 2
+        assert session.used_slots == 2
         sims.append(Sim(partial(CountingEnv, 5), url))
         until = time.monotonic() + 30
-        while session.seated and time.monotonic() < until:
+        while session.used_slots and time.monotonic() < until:
             batches += steps_on(vec, batches[-1], 1)
-        assert session.seated == 0
+        assert session.used_slots == 0
     for b in batches:
         assert not b.faulty.any()
         np.testing.assert_array_equal(b.terminated, b.reward == 5)
@@ -107,10 +107,10 @@ def test_closed_vec_env_frees_its_slots(sims):
         for _ in range(3):
             with corral.make_vec(url, 2) as other:
                 batch = other.recv()
-                assert session.seated == 4
+                assert session.used_slots == 4
                 other.send(batch.env_ids, np.zeros(2, np.int64))  # under way when it is closed
             batches += steps_on(vec, batches[-1], 5)
-            assert session.seated == 2
+            assert session.used_slots == 2
 
 
 def test_32_simulators_at_once(sims):

@@ -94,12 +94,12 @@ def test_gradients_are_those_of_the_textbook_formulas(name):
     params = params_of(actions, 20)
     action = torch.from_numpy(actions.sample(params, np.random.default_rng(2))[0]).double()
     rng = np.random.default_rng(3)
-    of_logp, of_entropy = torch.from_numpy(rng.normal(size=(2, 20)))
+    grad_logp, grad_entropy = torch.from_numpy(rng.normal(size=(2, 20)))
 
     def gradient(fn):
         leaf = torch.from_numpy(params).double().requires_grad_()
         logp, entropy = fn(leaf)
-        (logp * of_logp + entropy * of_entropy).sum().backward()
+        (logp * grad_logp + entropy * grad_entropy).sum().backward()
         return leaf.grad.numpy()
 
     def plain(leaf):

@@ -12,7 +12,7 @@ from corral.envs.suites.games.rollout_mcts import RolloutMcts
 from corral.envs.suites.games.tictactoe import TICTACTOE
 from corral.planning.arena import Match, SearchPlayer, openings, play_match
 from corral.planning.config import SearchConfig
-from corral.planning.mcts.evaluation import RandomGames
+from corral.planning.mcts.evaluation import RandomPlayouts
 
 
 def first_legal(positions, rng):
@@ -108,7 +108,7 @@ def test_perfect_players_of_tictactoe_draw_and_beat_chance():
 @pytest.mark.parametrize("root", ["gumbel", "puct"])
 def test_a_search_plays_all_boards_at_once_and_beats_chance(root):
     def make(states, actions):
-        return RandomGames(states, 0)
+        return RandomPlayouts(states, 0)
 
     player = SearchPlayer(CONNECT4, make, 200, SearchConfig(root_selection=root), boards=7)  # so they play in turns
     rng = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from corral.envs.backends.simulators.states import LinkStates
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.supervision import Supervision
 from corral.link import protocol as clp
-from corral.planning.mcts.evaluation import know_nothing
+from corral.planning.mcts.evaluation import uniform_evaluation
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
 from corral.planning.shooting import Shooting
@@ -85,7 +85,7 @@ def same(a, b):
 
 
 def searcher(states, trees, sims, leaves=4):
-    return TreeSearch(states, know_nothing, trees, 7, sims, leaves)
+    return TreeSearch(states, uniform_evaluation, trees, 7, sims, leaves)
 
 
 def test_search_in_cpp_simulators_equals_in_process(make):
@@ -217,8 +217,8 @@ def test_an_environment_can_be_put_back(make):
     ids = states.save(batch.env_ids)
     seen = []
     for _ in range(2):
-        scene = states.load(ids, batch.env_ids)
-        obs, rewards = scene.obs, []
+        views = states.load(ids, batch.env_ids)
+        obs, rewards = views.obs, []
         assert not obs["stones"].any()
         for t in range(9):
             vec.send(batch.env_ids, np.array([t % 2, 3 + t % 2]))
@@ -376,11 +376,11 @@ def test_unknown_ids_are_refused_but_for_drop(make):
     states.drop(np.array([0, 12_345, root[0], root[0]]))
     assert stats(vec) == 1
     for ids in (root, np.array([12_345]), np.array([-4])):
-        with pytest.raises(UserError, match="was dropped, or never saved"):
+        with pytest.raises(UserError, match="was dropped or never saved"):
             states.expand(ids, action, states.new_ids(1))
-        with pytest.raises(UserError, match="was dropped, or never saved"):
+        with pytest.raises(UserError, match="was dropped or never saved"):
             states.look(ids)
-    with pytest.raises(UserError, match="was dropped, or never saved"):
+    with pytest.raises(UserError, match="was dropped or never saved"):
         states.expand(child, action, root)
     given = [states.new_ids(1)[0] for _ in range(3000)]
     assert len({*given, child[0]}) == 3001

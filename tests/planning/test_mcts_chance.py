@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.scripted_states import ScriptedStates
 
-from corral.planning.mcts.evaluation import know_nothing
+from corral.planning.mcts.evaluation import uniform_evaluation
 from corral.planning.mcts.gumbel import Gumbel
 from corral.planning.mcts.root import draw_gumbel, root_values
 from corral.planning.mcts.search import TreeSearch
@@ -20,7 +20,7 @@ def pull(place, arm, rng):
 
 def search_of(states, width, sims, leaves, rule=None, rng=True, discount=1.0):
     search = TreeSearch(
-        states, know_nothing, 4, width, sims, leaves, discount, rng=np.random.default_rng(5) if rng else None
+        states, uniform_evaluation, 4, width, sims, leaves, discount, rng=np.random.default_rng(5) if rng else None
     )
     trees = np.arange(4)
     search.plant(trees, states.put([0] * 4))
@@ -59,7 +59,7 @@ def test_rare_outcomes_are_weighted_by_probability(leaves, sides, sims):
         return 1 + side + sides * lucky, 10.0 * lucky, True, False
 
     states = ScriptedStates(throw, 2, stochastic=True)
-    search = TreeSearch(states, know_nothing, trees, 2, sims, leaves, rng=np.random.default_rng(3))
+    search = TreeSearch(states, uniform_evaluation, trees, 2, sims, leaves, rng=np.random.default_rng(3))
     every = np.arange(trees)
     search.plant(every, states.put([0] * trees))
     search.grow(every, Puct(c_init=1e6))  # as often the one as the other, whatever they pay

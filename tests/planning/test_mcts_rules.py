@@ -11,7 +11,7 @@ from helpers.scripted_states import ScriptedStates
 from corral.core.errors import RunFailed, UserError
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.action_set import choose_action_set
-from corral.planning.mcts.evaluation import LeafValues, RandomGames, RolloutEvaluation, know_nothing
+from corral.planning.mcts.evaluation import LeafValues, RandomPlayouts, RolloutEvaluation, uniform_evaluation
 from corral.planning.mcts.forest import make_forest
 from corral.planning.mcts.gumbel import visits_in_order
 from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_policy, mix_noise, root_values, visit_policy
@@ -25,7 +25,9 @@ RULES = ("puct", "gumbel")
 
 def worth(value):
     """An evaluation that thinks the same of everything."""
-    return lambda obs, legal, ids: know_nothing(obs, legal, ids)._replace(values=np.full(len(ids), value, np.float32))
+    return lambda obs, legal, ids: uniform_evaluation(obs, legal, ids)._replace(
+        values=np.full(len(ids), value, np.float32)
+    )
 
 
 def grown(states, evaluate, roots, width, sims, leaves=1, rule="puct", discount=1.0, scale=1.0, rng=None):
@@ -47,7 +49,7 @@ def test_noise_of_roots_is_another_for_every_root_and_every_seed():
     states = CONNECT4.states()
 
     def priors(seed):
-        search = TreeSearch(states, know_nothing, trees=3, width=7, sims=1)
+        search = TreeSearch(states, uniform_evaluation, trees=3, width=7, sims=1)
         search.plant(np.arange(3), states.put(CONNECT4.start(3)))
         mix_noise(search.forest, np.arange(3), 0.3, 0.25, np.random.default_rng(seed))
         np.testing.assert_allclose(search.forest.prior[:, 0].sum(1), 1, rtol=1e-6)
@@ -83,7 +85,7 @@ def test_no_node_of_a_tree_is_left_by_an_illegal_action(rule, leaves):
         after = boards.copy()
         _, over = CONNECT4.move(after, [rng.choice(np.flatnonzero(row)) for row in mask])
         boards = np.where(over[:, None], boards, after)
-    search, gumbel = grown(states, RandomGames(states, 0), states.put(boards), 7, 80, leaves, rule)
+    search, gumbel = grown(states, RandomPlayouts(states, 0), states.put(boards), 7, 80, leaves, rule)
     forest, full = search.forest, 0
     for t in range(16):
         size = forest.size[t]
@@ -118,7 +120,7 @@ def test_single_action_chain_is_discounted_per_step():
 
     for leaves in (1, 8):
         states = ScriptedStates(step, 1)
-        search, _ = grown(states, know_nothing, states.put([0]), 1, 10, leaves, discount=0.5)
+        search, _ = grown(states, uniform_evaluation, states.put([0]), 1, 10, leaves, discount=0.5)
         returns = [1.0, 1.0 + 0.5 * 2.0] + 8 * [1.0 + 0.5 * 2.0 + 0.25 * 4.0]
         assert search.forest.total[0, 0, 0] == sum(returns)
         assert search.forest.n[0, 0, 0] == 10
@@ -132,7 +134,7 @@ def test_value_sign_follows_the_player_to_move(leaves):
         return (1 + action, 0.0, False, False) if place == 0 else (3, 1.0, True, False)
 
     states = ScriptedStates(step, 2, players=2, turn=lambda place: int(place in (2, 3)))
-    search, _ = grown(states, know_nothing, states.put([0]), 2, 60, leaves)
+    search, _ = grown(states, uniform_evaluation, states.put([0]), 2, 60, leaves)
     n, total = search.forest.n[0, 0], search.forest.total[0, 0]
     assert n[0] > n[1] > 1
     np.testing.assert_allclose(total, [n[0] - 1, 1 - n[1]])  # but for the first visit, which sees nothing yet
@@ -163,8 +165,8 @@ def test_rollouts_take_legal_actions_only(discount):
     actions = choose_action_set(states.spec.action, 16)
     evaluate = RolloutEvaluation(states, actions, 10, discount, np.random.default_rng(0))
     ids = states.put([0] * 20 + [2])
-    scene = states.look(ids)
-    verdict = evaluate(scene.obs, scene.legal, ids)
+    views = states.look(ids)
+    verdict = evaluate(views.obs, views.legal, ids)
     np.testing.assert_allclose(verdict.values, [1 + 2 * discount] * 20 + [0.0])
     assert all(action in legal[place] for place, action in taken)
     assert {action for place, action in taken if place == 0} == {0, 1, 2}
@@ -182,7 +184,7 @@ def test_widened_node_averages_all_edges():
 
 def test_widening_is_bounded_by_visits():
     states = ScriptedStates(lambda place, action, rng: (place + 1, rng.random(), False, False), 32)
-    search = TreeSearch(states, know_nothing, 1, 32, 100)
+    search = TreeSearch(states, uniform_evaluation, 1, 32, 100)
     forest = search.run(states.put([0]), Puct(widen_k=1.0, widen_alpha=0.5))
     for node in range(forest.size[0]):
         tried = np.flatnonzero(forest.n[0, node])
@@ -197,7 +199,7 @@ def test_sequential_halving_ignores_leaves_in_flight(leaves, actions):
     """Which half goes on is known once all of it has been seen: the better ones, and never before."""
     rewards = np.random.default_rng(actions).permutation(actions) / actions
     states = a_bandit(rewards)
-    search, rule = grown(states, know_nothing, states.put([0]), actions, 40, leaves, "gumbel", scale=0.0)
+    search, rule = grown(states, uniform_evaluation, states.put([0]), actions, 40, leaves, "gumbel", scale=0.0)
     n = search.forest.n[0, 0]
     order = visits_in_order(actions, 40)
     expected = np.zeros(actions, int)
@@ -216,7 +218,7 @@ def test_sequential_halving_waits_for_results(leaves):
         return (1 + action, 0.0, False, False) if place == 0 else (5, rewards[place - 1], True, False)
 
     states = ScriptedStates(step, 4)
-    search, _ = grown(states, know_nothing, states.put([0]), 4, 16, leaves, "gumbel", scale=0.0)
+    search, _ = grown(states, uniform_evaluation, states.put([0]), 4, 16, leaves, "gumbel", scale=0.0)
     assert search.forest.n[0, 0].tolist() == [2, 2, 6, 6]
 
 
@@ -225,12 +227,12 @@ def test_search_without_actions_is_an_error():
     for rule in RULES:
         with pytest.raises(RunFailed, match="not finite"):
             grown(states, worth(np.nan), states.put([0]), 2, 5, rule="gumbel")
-        search, gumbel = grown(states, know_nothing, states.put([0]), 2, 5, rule=rule)
+        search, gumbel = grown(states, uniform_evaluation, states.put([0]), 2, 5, rule=rule)
         with pytest.raises(UserError, match="trees are full"):
             search.grow(np.array([0]), gumbel)
     stuck = ScriptedStates(lambda place, action, rng: (1, 0.0, False, False), 2, legal=lambda place: ())
     with pytest.raises(UserError, match="no legal action"):
-        grown(stuck, know_nothing, stuck.put([0]), 2, 5)
+        grown(stuck, uniform_evaluation, stuck.put([0]), 2, 5)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -238,7 +240,7 @@ def test_simulations_end_where_no_action_is_legal(rule):
     states = ScriptedStates(
         lambda place, action, rng: (place + 1, 1.0, False, False), 2, legal=lambda place: (0, 1) if place == 0 else ()
     )
-    search, _ = grown(states, know_nothing, states.put([0]), 2, 12, 4, rule)
+    search, _ = grown(states, uniform_evaluation, states.put([0]), 2, 12, 4, rule)
     assert search.forest.n[0, 0].sum() == search.forest.total[0, 0].sum() == 12
 
 
@@ -253,7 +255,7 @@ def subtree(forest, t, node):
 @pytest.mark.parametrize("leaves", [1, 8])
 def test_rerooted_tree_keeps_its_statistics(leaves):
     states, trees = CONNECT4.states(), np.arange(4)
-    search = TreeSearch(states, RandomGames(states, 0), 4, 7, 100, leaves, keep=100)
+    search = TreeSearch(states, RandomPlayouts(states, 0), 4, 7, 100, leaves, keep=100)
     forest = search.run(states.put(CONNECT4.start(4)), Puct())
     taken = forest.n[:, 0].argmax(1)
     known = [subtree(forest, t, forest.child[t, 0, taken[t]]) for t in trees]
@@ -271,14 +273,14 @@ COUNTS = """
 import numpy as np
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.action_set import choose_action_set
-from corral.planning.mcts.evaluation import RandomGames
+from corral.planning.mcts.evaluation import RandomPlayouts
 from corral.planning.mcts.selection import Puct
 from corral.planning.mcts.evaluation import RolloutEvaluation
 from corral.planning.mcts.root import draw_gumbel
 from corral.planning.mcts.search import TreeSearch
 
 states, trees = CONNECT4.states(), np.arange(3)
-search = TreeSearch(states, RandomGames(states, 0), 3, 7, 40, 4, keep=40)
+search = TreeSearch(states, RandomPlayouts(states, 0), 3, 7, 40, 4, keep=40)
 for seed in (0, 1):
     for rule in ("puct", "gumbel"):
         forest = search.forest

@@ -6,7 +6,7 @@ import pytest
 from corral.core.errors import UserError
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
-from corral.planning.mcts.evaluation import RandomGames, know_nothing
+from corral.planning.mcts.evaluation import RandomPlayouts, uniform_evaluation
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
 
@@ -22,7 +22,7 @@ def after(game, *moves):
 
 def most_visited(game, positions, sims, leaves=1, seed=0):
     states = game.states()
-    search = TreeSearch(states, RandomGames(states, seed), len(positions), game.actions, sims, leaves)
+    search = TreeSearch(states, RandomPlayouts(states, seed), len(positions), game.actions, sims, leaves)
     return search.run(states.put(positions), Puct(c_init=4.0)).n[: len(positions), 0].argmax(axis=1)
 
 
@@ -38,7 +38,7 @@ def test_a_wave_asks_once_for_all_trees_and_leaves():
 
     def evaluate(obs, legal, ids):
         asked.append(len(obs))
-        return know_nothing(obs, legal, ids)
+        return uniform_evaluation(obs, legal, ids)
 
     states = CONNECT4.states()
     search = TreeSearch(states, evaluate, trees=16, width=7, sims=64, leaves=4)
@@ -51,7 +51,7 @@ def test_a_wave_asks_once_for_all_trees_and_leaves():
 @pytest.mark.parametrize("sims", [0, -3])
 def test_fewer_than_one_simulation_is_refused(sims):
     with pytest.raises(UserError, match="at least 1 simulation"):
-        TreeSearch(TICTACTOE.states(), know_nothing, trees=1, width=9, sims=sims)
+        TreeSearch(TICTACTOE.states(), uniform_evaluation, trees=1, width=9, sims=sims)
 
 
 def test_tictactoe_by_search_alone_never_loses_to_perfect_play():
@@ -72,7 +72,7 @@ def test_tictactoe_by_search_alone_never_loses_to_perfect_play():
 def test_the_same_seed_finds_the_same_and_another_does_not():
     def counts(seed):
         states = CONNECT4.states()
-        found = TreeSearch(states, RandomGames(states, seed), trees=1, width=7, sims=100)
+        found = TreeSearch(states, RandomPlayouts(states, seed), trees=1, width=7, sims=100)
         return found.run(states.put(CONNECT4.start(1)), Puct()).n[0, 0].tolist()
 
     assert counts(1) == counts(1)

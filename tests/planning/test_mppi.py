@@ -189,8 +189,8 @@ def test_value_of_a_trained_policy_is_used(vec):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"horizon": 0}, "horizon must be a whole number of at least 1"),
-        ({"samples": 1}, "samples must be a whole number of at least 2"),
+        ({"horizon": 0}, "horizon must be an integer of at least 1"),
+        ({"samples": 1}, "samples must be an integer of at least 2"),
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"smoothness": 1.0}, "smoothness"),
         ({"noise": [1.0, 1.0, 1.0]}, "does not fit 2 action dimensions"),

@@ -184,9 +184,9 @@ def test_a_game_of_the_user_s_own_is_searched_for_two_players():
     ("arguments", "sentence"),
     [
         ({"sims": 0}, "at least 1 simulation"),
-        ({"sims": "abc"}, "whole number of simulations"),
-        ({"sims": 2.5}, "whole number of simulations"),
-        ({"leaves_in_flight": 2.5}, "leaves_in_flight must be a whole number"),
+        ({"sims": "abc"}, "integer number of simulations"),
+        ({"sims": 2.5}, "integer number of simulations"),
+        ({"leaves_in_flight": 2.5}, "leaves_in_flight must be an integer"),
         ({"memory_mb": 0}, "memory_mb"),
         ({"discount": 1.5}, "discount"),
         ({"rollout_steps": 0}, "rollout_steps"),
@@ -223,7 +223,7 @@ def test_search_needs_last_observation_of_running_env():
     env = Corridor()
     obs, _ = env.reset(seed=0)
     search = corral.Search(env, knows_nothing, sims=20)
-    with pytest.raises(UserError, match="Pass its observation"):
+    with pytest.raises(UserError, match="pass its last observation"):
         search()
     assert search(obs) in (0, 1)
 

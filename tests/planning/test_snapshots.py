@@ -219,13 +219,13 @@ def test_unknown_state_ids_are_refused_but_for_drop(env):
         assert len(set(kept)) == 5
         snapshots.drop(kept)
         for ask in (lambda: snapshots.load(kept[0]), lambda: snapshots.expand(99_999, 0)):
-            with pytest.raises(UserError, match="dropped, or never saved"):
+            with pytest.raises(UserError, match="dropped or never saved"):
                 ask()
-        with pytest.raises(UserError, match="given"):
+        with pytest.raises(UserError, match=r"given|ids returned by"):
             snapshots.expand(snapshots.save(), 0, children=5_000)
         with pytest.raises(UserError, match="environments 0 to 0"):
             snapshots.save([7])
-        with pytest.raises(UserError, match="whole numbers"):
+        with pytest.raises(UserError, match="integers"):
             snapshots.load("a")
 
 

@@ -1,4 +1,4 @@
-"""Callbacks and sinks of a run, in the process of the caller and in that of a guarded learner."""
+"""Callbacks and sinks of a run, in the process of the caller and in the learner's own process."""
 
 import json
 import multiprocessing
@@ -227,7 +227,7 @@ def _block(path, settings):
     train(path, callbacks=[Blocking()], **settings)
 
 
-@pytest.mark.parametrize("settings", [{}, GUARDED], ids=["here", "guarded"])
+@pytest.mark.parametrize("settings", [{}, GUARDED], ids=["caller", "own-process"])
 def test_two_ctrl_c_end_a_run_whose_callback_blocks(tmp_path, settings):
     context = multiprocessing.get_context("forkserver")  # has imported torch already, which takes seconds
     context.set_forkserver_preload(["corral.runs.train", "corral.runs.training_loop", "corral.algos.ppo"])

@@ -126,7 +126,7 @@ def test_broken_checkpoint_falls_back_to_previous(run, damage, caplog):
     damage(run.checkpoints / "step_000000002")
     assert load(run)[0]["step"] == 1
     damage(run.checkpoints / "step_000000001")
-    with pytest.raises(UserError, match=r"No checkpoint of .* is intact, .*step_000000003"):
+    with pytest.raises(UserError, match=r"has no usable checkpoint; .*step_000000003"):
         load(run)
 
 

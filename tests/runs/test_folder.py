@@ -119,7 +119,7 @@ def test_open_of_no_run_names_remedy(tmp_path):
     with pytest.raises(UserError, match=r"not a run \(it has no run\.json\)"):
         RunFolder.open(tmp_path)
     RunFolder.create(tmp_path / "one", CONFIG)
-    with pytest.raises(UserError, match=r"is not a run but contains 1: give one of them, such as .*one"):
+    with pytest.raises(UserError, match=r"is not a run but contains 1: choose one of them, such as .*one"):
         RunFolder.open(tmp_path)
 
 

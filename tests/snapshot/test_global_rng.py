@@ -54,7 +54,7 @@ def test_env_drawing_from_global_rng_is_refused(die, name, first, lock):
                     assert same_state(read_global_generators(), before)
                 snapshots.env.step(1)
 
-    with pytest.raises(UserError, match=rf"draws from {name}, .* let it draw from self.np_random"):
+    with pytest.raises(UserError, match=rf"draws from the global generator {name}, .* use self.np_random"):
         plan_and_act()
 
 

@@ -71,7 +71,7 @@ def test_put_get_drop(keeper):
 
 def test_a_budget_is_never_exceeded_and_nothing_is_evicted(keeper):
     keeper.put("big", bytes(900))
-    with pytest.raises(StatesFull, match="budget of 1000"):
+    with pytest.raises(StatesFull, match="limit of 1000"):
         keeper.put("more", bytes(101))
     keeper.put("more", bytes(100))
     with pytest.raises(StatesFull):
@@ -80,7 +80,7 @@ def test_a_budget_is_never_exceeded_and_nothing_is_evicted(keeper):
     keeper.put("big", bytes(10))
     for k in range(3):
         keeper.put(f"n{k}", b"x")
-    with pytest.raises(StatesFull, match="budget is 5"):
+    with pytest.raises(StatesFull, match="limit is 5"):
         keeper.put("one too many", b"x")
     keeper.put("n0", b"y")
     assert keeper.nbytes == 113

@@ -30,7 +30,7 @@ def test_invalid_observation_is_refused_before_search(shown):
     env = gymnasium.make("CartPole-v1")
     env.reset(seed=0)
     with corral.Snapshots(env) as snapshots, pytest.raises(UserError, match=r"shape \(4,\), got|no observation"):
-        snapshots.tell(shown)
+        snapshots.set_obs(shown)
 
 
 def test_invalid_memory_limit_is_refused():

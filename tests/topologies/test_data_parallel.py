@@ -169,7 +169,7 @@ def test_a_killed_worker_is_left_out_and_comes_back(name):
 
     def watch(topology):
         if not killed and topology.env_steps > 1000:
-            killed.append(topology.parts()[1]["pid"])
+            killed.append(topology.processes()[1]["pid"])
             os.kill(killed[0], signal.SIGKILL)
         if killed and topology.metrics()["workers/restarts"] and len(topology._joined) == 2:
             topology.env_steps = max(topology.env_steps, 100_000)  # enough seen
@@ -192,10 +192,10 @@ def test_killed_server_continues_from_last_state(name):
         versions.append(topology._rendezvous._last[0]["version"] if topology._rendezvous._last[0] else 0)
         if not killed and topology.env_steps > 5000:
             topology._rendezvous.keep()
-            killed.append(topology.parts()[-1]["pid"])
+            killed.append(topology.processes()[-1]["pid"])
             versions.append(topology._rendezvous._last[-1]["version"])
             os.kill(killed[0], signal.SIGKILL)
-        if killed and topology._rendezvous.members[-1].restarts and not topology._apart:
+        if killed and topology._rendezvous.members[-1].restarts and not topology._rejoin_needed:
             topology._rendezvous.keep()
             versions.append(topology._rendezvous._last[-1]["version"])
             topology.env_steps = 100_000
@@ -220,7 +220,7 @@ def test_with_too_few_workers_the_rest_wait():
             topology.advance()
         topology._end_turns()
         topology._workers[1].restarts = 3  # so that it is not started again at once
-        topology._lose(topology._workers[1], "it is told so")
+        topology._mark_lost(topology._workers[1], "the test says so")
         for _ in range(3):
             topology.advance()
         waiting = topology.env_steps
@@ -271,7 +271,7 @@ def test_resumed_run_keeps_learned_weights():
     again = make(topology="data_parallel", runtime="inline", actors=2, steps=2000)
     try:
         assert again.load_state_dict(saved) == [0, 1, 2, 3]
-        again._meet()
+        again._rejoin()
         state = again._rendezvous.state(again._joined)
         assert equal(weights(state), weights(saved["learner"]))
         assert state["version"] == saved["learner"]["version"]
@@ -288,14 +288,14 @@ def test_resumed_run_keeps_learned_weights():
         ({"compress": "zip"}, "use none, fp16"),
         ({"exchange": "param_server", "mode": "ssp:-1"}, "must be sync, async or ssp:K"),
         ({"mode": "lag"}, "must be sync, async or ssp:K"),
-        ({"mode": "async"}, "needs another exchange"),
+        ({"mode": "async"}, "needs exchange=param_server or gossip"),
         ({"actors": 100, "num_envs": 100}, "100 workers are too many for the"),
         ({"actors": 3}, "cannot be divided among 3"),
         ({"backup_workers": 1}, "backup_workers needs exchange=param_server"),
         ({"exchange": "param_server", "backup_workers": 2}, "must be below the 2 workers"),
         ({"servers": 2}, "servers needs exchange=param_server"),
         ({"gossip_graph": "ring"}, "needs exchange=gossip"),
-        ({"quantize_weights": True}, "does not send weights"),
+        ({"quantize_weights": True}, "sends no weights"),
         ({"compress_momentum": 0.9}, "needs compress=topk"),
         ({"exchange": "param_server", "servers": 50}, "2 workers and 50 servers are too many"),
         ({"learners": 2}, "learners does not apply to data_parallel"),

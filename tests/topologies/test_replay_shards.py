@@ -39,7 +39,7 @@ def test_samples_per_insert_are_as_configured_within_a_percent(runtime, shards):
     try:
         run(topology, 6_000)
         idle = 0
-        while idle < 100:  # what is owed at the moment is bounded by the limiter, and comes in still
+        while idle < 100:  # what is available at the moment is bounded by the limiter, and comes in still
             idle = 0 if topology.store.ready() else idle + 1
             topology._learn(topology.store.get(), {}) if not idle else time.sleep(0.01)
         metrics = topology.metrics()
@@ -56,7 +56,7 @@ def test_killed_shard_comes_back_empty():
 
     def kill(topology):
         if topology.env_steps > 3000 * (1 + len(killed)) and len(killed) < 2:
-            victim = next(part for part in topology.parts() if part["name"] == f"replay {len(killed)}")
+            victim = next(part for part in topology.processes() if part["name"] == f"replay {len(killed)}")
             if victim["pid"]:
                 os.kill(victim["pid"], signal.SIGKILL)
                 killed.append(topology.learner.version)
@@ -105,7 +105,7 @@ def test_a_checkpoint_while_a_shard_dies_leaves_its_part_out():
     try:
         while topology.env_steps < 400:
             topology.advance()
-        victim = next(part["pid"] for part in topology.parts() if part["name"] == "replay 1")
+        victim = next(part["pid"] for part in topology.processes() if part["name"] == "replay 1")
         os.kill(victim, signal.SIGSTOP)
         until = time.monotonic() + 0.5
         while time.monotonic() < until:

@@ -48,8 +48,8 @@ def come_back(topology, crew):
     """Until so many are there, who have met and not begun anything."""
     until = time.monotonic() + 30
     while len(topology._joined) < crew and time.monotonic() < until:
-        if topology._must_meet():
-            topology._meet()
+        if topology._needs_rejoin():
+            topology._rejoin()
         time.sleep(0.01)
     assert len(topology._joined) == crew
 
@@ -83,7 +83,7 @@ def test_no_two_workers_play_the_same_episodes():
         before = {name: set(ids) for name, ids in Seeded.seen.items()}
         Seeded.seen.clear()
         for worker in topology._workers:
-            topology._lose(worker, "it is told so")
+            topology._mark_lost(worker, "the test says so")
         come_back(topology, 2)
         topology.advance()
         topology._end_turns()
@@ -133,7 +133,7 @@ def test_late_worker_gets_statistics_of_others(workers, when):
     try:
         if when == "returns":
             go_to(topology, 1)
-        topology._lose(topology._workers[1], "it is told so")
+        topology._mark_lost(topology._workers[1], "the test says so")
         topology._workers[1]._due = math.inf
         go_to(topology, topology.env_steps + 300)
         topology._workers[1]._due = 0.0

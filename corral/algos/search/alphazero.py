@@ -80,19 +80,19 @@ class Config:
     """The network."""
 
     def __post_init__(self) -> None:
-        require("learning_rate", self.learning_rate, above=0, most=100)
-        require("final_lr_fraction", self.final_lr_fraction, least=0, most=1)
-        require("full_search_fraction", self.full_search_fraction, above=0, most=1)
+        require("learning_rate", self.learning_rate, above=0, maximum=100)
+        require("final_lr_fraction", self.final_lr_fraction, minimum=0, maximum=1)
+        require("full_search_fraction", self.full_search_fraction, above=0, maximum=1)
         require("replay_ratio", self.replay_ratio, above=0)
         for name in ("batch_size", "buffer_size", "learning_starts"):
-            require(name, getattr(self, name), least=1)
+            require(name, getattr(self, name), minimum=1)
         require("max_grad_norm", self.max_grad_norm, above=0)
         for name in ("fast_simulations", "temperature_moves", "value_coef"):
-            require(name, getattr(self, name), least=0)
+            require(name, getattr(self, name), minimum=0)
         past, scripted = (self.schedules()[name] for name in ("past_self_fraction", "opponent_fraction"))
         if any(past(at) + scripted(at) > 1 for at in (0.0, past.until, scripted.until)):  # linear in between
             raise UserError("past_self_fraction + opponent_fraction, both fractions of all games, exceed 1: lower one.")
-        if scripted.most > 0 and not self.opponents:
+        if scripted.maximum > 0 and not self.opponents:
             raise UserError("opponent_fraction needs opponents: set opponents, such as mcts:100.")
         if self.net.rnn != "none":
             raise UserError(
@@ -142,7 +142,7 @@ class AlphaZero(Algorithm):
 
     def eval_policy(self, model: ActorCritic, *, deterministic: bool, rng: np.random.Generator) -> Policy:
         """The best move of a search, or a sample from its policy."""
-        sims = round(self._schedules["num_simulations"].most)
+        sims = round(self._schedules["num_simulations"].maximum)
         return Search.of_model(model, sims, self.config.gamma, self.config.search, rng, deterministic=deterministic)
 
     def groups(self) -> Sequence[ParamGroup]:
@@ -161,9 +161,9 @@ class AlphaZero(Algorithm):
         params, value = model(to_tensors(batch.obs, device))
         extras = {name: to_tensors(column, device) for name, column in batch.extras.items()}
         log_pi = torch.log_softmax(params.float().masked_fill(~extras["legal"], -1e9), -1)
-        apart = -(extras["better"] * log_pi).sum(-1)
+        cross_entropy = -(extras["better"] * log_pi).sum(-1)
         searched = extras["searched"].float()
-        policy_loss = (searched * apart).sum() / searched.sum().clamp(min=1)
+        policy_loss = (searched * cross_entropy).sum() / searched.sum().clamp(min=1)
         value_loss = (value.float() - to_tensors(batch.outcome, device)).square().mean()
         with torch.no_grad():
             target_entropy = -(extras["better"] * extras["better"].clamp(min=1e-9).log()).sum(-1)

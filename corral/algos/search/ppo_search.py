@@ -75,9 +75,9 @@ class Config:
                 "rnn=none, or use ppo."
             )
         if self.ppo.clip_range_vf is not None:
-            raise UserError("ppo-search does not clip values: leave out clip_range_vf, or use ppo.")
-        require("max_importance_weight", self.max_importance_weight, least=1)
-        require("min_explained_variance", self.min_explained_variance, most=1)
+            raise UserError("ppo-search does not clip values: set clip_range_vf=none, or use ppo.")
+        require("max_importance_weight", self.max_importance_weight, minimum=1)
+        require("min_explained_variance", self.min_explained_variance, maximum=1)
         self.schedules()
 
     def schedules(self) -> dict[str, Schedule]:
@@ -110,7 +110,7 @@ class SearchedRows(Minibatch):
 
 
 class PpoSearch(Algorithm):
-    """PPO with search for one environment specification. Batches without any search are left to PPO itself."""
+    """PPO with search for one environment specification. Batches without searches use PPO's own loss."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec, self.ppo = config, spec, Ppo(config.ppo, spec, num_envs)
@@ -140,7 +140,7 @@ class PpoSearch(Algorithm):
         config = self.config
         if config.search_mode != "eval":
             return self.ppo.make_policy(model, explore=not deterministic, rng=rng)
-        sims = round(self._schedules["num_simulations"].most)
+        sims = round(self._schedules["num_simulations"].maximum)
         return Search.of_model(model, sims, config.gamma, config.search, rng, deterministic=deterministic)
 
     def groups(self) -> Sequence[ParamGroup]:
@@ -204,7 +204,7 @@ class PpoSearch(Algorithm):
                 "loss/kl": approx_kl,
                 "loss/clip_fraction": ((ratio - 1).abs() > clip).float().mean(),
                 "search/cross_entropy": cross_entropy[searched].mean() if searched.any() else torch.zeros(()),
-                "search/learned_share": searched.float().mean(),
+                "search/learned_fraction": searched.float().mean(),
             }
         stop = self.ppo.is_past_target_kl(approx_kl)
         yield LossOutput(loss, metrics, stop=stop, rows=num_valid(batch))

@@ -51,7 +51,8 @@ class SearchBehaviour:
         evaluate = NetworkEvaluation(self._model, self._actions, self._rng)
         self._vec = vec
         self._planner = Planner(
-            states, self._actions, evaluate, self._config, vec.num_envs, round(self._schedules["num_simulations"].most),
+            states, self._actions, evaluate, self._config, vec.num_envs,
+            round(self._schedules["num_simulations"].maximum),
             discount=self._gamma, rng=self._rng,
         )  # fmt: skip
 
@@ -70,11 +71,11 @@ class SearchBehaviour:
             plan = self._plan(state[rows], first[rows], now)
             extras["better"][rows], extras["search_value"][rows] = plan.policy, plan.values
             extras["distill"][rows], extras["kappa"][rows] = now["distill_coef"], now["search_value_fraction"]
-        decide = self._among_choices if isinstance(self._actions, Choices) else self._among_samples
+        act = self._act_discrete if isinstance(self._actions, Choices) else self._act_sampled
         params = self._model.numpy_params(obs) if self._model.numpy_towers else self._params(obs)
-        action, edges = decide(params, rows, plan, now, extras)
+        action, edges = act(params, rows, plan, now, extras)
         if self._planner is not None:  # trees of unsearched steps refer to past states
-            self._planner.took(state, np.where(np.isin(np.arange(n), rows), edges, -1))
+            self._planner.set_taken(state, np.where(np.isin(np.arange(n), rows), edges, -1))
         return self._model.actions.to_env(action), state, extras | {"action": action}
 
     @property
@@ -87,10 +88,10 @@ class SearchBehaviour:
         sims, noise = round(now["num_simulations"]), now["root_noise"]
         return self._planner.plan(env_ids, first, sims, noise, reward_scale=known_scale(scale))
 
-    def _among_choices(
+    def _act_discrete(
         self, params: Array, rows: Array, plan: Plan | None, now: dict[str, float], extras: dict[str, Any]
     ) -> tuple[Array, Array]:
-        """Policy, search and uniform exploration all give every action a probability, and so does their mixture."""
+        """Sample from the mixture of policy, search and uniform distributions; its probability is exact."""
         n, width = len(params), self._actions.width
         offered, _ = self._actions.offer(params, np.ones((n, width), np.bool_), self._rng)
         pi = offered.astype(np.float64)
@@ -104,10 +105,10 @@ class SearchBehaviour:
         extras["behaviour"] = np.log(mu[every, edges]).astype(np.float32)
         return self._actions.to_model(edges), edges
 
-    def _among_samples(
+    def _act_sampled(
         self, params: Array, rows: Array, plan: Plan | None, now: dict[str, float], extras: dict[str, Any]
     ) -> tuple[Array, Array]:
-        """An action that search or uniform exploration picks among samples has no density; it is marked as such."""
+        """Actions selected by search or at random have no density: their `behaviour` is set to inf."""
         rng, n = self._rng, len(params)
         action, logp = self._model.actions.sample(params, rng)
         edges = np.zeros((n, self._actions.width, action.shape[1]), np.float32)
@@ -118,7 +119,8 @@ class SearchBehaviour:
             by_search = rng.random(len(rows)) < now["search_acts_fraction"]
             drawn = draw(sharpened(plan.policy, now["temperature"]), rng)
             acting = rows[by_search]
-            action[acting], taken[acting], dense[acting] = plan.stand_for(drawn)[by_search], drawn[by_search], False
+            action[acting] = plan.to_action_rows(drawn)[by_search]
+            taken[acting], dense[acting] = drawn[by_search], False
         by_chance = np.flatnonzero(rng.random(n) < now["random_action_fraction"])
         if len(by_chance):
             _, even = self._actions.uniform(np.ones((len(by_chance), self._actions.width), np.bool_), rng)

@@ -56,14 +56,14 @@ class SelfPlay:
 
     def bind_envs(self, vec: VecEnv) -> None:
         if isinstance(vec, NormalizedVecEnv):
-            raise UserError("alphazero learns from unscaled game results: leave out normalize_reward.")
+            raise UserError("alphazero learns from unscaled game results: set normalize_reward=false.")
         states, config = vec.states(self._config.search.memory_mb), self._config
         if states.players != 2:
             raise UserError(f"alphazero needs a two-player game, and {vec.spec.name} has one player: use ppo-search.")
-        self._scripted = self._players(states) if self._schedules["opponent_fraction"].most > 0 else []
+        self._scripted = self._players(states) if self._schedules["opponent_fraction"].maximum > 0 else []
         self._past_model = copy.deepcopy(self._model)
         self._past_model.use_numpy()
-        most = max(round(self._schedules["num_simulations"].most), config.fast_simulations)
+        most = max(round(self._schedules["num_simulations"].maximum), config.fast_simulations)
 
         def planner(model: ActorCritic) -> Planner:
             evaluate = NetworkEvaluation(model, self._actions, self._rng)
@@ -71,7 +71,7 @@ class SelfPlay:
             return Planner(states, self._actions, evaluate, search, vec.num_envs, most, discount=1.0, rng=self._rng)
 
         self._planner, self._states = planner(self._model), states
-        self._past_planner = planner(self._past_model) if self._schedules["past_self_fraction"].most > 0 else None
+        self._past_planner = planner(self._past_model) if self._schedules["past_self_fraction"].maximum > 0 else None
 
     @property
     def simulator_steps(self) -> int:
@@ -100,26 +100,26 @@ class SelfPlay:
             rows = np.flatnonzero(theirs & (state["opponent"] == kind))
             moves[rows] = self._opponent_moves(kind, env[rows], first[rows], roots[rows])
         mine = np.flatnonzero(~theirs)
-        self._pass_over(env[theirs], env[mine])
+        self._invalidate_trees(env[theirs], env[mine])
         full = np.ones(len(mine), np.bool_)
         if self._config.fast_simulations:
             full = self._rng.random(len(mine)) < self._config.full_search_fraction
             fast = mine[~full]
             if len(fast):
                 plan = self._plan(env[fast], first[fast], self._config.fast_simulations, 0.0, roots[fast])
-                moves[fast] = self._decide(plan, state, fast)
+                moves[fast] = self._select_moves(plan, state, fast)
         rows = mine[full]
         if len(rows):
-            plan = self._plan(
-                env[rows], first[rows], round(self._now("num_simulations")), self._now("root_noise"), roots[rows]
-            )
-            moves[rows] = self._decide(plan, state, rows)
+            sims, noise = round(self._scheduled("num_simulations")), self._scheduled("root_noise")
+            plan = self._plan(env[rows], first[rows], sims, noise, roots[rows])
+            moves[rows] = self._select_moves(plan, state, rows)
             extras["better"][rows], extras["legal"][rows], extras["searched"][rows] = plan.policy, plan.legal, True
         return self._actions.to_env(moves), state | {"moves": state["moves"] + 1}, extras
 
     def _begin(self, state: Tree, first: Array) -> dict[str, Array]:
         rng, n = self._rng, len(first)
-        past, scripted = self._now("past_self_fraction") if self._past else 0.0, self._now("opponent_fraction")
+        past = self._scheduled("past_self_fraction") if self._past else 0.0
+        scripted = self._scheduled("opponent_fraction")
         drawn, side = rng.random(n), rng.integers(2, size=n)
         opponent = np.where(drawn < past, _PAST, _SELF)
         if self._scripted:
@@ -136,27 +136,27 @@ class SelfPlay:
         assert self._planner is not None, "call bind_envs() first"
         return self._planner.plan(env_ids, first, sims, noise, roots)
 
-    def _pass_over(self, theirs: Array, mine: Array) -> None:
-        """Drop the trees of planners that did not choose the move: they have none of the next position."""
+    def _invalidate_trees(self, theirs: Array, mine: Array) -> None:
+        """Invalidate the trees of planners that did not choose the move: they do not contain the next position."""
         for planner, boards in ((self._planner, theirs), (self._past_planner, mine)):
             if planner is not None:
-                planner.took(boards, np.full(len(boards), -1))
+                planner.set_taken(boards, np.full(len(boards), -1))
 
-    def _decide(self, plan: Plan, state: dict[str, Array], rows: Array) -> Array:
+    def _select_moves(self, plan: Plan, state: dict[str, Array], rows: Array) -> Array:
         """Sample the first moves of a game, and play the best ones afterwards."""
         early = state["moves"][rows] < self._config.temperature_moves
-        drawn = draw(sharpened(plan.policy, max(self._now("temperature"), 1e-3)), self._rng)
+        drawn = draw(sharpened(plan.policy, max(self._scheduled("temperature"), 1e-3)), self._rng)
         edges = np.where(early, drawn, plan.best)
         assert self._planner is not None
-        self._planner.took(state["env"][rows], edges)
+        self._planner.set_taken(state["env"][rows], edges)
         return edges
 
     def _opponent_moves(self, kind: int, env_ids: Array, first: Array, roots: Array) -> Array:
         if kind == _PAST:
             assert self._past_planner is not None
-            plan = self._past_planner.plan(env_ids, first, round(self._now("num_simulations")), roots=roots)
+            plan = self._past_planner.plan(env_ids, first, round(self._scheduled("num_simulations")), roots=roots)
             edges = draw(plan.policy, self._rng)
-            self._past_planner.took(env_ids, edges)
+            self._past_planner.set_taken(env_ids, edges)
             return edges
         assert isinstance(self._states, ArrayStates)
         positions = self._states.rows[roots].copy()
@@ -179,5 +179,5 @@ class SelfPlay:
             )
         return [make_player(states.model, name) for name in self._config.opponents]
 
-    def _now(self, name: str) -> float:
+    def _scheduled(self, name: str) -> float:
         return self._schedules[name](self._progress)

@@ -63,15 +63,15 @@ class LocalVecEnv(VecEnv):
         lenient = in_flight.started  # a failing first reset is the user's mistake, a later one a fault
         in_flight.start()
         self._queue.clear()
-        self._rows.flip(in_flight.everyone)
+        self._rows.flip(in_flight.all_envs)
         self._rows.episode[:] = 0
         self._watchdog.touch()
         try:
-            self._group.reset(in_flight.everyone.ids, seed, self._role, lenient=lenient)
+            self._group.reset(in_flight.all_envs.ids, seed, self._role, lenient=lenient)
         except BaseException:
             self.close()
             raise
-        in_flight.complete(in_flight.everyone.mask)
+        in_flight.complete(in_flight.all_envs.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         chosen, leaves = self._in_flight.send(env_ids, actions)
@@ -103,7 +103,7 @@ class LocalVecEnv(VecEnv):
         return {
             "identity": self._identity(),
             "seed": self._group.run_seed,
-            "rows": self._rows.state_dict(self._in_flight.everyone),
+            "rows": self._rows.state_dict(self._in_flight.all_envs),
             "envs": self._group.save(),
             "faults": self._log.state_dict(),
         }
@@ -113,7 +113,7 @@ class LocalVecEnv(VecEnv):
         in_flight.require_new()
         self._require_identity(state)
         in_flight.start()
-        self._rows.load_state_dict(state["rows"], in_flight.everyone)
+        self._rows.load_state_dict(state["rows"], in_flight.all_envs)
         self._log.load_state_dict(state["faults"])
         self._watchdog.touch()
         try:

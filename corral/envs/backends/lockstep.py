@@ -37,7 +37,7 @@ class LockstepVecEnv(VecEnv):
 
     @abstractmethod
     def _collect(self) -> tuple[StepBatch, Array]:
-        """Finish the step; returns all rows in new arrays, and a mask of the complete ones."""
+        """Finish the step; returns all rows in new arrays, and the ids of the complete ones."""
 
     @abstractmethod
     def _release(self) -> None: ...
@@ -50,16 +50,16 @@ class LockstepVecEnv(VecEnv):
         except BaseException:
             self.close()
             raise
-        n, ids = self.num_envs, self._in_flight.everyone.ids
+        n, ids = self.num_envs, self._in_flight.all_envs.ids
         no, yes = np.zeros(n, np.bool_), np.ones(n, np.bool_)
         self._batch = StepBatch(ids, obs, np.zeros(n), np.zeros(n), no, no.copy(), None, yes, no.copy(), no.copy())
-        self._in_flight.complete(self._in_flight.everyone.mask)
+        self._in_flight.complete(self._in_flight.all_envs.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         chosen, leaves = self._in_flight.send(env_ids, actions)
         for row, leaf in zip(self._actions, leaves, strict=True):
             row[chosen.index] = leaf
-        if self._in_flight.in_flight == self._in_flight.everyone.mask:
+        if self._in_flight.in_flight == self._in_flight.all_envs.mask:
             self._stepping = True
             self._launch(self.spec.action.unflatten([leaf.copy() for leaf in self._actions]))
 
@@ -92,7 +92,7 @@ class LockstepVecEnv(VecEnv):
     def _take(self, chosen: IdSet) -> StepBatch:
         batch = self._batch
         assert batch is not None
-        if chosen is self._in_flight.everyone:
+        if chosen is self._in_flight.all_envs:
             self._batch = None
             return batch
         return batch.take(chosen.ids)

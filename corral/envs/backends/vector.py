@@ -32,7 +32,7 @@ class VectorVecEnv(LockstepVecEnv):
         spec = EnvSpec(venv.single_observation_space, venv.single_action_space, name, limit)
         super().__init__(spec, venv.num_envs, role)
         self._venv = venv
-        self.withholds = self._mode is AutoresetMode.NEXT_STEP
+        self.holds_back_rows = self._mode is AutoresetMode.NEXT_STEP
         if isinstance(venv.unwrapped, SyncVectorEnv):
             venv.unwrapped.envs = [_Tidy(env) for env in venv.unwrapped.envs]
         self._float_leaves = [k for k, leaf in enumerate(spec.observation.leaves) if leaf.dtype.kind == "f"]
@@ -70,7 +70,7 @@ class VectorVecEnv(LockstepVecEnv):
                 self._require_finite(first, batch.reward)
                 for leaf, fresh in zip(self.spec.observation.flatten(batch.obs), first, strict=True):
                     leaf[ended] = fresh[ended]
-        return batch, self._in_flight.everyone.ids
+        return batch, self._in_flight.all_envs.ids
 
     def _collect_next_step(self, step: StepBatch) -> tuple[StepBatch, Array]:
         """Complete the rows whose first observation arrived; hold back the rows whose episode just ended."""
@@ -92,7 +92,7 @@ class VectorVecEnv(LockstepVecEnv):
         leaves, rewards = self._copy(obs), np.array(reward, np.float64).reshape(self.num_envs)
         self._require_finite(leaves, rewards)
         terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
-        ended, ids = terminated | truncated, self._in_flight.everyone.ids
+        ended, ids = terminated | truncated, self._in_flight.all_envs.ids
         batch = StepBatch(
             ids, self.spec.observation.unflatten(leaves), rewards, rewards.copy(), terminated, truncated, None, ended,
             np.zeros(self.num_envs, np.bool_), ended.copy(),

@@ -16,7 +16,7 @@ from corral.core.encoding import Buffer
 from corral.core.errors import RunFailed, UserError
 from corral.core.gym_env import EnvFactory, build_env
 from corral.core.log import RateLimitedLog
-from corral.envs.serve.slots import SlotReply, Slots, most_slots
+from corral.envs.serve.slots import SlotReply, Slots, max_slots
 from corral.envs.serve.state_errors import BadRequest
 from corral.envs.serve.supervisor import RequestClock
 from corral.link import protocol as clp
@@ -50,7 +50,7 @@ class _Session:
     wire: Wire | None
     detached_at: float = 0.0
     replies: OrderedDict[int, list[Buffer]] = field(default_factory=OrderedDict)
-    done_until: int = 0  # requests up to here are done: this simulator works in order
+    done_until: int = 0  # highest completed request; requests are processed in order
 
 
 @dataclass
@@ -78,7 +78,7 @@ class SimulatorServer:
         self._factory, self._name, self._binding, self._token = factory, name, binding, token
         env, self._spec = build_env(factory, name)
         env.close()
-        self._slots = most_slots(self._spec, slots)
+        self._slots = max_slots(self._spec, slots)
         self._keeper = find_keeper(factory)
         self._layout = layout_hash(self._spec.observation, self._spec.action)
         self._instance = instance or new_nonce()
@@ -86,13 +86,13 @@ class SimulatorServer:
         self._by_wire: dict[Wire, _Session] = {}
         self._greetings: dict[Wire, _LearnerGreeting] = {}
         self._over = False
-        self._strangers = RateLimitedLog(log)
+        self._peer_log = RateLimitedLog(log)
         self.last_learner = time.monotonic()
 
     def run(self, wait_s: float = 0.0, is_gone: Callable[[], bool] | None = None) -> int:
         """Serve until the learner that this side connected to ends the run; RunFailed after `wait_s` without one.
 
-        While there is no learner, `is_gone` is asked whether to end because none can come.
+        Without a learner, `is_gone()` decides whether to stop waiting.
         """
         while not self._over:
             self.poll(_POLL_S)
@@ -130,7 +130,7 @@ class SimulatorServer:
 
     def close(self) -> None:
         for session in list(self._sessions):
-            self._tell(session, Message(clp.Op.CLOSE, clp.NO_REPLY, meta={"reason": "the simulator ends"}))
+            self._send(session, Message(clp.Op.CLOSE, clp.NO_REPLY, meta={"reason": "the simulator is shutting down"}))
             self._end(session)
         self._binding.close()
 
@@ -169,7 +169,7 @@ class SimulatorServer:
         text = f"The learner at {wire.peer} refused this simulator: {message.text}."
         if wire.initiated and message.status in (clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH):
             raise UserError(text)
-        self._strangers.warning(text)
+        self._peer_log.warning(text)
 
     def _hello(self, wire: Wire, wanted: int = 0) -> None:
         """Send HELLO with the detached session to resume, if any; a learner connected to from here is the only one."""
@@ -216,12 +216,12 @@ class SimulatorServer:
         del self._greetings[wire]
         session.wire = wire
         self._by_wire[wire] = session
-        wire.most_bytes = welcome.limits.message
+        wire.max_bytes = welcome.limits.message
         proof = prove(self._token, SIMULATOR, greeting.nonce, welcome.nonce)
         wire.send(Message(clp.Op.READY, meta=to_meta(Ready(proof))).frames())
 
     def _refuse(self, wire: Wire, status: clp.Status, text: str) -> None:
-        self._strangers.warning(f"{wire.peer}: {text}; closed.")
+        self._peer_log.warning(f"{wire.peer}: {text}; closed.")
         wire.send(Message(clp.Op.ERROR, clp.NO_REPLY, status, meta={"text": text}).frames())
         self._greetings.pop(wire, None)
         session = self._by_wire.pop(wire, None)
@@ -322,7 +322,7 @@ class SimulatorServer:
             states.drop(np.frombuffer(message.payload[0], "<u8"))
 
     def _closed(self, wire: Wire, message: Message) -> None:
-        """The learner leaves; if this side connected to it and the run is over, the server ends."""
+        """Handle CLOSE: if this side connected to the learner and the run is over, stop serving."""
         session = self._by_wire.pop(wire, None)
         self._greetings.pop(wire, None)
         if session is not None:
@@ -330,7 +330,7 @@ class SimulatorServer:
         self._over = wire.initiated and bool((message.meta or {}).get("over"))
         wire.close()
 
-    def _tell(self, session: _Session, message: Message) -> None:
+    def _send(self, session: _Session, message: Message) -> None:
         if session.wire is not None:
             message.session, message.layout = session.number, self._layout
             session.wire.send(message.frames())

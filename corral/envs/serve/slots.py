@@ -42,7 +42,7 @@ _LARGEST_SEED = 2**63
 _MAX_BYTES = 4 << 30
 
 
-def most_slots(spec: EnvSpec, wanted: int) -> int:
+def max_slots(spec: EnvSpec, wanted: int) -> int:
     """Number of environments of this kind per session, at most `wanted`, whose rows fit into memory."""
     return max(1, min(wanted, _MAX_BYTES // EnvRows.nbytes(spec, 1)))
 
@@ -247,7 +247,7 @@ class Slots:
         return self.states.get(key)
 
     def _find_live(self, key: int) -> KeptState | UserError:
-        """The state of an id that can be stepped from, or why there is none."""
+        """The state with this id if it can be stepped from, else the error."""
         try:
             self._get(key)
             return self._kept().get_live(key)

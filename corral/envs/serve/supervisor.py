@@ -144,7 +144,7 @@ class _Server:
         self._process.close()
         self._process = None
         log.warning(
-            "the process of %s %s; another is started%s", self._env, how, f". Its stack:\n{stacks}" if stacks else ""
+            "the process of %s %s; starting another%s", self._env, how, f". Its stack:\n{stacks}" if stacks else ""
         )
         self._failed_starts = 0 if self._clock.answered else self._failed_starts + 1
         if self._failed_starts >= _MAX_FAILED_STARTS:

@@ -216,7 +216,7 @@ class EnvGroup:
     def load(
         self, saved: Mapping[str, State], run_seed: int, role: str, alive: Callable[[], None] = lambda: None
     ) -> list[int]:
-        """Restore new environments to what `save` returned; returns the ids that started a new episode instead. The
+        """Restore environments from `save()`; returns the ids that start a new episode because restoring failed. The
         rows hold the saved observations, seeds and counters. `alive` is called repeatedly.
         """
         self.run_seed, self._role = run_seed, role
@@ -266,7 +266,7 @@ class EnvGroup:
             rows.step[env_id] = 0
             rows.episode[env_id] += 1
         for env_id in batch.lost:
-            self._lose(env_id)
+            self._write_faulty_row(env_id)
         ended = [end[0] for end in batch.ends]
         if not (good and self._finite.current(chosen, half) and (not ended or self._finite.finals(ended))):
             self._find_nan(chosen.numbers)
@@ -285,18 +285,18 @@ class EnvGroup:
             if not ended:
                 self._fault(env_id, "nan", f"its step returned reward {rewards[0]}, observation {views}")
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
-                self._lose(env_id)
+                self._write_faulty_row(env_id)
                 continue
             # The episode is over and counted: separate faults of its last step from those of the reset.
             if step_bad:
                 detail = f"its last step returned reward {rewards[0]}, observation {self._final_views[env_id]}"
                 self._fault(env_id, "nan", detail, int(rows.episode[env_id]) - 1, self._lengths[env_id])
-                self._lose(env_id, episode_over=False)
+                self._write_faulty_row(env_id, episode_over=False)
             else:
                 self._fault(env_id, "nan", f"its reset returned {views}")
             self._rebuild(env_id, int(rows.episode[env_id]))
 
-    def _lose(self, env_id: int, *, episode_over: bool = True) -> None:
+    def _write_faulty_row(self, env_id: int, *, episode_over: bool = True) -> None:
         self._rows.mark_lost(env_id)
         self._rows.step[env_id] = 0
         self._rows.episode[env_id] += int(episode_over)

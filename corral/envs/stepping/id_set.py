@@ -41,7 +41,7 @@ class IdSets:
     def __init__(self, num_envs: int):
         self.num_envs = num_envs
         self._limit = max(_MAX_SETS, 4 * num_envs)
-        self.everyone = self._make(np.arange(num_envs, dtype=_WIRE))
+        self.all_envs = self._make(np.arange(num_envs, dtype=_WIRE))
         self._forget()
 
     def of(self, env_ids: Array) -> IdSet:
@@ -87,10 +87,10 @@ class IdSets:
         return chosen
 
     def _forget(self) -> None:
-        everyone = self.everyone
-        self._by_identity: dict[int, IdSet] = {id(everyone.ids): everyone}
-        self._by_payload: dict[bytes, IdSet] = {everyone.payload: everyone}
-        self._by_mask: dict[int, IdSet] = {everyone.mask: everyone}
+        all_envs = self.all_envs
+        self._by_identity: dict[int, IdSet] = {id(all_envs.ids): all_envs}
+        self._by_payload: dict[bytes, IdSet] = {all_envs.payload: all_envs}
+        self._by_mask: dict[int, IdSet] = {all_envs.mask: all_envs}
 
 
 def row_index(ids: Array) -> slice | Array:

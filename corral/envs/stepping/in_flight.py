@@ -13,13 +13,13 @@ class InFlight:
     def __init__(self, num_envs: int, spec: EnvSpec):
         self.num_envs, self.spec = num_envs, spec
         self.sets = IdSets(num_envs)
-        self.everyone = self.sets.everyone
+        self.all_envs = self.sets.all_envs
         self.in_flight = self.ready = 0
         self.started = self.closed = False
 
     def start(self) -> None:
         self.require_open()
-        self.in_flight, self.ready = self.everyone.mask, 0
+        self.in_flight, self.ready = self.all_envs.mask, 0
         self.started = True
 
     def require_open(self) -> None:
@@ -81,6 +81,6 @@ class InFlight:
         self.ready &= ~chosen.mask
         return chosen
 
-    def flying(self, ids: Array) -> Array:
+    def is_in_flight(self, ids: Array) -> Array:
         flags: Array = self.sets.bools(self.in_flight)[ids]
         return flags

@@ -19,32 +19,32 @@ class PendingFaults:
 
     def __init__(self, rows: EnvRows, in_flight: InFlight):
         self._rows, self._in_flight = rows, in_flight
-        self.owing = False  # whether any environment has a fault or a reset pending; checked in every step
+        self.any_pending = False  # whether any environment has a fault or a reset pending; checked in every step
         self.fresh = 0  # mask of environments that have not delivered their first observation yet
-        self._lost, self._reborn, self._reset_due, self._flip_due = (
+        self._lost, self._restarted, self._reset_due, self._flip_due = (
             np.zeros(in_flight.num_envs, np.bool_) for _ in range(4)
         )
 
     def clear(self) -> None:
-        self._lost[:] = self._reborn[:] = self._reset_due[:] = self._flip_due[:] = self.owing = False
-        self.fresh = self._in_flight.everyone.mask
+        self._lost[:] = self._restarted[:] = self._reset_due[:] = self._flip_due[:] = self.any_pending = False
+        self.fresh = self._in_flight.all_envs.mask
 
-    def owe_reset(self, ids: Array) -> None:
-        self._reset_due[ids] = self.owing = True
+    def schedule_reset(self, ids: Array) -> None:
+        self._reset_due[ids] = self.any_pending = True
 
-    def note(self, ids: Array) -> None:
-        in_flight = self._in_flight.flying(ids)
+    def schedule_faults(self, ids: Array) -> None:
+        in_flight = self._in_flight.is_in_flight(ids)
         waiting = self._in_flight.sets.bools(self.fresh)[ids] & in_flight
-        self.owe_reset(ids)
+        self.schedule_reset(ids)
         newly = ~waiting & ~self._lost[ids]
         # `send` flipped the rows in flight; the others still point to the last observation.
         self._flip_due[ids[newly & ~in_flight]] = True
         self._lost[ids[newly]] = True
-        self._reborn[ids] = False
+        self._restarted[ids] = False
         self._rows.episode[ids[~waiting]] += 1
 
     def take_resets(self, ids: Array) -> Array:
-        """The `ids` that start an episode now: those due, except where a result still waits in the row."""
+        """Those of `ids` whose reset is due and whose row holds no undelivered result; marks them as reset."""
         ready = self._in_flight.sets.bools(self._in_flight.ready)[ids]
         due: Array = ids[self._reset_due[ids] & ~ready]
         flip = due[self._flip_due[due]]
@@ -52,38 +52,38 @@ class PendingFaults:
             self._rows.flip(self._in_flight.sets.of(flip))
         self._rows.step[due] = 0
         self._reset_due[due] = self._flip_due[due] = False
-        self._look()
+        self._update_any_pending()
         return due
 
-    def arrive(self, results: IdSet) -> None:
+    def complete(self, results: IdSet) -> None:
         """Mark results as ready to be received, or as the new episodes that faulty rows wait for."""
-        done = self._without(results) if self.owing else results
+        done = self._without(results) if self.any_pending else results
         if done is not None:
             self._in_flight.complete(done.mask)
             self.fresh &= ~done.mask
 
     def _without(self, done: IdSet) -> IdSet | None:
-        """Record which results are new episodes after a fault and deliver the faulty rows; returns the others."""
+        """Handle results that start a new episode after a fault; returns the ordinary results."""
         ids = done.ids
         lost = self._lost[ids]
-        self._reborn[ids[lost]] = True
-        self.deliver(ids[lost & self._in_flight.flying(ids)])
+        self._restarted[ids[lost]] = True
+        self.deliver(ids[lost & self._in_flight.is_in_flight(ids)])
         return None if lost.all() else self._in_flight.sets.of(ids[~lost])
 
     def deliver(self, ids: Array) -> Array:
         """Deliver the faulty rows due among `ids`, all in flight; returns the remaining ids."""
         lost = self._lost[ids]
-        for env_id in ids[lost & self._reborn[ids]].tolist():
+        for env_id in ids[lost & self._restarted[ids]].tolist():
             self._rows.mark_lost(env_id)
             self._in_flight.complete(1 << env_id)
-            self._lost[env_id] = self._reborn[env_id] = False
-        self._look()
+            self._lost[env_id] = self._restarted[env_id] = False
+        self._update_any_pending()
         rest: Array = ids[~lost]
         return rest
 
     def unknown(self) -> list[int]:
-        """Environments whose state differs from their last row."""
+        """Environments with a pending fault or reset."""
         return np.flatnonzero(self._lost | self._reset_due).tolist()
 
-    def _look(self) -> None:
-        self.owing = bool(self._lost.any() or self._reset_due.any())
+    def _update_any_pending(self) -> None:
+        self.any_pending = bool(self._lost.any() or self._reset_due.any())

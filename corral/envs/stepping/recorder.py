@@ -42,7 +42,7 @@ class NotRestored(Exception):
     """The result differs from what was saved, or could not be computed."""
 
 
-class _Tape:
+class _History:
     """The history of one environment: how it began, and the bytes of every action since."""
 
     def __init__(self, record: int):
@@ -90,66 +90,66 @@ class Recorder:
         self.rows = rows
         self._sizes = [leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in rows.spec.action.leaves]
         self._record = max(1, sum(self._sizes))
-        self._tapes: defaultdict[int, _Tape] = defaultdict(lambda: _Tape(self._record))
-        self._of: dict[IdSet, list[_Tape]] = {}  # histories of the sets in use
+        self._histories: defaultdict[int, _History] = defaultdict(lambda: _History(self._record))
+        self._of: dict[IdSet, list[_History]] = {}  # histories of the sets in use
         self._generators: dict[int, Generators] = {}  # searched once after each seed
         self._calls = 0
 
     def seeded(self, env_id: int, env: Env, seed: int) -> None:
         """Call before a seeded reset."""
         self._generators.pop(env_id, None)
-        self._tapes[env_id].begin(seed, read_generators(find_generators(env)))
+        self._histories[env_id].begin(seed, read_generators(find_generators(env)))
 
     def next_game(self, env_id: int, env: Env) -> None:
         """Call before a reset without a seed that starts a new game."""
         found = self._generators.get(env_id)
         if found is None:
             found = self._generators[env_id] = find_generators(env)
-        self._tapes[env_id].begin_game(read_generators(found))
+        self._histories[env_id].begin_game(read_generators(found))
 
     def acted(self, chosen: IdSet) -> None:
         """Call before the actions in these rows are taken."""
-        tapes = self._of.get(chosen)
-        if tapes is None:
+        histories = self._of.get(chosen)
+        if histories is None:
             if len(self._of) >= _MAX_SETS:
                 self._of.clear()
-            tapes = self._of[chosen] = [self._tapes[env_id] for env_id in chosen.numbers]
+            histories = self._of[chosen] = [self._histories[env_id] for env_id in chosen.numbers]
         data, size, start = self._bytes(chosen), self._record, 0
-        for tape in tapes:
-            tape.actions += data[start : start + size]
+        for history in histories:
+            history.actions += data[start : start + size]
             start += size
         self._calls += 1
         if self._calls % _BOUND_EVERY == 0:
-            for tape in self._tapes.values():
-                tape.bound()
+            for history in self._histories.values():
+                history.bound()
 
     def forget(self, env_id: int) -> None:
-        tape = self._tapes[env_id]
-        tape.begin(None, {})
-        tape.known = False
+        history = self._histories[env_id]
+        history.begin(None, {})
+        history.known = False
 
     def save(self, env_id: int, env: Env) -> State | None:
         if declares(env):
             return self._declared(env_id, env)
-        tape = self._tapes[env_id]
-        tape.bound()
-        if not tape.known:
+        history = self._histories[env_id]
+        history.bound()
+        if not history.known:
             return None
         return {
             "kind": "replay",
-            "seed": tape.seed,
-            "generators": tape.generators,
-            "game": None if tape.game is None else {"at": tape.game[0], "generators": tape.game[1]},
-            "actions": np.frombuffer(bytes(tape.actions), np.uint8).reshape(-1, self._record),
+            "seed": history.seed,
+            "generators": history.generators,
+            "game": None if history.game is None else {"at": history.game[0], "generators": history.game[1]},
+            "actions": np.frombuffer(bytes(history.actions), np.uint8).reshape(-1, self._record),
             "generators_now": read_generators(find_generators(env)),
         }
 
     def load(self, env_id: int, state: State) -> None:
         if state["kind"] == "replay":
-            tape = self._tapes[env_id]
-            tape.begin(state["seed"], state["generators"])
-            tape.actions += state["actions"].tobytes()
-            tape.game = None if state["game"] is None else (state["game"]["at"], state["game"]["generators"])
+            history = self._histories[env_id]
+            history.begin(state["seed"], state["generators"])
+            history.actions += state["actions"].tobytes()
+            history.game = None if state["game"] is None else (state["game"]["at"], state["game"]["generators"])
 
     def actions(self, state: State) -> Iterator[Any]:
         """The actions of a saved state, one by one, each a copy that an environment may keep."""
@@ -184,7 +184,7 @@ class Recorder:
 def restore(
     recorder: Recorder, env_id: int, env: Env, state: State | None, obs: list[Array], alive: Callable[[], None]
 ) -> bool:
-    """Bring a new environment to a saved state with last observation `obs`; returns whether that worked."""
+    """Restore a new environment to a saved state and compare its observation with `obs`; returns success."""
     rows = recorder.rows
     seed = int(rows.seed[env_id])
     try:
@@ -253,7 +253,7 @@ def episode_start(
         except NotRestored:
             obs = None
         if obs is None or not same_observation(layout, obs, expected):
-            raise CannotSave("repeating its actions led to another state: it is not deterministic")
+            raise CannotSave("replaying its actions led to a different state: it is not deterministic")
         return obs
 
     return EpisodeStart(repeat, 1000 + int(state["actions"].nbytes))

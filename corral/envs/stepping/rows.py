@@ -112,8 +112,8 @@ class EnvRows:
             return [leaf[self.phase[chosen.ids], chosen.ids] for leaf in self.obs]
         return [leaf[half][chosen.index] for leaf in self.obs]
 
-    def state_dict(self, everyone: IdSet) -> dict[str, Any]:
-        leaves = self.current(everyone, self.half(everyone))
+    def state_dict(self, all_envs: IdSet) -> dict[str, Any]:
+        leaves = self.current(all_envs, self.half(all_envs))
         return {
             "obs": {str(k): leaf.copy() for k, leaf in enumerate(leaves)},
             "seed": self.seed.copy(),
@@ -121,9 +121,9 @@ class EnvRows:
             "step": self.step.copy(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], everyone: IdSet) -> None:
+    def load_state_dict(self, state: dict[str, Any], all_envs: IdSet) -> None:
         for k, leaf in enumerate(self.obs):
-            leaf[self.phase[everyone.ids], everyone.ids] = state["obs"][str(k)]
+            leaf[self.phase[all_envs.ids], all_envs.ids] = state["obs"][str(k)]
         self.seed[:], self.episode[:], self.step[:] = state["seed"], state["episode"], state["step"]
 
     def half(self, chosen: IdSet) -> int | None:

@@ -74,14 +74,14 @@ def atari(game: str = "Pong", **options: Any) -> AtariSuite:
     for name, least in (("frame_skip", 1), ("stack", 1), ("size", 1), ("noop_max", 0), ("max_frames", 1)):
         value = getattr(suite, name)
         if not isinstance(value, int) or value < least:
-            raise UserError(f"atari({name}) must be a whole number of at least {least}, got {value!r}.")
+            raise UserError(f"atari({name}) must be an integer of at least {least}, got {value!r}.")
     if not 0.0 <= suite.sticky < 1.0:
         raise UserError(f"atari(sticky) is a probability below 1, got {suite.sticky!r}.")
     return suite
 
 
 def is_atari_id(name: str) -> bool:
-    """Whether an id can only be an Atari game."""
+    """Whether an id is unambiguously an Atari id."""
     return name.startswith("ALE/") or "NoFrameskip-v" in name
 
 

@@ -90,5 +90,5 @@ def pixels(
     """
     for name, value in (("size", size), ("stack", stack)):
         if not isinstance(value, int) or value < 1:
-            raise UserError(f"pixels({name}) must be a whole number of at least 1, got {value!r}.")
+            raise UserError(f"pixels({name}) must be an integer of at least 1, got {value!r}.")
     return PixelSuite(env, size, grayscale, stack, reference_line, dict(env_kwargs or {}))

@@ -41,12 +41,12 @@ class Exchange(Protocol):
         """Share the weights after all groups were updated."""
 
     def share(self, values: Tensor) -> list[Tensor]:
-        """Moments of observations: this learner's own, and those of others that it has not received yet."""
+        """Exchange observation moments: returns this learner's own and those newly received from others."""
 
 
 @dataclass(frozen=True)
 class ExchangeSetup:
-    """What one learner's side of an exchange is made from."""
+    """Arguments for building one learner's side of an exchange."""
 
     config: DataParallelConfig
     model: nn.Module
@@ -54,11 +54,11 @@ class ExchangeSetup:
     host: str
     """This machine's own address."""
     secret: bytes
-    """What connecting learners are authenticated by."""
+    """Shared secret that authenticates learners."""
     seed: int
 
 
-class Joint(Exchange, Protocol):
+class GroupExchange(Exchange, Protocol):
     """An exchange between several learners, which join, and then work for a turn at a time."""
 
     rendezvous: ClassVar[str]
@@ -68,7 +68,7 @@ class Joint(Exchange, Protocol):
     """Bytes sent since the start; with a server, also bytes received."""
 
     @classmethod
-    def make(cls, setup: ExchangeSetup) -> Joint:
+    def make(cls, setup: ExchangeSetup) -> GroupExchange:
         """One learner's side, before it has joined the others."""
 
     def join(self, *where: Any) -> None:
@@ -78,7 +78,7 @@ class Joint(Exchange, Protocol):
         """Begin a turn of `num_workers` learners with these weights, which the exchange may change from now on."""
 
     def end(self) -> None:
-        """End this learner's turn: others must not wait for it until it begins another."""
+        """End this learner's turn; other learners stop waiting for it."""
 
     def leave(self) -> None:
         """Leave the group; learners that wait for this one are notified."""
@@ -97,9 +97,9 @@ def find_exchange(name: str) -> Any:
         ) from None
 
 
-def make_exchange(setup: ExchangeSetup) -> Joint:
+def make_exchange(setup: ExchangeSetup) -> GroupExchange:
     """One learner's side of the exchange."""
-    made: Joint = find_exchange(setup.config.exchange).make(setup)
+    made: GroupExchange = find_exchange(setup.config.exchange).make(setup)
     return made
 
 

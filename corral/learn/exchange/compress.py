@@ -36,7 +36,7 @@ class Codec(Protocol):
         """`count` float32 numbers."""
 
 
-class Whole:
+class Float32Codec:
     """Uncompressed float32."""
 
     unbiased = True
@@ -52,7 +52,7 @@ class Whole:
         return code.view(np.float32)
 
 
-class Half:
+class Float16Codec:
     """The nearest float16; larger values are clipped to its maximum."""
 
     unbiased = False
@@ -67,7 +67,7 @@ class Half:
         return code.view(np.float16).astype(np.float32)
 
 
-class Brain:
+class BFloat16Codec:
     """The nearest bfloat16: the range of float32 with 8 bits of precision."""
 
     unbiased = False
@@ -196,7 +196,7 @@ def _place(count: int) -> np.dtype[np.unsignedinteger]:
 
 
 Hook = Literal["fp16", "bf16", "powersgd"]
-_PLAIN: dict[str, type[Codec]] = {"fp16": Half, "bf16": Brain, "sign": Sign}  # codecs without a number
+_PLAIN: dict[str, type[Codec]] = {"fp16": Float16Codec, "bf16": BFloat16Codec, "sign": Sign}  # codecs without a number
 _BITS = (2, 4, 8)
 
 
@@ -219,10 +219,10 @@ def find_compression(name: str) -> Compress | None:
         return Compress(name, _codec(name, name), "fp16" if name == "fp16" else "bf16")
     kind, _, rest = name.partition(":")
     if kind == "powersgd":
-        return Compress(name, Whole(), "powersgd", _rank(name, rest or "1"))
+        return Compress(name, Float32Codec(), "powersgd", _rank(name, rest or "1"))
     if kind == "topk":
         share, plus, values = rest.partition("+")
-        inner: Codec = _codec(name, values) if plus else Whole()
+        inner: Codec = _codec(name, values) if plus else Float32Codec()
         return Compress(name, TopK(_number(name, share, 1e-6, 1.0), inner))
     return Compress(name, _codec(name, name))
 
@@ -299,7 +299,7 @@ class Compression:
     def unpack(self, code: Array) -> Array:
         return self._codec.decode(code, self.count)
 
-    def put_back(self, code: Array) -> None:
+    def undo_pack(self, code: Array) -> None:
         """Undo the last `pack`: no update used this code, so it is sent again with the next one."""
         if self._feedback:
             self._left += self.unpack(code)
@@ -310,12 +310,12 @@ class Compression:
 def gradient_codec(config: DataParallelConfig) -> Codec:
     """The codec of gradients."""
     compress = find_compression(config.compress)
-    return Whole() if compress is None else compress.codec
+    return Float32Codec() if compress is None else compress.codec
 
 
 def broadcast_codec(config: DataParallelConfig) -> Codec:
     """The codec of weights."""
-    return Qsgd(8) if config.quantize_weights else Whole()
+    return Qsgd(8) if config.quantize_weights else Float32Codec()
 
 
 def uses_feedback(config: DataParallelConfig) -> bool:

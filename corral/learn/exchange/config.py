@@ -61,7 +61,7 @@ class DataParallelConfig:
             )
         kind = self.exchange
         if kind == "all_reduce" and self.mode != "sync":
-            raise UserError(f"all_reduce always waits for all workers: mode={self.mode} needs another exchange.")
+            raise UserError(f"all_reduce is synchronous: mode={self.mode} needs exchange=param_server or gossip.")
         if kind != "param_server" and (self.servers > 1 or self.backup_workers):
             raise UserError(f"{'servers' if self.servers > 1 else 'backup_workers'} needs exchange=param_server.")
         if self.backup_workers and (self.mode != "sync" or self.servers > 1):
@@ -71,7 +71,7 @@ class DataParallelConfig:
         if kind != "gossip" and self.gossip_graph != "exponential":
             raise UserError(f"gossip_graph={self.gossip_graph} needs exchange=gossip.")
         if kind == "all_reduce" and self.quantize_weights:
-            raise UserError("all_reduce does not send weights: quantize_weights needs another exchange.")
+            raise UserError("all_reduce sends no weights: quantize_weights needs exchange=param_server or gossip.")
         self._check_compression()
 
     def _check_compression(self) -> None:

@@ -48,10 +48,10 @@ def senders(graph: Graph, rank: int, size: int, number: int) -> list[int]:
     return [other for other in range(size) if other != rank and rank in receivers(graph, other, size, number)]
 
 
-_BEGIN, _SHARE, _REST, _MOMENTS = range(4)
+_BEGIN, _SHARE, _END, _MOMENTS = range(4)
 _TIMEOUT_S = 600.0  # for a silent peer that is still connected: a slow simulator, or a long update
 _SEND_S = 60.0
-_LEAST = 0.5  # a learner with less weight keeps it until it receives some: steps are divided by the weight
+_MIN_WEIGHT = 0.5  # push-sum weight below which a learner sends nothing: parameters are divided by it
 
 
 class Gossip(Local):
@@ -74,35 +74,36 @@ class Gossip(Local):
         self._mode, self._codec, self._secret = mode, codec, secret
         self._staleness = 0 if mode == "sync" else staleness
         self._rng = np.random.default_rng(seed)
-        self._rank, self._peers, self._meeting = 0, list[tuple[str, int]](), -1
+        self._rank, self._peers, self._generation = 0, list[tuple[str, int]](), -1
         self._outgoing: dict[int, Connection] = {}
         self._x = self._z = torch.zeros(0)
         self._weight = 1.0
         self._turn, self._number = 0, 0
         self._change = threading.Condition()
         self._inbox: dict[tuple[int, int, int], tuple[Array, float]] = {}  # (turn, round, sender) -> share
-        self._heard: dict[int, tuple[int, int]] = {}  # sender -> turn and round of its last share
-        self._rested: dict[int, int] = {}  # sender -> its last turn
+        self._last_share: dict[int, tuple[int, int]] = {}  # sender -> turn and round of its last share
+        self._finished_turn: dict[int, int] = {}  # sender -> its last turn
         self._gone: set[int] = set()
         self._new_moments: Array | None = None
         self._updates = 0
         self.sent = 0.0
-        self._alone = False  # a share was sent to a disconnected peer
+        self._share_lost = False  # a share was sent to a disconnected peer
         self._distance = self._error = 0.0
         self._listener = Listener(host, secret, self._serve, _SEND_S)
         self.port = self._listener.port
 
-    def join(self, peers: list[tuple[str, int]], rank: int, meeting: int) -> None:
+    def join(self, peers: list[tuple[str, int]], rank: int, generation: int) -> None:
         """Set the peers, all with a weight of 1; messages in flight from before are ignored."""
         self._hang_up()
         with self._change:
-            self._peers, self._rank, self._meeting = [tuple(peer) for peer in peers], rank, meeting  # type: ignore[misc]
+            self._peers = [tuple(peer) for peer in peers]  # type: ignore[misc]
+            self._rank, self._generation = rank, generation
             self._inbox.clear()
-            self._rested.clear()
-            self._heard.clear()
+            self._finished_turn.clear()
+            self._last_share.clear()
             self._gone.clear()
         self._x, self._weight, self._number = torch.zeros(0), 1.0, 0
-        self._alone = False
+        self._share_lost = False
 
     def begin(self, weights: Tensor, turn: int, num_workers: int) -> None:
         """With `sync` all restart the round count; otherwise a returning learner continues at the others' round."""
@@ -110,15 +111,15 @@ class Gossip(Local):
             self._turn, self._number = turn, 0
         else:
             with self._change:
-                self._number = max([self._number, *(number + 1 for _, number in self._heard.values())])
+                self._number = max([self._number, *(number + 1 for _, number in self._last_share.values())])
         # This also connects to all peers: only a connected peer is noticed at once when it disconnects.
-        self._tell_all(_BEGIN, {"turn": self._turn, "round": self._number})
+        self._broadcast(_BEGIN, {"turn": self._turn, "round": self._number})
         if self._x.numel() != weights.numel():
             self._x, self._weight = weights.detach().clone(), 1.0
             self._z = weights.detach().clone()
 
     def end(self) -> None:
-        self._tell_all(_REST, {"turn": self._turn})
+        self._broadcast(_END, {"turn": self._turn})
 
     def leave(self) -> None:
         self._hang_up()
@@ -146,7 +147,7 @@ class Gossip(Local):
             return
         self._updates += 1
         number, self._number = self._number, self._number + 1
-        if self._alone:
+        if self._share_lost:
             self._start_over()
         self._x += weights - self._z
         self._send(number)
@@ -162,7 +163,7 @@ class Gossip(Local):
         """Reset the weight to 1: shares lost with a disconnected peer would make steps larger."""
         with self._change:
             self._inbox = {key: share for key, share in self._inbox.items() if key[2] not in self._gone}
-            self._alone = False
+            self._share_lost = False
         self._x.copy_(self._z)
         self._weight = 1.0
 
@@ -171,7 +172,7 @@ class Gossip(Local):
         out = [peer for peer in receivers(self._graph, self._rank, size, number) if peer not in self._gone]
         if not out:
             return
-        if self._weight < _LEAST:
+        if self._weight < _MIN_WEIGHT:
             for peer in out:  # so that it does not wait
                 self._post(peer, _SHARE, {"turn": self._turn, "round": number, "w": 0.0, "x": None})
             return
@@ -202,17 +203,17 @@ class Gossip(Local):
 
     def _settled(self, peer: int, number: int) -> bool:
         """Whether a peer's share of a round has arrived, or never will."""
-        ended = self._rested.get(peer, -1) >= self._turn
-        return ended or peer in self._gone or self._heard.get(peer, (-1, -1)) >= (self._turn, number)
+        ended = self._finished_turn.get(peer, -1) >= self._turn
+        return ended or peer in self._gone or self._last_share.get(peer, (-1, -1)) >= (self._turn, number)
 
     def share(self, values: Tensor) -> list[Tensor]:
         """Send moments to all peers directly: they are small, and each must count exactly once."""
-        self._tell_all(_MOMENTS, {"moments": values.detach().cpu().numpy()})
+        self._broadcast(_MOMENTS, {"moments": values.detach().cpu().numpy()})
         with self._change:
             new_moments, self._new_moments = self._new_moments, None
         return [values] if new_moments is None else [values, torch.from_numpy(new_moments).to(values.device)]
 
-    def _tell_all(self, kind: int, message: dict[str, Any]) -> None:
+    def _broadcast(self, kind: int, message: dict[str, Any]) -> None:
         for peer in range(len(self._peers)):
             if peer != self._rank:
                 self._post(peer, kind, message)
@@ -223,15 +224,15 @@ class Gossip(Local):
         try:
             if peer not in self._outgoing:
                 self._outgoing[peer] = connect(*self._peers[peer], self._secret, _SEND_S)
-            parts = encode(message | {"from": self._rank, "meeting": self._meeting})
+            parts = encode(message | {"from": self._rank, "generation": self._generation})
             self._outgoing[peer].send(kind, 0, parts)
             self.sent += size_of(parts)
         except (ConnectionClosed, PeerLost):
-            self._lose(peer)
+            self._drop_peer(peer)
             return False
         return True
 
-    def _lose(self, peer: int) -> None:
+    def _drop_peer(self, peer: int) -> None:
         connection = self._outgoing.pop(peer, None)
         if connection is not None:
             connection.close()
@@ -240,21 +241,21 @@ class Gossip(Local):
     def _leave_out(self, peer: int) -> None:
         with self._change:
             self._gone.add(peer)
-            self._alone = True
+            self._share_lost = True
             self._change.notify_all()
 
     def _serve(self, connection: Connection) -> None:
-        peer, meeting = -1, -1
+        peer, generation = -1, -1
         with contextlib.suppress(ConnectionClosed, DecodeError, KeyError, TypeError, ValueError):
             while frame := connection.read(wait=True):
                 message = decode(frame[2])
                 with self._change:
-                    if message["meeting"] == self._meeting:
-                        peer, meeting = int(message["from"]), self._meeting
+                    if message["generation"] == self._generation:
+                        peer, generation = int(message["from"]), self._generation
                         self._take(frame[0], peer, message)
                         self._change.notify_all()
         with self._change:
-            if meeting == self._meeting:  # otherwise it disconnected only to join again
+            if generation == self._generation:  # otherwise it disconnected only to join again
                 self._leave_out(peer)
 
     def _take(self, kind: int, peer: int, message: dict[str, Any]) -> None:
@@ -262,15 +263,15 @@ class Gossip(Local):
         if kind == _MOMENTS:
             self._new_moments = merged(self._new_moments, np.array(message["moments"]))
             return
-        if kind == _REST:
-            self._rested[peer] = message["turn"]
+        if kind == _END:
+            self._finished_turn[peer] = message["turn"]
             return
         at = message["turn"], message["round"]
         if kind == _BEGIN:
-            self._rested[peer] = at[0] - 1
-            self._heard[peer] = (at[0], at[1] - 1)  # earlier rounds will never come
+            self._finished_turn[peer] = at[0] - 1
+            self._last_share[peer] = (at[0], at[1] - 1)  # earlier rounds will never come
             return
-        self._heard[peer] = at
+        self._last_share[peer] = at
         if not message["w"]:
             return
         x = self._codec.decode(np.ascontiguousarray(message["x"]), message["n"])  # may arrive before our turn begins

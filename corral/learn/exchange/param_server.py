@@ -115,7 +115,7 @@ class ParamServer(Local):
     def _put_back(self, group: int, messages: list[dict[str, Any]]) -> None:
         for compression, message in zip(self._compressions[group], messages, strict=True):
             if message["code"] is not None:
-                compression.put_back(message["code"])
+                compression.undo_pack(message["code"])
 
     def share(self, values: Tensor) -> list[Tensor]:
         """Send moments to the first server, which keeps them for the others."""

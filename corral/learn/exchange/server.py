@@ -32,7 +32,7 @@ ENTER, PUSH, SHARE, REST = range(4)
 _TIMEOUT_S = 600.0  # for a silent worker that is still connected: a slow simulator, or a long update
 _SEND_S = 60.0
 _WORKERS_S = 10.0  # for all workers to begin a turn
-_QUIET_S = 900.0  # silence after which a member, acting or waiting for its next turn, is disconnected
+_QUIET_S = 900.0  # seconds without a message before a member is disconnected
 
 
 @dataclass
@@ -129,7 +129,7 @@ class ParamServerProcess:
             self._rest(member)
 
     def _enter(self, member: _Member, message: dict[str, Any]) -> Value:
-        """Begin a turn with the newest weights, and so with the newest clock. With `sync` all begin together."""
+        """Begin a turn: return the current weights and set the member's clock. With `sync`, wait for all workers."""
         with self._change:
             self._coming.add(member)
             if self._rules.mode == "sync" and len(self._coming) < message["num_workers"]:
@@ -275,7 +275,7 @@ class ParamServerProcess:
                 "exchange/staleness": self._stale / max(1, self._pushes),
                 "exchange/staleness_max": float(self._stalest),
                 "exchange/dropped": float(self._dropped),
-                "exchange/let_go": float(self._let_go),
+                "exchange/timeouts": float(self._let_go),
             }
             if self._rules.mode == "ssp":
                 metrics["exchange/lead_max"] = float(self._lead)

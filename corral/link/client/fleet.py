@@ -14,7 +14,7 @@ from corral.core.log import RateLimitedLog
 from corral.core.types import EnvSpec
 from corral.link import protocol as clp
 from corral.link.auth import LEARNER, SIMULATOR, is_proven, new_nonce, prove
-from corral.link.client.session import Left, Simulator, SimulatorSession
+from corral.link.client.session import SessionClosed, Simulator, SimulatorSession
 from corral.link.control import Budget, Hello, Knock, Ready, Welcome, from_meta, to_meta
 from corral.link.layout import read_space, space_difference
 from corral.link.message import BadMessage, Message, read_message
@@ -72,7 +72,7 @@ class Fleet:
         self._rows_kind: Any = None
         self.members: list[FleetMember] = []
         self.sessions: dict[int, SimulatorSession] = {}
-        self.keepers: list[Callable[[float], None]] = []  # called a few times per second during `poll`
+        self.periodic: list[Callable[[float], None]] = []  # called a few times per second during `poll`
         self.gone: Callable[[bytes], bool] = lambda instance: False
         """Whether the process of this instance is known to have ended."""
         self._by_wire: dict[Wire, SimulatorSession] = {}
@@ -82,7 +82,7 @@ class Fleet:
         self._threads: set[int] = set()  # threads that have waited for messages
         self._turn = 0  # counts the waits that brought messages
         self._fatal: str | None = None
-        self._strangers = RateLimitedLog(log)
+        self._peer_log = RateLimitedLog(log)
 
     def poll(self, timeout_s: float) -> None:
         """Wait for messages and handle them; UserError when a simulator that was connected to cannot be used.
@@ -110,8 +110,8 @@ class Fleet:
             if now - self._last_check > _CHECK_EVERY_S:
                 self._last_check = now
                 self._check(now)
-                for keeper in self.keepers:
-                    keeper(now)
+                for call in self.periodic:
+                    call(now)
             if self._fatal is not None:
                 raise UserError(self._fatal)
 
@@ -121,16 +121,16 @@ class Fleet:
         if session.lost is not None:
             return
         self._send_error(session.wire, status, reason, session)
-        self._lose(session, kind, reason)
+        self._drop_session(session, kind, reason)
 
     def dismiss(self, session: SimulatorSession) -> None:
-        session.tell(clp.Op.CLOSE, meta={"reason": "no longer needed", "over": True})
-        self._lose(session, "killed", f"{session.name} was disconnected")
+        session.send_one_way(clp.Op.CLOSE, meta={"reason": "no longer needed", "over": True})
+        self._drop_session(session, "killed", f"{session.name} was disconnected")
 
     def close(self, reason: str = "the run is over") -> None:
         with self.lock:
             for session in self.sessions.values():
-                session.tell(clp.Op.CLOSE, meta={"reason": reason, "over": True})
+                session.send_one_way(clp.Op.CLOSE, meta={"reason": reason, "over": True})
             for wire in self._greetings:
                 wire.send(Message(clp.Op.CLOSE, clp.NO_REPLY, meta={"reason": reason, "over": True}).frames())
             self.sessions.clear()
@@ -143,18 +143,18 @@ class Fleet:
             del self._by_wire[event.wire]
             session.detach()
             if self._reconnect_s <= 0 or self.gone(session.simulator.hello.instance):
-                self._lose(session, "killed", f"the connection to {session.name} is lost: {event.lost}")
+                self._drop_session(session, "killed", f"the connection to {session.name} is lost: {event.lost}")
             return
         if event.frames is None:
             return
         try:
             session.take(event.frames)
-        except Left as goodbye:
-            self._lose(session, "killed", f"{session.name} left: {goodbye}")
+        except SessionClosed as goodbye:
+            self._drop_session(session, "killed", f"{session.name} left: {goodbye}")
         except BadMessage as error:
             self.give_up(session, "raised", f"{session.name} sent {error}", clp.Status.E_PROTOCOL)
 
-    def _lose(self, session: SimulatorSession, kind: str, reason: str) -> None:
+    def _drop_session(self, session: SimulatorSession, kind: str, reason: str) -> None:
         session.lost = reason
         self.sessions.pop(session.number, None)
         self._by_wire.pop(session.wire, None)
@@ -168,15 +168,15 @@ class Fleet:
             if session.detached_at is not None:
                 instance_gone, away_s = self.gone(session.simulator.hello.instance), now - session.detached_at
                 if away_s > self._reconnect_s or instance_gone or session.overdue(now) is not None:
-                    how = "its process has ended" if instance_gone else f"no reconnection within {away_s:.1f} s"
-                    self._lose(session, "killed", f"the connection to {session.name} is lost, {how}")
+                    how = "its process has ended" if instance_gone else f"it did not reconnect within {away_s:.1f} s"
+                    self._drop_session(session, "killed", f"the connection to {session.name} is lost, {how}")
             elif (late := session.overdue(now)) is not None:
                 reason = f"{session.name} did not answer {clp.Op(late.op).name} within {late.deadline_s:g} s"
                 self.give_up(session, "hung", reason)
         for wire, greeting in list(self._greetings.items()):
             if now - greeting.since > _GREETING_S:
                 del self._greetings[wire]
-                self._strangers.warning(f"{wire.peer} sent no HELLO within {_GREETING_S:g} s; closed.")
+                self._peer_log.warning(f"{wire.peer} sent no HELLO within {_GREETING_S:g} s; closed.")
                 wire.close()
 
     def _greet(self, event: Event) -> None:
@@ -279,13 +279,13 @@ class Fleet:
             raise Refused(clp.Status.E_SESSION, f"session {greeting.number} was already given up")
         for old in [s for s in self.sessions.values() if s.simulator.hello.instance == hello.instance]:
             if old.detached_at is not None:  # the simulator has forgotten that session
-                self._lose(old, "killed", f"{old.name} did not keep its session")
+                self._drop_session(old, "killed", f"{old.name} reconnected without its session")
         if self.spec is None:
             self.spec, self.players = simulator.spec, hello.players
             self._rows_kind = hello.players, "raw_reward" in hello.capabilities
         limits, window = choose_limits(simulator.row_bytes)
         session = SimulatorSession(greeting.number, simulator, wire, limits, window)
-        wire.most_bytes = limits.message
+        wire.max_bytes = limits.message
         self.sessions[session.number] = self._by_wire[wire] = session
         log.info("%s joined (%s, up to %d environments).", session.name, hello.sdk, hello.slots)
         for member in list(self.members):
@@ -302,7 +302,7 @@ class Fleet:
         if wire.initiated and status in _FATAL:
             self._fatal = text
         else:
-            self._strangers.warning(text)
+            self._peer_log.warning(text)
 
     def _send_error(self, wire: Wire, status: clp.Status, text: str, session: SimulatorSession | None) -> None:
         number, layout = (session.number, session.simulator.layout) if session else (0, 0)

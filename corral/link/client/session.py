@@ -18,7 +18,7 @@ from corral.link.protocol import Limits, rows_per_message
 from corral.link.transports.base import Wire
 
 _STEP = int(clp.Op.STEP)
-_MAX_ODD = 1000  # messages without a request between two replies
+_MAX_UNSOLICITED = 1000  # messages without a request between two replies
 _SMOOTHING = 0.1  # of the measured time per row
 
 Done = Callable[[Message], None]
@@ -55,14 +55,14 @@ class SimulatorSession:
     def __init__(self, number: int, simulator: Simulator, wire: Wire, limits: Limits, window: int):
         self.number, self.simulator, self.wire = number, simulator, wire
         self.limits, self.window = limits, window
-        self.most_rows = rows_per_message(limits, simulator.row_bytes)
+        self.max_rows = rows_per_message(limits, simulator.row_bytes)
         self.lost: str | None = None
         self.detached_at: float | None = None
         self.row_s = 0.0  # seconds that the simulator takes per row, smoothed; 0 while unknown
         self.waiting: dict[int, Request] = {}
         self._queue: deque[Request] = deque()
         self._seq = 0
-        self._odd = 0
+        self._unsolicited = 0
         self._taken, self._free = 0, list[int]()
         self._generation = 0
         self.episodes = 0  # number of episodes that ended here
@@ -73,7 +73,7 @@ class SimulatorSession:
         return f"{self.simulator.hello.env} at {self.wire.peer}"
 
     @property
-    def seated(self) -> int:
+    def used_slots(self) -> int:
         return self._taken - len(self._free)
 
     @property
@@ -82,7 +82,7 @@ class SimulatorSession:
 
     @property
     def room(self) -> int:
-        return min(self.simulator.hello.slots, self.limits.slots) - self.seated
+        return min(self.simulator.hello.slots, self.limits.slots) - self.used_slots
 
     def take_slot(self) -> int:
         if self._free:
@@ -127,7 +127,9 @@ class SimulatorSession:
             self._queue.append(request)
         return request
 
-    def tell(self, op: int, payload: Sequence[Buffer] = (), batch: int = 0, meta: dict[str, Any] | None = None) -> None:
+    def send_one_way(
+        self, op: int, payload: Sequence[Buffer] = (), batch: int = 0, meta: dict[str, Any] | None = None
+    ) -> None:
         self._seq += 1
         message = Message(
             op, clp.NO_REPLY, 0, self._seq, self.number, self.simulator.layout, batch, 0, meta, list(payload)
@@ -143,12 +145,12 @@ class SimulatorSession:
             )
         request = self.waiting.get(message.seq) if message.flags & clp.REPLY else None
         if request is None:
-            self._take_odd(message)
+            self._take_unsolicited(message)
             return
         if request.op != message.op:
             raise BadMessage(f"an answer to {message.op} where {request.op} was asked")
         del self.waiting[message.seq]
-        self._odd = 0
+        self._unsolicited = 0
         if request.batch and message.op == _STEP:
             each = message.aux * 1e-6 / request.batch
             self.row_s = each if self.row_s == 0 else self.row_s + _SMOOTHING * (each - self.row_s)
@@ -171,7 +173,7 @@ class SimulatorSession:
     def attach(self, wire: Wire) -> None:
         self.wire.close()
         self.wire, self.detached_at = wire, None
-        self.wire.most_bytes = self.limits.message
+        self.wire.max_bytes = self.limits.message
         for request in self.waiting.values():  # their deadlines keep running, however often it reconnects
             self.wire.send(request.frames)
         while self._queue and len(self.waiting) < self.window:
@@ -182,19 +184,19 @@ class SimulatorSession:
         self.waiting[request.seq] = request
         self.wire.send(request.frames)
 
-    def _take_odd(self, message: Message) -> None:
+    def _take_unsolicited(self, message: Message) -> None:
         """Handle a message that is not a reply: an error, a goodbye, or a duplicate reply."""
-        self._odd += 1
-        if self._odd > _MAX_ODD:
-            raise BadMessage(f"more than {_MAX_ODD} messages without a request")
+        self._unsolicited += 1
+        if self._unsolicited > _MAX_UNSOLICITED:
+            raise BadMessage(f"more than {_MAX_UNSOLICITED} messages without a request")
         if message.op == clp.Op.HEARTBEAT and not message.flags & clp.REPLY:
             self.wire.send(Message(message.op, clp.REPLY, 0, message.seq, self.number, self.simulator.layout).frames())
         elif message.op == clp.Op.CLOSE:
             reason = (message.meta or {}).get("reason", "")
-            raise Left(reason if isinstance(reason, str) else "")
+            raise SessionClosed(reason if isinstance(reason, str) else "")
         elif message.op == clp.Op.ERROR:
-            raise Left(f"{clp.status_name(message.status)}: {message.text}")
+            raise SessionClosed(f"{clp.status_name(message.status)}: {message.text}")
 
 
-class Left(Exception):
+class SessionClosed(Exception):
     """The simulator closed the session; the text is its reason."""

@@ -27,8 +27,8 @@ RowIndex = slice | Array
 
 
 @dataclass(slots=True)
-class Part:
-    """The rows of a call that go to one simulator in one request."""
+class RowChunk:
+    """A chunk of a batched call: the rows sent to one simulator in one request."""
 
     session: SimulatorSession
     rows: RowIndex
@@ -72,14 +72,16 @@ class StateReplies:
     def miss(self, rows: RowIndex, message: str) -> None:
         self.lost[rows], self.message = True, message
 
-    def take(self, part: Part, reply: Message, at: int = 0) -> Array:
-        """Read the rows of a part, starting at this frame; returns their status."""
-        simulator, rows, payload = part.session.simulator, part.rows, reply.payload[at:]
+    def take(self, chunk: RowChunk, reply: Message, at: int = 0) -> Array:
+        """Read the rows of a chunk, starting at this frame; returns their status."""
+        simulator, rows, payload = chunk.session.simulator, chunk.rows, reply.payload[at:]
         players = simulator.hello.players
-        if reply.batch != part.count or len(payload) != 1 + bool(self.leaves):
-            raise BadMessage(f"{reply.batch} rows in {len(payload)} frames in answer to {part.count} rows")
-        reward, *_, flags, status = (table := simulator.rows.read(payload[0], part.count))[: len(table) - (players > 1)]
-        leaves = simulator.observation.read(payload[1], part.count) if self.leaves else []
+        if reply.batch != chunk.count or len(payload) != 1 + bool(self.leaves):
+            raise BadMessage(f"{reply.batch} rows in {len(payload)} frames in answer to {chunk.count} rows")
+        reward, *_, flags, status = (table := simulator.rows.read(payload[0], chunk.count))[
+            : len(table) - (players > 1)
+        ]
+        leaves = simulator.observation.read(payload[1], chunk.count) if self.leaves else []
         self.reward[rows], self.flags[rows], self.status[rows] = reward, flags, status
         if players > 1:
             self.to_play[rows] = np.minimum(np.maximum(table[-1], 0), players - 1)
@@ -87,17 +89,17 @@ class StateReplies:
             place[rows] = leaf
         if reply.meta:
             numbers = np.arange(len(self.status))[rows].tolist()
-            self.messages |= {numbers[row]: text for row, text in row_messages(reply, part.count).items()}
+            self.messages |= {numbers[row]: text for row, text in row_messages(reply, chunk.count).items()}
         return status
 
-    def take_steps(self, part: Part, reply: Message, at: int = 0) -> None:
+    def take_steps(self, chunk: RowChunk, reply: Message, at: int = 0) -> None:
         """`take` for a planner: rows whose environment failed are marked, any other status is raised."""
-        status = self.take(part, reply, at)
+        status = self.take(chunk, reply, at)
         if status.any():
-            self.failed[part.rows] = _failed_steps(part, status, reply)
-            self.message = _row_message(part, int(status.nonzero()[0][-1]), status, reply)
+            self.failed[chunk.rows] = _failed_steps(chunk, status, reply)
+            self.message = _row_message(chunk, int(status.nonzero()[0][-1]), status, reply)
         for leaf in (self.reward, *self.leaves):
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf[part.rows]).all():
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf[chunk.rows]).all():
                 raise BadMessage("numbers that are not finite, in a row that is not E_NOT_FINITE")
 
     def _has(self, flag: int) -> Array:
@@ -107,9 +109,9 @@ class StateReplies:
 
 def split(
     homes: Array, sessions: Sequence[SimulatorSession], max_rows: Callable[[SimulatorSession], int]
-) -> tuple[list[Part], list[Array]]:
-    """Rows by simulator, in parts of at most `max_rows`; and the rows of simulators that disconnected."""
-    parts, gone = [], []
+) -> tuple[list[RowChunk], list[Array]]:
+    """Rows by simulator, in chunks of at most `max_rows`; and the rows of simulators that disconnected."""
+    chunks, gone = [], []
     first = homes[0]
     alone = bool((homes == first).all())
     for home in [int(first)] if alone else np.unique(homes).tolist():
@@ -120,45 +122,47 @@ def split(
         each = max_rows(sessions[home])
         for k in range(0, len(rows), each):
             some = rows[k : k + each]
-            parts.append(Part(sessions[home], slice(k, k + len(some)) if alone else some, len(some)))
-    return parts, gone
+            chunks.append(RowChunk(sessions[home], slice(k, k + len(some)) if alone else some, len(some)))
+    return chunks, gone
 
 
 def ask(
     fleet: Fleet,
     op: int,
-    parts: Sequence[tuple[Part, list[Buffer]]],
-    take: Callable[[Part, Message], Any],
+    chunks: Sequence[tuple[RowChunk, list[Buffer]]],
+    take: Callable[[RowChunk, Message], Any],
     timeout_s: float,
     *,
     miss: Callable[[RowIndex, str], None] | None = None,
     flags: int = 0,
     meta: dict[str, Any] | None = None,
 ) -> None:
-    """Send all parts at once and `take` every reply; EnvFailed when a simulator refuses or, without `miss`, leaves."""
+    """Send all chunks and `take` every reply; EnvFailed if a simulator refuses or, without `miss`, disconnects."""
     errors: list[Exception] = []
-    waiting = dict(enumerate(part for part, _ in parts))
+    waiting = dict(enumerate(chunk for chunk, _ in chunks))
 
     def done(k: int, reply: Message) -> None:
-        part = waiting[k]
+        chunk = waiting[k]
         try:
             if reply.flags & clp.FAILED:
                 status = clp.status_name(reply.status)
-                raise EnvFailed(f"{part.session.name} refused {clp.Op(op).name}: {status}, {reply.text}.")
-            take(part, reply)
+                raise EnvFailed(f"{chunk.session.name} refused {clp.Op(op).name}: {status}, {reply.text}.")
+            take(chunk, reply)
         except (EnvFailed, UserError) as error:
             errors.append(error)
-        del waiting[k]  # after a BadMessage it stays: the fleet disconnects the simulator, which loses the part
+        del waiting[k]  # after a BadMessage it stays: the fleet disconnects the simulator, which loses the chunk
 
     with fleet.lock:
-        for k, (part, payload) in enumerate(parts):
-            part.session.submit(op, part.count, payload, partial(done, k), deadline_s=timeout_s, flags=flags, meta=meta)
+        for k, (chunk, payload) in enumerate(chunks):
+            chunk.session.submit(
+                op, chunk.count, payload, partial(done, k), deadline_s=timeout_s, flags=flags, meta=meta
+            )
     while waiting:  # this ends: a session that misses a deadline is disconnected
-        for k, part in list(waiting.items()):
-            if part.session.lost is not None:
+        for k, chunk in list(waiting.items()):
+            if chunk.session.lost is not None:
                 if miss is None:
-                    raise EnvFailed(f"{clp.Op(op).name}: {part.session.lost}.")
-                miss(part.rows, f"{clp.Op(op).name}: {part.session.lost}")
+                    raise EnvFailed(f"{clp.Op(op).name}: {chunk.session.lost}.")
+                miss(chunk.rows, f"{clp.Op(op).name}: {chunk.session.lost}")
                 del waiting[k]
         if waiting:
             fleet.poll(_POLL_S)
@@ -189,11 +193,11 @@ class StateClient:
 
     def next_generation(self) -> None:
         """Drop all states and continue with ids of another generation."""
-        self.session.tell(clp.Op.DROP, meta={"generation": self._generation})
+        self.session.send_one_way(clp.Op.DROP, meta={"generation": self._generation})
         self._generation, self._counter = self.session.take_generation(), 0
 
     def drop(self, ids: Array) -> None:
-        self.session.tell(clp.Op.DROP, [u8(ids)], len(ids))
+        self.session.send_one_way(clp.Op.DROP, [u8(ids)], len(ids))
 
     def take_slots(self, count: int) -> Array:
         return np.array([self.session.take_slot() for _ in range(count)], "<u4")
@@ -229,8 +233,8 @@ class StateClient:
         batch, replies = len(parents), StateReplies(self.session.simulator, len(parents))
         rewards, lengths = np.zeros((batch, steps)), np.zeros(batch, np.uint32)
 
-        def take(part: Part, reply: Message) -> None:
-            replies.take(part, reply, at=2)
+        def take(chunk: RowChunk, reply: Message) -> None:
+            replies.take(chunk, reply, at=2)
             rewards[:], lengths[:] = read_rollout(reply, batch, steps)
 
         payload = [u8(parents), self._actions(actions, batch * steps)]
@@ -241,8 +245,8 @@ class StateClient:
         blobs: list[bytes] = []
         replies = StateReplies(self.session.simulator, len(ids), obs=False)
 
-        def take(part: Part, reply: Message) -> None:
-            if len(reply.payload) != 3 or len(reply.payload[1]) != 8 * part.count:
+        def take(chunk: RowChunk, reply: Message) -> None:
+            if len(reply.payload) != 3 or len(reply.payload[1]) != 8 * chunk.count:
                 raise EnvFailed(f"{self.session.name} answered an export with frames that do not fit.")
             sizes, at = np.frombuffer(reply.payload[1], "<u8").tolist(), 0
             if sum(sizes) != len(reply.payload[2]):
@@ -251,7 +255,7 @@ class StateClient:
                 blobs.append(bytes(reply.payload[2][at : at + size]))
                 at += size
             reply.payload = reply.payload[:1]
-            replies.take(part, reply)
+            replies.take(chunk, reply)
 
         self._ask(clp.Op.EXPORT, [u8(ids)], len(ids), take)
         return blobs, replies
@@ -263,7 +267,7 @@ class StateClient:
 
     def stats(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        self._ask(clp.Op.STATS, [], 0, lambda part, reply: found.update(reply.meta or {}))
+        self._ask(clp.Op.STATS, [], 0, lambda chunk, reply: found.update(reply.meta or {}))
         return found
 
     def _actions(self, actions: Tree, count: int) -> Buffer:
@@ -273,9 +277,9 @@ class StateClient:
     def _rows(self, op: int, payload: list[Buffer], batch: int, *, flags: int = 0, obs: bool = True) -> StateReplies:
         replies = StateReplies(self.session.simulator, batch, obs=obs)
 
-        def take(part: Part, reply: Message) -> None:
+        def take(chunk: RowChunk, reply: Message) -> None:
             reply.payload = reply.payload[: 1 + obs]  # RESET and STEP may add final observations
-            replies.take(part, reply)
+            replies.take(chunk, reply)
 
         self._ask(op, payload, batch, take, flags)
         return replies
@@ -285,14 +289,14 @@ class StateClient:
         op: int,
         payload: list[Buffer],
         batch: int,
-        take: Callable[[Part, Message], Any],
+        take: Callable[[RowChunk, Message], Any],
         flags: int = 0,
         meta: dict[str, Any] | None = None,
     ) -> None:
         if self.session.lost is not None:
             raise EnvFailed(f"{clp.Op(op).name}: {self.session.lost}.")
-        part = Part(self.session, slice(None), batch)
-        ask(self._fleet, op, [(part, payload)], take, self._timeout_s, flags=flags, meta=meta)
+        chunk = RowChunk(self.session, slice(None), batch)
+        ask(self._fleet, op, [(chunk, payload)], take, self._timeout_s, flags=flags, meta=meta)
 
 
 def read_rollout(reply: Message, batch: int, steps: int) -> tuple[Array, Array]:
@@ -311,7 +315,7 @@ def row_messages(reply: Message, batch: int) -> dict[int, str]:
     return {row: text for row in range(batch) if isinstance(text := given.get(str(row)), str)}
 
 
-def _failed_steps(part: Part, status: Array, reply: Message) -> Array:
+def _failed_steps(chunk: RowChunk, status: Array, reply: Message) -> Array:
     """Rows whose environment failed; raises where the request or the simulator is at fault."""
     failed: Array = (status == clp.Status.E_ENV) | (status == clp.Status.E_NOT_FINITE)
     other = np.flatnonzero((status != 0) & ~failed)
@@ -320,16 +324,16 @@ def _failed_steps(part: Part, status: Array, reply: Message) -> Array:
     row = int(other[0])
     if status[row] == clp.Status.E_SNAPSHOT_FULL:
         raise UserError(
-            f"{part.session.name} has no room for more states ({row_messages(reply, part.count).get(row, '')}): "
+            f"{chunk.session.name} has no room for more states ({row_messages(reply, chunk.count).get(row, '')}): "
             "search with fewer simulations or trees, run more simulators, or give each more memory with "
             "env_kwargs snapshot_mb."
         )
-    raise EnvFailed(_row_message(part, row, status, reply) + ".")
+    raise EnvFailed(_row_message(chunk, row, status, reply) + ".")
 
 
-def _row_message(part: Part, row: int, status: Array, reply: Message) -> str:
-    text = row_messages(reply, part.count).get(row, "")
-    return f"{part.session.name}: {clp.status_name(int(status[row]))} {text}".rstrip()
+def _row_message(chunk: RowChunk, row: int, status: Array, reply: Message) -> str:
+    text = row_messages(reply, chunk.count).get(row, "")
+    return f"{chunk.session.name}: {clp.status_name(int(status[row]))} {text}".rstrip()
 
 
 def _u4(values: Array) -> bytes:

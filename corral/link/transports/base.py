@@ -18,7 +18,7 @@ class Wire(ABC):
 
     peer: str = ""
     initiated: bool = False  # whether this side made the connection
-    most_bytes: int = GREETING_BYTES  # larger messages end the connection; raised once the peer is authenticated
+    max_bytes: int = GREETING_BYTES  # larger messages end the connection; raised once the peer is authenticated
 
     @abstractmethod
     def send(self, frames: Sequence[Buffer]) -> None:
@@ -26,7 +26,7 @@ class Wire(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the connection, after what was sent if the peer takes it at once."""
+        """Close the connection; queued data is flushed only if the peer reads it immediately."""
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ def pack(frames: Sequence[Buffer]) -> list[Buffer]:
     return [prefix, *frames]
 
 
-def unpack(data: bytes, most_bytes: int) -> list[memoryview]:
+def unpack(data: bytes, max_bytes: int) -> list[memoryview]:
     """The frames of a whole message; BadFrames when it is invalid."""
     magic, count = _PREFIX.unpack_from(data) if len(data) >= _PREFIX.size else (b"", 0)
     if magic != MAGIC:
@@ -39,8 +39,8 @@ def unpack(data: bytes, most_bytes: int) -> list[memoryview]:
     at = _PREFIX.size + 4 * count
     lengths = _LENGTHS[count].unpack_from(data, _PREFIX.size) if len(data) >= at else ()
     total = sum(lengths)
-    if total > most_bytes:
-        raise BadFrames(f"a message of {total} bytes, at most {most_bytes} are accepted")
+    if total > max_bytes:
+        raise BadFrames(f"a message of {total} bytes, at most {max_bytes} are accepted")
     if not lengths or at + total != len(data):
         raise BadFrames(f"a message of {len(data)} bytes whose header announces {at + total}")
     return _cut(memoryview(data), lengths, at)
@@ -49,8 +49,8 @@ def unpack(data: bytes, most_bytes: int) -> list[memoryview]:
 class FrameReader:
     """Turns received bytes into messages; large ones are read into buffers of their exact size."""
 
-    def __init__(self, most_bytes: int):
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: int):
+        self.max_bytes = max_bytes
         self._room = bytearray(_ROOM)
         self._view = memoryview(self._room)
         self._start = self._end = 0
@@ -102,8 +102,8 @@ class FrameReader:
             return None
         lengths = _LENGTHS[count].unpack_from(self._room, start + _PREFIX.size)
         total = sum(lengths)
-        if total > self.most_bytes:
-            raise BadFrames(f"a message of {total} bytes, at most {self.most_bytes} are accepted")
+        if total > self.max_bytes:
+            raise BadFrames(f"a message of {total} bytes, at most {self.max_bytes} are accepted")
         if size >= head + total:
             self._start = start + head + total
             return _cut(self._view, lengths, start + head)

@@ -108,7 +108,7 @@ class _Inbox:
             self._came.notify()
         return True
 
-    def lose(self, wire: GrpcWire, reason: str, here: bool) -> bool:
+    def close_wire(self, wire: GrpcWire, reason: str, here: bool) -> bool:
         """Mark a wire as lost, deliberately (`here`) or not; False when it already was."""
         with self._room:
             if here:
@@ -145,7 +145,7 @@ class _Inbox:
 
 
 class GrpcWire(Wire):
-    """One call."""
+    """One gRPC stream."""
 
     def __init__(self, inbox: _Inbox, peer: str, initiated: bool):
         self.peer, self.initiated = peer, initiated
@@ -176,7 +176,7 @@ class GrpcWire(Wire):
         self.end("closed here", here=True)
 
     def end(self, reason: str, here: bool = False) -> None:
-        if self._inbox.lose(self, reason, here):
+        if self._inbox.close_wire(self, reason, here):
             self.stop_writing()
 
     def stop_writing(self) -> None:
@@ -192,7 +192,7 @@ class GrpcWire(Wire):
         reason = "the other side closed the connection"
         try:
             for data in messages:
-                if not self._inbox.put(Event(self, unpack(data, self.most_bytes)), len(data)):
+                if not self._inbox.put(Event(self, unpack(data, self.max_bytes)), len(data)):
                     break
         except BadFrames as error:
             reason = str(error)
@@ -213,7 +213,7 @@ class GrpcBinding(Binding):
         self._server: Any = None
         self._targets: list[_GrpcTarget] = []
         if listen is not None:
-            self.urls = [listen.at(self._listen(listen)).url]
+            self.urls = [listen.with_port(self._listen(listen)).url]
         else:
             self._targets = [_GrpcTarget(self._grpc, address, self._inbox) for address in connect]
             self.urls = [address.url for address in connect]
@@ -276,8 +276,8 @@ class GrpcBinding(Binding):
             port = 0
         if not port:
             raise UserError(
-                f"Cannot listen on {address.url} (another program does, or it is no address of this machine); choose "
-                "another host or port."
+                f"Cannot listen on {address.url} (the port is in use, or the address is not of this machine); choose "
+                "a different host or port."
             )
         self._server.start()
         return port

@@ -29,7 +29,7 @@ from corral.link.control import OURS, Hello, Ready, Welcome, from_meta, to_meta
 from corral.link.layout import RowsLayout, layout_hash, space_group
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.transports.base import Event, Wire
-from corral.link.transports.json_values import ClientMessage, Mistake, action_value, most_bytes, read_obs
+from corral.link.transports.json_values import ClientError, ClientMessage, action_value, max_message_bytes, read_obs
 
 log = logging.getLogger("corral.link")
 
@@ -54,7 +54,7 @@ class JsonPeer(Wire):
     def __init__(self, identity: bytes, env_id: str | int | float, peer: str, spaces: tuple[Layout, Layout], most: int):
         self.identity, self.env_id, self.peer = identity, env_id, f"{peer} (env_id {env_id!r})"
         self.descriptor: int | None = None  # of its connection, which libzmq's disconnect event names
-        self.json_bytes = most_bytes(spaces[0], most)  # larger messages of this client are an error
+        self.json_bytes = max_message_bytes(spaces[0], most)  # larger messages of this client are an error
         self.lost: str | None = None  # why nothing more is sent or received
         self.waits = True
         self.answer: Callable[[Any], None] = lambda value: None
@@ -71,7 +71,7 @@ class JsonPeer(Wire):
         self._farewell = "the learner closed the connection"
 
     def hello(self, message: ClientMessage) -> None:
-        """Handle the first message and announce the client to the learner; Mistake when it does not fit."""
+        """Handle the first message and announce the client to the learner; ClientError when it does not fit."""
         self._start(message)
         observation, action = (space.to_json() for space in self._spaces)
         instance = bytes.fromhex(message.instance) or new_nonce()
@@ -80,7 +80,7 @@ class JsonPeer(Wire):
             players=1, slots=1, threads=1, level=0, exact=True, capabilities=["raw_reward"],
         )  # fmt: skip
         self.emit(Event(self))
-        self._tell(Message(clp.Op.HELLO, meta=to_meta(hello)))
+        self._emit_message(Message(clp.Op.HELLO, meta=to_meta(hello)))
 
     def take(self, message: ClientMessage) -> None:
         if message.command == "terminate":
@@ -88,9 +88,9 @@ class JsonPeer(Wire):
             self.leave("it terminated")
             return
         if message.env_id != self.env_id:
-            raise Mistake(f"the env_id changed from {self.env_id!r} to {message.env_id!r}; use a socket for each")
+            raise ClientError(f"the env_id changed from {self.env_id!r} to {message.env_id!r}; use a socket for each")
         if self.waits:
-            raise Mistake("a message came before the last one was answered")
+            raise ClientError("a message came before the last one was answered")
         self.waits = True
         if message.command == "reset":
             self._take_reset(message)
@@ -118,7 +118,7 @@ class JsonPeer(Wire):
     def _take_step(self, message: ClientMessage) -> None:
         assert self._request is not None
         if self._request[0] != clp.Op.STEP or self._last is not None:
-            raise Mistake("a step where a reset was expected")
+            raise ClientError("a step where a reset was expected")
         assert message.reward is not None
         raw = message.reward if message.raw_reward is None else message.raw_reward
         obs = self._observation.write(read_obs(message.obs, self._spaces[0]), 1)
@@ -145,27 +145,27 @@ class JsonPeer(Wire):
         elif message.op == clp.Op.CLOSE:
             if self.waits:  # otherwise it is told with its next message
                 self._reply_to_client(OVER)
-                self._lose("closed here")
+                self._disconnect("closed here")
         elif message.op in (clp.Op.RESET, clp.Op.STEP):
             self._ask(message)
         elif message.op == clp.Op.HEARTBEAT:
-            self._tell(Message(message.op, clp.REPLY, 0, message.seq))
+            self._emit_message(Message(message.op, clp.REPLY, 0, message.seq))
         elif not message.flags & (clp.REPLY | clp.NO_REPLY):
             self._refuse(message, clp.Status.E_UNSUPPORTED, "a JSON simulator does not support this request")
 
     def close(self) -> None:
-        """The learner disconnects this client, for the reason that it gave before."""
+        """Disconnect this client with the reason from the preceding CLOSE or ERROR."""
         if self.lost is None:
             if self.waits:
                 self._reply_to_client({"error": self._farewell[:MAX_TEXT]})
-            self._lose("closed here")
+            self._disconnect("closed here")
 
     def _welcomed(self, welcome: Welcome) -> None:
         self._session = welcome.session
         if welcome.proof:
             self.fail("this learner requires a token, which a JSON simulator cannot prove: use zmq:// or no token_file")
         else:
-            self._tell(Message(clp.Op.READY, meta=to_meta(Ready(b""))))
+            self._emit_message(Message(clp.Op.READY, meta=to_meta(Ready(b""))))
 
     def _ask(self, message: Message) -> None:
         if self._request is not None or not self.waits:
@@ -206,7 +206,7 @@ class JsonPeer(Wire):
             payload.append(final)
         took = min(int((time.perf_counter() - self._asked_at) * 1e6), 0xFFFFFFFF)
         meta = {"rows": {"0": row.text}} if row.text else None
-        self._tell(Message(op, clp.REPLY, 0, seq, batch=1, aux=took, meta=meta, payload=payload))
+        self._emit_message(Message(op, clp.REPLY, 0, seq, batch=1, aux=took, meta=meta, payload=payload))
 
     def _reply_last(self, first: Buffer) -> None:
         assert self._last is not None
@@ -216,7 +216,7 @@ class JsonPeer(Wire):
 
     def _refuse(self, message: Message, status: clp.Status, text: str) -> None:
         meta = {"text": f"{clp.Op(message.op).name}: {text}"}
-        self._tell(Message(message.op, clp.REPLY | clp.FAILED, status, message.seq, meta=meta))
+        self._emit_message(Message(message.op, clp.REPLY | clp.FAILED, status, message.seq, meta=meta))
 
     def _end(self, goodbye: Message, reason: str) -> None:
         """Leave with a goodbye (the session never resumes); an ended episode is delivered with its last observation."""
@@ -224,13 +224,13 @@ class JsonPeer(Wire):
             return
         if self._last is not None:
             self._reply_last(self._last[1])
-        self._tell(goodbye)
-        self._lose(reason)
+        self._emit_message(goodbye)
+        self._disconnect(reason)
 
-    def _lose(self, reason: str) -> None:
+    def _disconnect(self, reason: str) -> None:
         self.lost = reason
         self.emit(Event(self, lost=reason))
 
-    def _tell(self, message: Message) -> None:
+    def _emit_message(self, message: Message) -> None:
         message.session, message.layout = self._session, self._layout if self._session else 0
         self.emit(Event(self, message.frames()))

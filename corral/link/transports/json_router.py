@@ -21,8 +21,14 @@ from corral.core.spaces import Layout
 from corral.link.address import Address
 from corral.link.transports.base import Binding, Event
 from corral.link.transports.json_client import MAX_TEXT, OVER, JsonPeer
-from corral.link.transports.json_values import ClientMessage, Mistake, most_bytes, read_client_message, spaces_of
-from corral.link.transports.zmq import ZmqLine, came_later
+from corral.link.transports.json_values import (
+    ClientError,
+    ClientMessage,
+    max_message_bytes,
+    read_client_message,
+    spaces_of,
+)
+from corral.link.transports.zmq import MonitoredSocket, came_later
 
 log = logging.getLogger("corral.link")
 
@@ -53,7 +59,7 @@ class JsonBinding(Binding):
                 "listens, at one free address of this machine; choose another port."
             )
         self._action, self._observation, self._most = action, observation, most
-        self._first_bytes = most if observation is None else most_bytes(observation, most)
+        self._first_bytes = most if observation is None else max_message_bytes(observation, most)
         self._peers: dict[Any, JsonPeer] = {}  # by identity of their sockets
         self._ids: dict[Any, JsonPeer] = {}
         self._by_fd: dict[Any, JsonPeer] = {}
@@ -63,18 +69,18 @@ class JsonBinding(Binding):
         self._over = False
         self._context = zmq.Context()
         # Beyond 4 times `most` bytes libzmq closes the connection; below, the client gets an error.
-        self._line = ZmqLine(self._context, zmq.ROUTER, listen, _HIGH_WATER, 4 * most)
-        self._socket, self._poller = self._line.socket, zmq.Poller()
-        self._line.watch(self._poller)
+        self._monitored = MonitoredSocket(self._context, zmq.ROUTER, listen, _HIGH_WATER, 4 * most)
+        self._socket, self._poller = self._monitored.socket, zmq.Poller()
+        self._monitored.watch(self._poller)
         try:
-            self.urls = [self._line.listen()]
+            self.urls = [self._monitored.listen()]
         except UserError:
             self.close()
             raise
 
     def poll(self, timeout_s: float) -> list[Event]:
         ready = dict(self._poller.poll(0 if self._events or self._gone else int(timeout_s * 1000)))
-        if self._line.monitor in ready:
+        if self._monitored.monitor in ready:
             self._watch()
         if self._socket in ready:
             self._read()
@@ -95,17 +101,17 @@ class JsonBinding(Binding):
         until = time.monotonic() + _GOODBYE_S
         while self._peers and (left := until - time.monotonic()) > 0:
             self.poll(left)
-        self._line.close()
+        self._monitored.close()
         self._context.term()
 
     def _watch(self) -> None:
-        for event, descriptor in self._line.events():
+        for event, descriptor in self._monitored.events():
             if event == zmq.EVENT_ACCEPTED:
                 self._alive.add(descriptor)
                 continue
             self._alive.discard(descriptor)
             if (peer := self._by_fd.get(descriptor)) is not None:
-                self._lose(peer)
+                self._drop_peer(peer)
 
     def _read(self) -> None:
         for _ in range(_MAX_AT_ONCE):
@@ -117,8 +123,8 @@ class JsonBinding(Binding):
             peer = self._peers.get(identity)
             try:
                 self._take(identity, peer, frames[1:])
-            except Mistake as mistake:
-                text = " ".join(str(mistake).split())[:MAX_TEXT]
+            except ClientError as error:
+                text = " ".join(str(error).split())[:MAX_TEXT]
                 if peer is not None:
                     peer.fail(text)
                 else:
@@ -132,10 +138,10 @@ class JsonBinding(Binding):
                 self._forget(peer)
             return
         if len(frames) != 2 or len(frames[0]):
-            raise Mistake(f"a message of {len(frames)} frames where a REQ socket sends an empty one and the JSON")
+            raise ClientError(f"a message of {len(frames)} frames where a REQ socket sends an empty one and the JSON")
         body, most = frames[1].buffer, peer.json_bytes if peer is not None else self._first_bytes
         if len(body) > most:
-            raise Mistake(f"a message of {len(body)} bytes, at most {most} are accepted")
+            raise ClientError(f"a message of {len(body)} bytes, at most {most} are accepted")
         message = read_client_message(body)
         if peer is not None:
             peer.take(message)
@@ -146,16 +152,16 @@ class JsonBinding(Binding):
 
     def _welcome(self, identity: bytes, message: ClientMessage, frame: Any) -> None:
         if message.command != "reset":
-            raise Mistake(f"a {message.command} from a client that is not connected; begin with a reset")
+            raise ClientError(f"a {message.command} from a client that is not connected; begin with a reset")
         where, descriptor = identity.hex(), None
         with contextlib.suppress(zmq.ZMQError, AttributeError):
             where, descriptor = str(frame.get("Peer-Address")), int(frame.get(zmq.SRCFD))
         if descriptor is not None and not self._is_there(identity, descriptor):
             return
         if message.env_id in self._ids:
-            raise Mistake(f"the env_id {message.env_id!r} is another client's; give each its own")
+            raise ClientError(f"the env_id {message.env_id!r} is another client's; give each its own")
         if len(self._peers) >= _MAX_CLIENTS:
-            raise Mistake(f"{_MAX_CLIENTS} clients are connected already")
+            raise ClientError(f"{_MAX_CLIENTS} clients are connected already")
         peer = JsonPeer(
             identity, message.env_id, where, spaces_of(message, self._observation, self._action), self._most
         )
@@ -171,7 +177,7 @@ class JsonBinding(Binding):
         if descriptor not in self._alive or (rival is not None and not came_later(identity, rival.identity)):
             return False
         if rival is not None:
-            self._lose(rival)
+            self._drop_peer(rival)
         return True
 
     def _emit(self, event: Event) -> None:
@@ -184,9 +190,9 @@ class JsonBinding(Binding):
             self._socket.send_multipart([identity, b"", _encode(value)], zmq.NOBLOCK)
         except zmq.ZMQError:
             if identity in self._peers:
-                self._lose(self._peers[identity])
+                self._drop_peer(self._peers[identity])
 
-    def _lose(self, peer: JsonPeer) -> None:
+    def _drop_peer(self, peer: JsonPeer) -> None:
         """Its connection is gone: it leaves once its earlier messages are read."""
         self._gone.append(peer)
         for names, name in self._names(peer)[1:]:

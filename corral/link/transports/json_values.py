@@ -21,7 +21,7 @@ _MAX_DEPTH, _MAX_LEAVES = 8, 256
 _BYTES_EACH, _BYTES_MORE = 64, 1 << 16  # of a number in an observation, and of everything else in a message
 
 
-class Mistake(Exception):
+class ClientError(Exception):
     """A client's error, in one sentence without a full stop."""
 
 
@@ -47,21 +47,21 @@ _decoder = msgspec.json.Decoder(ClientMessage)
 
 
 def read_client_message(body: Buffer) -> ClientMessage:
-    """Parse a client's message; Mistake when it is invalid."""
+    """Parse a client's message; ClientError when it is invalid."""
     try:
         message = _decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise Mistake(f"the message does not fit the loop: {error}") from error
+        raise ClientError(f"the message does not fit the loop: {error}") from error
     except (ValueError, RecursionError) as error:
         hint = "; JSON has no NaN or Infinity" if b"NaN" in bytes(body) or b"Infinity" in bytes(body) else ""
-        raise Mistake(f"the message is not JSON ({error}{hint})") from error
+        raise ClientError(f"the message is not JSON ({error}{hint})") from error
     if message.command not in COMMANDS:
-        raise Mistake(f"the command {message.command[:40]!r} is not one of {', '.join(COMMANDS)}")
+        raise ClientError(f"the command {message.command[:40]!r} is not one of {', '.join(COMMANDS)}")
     if isinstance(message.env_id, str) and len(message.env_id) > _MAX_ID:
-        raise Mistake(f"the env_id has {len(message.env_id)} characters, at most {_MAX_ID} are accepted")
+        raise ClientError(f"the env_id has {len(message.env_id)} characters, at most {_MAX_ID} are accepted")
     needed = {"reset": ("obs",), "step": ("obs", "reward", "terminated", "truncated"), "terminate": ()}[message.command]
     if missing := [key for key in needed if getattr(message, key) is None]:
-        raise Mistake(f"the {message.command} has no {missing[0]!r}")
+        raise ClientError(f"the {message.command} has no {missing[0]!r}")
     return message
 
 
@@ -80,10 +80,10 @@ def described(value: Any, what: str) -> Layout:
 
 
 def spaces_of(message: ClientMessage, observation: Layout | None, action: Layout | None) -> tuple[Layout, Layout]:
-    """Observation and action space, from a client's first message and the learner's settings; Mistake otherwise."""
+    """Observation and action space, from a client's first message and the learner's settings; ClientError otherwise."""
     action = _agreed(message.action_space, action, "action")
     if action is None:
-        raise Mistake(
+        raise ClientError(
             "the action space is not known: make_vec needs env_kwargs={'action': ...}, a space or n for "
             "Discrete(n), or the first message an 'action_space'"
         )
@@ -96,16 +96,16 @@ def _agreed(theirs: Any, ours: Layout | None, what: str) -> Layout | None:
     try:
         layout = described(theirs, what)
     except UserError as error:
-        raise Mistake(f"the {what}_space of the first message cannot be used: {error}") from error
+        raise ClientError(f"the {what}_space of the first message cannot be used: {error}") from error
     if ours is not None and (found := space_difference(ours, layout, what)) is not None:
-        raise Mistake(f"the first message describes {found}")
+        raise ClientError(f"the first message describes {found}")
     return layout
 
 
 def inferred(obs: Any) -> Layout:
-    """Unbounded float32 space with the shapes of an observation, object keys in sorted order; Mistake otherwise."""
+    """Unbounded float32 space with the shapes of an observation, object keys in sorted order; ClientError otherwise."""
     if (found := _count_leaves(obs, _MAX_DEPTH)) > _MAX_LEAVES:  # before a space is made for each
-        raise Mistake(f"obs has {found} parts, at most {_MAX_LEAVES} are accepted")
+        raise ClientError(f"obs has {found} parts, at most {_MAX_LEAVES} are accepted")
     return Layout(_inferred(obs, "obs", _MAX_DEPTH))
 
 
@@ -119,22 +119,22 @@ def _inferred(value: Any, where: str, depth: int) -> gymnasium.Space[Any]:
         return gymnasium.spaces.Dict(parts)
     array = _numbers(value, where)
     if not array.size:
-        raise Mistake(f"{where} is empty")
+        raise ClientError(f"{where} is empty")
     return gymnasium.spaces.Box(-np.inf, np.inf, array.shape, np.float32)
 
 
-def most_bytes(observation: Layout, most: int) -> int:
+def max_message_bytes(observation: Layout, limit: int) -> int:
     """Largest message with such an observation, however wastefully it is encoded."""
     numbers = sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in observation.leaves)
-    return min(most, _BYTES_MORE + _BYTES_EACH * numbers)
+    return min(limit, _BYTES_MORE + _BYTES_EACH * numbers)
 
 
 def read_obs(obs: Any, layout: Layout) -> list[Array]:
-    """An observation as leaves with a row of one, all finite and in range; Mistake otherwise."""
+    """An observation as leaves with a row of one, all finite and in range; ClientError otherwise."""
     try:
         values = layout.flatten(obs)
     except (KeyError, IndexError, TypeError) as error:
-        raise Mistake(f"obs {str(obs)[:60]} does not have the structure of {str(layout.space)[:200]}") from error
+        raise ClientError(f"obs {str(obs)[:60]} does not have the structure of {str(layout.space)[:200]}") from error
     return [_read_leaf(value, leaf) for value, leaf in zip(values, layout.leaves, strict=True)]
 
 
@@ -142,27 +142,27 @@ def _read_leaf(value: Any, leaf: Leaf) -> Array:
     where = ".".join(map(str, ("obs", *leaf.path)))
     array = _numbers(value, where)
     if array.shape != leaf.shape:
-        raise Mistake(f"{where} has shape {array.shape}, expected {leaf.shape}")
+        raise ClientError(f"{where} has shape {array.shape}, expected {leaf.shape}")
     with np.errstate(over="ignore", invalid="ignore"):
         cast: Array = array.astype(leaf.dtype)
     if not (np.isfinite(cast).all() if leaf.dtype.kind == "f" else np.array_equal(cast, array)):
-        raise Mistake(f"{where} has numbers that {leaf.dtype} cannot hold")
+        raise ClientError(f"{where} has numbers that {leaf.dtype} cannot hold")
     low, high = leaf.bounds
     discrete = not isinstance(leaf.space, gymnasium.spaces.Box)
     if discrete and low is not None and high is not None and ((cast < low).any() or (cast > high).any()):
-        raise Mistake(f"{where} is outside {leaf.space}")
+        raise ClientError(f"{where} is outside {leaf.space}")
     return cast[None]
 
 
 def _numbers(value: Any, where: str) -> Array:
     if _has_text(value):  # NumPy would give each element the size of the longest text
-        raise Mistake(f"{where} is {str(value)[:60]}, expected numbers")
+        raise ClientError(f"{where} is {str(value)[:60]}, expected numbers")
     try:
         array = np.array(value)
     except ValueError as error:
-        raise Mistake(f"{where} has rows of different lengths") from error
+        raise ClientError(f"{where} has rows of different lengths") from error
     if array.dtype.kind not in "biuf":
-        raise Mistake(f"{where} is {str(value)[:60]}, expected numbers")
+        raise ClientError(f"{where} is {str(value)[:60]}, expected numbers")
     return array
 
 

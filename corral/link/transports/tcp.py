@@ -24,7 +24,7 @@ _SMOOTHING = 0.2
 
 
 class SpinWait:
-    """Waits with `poll(seconds)`; spins first, yielding the core, while recent waits were short: waking costs 30 us."""
+    """Waits with `poll(seconds)`; busy-waits (yields the core) if recent waits were short: waking costs 30 us."""
 
     def __init__(self, poll: Callable[[float], list[Any]]):
         self._poll = poll
@@ -56,13 +56,13 @@ _MAX_AT_ONCE = 64  # messages of one peer before the others get their turn
 
 
 class TcpWire(Wire):
-    """One socket."""
+    """A TCP connection."""
 
     def __init__(self, sock: socket.socket, peer: str, initiated: bool):
         sock.setblocking(False)
         tune(sock)
         self.socket, self.peer, self.initiated = sock, peer, initiated
-        self.reader = FrameReader(self.most_bytes)
+        self.reader = FrameReader(self.max_bytes)
         self.broken: str | None = None
         self._out: deque[memoryview] = deque()
         self._unsent = 0  # bytes
@@ -127,7 +127,7 @@ class TcpWire(Wire):
             self.broken = error.strerror or str(error)
 
     def read(self) -> None:
-        self.reader.most_bytes = self.most_bytes
+        self.reader.max_bytes = self.max_bytes
         try:
             size = self.socket.recv_into(self.reader.room())
         except BlockingIOError:
@@ -161,7 +161,7 @@ class TcpBinding(Binding):
             self._listener = open_listener(listen)
             self._listener.setblocking(False)
             self._poller.register(self._listener, select.EPOLLIN)
-            self.urls = [listen.at(self._listener.getsockname()[1]).url]
+            self.urls = [listen.with_port(self._listener.getsockname()[1]).url]
         else:
             self.urls = [address.url for address in connect]
 

@@ -70,7 +70,7 @@ class ZmqWire(Wire):
         self.broken = self.broken or "closed here"
 
 
-class ZmqLine:
+class MonitoredSocket:
     """A socket, and its libzmq monitor, which reports connections that are made and lost."""
 
     def __init__(
@@ -102,7 +102,7 @@ class ZmqLine:
         except zmq.ZMQError as error:
             raise UserError(f"Cannot listen on {self.address.url} ({error}); choose another host or port.") from error
         endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        return self.address.at(int(endpoint.rpartition(":")[2])).url
+        return self.address.with_port(int(endpoint.rpartition(":")[2])).url
 
     def events(self) -> Iterator[tuple[int, int]]:
         """Connections since the last call: kind of event, and descriptor."""
@@ -123,8 +123,8 @@ class ZmqBinding(Binding):
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._peers: dict[bytes, ZmqWire] = {}  # of a ROUTER
-        self._calls: dict[ZmqLine, ZmqWire | None] = {}  # of DEALERs
-        self._router: ZmqLine | None = None
+        self._calls: dict[MonitoredSocket, ZmqWire | None] = {}  # of DEALERs
+        self._router: MonitoredSocket | None = None
         self._by_fd: dict[int, ZmqWire | None] = {}  # connections of a ROUTER, and the peer that was heard over each
         self._ending: list[ZmqWire] = []
         self._events: list[Event] = []
@@ -147,11 +147,11 @@ class ZmqBinding(Binding):
             wire.flush()
         wait = 0.0 if events else 0.02 if any(wire.waits for wire in wires) else timeout_s
         ready = dict(self._poller.poll(round(wait * 1000)))
-        for line in [] if not ready else [*self._calls, *([self._router] if self._router else [])]:
-            self._read(line, events)
-            if line.monitor in ready:
-                self._watch(line, events)
-                self._read(line, events)  # messages sent before a connection was lost come first
+        for monitored in [] if not ready else [*self._calls, *([self._router] if self._router else [])]:
+            self._read(monitored, events)
+            if monitored.monitor in ready:
+                self._watch(monitored, events)
+                self._read(monitored, events)  # messages sent before a connection was lost come first
         while self._ending:
             wire = self._ending.pop()
             wire.broken = wire.broken or _LOST
@@ -159,43 +159,43 @@ class ZmqBinding(Binding):
         return events
 
     def close(self) -> None:
-        for line in [*self._calls, *([self._router] if self._router else [])]:
-            line.close()
+        for monitored in [*self._calls, *([self._router] if self._router else [])]:
+            monitored.close()
         self._calls.clear()
         self._router = None
         self._context.term()
 
-    def _open(self, kind: int, address: Address) -> ZmqLine:
-        line = ZmqLine(self._context, kind, address)
-        line.watch(self._poller)
-        return line
+    def _open(self, kind: int, address: Address) -> MonitoredSocket:
+        monitored = MonitoredSocket(self._context, kind, address)
+        monitored.watch(self._poller)
+        return monitored
 
     def _connect(self, address: Address) -> None:
-        line = self._open(zmq.DEALER, address)
-        line.socket.connect(f"tcp://{address.url.partition('://')[2]}")
-        self._calls[line] = None
+        monitored = self._open(zmq.DEALER, address)
+        monitored.socket.connect(f"tcp://{address.url.partition('://')[2]}")
+        self._calls[monitored] = None
 
-    def _watch(self, line: ZmqLine, events: list[Event]) -> None:
-        for event, descriptor in line.events():
-            if event == zmq.EVENT_CONNECTED and line is not self._router:
-                wire = self._calls[line] = ZmqWire(line.socket, None, line.address.url)
+    def _watch(self, monitored: MonitoredSocket, events: list[Event]) -> None:
+        for event, descriptor in monitored.events():
+            if event == zmq.EVENT_CONNECTED and monitored is not self._router:
+                wire = self._calls[monitored] = ZmqWire(monitored.socket, None, monitored.address.url)
                 events.append(Event(wire))
             elif event == zmq.EVENT_ACCEPTED:
                 self._by_fd[descriptor] = None
             elif event == zmq.EVENT_DISCONNECTED:
-                lost = self._by_fd.pop(descriptor, None) if line is self._router else self._calls[line]
+                lost = self._by_fd.pop(descriptor, None) if monitored is self._router else self._calls[monitored]
                 if lost is None:
                     continue
-                if line is self._router:
+                if monitored is self._router:
                     self._ending.append(lost)
                     continue
-                self._read(line, events)
+                self._read(monitored, events)
                 lost.broken = lost.broken or _LOST
-                self._calls[line] = None  # now, because it may be connected again already
+                self._calls[monitored] = None  # now, because it may be connected again already
                 events.append(Event(lost, lost=lost.broken))
 
-    def _read(self, line: ZmqLine, events: list[Event]) -> None:
-        sock = line.socket
+    def _read(self, monitored: MonitoredSocket, events: list[Event]) -> None:
+        sock = monitored.socket
         for _ in range(_MAX_AT_ONCE):
             try:
                 if not sock.getsockopt(_EVENTS) & _READABLE:
@@ -205,13 +205,13 @@ class ZmqBinding(Binding):
                     frames.append(sock.recv(_NOW, copy=False))
             except zmq.ZMQError:
                 return
-            wire = self._calls.get(line) if line is not self._router else self._peer(frames, events)
+            wire = self._calls.get(monitored) if monitored is not self._router else self._peer(frames, events)
             if wire is None or wire.broken is not None:
                 continue
             parts = [frame.buffer for frame in (frames if wire.identity is None else frames[1:])]
             size = sum(map(len, parts))
-            if size > wire.most_bytes:
-                wire.broken = f"a message of {size} bytes, at most {wire.most_bytes} are accepted"
+            if size > wire.max_bytes:
+                wire.broken = f"a message of {size} bytes, at most {wire.max_bytes} are accepted"
                 continue
             events.append(Event(wire, parts))
 
@@ -247,17 +247,17 @@ class ZmqBinding(Binding):
             if wire.broken is not None:
                 del self._peers[identity]
                 events.append(Event(wire, lost=wire.broken))
-        for line, call in list(self._calls.items()):
+        for monitored, call in list(self._calls.items()):
             if call is not None and call.broken is not None:
                 events.append(Event(call, lost=call.broken))
-                self._reconnect(line)
+                self._reconnect(monitored)
 
-    def _reconnect(self, line: ZmqLine) -> None:
-        self._poller.unregister(line.socket)
-        self._poller.unregister(line.monitor)
-        del self._calls[line]
-        line.close()
-        self._connect(line.address)
+    def _reconnect(self, monitored: MonitoredSocket) -> None:
+        self._poller.unregister(monitored.socket)
+        self._poller.unregister(monitored.monitor)
+        del self._calls[monitored]
+        monitored.close()
+        self._connect(monitored.address)
 
 
 def came_later(one: bytes | None, other: bytes | None) -> bool:

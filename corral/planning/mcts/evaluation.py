@@ -9,7 +9,7 @@ import numpy as np
 from corral.acting.policy import Policy, to_numpy
 from corral.core.types import Array, Tree, tree_map
 from corral.envs.suites.games.game import Game
-from corral.planning.action_set import NOT_THERE, ActionSet
+from corral.planning.action_set import NO_EDGE, ActionSet
 from corral.snapshot.array_states import ArrayStates
 from corral.snapshot.states import Expansion, States
 
@@ -31,15 +31,15 @@ class Evaluate(Protocol):
 def uniform(legal: Array) -> Array:
     """Equal priors for all legal actions."""
     share = np.float32(1) / np.maximum(np.count_nonzero(legal, axis=1, keepdims=True), 1).astype(np.float32)
-    return np.where(legal, share, np.float32(NOT_THERE))
+    return np.where(legal, share, np.float32(NO_EDGE))
 
 
-def know_nothing(obs: Tree, legal: Array, ids: Array) -> LeafValues:
-    """Uniform priors and zero values."""
+def uniform_evaluation(obs: Tree, legal: Array, ids: Array) -> LeafValues:
+    """Evaluation without a model: uniform priors, zero values."""
     return LeafValues(uniform(legal), np.zeros(len(legal), np.float32))
 
 
-class RandomGames:
+class RandomPlayouts:
     """Uniform priors, and the result of random games: `RolloutEvaluation` to the end, three times as fast."""
 
     def __init__(self, states: ArrayStates, seed: int):
@@ -47,9 +47,9 @@ class RandomGames:
         self._game, self._states, self._rng = states.model, states, np.random.default_rng(seed)
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
-        return LeafValues(uniform(legal), self._play_on(self._states.rows[ids], ids > 0).astype(np.float32))
+        return LeafValues(uniform(legal), self._play_out(self._states.rows[ids], ids > 0).astype(np.float32))
 
-    def _play_on(self, boards: Array, playing: Array) -> Array:
+    def _play_out(self, boards: Array, playing: Array) -> Array:
         """Game results for the player to move in each position; 0 where `playing` is false."""
         game = self._game
         results, sign = np.zeros(len(boards)), 1.0
@@ -105,11 +105,11 @@ class RolloutEvaluation:
         states, count = self._states, len(ids)
         returns, rows, weight, on = np.zeros(count), np.arange(count), 1.0, np.ones(count, np.bool_)
         mover = turn = states.look(ids).to_play
-        memory = None if self._policy is None else self._policy.initial_state(count)
+        policy_state = None if self._policy is None else self._policy.initial_state(count)
         kept: list[Array] = []
         try:
             for t in range(self._horizon):
-                action, memory = self._choose(obs, legal, memory, np.full(len(rows), t == 0))
+                action, policy_state = self._choose(obs, legal, policy_state, np.full(len(rows), t == 0))
                 kept.append(states.new_ids(len(rows)))
                 steps = states.expand(ids, action, kept[-1], self._seeds(len(rows)))
                 self.steps += len(rows)
@@ -120,15 +120,15 @@ class RolloutEvaluation:
                 if not len(rows):
                     break
                 obs, legal = tree_map(lambda leaf: leaf[on], steps.obs), legal[on]  # noqa: B023
-                memory = None if memory is None else tree_map(lambda leaf: leaf[on], memory)  # noqa: B023
+                policy_state = None if policy_state is None else tree_map(lambda leaf: leaf[on], policy_state)  # noqa: B023
         finally:
             states.drop(np.concatenate([ids[:0], *kept]))
         return returns
 
-    def _choose(self, obs: Tree, legal: Array, memory: Tree, first: Array) -> tuple[Tree, Tree]:
+    def _choose(self, obs: Tree, legal: Array, policy_state: Tree, first: Array) -> tuple[Tree, Tree]:
         if self._policy is not None:
-            action, memory, _ = self._policy.act(obs, memory, first)
-            return to_numpy(action), to_numpy(memory)
+            action, policy_state, _ = self._policy.act(obs, policy_state, first)
+            return to_numpy(action), to_numpy(policy_state)
         if legal.all():
             return self._actions.random_env_actions(len(first), self._rng), None
         return self._actions.to_env(np.argmax(legal * self._rng.random(legal.shape), axis=1)), None

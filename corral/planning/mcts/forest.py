@@ -15,12 +15,12 @@ import numpy as np
 from corral.core.errors import UserError
 from corral.core.types import Array
 
-NOWHERE = -1  # no child or no sibling
+NO_NODE = -1  # no child or no sibling
 TERMINAL = 1  # flag: the episode ends here
 
 
 class Forest(NamedTuple):
-    """A NamedTuple, so that compiled functions accept it."""
+    """Arrays of all trees. A NamedTuple, so that numba functions accept it."""
 
     # nodes
     parent: Array  # int32
@@ -76,7 +76,7 @@ def make_forest(trees: int, nodes: int, width: int) -> Forest:
 
 
 class Wave(NamedTuple):
-    """Simulations in flight, one row each. `new` is the node that a simulation reached, or NOWHERE."""
+    """Simulations in flight, one row each. `new` is the node that a simulation reached, or NO_NODE."""
 
     tree: Array  # int64, like all fields
     node: Array

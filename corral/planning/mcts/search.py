@@ -11,7 +11,7 @@ import numpy as np
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import Array, Tree, tree_map
 from corral.planning.mcts.evaluation import Evaluate, LeafValues
-from corral.planning.mcts.forest import NOWHERE, Forest, Wave, make_forest, make_wave
+from corral.planning.mcts.forest import NO_NODE, Forest, Wave, make_forest, make_wave
 from corral.planning.mcts.gumbel import Gumbel
 from corral.planning.mcts.selection import ChanceNodes, Puct, select_gumbel, select_puct
 from corral.planning.mcts.tree import backup, expand, plant, reroot
@@ -76,30 +76,30 @@ class TreeSearch:
         """Start trees at these states and drop their old nodes."""
         self.clear(trees)
         try:
-            scene = self.states.look(roots)
-            verdict = self._judge(scene, roots)
-            if not (verdict.priors >= 0).any(1).all():
+            views = self.states.look(roots)
+            leaf_values = self._evaluate(views, roots)
+            if not (leaf_values.priors >= 0).any(1).all():
                 raise UserError(
                     "A search cannot start from a state with no legal action: reset the environment if the game ended."
                 )
         except BaseException:
             self.states.drop(roots)
             raise
-        plant(self.forest, trees, roots, scene.to_play, verdict.priors, verdict.values)
-        if verdict.actions is not None:
-            self._lay(trees, np.zeros_like(trees), verdict.actions)
+        plant(self.forest, trees, roots, views.to_play, leaf_values.priors, leaf_values.values)
+        if leaf_values.actions is not None:
+            self._store_actions(trees, np.zeros_like(trees), leaf_values.actions)
 
     def reuse(self, trees: Array, taken: Array, roots: Array) -> Array:
         """Continue trees below the edges taken; returns for which a node has the observation of `roots`."""
-        forest, scene = self.forest, self.states.look(roots)
-        nodes = np.array([self._find(t, a, scene, i) for i, (t, a) in enumerate(zip(trees, taken, strict=True))])
+        forest, views = self.forest, self.states.look(roots)
+        nodes = np.array([self._find(t, a, views, i) for i, (t, a) in enumerate(zip(trees, taken, strict=True))])
         for t, node, root in zip(trees[nodes >= 0], nodes[nodes >= 0], roots[nodes >= 0], strict=True):
             size = forest.size[t]
             lost = reroot(forest, t, node, self._keep + 1, self._moved, self._gone)
             self.states.drop(self._gone[:lost].copy())
             forest.state[t, 0] = root
             if self.actions is not None:
-                old = np.flatnonzero(self._moved[:size] != NOWHERE)
+                old = np.flatnonzero(self._moved[:size] != NO_NODE)
                 self.actions[t, self._moved[old]] = self.actions[t, old]
         return nodes >= 0
 
@@ -112,12 +112,14 @@ class TreeSearch:
         if not 1 <= sims <= self.sims:
             raise UserError(f"This search has room for 1 to {self.sims} simulations, got {sims}.")
         if (self.forest.size[trees] + sims > self.forest.state.shape[1]).any():
-            raise UserError("These trees are full: plant them again, or raise `sims` or `keep`.")
+            raise UserError("These trees are full: start them again with plant(), or raise `sims` or `keep`.")
         wanted = np.zeros(len(self.forest.size), np.int64)
         wanted[trees] = sims
         while wanted.any():
             if not self._run_wave(wanted, rule, reward_scale):
-                raise RunFailed("A search can select no action: its evaluation is not finite, or its rule is used up.")
+                raise RunFailed(
+                    "A search cannot select an action: its evaluation is not finite, or its rule has no visits left."
+                )
         return self.forest
 
     def clear(self, trees: Array) -> None:
@@ -147,10 +149,10 @@ class TreeSearch:
         try:
             steps = states.expand(forest.state[wave.tree, wave.node], self._to_env(edges), children, seeds)
             over = steps.terminated | steps.truncated
-            verdict = self._judge(steps, np.where(over, 0, children))
+            leaf_values = self._evaluate(steps, np.where(over, 0, children))
             if steps.faulty is not None:  # a failed step has its parent's value
-                values = np.where(steps.faulty, forest.value[wave.tree, wave.node], verdict.values)
-                verdict = verdict._replace(values=values)
+                values = np.where(steps.faulty, forest.value[wave.tree, wave.node], leaf_values.values)
+                leaf_values = leaf_values._replace(values=values)
         except BaseException:
             states.drop(children)
             raise
@@ -158,35 +160,35 @@ class TreeSearch:
         marks = _marks(steps) if states.stochastic else _NO_MARKS
         expand(
             forest, wave, steps.children, reward_scale * steps.reward, steps.terminated, steps.truncated,
-            steps.to_play, verdict.priors, verdict.values, marks,
+            steps.to_play, leaf_values.priors, leaf_values.values, marks,
         )  # fmt: skip
         made = _ALL
         if len(marks):
-            made = (wave.new != NOWHERE) & (forest.state[wave.tree, wave.new] == steps.children)
+            made = (wave.new != NO_NODE) & (forest.state[wave.tree, wave.new] == steps.children)
             states.drop(steps.children[~made])
-        if verdict.actions is not None:
-            self._lay(wave.tree[made], wave.new[made], verdict.actions[made])
+        if leaf_values.actions is not None:
+            self._store_actions(wave.tree[made], wave.new[made], leaf_values.actions[made])
 
-    def _judge(self, scene: Views | Expansion, ids: Array) -> LeafValues:
-        legal = self._every[: len(ids)] if scene.legal is None else scene.legal
-        priors, values, *actions = self.evaluate(scene.obs, legal, ids)
+    def _evaluate(self, views: Views | Expansion, ids: Array) -> LeafValues:
+        legal = self._every[: len(ids)] if views.legal is None else views.legal
+        priors, values, *actions = self.evaluate(views.obs, legal, ids)
         return LeafValues(np.ascontiguousarray(priors, np.float32), np.ascontiguousarray(values, np.float32), *actions)
 
-    def _lay(self, trees: Array, nodes: Array, actions: Array) -> None:
+    def _store_actions(self, trees: Array, nodes: Array, actions: Array) -> None:
         if self.actions is None:
             self.actions = np.zeros((*self.forest.prior.shape[:2], *actions.shape[1:]), actions.dtype)
         self.actions[trees, nodes] = actions
 
-    def _find(self, t: int, edge: int, scene: Views, row: int) -> int:
-        """The node below a root edge with this observation that can be continued from, or NOWHERE."""
+    def _find(self, t: int, edge: int, views: Views, row: int) -> int:
+        """The node below a root edge with this observation that can be continued from, or NO_NODE."""
         forest = self.forest
-        node = int(forest.child[t, 0, edge]) if forest.size[t] and edge >= 0 else NOWHERE
-        while node != NOWHERE:
+        node = int(forest.child[t, 0, edge]) if forest.size[t] and edge >= 0 else NO_NODE
+        while node != NO_NODE:
             seen = self.states.look(forest.state[t, node : node + 1])
-            if not forest.flags[t, node] and _same(seen.obs, 0, scene.obs, row):
+            if not forest.flags[t, node] and _same(seen.obs, 0, views.obs, row):
                 return node
             node = int(forest.sibling[t, node])
-        return NOWHERE
+        return NO_NODE
 
 
 def _same(one: Tree, row: int, other: Tree, at: int) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from corral.core.jit import compiled
 from corral.core.types import Array
-from corral.planning.mcts.forest import NOWHERE, TERMINAL, Forest, Wave
+from corral.planning.mcts.forest import NO_NODE, TERMINAL, Forest, Wave
 from corral.planning.mcts.gumbel import Gumbel, gumbel_edge, gumbel_root_edge
 from corral.planning.mcts.tree import finish, start
 
@@ -85,16 +85,16 @@ class ChanceNodes(NamedTuple):
 
 
 def _follow(forest: Forest, t: int, node: int, edge: int, chance: ChanceNodes) -> int:
-    """The node that an edge leads to; NOWHERE if it must be stepped, for the first or another outcome.
+    """The node that an edge leads to; NO_NODE if it must be stepped, for the first or another outcome.
 
     Visits are divided among outcomes in proportion to their draws, rounded by Webster's method; an outcome with fewer
     visits than draws comes first.
     """
     child: int = forest.child[t, node, edge]
-    if child == NOWHERE or chance.k == 0:
+    if child == NO_NODE or chance.k == 0:
         return child
     seen, drawn, best, least = 0, 0, child, math.inf
-    while child != NOWHERE:
+    while child != NO_NODE:
         draws = forest.draws[t, child]
         seen, drawn = seen + 1, drawn + draws
         visits = (forest.visits[t, child] + forest.pending[t, child] + 0.5) / draws
@@ -106,7 +106,7 @@ def _follow(forest: Forest, t: int, node: int, edge: int, chance: ChanceNodes) -
     redraws, repeats = forest.redraws[t] - (drawn - 1), forest.repeats[t] - (drawn - seen)
     few_outcomes = redraws > 0 and _FEW * repeats >= redraws
     n = forest.n[t, node, edge] + forest.inflight[t, node, edge]
-    return NOWHERE if few_outcomes or drawn < chance.k * n**chance.alpha else best
+    return NO_NODE if few_outcomes or drawn < chance.k * n**chance.alpha else best
 
 
 follow: Any = compiled(_follow, error_model="numpy")
@@ -127,15 +127,15 @@ def _select_puct(
             node, edge = 0, -1
             while not forest.flags[t, node] & TERMINAL:
                 edge = puct_edge(forest, t, node, rule)
-                below = NOWHERE if edge < 0 else follow(forest, t, node, edge, chance)
-                if below == NOWHERE:
+                below = NO_NODE if edge < 0 else follow(forest, t, node, edge, chance)
+                if below == NO_NODE:
                     break
                 node, edge = below, -1
             if edge < 0:
                 finish(forest, t, node, discount)
                 wanted[t] -= 1
                 continue
-            if forest.child[t, node, edge] == NOWHERE and forest.inflight[t, node, edge]:
+            if forest.child[t, node, edge] == NO_NODE and forest.inflight[t, node, edge]:
                 break
             start(forest, t, node, edge, 1)
             wave.tree[found], wave.node[found], wave.edge[found] = t, node, edge
@@ -154,15 +154,15 @@ def _select_gumbel(
             node, edge = 0, -1
             while not forest.flags[t, node] & TERMINAL:
                 edge = gumbel_edge(forest, t, node, rule, scores) if node else gumbel_root_edge(forest, t, rule, scores)
-                below = NOWHERE if edge < 0 else follow(forest, t, node, edge, chance)
-                if below == NOWHERE:
+                below = NO_NODE if edge < 0 else follow(forest, t, node, edge, chance)
+                if below == NO_NODE:
                     break
                 node, edge = below, -1
             if edge < 0 and node:
                 finish(forest, t, node, discount)
                 wanted[t] -= 1
                 continue
-            if edge < 0 or (forest.child[t, node, edge] == NOWHERE and forest.inflight[t, node, edge]):
+            if edge < 0 or (forest.child[t, node, edge] == NO_NODE and forest.inflight[t, node, edge]):
                 break
             start(forest, t, node, edge, 1)
             wave.tree[found], wave.node[found], wave.edge[found] = t, node, edge

@@ -6,20 +6,20 @@ from typing import Any
 
 from corral.core.jit import compiled
 from corral.core.types import Array
-from corral.planning.action_set import NOT_THERE
-from corral.planning.mcts.forest import NOWHERE, TERMINAL, Forest, Wave
+from corral.planning.action_set import NO_EDGE
+from corral.planning.mcts.forest import NO_NODE, TERMINAL, Forest, Wave
 
 
 def _make_node(
     forest: Forest, t: int, node: int, state: int, turn: int, over: bool, priors: Array, value: float
 ) -> None:
     forest.visits[t, node] = forest.pending[t, node] = 0
-    forest.state[t, node], forest.sibling[t, node], forest.draws[t, node] = state, NOWHERE, 1
+    forest.state[t, node], forest.sibling[t, node], forest.draws[t, node] = state, NO_NODE, 1
     forest.to_play[t, node], forest.value[t, node] = turn, value
     forest.flags[t, node] = TERMINAL if over else 0
     for a in range(len(priors)):
-        forest.child[t, node, a] = NOWHERE
-        forest.prior[t, node, a] = NOT_THERE if over else priors[a]
+        forest.child[t, node, a] = NO_NODE
+        forest.prior[t, node, a] = NO_EDGE if over else priors[a]
         forest.n[t, node, a] = forest.inflight[t, node, a] = 0
         forest.total[t, node, a] = 0.0
 
@@ -38,9 +38,9 @@ def _plant(forest: Forest, trees: Array, states: Array, turns: Array, priors: Ar
 
 
 def _find_outcome(forest: Forest, t: int, node: int, edge: int, mark: int) -> int:
-    """The outcome of an edge with this mark, or NOWHERE."""
+    """The outcome of an edge with this mark, or NO_NODE."""
     child: int = forest.child[t, node, edge]
-    while child != NOWHERE and forest.mark[t, child] != mark:
+    while child != NO_NODE and forest.mark[t, child] != mark:
         child = forest.sibling[t, child]
     return child
 
@@ -61,11 +61,11 @@ def _expand(  # noqa: PLR0913 - what is known of every new node
         t, node, edge = wave.tree[i], wave.node[i], wave.edge[i]
         if len(marks):
             known = find_outcome(forest, t, node, edge, marks[i])
-            forest.redraws[t] += forest.child[t, node, edge] != NOWHERE
-            if known != NOWHERE:
+            forest.redraws[t] += forest.child[t, node, edge] != NO_NODE
+            if known != NO_NODE:
                 forest.draws[t, known] += 1
                 forest.repeats[t] += 1
-                wave.new[i] = known if forest.flags[t, known] & TERMINAL else NOWHERE
+                wave.new[i] = known if forest.flags[t, known] & TERMINAL else NO_NODE
                 continue
         new = forest.size[t]
         forest.size[t] += 1
@@ -119,7 +119,7 @@ def _backup(forest: Forest, wave: Wave, discount: float, wanted: Array) -> None:
     for i in range(len(wave.tree)):
         t = wave.tree[i]
         start(forest, t, wave.node[i], wave.edge[i], -1)
-        if wave.new[i] != NOWHERE:
+        if wave.new[i] != NO_NODE:
             finish(forest, t, wave.new[i], discount)
             wanted[t] -= 1
 
@@ -135,35 +135,35 @@ def _reroot(forest: Forest, t: int, node: int, most: int, moved: Array, gone: Ar
     """
     size, kept, lost = forest.size[t], 0, 0
     for i in range(size):
-        below = i == node or (i > node and moved[forest.parent[t, i]] != NOWHERE)
+        below = i == node or (i > node and moved[forest.parent[t, i]] != NO_NODE)
         if below and kept < most:
             moved[i] = kept
             kept += 1
         else:
-            moved[i] = NOWHERE
-        if i == node or moved[i] == NOWHERE:
+            moved[i] = NO_NODE
+        if i == node or moved[i] == NO_NODE:
             gone[lost] = forest.state[t, i]
             lost += 1
     for i in range(node, size):  # upwards: a place is read before it is overwritten
         new = moved[i]
-        if new == NOWHERE:
+        if new == NO_NODE:
             continue
         for a in range(forest.child.shape[2]):
             child = forest.child[t, i, a]
-            while child != NOWHERE and moved[child] == NOWHERE:
+            while child != NO_NODE and moved[child] == NO_NODE:
                 child = forest.sibling[t, child]
-            forest.child[t, new, a] = NOWHERE if child == NOWHERE else moved[child]
+            forest.child[t, new, a] = NO_NODE if child == NO_NODE else moved[child]
             forest.prior[t, new, a], forest.total[t, new, a] = forest.prior[t, i, a], forest.total[t, i, a]
             forest.n[t, new, a], forest.inflight[t, new, a] = forest.n[t, i, a], 0
         sibling = forest.sibling[t, i]
-        forest.sibling[t, new] = NOWHERE if sibling == NOWHERE else moved[sibling]
+        forest.sibling[t, new] = NO_NODE if sibling == NO_NODE else moved[sibling]
         forest.parent[t, new], forest.in_edge[t, new] = moved[forest.parent[t, i]] if new else 0, forest.in_edge[t, i]
         forest.visits[t, new], forest.pending[t, new] = forest.visits[t, i], 0
         forest.value[t, new], forest.reward[t, new] = forest.value[t, i], forest.reward[t, i]
         forest.to_play[t, new], forest.flags[t, new] = forest.to_play[t, i], forest.flags[t, i]
         forest.state[t, new], forest.draws[t, new] = forest.state[t, i], forest.draws[t, i]
         forest.mark[t, new] = forest.mark[t, i]
-    forest.sibling[t, 0] = NOWHERE
+    forest.sibling[t, 0] = NO_NODE
     forest.size[t] = kept
     return lost
 

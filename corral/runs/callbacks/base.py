@@ -43,7 +43,7 @@ class Run(Protocol):
         """End the run after the current iteration, with a checkpoint; `corral resume` can continue it."""
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the policy now, deterministically and by sampling; `on_evaluation` follows."""
+        """Evaluate now with deterministic and sampled actions; then calls `on_evaluation`."""
 
     @property
     def is_best(self) -> bool:

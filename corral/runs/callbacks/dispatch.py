@@ -124,7 +124,7 @@ class _SlowCalls:
         self._since = time.monotonic()
         self.current = name
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="corral-slow-callbacks", daemon=True)
+            self._thread = threading.Thread(target=self._monitor, name="corral-slow-callbacks", daemon=True)
             self._thread.start()
 
     def end(self) -> None:
@@ -135,7 +135,7 @@ class _SlowCalls:
         if self._thread is not None:
             self._thread.join()
 
-    def _look(self) -> None:
+    def _monitor(self) -> None:
         warned = 0.0
         while not self._closed.wait(min(1.0, SLOW_S / 4)):
             name, since = self.current, self._since

@@ -22,7 +22,7 @@ from corral.core.types import Array
 from corral.nets.actor_critic import ActorCritic
 from corral.runs.evaluate import log_level
 from corral.runs.export.heads import make_head
-from corral.runs.folder import whole_file
+from corral.runs.folder import atomic_path
 from corral.runs.load import LoadedPolicy
 
 TOLERANCE = 1e-5
@@ -87,7 +87,7 @@ class PolicyModule(nn.Module):
 
     @torch.inference_mode()
     def gap(self, inputs: list[Array], some: list[Array], others: list[Array]) -> float:
-        """Largest difference, in the network's scores, between the choices of two actions."""
+        """Largest difference in network scores between two sets of actions."""
         scores, _ = self._scores([torch.from_numpy(value) for value in inputs])
         return self.head.gap(scores.numpy(), some, others)
 
@@ -112,13 +112,13 @@ def export(loaded: LoadedPolicy, path: str | Path) -> Exported:
     module = PolicyModule(loaded).eval()
     example = tuple(torch.from_numpy(rows) for rows in _random_inputs(module, loaded, 2, np.random.default_rng(0)))
     write, open_ = (_write_onnx, _open_onnx) if path.suffix == ".onnx" else (_write_torchscript, _open_torchscript)
-    with whole_file(path) as unfinished:
+    with atomic_path(path) as unfinished:
         write(module, example, unfinished)
         difference, count = _compare(module, loaded, open_(unfinished, module))
         if not difference <= TOLERANCE:
             raise RunFailed(
                 f"{path} was not written: its actions differ from the policy's by {difference:.1e}, more than "
-                f"{TOLERANCE:g}. Try the other format, and please report it."
+                f"{TOLERANCE:g}. Try the other format, and please report this."
             )
     return Exported(path, module.inputs, module.outputs, difference, count)
 

@@ -48,7 +48,7 @@ class JointHead(nn.Module):
             numbers = [self._choices.from_env(self._layout.unflatten(leaves)) for leaves in (some, others)]
         except ValueError:  # there is no such combination
             return float("inf")
-        return _apart(scores, *numbers)
+        return _max_gap(scores, *numbers)
 
 
 class SeparateHead(nn.Module):
@@ -93,7 +93,7 @@ class _Choices(nn.Module):
     def gaps(self, scores: Array, some: Array, others: Array) -> list[float]:
         left, right = ((leaf - self.start.numpy()).reshape(len(leaf), -1) for leaf in (some, others))
         parts = np.split(scores, np.cumsum(self._sizes)[:-1], -1)
-        return [_apart(part, left[:, k], right[:, k]) for k, part in enumerate(parts)]
+        return [_max_gap(part, left[:, k], right[:, k]) for k, part in enumerate(parts)]
 
 
 class _Numbers(nn.Module):
@@ -136,7 +136,7 @@ def _part(space: gs.Space[object]) -> _Choices | _Numbers:
     return _Choices([2] * int(np.prod(space.shape)), np.zeros((), np.int64), tuple(space.shape))
 
 
-def _apart(scores: Array, some: Array, others: Array) -> float:
+def _max_gap(scores: Array, some: Array, others: Array) -> float:
     """Largest difference between the scores of indexed choices."""
     numbers = np.stack([some, others])
     if numbers.min() < 0 or numbers.max() >= scores.shape[1]:

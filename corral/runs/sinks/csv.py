@@ -14,7 +14,7 @@ import numpy as np
 
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import Array
-from corral.runs.folder import write_whole
+from corral.runs.folder import atomic_write
 from corral.runs.sinks.base import STEP, WALL_S
 
 
@@ -64,7 +64,7 @@ class CsvSink:
         """Replace the file atomically by one with these columns and rows, and open it for appending."""
         padded = [row + [""] * (len(columns) - len(row)) for row in rows]
         try:
-            write_whole(self._path, "".join(map(_line, [columns, *padded])))
+            atomic_write(self._path, "".join(map(_line, [columns, *padded])))
             return io.FileIO(self._path, "ab")  # unbuffered: a row is in the file when write returns
         except OSError as error:
             raise self._failed(error.strerror) from error

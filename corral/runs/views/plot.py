@@ -132,7 +132,7 @@ def save_png(found: Sequence[Curve], path: Path, metric: str, axis: Axis, smooth
     scale, unit = _x_unit(found, axis)
     for i, curve in enumerate(found):
         _draw(axes, curve, scale, _COLOURS[i % len(_COLOURS)], "-" if i < len(_COLOURS) else "--")
-    _dress(axes, unit, _TITLES.get(metric, metric))
+    _style_axes(axes, unit, _TITLES.get(metric, metric))
     if inside:
         axes.legend(frameon=True, framealpha=0.8, edgecolor="none", fontsize=10)
     else:
@@ -242,7 +242,7 @@ def _draw(axes: Any, curve: Curve, scale: float, colour: str, style: str) -> Non
         axes.fill_between(curve.x / scale, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _dress(axes: Any, x_label: str, y_label: str) -> None:
+def _style_axes(axes: Any, x_label: str, y_label: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     axes.set_xlabel(x_label, fontsize=11)

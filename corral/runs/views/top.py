@@ -120,17 +120,17 @@ def _results(columns: dict[str, Array]) -> list[tuple[str, str]]:
 def _processes(folder: RunFolder, columns: dict[str, Array]) -> list[tuple[str, str]]:
     """Other processes of a run: pid, lag, restarts and memory; and the data in flight."""
     try:
-        processes = json.loads(folder.parts_json.read_text())
+        processes = json.loads(folder.processes_json.read_text())
     except (OSError, ValueError):
         return []
     lines = []
-    for part in processes:
-        memory = _rss(part["pid"]) if part["pid"] else None
-        facts = [f"pid {part['pid']}" if part["alive"] else "crashed, restarting"]
-        facts += [f"lag {part['lag']}"] if "lag" in part else []
-        facts += [f"{part['restarts']} restarts"] if part["restarts"] else []
+    for process in processes:
+        memory = _rss(process["pid"]) if process["pid"] else None
+        facts = [f"pid {process['pid']}" if process["alive"] else "crashed, restarting"]
+        facts += [f"lag {process['lag']}"] if "lag" in process else []
+        facts += [f"{process['restarts']} restarts"] if process["restarts"] else []
         facts += [f"{memory / 2**20:,.0f} MB"] if memory else []
-        lines.append((part["name"], ", ".join(facts)))
+        lines.append((process["name"], ", ".join(facts)))
     queued, in_flight = _last(columns, "store/size"), _last(columns, "actors/in_flight_mb")
     if queued is not None and in_flight is not None:
         lines.append(("in flight", f"{queued:,.0f} in the store, {in_flight:.2f} MB from the actors"))

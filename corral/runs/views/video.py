@@ -25,7 +25,7 @@ from corral.envs.suites.atari import AtariSuite
 from corral.envs.suites.pixels import PixelSuite
 from corral.envs.vec_env import VecEnv
 from corral.runs.evaluate import acting_seed
-from corral.runs.folder import require_same_env, whole_file
+from corral.runs.folder import atomic_path, require_same_env
 from corral.runs.load import load_policy
 
 _CONSOLE_FPS = 60.0  # of an Atari, regardless of its metadata
@@ -104,16 +104,16 @@ def record_policy(
 ) -> Recording:
     """Record the policy as H.264 in an MP4, atomically: a frame at the start of an episode and one per step."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
-    film = _Film(experiment)
-    with make_vec(film, 1, "local", role="eval") as vec:
+    recording = _RecordedFactory(experiment)
+    with make_vec(recording, 1, "local", role="eval") as vec:
         if spec is not None:
             require_same_env(vec.spec, spec)
-        film.rolling = False  # do not record environments that a planner builds for itself
+        recording.enabled = False  # do not record environments that a planner builds for itself
         bind_envs(policy, vec)
-        film.rolling = True
+        recording.enabled = True
         vec.reset(seed)
         batch = vec.recv()
-        rate = fps or film.fps
+        rate = fps or recording.fps
         state, count, running, returns = policy.initial_state(1), 0, 0.0, list[float]()
         with _writer(Path(path), rate) as write:
             while len(returns) < episodes and count < seconds * rate:
@@ -121,10 +121,10 @@ def record_policy(
                 vec.send(batch.env_ids, action)
                 batch = vec.recv()
                 running += float(batch.raw_reward[0])
-                for frame in film.frames:
+                for frame in recording.frames:
                     write(frame)
-                count += len(film.frames)
-                film.frames.clear()
+                count += len(recording.frames)
+                recording.frames.clear()
                 if batch.game_over[0] and not batch.faulty[0]:
                     returns.append(running)
                 running = 0.0 if batch.game_over[0] or batch.faulty[0] else running
@@ -138,7 +138,7 @@ def make_screen(experiment: Experiment) -> VecEnv:
     return make_vec(_Screen(experiment), 1, "local", role="eval")
 
 
-_FILMS: weakref.WeakKeyDictionary[gymnasium.Env[Any, Any], _Film] = weakref.WeakKeyDictionary()
+_RECORDINGS: weakref.WeakKeyDictionary[gymnasium.Env[Any, Any], _RecordedFactory] = weakref.WeakKeyDictionary()
 
 
 class _Screen:
@@ -151,14 +151,14 @@ class _Screen:
         return _build(self._experiment, "human")
 
 
-class _Film:
-    """Builds environments that put a frame of every step into `frames`, if built while `rolling`."""
+class _RecordedFactory:
+    """Builds environments that put a frame of every step into `frames`, if built while `enabled`."""
 
     def __init__(self, experiment: Experiment):
         self._experiment, self.name = experiment, experiment.env
         self.frames: list[Array] = []
         self.first: list[Array] = []  # first frame of an episode before its first step
-        self.fps, self.rolling = _FPS, True
+        self.fps, self.enabled = _FPS, True
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         env = _build(self._experiment, "rgb_array")
@@ -167,30 +167,30 @@ class _Film:
             self.fps = _CONSOLE_FPS / suite.frame_skip
         else:
             self.fps = float(env.metadata.get("render_fps") or _FPS)
-        camera = _Camera(env)
-        if self.rolling:
-            _FILMS[camera] = self
+        camera = _FrameRecorder(env)
+        if self.enabled:
+            _RECORDINGS[camera] = self
         return camera
 
 
-class _Camera(PassiveWrapper):
+class _FrameRecorder(PassiveWrapper):
     """Records every step, and the first frame of an episode once it is played; frames are not copied with it."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         result = self.env.reset(seed=seed, options=options)
-        film = _FILMS.get(self)
-        if film is not None:
-            film.first = [self._look()]
+        recording = _RECORDINGS.get(self)
+        if recording is not None:
+            recording.first = [self._render_frame()]
         return result
 
     def step(self, action: Any) -> Any:
-        result, film = self.env.step(action), _FILMS.get(self)
-        if film is not None:
-            film.frames += [*film.first, self._look()]
-            film.first = []
+        result, recording = self.env.step(action), _RECORDINGS.get(self)
+        if recording is not None:
+            recording.frames += [*recording.first, self._render_frame()]
+            recording.first = []
         return result
 
-    def _look(self) -> Array:
+    def _render_frame(self) -> Array:
         try:
             frame = self.env.render()
         except gymnasium.error.DependencyNotInstalled as error:
@@ -243,7 +243,7 @@ def _writer(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
         padding = [(0, size % 2) for size in shape[:2]]
         encoder.send(np.ascontiguousarray(np.pad(frame, [*padding, (0, 0)], mode="edge")))
 
-    with whole_file(path) as unfinished:
+    with atomic_path(path) as unfinished:
         try:
             yield write
         finally:

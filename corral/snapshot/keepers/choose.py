@@ -52,7 +52,7 @@ def choose_keeper(scratch: Env, *, replay: bool) -> StateKeeper:
     except CannotSave as error:
         if not replay:
             raise
-        log.info("states of %s are kept as its actions, because %s.", type(scratch.unwrapped).__name__, error)
+        log.info("%s is saved by replaying its actions, because %s.", type(scratch.unwrapped).__name__, error)
         return ReplayKeeper()
     return fields
 
@@ -69,7 +69,7 @@ def _try_out(keeper: StateKeeper, scratch: Env) -> None:
     keeper.load(scratch, kept)
     keeper.drop(kept)
     if seen[0] != seen[1]:
-        raise CannotSave("its fields are not its whole state: a repeated step had another result")
+        raise CannotSave("its attributes do not hold its full state: repeating a step gave a different result")
 
 
 def _walk(env: Env, actions: list[Any], layout: Layout) -> Iterator[tuple[Any, ...]]:

@@ -81,7 +81,7 @@ class DeclaredKeeper(StateKeeper):
         try:
             write_declared(env, _own_arrays(decode(kept)), None if self.exact else 0, self._names)
         except Exception as error:  # the author's functions may raise anything for foreign data
-            raise CannotSave(f"these bytes are no state of this environment ({error!r})") from error
+            raise CannotSave(f"these bytes are not a state of this environment ({error!r})") from error
 
     def reseed(self, env: Env, seed: int) -> None:
         self._rng_finder.reseed(env, seed)

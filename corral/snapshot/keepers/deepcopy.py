@@ -29,7 +29,7 @@ from corral.snapshot.rng import RngState, is_generator
 # Closures, bound methods, caches and weak references also refer to other objects. Without copies of them, a copied
 # environment would lead back to the original: `self.rule = lambda action: self.go(action)` of a live environment would,
 # in the scratch environment, move the live one.
-Way = Callable[["Copier", Any], Any]
+CopyFn = Callable[["Copier", Any], Any]
 
 
 class _Named(NamedTuple):
@@ -108,7 +108,7 @@ def _refused(copier: Copier, value: Any) -> Any:
     raise TypeError("its own copy shares what it holds weakly")
 
 
-BINDINGS: dict[type, Way] = {
+BINDINGS: dict[type, CopyFn] = {
     types.FunctionType: _function, types.CellType: _cell, types.MethodType: _method,
     types.BuiltinMethodType: _native_method, _Named: _named, type(functools.lru_cache(len)): _cached,
     weakref.ref: _reference, weakref.ProxyType: _proxy, weakref.CallableProxyType: _proxy, _Weak: _weak,
@@ -164,7 +164,7 @@ class Copier:
             return made
         how = _HOW.get(kind)
         if how is None:
-            how = _HOW[kind] = _find_way(kind)
+            how = _HOW[kind] = _find_copier(kind)
         made = how(self, value)
         if made is not value:
             self.memo[id(value)] = made
@@ -262,7 +262,7 @@ def _plain(copier: Copier, value: Any) -> Any:
     return made
 
 
-def _own_way(copier: Copier, value: Any) -> Any:
+def _by_deepcopy(copier: Copier, value: Any) -> Any:
     made = copy.deepcopy(value, copier.memo)
     copier.nbytes += _OBJECT_BYTES + int(getattr(made, "nbytes", 0))
     copier.rngs += [one for one in find_generators_in(made) if not any(one is other for other in copier.rngs)]
@@ -294,13 +294,13 @@ def _reduced(copier: Copier, value: Any) -> Any:
     return made
 
 
-_HOW: dict[type, Way] = {
+_HOW: dict[type, CopyFn] = {
     bytes: _bytes, np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set,
     deque: _deque, RngState: _rng_state, functools.partial: _reduced, **BINDINGS,
 }  # fmt: skip
 
 
-def _find_way(kind: type) -> Way:
+def _find_copier(kind: type) -> CopyFn:
     if issubclass(kind, _SHARED):
         ATOMS.add(kind)
         return _same
@@ -309,7 +309,7 @@ def _find_way(kind: type) -> Way:
     if is_rendering(kind):
         return _same
     if "__deepcopy__" in dir(kind):
-        return _own_way
+        return _by_deepcopy
     has_fields = kind.__dictoffset__ != 0 and not has_slots(kind)
     python = kind.__new__ is object.__new__ and has_fields
     default = all(

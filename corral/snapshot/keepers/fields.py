@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gymnasium import spaces
 
-from corral.core.gym_env import is_looking, layers
+from corral.core.gym_env import layers, only_renders
 from corral.snapshot.keeper import CannotSave, Env, FindStart, StateKeeper
 from corral.snapshot.keepers.deepcopy import ATOMS, Copier, has_slots, is_rendering
 from corral.snapshot.rng import RngState, inner_spaces, reseed
@@ -68,7 +68,7 @@ class _FieldsState:
         self.nbytes = own + copier.nbytes + sum(state.nbytes for state in space_rngs.values())
 
 
-class _Anatomy:
+class _EnvStructure:
     """The objects of one environment, without the outermost layer, so that it does not keep the environment alive."""
 
     def __init__(self, env: Env, native: Native | None, base: bool):
@@ -91,13 +91,13 @@ class _Anatomy:
                 own.add(name)
                 if value is not outer:
                     self._found.append((depth, name, value))
-            self.own.append(frozenset(own | vars(layer).keys() if is_looking(layer) else own))
+            self.own.append(frozenset(own | vars(layer).keys() if only_renders(layer) else own))
         self.fixed.update(self.spaces)
         self.rngs: list[Any] = []  # RNGs created by the last loaded state
         self.held: list[Any] = []  # weakly referenced objects of that state
 
     def is_still_of(self, env: Env, native: Native | None) -> bool:
-        """Whether nothing has been replaced: a reset may build another environment inside, or other spaces."""
+        """Whether the environment's objects are unchanged; a reset may replace the inner environment or its spaces."""
         fields = [vars(env), *map(vars, self.inner)]
         parts = [] if native is None else native.parts(env)
         return all(fields[depth].get(name) is value for depth, name, value in self._found) and all(
@@ -121,73 +121,75 @@ class FieldsKeeper(StateKeeper):
         self._first: list[Fields] = []  # unchanged so far, of each layer
         self._names: list[frozenset[str]] = []  # of each layer, as last seen
         self._marks: dict[str, Any] = {}  # placeholders in states for the objects that are not copied
-        self._anatomies: weakref.WeakKeyDictionary[Env, _Anatomy] = weakref.WeakKeyDictionary()
+        self._anatomies: weakref.WeakKeyDictionary[Env, _EnvStructure] = weakref.WeakKeyDictionary()
 
     def save(self, env: Env, find_start: FindStart | None = None) -> _FieldsState:
-        anatomy = self._anatomy(env)
-        memo = {id(part): self._marks[name] for name, part in anatomy.fixed.items()}
+        structure = self._structure(env)
+        memo = {id(part): self._marks[name] for name, part in structure.fixed.items()}
         memo[id(env)] = self._marks["0"]
         copier = Copier(memo)
-        kept = [self._keep_layer(copier, depth, layer, anatomy) for depth, layer in enumerate((env, *anatomy.inner))]
-        space_rngs = {name: RngState(generator) for name, generator in anatomy.generators()}
+        kept = [
+            self._keep_layer(copier, depth, layer, structure) for depth, layer in enumerate((env, *structure.inner))
+        ]
+        space_rngs = {name: RngState(generator) for name, generator in structure.generators()}
         return _FieldsState(kept, copier, space_rngs, None if self._native is None else self._native.save(env))
 
     def load(self, env: Env, kept: _FieldsState) -> None:
-        anatomy = self._anatomy(env)
-        memo = {id(self._marks[name]): part for name, part in anatomy.fixed.items()}
+        structure = self._structure(env)
+        memo = {id(self._marks[name]): part for name, part in structure.fixed.items()}
         memo[id(self._marks["0"])] = env
         copier = Copier(memo)
-        for depth, layer in enumerate((env, *anatomy.inner)):
-            self._put_layer(copier, vars(layer), self._first[depth], anatomy.own[depth], kept.layers[depth])
-        anatomy.rngs, anatomy.held = copier.rngs, copier.held
+        for depth, layer in enumerate((env, *structure.inner)):
+            self._put_layer(copier, vars(layer), self._first[depth], structure.own[depth], kept.layers[depth])
+        structure.rngs, structure.held = copier.rngs, copier.held
         if kept.space_rngs:
-            for name, space in anatomy.spaces:
+            for name, space in structure.spaces:
                 if name in kept.space_rngs:
                     kept.space_rngs[name].write(space.np_random)
         if self._native is not None:
             self._native.load(env, kept.native)
 
     def reseed(self, env: Env, seed: int) -> None:
-        anatomy = self._anatomies[env]
-        for place, generator in enumerate([*anatomy.rngs, *(one for _, one in anatomy.generators())]):
+        structure = self._anatomies[env]
+        for place, generator in enumerate([*structure.rngs, *(one for _, one in structure.generators())]):
             reseed(generator, seed, place)
         if self._native is not None:
             self._native.reseed(env, seed)
 
     def rng_state(self, env: Env) -> list[RngState]:
-        anatomy = self._anatomies[env]
-        return [RngState(generator) for generator in [*anatomy.rngs, *(one for _, one in anatomy.generators())]]
+        structure = self._anatomies[env]
+        return [RngState(generator) for generator in [*structure.rngs, *(one for _, one in structure.generators())]]
 
     def nbytes(self, kept: _FieldsState) -> int:
         return kept.nbytes + (0 if self._native is None else self._native.nbytes(kept.native))
 
-    def _anatomy(self, env: Env) -> _Anatomy:
+    def _structure(self, env: Env) -> _EnvStructure:
         found = self._anatomies.get(env)
         if found is None or not found.is_still_of(env, self._native):
-            found = _Anatomy(env, self._native, self._base)
+            found = _EnvStructure(env, self._native, self._base)
             self._compare(env, found)
             self._anatomies[env] = found
         return found
 
-    def _compare(self, env: Env, anatomy: _Anatomy) -> None:
-        all_layers = [env, *anatomy.inner]
+    def _compare(self, env: Env, structure: _EnvStructure) -> None:
+        all_layers = [env, *structure.inner]
         for layer in all_layers:
             if has_slots(type(layer)):
                 raise CannotSave(f"{type(layer).__name__} has __slots__, which are not supported")
         if not self._kinds:
             self._kinds = [type_name(layer) for layer in all_layers]
-            self._marks = {name: object() for name in ("0", *anatomy.fixed)}
+            self._marks = {name: object() for name in ("0", *structure.fixed)}
             self._names = [frozenset(vars(layer)) for layer in all_layers]
             self._first = [
                 {name: value for name, value in vars(layer).items() if type(value) in ATOMS and name not in own}
-                for layer, own in zip(all_layers, anatomy.own, strict=True)
+                for layer, own in zip(all_layers, structure.own, strict=True)
             ]
         same = [type_name(layer) for layer in all_layers] == self._kinds
-        if not same or self._marks.keys() != {"0", *anatomy.fixed}:
+        if not same or self._marks.keys() != {"0", *structure.fixed}:
             raise CannotSave("this environment is not wrapped or built like that of the state")
 
-    def _keep_layer(self, copier: Copier, depth: int, layer: Any, anatomy: _Anatomy) -> _Layer:
-        fields, own, first = vars(layer), anatomy.own[depth], self._first[depth]
+    def _keep_layer(self, copier: Copier, depth: int, layer: Any, structure: _EnvStructure) -> _Layer:
+        fields, own, first = vars(layer), structure.own[depth], self._first[depth]
         changed, copies = {}, {}
         constant = _CONSTANT.get(type(layer).__module__.rpartition(".")[0], _NO_NAMES)
         for name, value in fields.items():

@@ -1,4 +1,4 @@
-"""States of MuJoCo: what it integrates, what it derived in its last step, and the current numbers of the model.
+"""States of MuJoCo: integrator state, derived quantities of the last step, and current model parameters.
 
 Environments read derived numbers before they step (Ant rewards the distance from its body's last place), so a state
 that MuJoCo could continue from does not suffice for the same rewards. Contacts, which every step recomputes, are not
@@ -60,7 +60,7 @@ def memory_of(first: Array, size: int, within: dict[str, Array]) -> Array:
     """The block of memory that begins with an array; CannotSave unless these others are in it as well."""
     for name, array in within.items():
         if not 0 <= array.ctypes.data - first.ctypes.data <= size - array.nbytes:
-            raise CannotSave(f"this version of MuJoCo keeps {name} in other memory")
+            raise CannotSave(f"this version of MuJoCo stores {name} in a separate buffer")
     return np.lib.stride_tricks.as_strided(first.view(np.uint8), (size,), (1,), writeable=True)
 
 
@@ -87,7 +87,7 @@ class MujocoNative(Native):
         self._memory: weakref.WeakKeyDictionary[Env, tuple[Any, Array, ModelMemory]] = weakref.WeakKeyDictionary()
         base = _base(env)
         if base.model.nplugin:
-            raise CannotSave("its model has plugins, whose states are not MuJoCo's to copy")
+            raise CannotSave("its model has plugins, whose state MuJoCo cannot copy")
         self._size = mujoco.mj_stateSize(base.model, self._which)
         self._physics = self._memory_of(env)[1].read()  # as in the last state
 

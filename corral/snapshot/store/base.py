@@ -61,9 +61,9 @@ class StateBudget:
     def require_room(self, held: int, count: int, old: int | None, size: int) -> None:
         """StatesFull if a state of `size` does not fit, in place of one of `old` bytes if not None."""
         if held - (old or 0) + size > self.bytes:
-            raise StatesFull(f"{held} bytes are held, {size} more would be above the budget of {self.bytes}; drop some")
+            raise StatesFull(f"{held} bytes are stored, {size} more would exceed the limit of {self.bytes}; drop some")
         if old is None and count >= self.count:
-            raise StatesFull(f"{count} states are held, the budget is {self.count}; drop some")
+            raise StatesFull(f"{count} states are stored, the limit is {self.count}; drop some")
 
 
 class MemoryStates(StateStore):

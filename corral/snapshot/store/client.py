@@ -72,7 +72,7 @@ class RemoteStates(StateStore):
 
     def __init__(self, url: str, token_file: str | None = None, timeout_s: float = 30.0):
         address = parse_url(url)
-        if address.only_to_listen:
+        if address.listen_only:
             raise UserError(f"{url} cannot be connected to: name the state server's host and port.")
         self._url, self._token, self._timeout_s = url, read_token(token_file), timeout_s
         self._binding = open_binding(address.scheme, connect=[address])
@@ -155,7 +155,7 @@ class RemoteStates(StateStore):
             raise EnvFailed(f"{self._url} is not a state server: it sent {error}.") from error
         if not is_proven(self._token, welcome.proof, SERVER, self._nonce, welcome.nonce):
             raise UserError(f"The server at {self._url} did not prove that it knows the token; give it the same file.")
-        wire.most_bytes = MAX_BYTES + clp.GREETING_BYTES
+        wire.max_bytes = MAX_BYTES + clp.GREETING_BYTES
         proof = prove(self._token, CLIENT, self._nonce, welcome.nonce)
         wire.send(Message(clp.Op.READY, meta=to_meta(Ready(proof))).frames())
         self._ready = True

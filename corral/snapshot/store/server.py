@@ -37,7 +37,7 @@ class StateServer:
     def __init__(self, binding: Binding, keeper: StateStore, token: bytes | None = None):
         self._binding, self._keeper, self._token = binding, keeper, token
         self._clients: dict[Wire, _Client] = {}
-        self._strangers = RateLimitedLog(log)
+        self._peer_log = RateLimitedLog(log)
 
     @property
     def urls(self) -> list[str]:
@@ -87,7 +87,7 @@ class StateServer:
             if not is_proven(self._token, proof, sw.CLIENT, client.nonce, client.own_nonce):
                 self._refuse(wire, clp.Status.E_AUTH, "a client did not prove that it knows the token")
                 return
-            client.ready, wire.most_bytes = True, sw.MAX_BYTES + clp.GREETING_BYTES
+            client.ready, wire.max_bytes = True, sw.MAX_BYTES + clp.GREETING_BYTES
         else:
             raise BadMessage(f"{clp.Op(message.op).name} in the handshake")
 
@@ -122,7 +122,7 @@ class StateServer:
         wire.send(reply.frames())
 
     def _refuse(self, wire: Wire, status: clp.Status, text: str) -> None:
-        self._strangers.warning(f"{wire.peer}: {text}; closed.")
+        self._peer_log.warning(f"{wire.peer}: {text}; closed.")
         wire.send(Message(clp.Op.ERROR, clp.NO_REPLY, status, meta={"text": text}).frames())
         self._clients.pop(wire, None)
         wire.close()

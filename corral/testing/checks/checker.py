@@ -1,4 +1,4 @@
-"""Does an environment keep the Gymnasium contract, and how will Corral handle it?
+"""Checks that an environment conforms to the Gymnasium API, and shows how Corral will handle it.
 
 ```python
 for result in corral.testing.check_env("my_package.my_env:MyEnv"):
@@ -26,7 +26,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Outcome of one check: `fail` breaks the contract, `warn` works but deserves a look."""
+    """Outcome of one check: `fail`: violates the API; `warn`: works, but should be reviewed."""
 
     name: str
     status: Status

@@ -33,7 +33,7 @@ Outcome = tuple[Status, str]
 _COMPARE_STEPS, _COMPARE_S = 200, 2.0
 _WORKER_STEPS = 20
 _STEP_TIMEOUT_S = 60.0
-_NOT_THE_USERS = (str(Path(corral.__file__).parent), sysconfig.get_paths()["stdlib"], "<")
+_LIBRARY_PATHS = (str(Path(corral.__file__).parent), sysconfig.get_paths()["stdlib"], "<")
 
 
 @dataclass
@@ -217,11 +217,11 @@ def _worker(subject: Subject) -> Outcome:
     except UserError as error:
         return "warn", f"only backend='local' works: {error}"
     except EnvFailed as error:
-        return "fail", _gist(error)
+        return "fail", _first_line(error)
     try:
         remote = _drive(subject, vec)
     except EnvFailed as error:
-        return "fail", f"in a worker process, {_gist(error)}"
+        return "fail", f"in a worker process, {_first_line(error)}"
     if not subject.reproducible:
         return "pass", "runs in a worker process"
     if _drive(subject, _make(subject, "local")) != remote:
@@ -266,7 +266,7 @@ def _speed(subject: Subject) -> Outcome:
 def describe(error: BaseException) -> str:
     """An exception in one line, with its place in the environment's code."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(_NOT_THE_USERS) and "site-packages" not in f.filename]
+    own = [f for f in frames if not f.filename.startswith(_LIBRARY_PATHS) and "site-packages" not in f.filename]
     place = f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name})" if own else ""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}{place}"
@@ -284,7 +284,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
 
 
-def _gist(error: object) -> str:
+def _first_line(error: object) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if len(lines) < 2 else f"{lines[0]}: {lines[-1]}"
 

@@ -54,7 +54,7 @@ class LinkSubject:
     def slots(self, count: int) -> Array:
         """Up to `count` free slots."""
         if not hasattr(self, "_slots"):
-            most = self.simulator.hello.slots - self.states.session.seated
+            most = self.simulator.hello.slots - self.states.session.used_slots
             self._slots = self.states.take_slots(max(0, min(_WIDE, most)))
         return self._slots[:count]
 

@@ -36,7 +36,7 @@ class StatesContract:
 
     level: Level = Level.MEMORY
     steps = 10_000  # of the run that is interrupted by saves, loads and expansions
-    load_share = 0.05  # fraction of its steps followed by a load; less if loading is slow
+    load_fraction = 0.05  # fraction of its steps followed by a load; less if loading is slow
     cycles = 2_000  # saves and drops, after which memory use must be unchanged
 
     def make(self) -> Env:
@@ -56,9 +56,9 @@ class StatesContract:
                 assert step == run.seen[at], f"step {at}"
                 at += 1
                 ended = step.ended
-                if not ended and rng.random() < 2 * self.load_share:
+                if not ended and rng.random() < 2 * self.load_fraction:
                     saved[at] = snapshots.save()
-                if saved and rng.random() < self.load_share:
+                if saved and rng.random() < self.load_fraction:
                     old = list(saved)[rng.integers(len(saved))]
                     self._expand_along(snapshots, saved[old], run, old)
                     if rng.random() < 0.5:
@@ -172,7 +172,7 @@ class StatesContract:
             snapshots.drop([root, 12345])
             action = snapshots.states.spec.action_space.sample()
             for call in (lambda: snapshots.load(root), lambda: snapshots.expand(root, action)):
-                with pytest.raises(UserError, match="was dropped, or never saved"):
+                with pytest.raises(UserError, match="was dropped or never saved"):
                     call()
 
     def test_full_budget_is_an_error_and_evicts_nothing(self) -> None:

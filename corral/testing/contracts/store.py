@@ -48,7 +48,7 @@ def fragments(
 
 
 def steps_of(traj: Trajectory) -> Counter[Step]:
-    """The rows of a CountingEnv's trajectory that really happened, named by environment, episode and step."""
+    """Valid rows of a CountingEnv trajectory as (environment, episode, step)."""
     return Counter((int(o[ID]), int(o[EPISODE]), int(o[T])) for o in traj.obs[:-1][~traj.faulty])
 
 
@@ -60,9 +60,9 @@ def drain(store: Store) -> list[Sample]:
     return samples
 
 
-def put_and_drain(store: Store, parts: list[Trajectory]) -> Iterator[Sample]:
+def put_and_drain(store: Store, trajectories: list[Trajectory]) -> Iterator[Sample]:
     """Every batch that becomes available while these trajectories are put in, one by one."""
-    for traj in parts:
+    for traj in trajectories:
         store.put(traj)
         yield from drain(store)
 
@@ -91,49 +91,49 @@ class StoreContract:
 
     @pytest.mark.parametrize("factory", [partial(CountingEnv, 4, "mixed"), partial(FaultyEnv, "raise"), TreeEnv])
     def test_loaded_state_gives_equal_samples(self, factory: Callable[[], Any]) -> None:
-        spec, parts = fragments(factory, self.fragment_length, 16)
+        spec, trajectories = fragments(factory, self.fragment_length, 16)
         store = self.make(spec, self.data, NUM_ENVS, seed=5)
-        for sample in put_and_drain(store, parts[:9]):
-            self._surprise(store, sample)
-        store.put(parts[9], ctx=StoreContext(progress=0.25))
+        for sample in put_and_drain(store, trajectories[:9]):
+            self._set_priorities(store, sample)
+        store.put(trajectories[9], ctx=StoreContext(progress=0.25))
         if store.ready():
             store.get()
         saved = saved_and_read(store.state_dict())
         other = self.make(spec, self.data, NUM_ENVS, seed=6)
         other.load_state_dict(saved)
-        for traj in parts[10:]:
+        for traj in trajectories[10:]:
             ours, theirs = drain(store), drain(other)
             assert len(ours) == len(theirs)
             for a, b in zip(ours, theirs, strict=True):
                 assert_same(vars(a.batch), vars(b.batch))
-                self._surprise(store, a)
-                self._surprise(other, b)
+                self._set_priorities(store, a)
+                self._set_priorities(other, b)
             store.put(traj)
             other.put(traj)
         assert store.metrics() == other.metrics()
 
     def test_either_side_can_always_move(self) -> None:
-        spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 12)
+        spec, trajectories = fragments(partial(CountingEnv, 4), self.fragment_length, 12)
         store = self.make(spec, self.data, NUM_ENVS)
-        for traj in parts:
+        for traj in trajectories:
             while not store.room():
                 assert store.ready()
                 store.get()
             store.put(traj)
 
     def test_faulty_rows_never_come_out(self) -> None:
-        spec, parts = fragments(partial(FaultyEnv, "raise"), self.fragment_length, 16)
-        assert any(traj.faulty.any() for traj in parts)
-        happened = sum((steps_of(traj) for traj in parts), Counter[Step]())
+        spec, trajectories = fragments(partial(FaultyEnv, "raise"), self.fragment_length, 16)
+        assert any(traj.faulty.any() for traj in trajectories)
+        happened = sum((steps_of(traj) for traj in trajectories), Counter[Step]())
         store = self.make(spec, self.data, NUM_ENVS)
-        assert sum(self.check_steps(sample, happened) for sample in put_and_drain(store, parts)) > 20
+        assert sum(self.check_steps(sample, happened) for sample in put_and_drain(store, trajectories)) > 20
 
     def test_named_extras_come_out_and_no_others(self) -> None:
-        spec, parts = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 16)
+        spec, trajectories = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 16)
         data = replace(self.data, extras=("place", "twice"))
         store, other = (self.make(spec, data, NUM_ENVS, seed=5) for _ in range(2))
         seen = 0
-        for traj in parts:
+        for traj in trajectories:
             place = traj.obs[:-1].copy()
             marked = replace(traj, extras={"place": place, "twice": 2 * place[..., T], "unnamed": place})
             store.put(marked)
@@ -145,10 +145,10 @@ class StoreContract:
         assert seen > 20
 
     def test_extras_that_were_not_recorded_are_an_error(self) -> None:
-        spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 1)
+        spec, trajectories = fragments(partial(CountingEnv, 4), self.fragment_length, 1)
         store = self.make(spec, replace(self.data, extras=("missing",)), NUM_ENVS)
         with pytest.raises(RunFailed, match="missing"):
-            store.put(parts[0])
+            store.put(trajectories[0])
 
     def check_extras(self, sample: Sample) -> int:
         """Assert that a sample has the extras of its own steps; returns their number."""
@@ -164,7 +164,7 @@ class StoreContract:
         """Assert that a sample has only steps that happened; returns their number."""
         raise NotImplementedError
 
-    def _surprise(self, store: Store, sample: Sample) -> None:
+    def _set_priorities(self, store: Store, sample: Sample) -> None:
         if sample.keys is not None:
             store.feedback(sample.keys, (sample.keys % 7).astype(np.float32))
 
@@ -173,14 +173,14 @@ class FifoContract(StoreContract):
     """Stores whose data is used once."""
 
     def test_nothing_is_lost_or_duplicated(self) -> None:
-        spec, parts = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 16)
+        spec, trajectories = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 16)
         store = self.make(spec, self.data, NUM_ENVS)
         out = Counter[Step]()
-        for sample in put_and_drain(store, parts):
+        for sample in put_and_drain(store, trajectories):
             assert isinstance(sample.batch, Trajectory)
             assert sample.batch.shape[1] == self.data.batch_size
             out += steps_of(sample.batch)
-        expected = sum((steps_of(traj) for traj in parts), Counter[Step]())
+        expected = sum((steps_of(traj) for traj in trajectories), Counter[Step]())
         assert max(out.values()) == 1
         assert not out - expected
         counts = store.metrics()
@@ -190,9 +190,9 @@ class FifoContract(StoreContract):
         assert len(expected) - len(out) <= (self.data.batch_size + NUM_ENVS) * max(4, self.data.length)
 
     def test_true_successors_and_flags_come_through(self) -> None:
-        spec, parts = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 16)
+        spec, trajectories = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 16)
         store = self.make(spec, self.data, NUM_ENVS)
-        for sample in put_and_drain(store, parts):
+        for sample in put_and_drain(store, trajectories):
             batch = sample.batch
             assert isinstance(batch, Trajectory)
             rows = ~batch.faulty
@@ -204,14 +204,14 @@ class FifoContract(StoreContract):
             np.testing.assert_array_equal(batch.truncated & rows, batch.done & (kind != 0))
 
     def test_full_store_refuses(self) -> None:
-        spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 40)
+        spec, trajectories = fragments(partial(CountingEnv, 4), self.fragment_length, 40)
         store = self.make(spec, self.data, NUM_ENVS)
-        for traj in parts:
+        for traj in trajectories:
             if store.room():
                 store.put(traj)
         assert not store.room()
         with pytest.raises(RunFailed, match="full"):
-            store.put(parts[-1])
+            store.put(trajectories[-1])
 
     def check_steps(self, sample: Sample, happened: Counter[Step]) -> int:
         assert isinstance(sample.batch, Trajectory)
@@ -225,33 +225,33 @@ class ReplayContract(StoreContract):
 
     @pytest.mark.parametrize("ratio", [0.1, 1.0, 2.5, 8.0])
     def test_samples_per_insert_are_as_configured(self, ratio: float) -> None:
-        spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 40)
+        spec, trajectories = fragments(partial(CountingEnv, 4), self.fragment_length, 40)
         data = replace(self.data, samples_per_insert=ratio, min_size=10)
         store = self.make(spec, data, NUM_ENVS)
-        for traj in parts:
+        for traj in trajectories:
             store.put(traj)
             before = store.metrics()["store/inserted"]
             drain(store)
             counts = store.metrics()
-            owed = ratio * (before - 10) - counts["store/sampled"]
-            assert before < 10 or -1e-6 < owed < data.batch_size
+            available_samples = ratio * (before - 10) - counts["store/sampled"]
+            assert before < 10 or -1e-6 < available_samples < data.batch_size
         assert counts["store/inserted"] > 100
         assert abs(counts["store/samples_per_insert"] - ratio) < data.batch_size / (counts["store/inserted"] - 10)
 
     def test_every_transition_is_in_closed_form(self) -> None:
-        spec, parts = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 30)
+        spec, trajectories = fragments(partial(CountingEnv, 4, "mixed"), self.fragment_length, 30)
         store = self.make(spec, self.data, NUM_ENVS)
-        for sample in put_and_drain(store, parts):
+        for sample in put_and_drain(store, trajectories):
             self._check_closed_form(sample.batch, 4)
 
     def test_all_steps_can_be_drawn(self) -> None:
-        spec, parts = fragments(partial(CountingEnv, 4), self.fragment_length, 8)
+        spec, trajectories = fragments(partial(CountingEnv, 4), self.fragment_length, 8)
         store = self.make(spec, replace(self.data, samples_per_insert=60.0, capacity=400), NUM_ENVS)
         seen = set()
-        for sample in put_and_drain(store, parts):
+        for sample in put_and_drain(store, trajectories):
             assert isinstance(sample.batch, Transitions)
             seen |= {tuple(o[:3].astype(int)) for o in sample.batch.obs}
-        expected = sum((steps_of(traj) for traj in parts), Counter[Step]())
+        expected = sum((steps_of(traj) for traj in trajectories), Counter[Step]())
         inserted = store.metrics()["store/inserted"]
         assert len(seen) == inserted  # all complete ones, once each
         assert len(expected) - inserted <= NUM_ENVS * (self.data.length - 1)

@@ -32,7 +32,7 @@ class VecEnvContract:
     def make(self, factory: Callable[[], Any], num_envs: int, seed: int = 0) -> VecEnv:
         raise NotImplementedError
 
-    def test_first_batch_has_everyone_and_starts_episodes(self) -> None:
+    def test_first_batch_has_all_envs_and_starts_episodes(self) -> None:
         with self.make(CountingEnv, 5) as vec:
             batch = vec.recv()
             assert batch.env_ids.tolist() == [0, 1, 2, 3, 4]
@@ -169,7 +169,7 @@ class VecEnvContract:
                 assert [row.next_obs[LIFE] for row in rows] == list(range(1, 26))
 
     def test_envs_continue_from_saved_state(self) -> None:
-        def everyone(vec: VecEnv) -> Any:
+        def read_all(vec: VecEnv) -> Any:
             vec.send(np.arange(4), np.zeros(4, np.int64))
             return vec.recv()
 
@@ -177,7 +177,7 @@ class VecEnvContract:
             vec.record_episodes()
             vec.recv()
             for _ in range(12):
-                before = everyone(vec)
+                before = read_all(vec)
             state = vec.state_dict()
         with self.make(partial(CountingEnv, 9), 4) as vec:
             restarted = vec.load_state_dict(state)
@@ -188,7 +188,7 @@ class VecEnvContract:
                 assert (batch.obs[:, T] == 0).all()
             with pytest.raises(UserError, match="nothing to wait for"):
                 vec.recv()
-            after = everyone(vec)
+            after = read_all(vec)
             for row, env_id in enumerate(after.env_ids.tolist()):
                 restored = env_id not in restarted
                 assert after.obs[row, LIFE] == (before.obs[env_id, LIFE] + 1 if restored else 1)

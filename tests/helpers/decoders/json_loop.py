@@ -11,14 +11,14 @@ from corral.link import protocol as clp
 from corral.link.control import to_meta
 from corral.link.message import Message
 from corral.link.transports.json_client import JsonPeer
-from corral.link.transports.json_values import Mistake, read_client_message, read_obs, spaces_of
+from corral.link.transports.json_values import ClientError, read_client_message, read_obs, spaces_of
 from helpers.decoders.wires import MAX, WELCOME
 
 TWO = Layout(gymnasium.spaces.Discrete(2))
 
 
 def decode_json(data):
-    with contextlib.suppress(Mistake):
+    with contextlib.suppress(ClientError):
         said = read_client_message(data)
         observation, _ = spaces_of(said, None, TWO)
         assert all(np.isfinite(leaf).all() for leaf in read_obs(said.obs, observation))
@@ -39,9 +39,9 @@ class JsonLoop:
                     peer.send(Message(clp.Op.WELCOME, meta=to_meta(WELCOME)).frames())
                 else:
                     peer.take(said)
-            except Mistake as mistake:
+            except ClientError as error:
                 if peer is not None:
-                    peer.fail(str(mistake))
+                    peer.fail(str(error))
             if peer is None or peer.lost is not None:
                 return
             op = clp.Op.RESET if seq == 1 else clp.Op.STEP

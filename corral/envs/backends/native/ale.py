@@ -46,32 +46,32 @@ class AleVecEnv(LockstepVecEnv):
         observation = spaces.Box(0, 255, (suite.stack, suite.size, suite.size), np.uint8)
         spec = EnvSpec(observation, spaces.Discrete(int(actions.n)), suite.name)
         super().__init__(spec, num_envs, role)
-        self._under_way = False
+        self._step_pending = False
         self._age = np.zeros(num_envs, np.int64)  # steps since the episode's first observation
-        self._youngest = 0  # the lowest age
+        self._min_age = 0  # the lowest age
         self._lives = self._frame = np.zeros(num_envs, np.int32)
 
     def _restart(self, seeds: list[int]) -> Tree:
-        if self._under_way:
-            self._under_way = False
+        if self._step_pending:
+            self._step_pending = False
             self._venv.recv()
         obs, info = self._venv.reset(seed=np.array(seeds))
         self._lives, self._frame = info["lives"], info["episode_frame_number"]
-        self._age[:] = self._youngest = 0
-        self._pad(obs, self._in_flight.everyone.ids)
+        self._age[:] = self._min_age = 0
+        self._pad(obs, self._in_flight.all_envs.ids)
         return obs
 
     def _launch(self, actions: Tree) -> None:
         self._venv.send(actions)
-        self._under_way = True
+        self._step_pending = True
 
     def _collect(self) -> tuple[StepBatch, Array]:
-        self._under_way = False
+        self._step_pending = False
         obs, reward, terminated, truncated, info = self._venv.recv()
         raw_reward = reward.astype(np.float64)
         n = self.num_envs
         batch = StepBatch(
-            self._in_flight.everyone.ids,
+            self._in_flight.all_envs.ids,
             obs,
             raw_reward.clip(-1.0, 1.0) if self._suite.clip_reward else raw_reward.copy(),
             raw_reward,
@@ -83,32 +83,32 @@ class AleVecEnv(LockstepVecEnv):
             np.zeros(n, np.bool_),
         )
         self._age += 1
-        self._youngest += 1
+        self._min_age += 1
         lives, frame = info["lives"], info["episode_frame_number"]
-        self._pad_young(obs)
+        self._pad_new_stacks(obs)
         if batch.first.any():
             # After a game the emulator restarts its frame count and has all lives again.
             life_lost = batch.first & (frame > self._frame) & (lives < self._lives)
             batch.game_over = batch.first & ~life_lost
             batch.final_obs = self._new_episodes(obs, info["final_obs"], batch)
         self._lives, self._frame = lives, frame
-        return batch, self._in_flight.everyone.ids
+        return batch, self._in_flight.all_envs.ids
 
     def _new_episodes(self, obs: Array, final: Array, batch: StepBatch) -> Array:
         """Complete the final observations, which ALE returns after games only, and restart the frame stacks."""
-        goes_on = ~batch.game_over
-        final[goes_on] = obs[goes_on]
-        self._pad_young(final)
-        self._age[batch.first] = self._youngest = 0
+        continues = ~batch.game_over
+        final[continues] = obs[continues]
+        self._pad_new_stacks(final)
+        self._age[batch.first] = self._min_age = 0
         self._pad(obs, np.flatnonzero(batch.first))
         return final
 
-    def _pad_young(self, stacks: Array) -> None:
-        if self._youngest < self._suite.stack - 1:
+    def _pad_new_stacks(self, stacks: Array) -> None:
+        if self._min_age < self._suite.stack - 1:
             self._pad(stacks, np.flatnonzero(self._age < self._suite.stack - 1))
 
     def _pad(self, stacks: Array, rows: Array) -> None:
-        """Repeat the episode's first frame in place of the frames before it."""
+        """Fill the frames before the episode's start with its first frame."""
         for row, age in zip(rows.tolist(), self._age[rows].tolist(), strict=True):
             first = self._suite.stack - 1 - age
             if first > 0:

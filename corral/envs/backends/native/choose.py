@@ -41,8 +41,10 @@ def _ale(suite: AtariSuite, num_envs: int, threads: int, role: str) -> VecEnv:
     from corral.envs.backends.native.ale import AleVecEnv
 
     vec = AleVecEnv(suite, num_envs, threads, role)
-    vec.choice = f"{suite.name}: backend 'native' with {threads} threads, because ALE runs the same stack in C++"
-    log.info("%s", vec.choice)
+    vec.backend_reason = (
+        f"{suite.name}: backend 'native' with {threads} threads, because ALE runs the same stack in C++"
+    )
+    log.info("%s", vec.backend_reason)
     return vec
 
 

@@ -58,8 +58,8 @@ class EnvPoolVecEnv(VecEnv):
         rows.flags[:, FIRST] = True
         with _quietly():
             obs, _ = self._pool.reset()
-        self._write(self._in_flight.everyone.ids, obs)
-        self._in_flight.complete(self._in_flight.everyone.mask)
+        self._write(self._in_flight.all_envs.ids, obs)
+        self._in_flight.complete(self._in_flight.all_envs.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         chosen, leaves = self._in_flight.send(env_ids, actions)

@@ -84,7 +84,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         return route
 
     def _receive(self, last: WorkerHandle | None, wait_s: float) -> None:
-        """A caller that needs all results is woken once instead of once per worker, which saves a lot."""
+        """If all results are needed, poll only the last worker: one wake-up instead of one per worker."""
         wait_ms = 1000 * wait_s
         if last is not None and last.pending:
             last.poll.poll(wait_ms)

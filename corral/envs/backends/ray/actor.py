@@ -107,7 +107,7 @@ class EnvActor(EnvWorker):
         return self._mark
 
 
-def look_at(place: NodePlace) -> tuple[int, str]:
+def inspect_actor(place: NodePlace) -> tuple[int, str]:
     """Runs on an actor's node: the environment it is stepping, and its stacks, even if C code holds the GIL."""
     with open(f"/proc/{place.pid}/fd/{place.mark_fd}", "rb") as file:
         mark: int = struct.unpack("q", file.read(8))[0]

@@ -8,14 +8,14 @@ import sys
 from typing import Any
 
 from corral.core.types import Array
-from corral.envs.backends.ray.actor import EnvActor, NodePlace, look_at
+from corral.envs.backends.ray.actor import EnvActor, NodePlace, inspect_actor
 from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.handle import RemoteWorker
 from corral.envs.stepping.rows import CopiedRows
 from corral.envs.supervision import IDLE
 from corral.runtimes.ray_cluster import import_ray
 
-_LOOK_S = 5.0
+_POLL_S = 5.0
 _MAX_CHARACTERS = 1000  # characters of Ray's own report
 
 
@@ -39,7 +39,7 @@ class RayWorker(RemoteWorker):
         options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": where}
         self._actor = ray.remote(EnvActor).options(**options).remote()
         self.place: NodePlace | None = None
-        self.missed = False  # Ray has not started it for a while, and this was reported
+        self.missed = False  # whether a slow start was already reported
         self.slow = True  # until a step shows otherwise: a call for each environment
         self._report = ""
         self.calls: dict[Any, list[int]] = {}  # refs of pending answers, in order, and their environments
@@ -62,7 +62,7 @@ class RayWorker(RemoteWorker):
         """Environments that may be the one being stepped: those of the oldest call."""
         return next((ids for ids in self.calls.values() if ids), [])
 
-    def look(self) -> int:
+    def inspect(self) -> int:
         """Keep the stacks of a hanging actor for its report; returns the environment that it is stepping."""
         ray = import_ray()
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -70,9 +70,9 @@ class RayWorker(RemoteWorker):
         if self.place is None:
             return IDLE
         there = NodeAffinitySchedulingStrategy(self.place.node_id, soft=False)
-        task = ray.remote(look_at).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        task = ray.remote(inspect_actor).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
         try:
-            mark, stacks = ray.get(task.remote(self.place), timeout=_LOOK_S)
+            mark, stacks = ray.get(task.remote(self.place), timeout=_POLL_S)
         except (ray.exceptions.RayError, OSError) as error:
             self._report = f"its stack could not be read: {error}"
             return IDLE
@@ -82,7 +82,7 @@ class RayWorker(RemoteWorker):
     def died(self, error: Exception) -> None:
         text = str(error)
         start = max(0, text.find("The actor is dead"))
-        self._report = f"its Ray actor is gone: {text[start : start + _MAX_CHARACTERS]}"
+        self._report = f"its Ray actor died: {text[start : start + _MAX_CHARACTERS]}"
 
     def exit_report(self) -> str:
         return self._report

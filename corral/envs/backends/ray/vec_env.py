@@ -147,7 +147,7 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
             limit = limit * len(worker.ids) if restoring else self._supervision.step_timeout_s
         if waited <= limit:
             return
-        mark = worker.look()
+        mark = worker.inspect()
         if len(worker.suspects) > 1 and mark != worker.last_mark:  # it makes progress, or this was the first look
             worker.last_mark = mark
             worker.heartbeat()
@@ -165,7 +165,7 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
             raise EnvFailed(f"Ray did not start {names} in {waited:.0f} s: {describe_free_cpus()}.")
         if not worker.missed:
             worker.missed = True
-            log.warning("Ray has not started %s for %.0f s: %s.", names, waited, describe_free_cpus())
+            log.warning("Ray has not started %s after %.0f s: %s.", names, waited, describe_free_cpus())
 
 
 def _parts(ids: Array, *, one_by_one: bool) -> list[Array]:

@@ -88,13 +88,13 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         self._seed = seed
         in_flight.start()
         self._pending.clear()
-        self._rows.flip(in_flight.everyone)
+        self._rows.flip(in_flight.all_envs)
         self._rows.episode[:] = 0
         for worker in self._workers:
             if worker.running:
                 self._send_reset(worker, worker.ids, lenient=lenient, whole=True)
             else:
-                self._pending.owe_reset(worker.ids)
+                self._pending.schedule_reset(worker.ids)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         in_flight, rows = self._in_flight, self._rows
@@ -102,7 +102,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         try:
             for row, leaf in zip(rows.action, leaves, strict=True):
                 row[chosen.index] = leaf
-            if self._pending.owing:
+            if self._pending.any_pending:
                 alive = self._pending.deliver(chosen.ids)
                 if not len(alive):
                     return
@@ -123,14 +123,14 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         while in_flight.num_ready(wanted) < count:
             self._pump(self._last_sent if wait_for_all else None)
         batch = self._rows.collect(in_flight.take(wanted))
-        if self._pending.owing:
+        if self._pending.any_pending:
             self._send_resets()
         return batch
 
-    def linger(self, enough: int, most_s: float) -> None:
-        in_flight, until = self._in_flight, time.monotonic() + most_s
-        while in_flight.num_ready(None) < enough and (left := until - time.monotonic()) > 0:
-            self._pump(most_s=left)
+    def linger(self, min_ready: int, timeout_s: float) -> None:
+        in_flight, until = self._in_flight, time.monotonic() + timeout_s
+        while in_flight.num_ready(None) < min_ready and (left := until - time.monotonic()) > 0:
+            self._pump(timeout_s=left)
 
     def record_episodes(self) -> None:
         self._recording = True
@@ -139,7 +139,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
                 worker.post(msg.RECORD)
 
     def state_dict(self) -> dict[str, Any]:
-        """What restores the environments, without those of a worker that dies meanwhile."""
+        """State of all environments; those of a worker that dies while saving are omitted."""
         self._in_flight.require_idle()
         answers = self._ask(msg.SAVE, {worker.index: None for worker in self._workers if worker.running})
         envs = {env_id: state for answer in answers.values() for env_id, state in answer["envs"].items()}
@@ -148,14 +148,14 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         return {
             "identity": self._identity(),
             "seed": self._seed,
-            "rows": self._rows.state_dict(self._in_flight.everyone),
+            "rows": self._rows.state_dict(self._in_flight.all_envs),
             "envs": envs,
             "workers": {str(index): answer["generators"] for index, answer in answers.items()},
             "faults": self._log.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Replay what led to the saved state; restores global RNGs for the same worker count; returns what failed."""
+        """Replay the recorded episodes, with global RNGs if the worker count is the same; returns ids that failed."""
         in_flight = self._in_flight
         in_flight.require_new()
         self._require_identity(state)
@@ -163,7 +163,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         # All wait for a first observation, so the environments of a worker that dies get one.
         self._pending.clear()
         self._seed, self._recording = state["seed"], True
-        self._rows.load_state_dict(state["rows"], in_flight.everyone)
+        self._rows.load_state_dict(state["rows"], in_flight.all_envs)
         self._log.load_state_dict(state["faults"])
         known = state.get("workers", {})
         known = known if len(known) == len(self._workers) else {}
@@ -187,10 +187,10 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             self._in_flight.closed = True
         self._stop()
 
-    def _pump(self, last: W | None = None, most_s: float = CHECK_EVERY_S) -> None:
+    def _pump(self, last: W | None = None, timeout_s: float = CHECK_EVERY_S) -> None:
         """Handle messages, and from time to time look for workers that hang; an error closes this VecEnv."""
         try:
-            self._receive(last, min(most_s, self._supervision.step_timeout_s / 4))
+            self._receive(last, min(timeout_s, self._supervision.step_timeout_s / 4))
             now = time.monotonic()
             if now - self._last_check > CHECK_EVERY_S:
                 self._last_check = now
@@ -224,7 +224,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
     def _ready(self, worker: W, results: IdSet) -> None:
         worker.pending -= len(results)
         worker.heartbeat()
-        self._pending.arrive(results)
+        self._pending.complete(results)
 
     def _handle(self, worker: W, op: int, data: Any) -> None:
         if op in (msg.SAVED, msg.LOADED):
@@ -240,7 +240,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         elif op == msg.SPEC:
             self._specs[worker.index] = EnvSpec.from_json(data)
             if self._allocated:
-                self._revive(worker)
+                self._resume_worker(worker)
         elif op == msg.FAILED:
             if self._allocated and not worker.running:  # a replacement could not be built; the budget limits how often
                 self._replace(worker, "raised", data["text"])
@@ -305,12 +305,12 @@ class RemoteVecEnv(VecEnv, Generic[W]):
 
     def _require_work(self) -> None:
         """No unbounded wait: some worker must be working on what is in flight."""
-        waited_for = self._allocated and not self._pending.owing and self._in_flight.in_flight
+        waited_for = self._allocated and not self._pending.any_pending and self._in_flight.in_flight
         if waited_for and not any(worker.pending for worker in self._workers):
             raise EnvFailed("No worker is computing the results in flight: send() was interrupted. Make a new VecEnv.")
 
     def _replace(self, worker: W, kind: str, why: str = "") -> None:
-        """Report a lost worker, start another, and note what its environments owe."""
+        """Report a lost worker, start a replacement, and schedule faulty rows and resets for its environments."""
         self._end(worker)
         report = why if kind == "raised" else why + worker.exit_report()
         if not self._allocated:
@@ -319,7 +319,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         self._asked.discard(worker.index)
         self._report_lost(worker, kind, report)
         if self._in_flight.started:
-            self._pending.note(worker.ids)
+            self._pending.schedule_faults(worker.ids)
         if not worker.running:  # it failed while it replaced another
             time.sleep(0.1)
         self._start(worker)
@@ -336,7 +336,7 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             self._log.record(rows.fault(env_id, kind if own else "neighbour", detail, stepping))
         rows.mark[worker.index] = IDLE
 
-    def _revive(self, worker: W) -> None:
+    def _resume_worker(self, worker: W) -> None:
         first = int(worker.ids[0])
         require_same_spaces(self.spec, first, self._specs[worker.index], first)
         self._give_rows(worker)

@@ -93,12 +93,12 @@ class EnvWorker(ABC):
 
     def _load(self, data: dict[str, Any]) -> None:
         self._seed_generators(data["seed"], data["role"], data["start"])
-        restarted = self._group.load(data["envs"], data["seed"], data["role"], self._say_alive)
+        restarted = self._group.load(data["envs"], data["seed"], data["role"], self._send_heartbeat)
         if data["generators"] is not None:
             write_global_generators(data["generators"])
         self.post(msg.LOADED, restarted)
 
-    def _say_alive(self) -> None:
+    def _send_heartbeat(self) -> None:
         """Once a second: replaying an episode may take longer than a step is allowed to."""
         now = time.monotonic()
         if now - self._last_heartbeat > 1.0:

@@ -28,7 +28,7 @@ from corral.runtimes.orphan_reaper import OrphanReaper
 log = logging.getLogger("corral.link")
 
 _MARK = "CORRAL_INSTANCE"
-_YOUNG_S = 10.0
+_MIN_LIFETIME_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _MAX_FAILED_STARTS = 5
 _MEMORY_EVERY_S = 1.0
@@ -72,7 +72,7 @@ class Launcher:
         self._reaper = OrphanReaper()
         self._member = FleetMember(self._joined, lambda session, kind, reason: None)
         fleet.members.insert(0, self._member)
-        fleet.keepers.append(self.check)
+        fleet.periodic.append(self.check)
         fleet.gone = self.has_ended
         try:
             self.check(time.monotonic())
@@ -147,7 +147,7 @@ class Launcher:
         if process.retiring:
             return
         how = describe_exit(code) + (_FOREGROUND if code == 0 else "")
-        log.warning("a simulator (process %d) ended with %s; another is started.", process.popen.pid, how)
+        log.warning("a simulator (process %d) exited with %s; starting another.", process.popen.pid, how)
         if process.session is None:
             self._failed_starts += 1
             if self._failed_starts >= _MAX_FAILED_STARTS:
@@ -155,11 +155,11 @@ class Launcher:
                     f"The simulator {shlex.join(self._argv)} ended {self._failed_starts} times before it sent HELLO, "
                     f"the last time with {how}; run it by hand to see why."
                 )
-        self._plan(now, young=now - process.started < _YOUNG_S)
+        self._plan(now, short_lived=now - process.started < _MIN_LIFETIME_S)
 
-    def _plan(self, now: float, *, young: bool = True) -> None:
+    def _plan(self, now: float, *, short_lived: bool = True) -> None:
         """Schedule a start, with growing pauses if simulators die young."""
-        if not young:
+        if not short_lived:
             self._backoff.reset()
         self._due.append(now + self._backoff.next())
 
@@ -174,13 +174,13 @@ class Launcher:
                 continue
             memory = group_memory(process.popen.pid) if weigh else 0
             if process.retiring:
-                if session.seated == 0:
+                if session.used_slots == 0:
                     self._fleet.dismiss(session)
                 elif memory > _KILL_FACTOR * limit:
                     self._fleet.give_up(session, "killed", f"{session.name} uses {memory >> 20} MB")
             elif (most and session.episodes >= most) or memory > limit > 0:
                 why = f"{session.episodes} episodes" if not weigh or memory <= limit else f"{memory >> 20} MB"
-                log.info("%s is recycled after %s; another is started.", session.name, why)
+                log.info("%s is recycled after %s; starting another.", session.name, why)
                 process.retiring = session.retiring = True
                 self._due.append(now)
 

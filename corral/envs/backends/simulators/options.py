@@ -14,7 +14,7 @@ from corral.core.spaces import Layout
 from corral.envs.backends.simulators.launcher import Launcher, Recycling
 from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.supervision import Supervision
-from corral.link.address import Address, has_listener, is_here, parse_url
+from corral.link.address import Address, has_listener, is_local, parse_url
 from corral.link.auth import read_token
 from corral.link.client.fleet import Fleet
 from corral.link.control import Budget
@@ -75,7 +75,7 @@ def connect_here(env: Any, kwargs: Mapping[str, Any]) -> bool:
     if len(urls) != 1 or kwargs.get("sim") is not None:
         return False
     address = parse_url(urls[0])
-    return address.only_to_listen or (is_here(address) and not has_listener(address))
+    return address.listen_only or (is_local(address) and not has_listener(address))
 
 
 def share_simulators(kwargs: Mapping[str, Any], parts: int) -> dict[str, Any]:
@@ -112,22 +112,24 @@ class _Opened:
 
 def _open(addresses: tuple[Address, ...], token: bytes | None, options: LinkOptions) -> tuple[Binding, bool]:
     launch = options.sim is not None
-    told = {what: getattr(options, what) for what in ("action", "observation") if getattr(options, what) is not None}
-    if addresses[0].scheme != "zmq+json" and told:
-        raise UserError(f"env_kwargs {min(told)!r} is for zmq+json:// alone: other simulators describe their spaces.")
+    spaces = {what: getattr(options, what) for what in ("action", "observation") if getattr(options, what) is not None}
+    if addresses[0].scheme != "zmq+json" and spaces:
+        raise UserError(f"env_kwargs {min(spaces)!r} applies to zmq+json:// only: others describe their own spaces.")
     if addresses[0].scheme == "zmq+json" and token is not None:
         raise UserError(
             "Simulators of zmq+json:// cannot prove a token: use zmq://, or insecure=true instead of token_file."
         )
     if launch and len(addresses) > 1:
-        raise UserError("Simulators that are started here connect to one address; give one URL with --sim.")
+        raise UserError("--sim needs exactly one URL, the address that its simulators connect to.")
     try:
-        return open_for_learner(addresses, token, insecure=options.insecure, must_listen=launch, **told)
+        return open_for_learner(addresses, token, insecure=options.insecure, must_listen=launch, **spaces)
     except UserError as error:
         if not launch or addresses[0].port == 0 or "Cannot listen" not in str(error):
             raise
         # Another actor of this run has that port; simulators are told where to connect, so any other port works.
-        return open_for_learner([addresses[0].at(0)], token, insecure=options.insecure, must_listen=True, **told)
+        return open_for_learner(
+            [addresses[0].with_port(0)], token, insecure=options.insecure, must_listen=True, **spaces
+        )
 
 
 class _Shared:

@@ -51,7 +51,7 @@ class StepReply:
         faulty = (flags & clp.FAULTY) != 0
         if np.any(faulty & ~failed):
             raise BadMessage("faulty rows without a status")
-        excused = faulty if reset else faulty | ((flags & clp.FIRST) != 0)  # of a step: the end before was valid
+        excused = faulty if reset else faulty | ((flags & clp.FIRST) != 0)  # step: its end is valid
         if np.any(failed & ~excused):
             raise BadMessage(f"{clp.status_name(int(self.status[failed][0]))} in a row that is not faulty")
 

@@ -43,25 +43,25 @@ class RequestingVecEnv(VecEnv):
     _slots: SlotTable
     _rebalancer: Rebalancer
     _quick: QuickSteps
-    _under_way: int  # mask of environments in requests
+    _requested: int  # mask of environments in requests
     _to_play: Array  # [n] int8, the player to move
-    _ended: dict[int, Array]  # rows of ended episodes whose successors have yet to start elsewhere
+    _ended: dict[int, Array]  # final rows of environments that are moving to another simulator
 
     def _step(self, chosen: IdSet, leaves: list[Array]) -> None:
         rows, sets, deadline_s = self._rows, self._in_flight.sets, self._supervision.step_timeout_s
-        shares = self._slots.shares(chosen, sets)
-        first = shares[0]
-        if len(shares) == 1 and len(chosen.numbers) <= _most_rows(first.session):
+        batches = self._slots.by_simulator(chosen, sets)
+        first = batches[0]
+        if len(batches) == 1 and len(chosen.numbers) <= _max_rows(first.session):
             actions = first.session.simulator.action.write(leaves, len(chosen.numbers))
             self._ask(first.session, _STEP, chosen, [first.slots, actions], self._stepped, deadline_s, clp.AUTORESET)
             return
         self._write_actions(chosen, leaves)
-        for share in shares:
-            session = share.session
-            for part in share.parts(_most_rows(session), sets):
-                chosen = part.chosen
+        for batch in batches:
+            session = batch.session
+            for chunk in batch.chunks(_max_rows(session), sets):
+                chosen = chunk.chosen
                 actions = session.simulator.action.write([leaf[chosen.index] for leaf in rows.action], len(chosen))
-                self._ask(session, _STEP, chosen, [part.slots, actions], self._stepped, deadline_s, clp.AUTORESET)
+                self._ask(session, _STEP, chosen, [chunk.slots, actions], self._stepped, deadline_s, clp.AUTORESET)
 
     def _write_actions(self, chosen: IdSet, leaves: list[Array]) -> None:
         for row, leaf in zip(self._rows.action, leaves, strict=True):
@@ -74,11 +74,11 @@ class RequestingVecEnv(VecEnv):
         for env_id in env_ids.tolist():
             rows.seed[env_id] = seeding.env_seed(self._seed, self._role, env_id, int(rows.episode[env_id]))
         rows.step[env_ids] = 0
-        for share in self._slots.shares(sets.of(env_ids), sets) if len(env_ids) else ():
-            for part in share.parts(share.session.most_rows, sets):
-                seeds = rows.seed[part.chosen.ids].astype("<u8").tobytes()
+        for batch in self._slots.by_simulator(sets.of(env_ids), sets) if len(env_ids) else ():
+            for chunk in batch.chunks(batch.session.max_rows, sets):
+                seeds = rows.seed[chunk.chosen.ids].astype("<u8").tobytes()
                 self._ask(
-                    share.session, clp.Op.RESET, part.chosen, [part.slots, seeds], self._was_reset,
+                    batch.session, clp.Op.RESET, chunk.chosen, [chunk.slots, seeds], self._was_reset,
                     self._supervision.start_timeout_s,
                 )  # fmt: skip
 
@@ -92,21 +92,21 @@ class RequestingVecEnv(VecEnv):
         deadline_s: float,
         flags: int = 0,
     ) -> None:
-        self._under_way |= chosen.mask
+        self._requested |= chosen.mask
         done = partial(self._answered, session, chosen, take)
         session.submit(op, len(chosen.numbers), payload, done, deadline_s=deadline_s, flags=flags)
 
     def _answered(self, session: SimulatorSession, chosen: IdSet, take: Take, reply: Message) -> None:
         if self._in_flight.closed:
-            self._under_way &= ~chosen.mask
+            self._requested &= ~chosen.mask
             self._free_slots()
             return
         if reply.op == _STEP and self._quick.take(session.simulator, chosen, reply):
-            self._under_way &= ~chosen.mask
-            self._pending.arrive(chosen)
+            self._requested &= ~chosen.mask
+            self._pending.complete(chosen)
             return
         answer = read_answer(session.simulator, len(chosen), reply)
-        self._under_way &= ~chosen.mask
+        self._requested &= ~chosen.mask
         take(session, chosen, answer)
 
     def _stepped(self, session: SimulatorSession, chosen: IdSet, answer: StepReply) -> None:
@@ -116,7 +116,7 @@ class RequestingVecEnv(VecEnv):
         rows.step[chosen.index] += 1
         rows.no_flags(chosen.index)
         if not np.count_nonzero(flags):
-            self._pending.arrive(chosen)
+            self._pending.complete(chosen)
             return
         started = ids[answer.ended]
         answer.write_flags(rows, ids)
@@ -133,7 +133,7 @@ class RequestingVecEnv(VecEnv):
         if absent or movers:
             ids = ids[~np.isin(ids, absent + movers)]
         if len(ids):
-            self._pending.arrive(self._in_flight.sets.of(ids))
+            self._pending.complete(self._in_flight.sets.of(ids))
 
     def _take_faults(self, session: SimulatorSession, ids: Array, answer: StepReply) -> list[int]:
         """Report environments that failed within a simulator; returns those that have nothing to deliver yet."""
@@ -151,7 +151,7 @@ class RequestingVecEnv(VecEnv):
             else:
                 waits.append(env_id)
         if waits:
-            self._pending.note(np.array(waits))
+            self._pending.schedule_faults(np.array(waits))
             self._start_due()
         return waits
 
@@ -166,20 +166,20 @@ class RequestingVecEnv(VecEnv):
             for row in np.flatnonzero(answer.flags & clp.FAULTY).tolist():
                 self._report(int(ids[row]), "raised", f"in reset, in {session.name}: {answer.text(row)}", in_step=0)
             rows.episode[failed] += 1
-            self._pending.owe_reset(failed)
+            self._pending.schedule_reset(failed)
             self._start_due()
             ids = ids[(answer.flags & clp.FAULTY) == 0]
         for env_id in self._ended.keys() & set(ids.tolist()):
             rows.table[env_id] = self._ended.pop(env_id)
         if len(ids):
-            self._pending.arrive(self._in_flight.sets.of(ids))
+            self._pending.complete(self._in_flight.sets.of(ids))
 
     def _start_due(self) -> None:
         """Start the next episodes of environments that lost their simulator and have a new slot."""
         if not self._in_flight.started:
             return
         self._quick.count_steps()
-        ids = self._in_flight.everyone.ids
+        ids = self._in_flight.all_envs.ids
         due = self._pending.take_resets(ids[self._slots.placed(ids)])
         if len(due):
             self._reset(due)
@@ -203,8 +203,8 @@ class RequestingVecEnv(VecEnv):
 
     def _free_slots(self) -> None:
         """All but those of requests in flight, which are freed with the reply."""
-        self._slots.leave_all(but=self._in_flight.sets.bools(self._under_way))
+        self._slots.leave_all(but=self._in_flight.sets.bools(self._requested))
 
 
-def _most_rows(session: SimulatorSession) -> int:
-    return 1 if session.row_s > _SLOW_ROW_S else session.most_rows
+def _max_rows(session: SimulatorSession) -> int:
+    return 1 if session.row_s > _SLOW_ROW_S else session.max_rows

@@ -36,25 +36,25 @@ class EnvSlots:
 
 
 @dataclass
-class Share:
+class SlotBatch:
     """Environments in one simulator, and their slots in wire format."""
 
     session: SimulatorSession
     chosen: IdSet
     slots: bytes
-    _parts: dict[int, list[Share]] = field(default_factory=dict)
+    _chunks: dict[int, list[SlotBatch]] = field(default_factory=dict)
 
-    def parts(self, most: int, sets: IdSets) -> list[Share]:
-        if len(self.chosen) <= most:
+    def chunks(self, max_rows: int, sets: IdSets) -> list[SlotBatch]:
+        if len(self.chosen) <= max_rows:
             return [self]
-        if most not in self._parts:
-            self._parts.clear()
+        if max_rows not in self._chunks:
+            self._chunks.clear()
             ids, width = self.chosen.ids, _SLOT.itemsize
-            self._parts[most] = [
-                Share(self.session, sets.of(ids[k : k + most]), self.slots[width * k : width * (k + most)])
-                for k in range(0, len(ids), most)
+            self._chunks[max_rows] = [
+                SlotBatch(self.session, sets.of(ids[k : k + max_rows]), self.slots[width * k : width * (k + max_rows)])
+                for k in range(0, len(ids), max_rows)
             ]
-        return self._parts[most]
+        return self._chunks[max_rows]
 
 
 class SlotTable:
@@ -64,14 +64,14 @@ class SlotTable:
         self._session_of = np.full(num_envs, _NONE, np.int64)
         self._slot_of = np.zeros(num_envs, _SLOT)
         self._sessions: dict[int, SimulatorSession] = {}
-        self._cache: dict[bytes, list[Share]] = {}
+        self._cache: dict[bytes, list[SlotBatch]] = {}
         self.unplaced = num_envs  # number of environments without a slot
 
     def placed(self, ids: Array) -> Array:
         flags: Array = self._session_of[ids] != _NONE
         return flags
 
-    def shares(self, chosen: IdSet, sets: IdSets) -> list[Share]:
+    def by_simulator(self, chosen: IdSet, sets: IdSets) -> list[SlotBatch]:
         """These environments by simulator; cached, because the same sets recur."""
         known = self._cache.get(chosen.payload)
         if known is None:
@@ -81,7 +81,7 @@ class SlotTable:
             known = []
             for number in dict.fromkeys(numbers.tolist()):
                 ids = chosen.ids[numbers == number]
-                known.append(Share(self._sessions[number], sets.of(ids), self._slot_of[ids].tobytes()))
+                known.append(SlotBatch(self._sessions[number], sets.of(ids), self._slot_of[ids].tobytes()))
             self._cache[chosen.payload] = known
         return known
 
@@ -103,17 +103,17 @@ class SlotTable:
         ids = np.flatnonzero(self._session_of == session.number)
         self._session_of[ids] = _NONE
         self._sessions.pop(session.number, None)
-        self._note()
+        self._invalidate_cache()
         return ids
 
     def leave_all(self, but: Array) -> None:
         """Free all slots for other VecEnvs of the fleet, except those of `but`, which are in requests."""
         for env_id in np.flatnonzero((self._session_of != _NONE) & ~but).tolist():
             self._leave(env_id)
-        self._note()
+        self._invalidate_cache()
 
     def surplus(self, sessions: list[SimulatorSession]) -> list[int]:
-        """Environments that should move so that all simulators take equally long for a step."""
+        """Environments to move so that step times are balanced across simulators."""
         movers: list[int] = []
         for session in sessions:
             if session.retiring:
@@ -149,7 +149,7 @@ class SlotTable:
     def _place(self, env_id: int, session: SimulatorSession) -> None:
         self._session_of[env_id], self._slot_of[env_id] = session.number, session.take_slot()
         self._sessions[session.number] = session
-        self._note()
+        self._invalidate_cache()
 
     def _leave(self, env_id: int) -> None:
         session = self._sessions.get(int(self._session_of[env_id]))
@@ -157,7 +157,7 @@ class SlotTable:
             session.free_slot(int(self._slot_of[env_id]))
         self._session_of[env_id] = _NONE
 
-    def _note(self) -> None:
+    def _invalidate_cache(self) -> None:
         self._cache.clear()
         self.unplaced = int(np.count_nonzero(self._session_of == _NONE))
 
@@ -165,7 +165,7 @@ class SlotTable:
 def _lightest(sessions: list[SimulatorSession], speed: dict[int, float]) -> SimulatorSession:
     """The simulator with a free slot that would take the least time for a step with one more."""
     room = [session for session in sessions if session.has_room]
-    return min(room, key=lambda session: (session.seated + 1) / speed[session.number])
+    return min(room, key=lambda session: (session.used_slots + 1) / speed[session.number])
 
 
 def _speeds(sessions: list[SimulatorSession]) -> dict[int, float]:
@@ -213,16 +213,16 @@ _REPORT_S = 5.0  # report longer waits
 
 
 class SlotTimeouts:
-    """Waits for simulators up to a timeout, reports it once, and then raises EnvFailed."""
+    """Waits for simulators, logs a long wait once, and raises EnvFailed after the timeout."""
 
-    def __init__(self, fleet: Fleet, most_s: float):
-        self._fleet, self._most_s = fleet, most_s
+    def __init__(self, fleet: Fleet, timeout_s: float):
+        self._fleet, self._timeout_s = fleet, timeout_s
         self._since: float | None = None
         self._warned = False
 
     def gather(self, wanted: int) -> None:
         while (there := len(self._fleet.sessions)) < wanted:
-            self._wait(f"{there} of {wanted} simulators at {self._where}")
+            self._wait(f"Only {there} of {wanted} simulators are connected at {self._where}")
             self._fleet.poll(_POLL_S)
         self._since = None
 
@@ -259,8 +259,8 @@ class SlotTimeouts:
         if self._since is None:
             self._since, self._warned = now, False
         waited = now - self._since
-        if waited > self._most_s:
+        if waited > self._timeout_s:
             raise EnvFailed(f"{problem} after {waited:.0f} s; {remedy}.")
         if waited > _REPORT_S and not self._warned:
             self._warned = True
-            log.warning("%s; waiting for more, for up to %.0f s.", problem, self._most_s - waited)
+            log.warning("%s; waiting for more, for up to %.0f s.", problem, self._timeout_s - waited)

@@ -19,7 +19,7 @@ from corral.core.types import Array, Tree, tree_map
 from corral.envs.backends.simulators.slots import EnvSlots
 from corral.link import protocol as clp
 from corral.link.client.session import SimulatorSession
-from corral.link.client.states import Part, StateReplies, ask, read_rollout, split, u8
+from corral.link.client.states import RowChunk, StateReplies, ask, read_rollout, split, u8
 from corral.link.message import BadMessage, Message
 from corral.link.protocol import rows_per_message
 from corral.snapshot.array_states import LOST, StateIndex
@@ -46,7 +46,7 @@ class LinkStates(States):
         self._vec, self._fleet, self._timeout_s = vec, vec.fleet, timeout_s
         self.spec, self.players = vec.spec, vec.fleet.players
         if self.players > 2:
-            raise UserError(f"{self.spec.name} has {self.players} players; searches know one or two.")
+            raise UserError(f"{self.spec.name} has {self.players} players; search supports one or two.")
         sessions = list(self._fleet.sessions.values())
         if not sessions:
             raise EnvFailed(f"No simulator of {self.spec.name} is connected.")
@@ -88,7 +88,7 @@ class LinkStates(States):
         if (homes == LOST).any():
             raise EnvFailed("Some of these environments have lost their simulator; their episodes are over.")
         if (homes != self._index.homes_of(ids)).any():
-            raise UserError("A state can be loaded only in the simulator that keeps it: load it where it was saved.")
+            raise UserError("A state can be loaded only into the simulator that holds it: load it where it was saved.")
         table = StateReplies(self._simulator, len(ids))
         self._place(clp.Op.LOAD, homes, slots_of.slots, ids, table, None, flags=clp.WANT_OBS)
         if table.failed.any():
@@ -110,7 +110,7 @@ class LinkStates(States):
             if session.lost is None:
                 mine = ids[homes == home] | self._bases[home]
                 with self._fleet.lock:
-                    session.tell(clp.Op.DROP, [u8(mine)], len(mine))
+                    session.send_one_way(clp.Op.DROP, [u8(mine)], len(mine))
 
     def expand(self, parents: Array, actions: Tree, children: Array, seeds: Array | None = None) -> Expansion:
         """One EXPAND to each simulator, all at once. When it raises, the children are dropped."""
@@ -157,7 +157,7 @@ class LinkStates(States):
         with self._fleet.lock:
             for session, base in zip(self._homes, self._bases.tolist(), strict=True):
                 if self._fleet.sessions.get(session.number) is session:
-                    session.tell(clp.Op.DROP, meta={"generation": base >> clp.GENERATION_BITS})
+                    session.send_one_way(clp.Op.DROP, meta={"generation": base >> clp.GENERATION_BITS})
         self._homes.clear()
 
     def _homes_at(self, slots_of: EnvSlots) -> Array:
@@ -167,19 +167,19 @@ class LinkStates(States):
     def _place(
         self, op: int, homes: Array, slots: Array, ids: Array, table: StateReplies, miss: Miss | None, flags: int = 0
     ) -> None:
-        parts = self._split(homes, table)
+        chunks = self._split(homes, table)
         remote = ids | self._bases[homes] if len(self._bases) else ids
-        payloads: list[tuple[Part, list[Buffer]]] = [
-            (part, [slots[part.rows].tobytes(), u8(remote[part.rows])]) for part in parts
+        payloads: list[tuple[RowChunk, list[Buffer]]] = [
+            (chunk, [slots[chunk.rows].tobytes(), u8(remote[chunk.rows])]) for chunk in chunks
         ]
         ask(self._fleet, op, payloads, table.take_steps, self._timeout_s, miss=miss, flags=flags)
 
-    def _split(self, homes: Array, table: StateReplies, steps: int = 1) -> list[Part]:
+    def _split(self, homes: Array, table: StateReplies, steps: int = 1) -> list[RowChunk]:
         """The rows of a call as requests; those of simulators that disconnected are missing."""
-        parts, gone = split(homes, self._homes, lambda session: _max_rows(session, steps))
+        chunks, gone = split(homes, self._homes, lambda session: _max_rows(session, steps))
         for rows in gone:
             table.miss(rows, "the simulator that kept these states disconnected")
-        return parts
+        return chunks
 
     def _failed(self, table: StateReplies, parents: Array) -> Array | None:
         """Rows that failed, turned into failed steps; None if none did."""
@@ -200,13 +200,13 @@ class LinkStates(States):
         bases = self._bases[homes]
         remote, kept = parents | bases, np.where(children > 0, children | bases, 0)
         table, payloads = StateReplies(self._simulator, len(parents)), []
-        for part in self._split(homes, table):
-            simulator, rows = part.session.simulator, part.rows
-            actions = simulator.action.write([leaf[rows] for leaf in leaves], part.count)
+        for chunk in self._split(homes, table):
+            simulator, rows = chunk.session.simulator, chunk.rows
+            actions = simulator.action.write([leaf[rows] for leaf in leaves], chunk.count)
             payload: list[Buffer] = [u8(remote[rows]), actions, u8(kept[rows])]
             if seeds is not None and "reseed" in simulator.hello.capabilities:
                 payload.append(u8(seeds[rows]))
-            payloads.append((part, payload))
+            payloads.append((chunk, payload))
         ask(self._fleet, clp.Op.EXPAND, payloads, table.take_steps, self._timeout_s, miss=table.miss)
         return table
 
@@ -218,18 +218,18 @@ class LinkStates(States):
         remote = ids | self._bases[homes]
         rewards, lengths = np.zeros((len(ids), steps)), np.zeros(len(ids), np.int64)
         table, payloads = StateReplies(self._simulator, len(ids)), []
-        for part in self._split(homes, table, steps):
-            group, cut = part.session.simulator.action, [leaf[rows[part.rows]] for leaf in leaves]
-            count = part.count * steps
+        for chunk in self._split(homes, table, steps):
+            group, cut = chunk.session.simulator.action, [leaf[rows[chunk.rows]] for leaf in leaves]
+            count = chunk.count * steps
             flat = [leaf.reshape(count, *leaf.shape[2:]) for leaf in cut]
-            payloads.append((part, [u8(remote[part.rows]), group.write(flat, count)]))
+            payloads.append((chunk, [u8(remote[chunk.rows]), group.write(flat, count)]))
 
-        def take(part: Part, reply: Message) -> None:
-            table.take_steps(part, reply, at=2)
-            reward, length = read_rollout(reply, part.count, steps)
+        def take(chunk: RowChunk, reply: Message) -> None:
+            table.take_steps(chunk, reply, at=2)
+            reward, length = read_rollout(reply, chunk.count, steps)
             if not np.isfinite(reward).all():
                 raise BadMessage("rewards of a rollout that are not finite")
-            rewards[part.rows], lengths[part.rows] = reward, np.minimum(length, steps)
+            rewards[chunk.rows], lengths[chunk.rows] = reward, np.minimum(length, steps)
 
         ask(self._fleet, clp.Op.ROLLOUT, payloads, take, self._timeout_s, miss=table.miss, meta={"steps": steps})
         faulty = self._failed(table, ids)
@@ -244,10 +244,10 @@ class LinkStates(States):
     def _step_by_step(self, ids: Array, leaves: list[Array], seeds: Array | None, before: int) -> Rollouts:
         """Make the first steps one by one; `ids` are then the states to continue from."""
         count, steps = leaves[0].shape[:2]
-        scene = [np.zeros((count, *leaf.shape), leaf.dtype) for leaf in self.spec.observation.leaves]
+        last_obs = [np.zeros((count, *leaf.shape), leaf.dtype) for leaf in self.spec.observation.leaves]
         ended = np.zeros((2, count), np.bool_)
         found = Rollouts(
-            np.zeros((count, steps)), np.zeros(count, np.int64), self.spec.observation.unflatten(scene), *ended
+            np.zeros((count, steps)), np.zeros(count, np.int64), self.spec.observation.unflatten(last_obs), *ended
         )
         rows = np.arange(count)
         for t in range(before):
@@ -263,7 +263,7 @@ class LinkStates(States):
             if made.faulty is not None:
                 found.faulty = np.zeros(count, np.bool_) if found.faulty is None else found.faulty
                 found.faulty[rows], found.length[rows[made.faulty]] = made.faulty, t
-            for place, leaf in zip(scene, self.spec.observation.flatten(made.obs), strict=True):
+            for place, leaf in zip(last_obs, self.spec.observation.flatten(made.obs), strict=True):
                 place[rows] = leaf
             rows = rows[~(made.terminated | made.truncated)]
             if not len(rows):
@@ -281,8 +281,8 @@ class LinkStates(States):
         some = np.arange(min(_SOME, len(parents)))
         twice = np.concatenate([some, some])
         seeds = self._probes.integers(1, 2**63, len(twice), np.uint64)
-        homes, nowhere = self._index.homes_of(parents[twice]), np.zeros(len(twice), np.int64)
-        table = self._expand(parents[twice], homes, [leaf[twice] for leaf in leaves], nowhere, seeds)
+        homes, no_slots = self._index.homes_of(parents[twice]), np.zeros(len(twice), np.int64)
+        table = self._expand(parents[twice], homes, [leaf[twice] for leaf in leaves], no_slots, seeds)
         outcome: list[Array] = [table.reward, table.flags, table.to_play, *table.leaves]
         for seen in outcome:
             self.stochastic |= seen[: len(some)].tobytes() != seen[len(some) :].tobytes()
@@ -326,6 +326,6 @@ class LinkStates(States):
 
 def _max_rows(session: SimulatorSession, steps: int = 1) -> int:
     if steps == 1:
-        return session.most_rows
+        return session.max_rows
     simulator = session.simulator
     return rows_per_message(session.limits, simulator.row_bytes + steps * (simulator.action.row_bytes + 8))

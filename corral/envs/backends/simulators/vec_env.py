@@ -49,7 +49,7 @@ class LinkVecEnv(RequestingVecEnv):
         release: Callable[[], Any],
         fewer: bool = False,
     ):
-        """Wait for `simulators`, take slots; `elastic`: more may join; `fewer`: fewer slots than `num_envs` do."""
+        """Wait for `simulators`, take slots; `elastic`: more may join; `fewer`: accept fewer slots than `num_envs`."""
         self._role, self._seed = role, 0
         self.fleet, self._supervision = fleet, supervision
         self._log = FaultLog(supervision)
@@ -62,7 +62,7 @@ class LinkVecEnv(RequestingVecEnv):
             assert fleet.spec is not None
             self.spec = fleet.spec
             self.num_envs = num_envs = min(num_envs, self._timeouts.wait_for_slot()) if fewer else num_envs
-            self._slots, self._under_way = SlotTable(num_envs), 0  # mask of environments in requests
+            self._slots, self._requested = SlotTable(num_envs), 0  # mask of environments in requests
             self._rebalancer = Rebalancer(self._slots)
             self._rows = EnvRows(self.spec, num_envs)
             self._in_flight = InFlight(num_envs, self.spec)
@@ -91,7 +91,7 @@ class LinkVecEnv(RequestingVecEnv):
             raise UserError("Only the states of idle environments are known: recv() their results first.")
         with self.fleet.lock:
             lost = ~self._slots.placed(chosen.ids)
-            if self._pending.owing:  # some already have a new slot, in which no episode has begun
+            if self._pending.any_pending:  # some already have a new slot, in which no episode has begun
                 lost |= np.isin(chosen.ids, self._pending.unknown())
             where = self._slots.find(chosen.ids[~lost])
             which, slots = np.zeros(len(lost), np.int64), np.zeros(len(lost), np.uint32)
@@ -114,7 +114,7 @@ class LinkVecEnv(RequestingVecEnv):
     def reset(self, seed: int = 0) -> None:
         in_flight = self._in_flight
         in_flight.require_open()
-        while self._under_way:
+        while self._requested:
             self._pump()
         with self.fleet.lock:
             self._seed = seed
@@ -122,20 +122,20 @@ class LinkVecEnv(RequestingVecEnv):
             self._pending.clear()
             self._rebalancer.moving.clear()
             self._ended.clear()
-            self._rows.flip(in_flight.everyone)
+            self._rows.flip(in_flight.all_envs)
             self._rows.episode[:] = 0
-            placed = self._slots.placed(in_flight.everyone.ids)
-            unplaced = in_flight.everyone.ids[~placed]
+            placed = self._slots.placed(in_flight.all_envs.ids)
+            unplaced = in_flight.all_envs.ids[~placed]
             if len(unplaced):
-                self._pending.owe_reset(unplaced)
-            self._reset(in_flight.everyone.ids[placed])
+                self._pending.schedule_reset(unplaced)
+            self._reset(in_flight.all_envs.ids[placed])
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         in_flight, rows = self._in_flight, self._rows
         chosen, leaves = in_flight.send(env_ids, actions)
         try:
             with self.fleet.lock:
-                if self._pending.owing:
+                if self._pending.any_pending:
                     self._write_actions(chosen, leaves)
                     alive = self._pending.deliver(chosen.ids)
                     if not len(alive):
@@ -158,13 +158,13 @@ class LinkVecEnv(RequestingVecEnv):
             self._pump()
         with self.fleet.lock:
             batch = self._rows.collect(in_flight.take(wanted))
-            if self._pending.owing:
+            if self._pending.any_pending:
                 self._start_due()
         return batch
 
-    def linger(self, enough: int, most_s: float) -> None:
-        in_flight, until = self._in_flight, time.monotonic() + most_s
-        while in_flight.num_ready(None) < enough and (left := until - time.monotonic()) > 0:
+    def linger(self, min_ready: int, timeout_s: float) -> None:
+        in_flight, until = self._in_flight, time.monotonic() + timeout_s
+        while in_flight.num_ready(None) < min_ready and (left := until - time.monotonic()) > 0:
             self._pump(left)
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,9 +175,9 @@ class LinkVecEnv(RequestingVecEnv):
         return {
             "identity": self._identity(),
             "seed": self._seed,
-            "rows": self._rows.state_dict(in_flight.everyone),
+            "rows": self._rows.state_dict(in_flight.all_envs),
             "to_play": self._to_play.copy(),
-            "envs": export_states(self.fleet, in_flight.everyone.ids, self.slots_of(in_flight.everyone.ids)),
+            "envs": export_states(self.fleet, in_flight.all_envs.ids, self.slots_of(in_flight.all_envs.ids)),
             "faults": self._log.state_dict(),
         }
 
@@ -191,10 +191,10 @@ class LinkVecEnv(RequestingVecEnv):
         in_flight.start()
         self._pending.clear()
         self._seed = state["seed"]
-        rows.load_state_dict(state["rows"], in_flight.everyone)
+        rows.load_state_dict(state["rows"], in_flight.all_envs)
         self._to_play[:] = state["to_play"]
         self._log.load_state_dict(state["faults"])
-        ids = in_flight.everyone.ids
+        ids = in_flight.all_envs.ids
         placed = ids[self._slots.placed(ids)]
         restored = import_states(self.fleet, placed, self._slots.find(placed), state["envs"])
         mask = sum(1 << env_id for env_id in restored)
@@ -203,7 +203,7 @@ class LinkVecEnv(RequestingVecEnv):
         rest = np.setdiff1d(ids, restored)
         with self.fleet.lock:
             rows.episode[rest] += 1
-            self._pending.owe_reset(rest)
+            self._pending.schedule_reset(rest)
             self._start_due()
         restarted: list[int] = rest.tolist()
         return restarted
@@ -226,24 +226,24 @@ class LinkVecEnv(RequestingVecEnv):
         ids = self._slots.leave(session)
         if not len(ids):
             return
-        self._under_way &= ~self._in_flight.sets.of(ids).mask
+        self._requested &= ~self._in_flight.sets.of(ids).mask
         if self._in_flight.started:
-            flying = self._in_flight.flying(ids)
-            culprit = int(ids[flying][0]) if flying.any() else int(ids[0])
+            stepping = self._in_flight.is_in_flight(ids)
+            culprit = int(ids[stepping][0]) if stepping.any() else int(ids[0])
             self._report(culprit, kind, reason)
             for env_id in ids.tolist():
                 if env_id != culprit:
                     self._report(env_id, "neighbour", f"environment {culprit}")
             self._rebalancer.forget(ids.tolist())
             between = np.isin(ids, list(self._ended))  # two episodes: the row of the last one is complete
-            self._pending.owe_reset(ids[between])
-            self._pending.note(ids[~between])
+            self._pending.schedule_reset(ids[between])
+            self._pending.schedule_faults(ids[~between])
         self._slots.fill(self._sessions)
         self._start_due()
 
-    def _pump(self, most_s: float = _POLL_S) -> None:
+    def _pump(self, timeout_s: float = _POLL_S) -> None:
         try:
-            self.fleet.poll(min(most_s, _POLL_S))
+            self.fleet.poll(min(timeout_s, _POLL_S))
             if self._slots.unplaced:  # another VecEnv may have freed slots
                 with self.fleet.lock:
                     self._slots.fill(self._sessions)

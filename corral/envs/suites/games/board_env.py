@@ -86,7 +86,7 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
 
     def action_mask(self) -> Array:
         """1 where a move is legal, as `Discrete.sample(mask)` takes it; all 0 when the game is over."""
-        return self._look()[1]
+        return self._observe()[1]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         """Start a game; agent and opponent alternate at making the first move, and a seed draws who begins."""
@@ -96,23 +96,23 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
             self._agent = int(self.np_random.integers(2)) if seed is not None else 1 - self._agent
             if self._agent == 1:
                 self._reply(self._opponent)
-        obs, mask = self._look()
+        obs, mask = self._observe()
         return obs, {"action_mask": mask}
 
     def step(self, action: np.int64 | int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        _, mask = self._look()
+        _, mask = self._observe()
         move = int(action)
         require_legal(self.game.name, move, mask)
         reward = self._move(move)
         if self._opponent is not None and not self.over:
             reward = 0.0 - self._reply(self._opponent)
-        obs, mask = self._look()
+        obs, mask = self._observe()
         return obs, reward, self.over, False, {"action_mask": mask}
 
     def render(self) -> Any:
         if self.render_mode is None:
             return None
-        board = owners(self.game, self._look()[0], self.to_play)
+        board = owners(self.game, self._observe()[0], self.to_play)
         return as_text(board) if self.render_mode == "ansi" else as_picture(board)
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         self.over, self._agent = bool(state["over"]), int(state["agent"])
         self.np_random.bit_generator.state = state["generator"]
 
-    def _look(self) -> tuple[Array, Array]:
+    def _observe(self) -> tuple[Array, Array]:
         obs, legal = self.game.look(self._states)
         return obs[0], (legal[0] & (not self.over)).astype(np.int8)
 
@@ -142,6 +142,6 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
         return self._move(int(opponent(self._states.copy(), self.np_random)[0]))
 
 
-def has_both_sides(vec: VecEnv) -> bool:
+def is_self_play(vec: VecEnv) -> bool:
     """Whether these are self-play games, whose returns only count how often either player wins."""
     return isinstance(vec, LocalVecEnv) and getattr(vec.environment(0).unwrapped, "answered", None) is False

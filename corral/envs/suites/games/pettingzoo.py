@@ -47,7 +47,7 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
     """Self-play, with observations, rewards, action masks and errors as in `BoardEnv`."""
 
     players = 2
-    answered = False  # the agent moves for both players
+    answered = False  # self-play: no opponent replies
 
     def __init__(self, aec: Any):
         self.aec = aec
