@@ -35,7 +35,7 @@ _TURNS = 5  # of both trees in a round
 _BUILD_S, _ANSWER_S, _END_S = 600.0, 300.0, 30.0
 
 _SEARCH = (
-    "task, case = load('search.task', 'search_task'), load('search.case', 'search'); "
+    "task, case = load('search.task', 'search_task'), load('search.cases', 'search'); "
     "task.save_problem(task.make_problem(), folder / 'problem.npz'); "
     "lab = stack.enter_context(case.Lab(folder / 'problem.npz', sys.executable)); "
     "entries = case.make_cases([{name!r}], 100, lab)[0].entries"
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[str, str]] = {
     "replay": ("entries = load('replay', 'replay').make_cases()[0].entries", "corral"),
     "link": (
         "noop = load('link.sims', 'link_sims').compile_noop(folder); "
-        "entries = load('link.case', 'link').make_cases(['many'], noop)[0].entries",
+        "entries = load('link.cases', 'link').make_cases(['many'], noop)[0].entries",
         "corral tcp",
     ),
     "search-network": (_SEARCH.format(name="network"), "corral, 64 x 4"),

@@ -110,7 +110,8 @@ ops/returns <- ops/gae, ops/nstep, ops/lambda_return, ops/scan, ops/outcome, ops
 ops/distributions <- ops/actions, ops/joint
 ops/optim <- algos/optim
 nets/numpy_mlp <- nets/lean
-data/store <- data/store, data/limiter
+data/store <- data/store
+data/rate_limiter <- data/limiter
 data/fifo <- data/once
 data/transition_replay <- data/replay
 data/game_replay <- data/outcomes
@@ -139,6 +140,7 @@ learn/device <- learn/precision, learn/threads
 learn/fast <- algos/explicit, ops/surrogate
 learn/exchange/base <- learn/exchange/contract, learn/exchange/local
 learn/exchange/config <- sharing
+learn/exchange/param_server_process <- learn/exchange/server
 learn/exchange/all_reduce <- learn/exchange/all_reduce, learn/exchange/hooks
 learn/exchange/gossip <- learn/exchange/gossip, learn/exchange/graph
 learn/exchange/peers <- learn/exchange/dial

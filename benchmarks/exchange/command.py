@@ -9,7 +9,7 @@ from typing import Literal
 
 from benchmarks.common.command import progress, require_at_least_one, require_folder
 from benchmarks.common.facts import facts
-from benchmarks.exchange.case import measure
+from benchmarks.exchange.cases import measure
 from benchmarks.exchange.report import save_chart, table
 from corral.core.errors import UserError
 

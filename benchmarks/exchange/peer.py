@@ -16,7 +16,7 @@ from corral.learn.exchange.all_reduce import open_store
 from corral.learn.exchange.base import ExchangeSetup, GroupExchange, make_exchange
 from corral.learn.exchange.compress import broadcast_codec, gradient_codec
 from corral.learn.exchange.config import DataParallelConfig
-from corral.learn.exchange.server import ParamServerProcess, Rules
+from corral.learn.exchange.param_server_process import ParamServerProcess, Rules
 from corral.learn.weights import FlatParams
 
 _TIMEOUT_S = 300.0

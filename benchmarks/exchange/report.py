@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.rounds import Spread
-from benchmarks.exchange.case import Cell
+from benchmarks.exchange.cases import Cell
 
 
 def table(cells: Sequence[Cell]) -> list[str]:

@@ -22,7 +22,7 @@ from benchmarks.common.command import (
 )  # fmt: skip
 from benchmarks.common.markdown import picture_place, relative, write_between
 from benchmarks.common.report import Report, print_verdicts
-from benchmarks.link.case import CASES, make_cases
+from benchmarks.link.cases import CASES, make_cases
 from benchmarks.link.report import MARKS, notes, section, tables
 from benchmarks.link.sims import Noop, compile_noop
 from corral.cli.console import make_console

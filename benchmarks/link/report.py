@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.common.markdown import table
 from benchmarks.common.report import CaseReport
-from benchmarks.link.case import BARE, JSON, RLLINK, TCP, ZMQ, LinkCase
+from benchmarks.link.cases import BARE, JSON, RLLINK, TCP, ZMQ, LinkCase
 from benchmarks.link.sims import Noop
 
 MARKS = ("<!-- link table: written by `python -m benchmarks link` -->", "<!-- end of the link table -->")

@@ -20,7 +20,7 @@ from benchmarks.common.command import (
 )  # fmt: skip
 from benchmarks.common.markdown import picture_place, relative, write_between
 from benchmarks.common.report import Report
-from benchmarks.planning.case import (
+from benchmarks.planning.cases import (
     AHEAD,
     TASKS,
     PlanningFigure,

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.common.markdown import table
 from benchmarks.common.rounds import Spread
-from benchmarks.planning.case import POLICY, TASKS, PlanningFigure, verdicts
+from benchmarks.planning.cases import POLICY, TASKS, PlanningFigure, verdicts
 
 MARKS = ("<!-- planning table: written by `python -m benchmarks planning` -->", "<!-- end of the planning table -->")
 _HEAD = ("task", "acts by", "mean return", "95 % interval", "ms per decision", "simulator steps per decision")

@@ -24,7 +24,7 @@ from benchmarks.common.command import (
 )  # fmt: skip
 from benchmarks.common.markdown import write_between
 from benchmarks.common.report import Report, print_verdicts
-from benchmarks.search.case import CASES, PEERS, Lab, make_cases
+from benchmarks.search.cases import CASES, PEERS, Lab, make_cases
 from benchmarks.search.check import check
 from benchmarks.search.remote import measure_remote
 from benchmarks.search.report import MARKS, headline, notes, remote_table, tables

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.common.markdown import table
 from benchmarks.common.report import CaseReport
-from benchmarks.search.case import SearchCase
+from benchmarks.search.cases import SearchCase
 from benchmarks.search.check import Checks
 from benchmarks.search.remote import LEAVES, SIMS, TREES, Cost, RemoteFigure
 

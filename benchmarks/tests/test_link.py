@@ -11,7 +11,7 @@ from command import run
 from benchmarks.common.markdown import write_between
 from benchmarks.common.report import CaseReport
 from benchmarks.common.rounds import Outcome, play
-from benchmarks.link import case as link
+from benchmarks.link import cases as link
 from benchmarks.link.report import MARKS, notes, section, tables
 from benchmarks.link.sims import Noop, compile_noop
 from corral.core.errors import UserError

@@ -10,7 +10,7 @@ import pytest
 from command import run
 
 from benchmarks.common.cpp import SDK
-from benchmarks.planning.case import (
+from benchmarks.planning.cases import (
     MPPI,
     MPPI_LINK,
     PENDULUM,

@@ -12,7 +12,7 @@ from command import run
 from benchmarks.common.markdown import write_between
 from benchmarks.common.rounds import Outcome, play
 from benchmarks.search.board import boards_of, count_games
-from benchmarks.search.case import Lab, make_cases, title
+from benchmarks.search.cases import Lab, make_cases, title
 from benchmarks.search.check import Checks, check
 from benchmarks.search.plain import PlainSearch
 from benchmarks.search.remote import Apart, OneByOne, RemoteSearch, compiled
@@ -87,7 +87,7 @@ def test_contestants_count_work_and_report_missing_peers(lab):
 
 def report_of(case, outcome):
     from benchmarks.common.report import CaseReport
-    from benchmarks.search.case import SCALE
+    from benchmarks.search.cases import SCALE
 
     return CaseReport(case, outcome, [], case.verdicts(outcome, []), 0.0, case.base(outcome), SCALE)
 

@@ -11,7 +11,8 @@ from corral.core.errors import RunFailed, UserError
 from corral.core.machine import require_memory
 from corral.core.types import Array, DataSpec, EnvSpec, Positions, Sample, Trajectory, slice_envs
 from corral.data.episodes import EpisodeStore
-from corral.data.store import START, RateLimiter, Store, StoreContext, count_metrics
+from corral.data.rate_limiter import RateLimiter
+from corral.data.store import START, Store, StoreContext, count_metrics
 from corral.ops.returns import outcomes
 
 TURN = "to_play"

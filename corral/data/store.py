@@ -91,35 +91,3 @@ class Store(ABC):
     @abstractmethod
     def metrics(self) -> dict[str, float]:
         """Sizes and counts by metric name."""
-
-
-class RateLimiter:
-    """Keeps the ratio of samples to inserts at `samples_per_insert` after the first `min_size` inserts.
-
-    Sampling never runs ahead of that. Inserts may run ahead by `tolerance` samples, which must be at least the batch
-    size, or neither side could proceed. The first `min_size` items allow no samples: learning starts with one update at
-    a time, not with a burst.
-    """
-
-    def __init__(self, samples_per_insert: float, min_size: int, tolerance: float):
-        self._ratio, self._min_size, self._tolerance = samples_per_insert, min_size, tolerance
-        self.inserted = 0
-        self.sampled = 0
-
-    @property
-    def available_samples(self) -> float:
-        """Samples that the inserted items allow and that were not drawn yet."""
-        return self._ratio * (self.inserted - self._min_size) - self.sampled
-
-    def may_sample(self, count: int) -> bool:
-        # A ratio such as 0.1 is not exact.
-        return self.inserted >= self._min_size and self.available_samples > count - 1e-6
-
-    def may_insert(self) -> bool:
-        return self.available_samples <= self._tolerance
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"inserted": self.inserted, "sampled": self.sampled}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inserted, self.sampled = state["inserted"], state["sampled"]

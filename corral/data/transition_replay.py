@@ -12,7 +12,8 @@ from corral.core.machine import require_memory
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, tree_map
 from corral.data.frame_ring import Observations
 from corral.data.nstep import NStep, NStepWindows, StepArrays
-from corral.data.store import START, RateLimiter, Store, StoreContext, count_metrics, named_extras
+from corral.data.rate_limiter import RateLimiter
+from corral.data.store import START, Store, StoreContext, count_metrics, named_extras
 from corral.data.sumtree import SumTree
 from corral.data.transition_ring import TransitionRing
 

@@ -18,8 +18,8 @@ from corral.core.types import EnvSpec
 from corral.learn.exchange.all_reduce import open_store
 from corral.learn.exchange.base import find_exchange
 from corral.learn.exchange.compress import broadcast_codec, gradient_codec
+from corral.learn.exchange.param_server_process import ParamServerProcess, Rules, server_slices
 from corral.learn.exchange.peers import own_address
-from corral.learn.exchange.server import ParamServerProcess, Rules, server_slices
 from corral.learn.learner import Learner
 from corral.learn.weights import FlatParams, mean_state, to_arrays
 from corral.runtimes.base import Mailbox, Runtime

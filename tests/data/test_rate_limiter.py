@@ -2,7 +2,7 @@
 
 import pytest
 
-from corral.data.store import RateLimiter
+from corral.data.rate_limiter import RateLimiter
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1.0, 8.0])

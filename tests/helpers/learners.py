@@ -8,8 +8,8 @@ from corral.learn.exchange.all_reduce import AllReduce, open_store
 from corral.learn.exchange.compress import Float32Codec, Qsgd, find_compression
 from corral.learn.exchange.gossip import Gossip
 from corral.learn.exchange.param_server import ParamServer
+from corral.learn.exchange.param_server_process import ParamServerProcess, Rules, server_slices
 from corral.learn.exchange.peers import new_secret
-from corral.learn.exchange.server import ParamServerProcess, Rules, server_slices
 from corral.ops.optim import adam
 
 HOST = "127.0.0.1"

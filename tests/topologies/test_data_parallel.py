@@ -90,7 +90,7 @@ def test_single_worker_equals_sync(name, algo):
     ("name", "runtime"),
     on_runtimes(
         ["all_reduce", "server async", "gossip sync"],
-        quick={("all_reduce", "process")},  # the example in docs/sharing.md is a server on processes
+        quick={("all_reduce", "process")},  # the example in docs/data_parallel.md is a server on processes
     ),
 )
 def test_runs_finish_on_every_runtime(name, runtime):

@@ -13,8 +13,8 @@ from torch import Tensor
 from corral.core.encoding import DecodeError, decode, encode, size_of
 from corral.learn.exchange.base import ExchangeSetup, GradAction, Local, PeerLost
 from corral.learn.exchange.compress import Codec, Compression, broadcast_codec, gradient_codec, uses_feedback
+from corral.learn.exchange.param_server_process import ENTER, PUSH, REST, SHARE, server_slices
 from corral.learn.exchange.peers import connect
-from corral.learn.exchange.server import ENTER, PUSH, REST, SHARE, server_slices
 from corral.learn.weights import group_slices
 from corral.runtimes.connection import Connection, ConnectionClosed
 
