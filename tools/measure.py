@@ -182,6 +182,18 @@ def names(files: list[PythonFile], beside: list[Path], list_words: bool) -> None
         show("words that none of the other projects uses", len(own), details)
 
 
+def states(files: list[PythonFile]) -> None:
+    """Abstract classes in the packages that save states of environments."""
+    found = [
+        node.name
+        for file in files
+        if "snapshot" in file.path
+        for node in file.classes()
+        if any(isinstance(base, ast.Name) and base.id in ("ABC", "Protocol") for base in node.bases)
+    ]
+    show("contracts for states of environments", len(found), [", ".join(found)])
+
+
 def test_names(files: list[PythonFile]) -> None:
     found = [node.name for file in files for node in file.functions() if node.name.startswith("test_")]
     show("test functions", len(found))
@@ -196,6 +208,7 @@ def main(tree: Path, beside: list[Path], list_words: bool) -> None:
     importers(files)
     settings(files)
     names(files, beside, list_words)
+    states(files)
     test_names(python_files(tree, "tests", "benchmarks/tests", "corral/testing"))
 
 

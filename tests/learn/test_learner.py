@@ -276,7 +276,7 @@ def test_initial_weights_do_not_depend_on_the_number_of_threads():
     assert torch.equal(drawn[0], drawn[2])
 
 
-def test_precision_of_a_network_without_an_encoder_is_not_measured():
+def test_precision_without_an_encoder_is_not_measured():
     def trial():
         raise AssertionError("there is nothing to measure")
 
