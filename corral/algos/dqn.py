@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from corral.acting.model_policy import EpsilonGreedyPolicy, LadderPolicy, acting_precision, to_tensors
+from corral.acting.model_policy import EpsilonGreedyPolicy, LadderPolicy, to_tensors
 from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
@@ -182,6 +182,5 @@ def epsilon_ladder(count: int) -> Array:
 @torch.inference_mode()
 def _values(model: QNetwork, obs: Tree) -> Array:
     device = next(model.parameters()).device
-    with acting_precision(model, device):
-        values: Array = model(to_tensors(obs, device)).float().cpu().numpy()
+    values: Array = model(to_tensors(obs, device)).cpu().numpy()
     return values

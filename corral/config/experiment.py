@@ -91,7 +91,7 @@ class Experiment:
     device: str = "auto"
     """Device of the networks: auto, cpu, cuda, cuda:1, mps."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of learning; auto: the faster one, measured."""
+    """Precision of image encoders; auto: the faster one, measured. All else is float32."""
     torch_threads: int | None = None
     """Number of torch threads; none: 1 for small networks, all cores for image networks."""
     normalize_reward: bool = False

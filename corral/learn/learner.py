@@ -40,7 +40,7 @@ class Learner:
         exchange: Exchange | None = None,
         report: Callable[[str], None] = lambda text: None,
     ):
-        self.algo, self.model, self._generator, self._precision = algo, model, generator, precision
+        self.algo, self.model, self._generator, self.precision = algo, model, generator, precision
         self._exchange = exchange if exchange is not None else Local()
         self._report = report
         self.device = next(model.parameters()).device
@@ -87,8 +87,7 @@ class Learner:
 
     def _updates(self, sample: Sample, ctx: UpdateContext) -> list[LossOutput]:
         done: list[LossOutput] = []
-        with self._precision.context(self.device):
-            batch = self.algo.prepare(self.model, sample.batch)
+        batch = self.algo.prepare(self.model, sample.batch)
         minibatch = None
         for minibatch, is_last in _with_last(self.algo.minibatches(batch, ctx.generator)):
             applied, stopped = 0, False
@@ -126,11 +125,7 @@ class Learner:
             yield output
             return
         losses = self.algo.losses(self.model, self.target, minibatch, ctx)
-        while True:
-            with self._precision.context(self.device):
-                upcoming = next(losses, None)
-            if upcoming is None:
-                return
+        for upcoming in losses:
             self._backward(upcoming)
             upcoming.loss = upcoming.loss.item() if isinstance(upcoming.loss, torch.Tensor) else upcoming.loss
             upcoming.metrics = {

@@ -113,7 +113,7 @@ class Actor:
         for name, value in mail["buffers"].items():
             buffers[name].copy_(torch.from_numpy(value))
         if first:
-            use_precision(self._model, "bf16" if mail["half"] else "fp32")
+            use_precision(self._model, mail["precision"])
 
     def _finished_episodes(self) -> Value:
         episodes = self._sampler.episodes
