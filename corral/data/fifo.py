@@ -74,9 +74,9 @@ class FifoStore(Store):
         waiting, kept = self._waiting, deque[Trajectory]()
         for traj in self._queue:
             fresh = np.broadcast_to(traj.version, traj.shape[1:]) >= version
-            fresh = np.flatnonzero(fresh[self._used :]) + self._used
-            if len(fresh):
-                kept.append(slice_envs(traj, fresh))
+            columns = np.flatnonzero(fresh[self._used :]) + self._used
+            if len(columns):
+                kept.append(slice_envs(traj, columns))
             self._used = 0
         self._queue, self._waiting = kept, sum(traj.shape[1] for traj in kept)
         return waiting - self._waiting
