@@ -151,7 +151,7 @@ def evaluate_actions(model: ActorCritic, batch: Minibatch) -> tuple[Tensor, Tens
 
 def explained_variance(values: Array, returns: Array) -> float:
     """1 - Var(returns - values) / Var(returns): 1 for perfect values, NaN for constant returns."""
-    error, n = returns - values, len(returns)
+    error, n = returns - values, max(1, len(returns))
     error, centered = error - error.sum() / n, returns - returns.sum() / n  # ten times faster than np.var
     variance = float(np.dot(centered, centered))
     return 1 - float(np.dot(error, error)) / variance if variance > 0 else math.nan
