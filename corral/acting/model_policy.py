@@ -88,7 +88,7 @@ class EpsilonGreedyPolicy:
         if random.all():
             choice = np.zeros(n, np.int64)
         else:
-            choice = (self._model.numpy_values(obs) if self._model.numpy_tower else self._values(obs)).argmax(-1)
+            choice = (self._model.numpy_values(obs) if self._model.numpy_towers else self._values(obs)).argmax(-1)
         if random.any():
             choice = np.where(random, (draws[1] * self._num_actions).astype(np.int64), choice)
         return choice

@@ -23,7 +23,7 @@ from corral.algos.trajectories import join_obs
 from corral.core.errors import UserError
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Transitions, Tree, tree_map
 from corral.nets.config import NetConfig
-from corral.nets.q_network import QNetwork
+from corral.nets.q_network import Dueling, QNetwork
 from corral.ops.distributions import JointChoices
 from corral.ops.optim import adam
 from corral.ops.returns import nstep_return
@@ -58,8 +58,8 @@ class Config:
     """Steps of reward in a target."""
     double_q: bool = True
     """Select the next action by the online network, evaluate it by the target network."""
-    dueling: bool = False
-    """Separate value and advantage streams."""
+    dueling: Dueling = False
+    """Separate value and advantage streams with a hidden layer each; shared: the one head of earlier versions."""
     prioritized_replay: bool = False
     """Sample transitions by their last TD error."""
     exploration_initial_eps: float = 1.0
@@ -156,7 +156,7 @@ class Dqn(Algorithm):
         if not self.config.prioritized_replay:
             return None
         joined = join_obs(traj)
-        q = model.numpy_values(joined) if model.numpy_tower is not None else _values(model, joined)
+        q = model.numpy_values(joined) if model.numpy_towers else _values(model, joined)
         count, (steps, width) = traj.first.size, traj.shape
         value = q.max(-1)
         after = value[width:count].reshape(steps, width).copy()

@@ -15,7 +15,7 @@ from typing import Any
 from corral.config.yaml_file import read_yaml
 from corral.core.errors import UserError
 
-FORMAT = 2  # the format that this version writes
+FORMAT = 3  # the format that this version writes
 
 _GROUPS_1 = {"scale", "sharing", "evaluation", "checkpoints", "log"}
 """Format 1 had no number; its files hold every setting, and so all of these."""
@@ -267,4 +267,12 @@ def _drop(config: dict[str, Any], notes: list[str]) -> None:
             notes.append(f"{name}={value} is no longer a setting: {instead}")
 
 
-_STEPS: dict[int, Callable[[dict[str, Any], list[str]], dict[str, Any]]] = {1: _to_2}
+def _to_3(config: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """A dueling network has a hidden layer for each stream; it had one head before."""
+    algorithm = config.get("algorithm") or {}
+    if config.get("algo") in ("dqn", "apex") and algorithm.get("dueling") is True:
+        config["algorithm"] = algorithm | {"dueling": "shared"}
+    return config
+
+
+_STEPS: dict[int, Callable[[dict[str, Any], list[str]], dict[str, Any]]] = {1: _to_2, 2: _to_3}

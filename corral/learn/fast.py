@@ -84,7 +84,7 @@ def find_fast_loss(algo: Algorithm, model: nn.Module, target: nn.Module | None) 
 def _in_numpy(network: nn.Module) -> bool:
     if type(network) is ActorCritic:
         return network.numpy_towers is not None
-    return type(network) is QNetwork and network.numpy_tower is not None
+    return type(network) is QNetwork and bool(network.numpy_towers)
 
 
 def ppo_loss(algo: Ppo, model: ActorCritic, target: None, batch: Minibatch, ctx: UpdateContext) -> LossOutput:
@@ -266,15 +266,12 @@ def _normalize(advantages: Array) -> Array:
 
 def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, ctx: UpdateContext) -> LossOutput:
     """`Dqn.losses`: the gradient of the Huber loss is the temporal difference clipped to [-1, 1]."""
-    tower = model.numpy_tower
-    assert tower is not None
     rows, action_index = np.arange(len(batch.reward)), algo.choices.from_env(batch.action)
     next_q = target.numpy_values(batch.next_obs)
     best = (model.numpy_values(batch.next_obs) if algo.config.double_q else next_q).argmax(-1)
     td_target = batch.reward + batch.discount * next_q[rows, best]
-    x = model.encoder.in_numpy(batch.obs)
-    outputs = tower.forward(x)
-    q = model.combined(outputs[-1])[rows, action_index]
+    values, pullback = model.evaluate_numpy(model.encoder.in_numpy(batch.obs))
+    q = values[rows, action_index]
     error = q - td_target
     slope = np.clip(error, -1.0, 1.0)
     loss = slope * (error - 0.5 * slope)  # e^2 / 2 within [-1, 1], |e| - 1/2 beyond
@@ -282,13 +279,9 @@ def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, c
         loss, slope = loss * batch.weight, slope * batch.weight
 
     def backward() -> None:
-        grad_q = slope / np.float32(len(rows))
-        grad = np.zeros_like(outputs[-1])
-        grad[rows, action_index] = grad_q
-        if model.dueling:  # Q = V + A - mean A
-            grad[:, :-1] -= grad_q[:, None] / (grad.shape[1] - 1)
-            grad[:, -1] = grad_q
-        tower.backward(x, outputs, grad)
+        grad = np.zeros_like(values)
+        grad[rows, action_index] = slope / np.float32(len(rows))
+        pullback(grad)
 
     metrics = {"loss/td": float(loss.mean()), "loss/q": float(q.mean())}
     priorities = np.abs(error) if algo.config.prioritized_replay else None

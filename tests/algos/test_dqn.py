@@ -27,7 +27,7 @@ def transitions_for(algo, seed=0):
 
 @pytest.mark.parametrize("space", ["discrete", "multi_discrete"])
 @pytest.mark.parametrize("double", [True, False])
-@pytest.mark.parametrize("dueling", [True, False])
+@pytest.mark.parametrize("dueling", [True, False, "shared"])
 @pytest.mark.parametrize("prioritised", [True, False])
 @pytest.mark.parametrize("path", PATHS)
 def test_dqn_loss_regresses_to_best_next_value(space, double, dueling, prioritised, path):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from corral.nets.q_network import QNetwork
 from corral.algos.base import UpdateContext
 from corral.core.types import EnvSpec, tree_map
 from corral.learn.fast import find_fast_loss
@@ -68,7 +69,7 @@ def gradients(loss, model):
 
 def on_path(net, path):
     """Let a network learn by torch, or in NumPy, from now on; its gradients are zero."""
-    net.numpy_towers = net.numpy_tower = None
+    net.numpy_towers = () if isinstance(net, QNetwork) else None
     net._learns_in_numpy = False
     for param in net.parameters():
         param.grad = torch.zeros_like(param)

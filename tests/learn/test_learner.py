@@ -173,7 +173,7 @@ def test_a_gradient_that_is_not_finite_is_named():
     said = []
     learner = make_dqn(report=said.append)
     before = weights_of(learner)
-    learner.model.numpy_tower.backward = lambda *args: learner.flat.grad.fill_(float("inf"))
+    learner.model.numpy_towers[0].backward = lambda *args: learner.flat.grad.fill_(float("inf"))
     learner.step(transitions(), 0.0)
     assert "gradient" in said[0]
     assert torch.equal(weights_of(learner), before)

@@ -34,7 +34,7 @@ def outputs(model, compute):
     return found
 
 
-@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("dueling", [False, "shared"])
 def test_bf16_encoder_keeps_close_q_values_apart(dueling):
     torch.manual_seed(1)
     model = QNetwork(SPEC, 4, NetConfig(), dueling)
