@@ -5,10 +5,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from corral.nets.q_network import QNetwork
 from corral.algos.base import UpdateContext
 from corral.core.types import EnvSpec, tree_map
 from corral.learn.fast import find_fast_loss
+from corral.nets.q_network import QNetwork
 from helpers.fragments import Stream, fragment
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
