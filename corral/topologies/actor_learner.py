@@ -141,6 +141,7 @@ class ActorLearner(Topology):
             for traj, priorities in self._in_order() if self._mode == "sync" else self._first_ready():
                 self.env_steps += int(traj.faulty.size - traj.faulty.sum())
                 self._on_rollout(traj)
+                self.learner.observe(traj)
                 scale = float(np.mean([*self._scales.values()]))
                 self.store.put(traj, priorities, StoreContext(self.progress, scale))
         metrics: dict[str, list[float]] = {}

@@ -81,6 +81,7 @@ class Sync(Topology):
         if traj is not None:
             self.env_steps += int(traj.faulty.size - traj.faulty.sum())
             self._on_rollout(traj)
+            self.learner.observe(traj)
             self.store.put(traj, ctx=StoreContext(self.progress, getattr(self.vec, "reward_scale", 1.0)))
         metrics: dict[str, list[float]] = {}
         while self._ready():
