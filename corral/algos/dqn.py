@@ -19,6 +19,7 @@ from corral.acting.model_policy import EpsilonGreedyPolicy, LadderPolicy, acting
 from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
+from corral.algos.trajectories import join_obs
 from corral.core.errors import UserError
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Transitions, Tree, tree_map
 from corral.nets.config import NetConfig
@@ -154,9 +155,7 @@ class Dqn(Algorithm):
         """
         if not self.config.prioritized_replay:
             return None
-        joined = tree_map(
-            lambda obs, final: np.concatenate([obs.reshape(-1, *obs.shape[2:]), final]), traj.obs, traj.final_obs
-        )
+        joined = join_obs(traj)
         q = model.numpy_values(joined) if model.numpy_tower is not None else _values(model, joined)
         count, (steps, width) = traj.first.size, traj.shape
         value = q.max(-1)

@@ -207,8 +207,9 @@ class TransitionReplay(Store):
                 f"The saved replay has the settings {state['settings']}, this one has {self._settings()}: resume with "
                 "the same settings, or start a new run."
             )
-        for name, part in (("rows", self._rows), ("observations", self._observations), ("nstep", self._nstep)):
-            part.load_state_dict(state[name])
+        self._rows.load_state_dict(self._named_extras(state["rows"], empty=not state["rows"]["high"]))
+        self._observations.load_state_dict(state["observations"])
+        self._nstep.load_state_dict(self._named_extras(state["nstep"], empty=not np.any(state["nstep"]["waiting"])))
         self.limiter.load_state_dict(state["limiter"])
         self._rng.bit_generator.state = state["rng"]
         self._ctx = StoreContext(state["progress"])
@@ -216,6 +217,17 @@ class TransitionReplay(Store):
             leaves = state["tree"]["leaves"]
             self._tree.set(np.arange(len(leaves)), np.asarray(leaves))
             self._tree.max = state["tree"]["max"]
+
+    def _named_extras(self, part: dict[str, Any], *, empty: bool) -> dict[str, Any]:
+        """A saved component with the extras that the algorithm names; UserError if its steps lack one."""
+        saved = part.get("extras", {})
+        missing = [name for name in self._data.extras if name not in saved]
+        if missing and not empty:
+            raise UserError(
+                f"The steps of the saved replay lack the extra '{missing[0]}', which the algorithm needs: resume with "
+                "the same algorithm, or start a new run."
+            )
+        return {**part, "extras": {name: saved[name] for name in self._data.extras if name in saved}}
 
     def _settings(self) -> dict[str, Any]:
         return {

@@ -15,8 +15,8 @@ import numpy as np
 from torch import nn
 
 from corral.algos.base import Algorithm, UpdateContext
-from corral.algos.trajectories import Minibatch, VtraceTargets, explained_variance, successors
-from corral.core.types import Array, LossOutput, Trajectory, Transitions, tree_map
+from corral.algos.trajectories import Minibatch, VtraceTargets, explained_variance, join_obs, successors
+from corral.core.types import Array, LossOutput, Trajectory, Transitions
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.q_network import QNetwork
 
@@ -52,7 +52,7 @@ class FastLoss:
         """Whether all fields of a minibatch are implemented."""
         if isinstance(batch, Trajectory):
             return batch.extras.keys() <= self.batch
-        return all(not _brought(getattr(batch, name)) for name in _other_fields(batch.__class__, self.batch))
+        return all(not _is_present(getattr(batch, name)) for name in _other_fields(batch.__class__, self.batch))
 
 
 @cache
@@ -60,7 +60,7 @@ def _other_fields(batch: Any, implemented: frozenset[str]) -> tuple[str, ...]:
     return tuple(f.name for f in fields(batch) if f.name not in implemented)
 
 
-def _brought(value: Any) -> bool:
+def _is_present(value: Any) -> bool:
     return value is not None and not (isinstance(value, dict) and not value)
 
 
@@ -193,7 +193,7 @@ def _stale_loss(
     assert model.numpy_towers is not None
     policy_net, value_net = model.numpy_towers
     n, width = traj.reward.size, traj.shape[1]
-    x = model.encoder.in_numpy(tree_map(_joined, traj.obs, traj.final_obs))
+    x = model.encoder.in_numpy(join_obs(traj))
     policy_outputs, value_outputs = policy_net.forward(x[:n]), value_net.forward(x)
     log_prob, entropy, pullback = model.actions.evaluate_numpy(
         model.with_std(policy_outputs[-1]), traj.extras["action"].reshape(n, -1)
@@ -222,11 +222,6 @@ def _stale_loss(
     metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": entropy_mean, **metrics}
     metrics["loss/explained_variance"] = explained_variance(value[rows], targets.reshape(-1)[rows])
     return LossOutput(loss, metrics, rows=0 if summed else count, backward=backward)
-
-
-def _joined(obs: Array, final: Array) -> Array:
-    """Rows of sequences `[T + 1, B]`, followed by the final observations of episodes."""
-    return np.concatenate([obs.reshape(-1, *obs.shape[2:]), final])
 
 
 def _policy_backward(model: ActorCritic, x: Array, outputs: list[Array], grad_params: Array) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from corral.algos.base import Algorithm, ParamGroup, UpdateContext
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.trajectories import Minibatch
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
@@ -68,9 +68,20 @@ class Learner:
         rates = {name: group.learning_rate(progress) for name, group in self._groups.items()}
         return {f"learn/lr_{name}" if name else "learn/lr": rate for name, rate in rates.items()}
 
-    def set_learning_rate(self, value: float) -> None:
-        for group in self._groups.values():
-            group.learning_rate = lambda progress: value
+    def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
+        """Replace a group's schedule with a constant, also after a resume; None restores the schedule.
+
+        `group` may be omitted if there is only one.
+        """
+        name = next(iter(self._groups)) if group is None and len(self._groups) == 1 else group
+        if name is None or name not in self._groups:
+            names = ", ".join(map(repr, self._groups))
+            raise UserError(
+                f"set_learning_rate needs one of the algorithm's parameter groups ({names}), got {group!r}."
+            )
+        if value is not None:
+            require("learning_rate", value, minimum=0)
+        self._groups[name].fixed_lr = None if value is None else float(value)
 
     def agree(self, ready: bool) -> bool:
         """Whether an update can be made: learners that update together all need data."""
@@ -200,6 +211,7 @@ class Learner:
             "rng": self._generator.get_state(),
             "version": self.version,
             "skipped": self.skipped,
+            "learning_rates": {n: group.fixed_lr for n, group in self._groups.items() if group.fixed_lr is not None},
         }
 
     def join_optimizers(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -223,6 +235,8 @@ class Learner:
             group.load_optimizer_state(optimizer)
         self._generator.set_state(torch.as_tensor(state["rng"], dtype=torch.uint8))
         self.version, self.skipped = state["version"], state["skipped"]
+        for name, group in self._groups.items():
+            group.fixed_lr = state.get("learning_rates", {}).get(name)  # older checkpoints lack the key
 
 
 class _Group:
@@ -230,9 +244,12 @@ class _Group:
 
     def __init__(self, index: int, group: ParamGroup, flat_slice: GroupSlice):
         self.index, self.grad, self._group = index, flat_slice.grad, group
-        self.learning_rate = group.learning_rate
+        self.fixed_lr: float | None = None  # instead of the schedule
         self.optimizer = group.optimizer([flat_slice.weights])
         self.lr = 0.0
+
+    def learning_rate(self, progress: float) -> float:
+        return self._group.learning_rate(progress) if self.fixed_lr is None else self.fixed_lr
 
     def set_learning_rate(self, progress: float) -> None:
         self.lr = self.learning_rate(progress)

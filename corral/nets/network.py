@@ -11,7 +11,7 @@ class Network(nn.Module):
     _learns_in_numpy = False
 
     def use_numpy(self) -> bool:
-        """Act and evaluate in NumPy from now on; False if `NumpyMlp` does not support a layer.
+        """Act and evaluate in NumPy from now on; False if a layer is unsupported or a subclass overrides `forward`.
 
         Call it when the weights and their gradients have their final place in memory.
         """

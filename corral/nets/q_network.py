@@ -8,7 +8,7 @@ from corral.core.types import Array, EnvSpec, Tree
 from corral.nets.config import NetConfig
 from corral.nets.encoder import Encoder
 from corral.nets.network import Network
-from corral.nets.numpy_mlp import NumpyMlp, make_numpy_mlp
+from corral.nets.numpy_mlp import NumpyMlp, is_plain, make_numpy_mlp
 from corral.nets.torsos import linear, mlp
 
 
@@ -49,6 +49,6 @@ class QNetwork(Network):
         return values
 
     def use_numpy(self) -> bool:
-        if not self.encoder.has_images:
-            self.numpy_tower = make_numpy_mlp(self.torso, self.head, self._activation)
+        plain = is_plain(self, QNetwork) and is_plain(self.encoder, Encoder) and not self.encoder.has_images
+        self.numpy_tower = make_numpy_mlp(self.torso, self.head, self._activation) if plain else None
         return self.numpy_tower is not None

@@ -68,7 +68,10 @@ class ActiveRun:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._topology.set_learning_rate(value)
+        self.set_learning_rate(value)
+
+    def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
+        self._topology.set_learning_rate(value, group)
 
     def log(self, name: str, value: float) -> None:
         if name in (STEP, WALL_S):

@@ -245,10 +245,10 @@ class ActorLearner(Topology):
             self._lag_max = max(self._lag_max, int(np.max(lag)))
         super()._learn(sample, metrics)
 
-    def set_learning_rate(self, value: float) -> None:
+    def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
         if self._learner_group is not None:
             raise UserError("The learning rate cannot be changed with several learners: set learners=1.")
-        super().set_learning_rate(value)
+        super().set_learning_rate(value, group)
 
     def _step(self, sample: Sample) -> list[LossOutput]:
         return super()._step(sample) if self._learner_group is None else self._learner_group.step(sample, self.progress)

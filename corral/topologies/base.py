@@ -145,11 +145,12 @@ class Topology(ABC):
 
     @property
     def learning_rate(self) -> float:
+        """The current rate of the first parameter group."""
         return next(iter(self.learner.learning_rates(self.progress).values()))
 
-    def set_learning_rate(self, value: float) -> None:
-        """Replace the algorithm's schedule with a constant; UserError where learners are in other processes."""
-        self.learner.set_learning_rate(value)
+    def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
+        """`Learner.set_learning_rate`; UserError where learners are in other processes."""
+        self.learner.set_learning_rate(value, group)
 
     @abstractmethod
     def advance(self) -> dict[str, list[float]]:

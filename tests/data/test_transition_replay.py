@@ -288,6 +288,34 @@ def test_a_state_of_other_settings_is_refused():
         make(VECTOR, 1).load_state_dict(make(VECTOR, 1, capacity=99).state_dict())
 
 
+def with_extras(names, steps=8, n=3):
+    store, stream = make(VECTOR, 1, length=n, extras=tuple(names)), Stream(VECTOR, 0, end=0.0)
+    if steps:
+        traj = fragment([stream], [0], steps)[0]
+        store.put(replace(traj, extras={name: np.ones(traj.shape, np.float32) for name in names}))
+    return store
+
+
+@pytest.mark.parametrize("steps", [8, 2], ids=["transitions", "waiting steps"])
+def test_a_state_without_a_named_extra_is_refused(steps):
+    with pytest.raises(UserError, match="lack the extra 'new'"):
+        with_extras(["old", "new"], 0).load_state_dict(with_extras(["old"], steps).state_dict())
+
+
+def test_an_empty_state_fits_any_extras():
+    store = with_extras(["new"], 0)
+    store.load_state_dict(with_extras([], 0).state_dict())
+    assert len(store._rows) == 0
+
+
+def test_extras_that_are_no_longer_named_are_not_loaded():
+    store = with_extras(["kept"], 0)
+    store.load_state_dict(with_extras(["kept", "dropped"]).state_dict())
+    extras = store.get().batch.extras
+    assert extras.keys() == {"kept"}
+    assert (extras["kept"] == 1).all()
+
+
 def test_million_atari_transitions_fit_in_7_5_gb(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 8_000_000_000)
     store = make(_atari(), 8, capacity=1_000_000, length=3, prioritised=True)  # takes no memory before it is filled

@@ -12,6 +12,7 @@ from torch import nn
 
 import corral
 from corral.algos.base import ParamGroup, UpdateContext
+from corral.core.errors import UserError
 from corral.core.types import EnvSpec, Sample
 from corral.learn.device import Precision
 from corral.learn.learner import Learner
@@ -138,6 +139,33 @@ def test_state_of_every_group_is_saved():
         learner.step(sample, 0.5)
         other.step(sample, 0.5)
     assert torch.equal(learner.flat.weights, other.flat.weights)
+
+
+def test_learning_rate_is_set_by_group():
+    learner, other = make(), make()
+    for group in (None, "", "critics"):
+        with pytest.raises(UserError, match="'critic', 'actor'"):
+            learner.set_learning_rate(1e-4, group)
+    learner.set_learning_rate(1e-4, "actor")
+    other.load_state_dict(learner.state_dict())
+    assert other.learning_rates(0.5) == {"learn/lr_critic": 3e-3, "learn/lr_actor": 1e-4}
+    learner.set_learning_rate(None, "actor")
+    assert learner.learning_rates(0.5) == {"learn/lr_critic": 3e-3, "learn/lr_actor": 5e-4}
+
+
+def test_learning_rate_must_not_be_negative():
+    with pytest.raises(UserError, match="learning_rate must be at least 0"):
+        make().set_learning_rate(-1e-3, "actor")
+
+
+def test_state_without_learning_rates_keeps_the_schedule():
+    """Checkpoints of earlier versions."""
+    learner = make()
+    state = learner.state_dict()
+    del state["learning_rates"]
+    learner.set_learning_rate(1e-4, "actor")
+    learner.load_state_dict(state)
+    assert learner.learning_rates(0.5)["learn/lr_actor"] == 5e-4
 
 
 @pytest.mark.parametrize(

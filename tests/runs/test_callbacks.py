@@ -120,6 +120,17 @@ def test_learning_rate_can_be_set(tmp_path):
     assert read_metrics(tmp_path / "run")["learn/lr"].tolist() == [1e-3] * 3 + [5e-4] * 4 + [2.5e-4]
 
 
+@pytest.mark.parametrize("settings", [{}, GUARDED | {"runtime": "inline"}], ids=["sync", "actor_learner"])
+def test_learning_rate_that_was_set_survives_a_resume(settings, tmp_path):
+    class Lower(corral.Callback):
+        def on_start(self, run):
+            run.learning_rate = 1e-5
+
+    train(tmp_path / "run", callbacks=[Lower()], learning_rate=1e-3, **settings)
+    corral.resume(tmp_path / "run", steps=768, quiet=True)
+    assert set(read_metrics(tmp_path / "run")["learn/lr"].tolist()) == {1e-5}
+
+
 def test_a_resumed_run_calls_on_start_again(tmp_path):
     train(tmp_path / "run", callbacks=[Stopping()])
     corral.resume(tmp_path / "run", steps=1024, callbacks=[Recorder], quiet=True)

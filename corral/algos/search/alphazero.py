@@ -24,6 +24,7 @@ from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.self_play import SelfPlay
+from corral.algos.trajectories import explained_variance
 from corral.core.errors import UserError
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Positions
 from corral.nets.actor_critic import ActorCritic
@@ -168,5 +169,11 @@ class AlphaZero(Algorithm):
         with torch.no_grad():
             target_entropy = -(extras["better"] * extras["better"].clamp(min=1e-9).log()).sum(-1)
             floor = (searched * target_entropy).sum() / searched.sum().clamp(min=1)
-        metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/policy_gap": policy_loss - floor}
+            metrics = {
+                "loss/policy": policy_loss,
+                "loss/value": value_loss,
+                "loss/policy_gap": policy_loss - floor,
+                "loss/entropy": -(log_pi.exp() * log_pi).sum(-1).mean(),
+                "loss/explained_variance": explained_variance(value.detach().float().cpu().numpy(), batch.outcome),
+            }
         yield LossOutput(policy_loss + self.config.value_coef * value_loss, metrics, rows=len(value))

@@ -31,10 +31,16 @@ class Run(Protocol):
 
     @property
     def learning_rate(self) -> float:
-        """The current learning rate. Assigning one replaces the algorithm's schedule from the next batch on."""
+        """The current learning rate, of the first parameter group; assigning one is `set_learning_rate(value)`."""
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None: ...
+
+    def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
+        """Replace the schedule of a parameter group from the next batch on, also after a resume; None restores it.
+
+        An algorithm with several groups needs the name of one.
+        """
 
     def log(self, name: str, value: float) -> None:
         """Add a value of a metric; the next row has the mean of the values since the last row."""
