@@ -28,10 +28,12 @@ class Plot:
     """Window of the moving average, in rows."""
 
     def run(self) -> int:
+        from corral.config.migrate import metric_name
         from corral.runs.views.plot import draw
 
-        for curve in draw(self.runs, self.out, metric=self.metric, x=self.x, smooth=self.smooth):
+        metric = metric_name(self.metric)
+        for curve in draw(self.runs, self.out, metric=metric, x=self.x, smooth=self.smooth):
             runs = f"{curve.runs} runs" if curve.runs > 1 else "1 run"
-            print(f"{curve.label}: {runs}, {self.metric} {curve.mean[-1]:.4g} at {self.x} {curve.x[-1]:,.0f}")
+            print(f"{curve.label}: {runs}, {metric} {curve.mean[-1]:.4g} at {self.x} {curve.x[-1]:,.0f}")
         print(f"Wrote {self.out} and {self.out.with_suffix('.csv')}.")
         return 0

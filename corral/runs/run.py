@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from corral.config.experiment import Experiment
+from corral.config.migrate import metric_name
 from corral.runs import checkpoint
 from corral.runs.callbacks.dispatch import Dispatcher
 from corral.runs.evaluate import Evaluation, Evaluator
@@ -173,7 +174,8 @@ class ActiveRun:
         session = state["session"]
         self.best_return, self._wall_before = session["best"], session["wall_s"]
         self.evaluations_since_best = session.get("since_best", 0)
-        self._row_step, self._pending = session["row_step"], session["said"]
+        self._row_step = session["row_step"]
+        self._pending = {metric_name(name): values for name, values in session["said"].items()}
         if record := meta.get("evaluation"):
             self.last_evaluation = Evaluation(tuple(record["returns"]), tuple(record["lengths"]))
             self.evaluated_at = record["step"]
