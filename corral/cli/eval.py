@@ -45,7 +45,7 @@ class Eval:
     """Plan with this many simulations before every action, by saving and restoring the environment."""
     opponent: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Opponent in Corral's games: random, mcts:1000, perfect, module:name; or solved, which counts correct moves in
-    positions of Connect Four whose best moves are known."""
+    positions with known best moves, if the game has them (Connect Four)."""
     json: Flag = False
     """Print JSON, with every episode."""
 
