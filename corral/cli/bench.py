@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from corral.cli.options import EnvKwargs, parse_env_kwargs
+from corral.cli.options import EnvKwargs, OptionalCount, Seconds, parse_env_kwargs
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ class Bench:
     """Gymnasium id, your own module:Class, or the URL of an external simulator."""
     env_kwargs: EnvKwargs = ()
     """Keyword arguments for the environment."""
-    num_envs: int | None = None
+    num_envs: OptionalCount = None
     """Number of environments. Default: 8 and 64, if they can be built in time; for a URL 1 and 8."""
-    workers: int | None = None
+    workers: OptionalCount = None
     """Worker processes. Default: one per core; also one per environment if the environment mostly waits."""
-    seconds: float = 10.0
+    seconds: Seconds = 10.0
     """Total measuring time of all backends, not counting the time to build the environments."""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Also write the results to this file, as JSON."""

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from corral.cli.options import Count
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -16,15 +18,17 @@ class Plot:
     Writes a PNG, and a CSV of the curves beside it.
     """
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DIR...")]
+    runs: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DIR...", help_behavior_hint="(required)")
+    ]
     """Run directories."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("curve.png")
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("curve.png")
     """PNG to write."""
-    metric: str = "train/return"
+    metric: Annotated[str, tyro.conf.arg(metavar="NAME")] = "train/return"
     """Column of metrics.csv to draw."""
     x: Literal["env_steps", "wall_s", "episodes"] = "env_steps"
     """Horizontal axis."""
-    smooth: int = 1
+    smooth: Count = 1
     """Window of the moving average, in rows."""
 
     def run(self) -> int:
