@@ -43,6 +43,7 @@ class ActiveRun:
         self._pending: dict[str, list[Any]] = {}  # values of metrics since the last row
         self._pending_evaluation: dict[str, float] = {}
         self._latest: dict[str, Sequence[Any]] = {}  # values of the last iteration, whose means are computed on demand
+        self._logged = False  # whether a callback has logged a value since the last row
         self._row_step, self._wall_before = -1, 0.0
         self._start_s, self._start_steps = time.monotonic(), topology.env_steps
         if saved is not None:
@@ -75,6 +76,7 @@ class ActiveRun:
     def log(self, name: str, value: float) -> None:
         if name in (STEP, WALL_S):
             raise ValueError(f"{name} is written by the run itself: choose another name for the metric")
+        self._logged = True
         self._latest[name] = [float(value)]
         self._pending.setdefault(name, []).append(float(value))
 
@@ -103,15 +105,15 @@ class ActiveRun:
         return result
 
     def write_metrics(self) -> None:
-        """Write a row of metrics, unless this step already has one and there is nothing to add."""
+        """Write a row of metrics; a step has a second one only for an evaluation or logged values that came later."""
         if processes := self._topology.processes():
             with atomic_path(self._folder.processes_json) as path:
                 path.write_text(json.dumps(processes))
-        # Nothing changes while the run waits for disconnected processes.
-        if self.steps == self._row_step and not self._pending and not self._pending_evaluation:
+        # While the run waits for disconnected processes, the step stays the same.
+        if self.steps == self._row_step and not (self._pending_evaluation or self._logged):
             return
         row = self._counters() | _means(self._pending) | self._pending_evaluation
-        self._pending, self._pending_evaluation = {}, {}
+        self._pending, self._pending_evaluation, self._logged = {}, {}, False
         self._row_step = self.steps
         self._sinks.write(self.steps, self.wall_s, row)
 
