@@ -1,7 +1,8 @@
 """Settings of earlier versions: migrated in a run's `config.yaml`, rejected with a hint if a user passes them.
 
-The only place for old names. `config.yaml` contains its format. Each format has one step that migrates it to the next,
-so that a later change of a name or a default adds a step and leaves the others alone.
+Also the metrics and files of a run whose names have changed. The only place for old names. `config.yaml` contains its
+format. Each format has one step that migrates it to the next, so that a later change of a name or a default adds a step
+and leaves the others alone.
 """
 
 from __future__ import annotations
@@ -106,6 +107,16 @@ _DROPPED_2: dict[str, tuple[Any, str]] = {
 }
 """Removed settings -> their default, and what happens now."""
 
+_METRICS_2 = {
+    "exchange/let_go": "exchange/timeouts",
+    "learners/left_out": "learners/dropped_batches",
+    "search/learned_share": "search/learned_fraction",
+}
+"""Metrics in the `metrics.csv` and the checkpoints of a run."""
+
+OLD_FILES = ("parts.json",)
+"""Files of a run folder that are no longer written: `processes.json` has replaced this one."""
+
 
 @dataclass(frozen=True)
 class Migrated:
@@ -144,6 +155,11 @@ def rename_envs(state: Any) -> None:
             rename_envs(value)
             if key == "identity" and isinstance(value, dict) and value.get("env") in _ENVS_2:
                 value["env"] = _ENVS_2[value["env"]]
+
+
+def metric_name(name: str) -> str:
+    """Today's name of a metric."""
+    return _METRICS_2.get(name, name)
 
 
 def explain_old_name(key: str, names: Collection[str]) -> str | None:
