@@ -176,7 +176,7 @@ def print_verdicts(console: Console, reports: Sequence[CaseReport]) -> None:
     verdicts = [verdict for report in reports for verdict in report.verdicts]
     console.print("\nTargets\n", style="bold")
     if not verdicts:
-        console.print("There are no targets for these cases at these sizes.")
+        console.print("No targets for these cases at these sizes.")
     for verdict in verdicts:
         console.print(f"- {verdict}", style="green" if verdict.reached else "yellow")
 
