@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("runs", "scaling", "data_parallel")
-GROUPS = "train|eval|time|learn|env|loss|store|search|lag|actors|weights|learners|exchange"
+GROUPS = "train|eval|time|learn|env|loss|store|search|lag|actors|weights|learners|workers|exchange"
 
 
 def test_docs_list_every_metric():
