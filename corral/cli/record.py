@@ -27,7 +27,7 @@ class Record:
     fps: Annotated[float | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """Frames per second. Default: that of the environment."""
     sampled: Flag = False
-    """Sample actions, as in training, instead of taking the best."""
+    """Sample actions, as in training. Default: deterministic actions."""
     seed: OptionalCount = None
     """Seed of the episodes. Default: the run's, whose evaluation plays the same first episode."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="NAME")] = "best"

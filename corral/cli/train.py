@@ -56,11 +56,11 @@ class Train:
     run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
     """Run directory. Default: runs/ALGO-ENV-SEED-N."""
     overwrite: Flag = False
-    """Replace the run that is in --run-dir."""
+    """Replace an existing run in --run-dir."""
     num_envs: Number = None
     """Parallel environments, over all actors. Default: that of the preset or algorithm."""
     topology: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """How acting and learning are wired together: sync, actor_learner, central_inference, data_parallel."""
+    """How acting and learning are distributed: sync, actor_learner, central_inference, data_parallel."""
     runtime: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Where actors and learners run: inline, process, ray."""
     actors: Number = None

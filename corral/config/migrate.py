@@ -87,11 +87,11 @@ _EXPERIMENT_2 = {
 }
 
 _MERGED_2 = {
-    "anneal_clip": ("clip_coef", "it is part of clip_coef now: write clip_coef=0.2:0."),
+    "anneal_clip": ("clip_coef", "it was merged into clip_coef: write clip_coef=0.2:0."),
     "anneal_lr": ("final_lr_fraction", "alphazero has final_lr_fraction: 0.1 anneals the learning rate, 1 does not."),
-    "correction": ("vtrace", "it is vtrace now, true or false."),
-    "lag": ("mode", "it is part of mode now: write mode=ssp:K."),
-    "pull_lag": ("weight_sync", "it is part of weight_sync now: write weight_sync=lag:K."),
+    "correction": ("vtrace", "it is called vtrace, true or false."),
+    "lag": ("mode", "it was merged into mode: write mode=ssp:K."),
+    "pull_lag": ("weight_sync", "it was merged into weight_sync: write weight_sync=lag:K."),
     "envs_per_actor": ("num_envs", "set num_envs, the number of environments of all actors together."),
 }
 """Old name -> the setting that replaces it in another form, and how."""

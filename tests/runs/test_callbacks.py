@@ -149,7 +149,7 @@ def test_callbacks_do_not_change_the_weights(tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_on_update_without_updates_needs_every_turn(tmp_path):
+def test_on_update_without_updates_needs_every_iteration(tmp_path):
     calls = []
 
     class Plain(corral.Callback):
@@ -157,7 +157,7 @@ def test_on_update_without_updates_needs_every_turn(tmp_path):
             calls.append((type(self).__name__, bool(metrics)))
 
     class Often(Plain):
-        every_turn = True
+        every_iteration = True
 
     settings = {"learning_starts": 64, "train_frequency": 4, "num_steps": None, "num_minibatches": None}
     given = {k: v for k, v in (SMALL | CLOCKS | settings).items() if v is not None}

@@ -79,7 +79,7 @@ class Callback:
 
     ends_run_on_error = False
     """Whether an exception also ends the run, as `RunFailed`."""
-    every_turn = False
+    every_iteration = False
     """Whether `on_update` is also called after iterations without an update, with no metrics."""
 
     def on_start(self, run: Run) -> None:

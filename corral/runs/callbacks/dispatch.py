@@ -43,7 +43,7 @@ class Dispatcher(Callback):
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
         for user in self._users:
-            if metrics or user.callback.every_turn:
+            if metrics or user.callback.every_iteration:
                 user.call("on_update", run, metrics)
         for callback in self._own:
             callback.on_update(run, metrics)
