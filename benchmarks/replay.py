@@ -87,7 +87,7 @@ class ReplayCase:
         bound = (
             "Bound: sampling and updating touch one cache line per level of the tree, and most are not in the cache."
         )
-        return [Verdict(f"{self.label}, over {CPPRB}", 1.5, figure, CORRAL, bound)]
+        return [Verdict(f"{self.label}, {CORRAL} over {CPPRB}", 1.5, figure, CORRAL, bound)]
 
 
 def make_cases() -> list[ReplayCase]:

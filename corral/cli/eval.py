@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from corral.cli.options import OptionalCount
 from corral.cli.train import Flag
 from corral.core.errors import UserError
 
@@ -29,9 +30,9 @@ class Eval:
 
     run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """The run."""
-    episodes: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    episodes: OptionalCount = None
     """Episodes of each kind. Default: as in the run's own evaluations."""
-    seed: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    seed: OptionalCount = None
     """Seed of the episodes. Default: the run's."""
     deterministic: Flag = False
     """Evaluate the deterministic policy only. Default: both deterministic and sampled."""
@@ -41,11 +42,10 @@ class Eval:
     """Checkpoint: best, latest, or a name."""
     render: Flag = False
     """Show the episodes on the screen, with deterministic actions unless --sampled."""
-    search_sims: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    search_sims: OptionalCount = None
     """Plan with this many simulations before every action, by saving and restoring the environment."""
     opponent: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """Opponent in Corral's games: random, mcts:1000, perfect, module:name; or solved, which counts correct moves in
-    positions of Connect Four whose best moves are known."""
+    """Opponent in a game: random, mcts:1000, perfect, module:name; solved: count correct moves in solved positions."""
     json: Flag = False
     """Print JSON, with every episode."""
 

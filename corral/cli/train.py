@@ -48,19 +48,19 @@ class Train:
     sim: Annotated[str | None, tyro.conf.arg(metavar="COMMAND", help_behavior_hint="")] = None
     """Command that starts an external simulator, with {url} in place of the address to connect to."""
     sims: Number = None
-    """Number of simulators to start."""
+    """Number of simulators to start. Default: 1."""
     steps: Number = None
-    """Environment steps."""
+    """Environment steps. Default: the preset's, or 100,000."""
     seed: Number = None
-    """Seed of all random numbers."""
+    """Seed of all random numbers. Default: 0."""
     run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
     """Run directory. Default: runs/ALGO-ENV-SEED-N."""
     overwrite: Flag = False
-    """Replace the run that is in --run-dir."""
+    """Replace an existing run in --run-dir."""
     num_envs: Number = None
-    """Parallel environments, over all actors."""
+    """Parallel environments, over all actors. Default: that of the preset or algorithm."""
     topology: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """How acting and learning are wired together: sync, actor_learner, central_inference, data_parallel."""
+    """How acting and learning are distributed: sync, actor_learner, central_inference, data_parallel."""
     runtime: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Where actors and learners run: inline, process, ray."""
     actors: Number = None
@@ -74,9 +74,9 @@ class Train:
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Environment whose preset to start from, or none; `corral list presets` shows them."""
     callback: Plugins = ()
-    """Your own corral.Callback; may be repeated."""
+    """Your own corral.Callback."""
     sink: Sinks = ()
-    """Your own corral.MetricSink, or csv or tensorboard to choose among the built-in ones; may be repeated."""
+    """Your own corral.MetricSink, or csv or tensorboard to choose among the built-in ones."""
     quiet: Flag = False
     """Show no progress, only the result."""
 

@@ -20,7 +20,7 @@ from corral.core.types import Tree, tree_map
 from corral.envs.backends.simulators.options import external_vec_env, is_url
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
-from corral.envs.suites.games.board_env import is_self_play
+from corral.envs.suites.games.board_env import game_of, is_self_play
 from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
 from corral.runs.folder import require_same_env
@@ -273,26 +273,24 @@ def log_level(name: str, level: int) -> Iterator[None]:
         logger.setLevel(before)
 
 
-_GAME = "corral/Connect4-v0"
-
-
 def solved_fraction(loaded: LoadedPolicy, sims: int | None = None) -> tuple[float, int]:
-    """Fraction of correct moves in Connect Four's solved positions, and their number; default: the run's sims."""
-    from corral.envs.suites.games.connect4 import CONNECT4
-    from corral.envs.suites.games.connect4_positions import accuracy, known_positions
+    """Fraction of correct moves in the game's solved positions, and their number; default: the run's sims."""
     from corral.planning.arena import SearchPlayer
     from corral.planning.planner import make_evaluation
     from corral.planning.search_policy import Search
 
-    if loaded.experiment.env != _GAME:
-        raise UserError(f"Solved positions exist only for {_GAME}; this run is on {loaded.experiment.env}.")
+    experiment = loaded.experiment
+    with make_eval_vec(experiment, 1, experiment.seed, here=True) as vec:
+        game = game_of(vec)
+    if game is None or game.accuracy is None:
+        raise UserError(f"{experiment.env} has no solved positions: choose another --opponent.")
     policy = loaded.as_policy() if sims is None else loaded.search_policy(sims)
     if not isinstance(policy, Search):
         raise UserError("Solved positions need a search: set its simulations, such as --search-sims 100.")
     player = SearchPlayer(
-        CONNECT4,
+        game,
         lambda states, actions: make_evaluation(loaded, states, actions, 1, 1.0, np.random.default_rng(0)),
         policy.sims,
         policy.config,
     )
-    return accuracy(player), len(known_positions()[0])
+    return game.accuracy(player)

@@ -313,8 +313,18 @@ def test_eval_of_a_game_by_opponent_and_solved_positions(tmp_path, capsys):
     assert 0 < shares[0] < shares[1] < 1
     run(Eval, tmp_path / "Connect4", "--opponent", "solved")
     assert re.fullmatch(r"Correct moves: \d\d\.\d% of 1,000 solved positions\n", capsys.readouterr().out)
-    with pytest.raises(UserError, match="Solved positions exist only for corral/Connect4-v0"):
+    with pytest.raises(UserError, match="corral/TicTacToe-v0 has no solved positions"):
         run(Eval, tmp_path / "TicTacToe", "--opponent", "solved")
+
+
+def test_solved_positions_are_those_of_the_runs_own_game(tmp_path, capsys):
+    settings = {"num_simulations": 2, "learning_starts": 32, "batch_size": 16, "num_envs": 4, "eval_episodes": 0}
+    env = "helpers.games:SolvedTicTacToe"
+    corral.train("alphazero", env, 64, 1, tmp_path / "run", preset="none", quiet=True, **settings)
+    capsys.readouterr()
+    run(Eval, tmp_path / "run", "--opponent", "solved", "--search-sims", "100", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["right"], found["positions"]) == (1.0, 2)  # it sees that it can win at once
 
 
 def test_env_without_opponents_is_refused(runs):

@@ -308,7 +308,7 @@ def check_export(subject: LinkSubject) -> Outcome:
     ids, _ = states.save(slots[:1])
     blobs, rows = states.export(ids)
     rows.require_good("EXPORT")
-    copies, rows = states.take_in(blobs)
+    copies, rows = states.import_states(blobs)
     rows.require_good("IMPORT")
     actions = subject.actions(1)
     if found := _difference(states.expand(ids, actions)[1], states.expand(copies, actions)[1]):
@@ -316,7 +316,7 @@ def check_export(subject: LinkSubject) -> Outcome:
             "fail" if subject.simulator.hello.exact else "warn"
         ), f"an exported and imported state continues with different {found}"
     damaged = [blobs[0][: len(blobs[0]) // 2], b"", bytes(len(blobs[0]))]
-    if not states.take_in(damaged)[1].status.all():
+    if not states.import_states(damaged)[1].status.all():
         return "fail", "a damaged state was imported"
     return "pass", f"{len(blobs[0]):,} bytes, and damaged ones are refused"
 
