@@ -176,7 +176,6 @@ class NormalizedVecEnv(VecEnv):
 
     @property
     def learning_scale(self) -> float:
-        """Current ratio of training rewards to unscaled rewards."""
         return 1.0 / float(self.statistics.returns.std) if self._reward else 1.0
 
     def states(self, memory_mb: float = 1024.0) -> States:

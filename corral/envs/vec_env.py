@@ -107,6 +107,16 @@ class VecEnv(ABC):
     def restarts(self) -> int:
         return 0 if self._log is None else self._log.restarts
 
+    @property
+    def reward_scale(self) -> float:
+        """Factor that the consumer multiplies rewards by; 1 unless they are to be normalised after sampling."""
+        return 1.0
+
+    @property
+    def learning_scale(self) -> float:
+        """Current ratio of training rewards to unscaled rewards."""
+        return 1.0
+
     def as_gymnasium(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         """The same environments behind Gymnasium's vector interface, with same-step autoreset. A VecEnv made from a
         Gymnasium vector environment returns that one, in its own mode.

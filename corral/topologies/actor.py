@@ -73,7 +73,6 @@ class Actor:
             steps, first_ready=first_ready, linger_s=_LINGER_S if central and first_ready else 0.0
         )
         self._version = -1
-        self._num_reported = 0  # finished episodes reported so far
 
     def resume_at(self, steps: int) -> Value:
         """Resume from a checkpoint at this step, with new episodes instead of those of the start."""
@@ -88,17 +87,17 @@ class Actor:
         mail = self._mailbox.wait("weights", lambda mail: bool(mail["version"] >= least), _WEIGHTS_S)
         if mail["version"] != self._version:
             self._load(mail)
-        self._sampler.set_context(ActContext(progress, self._version))
+        self._sampler.set_context(ActContext(progress, self._version, self._vec.learning_scale))
         traj = next(self._rollouts)
         traj.env_id += self._first_id
-        scale = float(getattr(self._vec, "reward_scale", 1.0))
+        scale = self._vec.reward_scale
         return {
             "traj": pack(traj, self._vec.spec),
             "priorities": self._algo.priorities(self._model, replace(traj, reward=traj.reward * np.float32(scale))),
             "reward_scale": scale,
-            "learning_scale": float(getattr(self._vec, "learning_scale", 1.0)),
+            "learning_scale": self._vec.learning_scale,
             "simulator_steps": simulator_steps(self._policy),
-            "episodes": self._finished_episodes(),
+            "episodes": self._sampler.episodes.new_rows(self._first_id),
             "restarts": self._vec.restarts,
         }
 
@@ -114,9 +113,3 @@ class Actor:
             buffers[name].copy_(torch.from_numpy(value))
         if first:
             use_precision(self._model, mail["precision"])
-
-    def _finished_episodes(self) -> Value:
-        episodes = self._sampler.episodes
-        count, self._num_reported = episodes.finished - self._num_reported, episodes.finished
-        games = list(episodes.recent)[-count:] if count else []
-        return [[game.env_id + self._first_id, game.episode_return, game.length] for game in games]

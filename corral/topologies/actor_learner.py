@@ -252,7 +252,9 @@ class ActorLearner(Topology):
         super().set_learning_rate(value, group)
 
     def _step(self, sample: Sample) -> list[LossOutput]:
-        return super()._step(sample) if self._learner_group is None else self._learner_group.step(sample, self.progress)
+        if self._learner_group is None:
+            return super()._step(sample)
+        return self._learner_group.step(sample, self.progress, self._batch_scale)
 
     @property
     def reward_scale(self) -> float | None:

@@ -177,6 +177,7 @@ def test_state_without_learning_rates_keeps_the_schedule():
         ("param_server", {}),
         ("param_server", {"servers": 2}),
         ("param_server", {"servers": 2, "mode": "async"}),
+        ("param_server", {"drop": 1}),
         ("gossip", {}),
     ],
 )
@@ -205,7 +206,7 @@ def test_groups_in_every_exchange(kind, options):
     weights = [weights for weights, _ in results]
     assert all(torch.isfinite(one).all() and not torch.equal(one, start) for one in weights)
     assert all(version == 4 for _, version in results)
-    if kind == "all_reduce" or (kind == "param_server" and "mode" not in options):
+    if kind == "all_reduce" or (kind == "param_server" and not {"mode", "drop"} & options.keys()):
         assert all(torch.equal(one, weights[0]) for one in weights)
     for state in served:
         assert [len(part["weights"]) > 0 for part in state["parts"]] == [True, True]
@@ -242,6 +243,13 @@ SETTINGS = {"num_envs": 4, "hidden_sizes": (8, 8), "device": "cpu", "quiet": Tru
         {"topology": "data_parallel", "runtime": "inline", "actors": 2},
         {"topology": "data_parallel", "runtime": "inline", "actors": 2, "compress": "topk:0.3"},
         {"topology": "data_parallel", "runtime": "inline", "actors": 2, "exchange": "param_server", "mode": "async"},
+        {
+            "topology": "data_parallel",
+            "runtime": "inline",
+            "actors": 2,
+            "exchange": "param_server",
+            "backup_workers": 1,
+        },
         {"topology": "data_parallel", "runtime": "inline", "actors": 2, "exchange": "gossip"},
     ],
     ids=lambda settings: "-".join(str(value) for value in settings.values()),
