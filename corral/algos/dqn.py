@@ -62,6 +62,12 @@ class Config:
     """Separate value and advantage streams with a hidden layer each; shared: the one head of earlier versions."""
     prioritized_replay: bool = False
     """Sample transitions by their last TD error."""
+    prioritized_replay_alpha: float = 0.6
+    """Exponent of priorities: 0 samples uniformly."""
+    prioritized_replay_beta: float = 0.4
+    """Exponent of importance weights at the start; it rises linearly to 1 over the run."""
+    prioritized_replay_eps: float = 1e-6
+    """Added to every priority, so that none is 0."""
     exploration_initial_eps: float = 1.0
     """Fraction of random actions at the start."""
     exploration_final_eps: float = 0.05
@@ -82,6 +88,9 @@ class Config:
                      "learning_starts"):  # fmt: skip
             require(name, getattr(self, name), minimum=1)
         require("tau", self.tau, above=0, maximum=1)
+        require("prioritized_replay_eps", self.prioritized_replay_eps, above=0)
+        for name in ("prioritized_replay_alpha", "prioritized_replay_beta"):
+            require(name, getattr(self, name), minimum=0, maximum=1)
         for name in ("exploration_initial_eps", "exploration_final_eps", "exploration_fraction"):
             require(name, getattr(self, name), minimum=0, maximum=1)
         if self.net.rnn != "none":
@@ -99,7 +108,9 @@ class Dqn(Algorithm):
         self.data = DataSpec(
             "transition", config.n_step, config.batch_size, "replay",
             samples_per_insert=config.gradient_steps * config.batch_size / config.train_frequency,
-            prioritised=config.prioritized_replay, capacity=config.buffer_size,
+            prioritised=config.prioritized_replay, priority_alpha=config.prioritized_replay_alpha,
+            priority_beta=config.prioritized_replay_beta, priority_eps=config.prioritized_replay_eps,
+            capacity=config.buffer_size,
             min_size=max(config.learning_starts, config.batch_size), gamma=config.gamma,
         )  # fmt: skip
 

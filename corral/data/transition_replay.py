@@ -37,14 +37,9 @@ class TransitionReplay(Store):
         data: DataSpec,
         num_envs: int,
         seed: int = 0,
-        *,
-        alpha: float = 0.6,
-        beta: float = 0.4,
-        eps: float = 1e-6,
     ):
         _check(data)
         self._spec, self._data, self._num_envs = spec, data, num_envs
-        self._alpha, self._beta, self._eps = alpha, beta, eps
         self._rng = np.random.default_rng(np.random.SeedSequence(seed))
         self._allocate(32, margin=0)
         require_memory(self.nbytes * data.capacity // 32, data.capacity, "Replay")
@@ -157,11 +152,12 @@ class TransitionReplay(Store):
             )
 
     def _shape(self, priorities: Array) -> Array:
-        shaped: Array = (np.abs(priorities, dtype=np.float64) + self._eps) ** self._alpha
+        shaped: Array = (np.abs(priorities, dtype=np.float64) + self._data.priority_eps) ** self._data.priority_alpha
         return shaped
 
     def _weights(self, tree: SumTree, slots: Array) -> Array:
-        beta = self._beta + (1 - self._beta) * min(self._ctx.progress, 1.0)
+        start = self._data.priority_beta
+        beta = start + (1 - start) * min(self._ctx.progress, 1.0)
         probability = tree.leaves.take(slots) / tree.total
         weight = (len(self._rows) * probability) ** -beta
         scaled: Array = (weight / weight.max()).astype(np.float32)

@@ -299,7 +299,8 @@ _SETTINGS = {
     "appo": f"{_COMMON} batch_size update_epochs num_minibatches clip_coef normalize_advantage vtrace_rho vtrace_c "
     "max_policy_lag",
     "dqn": "learning_rate anneal_lr gamma batch_size buffer_size learning_starts train_frequency gradient_steps "
-    "target_update_period tau n_step double_q dueling prioritized_replay exploration_initial_eps exploration_final_eps "
+    "target_update_period tau n_step double_q dueling prioritized_replay prioritized_replay_alpha "
+    "prioritized_replay_beta prioritized_replay_eps exploration_initial_eps exploration_final_eps "
     "exploration_fraction epsilon_ladder max_grad_norm net",
     "ppo_search": "search_mode num_simulations search_fraction search_acts_fraction random_action_fraction root_noise "
     "temperature distill_coef search_value_fraction min_explained_variance max_importance_weight search ppo",

@@ -98,6 +98,7 @@ def test_the_loss_is_the_stated_one():
             cross_entropy.append(-(better[i][legal[i]] * log_pi).sum())
     by_hand = np.mean(cross_entropy) + 0.5 * np.mean((value - outcome) ** 2)
     assert found == pytest.approx(by_hand, rel=1e-4)
+    assert output.rows == searched.sum()  # learners with shares of a batch are weighted by them
     assert output.metrics["loss/entropy"].item() == pytest.approx(np.mean(entropy), rel=1e-4)
     explained = 1 - np.var(outcome - value) / np.var(outcome)
     assert output.metrics["loss/explained_variance"] == pytest.approx(explained, rel=1e-4)

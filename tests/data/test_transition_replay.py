@@ -177,8 +177,10 @@ def test_uniform_drawing_has_the_right_frequencies():
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
-def test_weights_are_the_formula(progress):
-    store = make(VECTOR, 1, prioritised=True, samples_per_insert=1e9)
+@pytest.mark.parametrize(("alpha", "beta", "eps"), [(0.6, 0.4, 1e-6), (1.0, 0.7, 0.1), (0.0, 0.4, 1e-6)])
+def test_weights_are_the_formula(progress, alpha, beta, eps):
+    names = {"priority_alpha": alpha, "priority_beta": beta, "priority_eps": eps}
+    store = make(VECTOR, 1, prioritised=True, samples_per_insert=1e9, **names)
     stream = Stream(VECTOR, 1)
     for _ in range(30):
         store.put(fragment([stream], [0], 3)[0], ctx=StoreContext(progress))
@@ -186,9 +188,9 @@ def test_weights_are_the_formula(progress):
     priorities = np.random.default_rng(0).uniform(0, 5, len(keys))
     store.feedback(keys, priorities)
     sample = store.get()
-    p = (priorities + 1e-6) ** 0.6
+    p = (priorities + eps) ** alpha
     probability = p[sample.keys - keys[0]] / p.sum()
-    weight = (len(keys) * probability) ** -(0.4 + 0.6 * progress)
+    weight = (len(keys) * probability) ** -(beta + (1 - beta) * progress)
     np.testing.assert_allclose(sample.batch.weight, weight / weight.max(), rtol=1e-5)
     assert sample.batch.weight.dtype == np.float32
 

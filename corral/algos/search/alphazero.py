@@ -164,6 +164,7 @@ class AlphaZero(Algorithm):
         log_pi = torch.log_softmax(params.float().masked_fill(~extras["legal"], -1e9), -1)
         cross_entropy = -(extras["better"] * log_pi).sum(-1)
         searched = extras["searched"].float()
+        searched_rows = max(1, int(batch.extras["searched"].sum()))  # what the policy loss is a mean of
         policy_loss = (searched * cross_entropy).sum() / searched.sum().clamp(min=1)
         value_loss = (value.float() - to_tensors(batch.outcome, device)).square().mean()
         with torch.no_grad():
@@ -176,4 +177,4 @@ class AlphaZero(Algorithm):
                 "loss/entropy": -(log_pi.exp() * log_pi).sum(-1).mean(),
                 "loss/explained_variance": explained_variance(value.detach().float().cpu().numpy(), batch.outcome),
             }
-        yield LossOutput(policy_loss + self.config.value_coef * value_loss, metrics, rows=len(value))
+        yield LossOutput(policy_loss + self.config.value_coef * value_loss, metrics, rows=searched_rows)
