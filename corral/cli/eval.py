@@ -25,7 +25,8 @@ SOLVED = "solved"
 class Eval:
     """Evaluate the policy of a run in episodes with seeds that training does not use.
 
-    With the run's seed and number of episodes, this repeats the run's own evaluation.
+    The run's own evaluations selected its best checkpoint, so their score is optimistic; by default these episodes are
+    others. With the run's seed and number of episodes, this repeats the run's own evaluation.
     """
 
     run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
@@ -33,7 +34,7 @@ class Eval:
     episodes: OptionalCount = None
     """Episodes of each kind. Default: as in the run's own evaluations."""
     seed: OptionalCount = None
-    """Seed of the episodes. Default: the run's."""
+    """Seed of the episodes. Default: one that the run did not use."""
     deterministic: Flag = False
     """Evaluate the deterministic policy only. Default: both deterministic and sampled."""
     sampled: Flag = False

@@ -85,7 +85,8 @@ def evaluate(
         episodes: number of episodes.
         env: an environment other than the run's, with the same spaces.
         deterministic: take the best actions instead of sampling.
-        seed: of the episodes; default: the run's, which repeats the run's own evaluations.
+        seed: of the episodes; default: one that the run did not use. The best checkpoint was selected by the run's own
+            evaluations, so their score is optimistic; the run's seed repeats them.
         checkpoint: `best`, `latest`, or a name.
         search_sims: plan with this many simulations before every action.
     """
@@ -108,7 +109,7 @@ def evaluate_loaded(
 ) -> list[Evaluation]:
     """One evaluation per entry of `kinds` (True: deterministic actions); in `vec` if given."""
     experiment = loaded.experiment
-    seed = experiment.seed if seed is None else seed
+    seed = report_seed(experiment.seed) if seed is None else seed
     plans = search_sims is not None or isinstance(loaded.as_policy(), PlanningPolicy)
     results = []
     with vec or make_eval_vec(experiment, episodes, seed, env=env, here=plans) as envs:
@@ -155,6 +156,13 @@ class Evaluator:
             "eval/return_std": result.std,
             "eval/length": float(np.mean(result.lengths)),
         }
+
+    def report(self, loaded: LoadedPolicy) -> Evaluation:
+        """A deterministic evaluation of a saved policy with seeds that did not select it."""
+        experiment = self._topology.experiment
+        seed = report_seed(experiment.seed)
+        policy = loaded.as_policy(deterministic=True, seed=acting_seed(seed, deterministic=True))
+        return evaluate_policy(self._open(), policy, experiment.eval_episodes, seed)
 
     def close(self) -> None:
         if self._vec is not None:
@@ -207,6 +215,11 @@ def _environment(experiment: Experiment, env: EnvLike | None) -> tuple[EnvLike, 
     if isinstance(env, str):  # an Atari id gets the same preprocessing as in training
         return replace(experiment, env=env, env_kwargs={}, factory=None).environment()
     return env, {}
+
+
+def report_seed(seed: int) -> int:
+    """Seed of episodes that neither trained a run with this seed nor selected its best checkpoint."""
+    return seeding.component_seed(seed, "eval", "report")
 
 
 def acting_seed(seed: int, *, deterministic: bool) -> int:

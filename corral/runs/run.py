@@ -17,6 +17,7 @@ from corral.runs import checkpoint
 from corral.runs.callbacks.dispatch import Dispatcher
 from corral.runs.evaluate import Evaluation, Evaluator
 from corral.runs.folder import RunFolder, atomic_path
+from corral.runs.load import load_policy
 from corral.runs.sinks.base import STEP, WALL_S, MetricSinks
 from corral.topologies.base import Topology
 
@@ -38,7 +39,9 @@ class ActiveRun:
         self.stop_reason: str | None = None
         self.last_evaluation: Evaluation | None = None
         self.evaluated_at = 0  # environment steps at the last evaluation
-        self.is_best, self.best_return = False, -math.inf
+        self.is_best, self.best_return, self.best_step = False, -math.inf, 0
+        self.best_report: Evaluation | None = None
+        """Evaluation of the best checkpoint at the end, with seeds that did not select it."""
         self.evaluations_since_best = 0
         self._pending: dict[str, list[Any]] = {}  # values of metrics since the last row
         self._pending_evaluation: dict[str, float] = {}
@@ -99,7 +102,8 @@ class ActiveRun:
         self.last_evaluation, self.evaluated_at = result, self.steps
         if not self._evaluator.self_play:
             self.is_best = result.mean > self.best_return
-            self.best_return = max(self.best_return, result.mean)
+            if self.is_best:
+                self.best_return, self.best_step = result.mean, self.steps
             self.evaluations_since_best = 0 if self.is_best else self.evaluations_since_best + 1
         try:
             self._callbacks.on_evaluation(self, result)
@@ -159,6 +163,8 @@ class ActiveRun:
         result = self.last_evaluation
         comparable = result is not None and self.evaluated_at == self.steps and not self._evaluator.self_play
         self.save(best=comparable and result is not None and result.mean >= self.best_return)
+        if self.stop_reason is None and math.isfinite(self.best_return):
+            self.best_report = self._evaluator.report(load_policy(self._folder.path, "best", device="run"))
 
     @property
     def wall_s(self) -> float:
@@ -169,6 +175,7 @@ class ActiveRun:
         return {
             "wall_s": self.wall_s,
             "best": self.best_return,
+            "best_step": self.best_step,
             "since_best": self.evaluations_since_best,
             "row_step": self._row_step,
             "said": {name: [float(value) for value in values] for name, values in self._pending.items()},
@@ -178,6 +185,7 @@ class ActiveRun:
     def _load(self, state: dict[str, Any], meta: dict[str, Any]) -> None:
         session = state["session"]
         self.best_return, self._wall_before = session["best"], session["wall_s"]
+        self.best_step = session.get("best_step", 0)
         self.evaluations_since_best = session.get("since_best", 0)
         self._row_step = session["row_step"]
         self._pending = {metric_name(name): values for name, values in session["said"].items()}

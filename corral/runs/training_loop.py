@@ -41,7 +41,10 @@ class Result:
     eval_return: float  # deterministic mean return of the last evaluation; NaN if there was none
     version: int  # number of updates
     train_return: float = math.nan  # mean return of the last 100 training episodes
-    best_return: float = math.nan  # highest mean return of an evaluation
+    best_return: float = math.nan  # highest mean return of an evaluation, which selected the best checkpoint
+    best_step: int = 0  # when that was
+    best_report: float = math.nan  # mean return of the best checkpoint with other seeds
+    eval_episodes: int = 0
     stopped: bool = False  # by a signal or a callback
 
 
@@ -180,6 +183,9 @@ class TrainingLoop:
             topology.learner.version,
             topology.episodes.mean_return(),
             run.best_return if math.isfinite(run.best_return) else math.nan,
+            run.best_step,
+            math.nan if run.best_report is None else run.best_report.mean,
+            run.config.eval_episodes,
             run.stop_reason is not None,
         )
 
