@@ -95,8 +95,8 @@ class VecEnv(ABC):
     def states(self, memory_mb: float = 1024.0) -> States:
         """The states of these environments by env id, for planners; UserError if they cannot be saved."""
         raise UserError(
-            f"A search saves and restores environments, and {self.spec.name} cannot be in {type(self).__name__}: run "
-            "it in this process, with backend=local; several actors search side by side."
+            f"A search saves and restores environments, which {type(self).__name__} does not support for "
+            f"{self.spec.name}: set backend=local; to use more cores, run several actors."
         )
 
     @property
@@ -135,8 +135,8 @@ class VecEnv(ABC):
     def _require_full_batches(self) -> None:
         if self.holds_back_rows:
             raise UserError(
-                f"{self.spec.name} resets one step late, so recv() does not return all rows together: build it with "
-                "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP."
+                f"{self.spec.name} uses next-step autoreset, so recv() does not return all rows together: build it "
+                "with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP."
             )
 
     def _identity(self) -> dict[str, Any]:

@@ -90,8 +90,8 @@ def choose_runtime(experiment: Experiment) -> str:
         return "process" if experiment.runtime == "auto" else experiment.runtime
     if experiment.runtime in ("process", "ray"):
         raise UserError(
-            f"Simulators that connect to {env} reach one process, and runtime={experiment.runtime} has several: leave "
-            "runtime out, or start the simulators first with --bind and give their addresses."
+            f"Simulators that connect to {env} can reach only one process, and runtime={experiment.runtime} has "
+            "several: omit runtime, or start the simulators first with --bind and give their addresses."
         )
     return "inline"
 

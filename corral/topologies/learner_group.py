@@ -1,4 +1,4 @@
-"""Several learners: each learns from its share of every batch, and all make every update active."""
+"""Several learners: each learns from its share of every batch, and all apply the same updates."""
 
 from __future__ import annotations
 

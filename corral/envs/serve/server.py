@@ -103,8 +103,8 @@ class SimulatorServer:
             waited = time.monotonic() - self.last_learner
             if wait_s and waited > wait_s:
                 raise RunFailed(
-                    f"No learner at {', '.join(self._binding.urls)} for {waited:.0f} s; is it running, and can it be "
-                    "reached?"
+                    f"No learner at {', '.join(self._binding.urls)} for {waited:.0f} s: check that it is running "
+                    "and reachable."
                 )
         return 0
 

@@ -152,7 +152,7 @@ class Launcher:
             self._failed_starts += 1
             if self._failed_starts >= _MAX_FAILED_STARTS:
                 raise EnvFailed(
-                    f"The simulator {shlex.join(self._argv)} ended {self._failed_starts} times before it sent HELLO, "
+                    f"The simulator {shlex.join(self._argv)} exited {self._failed_starts} times before it sent HELLO, "
                     f"the last time with {how}; run it by hand to see why."
                 )
         self._plan(now, short_lived=now - process.started < _MIN_LIFETIME_S)
