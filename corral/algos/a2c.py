@@ -6,13 +6,14 @@ TD(0). On-policy: `max_lag=0`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.acting.policy import Policy
@@ -30,7 +31,7 @@ from corral.algos.trajectories import (
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import Optimizer, adam, rmsprop
+from corral.ops.optim import adam, rmsprop
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,11 @@ class A2c(Algorithm):
         return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
-        learning_rate = linear_decay(self.config.learning_rate, on=self.config.anneal_lr)
-        return [ParamGroup(self._optimizer, learning_rate, self.config.max_grad_norm)]
-
-    def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
-        if self.config.optimizer == "adam":
-            return adam(params, self.config.learning_rate, eps=1e-5)
-        return rmsprop(params, self.config.learning_rate, decay=0.99, eps=1e-5)
+        config = self.config
+        optimizer = partial(rmsprop, lr=config.learning_rate, decay=0.99, eps=1e-5)
+        if config.optimizer == "adam":
+            optimizer = partial(adam, lr=config.learning_rate, eps=1e-5)
+        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
 
     def prepare(self, model: ActorCritic, batch: Trajectory) -> Minibatch:
         return gae_steps(model, batch, self.config.gamma, self.config.gae_lambda)

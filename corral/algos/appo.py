@@ -8,12 +8,13 @@ V-trace is computed again for each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from corral.acting.model_policy import ActorCriticPolicy, to_tensors
 from corral.acting.policy import Policy
@@ -29,7 +30,7 @@ from corral.algos.trajectories import (
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory, slice_envs
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import Optimizer, adam
+from corral.ops.optim import adam
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,9 @@ class Appo(Algorithm):
         return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
+        optimizer = partial(adam, lr=self.config.learning_rate, eps=1e-5)
         learning_rate = linear_decay(self.config.learning_rate, on=self.config.anneal_lr)
-        return [ParamGroup(self._optimizer, learning_rate, self.config.max_grad_norm)]
-
-    def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
-        return adam(params, self.config.learning_rate, eps=1e-5)
+        return [ParamGroup(optimizer, learning_rate, self.config.max_grad_norm)]
 
     def minibatches(self, batch: Trajectory, rng: torch.Generator) -> Iterator[Trajectory]:
         """Every sequence once per epoch, in a new order each time; sequences with only faulty rows are left out."""

@@ -8,8 +8,9 @@ those recorded while acting. The value loss is not clipped by default; its clip 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from corral.algos.trajectories import (
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import Optimizer, adam
+from corral.ops.optim import adam
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,9 @@ class Ppo(Algorithm):
         return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
+        optimizer = partial(adam, lr=self.config.learning_rate, eps=1e-5)
         learning_rate = linear_decay(self.config.learning_rate, on=self.config.anneal_lr)
-        return [ParamGroup(self._optimizer, learning_rate, self.config.max_grad_norm)]
-
-    def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
-        return adam(params, self.config.learning_rate, eps=1e-5)
+        return [ParamGroup(optimizer, learning_rate, self.config.max_grad_norm)]
 
     def prepare(self, model: ActorCritic, batch: Trajectory) -> Minibatch:
         return gae_steps(model, batch, self.config.gamma, self.config.gae_lambda)

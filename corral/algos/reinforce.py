@@ -11,11 +11,12 @@ grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from corral.acting.model_policy import ActorCriticPolicy
 from corral.acting.policy import Policy
@@ -34,7 +35,7 @@ from corral.core.errors import UserError
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
-from corral.ops.optim import Optimizer, adam
+from corral.ops.optim import adam
 from corral.ops.returns import discounted_return
 
 _FRAGMENT = 32
@@ -88,11 +89,9 @@ class Reinforce(Algorithm):
         return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
+        optimizer = partial(adam, lr=self.config.learning_rate)
         learning_rate = linear_decay(self.config.learning_rate, on=self.config.anneal_lr)
-        return [ParamGroup(self._optimizer, learning_rate, self.config.max_grad_norm)]
-
-    def _optimizer(self, params: Iterable[Tensor]) -> Optimizer:
-        return adam(params, self.config.learning_rate)
+        return [ParamGroup(optimizer, learning_rate, self.config.max_grad_norm)]
 
     def prepare(self, model: ActorCritic, batch: Trajectory) -> Minibatch:
         values = next_values = np.zeros_like(batch.reward)
