@@ -111,5 +111,11 @@ def gumbel(noise, order, c_visit=50.0, c_scale=0.1):
     return choose
 
 
+def gumbel_value(node, c_visit=50.0, c_scale=0.1):
+    """What the improved policy expects of the completed q, for who moves."""
+    q, policy = completed_q(node), softmax(improved_logits(node, c_visit, c_scale))
+    return sum(policy[a] * q[a] for a in q)
+
+
 def counts(tree, width):
     return np.array([tree.root.n.get(a, 0) for a in range(width)])
