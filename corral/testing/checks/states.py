@@ -20,6 +20,7 @@ from corral.core.spaces import Layout
 from corral.core.types import tree_map
 from corral.planning.snapshots import Snapshots
 from corral.snapshot.env_states import EnvStates
+from corral.snapshot.keepers.trial import SharedState
 from corral.snapshot.states import Level
 from corral.testing.checks.env import Outcome, Subject
 
@@ -182,14 +183,16 @@ def wrappers(subject: Subject) -> Outcome:
 
 def planning(subject: Subject) -> Outcome:
     """Planning leaves the live environment unchanged."""
-    if not subject.reproducible:
-        return "warn", "not tried: there is nothing to compare"
-    run = UninterruptedRun(subject.build(), min(50, _affordable(subject)))
     try:
         snapshots = Snapshots(subject.factory)
+    except SharedState as error:
+        return "fail", str(error)
     except UserError:
         return "warn", "not tried: its states cannot be saved"
     with snapshots:
+        if not subject.reproducible:
+            return "warn", "not tried: there is nothing to compare"
+        run = UninterruptedRun(subject.build(), min(50, _affordable(subject)))
         for at, action in enumerate(run.actions):
             if at == 0 or not run.seen[at - 1].ended:
                 state = snapshots.save()
