@@ -56,8 +56,9 @@ def choose_keeper(scratch: Env, make: Callable[[], Env], *, replay: bool) -> Sta
         keeper, trial = ReplayKeeper(), Trial(scratch, None)
         if not trial.repeats():
             raise UserError(
-                f"Planning would restore {_name(scratch)} by replaying its actions, and the same seed and actions gave "
-                "different steps: draw random numbers only from self.np_random, and keep no state outside the instance."
+                f"Planning saves and restores environments, and {_name(scratch)} cannot be saved: the same seed and "
+                "actions gave different steps; draw random numbers only from self.np_random and keep no state outside "
+                "the instance, or implement state_dict() and load_state_dict(state)."
             ) from error
         log.info("%s is saved by replaying its actions, because %s.", _name(scratch), error)
     trial.require_isolated(make)
