@@ -9,7 +9,8 @@ from corral.testing.checks.checker import check_env
 
 CHECKS = [
     "build", "spaces", "reset", "step", "observations", "rewards", "episode ends", "own buffers",
-    "determinism", "seeds", "worker process", "speed", "save and load", "wrappers", "planning", "state cost",
+    "determinism", "seeds", "worker process", "speed", "save and load", "wrappers", "planning",
+    "random numbers", "state cost",
 ]  # fmt: skip
 
 

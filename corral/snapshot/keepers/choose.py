@@ -25,6 +25,7 @@ from corral.snapshot.keepers.mujoco import mujoco_native
 from corral.snapshot.keepers.replay import ReplayKeeper
 from corral.snapshot.keepers.trial import SharedState, Trial
 from corral.snapshot.live_env import unwatch
+from corral.snapshot.states import warn_once
 
 log = logging.getLogger("corral.envs")
 
@@ -45,8 +46,10 @@ def choose_keeper(scratch: Env, make: Callable[[], Env], *, replay: bool) -> Sta
     declared = declared_keeper(scratch)
     if declared is not None:
         return _isolated(declared, scratch, make)
+    native = None
     try:
-        keeper: StateKeeper = FieldsKeeper(next((found for find in _NATIVES if (found := find(scratch))), None))
+        native = next((found for find in _NATIVES if (found := find(scratch))), None)
+        keeper: StateKeeper = FieldsKeeper(native)
         trial = Trial(scratch, keeper)
         if not trial.repeats():
             raise CannotSave("its attributes do not hold its full state: repeating a step gave a different result")
@@ -61,9 +64,7 @@ def choose_keeper(scratch: Env, make: Callable[[], Env], *, replay: bool) -> Sta
                 "the instance, or implement state_dict() and load_state_dict(state)."
             ) from error
         log.info("%s is saved by replaying its actions, because %s.", _name(scratch), error)
-    trial.require_isolated(make)
-    trial.close()
-    return keeper
+    return _accept(keeper, trial, make, foresight=native is None)
 
 
 def _isolated(keeper: StateKeeper, scratch: Env, make: Callable[[], Env]) -> StateKeeper:
@@ -75,13 +76,20 @@ def _isolated(keeper: StateKeeper, scratch: Env, make: Callable[[], Env]) -> Sta
         except Exception:  # of the author's functions, which is reported when a state is saved
             continue
         if repeats:
-            trial.require_isolated(make)
-            trial.close()
-            return keeper
+            return _accept(keeper, trial, make, foresight=kept_by is keeper and not keeper.is_random)
     log.warning(
         "Steps of %s differ when they are repeated, so it cannot be tested whether planning disturbs the environment "
         "that acts: keep no state outside the instance.", _name(scratch),
     )  # fmt: skip
+    return keeper
+
+
+def _accept(keeper: StateKeeper, trial: Trial, make: Callable[[], Env], *, foresight: bool) -> StateKeeper:
+    """The keeper after the rest of its trial. Native simulators' random numbers are known: they need no `foresight`."""
+    keeper.foreseen = trial.require_isolated(make, foresight=foresight)
+    trial.close()
+    if keeper.foreseen:
+        warn_once(keeper.foreseen)
     return keeper
 
 

@@ -202,6 +202,21 @@ def planning(subject: Subject) -> Outcome:
     return "pass", "planning leaves the environment bit-equal"
 
 
+def random_numbers(subject: Subject) -> Outcome:
+    """Planners do not foresee what it draws."""
+    try:
+        snapshots = Snapshots(subject.factory)
+    except UserError:
+        return "warn", "not tried: its states cannot be saved"
+    with snapshots:
+        found, base = snapshots.states.foreseen, subject.instance.unwrapped
+        # What looks like foreseen numbers may be a hidden map, unless the author says how states are kept.
+        own = snapshots.level == Level.PORTABLE or hasattr(base, "state_keeper")
+    if found:
+        return "fail" if own else "warn", found
+    return "pass", "none were found that a planner would foresee"
+
+
 def cost(subject: Subject) -> Outcome:
     """Bytes and time per state, and whether memory use stays flat."""
     try:
@@ -253,5 +268,6 @@ STATE_CHECKS: dict[str, Callable[[Subject], Outcome]] = {
     "save and load": save_and_load,
     "wrappers": wrappers,
     "planning": planning,
+    "random numbers": random_numbers,
     "state cost": cost,
 }
