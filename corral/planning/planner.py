@@ -15,7 +15,15 @@ from corral.planning.action_set import ActionSet, Samples
 from corral.planning.config import SearchConfig, require_sims
 from corral.planning.mcts.evaluation import Evaluate, RolloutEvaluation
 from corral.planning.mcts.gumbel import Gumbel
-from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_policy, mix_noise, root_values, visit_policy
+from corral.planning.mcts.root import (
+    draw_gumbel,
+    gumbel_winner,
+    improved_policy,
+    improved_values,
+    mix_noise,
+    root_values,
+    visit_policy,
+)
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import ChanceNodes, Puct
 from corral.snapshot.states import States
@@ -29,7 +37,7 @@ class Plan:
 
     policy: Array  # [n, edges] float64, the improved policy
     visits: Array  # [n, edges] int32
-    values: Array  # [n] float64, of the roots
+    values: Array  # [n] float64, of the roots, for the player to move
     best: Array  # [n] the best edges
     legal: Array  # [n, edges] bool, which edges exist
     actions: Array | None  # [n, edges, D] sampled actions of the edges, if any
@@ -92,15 +100,16 @@ class Planner:
             gumbel = self._draw(env_ids, sims, noise)
             search.grow(env_ids, gumbel, sims, reward_scale)
             policy, best = improved_policy(forest, env_ids, gumbel), gumbel_winner(forest, env_ids, gumbel)
+            values = improved_values(forest, env_ids, policy)
         else:
             if noise > 0:
                 mix_noise(forest, env_ids, config.dirichlet_alpha, noise * config.dirichlet_fraction, rng)
             search.grow(env_ids, Puct(config.c_init, widen_k=self._widen_k), sims, reward_scale)
-            policy = visit_policy(forest, env_ids)
+            policy, values = visit_policy(forest, env_ids), root_values(forest, env_ids)
             best = policy.argmax(1)
         self._taken[env_ids] = best
         drawn = None if search.actions is None else search.actions[env_ids, 0]
-        return Plan(policy, forest.n[env_ids, 0], root_values(forest, env_ids), best, legal, drawn)
+        return Plan(policy, forest.n[env_ids, 0], values, best, legal, drawn)
 
     def set_taken(self, env_ids: Array, edges: Array) -> None:
         """Set the actions actually taken, for tree reuse; -1 if the action has no edge."""

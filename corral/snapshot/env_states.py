@@ -68,6 +68,7 @@ class EnvStates(States):
         self.exact = all(one.exact for one in keepers)
         self.stochastic = any(one.is_random for one in keepers)
         self.players = max(one.players for one in keepers)
+        self.foreseen = next((one.foreseen for one in keepers if one.foreseen), "")
         if self.level == Level.REPLAY:
             for env in envs:
                 env.record()

@@ -38,6 +38,7 @@ class StateKeeper(ABC):
     exact = True  # whether an environment continues from a loaded state bit for bit
     capabilities: tuple[str, ...] = ()
     is_random = False  # whether steps are known to be random, regardless of `rng_state`
+    foreseen = ""  # a sentence, if planners would foresee random numbers because nothing reseeds them
     players = 1
     """With 2, the environments have `to_play` and `view()`, which returns the observation and the legal moves."""
 

@@ -39,7 +39,7 @@ class ScratchEnv:
     def __init__(self, make: MakeEnv, keeper: StateKeeper | None = None):
         self._make, self._env = make, None if keeper is not None else make()
         try:
-            self.keeper = keeper or choose_keeper(self.env, replay=True)
+            self.keeper = keeper or choose_keeper(self.env, make, replay=True)
         except BaseException:
             self.close()
             raise

@@ -6,6 +6,7 @@ environment is never stepped: after any amount of planning it is unchanged, bit 
 
 from __future__ import annotations
 
+import functools
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -94,6 +95,7 @@ class States(ABC):
     level: Level
     players: int = 1
     stochastic: bool = False  # whether steps were seen to draw random numbers
+    foreseen: str = ""  # a sentence, if planners would foresee random numbers because nothing reseeds them
 
     @abstractmethod
     def new_ids(self, count: int) -> Array: ...
@@ -129,6 +131,12 @@ class States(ABC):
     @abstractmethod
     def close(self) -> None:
         """Drop all states, and close the environments made for them."""
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Log a warning, once in this process."""
+    log.warning("%s", message)
 
 
 class FailedSteps:

@@ -9,7 +9,8 @@ from corral.testing.checks.checker import check_env
 
 CHECKS = [
     "build", "spaces", "reset", "step", "observations", "rewards", "episode ends", "own buffers",
-    "determinism", "seeds", "worker process", "speed", "save and load", "wrappers", "planning", "state cost",
+    "determinism", "seeds", "worker process", "speed", "save and load", "wrappers", "planning",
+    "random numbers", "state cost",
 ]  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def test_a_good_environment_passes_every_check(env):
         ("NotFinite", "save and load", "fail", "a step from a saved state fails"),
         ("Locked", "save and load", "pass", "level 1, restored by replaying"),
         ("Forgetful", "save and load", "fail", "level 4, bytes, as the environment declares them; but a step"),
-        ("Meddling", "planning", "fail", "planning changes the environment"),
+        ("Meddling", "planning", "fail", "share state of this process"),
     ],
 )
 def test_each_fault_is_found_by_its_check_and_named(env, check, status, words):

@@ -214,5 +214,5 @@ def test_a_game_that_keeps_its_state_elsewhere_is_not_searched():
     env.aec.unwrapped.__dict__.pop("board")
     env.aec.unwrapped.__class__ = type("raw_env", (raw,), {"board": shared})
     env.reset()
-    with pytest.raises(UserError, match="cannot be copied"):
+    with pytest.raises(UserError, match="share state of this process"):
         corral.Snapshots(env).save()

@@ -41,9 +41,9 @@ def build(folder, *targets, source=SDK):
 
 
 def build_examples(folder):
-    """The examples and `state_driver`: one program with a name for each, because the header is most of the work."""
+    """The examples, `guess` and `state_driver`: one program of many names, as the header is most of the work."""
     files = {name: SDK / "examples" / f"{name}.cpp" for name in EXAMPLES}
-    files["state_driver"] = SDK / "tests" / "state_driver.cpp"
+    files |= {name: SDK / "tests" / f"{name}.cpp" for name in ("guess", "state_driver")}
     text = "".join(path.read_text() for path in files.values())
     lines = [*sorted(set(re.findall(r"^#include <.*>$", text, re.MULTILINE))), '#include "corral.hpp"']
     for name, path in files.items():

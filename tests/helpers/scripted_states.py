@@ -8,17 +8,19 @@ from corral.snapshot.states import Expansion, Level, Rollouts, States, Views
 
 
 class ScriptedStates(States):
-    """`step(place, action, rng) -> (place, reward, terminated, truncated)`; a place is a number, and what is seen.
+    """`step(place, action, rng) -> (place, reward, terminated, truncated)`; `shown(place)` is the number that is seen.
 
     `legal(place)` are the actions that are, `turn(place)` is who acts. Without seeds the dice are always the same.
     """
 
     level = Level.MEMORY
 
-    def __init__(self, step, actions, *, stochastic=False, players=1, legal=None, turn=lambda place: 0):
+    def __init__(
+        self, step, actions, *, stochastic=False, players=1, legal=None, turn=lambda place: 0, shown=lambda place: place
+    ):
         self.spec = EnvSpec(spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Discrete(actions), "Scripted")
         self.stochastic, self.players = stochastic, players
-        self._step, self._actions, self._legal, self._turn = step, actions, legal, turn
+        self._step, self._actions, self._legal, self._turn, self._shown = step, actions, legal, turn, shown
         self.kept, self._next = {}, 1
 
     def new_ids(self, count):
@@ -78,4 +80,4 @@ class ScriptedStates(States):
             for row, place in zip(legal, places, strict=True):
                 row[list(self._legal(place))] = True
         turns = np.array([self._turn(place) for place in places], np.int8)
-        return np.array(places, np.float32)[:, None], legal, turns
+        return np.array([self._shown(place) for place in places], np.float32)[:, None], legal, turns

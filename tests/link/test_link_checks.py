@@ -1,12 +1,14 @@
 """`corral check-env URL` finds what simulators get wrong, and names it."""
 
 import json
+import subprocess
 from functools import partial
 from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
+from helpers.own_dice import DeclaredGuess, ReseededGuess
 from helpers.sims import Sim, free_url
 
 from corral.cli.main import main
@@ -17,7 +19,7 @@ from corral.testing.checks.link import check_memory
 
 CHECKS = [
     "connect", "spaces", "observations", "determinism", "episode ends", "bad requests", "save and load", "expand",
-    "memory", "export", "speed",
+    "random numbers", "memory", "export", "speed",
 ]  # fmt: skip
 
 
@@ -109,6 +111,28 @@ def test_each_fault_is_found_by_its_check_and_named(serve, wrong, check, status,
     found = results(serve(wrong))
     assert found[check].status == status, found
     assert words in found[check].detail
+
+
+@pytest.mark.parametrize(("kind", "status", "words"), [
+    (DeclaredGuess, "fail", "chance seeds do not change them"), (ReseededGuess, "pass", "none were found"),
+])  # fmt: skip
+def test_foreseen_dice_are_found(kind, status, words):
+    url = free_url()
+    sim = Sim(kind, url)
+    found = results(url)["random numbers"]
+    sim.end()
+    assert found.status == status, found
+    assert words in found.detail
+
+
+def test_foreseen_dice_of_a_cpp_simulator_are_found(built):
+    url = free_url()
+    sim = subprocess.Popen([built / "guess", "--connect", url])
+    found = results(url)["random numbers"]
+    sim.kill()
+    sim.wait()
+    assert found.status == "fail", found
+    assert "write reseed()" in found.detail
 
 
 class Unhurried:

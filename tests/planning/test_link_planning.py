@@ -20,7 +20,7 @@ from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
 from corral.planning.shooting import Shooting
 from corral.runs.sinks.csv import read_metrics
-from corral.snapshot.states import Level
+from corral.snapshot.states import Level, warn_once
 
 FEW = {"step_timeout_s": 20.0, "start_timeout_s": 30.0}
 
@@ -250,6 +250,24 @@ def test_rng_is_the_parents_unless_seeded(walk):
     assert (kept, stats(walk)) == (12, 0)
     walk.send(np.arange(3), actions)
     np.testing.assert_array_equal(walk.recv().obs, real.obs)
+
+
+def test_foreseen_dice_of_a_simulator_are_said_once(make, caplog):
+    """Its dice are in its states and cannot be reseeded: a search wins always, where 0.2 is to be had."""
+    warn_once.cache_clear()
+    vec = make("guess", 4)
+    search = corral.Search(vec, lambda obs: (np.zeros((len(obs), 5)), np.zeros(len(obs))), sims=16, discount=0.5)
+    with corral.Sampler(vec, search) as sampler:
+        assert next(sampler.rollouts(19)).reward.mean() > 0.9
+    for name in ("connect4", "guess", "pendulum"):
+        make(name, 2).states()
+    told = [record.getMessage() for record in caplog.records if "foresees" in record.getMessage()]
+    assert len(told) == 1
+    assert "A planner foresees what Guess does not show" in told[0]
+    assert "write reseed(uint64_t)" in told[0]
+    assert vec.states().foreseen == told[0]
+    full = make("guess", 4, options="--envs 5").states()  # one free slot is too few to tell
+    assert full.foreseen == ""
 
 
 def test_full_simulator_names_remedy_and_recovers(make):

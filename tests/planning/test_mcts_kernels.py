@@ -8,6 +8,7 @@ from helpers.reference import search as literal
 
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.mcts.gumbel import Gumbel, visits_in_order
+from corral.planning.mcts.root import improved_policy, improved_values
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
 
@@ -89,12 +90,15 @@ def test_gumbel_counts_equal_published_formulas():
     boards, simulations = positions(64), 50
     noise = np.random.default_rng(2).gumbel(size=(len(boards), WIDTH))
     orders = np.stack([visits_in_order(min(4, len(legal(board))), simulations) for board in boards])
-    forest = search(boards, simulations, 1, Gumbel(noise, orders, np.zeros((len(boards), WIDTH), np.int32)))
+    rule = Gumbel(noise, orders, np.zeros((len(boards), WIDTH), np.int32))
+    forest, trees = search(boards, simulations, 1, rule), np.arange(len(boards))
+    values = improved_values(forest, trees, improved_policy(forest, trees, rule))
     for t, board in enumerate(boards):
         tree = literal.Tree(board, 0, literal_step, literal_evaluate)
         for _ in range(simulations):
             tree.simulate(literal.gumbel(noise[t], orders[t]))
         np.testing.assert_array_equal(forest.n[t, 0], literal.counts(tree, WIDTH), str(board))
+        assert values[t] == pytest.approx(literal.gumbel_value(tree.root), abs=1e-5)
 
 
 @pytest.mark.parametrize("considered", [1, 2, 3, 4, 7, 16])

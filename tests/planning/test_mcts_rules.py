@@ -10,7 +10,8 @@ from helpers.scripted_states import ScriptedStates
 
 from corral.core.errors import RunFailed, UserError
 from corral.envs.suites.games.connect4 import CONNECT4
-from corral.planning.action_set import choose_action_set
+from corral.planning.action_set import Choices, choose_action_set
+from corral.planning.config import SearchConfig
 from corral.planning.mcts.evaluation import LeafValues, RandomPlayouts, RolloutEvaluation, uniform_evaluation
 from corral.planning.mcts.forest import make_forest
 from corral.planning.mcts.gumbel import visits_in_order
@@ -18,6 +19,7 @@ from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_polic
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct, puct_edge
 from corral.planning.mcts.tree import plant
+from corral.planning.planner import Planner
 from corral.planning.search_policy import sharpened
 
 RULES = ("puct", "gumbel")
@@ -222,6 +224,45 @@ def test_sequential_halving_waits_for_results(leaves):
     assert search.forest.n[0, 0].tolist() == [2, 2, 6, 6]
 
 
+@pytest.mark.parametrize(("root_selection", "least"), [("gumbel", 0.95), ("puct", 0.5)])
+def test_search_value_is_of_the_actions_it_prefers(root_selection, least):
+    """One action of 16 pays 1 and all others cost 1. Sequential halving visits those too, which counts for nothing."""
+    states = a_bandit([1.0 if action == 8 else -1.0 for action in range(16)])
+    config = SearchConfig(root_selection, leaves_in_flight=1)
+    planner = Planner(
+        states, Choices(states.spec.action), uniform_evaluation, config, 1, 64, discount=1.0,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    plan = planner.plan(np.arange(1), np.ones(1, np.bool_))
+    assert plan.best[0] == 8
+    assert least < plan.values[0] <= 1.0
+    mean = plan.visits[0] @ np.where(np.arange(16) == 8, 1.0, -1.0) / 65  # with the root's own evaluation, 0
+    if root_selection == "puct":  # visits follow what is good
+        assert plan.values[0] == pytest.approx(mean)
+    else:
+        assert mean < -0.5
+
+
+def test_value_of_a_continued_search_is_of_all_its_visits():
+    """The second step pays 1 by action 0: known to the tree that continues, even with a single simulation more."""
+
+    def step(place, action, rng):
+        return (1 + action, 0.0, False, False) if place == 0 else (3, 1.0 - 2.0 * action, True, False)
+
+    states = ScriptedStates(step, 2)
+    states.save = lambda env_ids: states.put([where])
+    planner = Planner(
+        states, Choices(states.spec.action), uniform_evaluation, SearchConfig(reuse_tree=True), 1, 64, discount=1.0,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    where = 0
+    first = planner.plan(np.arange(1), np.ones(1, np.bool_))
+    where = 1 + int(first.best[0])
+    again = planner.plan(np.arange(1), np.zeros(1, np.bool_), sims=1)
+    assert again.visits[0].sum() > 10
+    assert min(first.values[0], again.values[0]) > 0.9
+
+
 def test_search_without_actions_is_an_error():
     states = a_bandit([0.0, 1.0])
     for rule in RULES:
@@ -272,7 +313,8 @@ def test_rerooted_tree_keeps_its_statistics(leaves):
 COUNTS = """
 import numpy as np
 from corral.envs.suites.games.connect4 import CONNECT4
-from corral.planning.action_set import choose_action_set
+from corral.planning.action_set import Choices, choose_action_set
+from corral.planning.config import SearchConfig
 from corral.planning.mcts.evaluation import RandomPlayouts
 from corral.planning.mcts.selection import Puct
 from corral.planning.mcts.evaluation import RolloutEvaluation

@@ -6,8 +6,9 @@ mu is the behaviour policy, (1 - e) ((1 - b) pi_old + b pi_search) + e uniform, 
 `search_acts_fraction`. It is known exactly, so PPO's ratio stays that of two policies (Hilton et al. 2022 on decoupling
 them). CE counts on searched steps. Continuous actions that a search chose have no density: they train by CE and value
 alone. R is the lambda return whose bootstrap is (1 - k) V + k v_search, with k `search_value_fraction`, and A = R - V,
-which for k = 0 is GAE. While the critic explains less than `min_explained_variance` of the returns' variance, a search
-would only amplify its errors: c_d and k are then 0.
+which for k = 0 is GAE. Both are mu's: where the search acts, the steps that follow are not corrected, so that V learns
+the value of acting by the mixture. While the critic explains less than `min_explained_variance` of the returns'
+variance, a search would only amplify its errors: c_d and k are then 0.
 
 Modes: `ppo` never searches; `ppo+distill` searches a fraction of the steps and the policy acts; `expert` lets the
 search act and learns by CE and value alone; `eval` trains as `ppo` and searches in evaluations.

@@ -2,7 +2,8 @@
 
 completed(a) is the mean return of an edge, or for an unvisited edge v_mix = (v + sum N * sum_visited(prior q) /
 sum_visited(prior)) / (1 + sum N). sigma(a) = (c_visit + max N) c_scale completed(a), with completed scaled to 0..1 by
-the lowest and the highest of the node. The improved policy is softmax(log prior + sigma).
+the lowest and the highest of the node. The improved policy is softmax(log prior + sigma); the value of a root is the
+mean of completed(a) under it, because sequential halving visits bad actions as well.
 
 At the root, the next simulation takes the action with the highest gumbel(a) + log prior(a) + sigma(a) among those with
 exactly as many visits as sequential halving requires, once the results of all candidates are known. Below the root it
@@ -52,10 +53,10 @@ def visits_in_order(considered: int, simulations: int) -> Array:
     return np.array(order[:simulations], np.int32)
 
 
-def _score_edges(forest: Forest, t: int, node: int, rule: Gumbel, out: Array) -> None:
-    """log prior + sigma of every edge; -inf for edges that do not exist."""
+def _complete_q(forest: Forest, t: int, node: int, out: Array) -> None:
+    """completed(a) of every edge; edges that do not exist are left out."""
     width = forest.prior.shape[2]
-    visited, weighted, known, most = 0, 0.0, 0.0, 0
+    visited, weighted, known = 0, 0.0, 0.0
     for a in range(width):
         k = forest.n[t, node, a]
         if k:
@@ -63,17 +64,26 @@ def _score_edges(forest: Forest, t: int, node: int, rule: Gumbel, out: Array) ->
             weighted += p * forest.total[t, node, a] / k
             known += p
             visited += k
-            most = max(most, k)
     mixed = float(forest.value[t, node])
     if visited:
         mixed = (mixed + visited * weighted / known) / (1.0 + visited)
-    low, high = math.inf, -math.inf
     for a in range(width):
-        if forest.prior[t, node, a] < 0:
-            continue
-        k = forest.n[t, node, a]
-        out[a] = forest.total[t, node, a] / k if k else mixed
-        low, high = min(low, out[a]), max(high, out[a])
+        if forest.prior[t, node, a] >= 0:
+            k = forest.n[t, node, a]
+            out[a] = forest.total[t, node, a] / k if k else mixed
+
+
+complete_q: Any = compiled(_complete_q, error_model="numpy")
+
+
+def _score_edges(forest: Forest, t: int, node: int, rule: Gumbel, out: Array) -> None:
+    """log prior + sigma of every edge; -inf for edges that do not exist."""
+    complete_q(forest, t, node, out)
+    low, high, most = math.inf, -math.inf, 0
+    width = forest.prior.shape[2]
+    for a in range(width):
+        if forest.prior[t, node, a] >= 0:
+            low, high, most = min(low, out[a]), max(high, out[a]), max(most, forest.n[t, node, a])
     span = max(high - low, rule.grain * max(abs(low), abs(high)), rule.least, _TINY)
     scale = (rule.c_visit + most) * rule.c_scale
     for a in range(width):

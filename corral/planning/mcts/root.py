@@ -10,7 +10,7 @@ import numpy as np
 from corral.core.jit import compiled
 from corral.core.types import Array
 from corral.planning.mcts.forest import Forest
-from corral.planning.mcts.gumbel import Gumbel, score_edges, visits_in_order
+from corral.planning.mcts.gumbel import Gumbel, complete_q, score_edges, visits_in_order
 
 
 def mix_noise(forest: Forest, trees: Array, alpha: float, fraction: float, rng: np.random.Generator) -> None:
@@ -51,7 +51,13 @@ def _score_roots(forest: Forest, trees: Array, rule: Gumbel, out: Array) -> None
         score_edges(forest, trees[i], 0, rule, out[i])
 
 
+def _complete_roots(forest: Forest, trees: Array, out: Array) -> None:
+    for i in range(len(trees)):
+        complete_q(forest, trees[i], 0, out[i])
+
+
 score_roots: Any = compiled(_score_roots)
+complete_roots: Any = compiled(_complete_roots)
 
 
 def improved_policy(forest: Forest, trees: Array, rule: Gumbel) -> Array:
@@ -60,6 +66,14 @@ def improved_policy(forest: Forest, trees: Array, rule: Gumbel) -> Array:
     weights = np.exp(scores - scores.max(1, keepdims=True))
     shares: Array = weights / weights.sum(1, keepdims=True)
     return shares
+
+
+def improved_values(forest: Forest, trees: Array, policy: Array) -> Array:
+    """Mean of the completed q under `policy`, the improved one, for the player to move."""
+    q = np.zeros((len(trees), forest.prior.shape[2]))
+    complete_roots(forest, trees, q)
+    values: Array = (policy * q).sum(1)
+    return values
 
 
 def gumbel_winner(forest: Forest, trees: Array, rule: Gumbel) -> Array:
@@ -71,7 +85,7 @@ def gumbel_winner(forest: Forest, trees: Array, rule: Gumbel) -> Array:
 
 
 def root_values(forest: Forest, trees: Array) -> Array:
-    """Mean of the evaluation and all returns, for the player to move."""
+    """Mean of the evaluation and all returns, for the player to move: the value of a PUCT search."""
     values: Array = (forest.value[trees, 0] + forest.total[trees, 0].sum(1)) / (1 + forest.n[trees, 0].sum(1))
     return values
 

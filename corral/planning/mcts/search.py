@@ -158,14 +158,15 @@ class TreeSearch:
             raise
         self.steps += len(wave.tree)
         marks = _marks(steps) if states.stochastic else _NO_MARKS
+        unused = steps.children.copy()
         expand(
-            forest, wave, steps.children, reward_scale * steps.reward, steps.terminated, steps.truncated,
+            forest, wave, unused, reward_scale * steps.reward, steps.terminated, steps.truncated,
             steps.to_play, leaf_values.priors, leaf_values.values, marks,
         )  # fmt: skip
         made = _ALL
         if len(marks):
-            made = (wave.new != NO_NODE) & (forest.state[wave.tree, wave.new] == steps.children)
-            states.drop(steps.children[~made])
+            made = unused == 0
+            states.drop(unused[~made])
         if leaf_values.actions is not None:
             self._store_actions(wave.tree[made], wave.new[made], leaf_values.actions[made])
 
@@ -200,6 +201,6 @@ def _same(one: Tree, row: int, other: Tree, at: int) -> bool:
 def _marks(steps: Expansion) -> Array:
     """A hash per row, equal for equal outcomes and the same in every process."""
     leaves: list[Array] = [np.stack([steps.reward, steps.terminated, steps.truncated, steps.to_play], 1)]
-    tree_map(leaves.append, steps.obs)
+    tree_map(leaves.append, steps.obs if steps.legal is None else (steps.obs, steps.legal))
     rows = (b"".join(leaf[i].tobytes() for leaf in leaves) for i in range(len(steps.reward)))
     return np.array([int.from_bytes(blake2b(row, digest_size=8).digest(), "little", signed=True) for row in rows])

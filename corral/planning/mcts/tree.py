@@ -55,7 +55,9 @@ def _expand(  # noqa: PLR0913 - what is known of every new node
     """Create the nodes; each row has the step and the evaluation of one simulation.
 
     A known outcome creates no node: it is counted, `follow` will send another simulation there, and this one ends
-    without a result. Deterministic steps have no marks, and every edge has one outcome.
+    without a result. Its node takes the new state, because outcomes that look alike may differ in what is hidden, and
+    all steps from the first state would know that. `states` then holds those to drop, and 0 where a node was created.
+    Deterministic steps have no marks, and every edge has one outcome.
     """
     for i in range(len(wave.tree)):
         t, node, edge = wave.tree[i], wave.node[i], wave.edge[i]
@@ -65,12 +67,14 @@ def _expand(  # noqa: PLR0913 - what is known of every new node
             if known != NO_NODE:
                 forest.draws[t, known] += 1
                 forest.repeats[t] += 1
+                forest.state[t, known], states[i] = states[i], forest.state[t, known]
                 wave.new[i] = known if forest.flags[t, known] & TERMINAL else NO_NODE
                 continue
         new = forest.size[t]
         forest.size[t] += 1
         over, value = terminated[i] or truncated[i], 0.0 if terminated[i] else float(values[i])
         make_node(forest, t, new, states[i], turns[i], over, priors[i], value)
+        states[i] = 0
         forest.parent[t, new], forest.in_edge[t, new] = node, edge
         forest.reward[t, new], forest.sibling[t, new] = rewards[i], forest.child[t, node, edge]
         if len(marks):

@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 import logging
 import types
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from corral.core.errors import UserError
 from corral.core.gym_env import EnvFactory, PassiveWrapper, hide, layers
-from corral.core.spaces import Layout
 from corral.snapshot.find_rng import unshare
 from corral.snapshot.keeper import CannotSave, Env, StateKeeper
 from corral.snapshot.keepers.ale import ale_native
@@ -24,73 +23,92 @@ from corral.snapshot.keepers.deepcopy import Copier
 from corral.snapshot.keepers.fields import FieldsKeeper, type_name
 from corral.snapshot.keepers.mujoco import mujoco_native
 from corral.snapshot.keepers.replay import ReplayKeeper
+from corral.snapshot.keepers.trial import SharedState, Trial
 from corral.snapshot.live_env import unwatch
+from corral.snapshot.states import warn_once
 
 log = logging.getLogger("corral.envs")
 
 _NATIVES = (ale_native, mujoco_native, bullet_native)
-_TRIED_STEPS = 5
 RULE_PRESERVING = (OrderEnforcing, PassiveEnvChecker, PassiveWrapper)
 """Wrappers that change neither the steps of an environment nor its observations."""
 
 
-def choose_keeper(scratch: Env, *, replay: bool) -> StateKeeper:
+def choose_keeper(scratch: Env, make: Callable[[], Env], *, replay: bool) -> StateKeeper:
     """The best keeper for environments like this one, which has been reset; CannotSave if there is none. In this order:
     the keeper offered by `state_keeper()`, the declared state, copies of its fields with the state of its native code,
-    and, if its actions are recorded, replay. Copies are tested: the same steps must follow a state twice.
+    and, if its actions are recorded, replay. Copies and replay are tested: the same steps must follow a state twice.
+    With any of them, `make` builds another instance, which must not change these steps: SharedState if it does.
     """
     *wrappers, base = layers(scratch)
     if hasattr(base, "state_keeper") and all(isinstance(layer, RULE_PRESERVING) for layer in wrappers):
-        offered: StateKeeper = base.state_keeper()
-        return offered
+        return _isolated(base.state_keeper(), scratch, make)
     declared = declared_keeper(scratch)
     if declared is not None:
-        return declared
+        return _isolated(declared, scratch, make)
+    native = None
     try:
-        fields = FieldsKeeper(next((found for find in _NATIVES if (found := find(scratch))), None))
-        _try_out(fields, scratch)
+        native = next((found for find in _NATIVES if (found := find(scratch))), None)
+        keeper: StateKeeper = FieldsKeeper(native)
+        trial = Trial(scratch, keeper)
+        if not trial.repeats():
+            raise CannotSave("its attributes do not hold its full state: repeating a step gave a different result")
     except CannotSave as error:
         if not replay:
             raise
-        log.info("%s is saved by replaying its actions, because %s.", type(scratch.unwrapped).__name__, error)
-        return ReplayKeeper()
-    return fields
+        keeper, trial = ReplayKeeper(), Trial(scratch, None)
+        if not trial.repeats():
+            raise UserError(
+                f"Planning saves and restores environments, and {_name(scratch)} cannot be saved: the same seed and "
+                "actions gave different steps; draw random numbers only from self.np_random and keep no state outside "
+                "the instance, or implement state_dict() and load_state_dict(state)."
+            ) from error
+        log.info("%s is saved by replaying its actions, because %s.", _name(scratch), error)
+    return _accept(keeper, trial, make, foresight=native is None)
 
 
-def _try_out(keeper: StateKeeper, scratch: Env) -> None:
-    space, layout = copy.deepcopy(scratch.action_space), Layout(scratch.observation_space)
-    space.seed(0)
-    actions = [space.sample() for _ in range(_TRIED_STEPS)]
-    kept = keeper.save(scratch)
-    seen = []
-    for _ in range(2):
-        keeper.load(scratch, kept)
-        seen.append(list(_walk(scratch, actions, layout)))
-    keeper.load(scratch, kept)
-    keeper.drop(kept)
-    if seen[0] != seen[1]:
-        raise CannotSave("its attributes do not hold its full state: repeating a step gave a different result")
-
-
-def _walk(env: Env, actions: list[Any], layout: Layout) -> Iterator[tuple[Any, ...]]:
-    for action in actions:
+def _isolated(keeper: StateKeeper, scratch: Env, make: Callable[[], Env]) -> StateKeeper:
+    """The keeper; SharedState if instances share state. What it loads may not repeat, so seeds are tried as well."""
+    for kept_by in (keeper, None):
         try:
-            obs, reward, terminated, truncated, _ = env.step(action)
-        except Exception as error:  # reported when a planner steps from a state
-            yield (repr(error),)
-            return
-        leaves = [np.asarray(leaf).tobytes() for leaf in layout.flatten(obs)]
-        yield *leaves, float(np.asarray(reward).reshape(())), bool(terminated), bool(truncated)
-        if terminated or truncated:
-            return
+            trial = Trial(scratch, kept_by, seed=1)
+            repeats = trial.repeats()
+        except Exception:  # of the author's functions, which is reported when a state is saved
+            continue
+        if repeats:
+            return _accept(keeper, trial, make, foresight=kept_by is keeper and not keeper.is_random)
+    log.warning(
+        "Steps of %s differ when they are repeated, so it cannot be tested whether planning disturbs the environment "
+        "that acts: keep no state outside the instance.", _name(scratch),
+    )  # fmt: skip
+    return keeper
+
+
+def _accept(keeper: StateKeeper, trial: Trial, make: Callable[[], Env], *, foresight: bool) -> StateKeeper:
+    """The keeper after the rest of its trial. Native simulators' random numbers are known: they need no `foresight`."""
+    keeper.foreseen = trial.require_isolated(make, foresight=foresight)
+    trial.close()
+    if keeper.foreseen:
+        warn_once(keeper.foreseen)
+    return keeper
+
+
+def _name(env: Env) -> str:
+    return type(env.unwrapped).__name__
 
 
 def find_keeper(factory: EnvFactory) -> StateKeeper | None:
-    """The best keeper without recorded actions for a factory's environments, None if there is none."""
+    """The best keeper without recorded actions for a factory's environments; None if there is none, and the log says
+    why.
+    """
     scratch = make_scratch(factory)
     try:
-        return choose_keeper(scratch, replay=False)
-    except CannotSave:
+        return choose_keeper(scratch, partial(make_scratch, factory), replay=False)
+    except SharedState as error:
+        log.warning("States of %s are not offered to planners. %s", _name(scratch), error)
+        return None
+    except CannotSave as error:
+        log.info("States of %s are not offered to planners, because %s.", _name(scratch), error)
         return None
     finally:
         scratch.close()

@@ -14,8 +14,9 @@ from corral.snapshot.keeper import CannotSave, Env, FindStart, StateKeeper
 from corral.snapshot.rng import RngState, State
 
 # `state_dict()` and `load_state_dict(state)` are about the whole state; `get_key_state()` and `set_key_state(state)`
-# about what the author considers enough to continue. The outermost wrapper that has them is used, or the base
-# environment if only Gymnasium's time limit and checks are around it.
+# about what the author considers enough to continue. `reseed(seed)` beside them, if there is one, replaces random
+# numbers that do not come from a generator of NumPy, Python or torch. The outermost wrapper that has them is used, or
+# the base environment if only Gymnasium's time limit and checks are around it.
 WHOLE, KEY = ("state_dict", "load_state_dict"), ("get_key_state", "set_key_state")
 _TRANSPARENT = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
@@ -61,12 +62,15 @@ def _owner(env: Env, names: tuple[str, str]) -> Any:
 
 
 class DeclaredKeeper(StateKeeper):
-    """The declared state (arrays, numbers, text, bytes, lists and dicts) and the time limits' counters, as bytes."""
+    """The declared state (arrays, numbers, text, bytes, lists and dicts) and the time limits' counters, as bytes.
+
+    Where the author wrote `reseed`, steps count as random: draws from his own generators cannot be seen.
+    """
 
     level = 4
 
-    def __init__(self, names: tuple[str, str]):
-        self._names, self.exact = names, names == WHOLE
+    def __init__(self, names: tuple[str, str], is_random: bool = False):
+        self._names, self.exact, self.is_random = names, names == WHOLE, is_random
         self.capabilities = ("reseed", "export") if self.exact else ("reseed", "export", "key_state")
         self._rng_finder = RngFinder()
 
@@ -85,6 +89,8 @@ class DeclaredKeeper(StateKeeper):
 
     def reseed(self, env: Env, seed: int) -> None:
         self._rng_finder.reseed(env, seed)
+        if self.is_random:
+            _owner(env, self._names).reseed(seed)
 
     def rng_state(self, env: Env) -> list[RngState]:
         return self._rng_finder.read(env)
@@ -95,7 +101,10 @@ class DeclaredKeeper(StateKeeper):
 
 def declared_keeper(env: Env) -> DeclaredKeeper | None:
     """For an environment that declares its state, whole or key."""
-    return next((DeclaredKeeper(names) for names in (WHOLE, KEY) if declares(env, names)), None)
+    for names in (WHOLE, KEY):
+        if declares(env, names):
+            return DeclaredKeeper(names, is_random=callable(getattr(_owner(env, names), "reseed", None)))
+    return None
 
 
 def _own_arrays(value: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 
 from corral.core.errors import EnvFailed
 from corral.core.types import Array, Tree, tree_map
+from corral.envs.backends.simulators.foresight import foresees
 from corral.envs.backends.simulators.options import external_vec_env
 from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.supervision import Supervision
@@ -278,6 +279,22 @@ def check_expand(subject: LinkSubject) -> Outcome:
     return "pass", f"{_WIDE} rows at once equal single steps"
 
 
+def check_random_numbers(subject: LinkSubject) -> Outcome:
+    """Planners do not foresee what it draws."""
+    if subject.states.level == 0:
+        return "warn", "not tried: it cannot save states"
+    slots = subject.slots(2)
+    if len(slots) < 2:
+        return "warn", "it runs only one environment, so two cannot be compared"
+    if foresees(subject.states, slots):
+        reseeds = "reseed" in subject.simulator.hello.capabilities
+        return "fail", (
+            "a planner foresees what is not shown: steps depend on the seed of RESET, and "
+            + ("chance seeds do not change them: reseed() must" if reseeds else "EXPAND takes no other: write reseed()")
+        )
+    return "pass", "none were found that a planner would foresee"
+
+
 def check_memory(subject: LinkSubject) -> Outcome:
     """Dropped states are freed."""
     if subject.states.level < 2:
@@ -356,6 +373,7 @@ LINK_CHECKS: dict[str, Callable[[LinkSubject], Outcome]] = {
     "bad requests": check_bad_requests,
     "save and load": check_save_load,
     "expand": check_expand,
+    "random numbers": check_random_numbers,
     "memory": check_memory,
     "export": check_export,
     "speed": check_speed,

@@ -20,6 +20,7 @@ from corral.core.spaces import Layout
 from corral.core.types import tree_map
 from corral.planning.snapshots import Snapshots
 from corral.snapshot.env_states import EnvStates
+from corral.snapshot.keepers.trial import SharedState
 from corral.snapshot.states import Level
 from corral.testing.checks.env import Outcome, Subject
 
@@ -182,14 +183,16 @@ def wrappers(subject: Subject) -> Outcome:
 
 def planning(subject: Subject) -> Outcome:
     """Planning leaves the live environment unchanged."""
-    if not subject.reproducible:
-        return "warn", "not tried: there is nothing to compare"
-    run = UninterruptedRun(subject.build(), min(50, _affordable(subject)))
     try:
         snapshots = Snapshots(subject.factory)
+    except SharedState as error:
+        return "fail", str(error)
     except UserError:
         return "warn", "not tried: its states cannot be saved"
     with snapshots:
+        if not subject.reproducible:
+            return "warn", "not tried: there is nothing to compare"
+        run = UninterruptedRun(subject.build(), min(50, _affordable(subject)))
         for at, action in enumerate(run.actions):
             if at == 0 or not run.seen[at - 1].ended:
                 state = snapshots.save()
@@ -197,6 +200,21 @@ def planning(subject: Subject) -> Outcome:
             if run.follow(snapshots.env, at) != run.seen[at]:
                 return "fail", f"planning changes the environment: step {at + 1} differs"
     return "pass", "planning leaves the environment bit-equal"
+
+
+def random_numbers(subject: Subject) -> Outcome:
+    """Planners do not foresee what it draws."""
+    try:
+        snapshots = Snapshots(subject.factory)
+    except UserError:
+        return "warn", "not tried: its states cannot be saved"
+    with snapshots:
+        found, base = snapshots.states.foreseen, subject.instance.unwrapped
+        # What looks like foreseen numbers may be a hidden map, unless the author says how states are kept.
+        own = snapshots.level == Level.PORTABLE or hasattr(base, "state_keeper")
+    if found:
+        return "fail" if own else "warn", found
+    return "pass", "none were found that a planner would foresee"
 
 
 def cost(subject: Subject) -> Outcome:
@@ -250,5 +268,6 @@ STATE_CHECKS: dict[str, Callable[[Subject], Outcome]] = {
     "save and load": save_and_load,
     "wrappers": wrappers,
     "planning": planning,
+    "random numbers": random_numbers,
     "state cost": cost,
 }

@@ -56,6 +56,74 @@ class Tree:
             below = above
 
 
+class ChanceTree(Tree):
+    """`step(place, action) -> (place, shown, reward, over)` throws dice, and `evaluate(shown)` sees only what is shown.
+
+    An action leads to several outcomes, told apart by what is shown of them. One that is drawn again is at the place
+    that was drawn last (`newest`), or stays at the first one.
+    """
+
+    def __init__(self, place, shown, step, evaluate, discount=1.0, k=1.0, alpha=0.5, newest=True):
+        self.step, self.evaluate, self.discount, self.k, self.alpha, self.newest = (
+            step, evaluate, discount, k, alpha, newest
+        )  # fmt: skip
+        self.root = Node(place, 0, *evaluate(shown))
+        self.low = self.high = self.root.value
+        self.redraws = self.repeats = 0
+
+    def simulate(self, choose):
+        """One simulation; False if it ended without a result, because it drew what is known."""
+        path, node = [], self.root
+        while not node.over:
+            action = choose(self, node)
+            path.append((node, action))
+            outcomes = node.children.setdefault(action, [])  # the newest first
+            below = self.follow(node, action, outcomes)
+            if below is None:
+                node = self.draw(node, action, outcomes)
+                if node is None:
+                    return False
+                break
+            node = below
+            node.visits += node.over
+        result = node.value
+        for (above, action), below in zip(reversed(path), reversed([*(n for n, _ in path[1:]), node]), strict=True):
+            result = below.reward + self.discount * result
+            above.n[action] += 1
+            above.w[action] += result
+            above.visits += 1
+            self.low, self.high = min(self.low, result), max(self.high, result)
+        return True
+
+    def follow(self, node, action, outcomes):
+        """Another draw, or the outcome that is furthest behind its share of the draws."""
+        if not outcomes:
+            return None
+        best = min(outcomes, key=lambda one: (one.visits + 0.5) / one.draws)
+        if (best.visits + 0.5) / best.draws < 1:
+            return best
+        drawn = sum(one.draws for one in outcomes)
+        redraws, repeats = self.redraws - (drawn - 1), self.repeats - (drawn - len(outcomes))
+        few = redraws > 0 and 4 * repeats >= redraws
+        return None if few or drawn < self.k * node.n[action] ** self.alpha else best
+
+    def draw(self, node, action, outcomes):
+        place, shown, reward, over = self.step(node.board, action)
+        self.redraws += bool(outcomes)
+        for known in outcomes:
+            if known.mark == (shown, reward, over):
+                self.repeats += 1
+                known.draws += 1
+                if self.newest:
+                    known.board = place
+                known.visits += known.over
+                return known if known.over else None
+        made = Node(place, 0, *(({}, 0.0) if over else self.evaluate(shown)), over)
+        made.mark, made.reward, made.draws = (shown, reward, over), reward, 1
+        outcomes.insert(0, made)
+        return made
+
+
 def puct(c_init=1.25, c_base=19652.0):
     def choose(tree, node):
         explore = (c_init + math.log((node.visits + c_base + 1) / c_base)) * math.sqrt(node.visits)
@@ -109,6 +177,12 @@ def gumbel(noise, order, c_visit=50.0, c_scale=0.1):
         return max(sorted(node.priors), key=lambda a: policy[a] - node.n[a] / (1 + total))
 
     return choose
+
+
+def gumbel_value(node, c_visit=50.0, c_scale=0.1):
+    """What the improved policy expects of the completed q, for who moves."""
+    q, policy = completed_q(node), softmax(improved_logits(node, c_visit, c_scale))
+    return sum(policy[a] * q[a] for a in q)
 
 
 def counts(tree, width):

@@ -16,14 +16,15 @@ from gymnasium.spaces import Discrete
 from corral.core.encoding import Buffer
 from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, Tree, tree_map
+from corral.envs.backends.simulators.foresight import foresees
 from corral.envs.backends.simulators.slots import EnvSlots
 from corral.link import protocol as clp
 from corral.link.client.session import SimulatorSession
-from corral.link.client.states import RowChunk, StateReplies, ask, read_rollout, split, u8
+from corral.link.client.states import RowChunk, StateClient, StateReplies, ask, read_rollout, split, u8
 from corral.link.message import BadMessage, Message
 from corral.link.protocol import rows_per_message
 from corral.snapshot.array_states import LOST, StateIndex
-from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, States, Views
+from corral.snapshot.states import Expansion, FailedSteps, Level, Rollouts, States, Views, log, warn_once
 
 if TYPE_CHECKING:
     from corral.envs.backends.simulators.vec_env import LinkVecEnv
@@ -60,6 +61,8 @@ class LinkStates(States):
         for session in sessions:
             self._home_of(session)
             self.level = min(self.level, Level(session.simulator.hello.level))
+        if "reseed" not in self._simulator.hello.capabilities:
+            self._look_for_foreseen(sessions[0])
 
     def new_ids(self, count: int) -> Array:
         return self._index.new_ids(count)
@@ -286,6 +289,27 @@ class LinkStates(States):
         outcome: list[Array] = [table.reward, table.flags, table.to_play, *table.leaves]
         for seen in outcome:
             self.stochastic |= seen[: len(some)].tobytes() != seen[len(some) :].tobytes()
+
+    def _look_for_foreseen(self, session: SimulatorSession) -> None:
+        """Without chance seeds, random numbers in states are foreseen; that is noticed if two slots are free."""
+        client, slots = StateClient(self._fleet, session, self._timeout_s), list[int]()
+        try:
+            with self._fleet.lock:
+                slots += [session.take_slot() for _ in range(2) if session.room > 0]
+            if len(slots) == 2 and foresees(client, np.array(slots)):
+                self.foreseen = (
+                    f"A planner foresees what {self.spec.name} does not show: its steps depend on the seed of RESET, "
+                    "and EXPAND takes no other; write reseed(uint64_t) (sdk/cpp/README.md)."
+                )
+                warn_once(self.foreseen)
+        except (EnvFailed, UserError) as error:
+            log.info("It is not known whether a planner foresees random numbers of %s: %s", self.spec.name, error)
+        finally:
+            with self._fleet.lock:
+                for slot in slots:
+                    session.free_slot(slot)
+                if session.lost is None:
+                    client.next_generation()
 
     def _home_of(self, session: SimulatorSession) -> int:
         """Its index here; UserError when it keeps no states."""
