@@ -72,7 +72,7 @@ class Trial:
         """SharedState if another instance, from `make`, changes the walk. With `foresight`: returns a sentence if
         planners would foresee random numbers.
         """
-        name, foreseen = type(self._env.unwrapped).__name__, ""
+        name, foreseen, built = type(self._env.unwrapped).__name__, "", None
         with put_back():
             try:
                 built = make()
@@ -81,6 +81,8 @@ class Trial:
                 other = _Other(built, self._keeper, self._kept)
             except Exception as error:  # some simulators allow only a few instances
                 log.warning("A second %s for planning cannot be built, so none tests its isolation: %r.", name, error)
+                if built is not None:
+                    built.close()
                 return ""
         try:
             same = self._walk(other) == self._alone
