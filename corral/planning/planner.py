@@ -13,17 +13,9 @@ from corral.core.errors import UserError
 from corral.core.types import Array
 from corral.planning.action_set import ActionSet, Samples
 from corral.planning.config import SearchConfig, require_sims
+from corral.planning.mcts import root
 from corral.planning.mcts.evaluation import Evaluate, RolloutEvaluation
 from corral.planning.mcts.gumbel import Gumbel
-from corral.planning.mcts.root import (
-    draw_gumbel,
-    gumbel_winner,
-    improved_policy,
-    improved_values,
-    mix_noise,
-    root_values,
-    visit_policy,
-)
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import ChanceNodes, Puct
 from corral.snapshot.states import States
@@ -99,13 +91,13 @@ class Planner:
         if config.root_selection == "gumbel":
             gumbel = self._draw(env_ids, sims, noise)
             search.grow(env_ids, gumbel, sims, reward_scale)
-            policy, best = improved_policy(forest, env_ids, gumbel), gumbel_winner(forest, env_ids, gumbel)
-            values = improved_values(forest, env_ids, policy)
+            policy, best = root.improved_policy(forest, env_ids, gumbel), root.gumbel_winner(forest, env_ids, gumbel)
+            values = root.improved_values(forest, env_ids, policy)
         else:
             if noise > 0:
-                mix_noise(forest, env_ids, config.dirichlet_alpha, noise * config.dirichlet_fraction, rng)
+                root.mix_noise(forest, env_ids, config.dirichlet_alpha, noise * config.dirichlet_fraction, rng)
             search.grow(env_ids, Puct(config.c_init, widen_k=self._widen_k), sims, reward_scale)
-            policy, values = visit_policy(forest, env_ids), root_values(forest, env_ids)
+            policy, values = root.visit_policy(forest, env_ids), root.root_values(forest, env_ids)
             best = policy.argmax(1)
         self._taken[env_ids] = best
         drawn = None if search.actions is None else search.actions[env_ids, 0]
@@ -117,7 +109,7 @@ class Planner:
 
     def _draw(self, env_ids: Array, sims: int, noise: float) -> Gumbel:
         config = self.config
-        drawn = draw_gumbel(self.search.forest, env_ids, config.max_num_considered_actions, sims, noise, self._rng)
+        drawn = root.draw_gumbel(self.search.forest, env_ids, config.max_num_considered_actions, sims, noise, self._rng)
         two = self.states.players > 1
         resolution = config.value_resolution
         if resolution is None:

@@ -98,17 +98,12 @@ def _name(env: Env) -> str:
 
 
 def find_keeper(factory: EnvFactory) -> StateKeeper | None:
-    """The best keeper without recorded actions for a factory's environments; None if there is none, and the log says
-    why.
-    """
+    """The best keeper without recorded actions for a factory's environments; None, and a log entry, if none fits."""
     scratch = make_scratch(factory)
     try:
         return choose_keeper(scratch, partial(make_scratch, factory), replay=False)
-    except SharedState as error:
-        log.warning("States of %s are not offered to planners. %s", _name(scratch), error)
-        return None
-    except CannotSave as error:
-        log.info("States of %s are not offered to planners, because %s.", _name(scratch), error)
+    except (SharedState, CannotSave) as error:
+        log.info("States of %s are not offered to planners: %s", _name(scratch), error)
         return None
     finally:
         scratch.close()

@@ -3,9 +3,9 @@
 A planner steps a scratch environment between the steps of the live one. If both use a class attribute, a global of
 their module or the default client of a library, planning would change the live environment without a word.
 
-A planner also reseeds the RNGs that Corral finds. Numbers from elsewhere, such as a generator that the environment has
-written itself, would be foreseen. Such draws cannot be seen, but what they do: resets that look alike continue
-differently for another seed, and reseeding does not. A hidden map does the same, and is foreseen as well.
+A planner also reseeds the RNGs that Corral finds; numbers from a generator of the environment's own would be foreseen.
+These draws cannot be seen, but what they do: resets that look alike continue differently for another seed, and
+reseeding changes nothing. A hidden map does the same, and is foreseen as well.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ log = logging.getLogger("corral.envs")
 _STEPS = 12  # state that is first used after some steps would be missed by fewer
 _SEEDS = 8  # resets among which two that look alike are searched
 _BEGIN_AT, _CLOSE_AT = 6, 10  # when the other instance begins again, and when it is closed
-_HIDDEN = "its steps depend on the seed of reset(), and reseeding does not change them"
 
 
 class SharedState(UserError):
@@ -43,36 +42,32 @@ class SharedState(UserError):
 class Trial:
     """Walks of an environment, which has been reset, from one state with the same actions.
 
-    The state is loaded by `keeper`, and with `seed` reseeded; without a keeper, it is a reset with a seed.
+    The state is loaded by `keeper`; without one, it is a reset with the seed `reset_seed`. With `seed` it is reseeded.
     """
 
-    def __init__(self, env: Env, keeper: StateKeeper | None, seed: int | None = None):
-        self._env, self._keeper, self._seed, self._layout = env, keeper, seed, Layout(env.observation_space)
-        self._actions, self._finder, self._drew = _sample(env, 0), RngFinder(), False
-        self._wrappers = FieldsKeeper(base=False) if keeper is None and isinstance(env, gymnasium.Wrapper) else None
-        self._kept: Any = None
-        if keeper is not None:
-            self._kept = keeper.save(env)
-        elif self._wrappers is not None:
-            try:
+    def __init__(self, env: Env, keeper: StateKeeper | None, seed: int | None = None, reset_seed: int = 0):
+        self._env, self._keeper, self._seed, self._reset_seed = env, keeper, seed, reset_seed
+        self._layout, self._actions = Layout(env.observation_space), _sample(env, 0)
+        self._finder, self._drew = RngFinder(), False
+        self._wrappers, self._kept = FieldsKeeper(base=False), None if keeper is None else keeper.save(env)
+        if keeper is None and isinstance(env, gymnasium.Wrapper):
+            with contextlib.suppress(CannotSave):
                 self._kept = self._wrappers.save(env)
-            except CannotSave:
-                self._wrappers = None
 
     def repeats(self) -> bool:
         """Whether a second walk equals the first."""
         # Replays differ if they draw from the global RNGs; that is refused elsewhere, by its name.
         restore = put_back if self._keeper is None else contextlib.nullcontext
         with restore():
-            self._alone = self._walk()
+            self._alone = self.walk()
         with restore():
-            return self._walk() == self._alone
+            return self.walk() == self._alone
 
     def require_isolated(self, make: Callable[[], Env], *, foresight: bool = False) -> str:
         """SharedState if another instance, from `make`, changes the walk. With `foresight`: returns a sentence if
         planners would foresee random numbers.
         """
-        name, foreseen = type(self._env.unwrapped).__name__, ""
+        name, foreseen, built = type(self._env.unwrapped).__name__, "", None
         with put_back():
             try:
                 built = make()
@@ -81,9 +76,11 @@ class Trial:
                 other = _Other(built, self._keeper, self._kept)
             except Exception as error:  # some simulators allow only a few instances
                 log.warning("A second %s for planning cannot be built, so none tests its isolation: %r.", name, error)
+                if built is not None:
+                    built.close()
                 return ""
         try:
-            same = self._walk(other) == self._alone
+            same = self.walk(other) == self._alone
         finally:
             other.close()
         if not same:
@@ -97,69 +94,7 @@ class Trial:
             "write reseed(seed) beside state_dict()."
         )
 
-    def close(self) -> None:
-        """Leave the environment in the state that the walks began from."""
-        self._start()
-        if self._keeper is not None:
-            self._keeper.drop(self._kept)
-
-    def _start(self) -> None:
-        if self._keeper is not None:
-            self._keeper.load(self._env, self._kept)
-            if self._seed is not None:
-                self._keeper.reseed(self._env, self._seed)
-            return
-        if self._wrappers is not None:
-            self._wrappers.load(self._env, self._kept)
-        self._env.reset(seed=0)
-        if self._seed is not None:
-            self._finder.reseed(self._env, self._seed)
-
-    def _rng_state(self) -> Any:
-        return self._finder.read(self._env) if self._keeper is None else self._keeper.rng_state(self._env)
-
-    def _find_foreseen(self, other: Env) -> str:
-        """Why planners would foresee random numbers, if they would; `other` is another instance to try resets with."""
-        if self._drew:
-            same = self._reseeded(1, self._rng_state) == self._reseeded(2, self._rng_state)
-            return "its steps draw from generators that its keeper does not reseed" if same else ""
-        seen: dict[bytes, int] = {}
-        for seed in range(_SEEDS):
-            shown = b"".join(np.asarray(leaf).tobytes() for leaf in self._layout.flatten(other.reset(seed=seed)[0]))
-            if shown in seen:
-                if self._walk_from(other, seed) == self._walk_from(other, seen[shown]):
-                    return ""
-                seeds = np.random.default_rng(0).integers(2**63, size=4).tolist()
-                first, *others = (self._reseeded(each, self._walk) for each in seeds)
-                return _HIDDEN if all(one == first for one in others) else ""
-            seen[shown] = seed
-        return ""
-
-    def _reseeded(self, seed: int, look: Callable[[], Any]) -> Any:
-        """What `look` returns if the state is reseeded by `seed`."""
-        before, self._seed = self._seed, seed
-        try:
-            self._start()
-            return look()
-        finally:
-            self._seed = before
-
-    def _walk_from(self, env: Env, seed: int) -> list[Any]:
-        """The results of all steps of another instance after this reset, to the end of its episode."""
-        _, info = env.reset(seed=seed)
-        seen: list[Any] = []
-        for action in self._actions:
-            *result, info = env.step(legal(action, info))
-            seen.append(self._read(*result))
-            if result[2] or result[3]:
-                break
-        return seen
-
-    def _read(self, obs: Any, reward: Any, terminated: Any, truncated: Any) -> tuple[Any, ...]:
-        leaves = [np.asarray(leaf).tobytes() for leaf in self._layout.flatten(obs)]
-        return *leaves, float(np.asarray(reward).reshape(())), bool(terminated), bool(truncated)
-
-    def _walk(self, other: _Other | None = None) -> list[Any]:
+    def walk(self, other: _Other | None = None) -> list[Any]:
         """The results of all steps; after the end of an episode, or an error, the walk begins again and goes on."""
         seen: list[Any] = []
         begin, info, before, step = True, {}, None, self._env.step
@@ -172,13 +107,63 @@ class Trial:
             if other is not None:
                 other.act()
             try:
-                *result, info = step(legal(action, info))
-                seen.append(self._read(*result))
-                begin, self._drew = seen[-1][-2] or seen[-1][-1], self._drew or self._rng_state() != before
+                obs, reward, terminated, truncated, info = step(legal(action, info))
+                begin = bool(terminated or truncated)
+                seen.append((self._shown(obs), float(np.asarray(reward).reshape(())), bool(terminated), begin))
+                self._drew |= self._rng_state() != before
             except Exception as error:  # reported when a planner steps from a state
                 begin = True
                 seen.append(type(error))
         return seen
+
+    def close(self) -> None:
+        """Leave the environment in the state that the walks began from."""
+        self._start()
+        if self._keeper is not None:
+            self._keeper.drop(self._kept)
+
+    def _start(self) -> None:
+        if self._keeper is not None:
+            self._keeper.load(self._env, self._kept)
+        else:
+            if self._kept is not None:
+                self._wrappers.load(self._env, self._kept)
+            self._env.reset(seed=self._reset_seed)
+        if self._seed is not None:
+            (self._keeper or self._finder).reseed(self._env, self._seed)
+
+    def _shown(self, obs: Any) -> bytes:
+        return b"".join(np.asarray(leaf).tobytes() for leaf in self._layout.flatten(obs))
+
+    def _rng_state(self) -> Any:
+        return self._finder.read(self._env) if self._keeper is None else self._keeper.rng_state(self._env)
+
+    def _find_foreseen(self, other: Env) -> str:
+        """Why planners would foresee random numbers, if they would; `other` is another instance to try resets with."""
+        if self._drew:
+            same = self._same_if_reseeded(self._rng_state)
+            return "its steps draw from generators that its keeper does not reseed" if same else ""
+        seen: dict[bytes, int] = {}
+        for seed in range(_SEEDS):
+            alike = seen.setdefault(self._shown(other.reset(seed=seed)[0]), seed)
+            if alike == seed:
+                continue
+            differ = Trial(other, None, reset_seed=seed).walk() != Trial(other, None, reset_seed=alike).walk()
+            if differ and self._same_if_reseeded(self.walk):
+                return "its steps depend on the seed of reset(), and reseeding does not change them"
+            break
+        return ""
+
+    def _same_if_reseeded(self, look: Callable[[], Any]) -> bool:
+        """Whether `look` returns the same after several seeds."""
+        before, found = self._seed, []
+        try:
+            for self._seed in np.random.default_rng(0).integers(2**63, size=4).tolist():
+                self._start()
+                found.append(look())
+        finally:
+            self._seed = before
+        return all(one == found[0] for one in found)
 
 
 class _Other:
@@ -197,7 +182,10 @@ class _Other:
             if turn >= _CLOSE_AT:
                 self.close()
             elif self._over or turn == _BEGIN_AT:
-                self._begin(turn)
+                if self._keeper is None:
+                    self._env.reset(seed=turn + 1)
+                else:
+                    self._keeper.load(self._env, self._kept)
                 self._over, self._info = False, _mask(self._env)
             else:
                 self._over, action = True, legal(self._actions[turn], self._info)
@@ -209,12 +197,6 @@ class _Other:
         if not self._closed:
             self._closed = True
             self._env.close()
-
-    def _begin(self, turn: int) -> None:
-        if self._keeper is None:
-            self._env.reset(seed=turn + 1)
-        else:
-            self._keeper.load(self._env, self._kept)
 
 
 def _sample(env: Env, seed: int) -> list[Any]:

@@ -296,12 +296,13 @@ class LinkStates(States):
         try:
             with self._fleet.lock:
                 slots += [session.take_slot() for _ in range(2) if session.room > 0]
-            if len(slots) == 2 and foresees(client, np.array(slots)):
-                self.foreseen = (
-                    f"A planner foresees what {self.spec.name} does not show: its steps depend on the seed of RESET, "
-                    "and EXPAND takes no other; write reseed(uint64_t) (sdk/cpp/README.md)."
-                )
-                warn_once(self.foreseen)
+            if len(slots) < 2 or not foresees(client, np.array(slots)):
+                return
+            self.foreseen = (
+                f"A planner foresees what {self.spec.name} does not show: its steps depend on the seed of RESET, and "
+                "EXPAND takes no other; write reseed(uint64_t) (sdk/cpp/README.md)."
+            )
+            warn_once(self.foreseen)
         except (EnvFailed, UserError) as error:
             log.info("It is not known whether a planner foresees random numbers of %s: %s", self.spec.name, error)
         finally:
