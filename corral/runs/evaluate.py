@@ -133,10 +133,11 @@ class Evaluator:
         """Whether the policy plays both sides, so that returns are not comparable over time."""
 
     def open_early(self) -> None:
-        """Build environments now if they differ from those of training, so that errors show at once."""
+        """Build environments now if they can fail where those of training did not, so that errors show at once."""
         experiment = self._topology.experiment
         elsewhere = experiment.eval_env_kwargs or is_url(experiment.env) or self._plans()
-        if experiment.eval_episodes and elsewhere:
+        lone = experiment.factory is not None and experiment.num_envs == 1  # may return training's environment again
+        if experiment.eval_episodes and (elsewhere or lone):
             self._open()
 
     def evaluate(self) -> tuple[Evaluation, dict[str, float]]:

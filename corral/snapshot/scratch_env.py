@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from corral.core.gym_env import claim, release
 from corral.core.types import Array, EnvSpec
 from corral.snapshot.keeper import Env, StateKeeper
 from corral.snapshot.keepers.choose import choose_keeper
@@ -37,7 +38,8 @@ class ScratchEnv:
     """An environment that steps from states, and the keeper that loads them."""
 
     def __init__(self, make: MakeEnv, keeper: StateKeeper | None = None):
-        self._make, self._env = make, None if keeper is not None else make()
+        self._make = make
+        self._env: Env | None = None
         try:
             self.keeper = keeper or choose_keeper(self.env, replay=True)
         except BaseException:
@@ -50,6 +52,7 @@ class ScratchEnv:
         """The environment, built at first use if the keeper was given."""
         if self._env is None:
             self._env = self._make()
+            claim(self._env, self)
         return self._env
 
     def enter(self, state: KeptState, seed: int | None = None) -> Env:
@@ -68,6 +71,7 @@ class ScratchEnv:
 
     def close(self) -> None:
         if self._env is not None:
+            release(self._env)
             self._env.close()
             self._env = None
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from corral.core import seeding
 from corral.core.errors import EnvFailed
-from corral.core.gym_env import EnvFactory, build_env, require_same_spaces, seeded_reset
+from corral.core.gym_env import EnvFactory, SharedEnv, build_env, claim, release, require_same_spaces, seeded_reset
 from corral.core.types import Array, EnvSpec
 from corral.envs.stepping.checks import (
     FiniteRows,
@@ -138,7 +138,7 @@ class EnvGroup:
     def replace(self, env_id: int, env: gymnasium.Env[Any, Any], obs: list[Array]) -> None:
         if self._envs.get(env_id, env) is not env:
             _close(self._envs[env_id])
-        self._envs[env_id], self._steps[env_id] = env, env.step
+        self._own(env_id, env)
         for view, value in zip(self._obs_views[self._rows.phase[env_id]][env_id], obs, strict=True):
             view[...] = value
 
@@ -334,12 +334,18 @@ class EnvGroup:
     def _build(self, env_id: int) -> EnvSpec:
         self._mark[0] = env_id
         env, spec = build_env(self._factories[env_id], self._name)
-        self._envs[env_id], self._steps[env_id] = env, env.step
+        self._own(env_id, env)
         self._mark[0] = IDLE
         return spec
 
+    def _own(self, env_id: int, env: gymnasium.Env[Any, Any]) -> None:
+        claim(env, self)
+        self._envs[env_id], self._steps[env_id] = env, env.step
+
     def _rebuild(self, env_id: int, episode: int) -> None:
-        """Replace a failed environment and store `episode`'s first observation; EnvFailed after several attempts."""
+        """Replace a failed environment and store `episode`'s first observation; EnvFailed after several attempts. The
+        factory may return the failed object again, which is reset, but not another row's.
+        """
         rows = self._rows
         for attempt in range(_REBUILD_TRIES):
             if env_id in self._envs:
@@ -354,6 +360,8 @@ class EnvGroup:
                     raise ValueError("the first observation after the restart is not finite")
                 rows.seed[env_id] = seed
                 return
+            except SharedEnv:
+                raise
             except (Exception, SystemExit) as error:
                 last = _trace(error)
                 time.sleep(min(1.0, 0.05 * 2**attempt))
@@ -369,6 +377,7 @@ class EnvGroup:
 
 
 def _close(env: gymnasium.Env[Any, Any]) -> None:
+    release(env)
     with contextlib.suppress(Exception):  # a broken environment may fail to close
         env.close()
 
