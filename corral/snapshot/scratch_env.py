@@ -77,7 +77,7 @@ class ScratchEnv:
 
 
 class StepRows:
-    """Results of steps, one row each; a step that raises or returns non-finite numbers fails its row."""
+    """Results of steps, one row each; a step that raises or returns unusable numbers fails its row."""
 
     def __init__(self, spec: EnvSpec, batch: int):
         self._layout = spec.observation
@@ -111,10 +111,12 @@ class StepRows:
         return bool(self.terminated[i] or self.truncated[i])
 
     def _write(self, i: int, obs: Any, reward: Any, terminated: Any, truncated: Any) -> None:
-        for leaf, value in zip(self.leaves, self._layout.flatten(obs), strict=True):
+        for leaf, value, kind in zip(self.leaves, self._layout.flatten(obs), self._layout.leaves, strict=True):
             leaf[i] = value if np.shape(value) == leaf.shape[1:] else np.asarray(value).reshape(leaf.shape[1:])
             if leaf.dtype.kind == "f" and not np.isfinite(leaf[i]).all():
                 raise NotFinite("an observation is not finite")
+            if kind.is_discrete and not kind.in_range(leaf[i, ...]):
+                raise ValueError(kind.problem(leaf[i, ...], "observation"))
         self.reward[i] = reward if type(reward) is float else float(np.asarray(reward).reshape(()))
         if not math.isfinite(self.reward[i]):
             raise NotFinite(f"the reward is {self.reward[i]}")
