@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -87,7 +87,7 @@ class ReplayCase:
         bound = (
             "Bound: sampling and updating touch one cache line per level of the tree, and most are not in the cache."
         )
-        return [Verdict(f"{self.label}, over {CPPRB}", 1.5, figure, CORRAL, bound)]
+        return [Verdict(f"{self.label}, {CORRAL} over {CPPRB}", 1.5, figure, CORRAL, bound)]
 
 
 def make_cases() -> list[ReplayCase]:
@@ -138,7 +138,7 @@ class CorralReplay(FullReplay):
             "transition", 1, BATCH, "replay", samples_per_insert=1e12, prioritised=True, capacity=CAPACITY,
             min_size=BATCH,
         )  # fmt: skip
-        self._store = TransitionReplay(spec, data, _ENVS, alpha=_ALPHA, beta=_BETA)
+        self._store = TransitionReplay(spec, replace(data, priority_alpha=_ALPHA, priority_beta=_BETA), _ENVS)
         self._next = itertools.cycle(fragments)
         super().__init__(work)
 

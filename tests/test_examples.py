@@ -6,9 +6,16 @@ import re
 import runpy
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
+import torch
+from helpers.batches import SPECS, batch_for
+
+from corral.core.types import Sample
+from corral.learn.device import Precision
+from corral.learn.learner import Learner
 
 ROOT = Path(__file__).parents[1]
 ARGUMENTS = {"demo.py": ["--steps", "2000"]}
@@ -60,6 +67,18 @@ def test_code_in_the_docs_runs(code, tmp_path):
     child.join(120)
     child.kill()
     assert child.exitcode == 0, (tmp_path / "output.txt").read_text()
+
+
+def test_algorithm_in_the_docs_weights_learners_by_rows(monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/algorithms.md").read_text(), re.DOTALL)
+    mine = types.ModuleType("mine")
+    monkeypatch.setitem(sys.modules, "mine", mine)  # where its dataclass is looked up
+    exec(code, vars(mine))
+    algo = mine.Mine(mine.Config(), SPECS["discrete"], 4)
+    learner = Learner(algo, algo.build_model(), torch.Generator(), Precision("fp32", ""))
+    batch = batch_for(algo, learner.model, fault=0.1)
+    (output,) = learner.step(Sample(batch), 0.0)
+    assert 1 < output.rows == batch.valid.sum() < batch.reward.size
 
 
 def test_the_readme_is_short():

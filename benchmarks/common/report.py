@@ -47,7 +47,7 @@ class Comparison(Protocol):
         """Where the time goes; empty if a layer was not measured."""
 
     def verdicts(self, outcome: Outcome, layers: Sequence[LayerRow]) -> Sequence[Verdict]:
-        """Targets, and whether they were reached."""
+        """Targets, and whether they are met."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +64,28 @@ class Scale:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and the figure measured for it, both as ratios; `bound` is what limits the figure."""
+    """A target and the figure measured for it, ratios unless they have a unit; `bound` is what limits the figure."""
 
     target: str
     needed: float
     figure: Spread
     contestant: str
     bound: str
+    unit: str = ""
+    at_most: bool = False
 
     @property
     def reached(self) -> bool:
         """Whether the median reaches the target."""
-        return self.figure.median >= self.needed
+        return self.figure.median <= self.needed if self.at_most else self.figure.median >= self.needed
 
     def __str__(self) -> str:
-        outcome = "reached" if self.reached else "NOT reached"
-        figure = f"{self.figure.median:.2f} (range {self.figure.low:.2f} to {self.figure.high:.2f})"
-        return f"{outcome}: {self.target} >= {self.needed:g}: {figure}, by {self.contestant}. {self.bound}"
+        low, high = _number(self.figure.low), _number(self.figure.high)
+        spread = f"range {low} to {high}; " if low != high else ""
+        needed = f"target: at {'most' if self.at_most else 'least'} {self.needed:,g}"
+        figure = f"{_number(self.figure.median)}{self.unit and ' '}{self.unit} ({spread}{needed})"
+        outcome = "Met" if self.reached else "Not met"
+        return f"{self.target}: {figure}. {outcome}. Measured: {self.contestant}. {self.bound}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -171,9 +176,13 @@ def print_verdicts(console: Console, reports: Sequence[CaseReport]) -> None:
     verdicts = [verdict for report in reports for verdict in report.verdicts]
     console.print("\nTargets\n", style="bold")
     if not verdicts:
-        console.print("There are no targets for these cases at these sizes.")
+        console.print("No targets for these cases at these sizes.")
     for verdict in verdicts:
         console.print(f"- {verdict}", style="green" if verdict.reached else "yellow")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
 def _layer_table(console: Console, report: CaseReport) -> Table:

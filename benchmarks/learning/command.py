@@ -51,5 +51,5 @@ class BenchLearning:
             print(f"Wrote {self.out}.")
         missed = [finding.claim.name for finding in findings if not finding.held]
         if missed:
-            print(f"NOT reached by every seed: {', '.join(missed)}.")
+            print(f"Not met by every seed: {', '.join(missed)}.")
         return 1 if missed else 0

@@ -34,9 +34,10 @@ RLLINK_STEPS = 32
 RLLINK = f"RLlib RLlink, {RLLINK_STEPS} steps at a time"
 COLUMNS = ("Python", "system calls", "simulator", "wake-ups")
 SCALE = Scale(
-    "python -m benchmarks link", "rows per second", JSON, "microseconds of a row by part", COLUMNS, "contestant"
+    "python -m benchmarks link", "rows per second", JSON, "microseconds per row and layer", COLUMNS, "contestant"
 )
 
+_THOUSANDS = "thousand rows per second"
 _RPC = "pip install 'corral-rl[grpc]' protobuf"
 _RLLIB = "pip install 'corral-rl[rllib]' msgpack-numpy"
 _SINGLE, _SIMS, _MANY, _ROWS, _IMAGES = "single", "sims", "many", "rows", "images"
@@ -203,17 +204,17 @@ class LinkCase:
             return []
         bound = self._bound(outcome, layers)
         if self.name in (_SINGLE, _SIMS):
-            return [Verdict(f"{self.title}, thousand rows per second", 12.0, _thousands(outcome, TCP), TCP, bound)]
+            return [Verdict(self.title, 12.0, _thousands(outcome, TCP), TCP, bound, _THOUSANDS)]
         if self.name == _ROWS:
-            return [Verdict(f"{self.title}, thousand rows per second", 300.0, _thousands(outcome, TCP), TCP, bound)]
+            return [Verdict(self.title, 300.0, _thousands(outcome, TCP), TCP, bound, _THOUSANDS)]
         if self.name == _MANY and JSON in outcome.rates:
-            return [Verdict(f"{self.title}, over {JSON}", 10.0, outcome.ratio(TCP, JSON), TCP, bound)]
+            return [Verdict(f"{self.title}, {TCP} over {JSON}", 10.0, outcome.ratio(TCP, JSON), TCP, bound)]
         return []
 
     def _bound(self, outcome: Outcome, layers: Sequence[LayerRow]) -> str:
         texts = []
         if BARE in outcome.rates:
-            texts.append(f"Bound: {BARE} reaches {_thousands(outcome, BARE).median:,.1f} thousand rows per second")
+            texts.append(f"Bound: {BARE} reaches {_thousands(outcome, BARE).median:,.1f} {_THOUSANDS}")
         for row in layers[:1]:
             total, most = (value.median * self.num_envs for value in (row.total, row.layers[row.largest]))
             texts.append(f"a step of all environments takes {total:.0f} us, mostly {row.largest} ({most:.0f} us)")

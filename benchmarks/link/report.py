@@ -22,7 +22,7 @@ def tables(reports: Sequence[CaseReport]) -> list[str]:
         assert isinstance(case, LinkCase)
         rows = [_row(report, case, name) for name, _ in report.ranking()]
         lines += ["", f"{case.title}:", "", *table(_HEAD, rows)]
-        lines += [f"Left out: {name}, {why}." for name, why in report.outcome.skipped.items()]
+        lines += [f"Skipped: {name}, {why}." for name, why in report.outcome.skipped.items()]
         if report.layers:
             columns = ("microseconds of a row", *report.scale.columns, "total")
             parts = [

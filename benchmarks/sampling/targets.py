@@ -1,4 +1,4 @@
-"""Targets of sampling, whether they were reached, and their bounds."""
+"""Targets of sampling, whether they are met, and their bounds."""
 
 from __future__ import annotations
 

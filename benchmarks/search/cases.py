@@ -34,7 +34,7 @@ _TITLES = {"corral": "corral", "mctx": "mctx + pgx", "open_spiel": "OpenSpiel Py
            "open_spiel_cpp": "OpenSpiel C++", "lightzero": "LightZero mz_tree"}  # fmt: skip
 SCALE = Scale("python -m benchmarks search", "simulations per second", "mctx", "microseconds per simulation and part",
               ("network", "simulator", "tree"), "corral")  # fmt: skip
-_MEMORY_TARGET, _LATENCY_TARGET_S = 300.0, 0.008
+_MEMORY_TARGET, _LATENCY_TARGET_MS = 300.0, 8.0
 
 
 class Lab:
@@ -148,25 +148,26 @@ class SearchCase:
         bound = _bound(ours, layers)
         floor, ratios = (700e3, {"mctx": 8.0, "open_spiel_cpp": 1.0}) if self.name == "tree" else (
             120e3, {"mctx": 2.0, "lightzero": 5.0, "open_spiel": 2.0})  # fmt: skip
-        found = [_over(f"{self.label}, simulations/s over {floor:,.0f}", 1.0, outcome.rates[ours], floor, ours, bound)]
+        found = [Verdict(self.label, floor, outcome.spread(ours), ours, bound, "simulations per second")]
         for engine, needed in ratios.items():
             if theirs := self.best(engine, outcome):
-                target = f"{self.label}, over {theirs}"
+                target = f"{self.label}, corral over {theirs}"
                 found.append(Verdict(target, needed, outcome.ratio(ours, theirs), ours, bound))
         if self.name == "network":
             found += self._of_one_tree(outcome, layers)
         memory = self.lab.engine("corral").ask("facts")["node_bytes"]
-        target = f"{_MEMORY_TARGET:.0f} bytes over the bytes of a node with its state"
-        return [*found, _over(target, 1.0, [_MEMORY_TARGET], memory, ours, f"A node has {memory:.0f} bytes.")]
+        target = "Memory per tree node with its state"
+        return [*found, Verdict(target, _MEMORY_TARGET, Spread.of([memory]), ours, "", "bytes", at_most=True)]
 
     def _of_one_tree(self, outcome: Outcome, layers: Sequence[LayerRow]) -> list[Verdict]:
         many, one, quick = (title("corral", SearchTask("network", *size)) for size in ((64, 4), (1, 4), (1, 8)))
         bound = _bound(quick, layers)
         of = self.lab.searching[quick]
-        spread = Spread(*(_LATENCY_TARGET_S / of.percentile(share) for share in (0.5, 0.95, 0.0)))
+        took = Spread(*(1e3 * of.percentile(share) for share in (0.5, 0.0, 0.95)))
+        ratio = outcome.ratio(many, one)
         return [
-            Verdict("8 ms over the time per decision with one tree", 1.0, spread, quick, bound),
-            Verdict("64 trees over one tree, simulations/s", 5.0, outcome.ratio(many, one), many, bound),
+            Verdict("Time per decision with one tree", _LATENCY_TARGET_MS, took, quick, bound, "ms", at_most=True),
+            Verdict("Simulations per second, 64 trees over one tree", 5.0, ratio, many, bound),
         ]
 
 
@@ -198,10 +199,6 @@ def make_cases(names: Sequence[CaseName], sims: int, lab: Lab, seconds: float = 
 
 
 _CORRAL_SIZES = ((1, 1), (1, 4), (1, 8), (8, 4), (64, 1), (64, 4), (256, 4))
-
-
-def _over(target: str, needed: float, figures: Sequence[float], unit: float, by: str, bound: str) -> Verdict:
-    return Verdict(target, needed, Spread.of(figure / unit for figure in figures), by, bound)
 
 
 def _bound(name: str, layers: Sequence[LayerRow]) -> str:

@@ -102,7 +102,7 @@ class BenchSearch:
             figures, cost = measure_remote(folder, self.rounds, self.seconds, labelled(say, "over the link"))
             lines = remote_table(figures, cost)
         except UserError as error:
-            lines = [f"Left out: states over the link, {error}"]
+            lines = [f"Skipped: states over the link, {error}"]
         say("")
         print("\n".join([*lines, ""]), flush=True)
         return [*lines, ""]

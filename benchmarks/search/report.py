@@ -24,7 +24,7 @@ def tables(reports: Sequence[CaseReport]) -> list[str]:
         assert isinstance(case, SearchCase)
         lines += ["", f"{case.label}:", ""]
         lines += table(_HEAD, [_row(report, case, name) for name, _ in report.ranking()])
-        lines += ["", *(f"Left out: {name}, {why}." for name, why in report.outcome.skipped.items())]
+        lines += ["", *(f"Skipped: {name}, {why}." for name, why in report.outcome.skipped.items())]
         if report.layers:
             rows = [
                 (row.name, *(f"{row.layers[c].median:.2f}" for c in report.scale.columns), f"{row.total.median:.2f}")

@@ -96,7 +96,7 @@ def test_tables_list_measured_and_skipped_contestants():
     found = report(case, {link.TCP: [2000.0], link.JSON: [100.0]}, {link.UNARY: "not installed"})
     text = "\n".join(tables([found]))
     assert "| corral tcp     | 2,000  | 2,000 - 2,000 | 500.00     | -            | 20.00 " in text
-    assert f"Left out: {link.UNARY}, not installed." in text
+    assert f"Skipped: {link.UNARY}, not installed." in text
     assert "corral tcp Python" in notes(PYTHON, [found])[0]
     assert "Note: no compiler here." in notes(PYTHON, [found])
 

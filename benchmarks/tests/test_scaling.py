@@ -207,7 +207,7 @@ def test_verdict_with_known_ideal_is_its_share():
     case = make(ideal=200.0, bound="The ideal is known.")
     (verdict,) = case.verdicts(Outcome({"corral, 1": [100.0, 190.0]}, {}), [])
     assert verdict.figure == Spread(0.725, 0.5, 0.95)
-    assert str(verdict).endswith("by corral, 1. The ideal is known.")
+    assert str(verdict).endswith("Measured: corral, 1. The ideal is known.")
 
 
 def test_layers_sum_to_all_cores_and_largest_bounds():
@@ -228,7 +228,8 @@ def test_layers_sum_to_all_cores_and_largest_bounds():
 def test_command_compares_central_and_local_inference(tmp_path):
     done = run("training", "--case", "central", "--rounds", "1", "--seconds", "0.05", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    for words in ("IMPALA CartPole-v1, 32 environments", f"| {CENTRAL} ", f"{CENTRAL} over {LOCAL} >= 0.87", "x local"):
+    target = f"{CENTRAL} over {LOCAL}: "
+    for words in ("IMPALA CartPole-v1, 32 environments", f"| {CENTRAL} ", target, "target: at least 0.87", "x local"):
         assert words in done.stdout
     (case,) = json.loads((tmp_path / "training.json").read_text())["cases"]
     assert case["skipped"] == {}

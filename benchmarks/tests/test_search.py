@@ -109,6 +109,8 @@ def test_targets_use_100_sims_and_each_peers_best(lab):
     assert floor.reached
     assert (over_mctx.reached, over_mctx.figure.low, over_mctx.figure.high) == (False, 5.0, 9.0)
     assert memory.reached
+    assert str(floor).startswith(f"{case.label}: 950,000 simulations per second (range 900,000 to 1,000,000; target:")
+    assert str(memory).endswith(f" bytes (target: at most 300). Met. Measured: {ours}.")
 
 
 def test_missing_library_is_skipped_with_install_hint(lab):

@@ -44,7 +44,7 @@ def test_ratio_uses_the_best_thread_count_of_sb3():
     assert case.base(outcome) == "SB3, 1 thread"
     (verdict,) = case.verdicts(outcome, [])
     assert (verdict.figure, verdict.contestant, verdict.reached) == (Spread(4.0, 4.0, 4.0), "corral", True)
-    assert str(verdict).startswith("reached: PPO, corral over SB3, 1 thread >= 3: 4.00")
+    assert str(verdict).startswith("PPO, corral over SB3, 1 thread: 4.00 (target: at least 3). Met. Measured: corral.")
     assert case.verdicts(Outcome({"corral": [1.0]}, {}), []) == []
 
 

@@ -61,7 +61,7 @@ class TrainingCase:
         return outcome.fastest(self.theirs) or self.theirs[0]
 
     def verdicts(self, outcome: Outcome, layers: Sequence[LayerRow]) -> list[Verdict]:
-        """Whether the target was reached; empty if one side did not run."""
+        """Whether the target is met; empty if one side did not run."""
         ours, base = outcome.fastest(self.ours), self.base(outcome)
         if ours is None or base not in outcome.rates:
             return []

@@ -62,24 +62,24 @@ class ScalingCase:
         return Scale("python -m benchmarks training", unit, self.title, layers, COLUMNS, "contestant")
 
     def base(self, outcome: Outcome) -> str:
-        """The fastest of theirs; the first if none ran."""
+        """The peer's fastest contestant; its first if none ran."""
         return outcome.fastest(self.theirs) or self.theirs[0]
 
     def verdicts(self, outcome: Outcome, layers: Sequence[LayerRow]) -> list[Verdict]:
-        """Whether the target was reached; empty if one side did not run."""
+        """Whether the target is met; empty if one side did not run."""
         ours, base = outcome.fastest(self.ours), self.base(outcome)
         if ours is None:
             return []
         bound = self.bound or _bound(layers, outcome, ours)
         if self.ideal:
             figure = Spread.of(rate / self.ideal for rate in outcome.rates[ours])
-            return [Verdict(f"{self.label}, over the ideal rate", self.needed, figure, ours, bound)]
+            return [Verdict(f"{self.label}, corral over the ideal rate", self.needed, figure, ours, bound)]
         if base not in outcome.rates:
             return []
         return [Verdict(f"{self.label}, {ours} over {base}", self.needed, outcome.ratio(ours, base), ours, bound)]
 
     def layers(self, outcome: Outcome) -> list[LayerRow]:
-        """Where the cores' time goes for the fastest of ours; empty if that or the bare loop was skipped."""
+        """Where the cores' time goes for Corral's fastest contestant; empty if that or the bare loop was skipped."""
         ours = outcome.fastest(self.ours)
         used, bare = self.usage.get(ours or ""), self.usage.get(BARE)
         if ours is None or not used or not bare or not used.steps or not bare.steps:

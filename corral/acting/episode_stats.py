@@ -31,6 +31,7 @@ class EpisodeStats:
     def __init__(self, num_envs: int, keep: int = 1000):
         self.finished = 0
         self.faulty = 0
+        self._reported = 0  # finished games that `new_rows` has returned
         self.recent: deque[Episode] = deque(maxlen=keep)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
@@ -49,6 +50,12 @@ class EpisodeStats:
                 self.finished += 1
                 self.recent.append(Episode(env_id, float(self._returns[env_id]), int(self._lengths[env_id])))
             self._returns[env_id] = self._lengths[env_id] = 0
+
+    def new_rows(self, first_id: int) -> list[list[Any]]:
+        """Games finished since the last call, as `Episode(*row)`; environment ids start at `first_id`."""
+        count, self._reported = self.finished - self._reported, self.finished
+        games = list(self.recent)[-count:] if count else []
+        return [[game.env_id + first_id, game.episode_return, game.length] for game in games]
 
     def mean_return(self, last: int = 100) -> float:
         """Mean return of the last games; NaN before the first has finished."""

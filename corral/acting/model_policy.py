@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from corral.acting.policy import ActContext
 from corral.core.errors import RunFailed
@@ -50,12 +49,11 @@ class ActorCriticPolicy:
     @torch.inference_mode()
     def _forward(self, obs: Tree, state: Tree, first: Array) -> tuple[Array, Array | None]:
         model, device = self._model, self._device
-        with acting_precision(model, device):
-            if model.core is None:
-                return model.act(to_tensors(obs, device), None, None)[0].float().cpu().numpy(), None
-            params, after = model.act(to_tensors(obs, device), to_tensors(state, device), to_tensors(first, device))
+        if model.core is None:
+            return model.act(to_tensors(obs, device), None, None)[0].cpu().numpy(), None
+        params, after = model.act(to_tensors(obs, device), to_tensors(state, device), to_tensors(first, device))
         assert after is not None
-        return params.float().cpu().numpy(), after.float().cpu().numpy()
+        return params.cpu().numpy(), after.cpu().numpy()
 
 
 class EpsilonGreedyPolicy:
@@ -90,15 +88,14 @@ class EpsilonGreedyPolicy:
         if random.all():
             choice = np.zeros(n, np.int64)
         else:
-            choice = (self._model.numpy_values(obs) if self._model.numpy_tower else self._values(obs)).argmax(-1)
+            choice = (self._model.numpy_values(obs) if self._model.numpy_towers else self._values(obs)).argmax(-1)
         if random.any():
             choice = np.where(random, (draws[1] * self._num_actions).astype(np.int64), choice)
         return choice
 
     @torch.inference_mode()
     def _values(self, obs: Tree) -> Array:
-        with acting_precision(self._model, self._device):
-            values: Array = self._model(to_tensors(obs, self._device)).float().cpu().numpy()
+        values: Array = self._model(to_tensors(obs, self._device)).cpu().numpy()
         return values
 
 
@@ -132,15 +129,9 @@ def params_and_values(model: ActorCritic, obs: Tree) -> tuple[Array, Array]:
     if model.numpy_towers:
         return model.numpy_rows(obs)
     device = model.value_head.weight.device
-    with torch.inference_mode(), acting_precision(model, device):
+    with torch.inference_mode():
         params, values = model(to_tensors(obs, device))
-        return params.float().cpu().numpy(), values.float().cpu().numpy()
-
-
-def acting_precision(model: nn.Module, device: torch.device) -> AbstractContextManager[Any]:
-    """The precision used for learning: probabilities must not differ between acting and learning."""
-    half = getattr(model, "autocast", False)
-    return torch.autocast(device.type, dtype=torch.bfloat16) if half else nullcontext()
+        return params.cpu().numpy(), values.cpu().numpy()
 
 
 def to_tensors(tree: Tree, device: torch.device) -> Tree:

@@ -82,7 +82,7 @@ class Sampler:
             self.vec.holds_back_rows
         ):  # its environments advance only together, so a full fragment cannot wait for others
             if first_ready not in (None, 1):
-                raise UserError(f"{self.vec.spec.name} resets one step late, so only first_ready=1 works with it.")
+                raise UserError(f"{self.vec.spec.name} uses next-step autoreset, so first_ready must be 1.")
             first_ready = 1
         if first_ready is None:
             yield from self._in_step(steps)

@@ -51,7 +51,7 @@ class UpdateContext:
     generator: torch.Generator
     """The learner's RNG, which is saved with it."""
     reward_scale: float = 1.0
-    """Factor by which the batch's rewards were multiplied."""
+    """Scale of the batch's rewards relative to the unscaled ones, averaged over actors; 1 unless normalised."""
 
 
 class Algorithm(ABC):

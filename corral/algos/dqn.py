@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from corral.acting.model_policy import EpsilonGreedyPolicy, LadderPolicy, acting_precision, to_tensors
+from corral.acting.model_policy import EpsilonGreedyPolicy, LadderPolicy, to_tensors
 from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
+from corral.algos.trajectories import join_obs
 from corral.core.errors import UserError
 from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Transitions, Tree, tree_map
 from corral.nets.config import NetConfig
-from corral.nets.q_network import QNetwork
+from corral.nets.q_network import Dueling, QNetwork
 from corral.ops.distributions import JointChoices
 from corral.ops.optim import adam
 from corral.ops.returns import nstep_return
@@ -57,10 +58,16 @@ class Config:
     """Steps of reward in a target."""
     double_q: bool = True
     """Select the next action by the online network, evaluate it by the target network."""
-    dueling: bool = False
-    """Separate value and advantage streams."""
+    dueling: Dueling = False
+    """Separate value and advantage streams with a hidden layer each; shared: the one head of earlier versions."""
     prioritized_replay: bool = False
     """Sample transitions by their last TD error."""
+    prioritized_replay_alpha: float = 0.6
+    """Exponent of priorities: 0 samples uniformly."""
+    prioritized_replay_beta: float = 0.4
+    """Exponent of importance weights at the start; it rises linearly to 1 over the run."""
+    prioritized_replay_eps: float = 1e-6
+    """Added to every priority, so that none is 0."""
     exploration_initial_eps: float = 1.0
     """Fraction of random actions at the start."""
     exploration_final_eps: float = 0.05
@@ -81,6 +88,9 @@ class Config:
                      "learning_starts"):  # fmt: skip
             require(name, getattr(self, name), minimum=1)
         require("tau", self.tau, above=0, maximum=1)
+        require("prioritized_replay_eps", self.prioritized_replay_eps, above=0)
+        for name in ("prioritized_replay_alpha", "prioritized_replay_beta"):
+            require(name, getattr(self, name), minimum=0, maximum=1)
         for name in ("exploration_initial_eps", "exploration_final_eps", "exploration_fraction"):
             require(name, getattr(self, name), minimum=0, maximum=1)
         if self.net.rnn != "none":
@@ -98,7 +108,9 @@ class Dqn(Algorithm):
         self.data = DataSpec(
             "transition", config.n_step, config.batch_size, "replay",
             samples_per_insert=config.gradient_steps * config.batch_size / config.train_frequency,
-            prioritised=config.prioritized_replay, capacity=config.buffer_size,
+            prioritised=config.prioritized_replay, priority_alpha=config.prioritized_replay_alpha,
+            priority_beta=config.prioritized_replay_beta, priority_eps=config.prioritized_replay_eps,
+            capacity=config.buffer_size,
             min_size=max(config.learning_starts, config.batch_size), gamma=config.gamma,
         )  # fmt: skip
 
@@ -154,10 +166,8 @@ class Dqn(Algorithm):
         """
         if not self.config.prioritized_replay:
             return None
-        joined = tree_map(
-            lambda obs, final: np.concatenate([obs.reshape(-1, *obs.shape[2:]), final]), traj.obs, traj.final_obs
-        )
-        q = model.numpy_values(joined) if model.numpy_tower is not None else _values(model, joined)
+        joined = join_obs(traj)
+        q = model.numpy_values(joined) if model.numpy_towers else _values(model, joined)
         count, (steps, width) = traj.first.size, traj.shape
         value = q.max(-1)
         after = value[width:count].reshape(steps, width).copy()
@@ -182,6 +192,5 @@ def epsilon_ladder(count: int) -> Array:
 @torch.inference_mode()
 def _values(model: QNetwork, obs: Tree) -> Array:
     device = next(model.parameters()).device
-    with acting_precision(model, device):
-        values: Array = model(to_tensors(obs, device)).float().cpu().numpy()
+    values: Array = model(to_tensors(obs, device)).cpu().numpy()
     return values

@@ -1,4 +1,4 @@
-"""Shared by the actor-critics: their base class, values of a trajectory, its steps as a minibatch, V-trace."""
+"""Shared by the algorithms: rows and values of a trajectory, its steps as a minibatch, explained variance, V-trace."""
 
 from __future__ import annotations
 
@@ -55,15 +55,19 @@ def recorded_extras(net: NetConfig) -> tuple[str, ...]:
     return ("action", "logp") if net.rnn == "none" else ("action", "logp", "state")
 
 
+def join_obs(traj: Trajectory) -> Tree:
+    """The observations `[T + 1, B]` as rows, followed by the final observations of episodes."""
+    return tree_map(
+        lambda obs, final: np.concatenate([obs.reshape(-1, *obs.shape[2:]), final]), traj.obs, traj.final_obs
+    )
+
+
 @torch.no_grad()
 def compute_values(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
     """Values of all observations acted on, and of all true successors, both `[T, B]`."""
     device = model.value_head.weight.device
     if model.core is None:
-        joined = tree_map(
-            lambda obs, final: np.concatenate([obs.reshape(-1, *obs.shape[2:]), final]), traj.obs, traj.final_obs
-        )
-        value = model.value(to_tensors(joined, device)).float().cpu().numpy()
+        value = model.value(to_tensors(join_obs(traj), device)).float().cpu().numpy()
         count = traj.first.size
         value, final = value[:count].reshape(traj.first.shape), value[count:]
     else:
@@ -151,7 +155,7 @@ def evaluate_actions(model: ActorCritic, batch: Minibatch) -> tuple[Tensor, Tens
 
 def explained_variance(values: Array, returns: Array) -> float:
     """1 - Var(returns - values) / Var(returns): 1 for perfect values, NaN for constant returns."""
-    error, n = returns - values, len(returns)
+    error, n = returns - values, max(1, len(returns))
     error, centered = error - error.sum() / n, returns - returns.sum() / n  # ten times faster than np.var
     variance = float(np.dot(centered, centered))
     return 1 - float(np.dot(error, error)) / variance if variance > 0 else math.nan
@@ -177,7 +181,8 @@ def normalize(values: Tensor, mask: Tensor | None = None) -> Tensor:
 class VtraceTargets:
     """V-trace with its constants. Without `on`, the data is treated as on-policy.
 
-    Without `rho_pg`, advantages lack the ratio, for an objective that contains it already.
+    `rho_bar` and `c_bar` are the truncation levels of Espeholt et al. (2018); `rho_pg` is that of the ratio in the
+    advantages. Without `rho_pg`, advantages lack the ratio, for an objective that contains it already.
     """
 
     gamma: float

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from corral.cli.options import EnvKwargs, parse_env_kwargs
+from corral.cli.options import EnvKwargs, OptionalCount, Seconds, parse_env_kwargs
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ class Bench:
     """Gymnasium id, your own module:Class, or the URL of an external simulator."""
     env_kwargs: EnvKwargs = ()
     """Keyword arguments for the environment."""
-    num_envs: int | None = None
+    num_envs: OptionalCount = None
     """Number of environments. Default: 8 and 64, if they can be built in time; for a URL 1 and 8."""
-    workers: int | None = None
+    workers: OptionalCount = None
     """Worker processes. Default: one per core; also one per environment if the environment mostly waits."""
-    seconds: float = 10.0
+    seconds: Seconds = 10.0
     """Total measuring time of all backends, not counting the time to build the environments."""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Also write the results to this file, as JSON."""
@@ -56,8 +56,8 @@ class Bench:
         return 0
 
     def _write(self, path: Path, speed: Speed) -> None:
-        ways = [asdict(way) | {"steps_per_s": way.rate, "step_us": way.step_us} for way in speed.ways]
-        report = {"env": self.env, "bound": bound(speed), "change": advice(speed), "ways": ways}
+        found = [asdict(each) | {"steps_per_s": each.rate, "step_us": each.step_us} for each in speed.measurements]
+        report = {"env": self.env, "bound": bound(speed), "change": advice(speed), "measurements": found}
         try:
             path.write_text(json.dumps(report, indent=2) + "\n")
         except OSError as error:
@@ -69,23 +69,28 @@ def _print_table(speed: Speed) -> None:
 
     from corral.cli.console import make_console
 
-    columns = list(dict.fromkeys(layer for way in speed.ways for layer in way.layers))
+    columns = list(dict.fromkeys(layer for each in speed.measurements for layer in each.layers))
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("backend")
     for title in ("environments", "steps/s", "us/step", *columns):
         table.add_column(title, justify="right")
-    for way in speed.ways:
-        layers = [f"{way.layers[name]:.1f}" if name in way.layers else "" for name in columns]
-        table.add_row(_name(way), str(way.num_envs), f"{way.rate:,.0f}", f"{way.step_us:.1f}", *layers)
+    for each in speed.measurements:
+        layers = [f"{each.layers[name]:.1f}" if name in each.layers else "" for name in columns]
+        table.add_row(_name(each), str(each.num_envs), f"{each.rate:,.0f}", f"{each.step_us:.1f}", *layers)
     make_console().print(table)
+    for each in speed.measurements:
+        if each.faults:
+            print(
+                f"Faults: {_name(each)}, {each.num_envs} environments: {each.faults:,} steps failed and do not count."
+            )
 
 
-def _name(way: Measurement) -> str:
-    if way.backend == "none":
+def _name(measured: Measurement) -> str:
+    if measured.backend == "none":
         return "the environment alone"
-    if way.backend == "process":
-        return f"process, {way.workers} worker{'s' if way.workers > 1 else ''}"
-    return "over the link" if way.backend == "link" else way.backend
+    if measured.backend == "process":
+        return f"process, {measured.workers} worker{'s' if measured.workers > 1 else ''}"
+    return "over the link" if measured.backend == "link" else measured.backend
 
 
 def bound(speed: Speed) -> str:
@@ -103,7 +108,7 @@ def bound(speed: Speed) -> str:
     if layer == ENVIRONMENT and best.backend == "process":
         return f"the environment itself on {min(best.workers, cores())} of {cores()} cores, {share}."
     if layer == ENVIRONMENT:
-        return f"the environment itself, {share}; worker processes cost more than they gain here."
+        return f"the environment itself, {share}{_gain_of_processes(speed)}."
     if layer == CORRAL:
         return f"Corral's stepping, checks and copies, {share}; the environment's step takes less."
     if layer == IPC:
@@ -111,13 +116,23 @@ def bound(speed: Speed) -> str:
     return f"the link, messages and waiting for them, {share}."
 
 
+def _gain_of_processes(speed: Speed) -> str:
+    """What the rates say about worker processes, where a local backend was chosen."""
+    gain = max((each.rate for each in speed.measurements if each.backend == "process"), default=0.0) / speed.best.rate
+    if not gain:
+        return ""
+    return (
+        "; worker processes cost more than they gain here" if gain <= 1 else f"; worker processes gain {gain - 1:.0%}"
+    )
+
+
 def advice(speed: Speed) -> str:
     """The settings of the fastest configuration, and their gain."""
     from corral.testing.speed import ENVIRONMENT, WIRE
 
-    best, first = speed.best, next(way for way in speed.ways if way.backend != "none")
+    best, first = speed.best, next(each for each in speed.measurements if each.backend != "none")
     if best.backend == "link":
-        most = max(way.num_envs for way in speed.ways)
+        most = max(each.num_envs for each in speed.measurements)
         more = f"num_envs={4 * most}, if the simulator has that many slots"
         layer = max(best.layers, key=lambda name: best.layers[name])
         if layer == WIRE:
@@ -126,7 +141,7 @@ def advice(speed: Speed) -> str:
         remedy = "more simulators make it faster" if layer == ENVIRONMENT else "the link is not the bottleneck"
         return f"--set num_envs={best.num_envs}{gain}; {remedy}."
     settings = f"backend={best.backend} " + (f"workers={best.workers} " if best.backend == "process" else "")
-    native = max((way.rate for way in speed.ways if way.backend == "native"), default=0.0)
+    native = max((each.rate for each in speed.measurements if each.backend == "native"), default=0.0)
     times = f" backend=native, a different implementation, is {native / best.rate:.1f} times as fast."
     hint = times if native > best.rate else ""
     return f"--set {settings}num_envs={best.num_envs}{_gain(best, first, f'local with {first.num_envs}')}.{hint}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from corral.cli.options import EnvKwargs, parse_env_kwargs
+from corral.cli.options import Count, EnvKwargs, Seconds, parse_env_kwargs
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,17 +31,17 @@ _LAST_FRAMES = 5
 class CheckEnv:
     """Check that an environment conforms to the Gymnasium API; the exit code is 1 if it does not."""
 
-    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV|URL")]
     """Gymnasium id, your own module:Class, or the URL of an external simulator."""
     env_kwargs: EnvKwargs = ()
     """Keyword arguments for the environment."""
-    steps: int = 1000
+    steps: Count = 1000
     """Random steps to take."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of the environment and of the random actions."""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Also write the results to this file, as JSON."""
-    timeout_s: float = 120.0
+    timeout_s: Seconds = 120.0
     """Seconds that one check may take; after that, show where it hangs and exit."""
 
     def run(self) -> int:

@@ -198,7 +198,7 @@ class Doctor:
                 print_row(console, ("", 0, ""), (name, 18, ""), (value, None, ""))
             console.print()
         console.print("What will be slow, and why", style="bold")
-        for sentence in advice(machine, threads) or ["Nothing stands out."]:
+        for sentence in advice(machine, threads) or ["Nothing found."]:
             print_row(console, ("-", 1, "yellow"), (sentence, None, ""))
         return 0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from corral.cli.options import OptionalCount
 from corral.cli.train import Flag
 from corral.core.errors import UserError
 
@@ -24,15 +25,16 @@ SOLVED = "solved"
 class Eval:
     """Evaluate the policy of a run in episodes with seeds that training does not use.
 
-    With the run's seed and number of episodes, this repeats the run's own evaluation.
+    The run's own evaluations selected its best checkpoint, so their score is optimistic; by default these episodes are
+    others. With the run's seed and number of episodes, this repeats the run's own evaluation.
     """
 
     run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """The run."""
-    episodes: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    episodes: OptionalCount = None
     """Episodes of each kind. Default: as in the run's own evaluations."""
-    seed: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """Seed of the episodes. Default: the run's."""
+    seed: OptionalCount = None
+    """Seed of the episodes. Default: one that the run did not use."""
     deterministic: Flag = False
     """Evaluate the deterministic policy only. Default: both deterministic and sampled."""
     sampled: Flag = False
@@ -41,11 +43,10 @@ class Eval:
     """Checkpoint: best, latest, or a name."""
     render: Flag = False
     """Show the episodes on the screen, with deterministic actions unless --sampled."""
-    search_sims: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    search_sims: OptionalCount = None
     """Plan with this many simulations before every action, by saving and restoring the environment."""
     opponent: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """Opponent in Corral's games: random, mcts:1000, perfect, module:name; or solved, which counts correct moves in
-    positions of Connect Four whose best moves are known."""
+    """Opponent in a game: random, mcts:1000, perfect, module:name; solved: count correct moves in solved positions."""
     json: Flag = False
     """Print JSON, with every episode."""
 

@@ -11,7 +11,7 @@ import tyro
 
 @dataclass(frozen=True)
 class Export:
-    """Export the policy of a run as ONNX or TorchScript: raw observations in, best actions out, any batch size.
+    """Export a run's policy as ONNX or TorchScript: raw observations in, deterministic actions out, any batch size.
 
     The file is compared with the policy, and removed if its actions differ.
     """

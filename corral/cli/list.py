@@ -8,6 +8,9 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
 
 from corral.core.errors import UserError
 
@@ -62,7 +65,7 @@ _GROUPS = {
 class ListEnvs:
     """List the environments that can be used by id; one id per line if the output is not a terminal."""
 
-    filter: str = ""
+    filter: Annotated[str, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = ""
     """Only ids that contain this text."""
 
     def run(self) -> int:

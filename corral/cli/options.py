@@ -66,6 +66,11 @@ def _unknown(command: type[Any], unknown: Sequence[str], prog: str) -> str:
     return f"`{prog}` has no option {option}; {hint}"
 
 
+Count = Annotated[int, tyro.conf.arg(metavar="N")]
+OptionalCount = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+Seconds = Annotated[
+    float, tyro.conf.arg(metavar="SECONDS", help_behavior_hint=lambda default: f"(default: {float(default):g})")
+]
 EnvKwargs = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
 """Type of an `--env-kwargs` option: several key=value items, repeatable."""
 

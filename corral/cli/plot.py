@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from corral.cli.options import Count
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -16,22 +18,26 @@ class Plot:
     Writes a PNG, and a CSV of the curves beside it.
     """
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DIR...")]
+    runs: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DIR...", help_behavior_hint="(required)")
+    ]
     """Run directories."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("curve.png")
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("curve.png")
     """PNG to write."""
-    metric: str = "train/return"
+    metric: Annotated[str, tyro.conf.arg(metavar="NAME")] = "train/return"
     """Column of metrics.csv to draw."""
     x: Literal["env_steps", "wall_s", "episodes"] = "env_steps"
     """Horizontal axis."""
-    smooth: int = 1
+    smooth: Count = 1
     """Window of the moving average, in rows."""
 
     def run(self) -> int:
+        from corral.config.migrate import metric_name
         from corral.runs.views.plot import draw
 
-        for curve in draw(self.runs, self.out, metric=self.metric, x=self.x, smooth=self.smooth):
+        metric = metric_name(self.metric)
+        for curve in draw(self.runs, self.out, metric=metric, x=self.x, smooth=self.smooth):
             runs = f"{curve.runs} runs" if curve.runs > 1 else "1 run"
-            print(f"{curve.label}: {runs}, {self.metric} {curve.mean[-1]:.4g} at {self.x} {curve.x[-1]:,.0f}")
+            print(f"{curve.label}: {runs}, {metric} {curve.mean[-1]:.4g} at {self.x} {curve.x[-1]:,.0f}")
         print(f"Wrote {self.out} and {self.out.with_suffix('.csv')}.")
         return 0

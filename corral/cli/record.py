@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from corral.cli.options import Count, OptionalCount, Seconds
 from corral.cli.train import Flag
 
 
@@ -19,15 +20,15 @@ class Record:
     """The run."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("video.mp4")
     """MP4 to write."""
-    episodes: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    episodes: Count = 1
     """Episodes to record."""
-    seconds: Annotated[float, tyro.conf.arg(metavar="S")] = 120.0
+    seconds: Seconds = 120.0
     """Maximum length of the video."""
     fps: Annotated[float | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """Frames per second. Default: that of the environment."""
     sampled: Flag = False
-    """Sample actions, as in training, instead of taking the best."""
-    seed: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """Sample actions, as in training. Default: deterministic actions."""
+    seed: OptionalCount = None
     """Seed of the episodes. Default: the run's, whose evaluation plays the same first episode."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="NAME")] = "best"
     """Checkpoint: best, latest, or a name."""

@@ -22,9 +22,9 @@ class Resume:
     steps: Number = None
     """Total environment steps of the run, to extend it."""
     callback: Plugins = ()
-    """Your own corral.Callback; may be repeated. Those of `corral train` are not saved with the run."""
+    """Your own corral.Callback. Those of `corral train` are not saved with the run."""
     sink: Sinks = ()
-    """Your own corral.MetricSink, or csv or tensorboard to choose among the built-in ones; may be repeated."""
+    """Your own corral.MetricSink, or csv or tensorboard to choose among the built-in ones."""
     quiet: Flag = False
     """Show no progress, only the result."""
 

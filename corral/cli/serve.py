@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from corral.cli.options import EnvKwargs, parse_env_kwargs
-from corral.cli.train import Flag, Number
+from corral.cli.train import Flag
 from corral.config.overrides import read_value
 from corral.core.errors import UserError
 
@@ -30,15 +30,15 @@ class Serve:
     """Address of the learner to connect to, instead of --bind."""
     env_kwargs: EnvKwargs = ()
     """Keyword arguments for the environment."""
-    envs: Number = "64"
+    envs: Annotated[str, tyro.conf.arg(metavar="N")] = "64"
     """Maximum number of environments in each process; they are built on first use."""
-    workers: Number = "1"
+    workers: Annotated[str, tyro.conf.arg(metavar="N")] = "1"
     """Number of processes, each its own simulator; more than one needs --connect."""
     token_file: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """File with the shared token that both sides must have."""
     insecure: Flag = False
     """Listen for other machines without a token."""
-    patience: Annotated[str, tyro.conf.arg(metavar="S")] = "0"
+    patience: Annotated[str, tyro.conf.arg(metavar="SECONDS")] = "0"
     """Exit after this many seconds without a learner; 0: never."""
 
     def run(self) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from corral.cli.train import Flag, Number
+from corral.cli.train import Flag
 from corral.config.overrides import read_value
 from corral.core.errors import UserError
 
@@ -21,9 +21,9 @@ class StateServerCommand:
     """Where to listen."""
     dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
     """Folder for the states. Default: in memory, lost when the server stops."""
-    max_mb: Number = "1024"
+    max_mb: Annotated[str, tyro.conf.arg(metavar="N")] = "1024"
     """Maximum size of all states, in MB."""
-    max_states: Number = "100000"
+    max_states: Annotated[str, tyro.conf.arg(metavar="N")] = "100000"
     """Maximum number of states."""
     token_file: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Clients must know the token in this file."""

@@ -25,7 +25,7 @@ _STYLES = {"running": "green", "finished": "blue", "stopped": "yellow", "failed"
 
 @dataclass(frozen=True)
 class Top:
-    """Show what a run is doing, refreshed every second until it ends; Ctrl-C leaves it alone."""
+    """Show what a run is doing, refreshed every second until it ends; Ctrl-C stops the display, not the run."""
 
     run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """Run directory."""

@@ -48,19 +48,19 @@ class Train:
     sim: Annotated[str | None, tyro.conf.arg(metavar="COMMAND", help_behavior_hint="")] = None
     """Command that starts an external simulator, with {url} in place of the address to connect to."""
     sims: Number = None
-    """Number of simulators to start."""
+    """Number of simulators to start. Default: 1."""
     steps: Number = None
-    """Environment steps."""
+    """Environment steps. Default: the preset's, or 100,000."""
     seed: Number = None
-    """Seed of all random numbers."""
+    """Seed of all random numbers. Default: 0."""
     run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
     """Run directory. Default: runs/ALGO-ENV-SEED-N."""
     overwrite: Flag = False
-    """Replace the run that is in --run-dir."""
+    """Replace an existing run in --run-dir."""
     num_envs: Number = None
-    """Parallel environments, over all actors."""
+    """Parallel environments, over all actors. Default: that of the preset or algorithm."""
     topology: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """How acting and learning are wired together: sync, actor_learner, central_inference, data_parallel."""
+    """How acting and learning are distributed: sync, actor_learner, central_inference, data_parallel."""
     runtime: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Where actors and learners run: inline, process, ray."""
     actors: Number = None
@@ -74,9 +74,9 @@ class Train:
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Environment whose preset to start from, or none; `corral list presets` shows them."""
     callback: Plugins = ()
-    """Your own corral.Callback; may be repeated."""
+    """Your own corral.Callback."""
     sink: Sinks = ()
-    """Your own corral.MetricSink, or csv or tensorboard to choose among the built-in ones; may be repeated."""
+    """Your own corral.MetricSink, or csv or tensorboard to choose among the built-in ones."""
     quiet: Flag = False
     """Show no progress, only the result."""
 
@@ -131,9 +131,11 @@ def print_result(result: Result) -> None:
     """Print where the run is, its evaluation, and the next commands."""
     path = shlex.quote(str(result.run_dir))
     stopped = "stopped after " if result.stopped else ""
-    score = f"mean return {result.eval_return:.1f}"
+    score = f"mean return {result.eval_return:.1f} over {result.eval_episodes} episodes"
     if not math.isnan(result.best_return):
-        score += f", best {result.best_return:.1f}"
+        score += f"; best {result.best_return:.1f} after {result.best_step:,} steps"
+    if not math.isnan(result.best_report):
+        score += f", {result.best_report:.1f} in episodes that did not select it"
     resume = f"corral resume {path}" + ("" if result.stopped else f" --steps {2 * result.steps}")
     print(f"Run: {path}, {stopped}{result.steps:,} steps in {result.wall_s:.1f} s")
     print(f"Evaluation: {'none' if math.isnan(result.eval_return) else score}")

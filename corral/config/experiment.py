@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,7 @@ from corral.config.migrate import read_config
 from corral.core.errors import UserError
 from corral.core.machine import cores
 from corral.learn.exchange.config import DataParallelConfig
+from corral.nets.config import NetConfig
 
 if TYPE_CHECKING:
     from corral.envs.resolve import EnvLike
@@ -91,7 +93,7 @@ class Experiment:
     device: str = "auto"
     """Device of the networks: auto, cpu, cuda, cuda:1, mps."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of learning; auto: the faster one, measured."""
+    """Precision of image encoders; auto: the faster one, measured. All else is float32."""
     torch_threads: int | None = None
     """Number of torch threads; none: 1 for small networks, all cores for image networks."""
     normalize_reward: bool = False
@@ -210,11 +212,14 @@ class Experiment:
         asked["preset"] = _preset_name(algo, asked["env"], preset or asked.get("preset"))
         from_preset = settings.read(base, presets.settings(algo, asked["preset"]))
         own = settings.read(base, find_algorithm(algo).settings)
-        chosen = _without_misfits(own, asked) | from_preset | asked | {"factory": factory}
+        chosen = _drop_conflicting(own, asked) | from_preset | asked | {"factory": factory}
         if chosen.get("topology", base.topology) != "sync" and chosen.get("actors") is None:
-            one_learns = chosen["topology"] != "data_parallel"
-            chosen["actors"] = _sensible_actors(chosen.get("num_envs", base.num_envs), cores() - one_learns)
+            learner_cores = 0 if chosen["topology"] == "data_parallel" else 1
+            chosen["actors"] = _sensible_actors(chosen.get("num_envs", base.num_envs), cores() - learner_cores)
         made = settings.apply(base, chosen)
+        for name, value in asked.items():
+            if value != from_preset.get(name, attrgetter(name)(base)):
+                _require_used(made, name)
         made.environment()
         return made
 
@@ -269,17 +274,30 @@ def _read_file(base: Experiment, path: Path) -> dict[str, Any]:
     return settings.read(base, given, str(path))
 
 
-def _without_misfits(own: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_conflicting(own: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """An algorithm's own settings, without those that conflict with the user's choices."""
     both = own | dict(asked)
-    exchange, kept = both.get("data_parallel.exchange", "all_reduce"), dict(own)
+    exchange, remaining = both.get("data_parallel.exchange", "all_reduce"), dict(own)
     if "data_parallel.exchange" in asked and exchange == "all_reduce":
-        kept.pop("data_parallel.mode", None)
+        remaining.pop("data_parallel.mode", None)
     if exchange != "gossip":
-        kept.pop("data_parallel.gossip_graph", None)
+        remaining.pop("data_parallel.gossip_graph", None)
     if "://" in str(asked.get("env", "")):  # simulators run where they are
-        kept.pop("backend", None)
-    return kept
+        remaining.pop("backend", None)
+    return remaining
+
+
+def _require_used(made: Experiment, name: str) -> None:
+    """UserError if a setting of a network has no effect; only for new runs, so that earlier ones still load."""
+    group, _, setting = name.rpartition(".")
+    net = attrgetter(group)(made) if group else None
+    if not isinstance(net, NetConfig):
+        return
+    if setting == "rnn_size" and net.rnn == "none":
+        raise UserError(f"rnn_size={net.rnn_size} has no effect with rnn=none: set rnn, or leave rnn_size out.")
+    actions = find_algorithm(made.algo).actions  # "" for a user's own algorithm
+    if setting == "log_std_init" and actions and "continuous" not in actions:
+        raise UserError(f"log_std_init is for continuous actions, and {made.algo} has none: leave it out.")
 
 
 def _preset_name(algo: str, env: str, wanted: str | None) -> str:

@@ -1,7 +1,8 @@
 """Settings of earlier versions: migrated in a run's `config.yaml`, rejected with a hint if a user passes them.
 
-The only place for old names. `config.yaml` contains its format. Each format has one step that migrates it to the next,
-so that a later change of a name or a default adds a step and leaves the others alone.
+Also the metrics and files of a run whose names have changed. The only place for old names. `config.yaml` contains its
+format. Each format has one step that migrates it to the next, so that a later change of a name or a default adds a step
+and leaves the others alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from corral.config.yaml_file import read_yaml
 from corral.core.errors import UserError
 
-FORMAT = 2  # the format that this version writes
+FORMAT = 3  # the format that this version writes
 
 _GROUPS_1 = {"scale", "sharing", "evaluation", "checkpoints", "log"}
 """Format 1 had no number; its files hold every setting, and so all of these."""
@@ -86,11 +87,11 @@ _EXPERIMENT_2 = {
 }
 
 _MERGED_2 = {
-    "anneal_clip": ("clip_coef", "it is part of clip_coef now: write clip_coef=0.2:0."),
+    "anneal_clip": ("clip_coef", "it was merged into clip_coef: write clip_coef=0.2:0."),
     "anneal_lr": ("final_lr_fraction", "alphazero has final_lr_fraction: 0.1 anneals the learning rate, 1 does not."),
-    "correction": ("vtrace", "it is vtrace now, true or false."),
-    "lag": ("mode", "it is part of mode now: write mode=ssp:K."),
-    "pull_lag": ("weight_sync", "it is part of weight_sync now: write weight_sync=lag:K."),
+    "correction": ("vtrace", "it is called vtrace, true or false."),
+    "lag": ("mode", "it was merged into mode: write mode=ssp:K."),
+    "pull_lag": ("weight_sync", "it was merged into weight_sync: write weight_sync=lag:K."),
     "envs_per_actor": ("num_envs", "set num_envs, the number of environments of all actors together."),
 }
 """Old name -> the setting that replaces it in another form, and how."""
@@ -105,6 +106,16 @@ _DROPPED_2: dict[str, tuple[Any, str]] = {
     "listen": (None, "train with --env grpc://HOST:PORT, and start `corral serve ENV --connect grpc://HOST:PORT`."),
 }
 """Removed settings -> their default, and what happens now."""
+
+_METRICS_2 = {
+    "exchange/let_go": "exchange/timeouts",
+    "learners/left_out": "learners/dropped_batches",
+    "search/learned_share": "search/learned_fraction",
+}
+"""Metrics in the `metrics.csv` and the checkpoints of a run."""
+
+OLD_FILES = ("parts.json",)
+"""Files of a run folder that are no longer written: `processes.json` has replaced this one."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +155,11 @@ def rename_envs(state: Any) -> None:
             rename_envs(value)
             if key == "identity" and isinstance(value, dict) and value.get("env") in _ENVS_2:
                 value["env"] = _ENVS_2[value["env"]]
+
+
+def metric_name(name: str) -> str:
+    """Today's name of a metric."""
+    return _METRICS_2.get(name, name)
 
 
 def explain_old_name(key: str, names: Collection[str]) -> str | None:
@@ -267,4 +283,12 @@ def _drop(config: dict[str, Any], notes: list[str]) -> None:
             notes.append(f"{name}={value} is no longer a setting: {instead}")
 
 
-_STEPS: dict[int, Callable[[dict[str, Any], list[str]], dict[str, Any]]] = {1: _to_2}
+def _to_3(config: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """A dueling network has a hidden layer for each stream; it had one head before."""
+    algorithm = config.get("algorithm") or {}
+    if config.get("algo") in ("dqn", "apex") and algorithm.get("dueling") is True:
+        config["algorithm"] = algorithm | {"dueling": "shared"}
+    return config
+
+
+_STEPS: dict[int, Callable[[dict[str, Any], list[str]], dict[str, Any]]] = {1: _to_2, 2: _to_3}

@@ -165,6 +165,9 @@ class DataSpec:
     max_lag: int | None = None  # in versions; 0: on-policy, None: unbounded (off-policy or corrected)
     samples_per_insert: float = 1.0  # with replay: how often a transition is drawn on average
     prioritised: bool = False
+    priority_alpha: float = 0.6  # prioritised: exponent of priorities
+    priority_beta: float = 0.4  # exponent of importance weights at the start; it rises to 1 with the run's progress
+    priority_eps: float = 1e-6  # added to priorities
     capacity: int = 0  # with replay: transitions kept; with `replayed`: sequences
     min_size: int = 1  # with replay: transitions before the first batch
     gamma: float = 1.0  # with transitions: discount of the n-step sum

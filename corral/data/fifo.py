@@ -68,12 +68,18 @@ class FifoStore(Store):
         return Sample(parts[0] if len(parts) == 1 else cat(parts))
 
     def drop_older(self, version: int) -> int:
-        dropped = 0
-        while self._queue and int(np.max(self._queue[0].version)) < version:
-            dropped += self._queue.popleft().shape[1] - self._used
+        """Also behind newer ones: a restarted actor sends a fragment of the weights that it was started with."""
+        if all(np.min(traj.version) >= version for traj in self._queue):
+            return 0
+        waiting, kept = self._waiting, deque[Trajectory]()
+        for traj in self._queue:
+            fresh = np.broadcast_to(traj.version, traj.shape[1:]) >= version
+            columns = np.flatnonzero(fresh[self._used :]) + self._used
+            if len(columns):
+                kept.append(slice_envs(traj, columns))
             self._used = 0
-        self._waiting -= dropped
-        return dropped
+        self._queue, self._waiting = kept, sum(traj.shape[1] for traj in kept)
+        return waiting - self._waiting
 
     def metrics(self) -> dict[str, float]:
         return count_metrics(self._waiting, self._inserted, self._sampled)

@@ -88,12 +88,12 @@ class NStep:
             obs[:count], next_obs[:count], action, reward[:count], discount[:count], priority[:count], extras
         )
 
-    def _column(self, kept: Array, new: Array, env_ids: Array, row: Array) -> Array:
+    def _column(self, pending: Array, new: Array, env_ids: Array, row: Array) -> Array:
         """Index into pending steps followed by new ones; update the pending steps."""
-        joined = np.concatenate([kept[:, env_ids], new]) if self._wait else new
+        joined = np.concatenate([pending[:, env_ids], new]) if self._wait else new
         found: Array = joined.reshape(-1, *joined.shape[2:]).take(row, axis=0)
         if self._wait:
-            kept[:, env_ids] = joined[len(joined) - self._wait :]
+            pending[:, env_ids] = joined[len(joined) - self._wait :]
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,17 +120,17 @@ def _assemble(
     powers: Array,
     env_ids: Array,
     continues: Array,
-    kept: tuple[Array, ...],
-    came: tuple[Array, ...],
+    pending: tuple[Array, ...],
+    new: tuple[Array, ...],
     out: tuple[Array, ...],
 ) -> int:
     """Write the complete transitions to `out`, ordered by time and environment; returns their number.
 
     Rows 0 to n - 2 are the waiting steps, the others are new. The steps that wait afterwards replace the former.
     """
-    waiting, kept_obs, kept_next, kept_reward, kept_priority = kept
-    obs, next_obs, reward, priority, terminated, done, faulty = came
-    of_obs, of_next, of_reward, of_discount, of_priority, of_row = out
+    waiting, pending_obs, pending_next, pending_reward, pending_priority = pending
+    obs, next_obs, reward, priority, terminated, done, faulty = new
+    out_obs, out_next, out_reward, out_discount, out_priority, out_row = out
     n, wait, steps, width = len(powers) - 1, len(powers) - 2, reward.shape[0], reward.shape[1]
     length, count = wait + steps, 0
     complete = np.zeros((length, width), np.bool_)
@@ -141,17 +141,17 @@ def _assemble(
                 continue
             total = 0.0
             for j in range(min(n, length - t)):
-                at = t + j - wait  # index among the new steps; negative for waiting steps, which did not end or fail
-                total += powers[j] * (kept_reward[t + j, i] if at < 0 else reward[at, b])
-                ends = (at == -1 and not continues[b]) or (at >= 0 and done[at, b])
-                if ends or j + 1 == n or (-1 <= at < steps - 1 and faulty[at + 1, b]):
-                    over = at >= 0 and terminated[at, b]
-                    of_obs[count] = kept_obs[t, i] if t < wait else obs[t - wait, b]
-                    of_next[count] = kept_next[t + j, i] if at < 0 else next_obs[at, b]
-                    of_reward[count] = total
-                    of_discount[count] = 0.0 if over else powers[j + 1]
-                    of_priority[count] = kept_priority[t, i] if t < wait else priority[t - wait, b]
-                    of_row[count] = t * width + b
+                new_t = t + j - wait  # index among the new steps; negative for waiting steps, which did not end or fail
+                total += powers[j] * (pending_reward[t + j, i] if new_t < 0 else reward[new_t, b])
+                ends = (new_t == -1 and not continues[b]) or (new_t >= 0 and done[new_t, b])
+                if ends or j + 1 == n or (-1 <= new_t < steps - 1 and faulty[new_t + 1, b]):
+                    over = new_t >= 0 and terminated[new_t, b]
+                    out_obs[count] = pending_obs[t, i] if t < wait else obs[t - wait, b]
+                    out_next[count] = pending_next[t + j, i] if new_t < 0 else next_obs[new_t, b]
+                    out_reward[count] = total
+                    out_discount[count] = 0.0 if over else powers[j + 1]
+                    out_priority[count] = pending_priority[t, i] if t < wait else priority[t - wait, b]
+                    out_row[count] = t * width + b
                     complete[t, b] = True
                     count += 1
                     break
@@ -161,13 +161,13 @@ def _assemble(
             i = env_ids[b]
             if t < wait:
                 waiting[k, i] = waiting[t, i] and not complete[t, b]
-                kept_obs[k, i], kept_next[k, i] = kept_obs[t, i], kept_next[t, i]
-                kept_reward[k, i], kept_priority[k, i] = kept_reward[t, i], kept_priority[t, i]
+                pending_obs[k, i], pending_next[k, i] = pending_obs[t, i], pending_next[t, i]
+                pending_reward[k, i], pending_priority[k, i] = pending_reward[t, i], pending_priority[t, i]
             else:
-                at = t - wait
-                waiting[k, i] = not faulty[at, b] and not complete[t, b]
-                kept_obs[k, i], kept_next[k, i] = obs[at, b], next_obs[at, b]
-                kept_reward[k, i], kept_priority[k, i] = reward[at, b], priority[at, b]
+                new_t = t - wait
+                waiting[k, i] = not faulty[new_t, b] and not complete[t, b]
+                pending_obs[k, i], pending_next[k, i] = obs[new_t, b], next_obs[new_t, b]
+                pending_reward[k, i], pending_priority[k, i] = reward[new_t, b], priority[new_t, b]
     return count
 
 

@@ -37,14 +37,9 @@ class TransitionReplay(Store):
         data: DataSpec,
         num_envs: int,
         seed: int = 0,
-        *,
-        alpha: float = 0.6,
-        beta: float = 0.4,
-        eps: float = 1e-6,
     ):
         _check(data)
         self._spec, self._data, self._num_envs = spec, data, num_envs
-        self._alpha, self._beta, self._eps = alpha, beta, eps
         self._rng = np.random.default_rng(np.random.SeedSequence(seed))
         self._allocate(32, margin=0)
         require_memory(self.nbytes * data.capacity // 32, data.capacity, "Replay")
@@ -157,11 +152,12 @@ class TransitionReplay(Store):
             )
 
     def _shape(self, priorities: Array) -> Array:
-        shaped: Array = (np.abs(priorities, dtype=np.float64) + self._eps) ** self._alpha
+        shaped: Array = (np.abs(priorities, dtype=np.float64) + self._data.priority_eps) ** self._data.priority_alpha
         return shaped
 
     def _weights(self, tree: SumTree, slots: Array) -> Array:
-        beta = self._beta + (1 - self._beta) * min(self._ctx.progress, 1.0)
+        start = self._data.priority_beta
+        beta = start + (1 - start) * min(self._ctx.progress, 1.0)
         probability = tree.leaves.take(slots) / tree.total
         weight = (len(self._rows) * probability) ** -beta
         scaled: Array = (weight / weight.max()).astype(np.float32)
@@ -207,8 +203,9 @@ class TransitionReplay(Store):
                 f"The saved replay has the settings {state['settings']}, this one has {self._settings()}: resume with "
                 "the same settings, or start a new run."
             )
-        for name, part in (("rows", self._rows), ("observations", self._observations), ("nstep", self._nstep)):
-            part.load_state_dict(state[name])
+        self._rows.load_state_dict(self._named_extras(state["rows"], empty=not state["rows"]["high"]))
+        self._observations.load_state_dict(state["observations"])
+        self._nstep.load_state_dict(self._named_extras(state["nstep"], empty=not np.any(state["nstep"]["waiting"])))
         self.limiter.load_state_dict(state["limiter"])
         self._rng.bit_generator.state = state["rng"]
         self._ctx = StoreContext(state["progress"])
@@ -216,6 +213,17 @@ class TransitionReplay(Store):
             leaves = state["tree"]["leaves"]
             self._tree.set(np.arange(len(leaves)), np.asarray(leaves))
             self._tree.max = state["tree"]["max"]
+
+    def _named_extras(self, part: dict[str, Any], *, empty: bool) -> dict[str, Any]:
+        """A saved component with the extras that the algorithm names; UserError if its steps lack one."""
+        saved = part.get("extras", {})
+        missing = [name for name in self._data.extras if name not in saved]
+        if missing and not empty:
+            raise UserError(
+                f"The steps of the saved replay lack the extra '{missing[0]}', which the algorithm needs: resume with "
+                "the same algorithm, or start a new run."
+            )
+        return {**part, "extras": {name: saved[name] for name in self._data.extras if name in saved}}
 
     def _settings(self) -> dict[str, Any]:
         return {

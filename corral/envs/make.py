@@ -69,7 +69,7 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
         raise UserError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}.")
     if is_url(env):
         if backend != "auto":
-            raise UserError(f"backend={backend!r} does not apply to {env}, whose simulators run elsewhere: omit it.")
+            raise UserError(f"backend={backend!r} does not apply to {env}, an external simulator: omit it.")
         vec: VecEnv = external_vec_env(env, num_envs, workers, supervision, role, env_kwargs)  # type: ignore[arg-type]
     elif isinstance(env, gymnasium.vector.VectorEnv):
         vec = VectorVecEnv(env, role)

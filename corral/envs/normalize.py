@@ -176,13 +176,12 @@ class NormalizedVecEnv(VecEnv):
 
     @property
     def learning_scale(self) -> float:
-        """Current ratio of training rewards to unscaled rewards."""
         return 1.0 / float(self.statistics.returns.std) if self._reward else 1.0
 
     def states(self, memory_mb: float = 1024.0) -> States:
         """States of the wrapped environments; UserError if observations are normalised, which states do not support."""
         if self._obs:
-            raise UserError("A search needs the environment's own observations: let the network normalise them.")
+            raise UserError("A search needs unnormalised observations: set net.normalize_obs=true instead.")
         return self._vec.states(memory_mb)
 
     def reset(self, seed: int = 0) -> None:

@@ -95,8 +95,8 @@ class VecEnv(ABC):
     def states(self, memory_mb: float = 1024.0) -> States:
         """The states of these environments by env id, for planners; UserError if they cannot be saved."""
         raise UserError(
-            f"A search saves and restores environments, and {self.spec.name} cannot be in {type(self).__name__}: run "
-            "it in this process, with backend=local; several actors search side by side."
+            f"A search saves and restores environments, which {type(self).__name__} does not support for "
+            f"{self.spec.name}: set backend=local; to use more cores, run several actors."
         )
 
     @property
@@ -106,6 +106,16 @@ class VecEnv(ABC):
     @property
     def restarts(self) -> int:
         return 0 if self._log is None else self._log.restarts
+
+    @property
+    def reward_scale(self) -> float:
+        """Factor that the consumer multiplies rewards by; 1 unless they are to be normalised after sampling."""
+        return 1.0
+
+    @property
+    def learning_scale(self) -> float:
+        """Current ratio of training rewards to unscaled rewards."""
+        return 1.0
 
     def as_gymnasium(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         """The same environments behind Gymnasium's vector interface, with same-step autoreset. A VecEnv made from a
@@ -125,8 +135,8 @@ class VecEnv(ABC):
     def _require_full_batches(self) -> None:
         if self.holds_back_rows:
             raise UserError(
-                f"{self.spec.name} resets one step late, so recv() does not return all rows together: build it with "
-                "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP."
+                f"{self.spec.name} uses next-step autoreset, so recv() does not return all rows together: build it "
+                "with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP."
             )
 
     def _identity(self) -> dict[str, Any]:

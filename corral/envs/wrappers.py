@@ -30,7 +30,7 @@ class FireReset(Wrapper):
     def __init__(self, env: Env):
         super().__init__(env)
         if not hasattr(env.unwrapped, "get_action_meanings"):
-            raise UserError("FireReset needs get_action_meanings(), as ALE's environments have it.")
+            raise UserError("FireReset needs get_action_meanings(), as in ALE's environments.")
         meanings = env.unwrapped.get_action_meanings()
         self.fire = meanings.index("FIRE") if "FIRE" in meanings else None
 
@@ -139,7 +139,7 @@ class EpisodicLife(Wrapper):
     def step(self, action: Any) -> Step:
         obs, reward, terminated, truncated, info = self.env.step(action)
         if "lives" not in info:
-            raise UserError("EpisodicLife needs info['lives'], as ALE's environments give it.")
+            raise UserError("EpisodicLife needs info['lives'], as in ALE's environments.")
         lives = info["lives"]
         self._continues = None
         if 0 < lives < self._lives and not (terminated or truncated):

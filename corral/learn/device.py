@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import nn
 from corral.core.errors import UserError
 from corral.core.machine import cores
 from corral.core.spaces import Layout
+from corral.nets.network import has_image_encoder, use_precision
 
 _ROUNDS = 3
 _TRIAL_ROWS = 256
@@ -22,15 +22,10 @@ _TRIAL_ROWS = 256
 
 @dataclass(frozen=True)
 class Precision:
-    """`fp32`, or `bf16`: forward passes in bfloat16 by autocast, weights in float32. `why` explains the choice."""
+    """`fp32`, or `bf16`: the image encoder in bfloat16, all else and the weights in float32. `why` explains it."""
 
     name: str
     why: str
-
-    def context(self, device: torch.device) -> AbstractContextManager[object]:
-        if self.name == "bf16":
-            return torch.autocast(device.type, dtype=torch.bfloat16)
-        return nullcontext()
 
 
 def use_channels_last(model: nn.Module) -> None:
@@ -41,19 +36,17 @@ def use_channels_last(model: nn.Module) -> None:
 
 def choose(wanted: str, model: nn.Module, try_once: Callable[[], None], device: torch.device) -> Precision:
     """The requested precision; for `auto`, the one in which `try_once` (a forward and backward pass) is faster."""
+    if not has_image_encoder(model):
+        return Precision("fp32", "only image encoders run in bf16")
     if wanted != "auto":
         return Precision(wanted, "as requested")
-    if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
-        return Precision("fp32", "small networks gain nothing from bf16")
-    if not hasattr(model, "encoder"):
-        return Precision("fp32", "the network has no submodule `encoder` to measure")
     candidates = [Precision("fp32", ""), Precision("bf16", "")]
     best = {candidate.name: float("inf") for candidate in candidates}
     for round_ in range(_ROUNDS + 1):
         for candidate in candidates:
             start = time.perf_counter()
-            with candidate.context(device):
-                try_once()
+            use_precision(model, candidate.name)
+            try_once()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             if round_:  # the first one warms up

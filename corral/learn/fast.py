@@ -15,8 +15,8 @@ import numpy as np
 from torch import nn
 
 from corral.algos.base import Algorithm, UpdateContext
-from corral.algos.trajectories import Minibatch, VtraceTargets, explained_variance, successors
-from corral.core.types import Array, LossOutput, Trajectory, Transitions, tree_map
+from corral.algos.trajectories import Minibatch, VtraceTargets, explained_variance, join_obs, successors
+from corral.core.types import Array, LossOutput, Trajectory, Transitions
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.q_network import QNetwork
 
@@ -52,7 +52,7 @@ class FastLoss:
         """Whether all fields of a minibatch are implemented."""
         if isinstance(batch, Trajectory):
             return batch.extras.keys() <= self.batch
-        return all(not _brought(getattr(batch, name)) for name in _other_fields(batch.__class__, self.batch))
+        return all(not _is_present(getattr(batch, name)) for name in _other_fields(batch.__class__, self.batch))
 
 
 @cache
@@ -60,7 +60,7 @@ def _other_fields(batch: Any, implemented: frozenset[str]) -> tuple[str, ...]:
     return tuple(f.name for f in fields(batch) if f.name not in implemented)
 
 
-def _brought(value: Any) -> bool:
+def _is_present(value: Any) -> bool:
     return value is not None and not (isinstance(value, dict) and not value)
 
 
@@ -84,7 +84,7 @@ def find_fast_loss(algo: Algorithm, model: nn.Module, target: nn.Module | None) 
 def _in_numpy(network: nn.Module) -> bool:
     if type(network) is ActorCritic:
         return network.numpy_towers is not None
-    return type(network) is QNetwork and network.numpy_tower is not None
+    return type(network) is QNetwork and bool(network.numpy_towers)
 
 
 def ppo_loss(algo: Ppo, model: ActorCritic, target: None, batch: Minibatch, ctx: UpdateContext) -> LossOutput:
@@ -193,7 +193,7 @@ def _stale_loss(
     assert model.numpy_towers is not None
     policy_net, value_net = model.numpy_towers
     n, width = traj.reward.size, traj.shape[1]
-    x = model.encoder.in_numpy(tree_map(_joined, traj.obs, traj.final_obs))
+    x = model.encoder.in_numpy(join_obs(traj))
     policy_outputs, value_outputs = policy_net.forward(x[:n]), value_net.forward(x)
     log_prob, entropy, pullback = model.actions.evaluate_numpy(
         model.with_std(policy_outputs[-1]), traj.extras["action"].reshape(n, -1)
@@ -222,11 +222,6 @@ def _stale_loss(
     metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": entropy_mean, **metrics}
     metrics["loss/explained_variance"] = explained_variance(value[rows], targets.reshape(-1)[rows])
     return LossOutput(loss, metrics, rows=0 if summed else count, backward=backward)
-
-
-def _joined(obs: Array, final: Array) -> Array:
-    """Rows of sequences `[T + 1, B]`, followed by the final observations of episodes."""
-    return np.concatenate([obs.reshape(-1, *obs.shape[2:]), final])
 
 
 def _policy_backward(model: ActorCritic, x: Array, outputs: list[Array], grad_params: Array) -> None:
@@ -271,15 +266,12 @@ def _normalize(advantages: Array) -> Array:
 
 def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, ctx: UpdateContext) -> LossOutput:
     """`Dqn.losses`: the gradient of the Huber loss is the temporal difference clipped to [-1, 1]."""
-    tower = model.numpy_tower
-    assert tower is not None
     rows, action_index = np.arange(len(batch.reward)), algo.choices.from_env(batch.action)
     next_q = target.numpy_values(batch.next_obs)
     best = (model.numpy_values(batch.next_obs) if algo.config.double_q else next_q).argmax(-1)
     td_target = batch.reward + batch.discount * next_q[rows, best]
-    x = model.encoder.in_numpy(batch.obs)
-    outputs = tower.forward(x)
-    q = model.combined(outputs[-1])[rows, action_index]
+    values, pullback = model.evaluate_numpy(model.encoder.in_numpy(batch.obs))
+    q = values[rows, action_index]
     error = q - td_target
     slope = np.clip(error, -1.0, 1.0)
     loss = slope * (error - 0.5 * slope)  # e^2 / 2 within [-1, 1], |e| - 1/2 beyond
@@ -287,13 +279,9 @@ def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, c
         loss, slope = loss * batch.weight, slope * batch.weight
 
     def backward() -> None:
-        grad_q = slope / np.float32(len(rows))
-        grad = np.zeros_like(outputs[-1])
-        grad[rows, action_index] = grad_q
-        if model.dueling:  # Q = V + A - mean A
-            grad[:, :-1] -= grad_q[:, None] / (grad.shape[1] - 1)
-            grad[:, -1] = grad_q
-        tower.backward(x, outputs, grad)
+        grad = np.zeros_like(values)
+        grad[rows, action_index] = slope / np.float32(len(rows))
+        pullback(grad)
 
     metrics = {"loss/td": float(loss.mean()), "loss/q": float(q.mean())}
     priorities = np.abs(error) if algo.config.prioritized_replay else None
@@ -311,7 +299,8 @@ _SETTINGS = {
     "appo": f"{_COMMON} batch_size update_epochs num_minibatches clip_coef normalize_advantage vtrace_rho vtrace_c "
     "max_policy_lag",
     "dqn": "learning_rate anneal_lr gamma batch_size buffer_size learning_starts train_frequency gradient_steps "
-    "target_update_period tau n_step double_q dueling prioritized_replay exploration_initial_eps exploration_final_eps "
+    "target_update_period tau n_step double_q dueling prioritized_replay prioritized_replay_alpha "
+    "prioritized_replay_beta prioritized_replay_eps exploration_initial_eps exploration_final_eps "
     "exploration_fraction epsilon_ladder max_grad_norm net",
     "ppo_search": "search_mode num_simulations search_fraction search_acts_fraction random_action_fraction root_noise "
     "temperature distill_coef search_value_fraction min_explained_variance max_importance_weight search ppo",

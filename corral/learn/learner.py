@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from corral.algos.base import Algorithm, ParamGroup, UpdateContext
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.trajectories import Minibatch
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
@@ -20,6 +20,7 @@ from corral.learn.exchange.base import Exchange, GradAction, Local
 from corral.learn.fast import fast_entry, find_fast_loss
 from corral.learn.weights import FlatParams, GroupSlice
 from corral.nets.network import Network, use_precision
+from corral.nets.obs_norm import ObsNorm, merged
 
 _MAX_BAD_IN_A_ROW = 10
 
@@ -40,7 +41,7 @@ class Learner:
         exchange: Exchange | None = None,
         report: Callable[[str], None] = lambda text: None,
     ):
-        self.algo, self.model, self._generator, self._precision = algo, model, generator, precision
+        self.algo, self.model, self._generator, self.precision = algo, model, generator, precision
         self._exchange = exchange if exchange is not None else Local()
         self._report = report
         self.device = next(model.parameters()).device
@@ -63,14 +64,27 @@ class Learner:
         self.skipped = 0
         """Updates skipped because they were not finite."""
         self._bad_in_a_row = 0
+        self._counts_inserts = algo.data.reuse == "replay" or algo.data.replayed > 0
+        self._new_moments: Tensor | None = None  # of observations that are not in the statistics yet
 
     def learning_rates(self, progress: float) -> dict[str, float]:
         rates = {name: group.learning_rate(progress) for name, group in self._groups.items()}
         return {f"learn/lr_{name}" if name else "learn/lr": rate for name, rate in rates.items()}
 
-    def set_learning_rate(self, value: float) -> None:
-        for group in self._groups.values():
-            group.learning_rate = lambda progress: value
+    def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
+        """Replace a group's schedule with a constant, also after a resume; None restores the schedule.
+
+        `group` may be omitted if there is only one.
+        """
+        name = next(iter(self._groups)) if group is None and len(self._groups) == 1 else group
+        if name is None or name not in self._groups:
+            names = ", ".join(map(repr, self._groups))
+            raise UserError(
+                f"set_learning_rate needs one of the algorithm's parameter groups ({names}), got {group!r}."
+            )
+        if value is not None:
+            require("learning_rate", value, minimum=0)
+        self._groups[name].fixed_lr = None if value is None else float(value)
 
     def agree(self, ready: bool) -> bool:
         """Whether an update can be made: learners that update together all need data."""
@@ -80,15 +94,27 @@ class Learner:
         ctx = UpdateContext(progress, self._generator, reward_scale)
         for group in self._groups.values():
             group.set_learning_rate(progress)
+        if not self._counts_inserts and isinstance(sample.batch, Trajectory):
+            self._new_moments = self._obs_moments(sample.batch)
         with np.errstate(all="ignore"):  # non-finite values are checked and reported once per update
             done = self._updates(sample, ctx)
-        self._update_obs_norm(sample.batch)
+        self._merge_new_moments()  # after learning, so that probability ratios start at exactly 1
         return done
+
+    def observe(self, traj: Trajectory) -> None:
+        """Count the observations of a trajectory that enters the store; with the next update they are normalised so.
+
+        Sampled batches are counted only if each is sampled once.
+        """
+        moments = self._obs_moments(traj) if self._counts_inserts else None
+        if moments is not None and self._new_moments is not None:
+            both = merged(self._new_moments.cpu().numpy(), moments.cpu().numpy())
+            moments = torch.from_numpy(both).to(self.device)
+        self._new_moments = moments
 
     def _updates(self, sample: Sample, ctx: UpdateContext) -> list[LossOutput]:
         done: list[LossOutput] = []
-        with self._precision.context(self.device):
-            batch = self.algo.prepare(self.model, sample.batch)
+        batch = self.algo.prepare(self.model, sample.batch)
         minibatch = None
         for minibatch, is_last in _with_last(self.algo.minibatches(batch, ctx.generator)):
             applied, stopped = 0, False
@@ -126,11 +152,7 @@ class Learner:
             yield output
             return
         losses = self.algo.losses(self.model, self.target, minibatch, ctx)
-        while True:
-            with self._precision.context(self.device):
-                upcoming = next(losses, None)
-            if upcoming is None:
-                return
+        for upcoming in losses:
             self._backward(upcoming)
             upcoming.loss = upcoming.loss.item() if isinstance(upcoming.loss, torch.Tensor) else upcoming.loss
             upcoming.metrics = {
@@ -175,22 +197,31 @@ class Learner:
         if self.target is not None:
             self.algo.update_target(self.model, self.target, self.version)
 
-    def _update_obs_norm(self, batch: Trajectory | Transitions | Positions) -> None:
-        """Update the observation statistics after learning from the batch, so that probability ratios stay exact."""
-        encoder = getattr(self.model, "encoder", None)
-        if encoder is None or encoder.norm is None:
+    @property
+    def _obs_norm(self) -> ObsNorm | None:
+        return getattr(getattr(self.model, "encoder", None), "norm", None)
+
+    def _obs_moments(self, batch: Trajectory) -> Tensor | None:
+        """Moments of the observations that were acted on, for `ObsNorm.merge`; None if they are not normalised."""
+        if self._obs_norm is None:
+            return None
+        valid = torch.from_numpy(batch.valid.reshape(-1))
+        rows = tree_map(lambda leaf: torch.from_numpy(leaf[:-1].reshape(-1, *leaf.shape[2:]))[valid], batch.obs)
+        moments: Tensor = self.model.encoder.moments(tree_map(lambda leaf: leaf.to(self.device), rows))  # type: ignore[operator, union-attr]
+        return moments
+
+    def _merge_new_moments(self) -> None:
+        """Add the new observations of all learners that share them to the statistics."""
+        norm = self._obs_norm
+        if norm is None:
             return
-        obs = batch.obs
-        if isinstance(batch, Trajectory):
-            valid = torch.from_numpy(batch.valid.reshape(-1))
-            obs = tree_map(lambda leaf: torch.from_numpy(leaf[:-1].reshape(-1, *leaf.shape[2:]))[valid], obs)
-        else:
-            obs = tree_map(torch.from_numpy, obs)
-        moments = encoder.moments(tree_map(lambda leaf: leaf.to(self.device), obs))
+        moments, self._new_moments = self._new_moments, None
+        if moments is None:
+            moments = norm.mean.new_zeros(2 * len(norm.mean) + 1)
         for moments_to_merge in self._exchange.share(moments):
-            encoder.norm.merge(moments_to_merge)
+            norm.merge(moments_to_merge)
         if self.target is not None:
-            self.target.encoder.norm.load_state_dict(encoder.norm.state_dict())  # type: ignore[union-attr]
+            self.target.encoder.norm.load_state_dict(norm.state_dict())  # type: ignore[union-attr]
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -200,6 +231,8 @@ class Learner:
             "rng": self._generator.get_state(),
             "version": self.version,
             "skipped": self.skipped,
+            "new_moments": self._new_moments,
+            "learning_rates": {n: group.fixed_lr for n, group in self._groups.items() if group.fixed_lr is not None},
         }
 
     def join_optimizers(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -223,6 +256,10 @@ class Learner:
             group.load_optimizer_state(optimizer)
         self._generator.set_state(torch.as_tensor(state["rng"], dtype=torch.uint8))
         self.version, self.skipped = state["version"], state["skipped"]
+        # Older checkpoints lack these keys.
+        self._new_moments = None if state.get("new_moments") is None else torch.as_tensor(state["new_moments"]).clone()
+        for name, group in self._groups.items():
+            group.fixed_lr = state.get("learning_rates", {}).get(name)
 
 
 class _Group:
@@ -230,9 +267,12 @@ class _Group:
 
     def __init__(self, index: int, group: ParamGroup, flat_slice: GroupSlice):
         self.index, self.grad, self._group = index, flat_slice.grad, group
-        self.learning_rate = group.learning_rate
+        self.fixed_lr: float | None = None  # instead of the schedule
         self.optimizer = group.optimizer([flat_slice.weights])
         self.lr = 0.0
+
+    def learning_rate(self, progress: float) -> float:
+        return self._group.learning_rate(progress) if self.fixed_lr is None else self.fixed_lr
 
     def set_learning_rate(self, progress: float) -> None:
         self.lr = self.learning_rate(progress)

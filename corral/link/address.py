@@ -97,6 +97,6 @@ def require_safe(address: Address, token: bytes | None, insecure: bool) -> None:
     if not (address.loopback or token is not None or insecure):
         raise UserError(
             f"{address.url} can be reached from other machines: pass a token file on both sides (`openssl rand -hex 32 "
-            "> token`, then --token-file token, or --env-kwargs token_file=token of a learner), listen on 127.0.0.1, "
+            "> token`, then --token-file token, or --env-kwargs token_file=token for a learner), listen on 127.0.0.1, "
             "or pass --insecure (a learner: --env-kwargs insecure=true)."
         )

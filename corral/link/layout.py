@@ -139,7 +139,7 @@ def _parts(data: Any, what: str, depth: int) -> Iterator[dict[str, Any]]:
         raise BadMessage(f"{what} space nested more than {_MAX_DEPTH} deep")
     subspaces = data.get("spaces", [])
     if not isinstance(subspaces, list) or len(subspaces) > _MAX_LEAVES:
-        raise BadMessage(f"{what} space with {str(subspaces)[:100]} as its parts")
+        raise BadMessage(f"{what} space with {str(subspaces)[:100]} as its subspaces")
     yield data
     for entry in subspaces:
         named = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)

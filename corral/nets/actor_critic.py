@@ -10,7 +10,7 @@ from corral.core.types import Array, EnvSpec, Tree, tree_map
 from corral.nets.config import NetConfig
 from corral.nets.encoder import Encoder
 from corral.nets.network import Network
-from corral.nets.numpy_mlp import NumpyMlp, make_numpy_mlp
+from corral.nets.numpy_mlp import NumpyMlp, is_plain, make_numpy_mlp
 from corral.nets.recurrent import Core
 from corral.nets.torsos import linear, mlp
 from corral.ops.distributions import Actions
@@ -75,8 +75,10 @@ class ActorCritic(Network):
     def value(self, obs: Tree) -> Tensor:
         """Rows without recurrence: values `[n]` only."""
         features = self.encoder(obs)
-        if self.numpy_towers is not None:
-            return torch.from_numpy(self.numpy_towers[1].forward(features.numpy())[-1][:, 0])
+        if self.numpy_towers is not None and not torch.is_grad_enabled():
+            return torch.from_numpy(self.numpy_towers[1].forward(features.detach().numpy())[-1][:, 0])
+        if self._learns_in_numpy and self.numpy_towers is not None:
+            return self.numpy_towers[1].apply(features).squeeze(-1)
         value: Tensor = self.value_head(self.value_torso(features)).squeeze(-1)
         return value
 
@@ -89,7 +91,10 @@ class ActorCritic(Network):
         return self._with_std(self.policy_head(out)), self.value_head(out).squeeze(-1), states
 
     def use_numpy(self) -> bool:
-        if self.core is not None or self.encoder.has_images or self.value_torso is self.policy_torso:
+        self.numpy_towers = None
+        plain = is_plain(self, ActorCritic, ("forward", "act", "value", "_with_std"))
+        plain = plain and is_plain(self.encoder, Encoder)
+        if not plain or self.core is not None or self.encoder.has_images or self.value_torso is self.policy_torso:
             return False
         policy = make_numpy_mlp(self.policy_torso, self.policy_head, self._activation)
         value = make_numpy_mlp(self.value_torso, self.value_head, self._activation)

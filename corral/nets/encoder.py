@@ -24,17 +24,18 @@ class Encoder(nn.Module):
     observations.
     """
 
-    def __init__(self, layout: Layout, config: NetConfig):
+    def __init__(self, layout: Layout, config: NetConfig, *, hidden: bool = True):
         super().__init__()
         self._layout = layout
         self._images = {leaf.name: _image_shape(leaf) for leaf in layout.leaves if is_image(leaf, config.encoder)}
         if config.encoder in ("nature", "impala") and not self._images:
             raise UserError(f"encoder={config.encoder} needs image observations, got {layout.space}: use encoder=mlp.")
         cnn = ImpalaCnn if config.encoder == "impala" else NatureCnn
-        convs = [cnn(*shape) for shape in self._images.values()]
+        convs = [cnn(*shape, hidden=hidden) for shape in self._images.values()]
         self.convs = nn.ModuleList(convs)
         norm_size = sum(int(np.prod(leaf.shape)) for leaf in layout.leaves if self._is_float(leaf))
         self.norm = ObsNorm(norm_size) if config.normalize_obs and norm_size else None
+        self._bf16 = False
         self._plain = layout.single and self._is_float(layout.leaves[0]) and self.norm is None
         self.vector_size = sum(_vector_size(leaf) for leaf in layout.leaves if leaf.name not in self._images)
         self.out_size = self.vector_size + sum(conv.out_size for conv in convs)
@@ -42,6 +43,21 @@ class Encoder(nn.Module):
     @property
     def has_images(self) -> bool:
         return bool(self._images)
+
+    @property
+    def hidden_sizes(self) -> tuple[int, ...]:
+        """Size of the layer that follows the convolutions; it is missing with `hidden=False`."""
+        return tuple({conv.hidden_size for conv in self.convs})  # type: ignore[misc]
+
+    def precision_context(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, torch.bfloat16, enabled=self._bf16)
+
+    def use_precision(self, precision: str) -> None:
+        """Run the convolutions in `bf16` or `fp32`. Features are float32 either way.
+
+        Heads and recurrent cores stay in float32: with 8 significant bits, neighbouring values of 20 would be equal.
+        """
+        self._bf16 = precision == "bf16"
 
     def forward(self, obs: Tree) -> Tensor:
         floats, others, images = [], [], []
@@ -57,7 +73,9 @@ class Encoder(nn.Module):
             vector = floats[0] if len(floats) == 1 else torch.cat(floats, -1)
             parts.append(vector if self.norm is None else self.norm(vector))
         parts += others
-        parts += [conv(image) for conv, image in zip(self.convs, images, strict=True)]
+        if images:
+            with self.precision_context(images[0].device):
+                parts += [conv(image).float() for conv, image in zip(self.convs, images, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def in_numpy(self, obs: Tree) -> Array:

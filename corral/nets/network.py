@@ -1,8 +1,10 @@
-"""Shared by the networks: numeric precision, and NumPy instead of torch for small ones."""
+"""Shared by the networks: precision of the encoder, and NumPy instead of torch for small networks."""
 
 from __future__ import annotations
 
 from torch import nn
+
+from corral.nets.encoder import Encoder
 
 
 class Network(nn.Module):
@@ -11,7 +13,7 @@ class Network(nn.Module):
     _learns_in_numpy = False
 
     def use_numpy(self) -> bool:
-        """Act and evaluate in NumPy from now on; False if `NumpyMlp` does not support a layer.
+        """Act and evaluate in NumPy from now on; False if a layer is unsupported or a subclass overrides `forward`.
 
         Call it when the weights and their gradients have their final place in memory.
         """
@@ -23,7 +25,14 @@ class Network(nn.Module):
 
 
 def use_precision(model: nn.Module, precision: str) -> None:
-    """Run a network in `bf16` by autocast, or in `fp32`; small ones then run in NumPy."""
-    model.autocast = precision == "bf16"  # type: ignore[assignment]
-    if precision == "fp32" and isinstance(model, Network):
+    """Run a network's image encoder in `bf16` or `fp32`; networks without images then run in NumPy, if small."""
+    if has_image_encoder(model):
+        model.get_submodule("encoder").use_precision(precision)  # type: ignore[operator]
+    elif isinstance(model, Network):
         model.use_numpy()
+
+
+def has_image_encoder(model: nn.Module) -> bool:
+    """Whether the submodule `encoder` is an `Encoder` with images, the one part of a network that can run in bf16."""
+    encoder = getattr(model, "encoder", None)
+    return isinstance(encoder, Encoder) and encoder.has_images

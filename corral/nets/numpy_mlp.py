@@ -34,7 +34,7 @@ class NumpyMlp:
         self._weights = [layer.weight.detach().numpy() for layer in layers]  # [outputs, inputs]
         biases = [layer.bias.detach().numpy() for layer in layers]
         self._layers = tuple(zip(self._weights, biases, strict=True))
-        self._grads = [
+        self._grads = [  # of all layers, or of none: a target network, or a copy that acts
             (layer.weight.grad.numpy(), layer.bias.grad.numpy())
             for layer in layers
             if layer.weight.grad is not None and layer.bias.grad is not None
@@ -70,9 +70,10 @@ class NumpyMlp:
         """Add the gradient of the weights, given that of the outputs; returns the gradient of `x` if requested."""
         for k in range(len(self._weights) - 1, -1, -1):
             before = outputs[k - 1] if k else x
-            grad_weight, grad_bias = self._grads[k]
-            grad_weight += grad.T @ before
-            grad_bias += np.add.reduce(grad, 0)
+            if self._grads:
+                grad_weight, grad_bias = self._grads[k]
+                grad_weight += grad.T @ before
+                grad_bias += np.add.reduce(grad, 0)
             if k:
                 grad = grad @ self._weights[k]
                 if self._tanh:
@@ -100,12 +101,29 @@ class _Apply(torch.autograd.Function):
 
 
 def make_numpy_mlp(torso: nn.Module, head: nn.Module, activation: str) -> NumpyMlp | None:
-    """The layers of `torso` and `head` in NumPy; None if one is unsupported or not on the CPU."""
+    """The layers of `torso` and `head` in NumPy; None if one is unsupported, has hooks, or is not on the CPU."""
     layers = [*torso, head] if isinstance(torso, nn.Sequential) else [torso, head]
     linears = [layer for layer in layers if type(layer) is nn.Linear]
     between = [layer for layer in layers if type(layer) is not nn.Linear]
     alternate = layers[::2] == linears and all(_ACTIVATIONS.get(type(layer)) == activation for layer in between)
-    on_cpu = all(layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32 for layer in linears)
-    if not alternate or not on_cpu or any(layer.bias is None for layer in linears):
-        return None
-    return NumpyMlp(linears, activation)
+    plain = all(is_plain(layer, type(layer)) for layer in layers) and is_plain(torso, nn.Sequential)
+    return NumpyMlp(linears, activation) if alternate and plain and _supported(linears) else None
+
+
+def _supported(layers: Sequence[nn.Linear]) -> bool:
+    """Whether the weights are parameters in float32 on the CPU without hooks, and all of them or none are trained."""
+    params: list[Any] = [param for layer in layers for param in (layer.weight, layer.bias)]
+    return (
+        all(isinstance(param, nn.Parameter) and not param._backward_hooks for param in params)
+        and all(param.device.type == "cpu" and param.dtype == torch.float32 for param in params)
+        and len({(param.requires_grad, param.grad is not None) for param in params}) == 1
+    )
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module], methods: Sequence[str] = ("forward",)) -> bool:
+    """Whether `module` computes what the class `kind` defines: no method is overridden, and there are no hooks."""
+    overridden = any(
+        getattr(type(module), name, None) is not getattr(kind, name) or name in vars(module) for name in methods
+    )
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return not overridden and not any(hooks)

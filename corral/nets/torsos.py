@@ -39,16 +39,18 @@ def mlp(inputs: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
 
 
 class _Cnn(nn.Module):
-    """Convolutions, followed by a layer of `out_size`."""
+    """Convolutions, with `hidden` followed by a layer of `hidden_size`."""
 
-    out_size: int
+    hidden_size: int
 
-    def __init__(self, channels: int, height: int, width: int):
+    def __init__(self, channels: int, height: int, width: int, *, hidden: bool = True):
         super().__init__()
         self.convs = self._convs(channels, height, width)
         with torch.no_grad():
             flat = self.convs(torch.zeros(1, channels, height, width)).numel()
-        self.fc = nn.Sequential(nn.Flatten(), linear(flat, self.out_size), nn.ReLU())
+        self.out_size = self.hidden_size if hidden else flat
+        layers = [linear(flat, self.hidden_size), nn.ReLU()] if hidden else []
+        self.fc = nn.Sequential(nn.Flatten(), *layers)
 
     def _convs(self, channels: int, height: int, width: int) -> nn.Sequential:
         raise NotImplementedError
@@ -61,7 +63,7 @@ class _Cnn(nn.Module):
 class NatureCnn(_Cnn):
     """Three convolutions and a layer of 512 (Mnih et al. 2015), for images of at least 36 x 36."""
 
-    out_size = 512
+    hidden_size = 512
 
     def _convs(self, channels: int, height: int, width: int) -> nn.Sequential:
         if min(height, width) < 36:
@@ -76,7 +78,7 @@ class NatureCnn(_Cnn):
 class ImpalaCnn(_Cnn):
     """Three stages of a convolution, a pooling and two residual blocks, and a layer of 256 (Espeholt et al. 2018)."""
 
-    out_size = 256
+    hidden_size = 256
 
     def _convs(self, channels: int, height: int, width: int) -> nn.Sequential:
         stages: list[nn.Module] = []

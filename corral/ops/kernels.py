@@ -58,9 +58,9 @@ def _add_bias_relu(x: Array, bias: Array) -> None:
 def _times_tanh_slope(grad: Array, out: Array) -> None:
     """`grad *= 1 - out^2`, the slope of `tanh` where it gave `out`."""
     for i in range(grad.shape[0]):
-        of, at = grad[i], out[i]
-        for j in range(of.shape[0]):
-            of[j] *= _ONE - at[j] * at[j]
+        grad_row, out_row = grad[i], out[i]
+        for j in range(grad_row.shape[0]):
+            grad_row[j] *= _ONE - out_row[j] * out_row[j]
 
 
 add_bias_tanh: Callable[[Array, Array], None] = _compiled(_add_bias_tanh)
@@ -78,9 +78,9 @@ def _forward(x: Array, layers: tuple[tuple[Array, Array], ...], tanh: bool) -> A
         for i in range(n):
             row = x[i]
             for j in range(width):
-                of, total = weight[j], _ZERO
+                weight_row, total = weight[j], _ZERO
                 for m in range(size):
-                    total += of[m] * row[m]
+                    total += weight_row[m] * row[m]
                 out[i, j] = total
         if k < last and tanh:
             add_bias_tanh(out, bias)
@@ -124,21 +124,21 @@ def _choose(logits: Array, sizes: Array, race: Array, action: Array, log_prob: A
     Writes the choices into `action[:, k]`, and the sum of their log-probabilities into `log_prob`.
     """
     for i in range(logits.shape[0]):
-        total, at = 0.0, 0
+        total, start = 0.0, 0
         for k in range(sizes.shape[0]):
-            top = logits[i, at]
-            for j in range(at + 1, at + sizes[k]):
+            top = logits[i, start]
+            for j in range(start + 1, start + sizes[k]):
                 top = max(top, logits[i, j])
-            mass, best, picked = 0.0, -1.0, at
-            for j in range(at, at + sizes[k]):
+            mass, best, picked = 0.0, -1.0, start
+            for j in range(start, start + sizes[k]):
                 p = np.exp(np.float64(logits[i, j] - top))
                 mass += p
                 ratio = p / race[i, j]
                 if ratio > best:
                     best, picked = ratio, j
-            action[i, k] = picked - at
+            action[i, k] = picked - start
             total += logits[i, picked] - top - np.log(mass)
-            at += sizes[k]
+            start += sizes[k]
         log_prob[i] = total
 
 

@@ -20,7 +20,7 @@ from corral.core.types import Tree, tree_map
 from corral.envs.backends.simulators.options import external_vec_env, is_url
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
-from corral.envs.suites.games.board_env import is_self_play
+from corral.envs.suites.games.board_env import game_of, is_self_play
 from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
 from corral.runs.folder import require_same_env
@@ -85,7 +85,8 @@ def evaluate(
         episodes: number of episodes.
         env: an environment other than the run's, with the same spaces.
         deterministic: take the best actions instead of sampling.
-        seed: of the episodes; default: the run's, which repeats the run's own evaluations.
+        seed: of the episodes; default: one that the run did not use. The best checkpoint was selected by the run's own
+            evaluations, so their score is optimistic; the run's seed repeats them.
         checkpoint: `best`, `latest`, or a name.
         search_sims: plan with this many simulations before every action.
     """
@@ -108,7 +109,7 @@ def evaluate_loaded(
 ) -> list[Evaluation]:
     """One evaluation per entry of `kinds` (True: deterministic actions); in `vec` if given."""
     experiment = loaded.experiment
-    seed = experiment.seed if seed is None else seed
+    seed = report_seed(experiment.seed) if seed is None else seed
     plans = search_sims is not None or isinstance(loaded.as_policy(), PlanningPolicy)
     results = []
     with vec or make_eval_vec(experiment, episodes, seed, env=env, here=plans) as envs:
@@ -156,6 +157,13 @@ class Evaluator:
             "eval/return_std": result.std,
             "eval/length": float(np.mean(result.lengths)),
         }
+
+    def report(self, loaded: LoadedPolicy) -> Evaluation:
+        """A deterministic evaluation of a saved policy with seeds that did not select it."""
+        experiment = self._topology.experiment
+        seed = report_seed(experiment.seed)
+        policy = loaded.as_policy(deterministic=True, seed=acting_seed(seed, deterministic=True))
+        return evaluate_policy(self._open(), policy, experiment.eval_episodes, seed)
 
     def close(self) -> None:
         if self._vec is not None:
@@ -208,6 +216,11 @@ def _environment(experiment: Experiment, env: EnvLike | None) -> tuple[EnvLike, 
     if isinstance(env, str):  # an Atari id gets the same preprocessing as in training
         return replace(experiment, env=env, env_kwargs={}, factory=None).environment()
     return env, {}
+
+
+def report_seed(seed: int) -> int:
+    """Seed of episodes that neither trained a run with this seed nor selected its best checkpoint."""
+    return seeding.component_seed(seed, "eval", "report")
 
 
 def acting_seed(seed: int, *, deterministic: bool) -> int:
@@ -274,26 +287,24 @@ def log_level(name: str, level: int) -> Iterator[None]:
         logger.setLevel(before)
 
 
-_GAME = "corral/Connect4-v0"
-
-
 def solved_fraction(loaded: LoadedPolicy, sims: int | None = None) -> tuple[float, int]:
-    """Fraction of correct moves in Connect Four's solved positions, and their number; default: the run's sims."""
-    from corral.envs.suites.games.connect4 import CONNECT4
-    from corral.envs.suites.games.connect4_positions import accuracy, known_positions
+    """Fraction of correct moves in the game's solved positions, and their number; default: the run's sims."""
     from corral.planning.arena import SearchPlayer
     from corral.planning.planner import make_evaluation
     from corral.planning.search_policy import Search
 
-    if loaded.experiment.env != _GAME:
-        raise UserError(f"Solved positions exist only for {_GAME}; this run is on {loaded.experiment.env}.")
+    experiment = loaded.experiment
+    with make_eval_vec(experiment, 1, experiment.seed, here=True) as vec:
+        game = game_of(vec)
+    if game is None or game.accuracy is None:
+        raise UserError(f"{experiment.env} has no solved positions: choose another --opponent.")
     policy = loaded.as_policy() if sims is None else loaded.search_policy(sims)
     if not isinstance(policy, Search):
         raise UserError("Solved positions need a search: set its simulations, such as --search-sims 100.")
     player = SearchPlayer(
-        CONNECT4,
+        game,
         lambda states, actions: make_evaluation(loaded, states, actions, 1, 1.0, np.random.default_rng(0)),
         policy.sims,
         policy.config,
     )
-    return accuracy(player), len(known_positions()[0])
+    return game.accuracy(player)

@@ -17,14 +17,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from corral.config.migrate import FORMAT, read_config
+from corral.config.migrate import FORMAT, OLD_FILES, read_config
 from corral.core.errors import UserError
 from corral.core.types import EnvSpec
 
 _CONFIG, _INFO, _LOCK = "config.yaml", "run.json", ".lock"
 _OWN = {
-    _CONFIG, _INFO, _LOCK, "metrics.csv", "events.jsonl", "processes.json", "checkpoints", "videos",
-    "parts.json",  # what processes.json was called at first
+    _CONFIG, _INFO, _LOCK, "metrics.csv", "events.jsonl", "processes.json", "checkpoints", "videos", *OLD_FILES,
 }  # fmt: skip
 _TENSORBOARD = "events.out.tfevents."
 _GIT_TIMEOUT_S = 5.0

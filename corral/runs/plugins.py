@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -101,9 +102,12 @@ def _make(found: Any, kind: Any, name: str) -> Any:
     if isinstance(found, kind) and not isinstance(found, type):
         return found
     try:
-        made = found()
+        inspect.signature(found).bind()
+    except ValueError:  # written in C, without a signature
+        pass
     except TypeError as error:
         raise UserError(f"The {name} {_name(found)} needs arguments ({error}): give an instance instead.") from error
+    made = found()
     if not isinstance(made, kind):
         raise UserError(f"{_name(found)} returned a {type(made).__name__}, which is not a corral.{kind.__name__}.")
     return made

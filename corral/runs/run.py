@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from corral.config.experiment import Experiment
+from corral.config.migrate import metric_name
 from corral.runs import checkpoint
 from corral.runs.callbacks.dispatch import Dispatcher
 from corral.runs.evaluate import Evaluation, Evaluator
 from corral.runs.folder import RunFolder, atomic_path
+from corral.runs.load import load_policy
 from corral.runs.sinks.base import STEP, WALL_S, MetricSinks
 from corral.topologies.base import Topology
 
@@ -37,10 +39,14 @@ class ActiveRun:
         self.stop_reason: str | None = None
         self.last_evaluation: Evaluation | None = None
         self.evaluated_at = 0  # environment steps at the last evaluation
-        self.is_best, self.best_return = False, -math.inf
+        self.is_best, self.best_return, self.best_step = False, -math.inf, 0
+        self.best_report: Evaluation | None = None
+        """Evaluation of the best checkpoint at the end, with seeds that did not select it."""
+        self.evaluations_since_best = 0
         self._pending: dict[str, list[Any]] = {}  # values of metrics since the last row
         self._pending_evaluation: dict[str, float] = {}
-        self._latest: dict[str, float] = {}
+        self._latest: dict[str, Sequence[Any]] = {}  # values of the last iteration, whose means are computed on demand
+        self._logged = False  # whether a callback has logged a value since the last row
         self._row_step, self._wall_before = -1, 0.0
         self._start_s, self._start_steps = time.monotonic(), topology.env_steps
         if saved is not None:
@@ -60,7 +66,7 @@ class ActiveRun:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        return self._latest | {"train/return": self._topology.episodes.mean_return()}
+        return self._counters() | _means(self._latest)
 
     @property
     def learning_rate(self) -> float:
@@ -68,12 +74,16 @@ class ActiveRun:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._topology.set_learning_rate(value)
+        self.set_learning_rate(value)
+
+    def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
+        self._topology.set_learning_rate(value, group)
 
     def log(self, name: str, value: float) -> None:
         if name in (STEP, WALL_S):
             raise ValueError(f"{name} is written by the run itself: choose another name for the metric")
-        self._latest[name] = float(value)
+        self._logged = True
+        self._latest[name] = [float(value)]
         self._pending.setdefault(name, []).append(float(value))
 
     def stop(self, reason: str) -> None:
@@ -83,44 +93,51 @@ class ActiveRun:
         updates = self._topology.advance()
         for name, values in updates.items():
             self._pending.setdefault(name, []).extend(values)
-        means = _means(updates) if self._callbacks.uses("on_update") else {}
-        self._latest |= means
-        self._callbacks.on_update(self, means)
+        self._latest |= updates
+        self._callbacks.on_update(self, _means(updates) if self._callbacks.uses("on_update") else {})
 
     def evaluate(self) -> Evaluation:
         result, self._pending_evaluation = self._evaluator.evaluate()
-        self._latest |= self._pending_evaluation
+        self._latest |= {name: [value] for name, value in self._pending_evaluation.items()}
         self.last_evaluation, self.evaluated_at = result, self.steps
         if not self._evaluator.self_play:
             self.is_best = result.mean > self.best_return
-            self.best_return = max(self.best_return, result.mean)
-        self._callbacks.on_evaluation(self, result)
+            if self.is_best:
+                self.best_return, self.best_step = result.mean, self.steps
+            self.evaluations_since_best = 0 if self.is_best else self.evaluations_since_best + 1
+        try:
+            self._callbacks.on_evaluation(self, result)
+        finally:
+            self.write_metrics()  # now, so that the row has the step of the evaluation
         return result
 
     def write_metrics(self) -> None:
-        """Write a row of metrics, unless this step already has one."""
+        """Write a row of metrics; a step has a second one only for an evaluation or logged values that came later."""
         if processes := self._topology.processes():
             with atomic_path(self._folder.processes_json) as path:
                 path.write_text(json.dumps(processes))
-        if self.steps == self._row_step:  # nothing changes while the run waits for disconnected processes
+        # While the run waits for disconnected processes, the step stays the same.
+        if self.steps == self._row_step and not (self._pending_evaluation or self._logged):
             return
-        topology, episodes = self._topology, self._topology.episodes
+        row = self._counters() | _means(self._pending) | self._pending_evaluation
+        self._pending, self._pending_evaluation, self._logged = {}, {}, False
+        self._row_step = self.steps
+        self._sinks.write(self.steps, self.wall_s, row)
+
+    def _counters(self) -> dict[str, float]:
+        episodes = self._topology.episodes
         spent = max(1e-9, time.monotonic() - self._start_s)
-        row: dict[str, float] = {
+        return {
             "train/return": episodes.mean_return(),
             "train/length": episodes.mean_length(),
             "train/episodes": float(episodes.finished),
             "time/steps_per_s": (self.steps - self._start_steps) / spent,
-            **topology.metrics(),
-            **_means(self._pending),
-            **self._pending_evaluation,
+            **self._topology.metrics(),
         }
-        self._pending, self._pending_evaluation = {}, {}
-        self._row_step = self.steps
-        self._latest |= row
-        self._sinks.write(self.steps, self.wall_s, row)
 
     def save(self, *, best: bool = False) -> Path:
+        if self._pending_evaluation:  # saved by `on_evaluation`: a resumed run would write the row at a later step
+            self.write_metrics()
         topology = self._topology
         state = {"trainer": topology.state_dict(replay=self.config.save_replay_buffer), "session": self._state()}
         meta = {
@@ -146,6 +163,8 @@ class ActiveRun:
         result = self.last_evaluation
         comparable = result is not None and self.evaluated_at == self.steps and not self._evaluator.self_play
         self.save(best=comparable and result is not None and result.mean >= self.best_return)
+        if self.stop_reason is None and math.isfinite(self.best_return):
+            self.best_report = self._evaluator.report(load_policy(self._folder.path, "best", device="run"))
 
     @property
     def wall_s(self) -> float:
@@ -156,20 +175,26 @@ class ActiveRun:
         return {
             "wall_s": self.wall_s,
             "best": self.best_return,
+            "best_step": self.best_step,
+            "since_best": self.evaluations_since_best,
             "row_step": self._row_step,
             "said": {name: [float(value) for value in values] for name, values in self._pending.items()},
-            "said_once": dict(self._pending_evaluation),
+            "said_once": {},  # an evaluation without a row, in checkpoints of earlier versions
         }
 
     def _load(self, state: dict[str, Any], meta: dict[str, Any]) -> None:
         session = state["session"]
         self.best_return, self._wall_before = session["best"], session["wall_s"]
+        self.best_step = session.get("best_step", 0)
+        self.evaluations_since_best = session.get("since_best", 0)
         self._row_step = session["row_step"]
-        self._pending, self._pending_evaluation = session["said"], session["said_once"]
+        self._pending = {metric_name(name): values for name, values in session["said"].items()}
         if record := meta.get("evaluation"):
             self.last_evaluation = Evaluation(tuple(record["returns"]), tuple(record["lengths"]))
             self.evaluated_at = record["step"]
-            self._latest["eval/return"] = self.last_evaluation.mean
+            self._latest["eval/return"] = [self.last_evaluation.mean]
+        if session["said_once"]:
+            self._sinks.write(self.evaluated_at, self._wall_before, session["said_once"])
 
 
 def _means(values: Mapping[str, Sequence[Any]]) -> dict[str, float]:

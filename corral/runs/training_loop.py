@@ -25,6 +25,7 @@ from corral.runs.folder import RunFolder, require_same_env
 from corral.runs.plugins import Plugins
 from corral.runs.run import ActiveRun
 from corral.runs.sinks.base import MetricSinks
+from corral.runs.slow_calls import SlowCalls
 from corral.topologies.base import Topology, make_topology
 
 log = logging.getLogger("corral.runs")
@@ -40,13 +41,16 @@ class Result:
     eval_return: float  # deterministic mean return of the last evaluation; NaN if there was none
     version: int  # number of updates
     train_return: float = math.nan  # mean return of the last 100 training episodes
-    best_return: float = math.nan  # highest mean return of an evaluation
+    best_return: float = math.nan  # highest mean return of an evaluation, which selected the best checkpoint
+    best_step: int = 0  # when that was
+    best_report: float = math.nan  # mean return of the best checkpoint with other seeds
+    eval_episodes: int = 0
     stopped: bool = False  # by a signal or a callback
 
 
 Saved = tuple[dict[str, Any], dict[str, Any]]
 """State and meta data of a checkpoint."""
-_WARNINGS = ("not_finite", "callback_error", "slow_callback", "sink_error")
+_WARNINGS = ("not_finite", "callback_error", "slow_callback", "sink_error", "slow_sink")
 
 
 class TrainingLoop:
@@ -104,9 +108,13 @@ class TrainingLoop:
             self._restore(topology, *saved)
         evaluator.open_early()
         start, config = topology.env_steps, self._experiment
+        # Without plugins nothing needs a thread, which would make forking unsafe.
+        self._slow_calls = SlowCalls(self._note, enabled=bool(self._plugins.callbacks or self._plugins.sinks))
+        stack.callback(self._slow_calls.close)
         sinks = MetricSinks(
             self._plugins.make_sinks(self._folder, start if self._resume else None),
             lambda text: self._note("sink_error", text),
+            self._slow_calls,
         )
         stack.callback(sinks.close)
         self._progress = Progress(config.steps, start=start, quiet=self._quiet)
@@ -114,7 +122,7 @@ class TrainingLoop:
         # A learner that restarts after a crash needs a checkpoint from the start.
         save_first = config.learner_in_own_process and not self._resume
         own = [EvaluationClock(config), MetricsClock(config), Checkpoints(config, save_first=save_first)]
-        self._callbacks = Dispatcher(users, [*own, self._progress], self._note)
+        self._callbacks = Dispatcher(users, [*own, self._progress], self._note, self._slow_calls)
         stack.callback(self._callbacks.close)
         self._run = ActiveRun(self._folder, topology, evaluator, sinks, self._callbacks, saved)
         stack.enter_context(self._signals())
@@ -175,6 +183,9 @@ class TrainingLoop:
             topology.learner.version,
             topology.episodes.mean_return(),
             run.best_return if math.isfinite(run.best_return) else math.nan,
+            run.best_step,
+            math.nan if run.best_report is None else run.best_report.mean,
+            run.config.eval_episodes,
             run.stop_reason is not None,
         )
 
@@ -187,8 +198,8 @@ class TrainingLoop:
                 raise KeyboardInterrupt
             received.append(number)
             self._run.stop(signal.Signals(number).name)
-            callback = self._callbacks.current
-            wait = "saving a checkpoint first" if callback is None else f"waiting for the callback {callback}"
+            call = self._slow_calls.current
+            wait = "saving a checkpoint first" if call is None else f"waiting for the {call}"
             self._progress.say(f"stopping: {wait} (interrupt again to stop immediately)")
 
         return handle_stop_signals(stop)

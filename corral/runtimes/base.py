@@ -123,8 +123,8 @@ class Runtime(ABC):
         """Reserve room for `count` roles (`what`) and `extra_processes` others; UserError if there is none."""
 
     @abstractmethod
-    def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
-        """Start a role; an error while making it is raised by its first call. `threads` are those of torch and BLAS."""
+    def spawn(self, name: str, make: MakeRole) -> Handle:
+        """Start a role; an error while making it is raised by its first call."""
 
     @abstractmethod
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:

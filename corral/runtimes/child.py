@@ -65,9 +65,12 @@ def plug_stdio() -> None:
 
 
 class ChildProcess:
-    """The parent's side: `target` is `module:function`, called in the child with its socket and these descriptors."""
+    """The parent's side: `target` is `module:function`, called in the child with its socket and these descriptors.
 
-    def __init__(self, target: str, fds: Sequence[int], reaper: OrphanReaper, *, threads: int = 1):
+    Numeric libraries start with one thread there: there are many processes, and each would otherwise use every core.
+    """
+
+    def __init__(self, target: str, fds: Sequence[int], reaper: OrphanReaper):
         plug_stdio()
         self.socket, theirs = socket.socketpair()
         self._dump_fd, self._reaper = shared_memory("corral-stacks"), reaper
@@ -79,7 +82,7 @@ class ChildProcess:
                 [executable, "-c", _BOOT.format(path=path, args=(target, os.getpid(), *shared))],
                 pass_fds=shared,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))},
+                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
                 start_new_session=True,
             )
         reaper.watch(self.pid)

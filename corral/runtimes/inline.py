@@ -77,7 +77,7 @@ class InlineRuntime(Runtime):
         self._handles: list[_Thread] = []
         self._change = threading.Condition()
 
-    def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
+    def spawn(self, name: str, make: MakeRole) -> Handle:
         handle = _Thread(name, make, self._change)
         self._handles.append(handle)
         return handle

@@ -51,13 +51,13 @@ class _ProcessCall(Call):
 
 
 class _RoleProcess(Handle):
-    def __init__(self, name: str, make: MakeRole, threads: int, reaper: OrphanReaper):
+    def __init__(self, name: str, make: MakeRole, reaper: OrphanReaper):
         self.name = name
         self.lost: str | None = None
         self._calls: dict[int, _ProcessCall] = {}
         self._number = 0
         job_fd = shared_memory("corral-role", cloudpickle.dumps(make))
-        self._process = ChildProcess("corral.runtimes.process_child:main", (job_fd,), reaper, threads=threads)
+        self._process = ChildProcess("corral.runtimes.process_child:main", (job_fd,), reaper)
         os.close(job_fd)
         self.connection = Connection(self._process.socket, _SEND_S)
         self._seen = time.monotonic()
@@ -145,8 +145,8 @@ class ProcessRuntime(Runtime):
         self._reaper = OrphanReaper()
         self._finalizer = weakref.finalize(self, _end_all, self._handles, self._reaper, os.getpid())
 
-    def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
-        handle = _RoleProcess(name, make, threads, self._reaper)
+    def spawn(self, name: str, make: MakeRole) -> Handle:
+        handle = _RoleProcess(name, make, self._reaper)
         self._handles[:] = [h for h in self._handles if h.lost is None] + [handle]
         return handle
 

@@ -77,10 +77,10 @@ class _RayCall(Call):
 
 
 class _RayActor(Handle):
-    def __init__(self, name: str, make: MakeRole, threads: int, where: Any):
+    def __init__(self, name: str, make: MakeRole, where: Any):
         self.name, self.lost = name, ""
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+        variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": variables}}
         options |= {"num_cpus": 0} if where is None else {"num_cpus": 1, "scheduling_strategy": where}
         self._actor = _host_class().options(**options).remote(cloudpickle.dumps(make), path)
@@ -143,14 +143,14 @@ class RayRuntime(Runtime):
         require_cpus(count + extra_processes, what)
         self._group = reserve_cpus(count, what)
 
-    def spawn(self, name: str, make: MakeRole, *, threads: int = 1) -> Handle:
+    def spawn(self, name: str, make: MakeRole) -> Handle:
         where = None
         if self._group is not None:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
             place = self._places.setdefault(name, len(self._places))
             where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place)
-        handle = _RayActor(name, make, threads, where)
+        handle = _RayActor(name, make, where)
         self._handles[:] = [h for h in self._handles if h.alive] + [handle]
         return handle
 

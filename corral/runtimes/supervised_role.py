@@ -25,14 +25,13 @@ class SupervisedRole:
         make: Callable[[int], MakeRole],
         note: Callable[[str, str], None],
         max_restarts: int,
-        threads: int = 1,
     ):
         self._runtime, self.name, self._make, self._note = runtime, name, make, note
-        self._max_restarts, self._threads = max_restarts, threads
+        self._max_restarts = max_restarts
         self.restarts = 0
         self.calls: deque[Call] = deque()  # pending answers, oldest first
         self._due, self._backoff = 0.0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        self._handle: Handle | None = runtime.spawn(name, make(0), threads=threads)
+        self._handle: Handle | None = runtime.spawn(name, make(0))
 
     @property
     def alive(self) -> bool:
@@ -65,7 +64,7 @@ class SupervisedRole:
         if self._handle is not None or self.given_up or time.monotonic() < self._due:
             return False
         self.restarts += 1
-        self._handle = self._runtime.spawn(self.name, self._make(self.restarts), threads=self._threads)
+        self._handle = self._runtime.spawn(self.name, self._make(self.restarts))
         return True
 
     def status(self) -> dict[str, Any]:

@@ -147,12 +147,12 @@ class FailedSteps:
         self._in_a_row = self._in_a_row + number if number == len(failed) else 0
         if self._in_a_row >= _MAX_IN_A_ROW:
             raise EnvFailed(
-                f"{self._in_a_row:,} steps of a planner's {self._name} have failed in a row; run `corral check-env` on "
-                f"it. Last: {message}"
+                f"{self._in_a_row:,} planning steps of {self._name} failed in a row; run `corral check-env` on it. "
+                f"Last: {message}"
             )
         if len(str(before)) < len(str(self.count)) or not before:
             log.warning(
-                "A planner's %s has failed in %d step%s, each the end of its branch; the search continues. Last: %s",
-                self._name, self.count, "s" * (self.count > 1), message,
+                "%d planning step%s of %s failed; each ended its branch, and the search continues. Last: %s",
+                self.count, "s" * (self.count > 1), self._name, message,
             )  # fmt: skip
         return failed

@@ -1,7 +1,7 @@
 """How fast an environment or an external simulator steps on this machine, and where the time of a step goes.
 
-The time of a layer is the difference between ways to step the same environment: alone, in a `local` VecEnv, in worker
-processes. All ways take short turns, so that a drift in machine speed affects them equally.
+The time of a layer is the difference between configurations of the same environment: alone, in a `local` VecEnv, in
+worker processes. All configurations take short turns, so that a drift in machine speed affects them equally.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import resource
 import statistics
 import time
@@ -45,22 +46,23 @@ _GOOD_ENOUGH = 0.85  # of the fastest rate
 
 @dataclass
 class Measurement:
-    """A way to step the environment: `backend`, number of environments and workers, and the measured times."""
+    """A configuration: `backend`, number of environments and workers; and its measured times."""
 
     backend: str
     num_envs: int
     workers: int = 1
     turns: list[tuple[int, float, float]] = field(default_factory=list)  # steps, seconds, CPU seconds
     layers: dict[str, float] = field(default_factory=dict)  # microseconds per step
+    faults: int = 0  # failed steps, which do not count as steps
 
     @property
     def step_us(self) -> float:
         """Median wall time of one step of one environment, in microseconds."""
-        return 1e6 * statistics.median(seconds / steps for steps, seconds, _ in self.turns)
+        return 1e6 * statistics.median(seconds / steps if steps else math.inf for steps, seconds, _ in self.turns)
 
     @property
     def cpu_us(self) -> float:
-        return 1e6 * statistics.median(cpu / steps for steps, _, cpu in self.turns)
+        return 1e6 * statistics.median(cpu / steps if steps else math.inf for steps, _, cpu in self.turns)
 
     @property
     def rate(self) -> float:
@@ -69,25 +71,25 @@ class Measurement:
 
 @dataclass
 class Speed:
-    """The measurements: every way, and why others are missing."""
+    """The measured configurations, and why others are missing."""
 
     env: str
-    ways: list[Measurement]
+    measurements: list[Measurement]
     not_measured: dict[str, str] = field(default_factory=dict)
     waits: bool = False  # whether a step mostly waits for something other than this machine's CPU
 
     @property
     def best(self) -> Measurement:
-        """The fastest way; among similar ones, the one with the fewest environments and workers. `native` is excluded,
+        """The fastest; among similar ones, the one with the fewest environments and workers. `native` is excluded,
         because EnvPool and ALE have their own versions of an environment.
         """
-        ways = [way for way in self.ways if way.backend in ("local", "process", "link")]
-        fastest = max(way.rate for way in ways)
-        good = [way for way in ways if way.rate > _GOOD_ENOUGH * fastest]
-        return min(good, key=lambda way: (way.num_envs, way.workers, -way.rate))
+        found = [each for each in self.measurements if each.backend in ("local", "process", "link")]
+        fastest = max(each.rate for each in found)
+        good = [each for each in found if each.rate > _GOOD_ENOUGH * fastest]
+        return min(good, key=lambda each: (each.num_envs, each.workers, -each.rate))
 
 
-Run = Callable[[], int]  # steps all environments of a way once; returns the number of steps
+Run = Callable[[], tuple[int, int]]  # steps all environments once; returns the numbers of steps and of faults
 
 
 def measure_speed(
@@ -124,15 +126,15 @@ def _measure_backends(
             try:
                 vec = stack.enter_context(make_vec(env, size, backend, count, env_kwargs=kwargs))
                 runs.append(_lockstep(vec, vec.recv().env_ids))
-                speed.ways.append(Measurement(backend, size, count))
+                speed.measurements.append(Measurement(backend, size, count))
             except (UserError, ImportError) as error:
                 if backend != "native":
                     raise
                 speed.not_measured[backend] = str(error)
     alone.turns.clear()
-    _take_turns(list(zip(speed.ways, runs, strict=True)), seconds)
-    for way in speed.ways:
-        way.layers = _layers(way, speed)
+    _take_turns(list(zip(speed.measurements, runs, strict=True)), seconds)
+    for measured in speed.measurements:
+        measured.layers = _layers(measured, speed)
     return speed
 
 
@@ -145,19 +147,20 @@ def _sizes(step_us: float, build_s: float, seconds: float) -> list[int]:
     return [n for n in _SIZES if n * build_s < seconds and n * step_us * 1e-6 < _SLOW_BATCH_S] or [min(_SIZES)]
 
 
-def _layers(way: Measurement, speed: Speed) -> dict[str, float]:
+def _layers(measured: Measurement, speed: Speed) -> dict[str, float]:
     """Workers share the environment's and Corral's time of a step; the rest is communication."""
-    alone = speed.ways[0].step_us
-    if way.backend == "none":
+    alone = speed.measurements[0].step_us
+    if measured.backend == "none":
         return {ENVIRONMENT: alone}
-    if way.backend == "native":
+    if measured.backend == "native":
         return {}
-    if way.backend == "local":
-        return {ENVIRONMENT: min(alone, way.step_us), CORRAL: max(0.0, way.step_us - alone)}
-    local = next(other for other in speed.ways if other.backend == "local" and other.num_envs == way.num_envs)
-    share = way.workers if speed.waits else min(way.workers, cores())
+    if measured.backend == "local":
+        return {ENVIRONMENT: min(alone, measured.step_us), CORRAL: max(0.0, measured.step_us - alone)}
+    peers = [other for other in speed.measurements if other.num_envs == measured.num_envs]
+    local = next(other for other in peers if other.backend == "local")
+    share = measured.workers if speed.waits else min(measured.workers, cores())
     inside = {ENVIRONMENT: alone / share, CORRAL: max(0.0, local.step_us - alone) / share}
-    return {**inside, IPC: max(0.0, way.step_us - sum(inside.values()))}
+    return {**inside, IPC: max(0.0, measured.step_us - sum(inside.values()))}
 
 
 def _bare(name: str, kwargs: Mapping[str, Any], stack: contextlib.ExitStack) -> Run:
@@ -168,7 +171,7 @@ def _bare(name: str, kwargs: Mapping[str, Any], stack: contextlib.ExitStack) -> 
         raise UserError(f"{name} has an action mask, but `corral bench` takes random actions, legal or not.")
     actions = itertools.cycle(_draw(spec, _DRAWN))
 
-    def step() -> int:
+    def step() -> tuple[int, int]:
         try:
             _, _, terminated, truncated, _ = unpack_step(env.step(next(actions)), name)
             if terminated or truncated:
@@ -177,7 +180,7 @@ def _bare(name: str, kwargs: Mapping[str, Any], stack: contextlib.ExitStack) -> 
             raise
         except Exception as error:
             raise EnvFailed(f"{name} raised {error!r} in a step; `corral check-env {name}` shows where.") from error
-        return 1
+        return 1, 0
 
     return step
 
@@ -202,10 +205,10 @@ def _lockstep(vec: VecEnv, ids: Array) -> Run:
         batches.append(layout.unflatten([np.stack(leaf) for leaf in zip(*chosen, strict=True)]))
     actions = itertools.cycle(batches)
 
-    def step() -> int:
+    def step() -> tuple[int, int]:
         vec.send(ids, next(actions))
-        vec.recv()
-        return len(ids)
+        faults = int(vec.recv().faulty.sum())
+        return len(ids) - faults, faults
 
     return step
 
@@ -232,13 +235,13 @@ def _measure_link(
             speed.not_measured["more environments"] = "the simulator has one slot."
     ids = vec.recv().env_ids
     for count in dict.fromkeys((1, vec.num_envs)):
-        way = Measurement("link", count)
+        measured = Measurement("link", count)
         # One after the other: sessions report an average over their latest steps.
-        _take_turns([(way, _lockstep(vec, ids[:count]))], seconds / len({1, vec.num_envs}))
-        own = min(way.cpu_us, way.step_us)
-        simulator = min(_simulator_us(vec), way.step_us - own)
-        way.layers = {ENVIRONMENT: simulator, CORRAL: own, WIRE: max(0.0, way.step_us - own - simulator)}
-        speed.ways.append(way)
+        _take_turns([(measured, _lockstep(vec, ids[:count]))], seconds / len({1, vec.num_envs}))
+        own = min(measured.cpu_us, measured.step_us)
+        simulator = min(_simulator_us(vec), measured.step_us - own)
+        measured.layers = {ENVIRONMENT: simulator, CORRAL: own, WIRE: max(0.0, measured.step_us - own - simulator)}
+        speed.measurements.append(measured)
     return speed
 
 
@@ -247,30 +250,32 @@ def _simulator_us(vec: LinkVecEnv) -> float:
     return 1e6 * statistics.fmean(session.row_s for session in sessions) / len(sessions) if sessions else 0.0
 
 
-def _take_turns(ways: Sequence[tuple[Measurement, Run]], seconds: float) -> None:
-    each = seconds / len(ways) / (_TURNS + 0.5)
-    for way, run in ways:
-        _turn(way, run, each / 2)  # warm up caches and branch predictors
-        way.turns.clear()
+def _take_turns(runs: Sequence[tuple[Measurement, Run]], seconds: float) -> None:
+    each = seconds / len(runs) / (_TURNS + 0.5)
+    for measured, run in runs:
+        _turn(measured, run, each / 2)  # warm up caches and branch predictors
+        measured.turns.clear()
     with _no_collections():
         for _ in range(_TURNS):
-            for way, run in ways:
-                _turn(way, run, each)
+            for measured, run in runs:
+                _turn(measured, run, each)
 
 
-def _turn(way: Measurement, run: Run, seconds: float) -> None:
+def _turn(measured: Measurement, run: Run, seconds: float) -> None:
     steps, cpu, start = 0, time.process_time(), time.perf_counter()
     while True:
-        steps += run()
+        made, faults = run()
+        steps += made
+        measured.faults += faults
         elapsed = time.perf_counter() - start
         if elapsed >= seconds:
             break
-    way.turns.append((steps, elapsed, time.process_time() - cpu))
+    measured.turns.append((steps, elapsed, time.process_time() - cpu))
 
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """Exclude existing objects from garbage collection, which would slow down the way that is running."""
+    """Exclude existing objects from garbage collection, which would slow down the configuration that is running."""
     gc.collect()
     gc.freeze()
     try:

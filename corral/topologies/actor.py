@@ -26,6 +26,7 @@ from corral.learn.weights import FlatParams
 from corral.nets.network import use_precision
 from corral.runtimes.base import Mailbox
 from corral.topologies.base import build_model, make_algorithm, make_train_vec
+from corral.topologies.shared_returns import ActorReturns
 from corral.topologies.weight_channel import weights_mode
 
 _WEIGHTS_S = 300.0  # timeout for new weights: the learner may be busy with a large batch
@@ -72,8 +73,8 @@ class Actor:
         self._rollouts: Iterator[Trajectory] = self._sampler.rollouts(
             steps, first_ready=first_ready, linger_s=_LINGER_S if central and first_ready else 0.0
         )
+        self._returns = ActorReturns(self._vec, shared=not central and experiment.num_actors > 1)
         self._version = -1
-        self._num_reported = 0  # finished episodes reported so far
 
     def resume_at(self, steps: int) -> Value:
         """Resume from a checkpoint at this step, with new episodes instead of those of the start."""
@@ -83,22 +84,27 @@ class Actor:
     def describe(self) -> Value:
         return self._vec.spec.to_json()
 
-    def sample(self, least: int, progress: float) -> Value:
-        """A fragment sampled with weights of at least version `least`, and the episodes that ended in it."""
+    def sample(self, least: int, progress: float, returns: dict[str, Any]) -> Value:
+        """A fragment sampled with weights of at least version `least`, and the episodes that ended in it.
+
+        `returns` are moments of all actors' returns, where rewards are normalised.
+        """
         mail = self._mailbox.wait("weights", lambda mail: bool(mail["version"] >= least), _WEIGHTS_S)
         if mail["version"] != self._version:
             self._load(mail)
-        self._sampler.set_context(ActContext(progress, self._version))
+        self._returns.begin(returns)
+        self._sampler.set_context(ActContext(progress, self._version, self._vec.learning_scale))
         traj = next(self._rollouts)
         traj.env_id += self._first_id
-        scale = float(getattr(self._vec, "reward_scale", 1.0))
+        scale = self._vec.reward_scale
         return {
             "traj": pack(traj, self._vec.spec),
             "priorities": self._algo.priorities(self._model, replace(traj, reward=traj.reward * np.float32(scale))),
             "reward_scale": scale,
-            "learning_scale": float(getattr(self._vec, "learning_scale", 1.0)),
+            "learning_scale": self._vec.learning_scale,
+            "returns": self._returns.end(),
             "simulator_steps": simulator_steps(self._policy),
-            "episodes": self._finished_episodes(),
+            "episodes": self._sampler.episodes.new_rows(self._first_id),
             "restarts": self._vec.restarts,
         }
 
@@ -113,10 +119,4 @@ class Actor:
         for name, value in mail["buffers"].items():
             buffers[name].copy_(torch.from_numpy(value))
         if first:
-            use_precision(self._model, "bf16" if mail["half"] else "fp32")
-
-    def _finished_episodes(self) -> Value:
-        episodes = self._sampler.episodes
-        count, self._num_reported = episodes.finished - self._num_reported, episodes.finished
-        games = list(episodes.recent)[-count:] if count else []
-        return [[game.env_id + self._first_id, game.episode_return, game.length] for game in games]
+            use_precision(self._model, mail["precision"])

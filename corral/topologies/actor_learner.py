@@ -26,6 +26,7 @@ from corral.topologies.actor import Actor
 from corral.topologies.base import Note, OnRollout, Topology, choose_runtime, planning_metrics, role_factory
 from corral.topologies.learner_group import LearnerGroup
 from corral.topologies.replay_shards import ShardedStore
+from corral.topologies.shared_returns import LearnerReturns
 from corral.topologies.weight_channel import WeightChannel, weights_mode
 
 _START_S = 300.0  # to build all environments and networks
@@ -88,6 +89,7 @@ class ActorLearner(Topology):
         self._env_restarts: dict[str, int] = {}
         self._scales: dict[str, float] = {}  # of rewards, where they are normalised; one per actor
         self._learning_scales: dict[str, float] = {}
+        self._returns = LearnerReturns()
         self._simulator_steps: dict[str, int | None] = {}
         self._lag_max = self._stale = 0
         self._fragment_bytes = 0
@@ -141,6 +143,7 @@ class ActorLearner(Topology):
             for traj, priorities in self._in_order() if self._mode == "sync" else self._first_ready():
                 self.env_steps += int(traj.faulty.size - traj.faulty.sum())
                 self._on_rollout(traj)
+                self.learner.observe(traj)
                 scale = float(np.mean([*self._scales.values()]))
                 self.store.put(traj, priorities, StoreContext(self.progress, scale))
         metrics: dict[str, list[float]] = {}
@@ -171,9 +174,11 @@ class ActorLearner(Topology):
         """Restart an actor if that is due, and request as many fragments as it may have in flight."""
         if actor.restart_if_due():
             self._channel.forget(actor)
+            self._returns.forget(actor.name)
         while actor.alive and len(actor.calls) < self._ahead and self._within_budget():
             self._channel.offer(actor)
-            actor.call("sample", self.learner.version if self._mode == "sync" else 0, self.progress)
+            least = self.learner.version if self._mode == "sync" else 0
+            actor.call("sample", least, self.progress, self._returns.for_actor(actor.name))
 
     def _within_budget(self) -> bool:
         """Whether one more fragment may be in flight; one always may."""
@@ -223,6 +228,7 @@ class ActorLearner(Topology):
         self._last_fragment_s = time.monotonic()
         self._env_restarts[actor.name], self._scales[actor.name] = answer["restarts"], answer["reward_scale"]
         self._learning_scales[actor.name] = answer["learning_scale"]
+        self._returns.take(actor.name, answer["returns"])
         self._simulator_steps[actor.name] = answer["simulator_steps"]
         for env_id, total, length in answer["episodes"]:
             self.episodes.finished += 1
@@ -245,18 +251,22 @@ class ActorLearner(Topology):
             self._lag_max = max(self._lag_max, int(np.max(lag)))
         super()._learn(sample, metrics)
 
-    def set_learning_rate(self, value: float) -> None:
+    def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
         if self._learner_group is not None:
             raise UserError("The learning rate cannot be changed with several learners: set learners=1.")
-        super().set_learning_rate(value)
+        super().set_learning_rate(value, group)
 
     def _step(self, sample: Sample) -> list[LossOutput]:
-        return super()._step(sample) if self._learner_group is None else self._learner_group.step(sample, self.progress)
+        if self._learner_group is None:
+            return super()._step(sample)
+        return self._learner_group.step(sample, self.progress, self._batch_scale)
 
     @property
     def reward_scale(self) -> float | None:
         """Scale of the rewards used for learning relative to the unscaled ones, averaged over the actors."""
         scales = list(self._learning_scales.values())
+        if not scales and self._returns.all.count:  # resumed, and no fragment has arrived yet
+            return 1.0 / float(self._returns.all.std)
         return float(np.mean(scales)) if scales else super().reward_scale
 
     def metrics(self) -> dict[str, float]:
@@ -294,6 +304,7 @@ class ActorLearner(Topology):
             "env_steps": self.env_steps,
             "learner": self.learner.state_dict(),
             "episodes": self.episodes.state_dict(),
+            "returns": self._returns.all.state_dict(),
             "store": self.store.state_dict() if replay and self.algo.data.reuse == "replay" else None,
         }
 
@@ -304,6 +315,8 @@ class ActorLearner(Topology):
         if self._learner_group is not None:
             self._learner_group.disband()
         self.episodes.load_state_dict(state["episodes"])
+        if "returns" in state:  # missing in checkpoints of earlier versions
+            self._returns.all.load_state_dict(state["returns"])
         if state["store"] is not None:
             self.store.load_state_dict(state["store"])
         for actor in self._actors:

@@ -90,8 +90,8 @@ def choose_runtime(experiment: Experiment) -> str:
         return "process" if experiment.runtime == "auto" else experiment.runtime
     if experiment.runtime in ("process", "ray"):
         raise UserError(
-            f"Simulators that connect to {env} reach one process, and runtime={experiment.runtime} has several: leave "
-            "runtime out, or start the simulators first with --bind and give their addresses."
+            f"Simulators that connect to {env} can reach only one process, and runtime={experiment.runtime} has "
+            "several: omit runtime, or start the simulators first with --bind and give their addresses."
         )
     return "inline"
 
@@ -145,11 +145,12 @@ class Topology(ABC):
 
     @property
     def learning_rate(self) -> float:
+        """The current rate of the first parameter group."""
         return next(iter(self.learner.learning_rates(self.progress).values()))
 
-    def set_learning_rate(self, value: float) -> None:
-        """Replace the algorithm's schedule with a constant; UserError where learners are in other processes."""
-        self.learner.set_learning_rate(value)
+    def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
+        """`Learner.set_learning_rate`; UserError where learners are in other processes."""
+        self.learner.set_learning_rate(value, group)
 
     @abstractmethod
     def advance(self) -> dict[str, list[float]]:
@@ -163,7 +164,12 @@ class Topology(ABC):
                 self.store.feedback(sample.keys, to_numpy(output.priorities))
 
     def _step(self, sample: Sample) -> list[LossOutput]:
-        return self.learner.step(sample, self.progress)
+        return self.learner.step(sample, self.progress, self._batch_scale)
+
+    @property
+    def _batch_scale(self) -> float:
+        """Reward scale of the batches. Before the first fragment, a loaded replay buffer does not scale its rewards."""
+        return 1.0 if self.reward_scale is None else self.reward_scale
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))

@@ -231,7 +231,7 @@ class DataParallel(Topology):
             member.call(method, *own)
         return collect(self._runtime, members, timeout_s, self._mark_lost)
 
-    def set_learning_rate(self, value: float) -> None:
+    def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
         raise UserError("The learning rate cannot be changed in data_parallel, where workers learn: use topology sync.")
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:

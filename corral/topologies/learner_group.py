@@ -1,4 +1,4 @@
-"""Several learners: each learns from its share of every batch, and all make every update active."""
+"""Several learners: each learns from its share of every batch, and all apply the same updates."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class PeerLearner:
             return False
         return True
 
-    def learn(self, batch: Value, progress: float) -> Value:
+    def learn(self, batch: Value, progress: float, reward_scale: float) -> Value:
         """Make a batch's updates with the others; returns whether all were made, and priorities of its transitions."""
         try:
-            outputs = self._learner.step(Sample(unpack_batch(batch, self._spec)), progress)
+            outputs = self._learner.step(Sample(unpack_batch(batch, self._spec)), progress, reward_scale)
         except PeerLost:
             return {"whole": False, "priorities": None}
         priorities = outputs[0].priorities if outputs else None
@@ -102,15 +102,15 @@ class LearnerGroup:
         for member in self.members:
             member.call("ready")
 
-    def step(self, sample: Sample, progress: float) -> list[LossOutput]:
+    def step(self, sample: Sample, progress: float, reward_scale: float) -> list[LossOutput]:
         if self._restart_peers() or self._active_peers is None:
             self._rejoin()
         assert self._active_peers is not None
         shares: list[Any] = _split(sample.batch, 1 + len(self._active_peers))
         for member, share in zip(self._active_peers, shares[1:], strict=True):
-            member.call("learn", pack(share, self._spec), progress)
+            member.call("learn", pack(share, self._spec), progress, reward_scale)
         try:
-            outputs = self._learner.step(Sample(shares[0]), progress)
+            outputs = self._learner.step(Sample(shares[0]), progress, reward_scale)
         except PeerLost:
             self.disband()
             self.dropped_batches += 1

@@ -70,7 +70,11 @@ class Shard:
 
 
 class ShardedStore(Store):
-    """A replay store made of remote shards. A lost shard restarts empty; the others continue meanwhile."""
+    """A replay store made of remote shards.
+
+    A lost shard restarts empty, and the fragments that it had not acknowledged are sent again. Batches come from the
+    others meanwhile, but no fragment is taken: `room` is false until all shards run.
+    """
 
     def __init__(
         self, runtime: Runtime, spec: EnvSpec, data: DataSpec, num_envs: int, shards: int, seed: int,
@@ -86,6 +90,7 @@ class ShardedStore(Store):
             for k in range(shards)
         ]
         self._shard_status: list[dict[str, Any]] = [{} for _ in range(shards)]
+        self._unacknowledged: list[deque[tuple[Value, ...]]] = [deque() for _ in range(shards)]  # puts, oldest first
         self._lost_counts = np.zeros(2, np.int64)  # of shards that were lost
         self._ready: deque[tuple[int, int, Value]] = deque()  # shard, its number of starts, its answer
         self._keys: deque[tuple[int, int]] = deque(maxlen=64)
@@ -99,17 +104,19 @@ class ShardedStore(Store):
         owner = traj.env_id % len(self._shards)
         for k, member in enumerate(self._shards):
             columns = np.flatnonzero(owner == k)
-            if len(columns) and member.alive:
+            if len(columns):
                 part = slice_envs(traj, columns) if len(columns) < len(owner) else traj
                 first = None if priorities is None else priorities[:, columns]
-                member.call("put", pack(part, self._spec), first, ctx.progress, ctx.reward_scale)
+                self._unacknowledged[k].append((pack(part, self._spec), first, ctx.progress, ctx.reward_scale))
+                if member.alive:
+                    member.call("put", *self._unacknowledged[k][-1])
         self._pump(0.0)
 
     def room(self) -> bool:
         self._pump(0.0)
         return all(
-            status.get("room", True) and sum(call.method == "put" for call in member.calls) < _MAX_PUTS
-            for status, member in zip(self._shard_status, self._shards, strict=True)
+            member.alive and status.get("room", True) and len(puts) < _MAX_PUTS
+            for member, status, puts in zip(self._shards, self._shard_status, self._unacknowledged, strict=True)
         )
 
     def ready(self) -> bool:
@@ -146,13 +153,17 @@ class ShardedStore(Store):
                     member.mark_lost(str(lost))
             if member.given_up:
                 raise RunFailed(f"{member.name} exceeded max_restarts; the run's events.jsonl lists the causes.")
-            member.restart_if_due()
+            if member.restart_if_due():
+                for put in self._unacknowledged[k]:
+                    member.call("put", *put)
             if member.alive and self._shard_status[k].get("ready"):
                 requested = sum(call.method == "get" for call in member.calls)
                 if requested + sum(shard == k for shard, *_ in self._ready) < _AHEAD:
                     member.call("get")
 
     def _take(self, shard: int, method: str, answer: Value) -> None:
+        if method == "put":
+            self._unacknowledged[shard].popleft()
         if method in ("put", "get", "load_state_dict"):
             self._shard_status[shard] = {key: answer[key] for key in ("room", "ready", "counts")}
         if method == "get" and answer["batch"] is not None:

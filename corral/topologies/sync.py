@@ -14,7 +14,6 @@ from corral.acting.sampler import Sampler
 from corral.config.experiment import Experiment
 from corral.core import seeding
 from corral.data.store import StoreContext
-from corral.envs.normalize import NormalizedVecEnv
 from corral.topologies.base import MakeExchange, Note, OnRollout, Topology, make_train_vec, planning_metrics
 
 
@@ -68,7 +67,7 @@ class Sync(Topology):
 
     @property
     def reward_scale(self) -> float | None:
-        return self.vec.learning_scale if isinstance(self.vec, NormalizedVecEnv) else 1.0
+        return self.vec.learning_scale
 
     def advance(self) -> dict[str, list[float]]:
         steps, envs = self.algo.fragment_steps(self.experiment.num_envs), self.experiment.num_envs
@@ -81,7 +80,8 @@ class Sync(Topology):
         if traj is not None:
             self.env_steps += int(traj.faulty.size - traj.faulty.sum())
             self._on_rollout(traj)
-            self.store.put(traj, ctx=StoreContext(self.progress, getattr(self.vec, "reward_scale", 1.0)))
+            self.learner.observe(traj)
+            self.store.put(traj, ctx=StoreContext(self.progress, self.vec.reward_scale))
         metrics: dict[str, list[float]] = {}
         while self._ready():
             self._learn(self.store.get(), metrics)

@@ -50,7 +50,8 @@ class WeightChannel:
                 "version": learner.version,
                 "weights": np.array(learner.flat.weights.detach().cpu().numpy()),
                 "buffers": buffers,
-                "half": bool(getattr(learner.model, "autocast", False)),
+                # Actors run on CPUs: what was faster on another device says nothing about them.
+                "precision": learner.precision.name if learner.device.type == "cpu" else "fp32",
             }
             self._shared = learner.version, self._runtime.share(mail)
         return self._shared[1]

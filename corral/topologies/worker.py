@@ -40,7 +40,6 @@ class Worker:
             num_envs=experiment.envs_per_actor, seed=seed, torch_threads=experiment.torch_threads or 1,
         )  # fmt: skip
         self._notes: list[list[str]] = []
-        self._num_reported = 0  # finished episodes reported so far
 
     def build(self, precision: str) -> Value:
         self._exchange: GroupExchange
@@ -57,7 +56,7 @@ class Worker:
         return {
             "spec": self._sync.spec.to_json(),
             "precision": self._sync.precision.name,
-            "address": [self._address, getattr(self._exchange, "port", 0)],
+            "address": [self._address, self._exchange.port],
         }
 
     def load(self, state: Value) -> Value:
@@ -101,7 +100,7 @@ class Worker:
             "lost": lost,
             "steps": sync.env_steps - steps,
             "metrics": {name: float(np.mean(values)) for name, values in metrics.items()},
-            "episodes": self._finished_episodes(),
+            "episodes": sync.episodes.new_rows(self._first_id),
             "returns": None if known is None else known.since(before).state_dict(),  # type: ignore[arg-type]
             "version": sync.learner.version,
             "skipped": sync.learner.skipped,
@@ -113,7 +112,7 @@ class Worker:
 
     def close(self) -> None:
         if hasattr(self, "_exchange"):
-            getattr(self._exchange, "close", self._exchange.leave)()
+            self._exchange.close()
         if hasattr(self, "_sync"):
             self._sync.close()
 
@@ -121,9 +120,3 @@ class Worker:
         """Moments of the discounted returns, where rewards are normalised."""
         vec = self._sync.vec
         return vec.statistics.returns if isinstance(vec, NormalizedVecEnv) else None
-
-    def _finished_episodes(self) -> Value:
-        episodes = self._sync.episodes
-        count, self._num_reported = episodes.finished - self._num_reported, episodes.finished
-        games = list(episodes.recent)[-count:] if count else []
-        return [[game.env_id + self._first_id, game.episode_return, game.length] for game in games]

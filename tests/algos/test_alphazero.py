@@ -86,15 +86,22 @@ def test_the_loss_is_the_stated_one():
     obs = rng.integers(0, 2, (32, 2, 3, 3)).astype(np.float32)
     outcome = rng.choice([-1.0, 0.0, 1.0], 32).astype(np.float32)
     batch = Positions(obs, outcome, {"better": better, "legal": legal, "searched": searched})
-    found = loss_of(algo, model, None, batch).loss.item()
+    output = loss_of(algo, model, None, batch)
+    found = output.loss.item()
     params, value = (out.detach().numpy() for out in model(torch.from_numpy(obs)))
-    entropy = []
-    for i in np.flatnonzero(searched):
+    cross_entropy, entropy = [], []
+    for i in range(32):
         allowed = params[i][legal[i]]
         log_pi = allowed - np.log(np.exp(allowed).sum())
-        entropy.append(-(better[i][legal[i]] * log_pi).sum())
-    by_hand = np.mean(entropy) + 0.5 * np.mean((value - outcome) ** 2)
+        entropy.append(-(np.exp(log_pi) * log_pi).sum())
+        if searched[i]:
+            cross_entropy.append(-(better[i][legal[i]] * log_pi).sum())
+    by_hand = np.mean(cross_entropy) + 0.5 * np.mean((value - outcome) ** 2)
     assert found == pytest.approx(by_hand, rel=1e-4)
+    assert output.rows == searched.sum()  # learners with shares of a batch are weighted by them
+    assert output.metrics["loss/entropy"].item() == pytest.approx(np.mean(entropy), rel=1e-4)
+    explained = 1 - np.var(outcome - value) / np.var(outcome)
+    assert output.metrics["loss/explained_variance"] == pytest.approx(explained, rel=1e-4)
 
 
 def test_quick_searches_are_learned_from_as_outcomes_only():

@@ -19,7 +19,9 @@ def test_explained_variance_is_the_textbook_one():
     for values in (returns, returns + 5, rng.standard_normal(256).astype(np.float32), returns * 0.5):
         expected = 1 - np.var(returns.astype(np.float64) - values) / np.var(returns.astype(np.float64))
         assert explained_variance(values, returns) == pytest.approx(expected, abs=1e-3)
+    assert explained_variance(np.full(256, 3, np.float32), returns) == pytest.approx(0, abs=1e-6)
     assert math.isnan(explained_variance(returns, np.ones(256, np.float32)))
+    assert math.isnan(explained_variance(returns[:0], returns[:0]))
 
 
 def test_masked_steps_do_not_count():
@@ -36,22 +38,31 @@ def test_masked_steps_do_not_count():
      ("appo", "none")],
 )  # fmt: skip
 def test_actor_critics_report_the_usual_metrics(algo, rnn):
+    more = {"ppo": {"loss/kl", "loss/clip_fraction"}, "appo": {"loss/kl", "loss/clip_fraction"}}
+    check_metrics(algo, "CartPole-v1", USUAL | more.get(algo, set()), {"net.rnn": rnn})
+
+
+def test_alphazero_reports_the_usual_metrics():
+    settings = {"learning_starts": 64, "batch_size": 32, "num_simulations": 4, "hidden_sizes": (8, 8)}
+    check_metrics("alphazero", "corral/TicTacToe-v0", USUAL | {"loss/policy_gap"}, settings)
+
+
+def check_metrics(algo, env, expected, settings):
     settings = {
         "topology": "sync",
         "num_envs": 4,
         "backend": "local",
         "device": "cpu",
         "steps": 10_000,
-        "net.rnn": rnn,
+        **settings,
     }
-    experiment = Experiment.make(algo, "CartPole-v1", preset="none", overrides=settings)
+    experiment = Experiment.make(algo, env, preset="none", overrides=settings)
     topology = Sync(experiment, lambda kind, text: None)
     try:
         metrics = {}
         while not metrics and topology.env_steps < experiment.steps:
             metrics = topology.advance()
-        more = {"ppo": {"loss/kl", "loss/clip_fraction"}, "appo": {"loss/kl", "loss/clip_fraction"}}
-        assert metrics.keys() >= USUAL | more.get(algo, set())
+        assert metrics.keys() >= expected
         assert all(-1e9 < float(value) <= 1 for value in metrics["loss/explained_variance"])
         assert "learn/lr" in topology.metrics()
     finally:

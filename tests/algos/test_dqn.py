@@ -13,6 +13,7 @@ from helpers.literal_losses import (
 )
 
 from corral.algos import dqn
+from corral.core.errors import UserError
 from corral.data.transition_replay import TransitionReplay
 
 
@@ -27,7 +28,7 @@ def transitions_for(algo, seed=0):
 
 @pytest.mark.parametrize("space", ["discrete", "multi_discrete"])
 @pytest.mark.parametrize("double", [True, False])
-@pytest.mark.parametrize("dueling", [True, False])
+@pytest.mark.parametrize("dueling", [True, False, "shared"])
 @pytest.mark.parametrize("prioritised", [True, False])
 @pytest.mark.parametrize("path", PATHS)
 def test_dqn_loss_regresses_to_best_next_value(space, double, dueling, prioritised, path):
@@ -137,3 +138,11 @@ def test_a_policy_of_values_decides_the_same_in_two_halves():
         expected = whole.act(obs, None, first)[0]
         parts = [halves.act(half, None, first[:4])[0] for half in np.split(obs, 2)]
         np.testing.assert_array_equal(np.concatenate(parts), expected)
+
+
+def test_priority_settings_reach_the_store():
+    config = dqn.Config(prioritized_replay=True, prioritized_replay_alpha=0.3, prioritized_replay_beta=0.9)
+    data = dqn.Dqn(config, SPECS["discrete"], 4).data
+    assert (data.priority_alpha, data.priority_beta, data.priority_eps) == (0.3, 0.9, 1e-6)
+    with pytest.raises(UserError, match="prioritized_replay_alpha"):
+        dqn.Config(prioritized_replay_alpha=-1.0)

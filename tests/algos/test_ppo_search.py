@@ -12,7 +12,7 @@ import corral
 from corral.acting.policy import ActContext
 from corral.acting.sampler import Sampler
 from corral.algos.ppo import Config as PpoConfig
-from corral.algos.search.ppo_search import Config, PpoSearch, bootstrap, explained_variance
+from corral.algos.search.ppo_search import Config, PpoSearch, bootstrap
 from corral.algos.search.search_acting import SearchBehaviour
 from corral.algos.trajectories import compute_values
 from corral.core.types import EnvSpec
@@ -245,12 +245,25 @@ def test_gate_closes_while_critic_explains_nothing():
     assert algo.prepare(model, traj).distill.any()
 
 
-def test_explained_variance_of_perfect_and_constant_critic():
-    target, valid = np.array([1.0, 2.0, 4.0, 8.0]), np.ones(4, bool)
-    assert explained_variance(target, target, valid) == 1.0
-    assert explained_variance(np.full(4, 3.0), target, valid) == pytest.approx(0.0)
-    assert explained_variance(np.zeros(4), np.ones(4), valid) == 0.0
-    assert explained_variance(target, np.where([1, 1, 1, 0], target, 99.0), np.array([1, 1, 1, 0], bool)) == 1.0
+@pytest.mark.parametrize(("bound", "trusted"), [(-0.1, True), (0.0, False), (0.3, False)])
+def test_gate_takes_returns_that_do_not_vary_for_0(bound, trusted):
+    algo, model, traj, _ = trajectory(config(min_explained_variance=bound))
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    traj.reward[:] = 0.0
+    assert algo.prepare(model, traj).distill.any() == trusted
+
+
+def test_gate_ignores_faulty_steps():
+    algo, model, traj, _ = trajectory(config(min_explained_variance=-0.1))
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    traj.reward[:] = 0.0
+    traj.faulty[5, 1] = True
+    traj.reward[5, 1] = 99.0
+    assert algo.prepare(model, traj).distill.any()
 
 
 def test_bootstrap_uses_search_value_of_searched_successor():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from helpers.faulty_envs import Good, Raising
+from helpers.faulty_envs import FailsAfter, Good, Raising
 from helpers.sims import Sim, free_url
 
+import corral
 from corral.cli.bench import advice, bound
 from corral.cli.main import main
-from corral.testing.speed import CORRAL, ENVIRONMENT, IPC, WIRE, Measurement, Speed
+from corral.testing.speed import CORRAL, ENVIRONMENT, IPC, WIRE, Measurement, Speed, _lockstep
 
 SHORT = ["--seconds", "0.1"]
 
@@ -28,24 +29,24 @@ def test_gymnasium_id_has_every_backend(tmp_path, capfd):
     text = capfd.readouterr().out
     for part in ("the environment alone", "local", "process, ", "us/step", "IPC", "Bottleneck:", "Suggestion: --set b"):
         assert part in text
-    ways = report(tmp_path / "speed.json")["ways"]
-    assert [way["backend"] for way in ways][:3] == ["none", "local", "process"]
-    assert [way["num_envs"] for way in ways][:3] == [1, 4, 4]
-    assert all(way["steps_per_s"] > 0 for way in ways)
-    assert set(ways[2]["layers"]) == {ENVIRONMENT, CORRAL, IPC}
+    found = report(tmp_path / "speed.json")["measurements"]
+    assert [each["backend"] for each in found][:3] == ["none", "local", "process"]
+    assert [each["num_envs"] for each in found][:3] == [1, 4, 4]
+    assert all(each["steps_per_s"] > 0 for each in found)
+    assert set(found[2]["layers"]) == {ENVIRONMENT, CORRAL, IPC}
 
 
 def test_own_class_with_arguments(tmp_path, capfd):
     path = tmp_path / "speed.json"
     assert run("helpers.faulty_envs:Good", "--num-envs", "2", "--env-kwargs", "length=3", "--json", str(path)) == 0
     assert "Not measured: native: " in capfd.readouterr().out
-    assert [way["backend"] for way in report(path)["ways"]] == ["none", "local", "process"]
+    assert [each["backend"] for each in report(path)["measurements"]] == ["none", "local", "process"]
 
 
 def test_environment_that_waits_gets_a_worker_each(tmp_path):
     path = tmp_path / "speed.json"
     assert run("corral.testing.envs:SlowEnv", "--num-envs", "3", "--json", str(path)) == 0
-    processes = [way["workers"] for way in report(path)["ways"] if way["backend"] == "process"]
+    processes = [each["workers"] for each in report(path)["measurements"] if each["backend"] == "process"]
     assert processes[-1] == 3
 
 
@@ -68,15 +69,15 @@ def test_url_has_one_and_several_environments(serve, tmp_path, capfd, scheme):
     path = tmp_path / "speed.json"
     assert run(serve(scheme, 4), "--json", str(path)) == 0
     assert "over the link" in capfd.readouterr().out
-    ways = report(path)["ways"]
-    assert [(way["backend"], way["num_envs"]) for way in ways] == [("link", 1), ("link", 3)]
-    assert set(ways[0]["layers"]) == {ENVIRONMENT, CORRAL, WIRE}
+    found = report(path)["measurements"]
+    assert [(each["backend"], each["num_envs"]) for each in found] == [("link", 1), ("link", 3)]
+    assert set(found[0]["layers"]) == {ENVIRONMENT, CORRAL, WIRE}
 
 
 def test_url_with_all_environments_of_the_simulator(serve, tmp_path):
     path = tmp_path / "speed.json"
     assert run(serve("tcp", 4), "--num-envs", "4", "--json", str(path)) == 0
-    assert [way["num_envs"] for way in report(path)["ways"]] == [1, 4]
+    assert [each["num_envs"] for each in report(path)["measurements"]] == [1, 4]
 
 
 def test_url_with_room_for_one(serve, capfd):
@@ -115,24 +116,41 @@ def test_environment_that_raises_is_named(capfd):
     assert "the joint exploded" in capfd.readouterr().err
 
 
-def way(backend, num_envs, workers, **layers):
+def test_failed_steps_are_reported_and_do_not_count(tmp_path, capfd):
+    path = tmp_path / "speed.json"
+    options = ["--num-envs", "2", "--seconds", "0.5", "--json", str(path)]
+    assert main(["bench", "helpers.faulty_envs:FailsAfter", *options]) == 0
+    found = {each["backend"]: each["faults"] for each in report(path)["measurements"]}
+    assert found["none"] == 0
+    text = capfd.readouterr().out
+    assert found["local"] > 0
+    assert f"Faults: local, 2 environments: {found['local']:,} steps failed and do not count." in text
+
+
+def test_a_faulty_row_is_not_a_step():
+    with corral.make_vec(FailsAfter, 2, "local", env_kwargs={"steps": 3}) as vec:
+        step = _lockstep(vec, vec.recv().env_ids)
+        assert [step() for _ in range(6)] == [(2, 0), (2, 0), (0, 2)] * 2
+
+
+def timed(backend, num_envs, workers, **layers):
     return Measurement(backend, num_envs, workers, [(1_000_000, sum(layers.values()), 0.0)], layers)
 
 
-ALONE, LOCAL = way("none", 1, 1, environment=20.0), way("local", 8, 1, environment=20.0, Corral=5.0)
+ALONE, LOCAL = timed("none", 1, 1, environment=20.0), timed("local", 8, 1, environment=20.0, Corral=5.0)
 
 
 @pytest.mark.parametrize(
     ("best", "waits", "limit", "change"),
     [
         (LOCAL, False, "the environment itself, 20.0 of 25.0 us per step", "--set backend=local num_envs=8."),
-        (way("local", 64, 1, environment=2.0, Corral=8.0), False, "Corral's stepping, checks and copies, 8.0 of 10.0",
+        (timed("local", 64, 1, environment=2.0, Corral=8.0), False, "Corral's stepping, checks and copies, 8.0 of 10.0",
          "--set backend=local num_envs=64, 2.5 times the rate of local with 8."),
-        (way("process", 64, 2, environment=9.0, Corral=1.0, IPC=2.5), False, "the environment itself on ",
+        (timed("process", 64, 2, environment=9.0, Corral=1.0, IPC=2.5), False, "the environment itself on ",
          "--set backend=process workers=2 num_envs=64, 2.0 times the rate of local with 8."),
-        (way("process", 8, 8, environment=9.0, Corral=1.0, IPC=2.5), True, "more workers than cores help",
+        (timed("process", 8, 8, environment=9.0, Corral=1.0, IPC=2.5), True, "more workers than cores help",
          "--set backend=process workers=8 num_envs=8"),
-        (way("process", 8, 2, environment=2.0, Corral=1.0, IPC=7.0), False, "messages between processes, 7.0 of 10.0",
+        (timed("process", 8, 2, environment=2.0, Corral=1.0, IPC=7.0), False, "messages between processes, 7.0 of 10.0",
          "--set backend=process workers=2 num_envs=8"),
     ],
 )  # fmt: skip
@@ -142,8 +160,23 @@ def test_bound_and_advice_follow_the_fastest_backend(best, waits, limit, change)
     assert advice(speed).startswith(change)
 
 
+@pytest.mark.parametrize(
+    ("process_us", "text"),
+    [
+        (22.0, "; worker processes gain 14%."),
+        (30.0, "; worker processes cost more than they gain here."),
+        (None, "step."),
+    ],
+)
+def test_bound_says_of_processes_what_the_rates_show(process_us, text):
+    others = [] if process_us is None else [timed("process", 8, 2, environment=10.0, IPC=process_us - 10.0)]
+    speed = Speed("mine", [ALONE, LOCAL, *others])
+    assert speed.best is LOCAL
+    assert bound(speed).endswith(text)
+
+
 def test_fewest_environments_among_similar_rates():
-    many = way("local", 64, 1, environment=20.0, Corral=3.0)
+    many = timed("local", 64, 1, environment=20.0, Corral=3.0)
     assert Speed("mine", [ALONE, LOCAL, many]).best is LOCAL
 
 
@@ -166,6 +199,6 @@ def test_native_version_is_a_hint_alone():
     ],
 )
 def test_bound_and_advice_over_the_link(layers, limit, change):
-    speed = Speed("tcp://x:1", [way("link", 1, 1, environment=90.0), way("link", 8, 1, **layers)])
+    speed = Speed("tcp://x:1", [timed("link", 1, 1, environment=90.0), timed("link", 8, 1, **layers)])
     assert limit in bound(speed)
     assert change in advice(speed)

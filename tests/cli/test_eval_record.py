@@ -117,15 +117,28 @@ def test_public_functions_do_what_the_commands_do(runs, tmp_path, capsys):
 
 
 def test_eval_repeats_recorded_evaluation(runs, capsys):
-    assert run(Eval, runs / "cartpole", "--json") == 0
+    loaded = load_policy(runs / "cartpole")
+    assert run(Eval, runs / "cartpole", "--seed", loaded.experiment.seed, "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    recorded = load_policy(runs / "cartpole").evaluation
+    recorded = loaded.evaluation
     assert found["deterministic"] == {k: recorded[k] for k in found["deterministic"]}
     with open(runs / "cartpole" / "metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row.get("eval/return_sampled")]
     at_best = [row for row in rows if int(row["env_steps"]) == found["step"]]
     assert float(at_best[0]["eval/return"]) == found["deterministic"]["mean"]
     assert float(at_best[0]["eval/return_sampled"]) == found["sampled"]["mean"]
+
+
+def test_best_checkpoint_is_reported_on_other_seeds(tmp_path):
+    result = corral.train(
+        "ppo", "CartPole-v1", 2000, 1, tmp_path / "run", quiet=True, backend="local", eval_episodes=3, eval_every=500
+    )
+    best = load_policy(tmp_path / "run")
+    assert (result.best_step, result.eval_episodes) == (best.evaluation["step"], 3)
+    assert result.best_return == best.evaluation["mean"]
+    again = corral.evaluate(tmp_path / "run", episodes=3)
+    assert result.best_report == again.mean
+    assert not set(again.returns) <= set(best.evaluation["returns"])
 
 
 def test_eval_prints_a_table(runs, capsys):
@@ -313,8 +326,18 @@ def test_eval_of_a_game_by_opponent_and_solved_positions(tmp_path, capsys):
     assert 0 < shares[0] < shares[1] < 1
     run(Eval, tmp_path / "Connect4", "--opponent", "solved")
     assert re.fullmatch(r"Correct moves: \d\d\.\d% of 1,000 solved positions\n", capsys.readouterr().out)
-    with pytest.raises(UserError, match="Solved positions exist only for corral/Connect4-v0"):
+    with pytest.raises(UserError, match="corral/TicTacToe-v0 has no solved positions"):
         run(Eval, tmp_path / "TicTacToe", "--opponent", "solved")
+
+
+def test_solved_positions_are_those_of_the_runs_own_game(tmp_path, capsys):
+    settings = {"num_simulations": 2, "learning_starts": 32, "batch_size": 16, "num_envs": 4, "eval_episodes": 0}
+    env = "helpers.games:SolvedTicTacToe"
+    corral.train("alphazero", env, 64, 1, tmp_path / "run", preset="none", quiet=True, **settings)
+    capsys.readouterr()
+    run(Eval, tmp_path / "run", "--opponent", "solved", "--search-sims", "100", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["right"], found["positions"]) == (1.0, 2)  # it sees that it can win at once
 
 
 def test_env_without_opponents_is_refused(runs):

@@ -64,6 +64,8 @@ def test_every_command_has_help_with_its_options(run, words):
     done = run(*words.split(), "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: corral {words}")
+    for unreadable in ("INT", "FLOAT", "STR", "PATH", "{None}", "default: None", "default: )", "default: '')", ".0)"):
+        assert unreadable not in done.stdout
 
 
 def test_version():

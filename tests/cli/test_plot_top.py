@@ -71,6 +71,16 @@ def test_one_run_becomes_a_png_and_a_csv(tmp_path, capsys):
     assert "Wrote" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("asked", ["exchange/timeouts", "exchange/let_go"])
+def test_a_renamed_metric_is_drawn_from_old_and_new_runs(tmp_path, capsys, asked):
+    runs = [make(tmp_path / name, [(100, {name: 3}), (200, {name: 4})]).path for name in ("old", "new")]
+    for run, name in zip(runs, ("exchange/let_go", "exchange/timeouts"), strict=True):
+        (run / "metrics.csv").write_text((run / "metrics.csv").read_text().replace(run.name, name))
+    assert plot(*runs, "-o", tmp_path / "curve.png", "--metric", asked) == 0
+    assert [row["exchange/timeouts mean"] for row in table(tmp_path / "curve.csv")] == ["3", "4"]
+    assert "2 runs, exchange/timeouts 4 at" in capsys.readouterr().out
+
+
 def test_seeds_of_one_configuration_become_a_mean_with_a_band(tmp_path):
     runs = [make(tmp_path / str(s), rows(s, step=100 + 20 * s), seed=s, log_every_s=s).path for s in (1, 2, 3)]
     (curve,) = curves(runs, "train/return")

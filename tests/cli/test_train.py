@@ -154,7 +154,12 @@ def test_options_and_files_reach_the_run(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("result", "lines"),
     [
-        (Result(Path("a b"), 1000, 2.0, 12.34, 5, best_return=20.0), ["'a b', 1,000 steps", "12.3, best 20.0", "2000"]),
+        (
+            Result(
+                Path("a b"), 1000, 2.0, 12.34, 5, best_return=20.0, best_step=900, best_report=18.0, eval_episodes=10
+            ),
+            ["'a b', 1,000 steps", "12.3 over 10 episodes; best 20.0 after 900 steps, 18.0 in episodes", "2000"],
+        ),
         (Result(Path("x"), 10, 2.0, float("nan"), 5), ["x, 10 steps", "Evaluation: none", "resume x --steps 20"]),
         (Result(Path("x"), 10, 2.0, 1.0, 5, stopped=True), ["stopped after 10 steps", "1.0", "corral resume x"]),
     ],

@@ -12,6 +12,7 @@ import yaml
 from corral.algos.registry import ALGORITHMS, AlgorithmEntry
 from corral.config.experiment import Experiment
 from corral.config.overrides import apply, leaves, read, split_items, to_plain
+from corral.config.presets import presets_of, settings
 from corral.config.yaml_file import read_yaml
 from corral.core.errors import UserError
 from corral.envs.make import BACKENDS
@@ -300,6 +301,40 @@ def test_settings_that_make_no_sense_are_refused(overrides, words):
     with pytest.raises(UserError) as caught:
         Experiment.make("ppo", "CartPole-v1", overrides=overrides)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("algo", "overrides", "words"),
+    [
+        ("dqn", {"rnn_size": 64}, "rnn_size=64 has no effect with rnn=none"),
+        ("alphazero", {"rnn_size": 64}, "rnn_size=64 has no effect"),
+        ("ppo-search", {"rnn_size": 64}, "rnn_size=64 has no effect"),
+        ("dqn", {"log_std_init": -1.0}, "log_std_init is for continuous actions, and dqn has none"),
+        ("apex", {"log_std_init": -1.0}, "and apex has none"),
+        ("alphazero", {"net.log_std_init": -1.0}, "and alphazero has none"),
+        ("dqn", {"rnn": "lstm"}, "dqn does not support recurrent networks"),
+    ],
+)
+def test_network_setting_without_effect_is_refused(algo, overrides, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        Experiment.make(algo, "CartPole-v1", overrides=overrides)
+    (tmp_path / "f.yaml").write_text(yaml.safe_dump(overrides))
+    with pytest.raises(UserError, match=words):
+        Experiment.make(algo, "CartPole-v1", config_file=tmp_path / "f.yaml")
+
+
+def test_earlier_run_with_a_setting_without_effect_loads():
+    plain = Experiment.make("dqn", "CartPole-v1").to_dict()
+    plain["algorithm"]["net"] |= {"rnn_size": 64, "log_std_init": -1.0}
+    assert Experiment.from_dict(plain).algorithm.net.rnn_size == 64
+
+
+def test_preset_with_a_core_can_be_used_without_it(tmp_path):
+    name = next(name for name in presets_of("ppo") if settings("ppo", name).get("rnn_size"))
+    made = Experiment.make("ppo", "CartPole-v1", preset=name, overrides={"rnn": "none", "env_kwargs": {}})
+    assert made.algorithm.net.rnn_size != 128
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(made.to_dict()))
+    assert Experiment.make("ppo", config_file=tmp_path / "config.yaml") == made
 
 
 def test_backends_are_those_of_make_vec():

@@ -221,3 +221,10 @@ def test_names_of_other_libraries_are_explained(elsewhere, algo, here):
     with pytest.raises(UserError) as caught:
         read(Experiment.make(algo, "CartPole-v1"), {elsewhere: 1})
     assert here in str(caught.value)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "apex"])
+def test_dueling_of_format_2_is_the_shared_head(algo):
+    config = {"format": 2, "algo": algo, "algorithm": {"dueling": True, "n_step": 3}}
+    assert migrate(config, "config.yaml").settings["algorithm"] == {"dueling": "shared", "n_step": 3}
+    assert migrate(config | {"format": 3}, "config.yaml").settings["algorithm"]["dueling"] is True

@@ -163,6 +163,103 @@ def test_not_finite_gradient_is_not_sent():
         np.testing.assert_allclose(learners.servers[0].state()["parts"][0]["weights"], START.numpy() - 0.01, rtol=1e-5)
 
 
+class Group:
+    """Learners with two parameter groups of 16 weights, which begin together and push when they are told."""
+
+    def __init__(self, learners):
+        self.exchanges, self.server = learners.exchanges, learners.servers[0]
+        self.weights = [learners.start.clone() for _ in self.exchanges]
+        for rank in range(learners.size):
+            learners.join(rank)
+        self.wait(*(self.start(rank, "begin", self.weights[rank], 0, learners.size) for rank in range(learners.size)))
+
+    def start(self, rank, method, *args, **kwargs):
+        thread = threading.Thread(target=getattr(self.exchanges[rank], method), args=args, kwargs=kwargs, daemon=True)
+        thread.start()
+        return thread
+
+    def push(self, rank, group, grad=1.0):
+        """A push that waits at the server, or has been answered, when this returns."""
+        count, until = len(self.server._arrived), time.monotonic() + 20
+        thread = self.start(rank, "grads", torch.full((16,), grad), 1, (0.1, 0.001)[group], group=group)
+        while thread.is_alive() and len(self.server._arrived) == count and time.monotonic() < until:
+            time.sleep(0.001)
+        return thread
+
+    def wait(self, *threads):
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive(), "a push is not answered"
+
+    def steps(self):
+        """The steps that each group's weights have made."""
+        return [float(-part["weights"].mean()) for part in self.server.state()["parts"]]
+
+
+GROUPS = {"groups": [slice(0, 16), slice(16, 32)], "optimizer": sgd, "feedback": False}
+
+
+def test_group_is_stepped_with_its_learning_rate():
+    """A learner leaves out its second group, so that two are at different groups."""
+    with Learners("param_server", 2, torch.zeros(32), **GROUPS) as learners:
+        group = Group(learners)
+        group.wait(group.push(0, 0), group.push(1, 0))
+        ahead = group.push(0, 0, 3.0)
+        group.wait(group.push(1, 1))
+        assert group.steps() == pytest.approx([0.1, 0.001])
+        group.wait(ahead, group.push(1, 0))
+        assert group.steps() == pytest.approx([0.1 + 0.1 * (3.0 + 1.0) / 2, 0.001])
+        assert float(group.weights[0][16]) == pytest.approx(-0.001)  # the update of the group that it left out
+        group.wait(group.push(0, 1), group.push(1, 1))
+        assert group.steps()[1] == pytest.approx(0.002)
+        assert group.server.metrics()["exchange/dropped"] == 0
+
+
+def test_late_gradient_of_a_later_group_is_dropped():
+    with Learners("param_server", 3, torch.zeros(32), drop=1, **GROUPS) as learners:
+        group = Group(learners)
+        for k in (0, 1):
+            group.wait(group.push(0, k), group.push(1, k))
+        for k in (0, 1):
+            group.wait(group.push(2, k, 100.0))
+        group.wait(group.push(0, 0, 2.0), group.push(1, 0, 4.0))
+        assert group.steps() == pytest.approx([0.1 + 0.1 * 3.0, 0.001])
+        assert group.server.metrics()["exchange/dropped"] == 2
+
+
+def test_gradient_of_another_group_does_not_finish_a_round():
+    """The third learner is at the second group, and no place in the round of the first one is its."""
+    with Learners("param_server", 3, torch.zeros(32), drop=1, **GROUPS) as learners:
+        group = Group(learners)
+        for k in (0, 1):
+            group.wait(group.push(0, k), group.push(1, k))
+        group.wait(group.push(2, 1))  # late: it gets the newest weights of that group
+        ahead = group.push(2, 1, 3.0)
+        group.wait(group.push(0, 0, 2.0), group.push(1, 0, 4.0))
+        assert group.steps() == pytest.approx([0.4, 0.001])
+        group.wait(group.push(0, 1, 5.0), ahead)
+        assert group.steps() == pytest.approx([0.4, 0.001 + 0.001 * 4.0])
+
+
+def test_learner_at_a_group_others_leave_out_does_not_wait():
+    with Learners("param_server", 3, torch.zeros(32), drop=1, **GROUPS) as learners:
+        group = Group(learners)
+        group.wait(group.push(0, 0), group.push(1, 0))
+        alone = group.push(2, 1)
+        group.wait(group.push(0, 0), group.push(1, 0), alone)
+        assert group.steps() == pytest.approx([0.2, 0.001])
+
+
+def test_learners_at_two_groups_do_not_wait_for_a_lost_one():
+    with Learners("param_server", 3, torch.zeros(32), **GROUPS) as learners:
+        group = Group(learners)
+        group.wait(*[group.push(rank, 0) for rank in range(3)])
+        ahead, behind = group.push(0, 0), group.push(1, 1)
+        learners.exchanges[2].leave()
+        group.wait(behind, group.push(1, 0), ahead)
+        assert group.steps() == pytest.approx([0.2, 0.001])
+
+
 def test_server_continues_from_state():
     model = Model(START)
     with Learners("param_server", 1, START, mode="async") as learners:

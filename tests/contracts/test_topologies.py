@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.on_runtimes import on_runtimes
+from helpers.scaled_agent import Scaled
 
 from corral.acting.policy import ActContext
 from corral.acting.sampler import Sampler
@@ -234,6 +235,29 @@ def test_killed_second_learner_rejoins():
     run(topology, watch=kill)
     assert [kind for kind, _ in notes].count("lost") == 1
     assert "learner 2" in notes[0][1]
+
+
+ACTORS = {"topology": "actor_learner", "runtime": "inline", "actors": 2}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, ACTORS, ACTORS | {"learners": 2}, ACTORS | {"topology": "data_parallel"}],
+    ids=["sync", "actor_learner", "learners", "data_parallel"],
+)
+def test_updates_get_the_reward_scale_of_their_batch(settings):
+    Scaled.updates.clear()
+    topology = make("helpers.scaled_agent:Scaled", normalize_reward=True, **settings)
+    run(topology)
+    known, true = np.array(Scaled.updates)[-8:].T
+    assert (true < 0.2).all()  # returns are many times 1
+    np.testing.assert_allclose(known, true, rtol=0.1)
+
+
+@pytest.mark.parametrize("settings", [{}, ACTORS, ACTORS | {"topology": "central_inference"}])
+def test_policies_get_the_reward_scale_of_their_environments(settings):
+    seen = run(make("helpers.scaled_agent:Scaled", normalize_reward=True, **settings))
+    np.testing.assert_allclose(seen[-1].extras["scale"], seen[-1].reward / seen[-1].raw_reward, rtol=0.1)
 
 
 def test_batch_not_divisible_by_learners_is_refused():

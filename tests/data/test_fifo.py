@@ -31,6 +31,21 @@ def test_sequences_keep_their_order_extras_and_versions():
     np.testing.assert_array_equal(samples[1].obs[:, 1], parts[1].obs[:, 0])
 
 
+def test_old_sequences_are_dropped_behind_new_ones():
+    store = FifoStore(VECTOR, DataSpec("sequence", 4, 2, "once", ("logp",)), 3)
+    streams = [Stream(VECTOR, seed) for seed in range(3)]
+    for versions in ([9, 9, 9], [2, 9, 3]):  # the second fragment is of an actor that restarted
+        traj = with_extras(fragment(streams, [0, 1, 2], 4)[0], 0)
+        traj.version = np.array(versions)
+        store.put(traj)
+    store.get()
+    assert store.drop_older(2) == 0
+    assert store.drop_older(5) == 2
+    assert store.metrics()["store/size"] == 2
+    batch = store.get().batch
+    assert (batch.env_id.tolist(), batch.version.tolist()) == ([2, 1], [9, 9])
+
+
 def test_sequences_of_another_length_are_refused():
     store = FifoStore(VECTOR, DataSpec("sequence", 4, 2, "once"), 1)
     with pytest.raises(UserError, match="4 steps"):

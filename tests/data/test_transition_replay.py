@@ -177,8 +177,10 @@ def test_uniform_drawing_has_the_right_frequencies():
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
-def test_weights_are_the_formula(progress):
-    store = make(VECTOR, 1, prioritised=True, samples_per_insert=1e9)
+@pytest.mark.parametrize(("alpha", "beta", "eps"), [(0.6, 0.4, 1e-6), (1.0, 0.7, 0.1), (0.0, 0.4, 1e-6)])
+def test_weights_are_the_formula(progress, alpha, beta, eps):
+    names = {"priority_alpha": alpha, "priority_beta": beta, "priority_eps": eps}
+    store = make(VECTOR, 1, prioritised=True, samples_per_insert=1e9, **names)
     stream = Stream(VECTOR, 1)
     for _ in range(30):
         store.put(fragment([stream], [0], 3)[0], ctx=StoreContext(progress))
@@ -186,9 +188,9 @@ def test_weights_are_the_formula(progress):
     priorities = np.random.default_rng(0).uniform(0, 5, len(keys))
     store.feedback(keys, priorities)
     sample = store.get()
-    p = (priorities + 1e-6) ** 0.6
+    p = (priorities + eps) ** alpha
     probability = p[sample.keys - keys[0]] / p.sum()
-    weight = (len(keys) * probability) ** -(0.4 + 0.6 * progress)
+    weight = (len(keys) * probability) ** -(beta + (1 - beta) * progress)
     np.testing.assert_allclose(sample.batch.weight, weight / weight.max(), rtol=1e-5)
     assert sample.batch.weight.dtype == np.float32
 
@@ -286,6 +288,34 @@ def test_a_fragment_that_would_overwrite_itself_is_refused():
 def test_a_state_of_other_settings_is_refused():
     with pytest.raises(UserError, match="same settings"):
         make(VECTOR, 1).load_state_dict(make(VECTOR, 1, capacity=99).state_dict())
+
+
+def with_extras(names, steps=8, n=3):
+    store, stream = make(VECTOR, 1, length=n, extras=tuple(names)), Stream(VECTOR, 0, end=0.0)
+    if steps:
+        traj = fragment([stream], [0], steps)[0]
+        store.put(replace(traj, extras={name: np.ones(traj.shape, np.float32) for name in names}))
+    return store
+
+
+@pytest.mark.parametrize("steps", [8, 2], ids=["transitions", "waiting steps"])
+def test_a_state_without_a_named_extra_is_refused(steps):
+    with pytest.raises(UserError, match="lack the extra 'new'"):
+        with_extras(["old", "new"], 0).load_state_dict(with_extras(["old"], steps).state_dict())
+
+
+def test_an_empty_state_fits_any_extras():
+    store = with_extras(["new"], 0)
+    store.load_state_dict(with_extras([], 0).state_dict())
+    assert len(store._rows) == 0
+
+
+def test_extras_that_are_no_longer_named_are_not_loaded():
+    store = with_extras(["kept"], 0)
+    store.load_state_dict(with_extras(["kept", "dropped"]).state_dict())
+    extras = store.get().batch.extras
+    assert extras.keys() == {"kept"}
+    assert (extras["kept"] == 1).all()
 
 
 def test_million_atari_transitions_fit_in_7_5_gb(monkeypatch):

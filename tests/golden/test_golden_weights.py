@@ -38,8 +38,9 @@ CASES = {
     "appo-gru": ("appo", "hybrid", {"clip_coef": 0.1, "net": NetConfig(hidden_sizes=(), rnn="gru", rnn_size=8)}),
     "dqn": ("dqn", "discrete", {"target_update_period": 2, "net": NetConfig(hidden_sizes=(16, 16), activation="relu")}),
     "dqn-everything": ("dqn", "multi_discrete",
-                       {"target_update_period": 1, "tau": 0.1, "dueling": True, "prioritized_replay": True,
+                       {"target_update_period": 1, "tau": 0.1, "dueling": "shared", "prioritized_replay": True,
                            "net": SMALL}),
+    "dqn-dueling": ("dqn", "discrete", {"target_update_period": 2, "dueling": True, "net": SMALL}),
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from corral.algos.base import UpdateContext
 from corral.core.types import EnvSpec, tree_map
 from corral.learn.fast import find_fast_loss
+from corral.nets.q_network import QNetwork
 from helpers.fragments import Stream, fragment
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
@@ -68,7 +69,7 @@ def gradients(loss, model):
 
 def on_path(net, path):
     """Let a network learn by torch, or in NumPy, from now on; its gradients are zero."""
-    net.numpy_towers = net.numpy_tower = None
+    net.numpy_towers = () if isinstance(net, QNetwork) else None
     net._learns_in_numpy = False
     for param in net.parameters():
         param.grad = torch.zeros_like(param)

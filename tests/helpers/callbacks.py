@@ -76,6 +76,16 @@ class Lines(corral.MetricSink):
             file.write(json.dumps({"step": step, **values}) + "\n")
 
 
+class Rows(corral.MetricSink):
+    """Keeps its rows in memory."""
+
+    def __init__(self):
+        self.rows = []
+
+    def write(self, step, values):
+        self.rows.append((step, values))
+
+
 class RaisingSink(corral.MetricSink):
     """Raises from its second row on."""
 

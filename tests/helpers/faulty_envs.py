@@ -114,6 +114,18 @@ class NotFinite(Good):
         return obs, *rest
 
 
+class FailsAfter(Good):
+    """Returns a NaN observation in every `steps`-th step; only Corral's checks notice."""
+
+    def __init__(self, steps=100):
+        super().__init__(length=10**9)
+        self.steps = steps
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return (obs * np.nan if self.t % self.steps == 0 else obs), *rest
+
+
 class NoReward(Good):
     def step(self, action):
         obs, _, *rest = super().step(action)

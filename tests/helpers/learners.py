@@ -67,7 +67,7 @@ class Learners:
 
     def __exit__(self, *_):
         for exchange in self.exchanges:
-            getattr(exchange, "close", exchange.leave)()
+            exchange.close()
         for server in self.servers:
             server.close()
 

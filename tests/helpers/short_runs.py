@@ -8,11 +8,11 @@ from corral.topologies.sync import Sync
 ENVS = "corral.testing.envs"
 
 
-def learn(algo, env, steps, seed=0, **settings):
+def learn(algo, env, steps, seed=0, on_rollout=lambda traj: None, **settings):
     """Train in this process; the trainer, whose environments are closed."""
     settings = {"steps": steps, "seed": seed, "num_envs": 8, "backend": "local", "device": "cpu"} | settings
     experiment = Experiment.make(algo, env, preset="none", overrides=settings)
-    trainer = Sync(experiment, lambda kind, text: None)
+    trainer = Sync(experiment, lambda kind, text: None, on_rollout=on_rollout)
     try:
         while trainer.env_steps < steps:
             trainer.advance()

@@ -17,7 +17,7 @@ from helpers.learners import HOST, Learners, Model
 from torch import nn
 
 from corral.core.errors import UserError
-from corral.learn.exchange import param_server, server
+from corral.learn.exchange import param_server, param_server_process
 from corral.learn.exchange.all_reduce import _HEAD, AllReduce, _plain, open_store
 from corral.learn.exchange.base import ExchangeSetup, PeerLost, make_exchange
 from corral.learn.exchange.compress import BFloat16Codec, Float16Codec, Float32Codec, Qsgd, Sign, TopK, find_compression
@@ -332,4 +332,4 @@ def test_gradient_with_infinite_norm_is_not_sent():
 
 
 def test_client_timeout_exceeds_server_timeout():
-    assert param_server._TIMEOUT_S > server._TIMEOUT_S
+    assert param_server._TIMEOUT_S > param_server_process._TIMEOUT_S

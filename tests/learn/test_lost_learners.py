@@ -6,14 +6,14 @@ import pytest
 import torch
 from helpers.learners import Learners, Model
 
-from corral.learn.exchange import server
+from corral.learn.exchange import param_server_process
 
 START = torch.linspace(-1, 1, 40)
 
 
 @pytest.mark.parametrize(("mode", "lag"), [("ssp", 1), ("sync", 0)])
 def test_learner_past_timeout_is_dropped_and_counted(mode, lag, monkeypatch):
-    monkeypatch.setattr(server, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(param_server_process, "_TIMEOUT_S", 0.3)
     done, begun = threading.Event(), threading.Barrier(2)
 
     def work(exchange, rank):

@@ -12,6 +12,7 @@ from torch import nn
 
 import corral
 from corral.algos.base import ParamGroup, UpdateContext
+from corral.core.errors import UserError
 from corral.core.types import EnvSpec, Sample
 from corral.learn.device import Precision
 from corral.learn.learner import Learner
@@ -140,6 +141,33 @@ def test_state_of_every_group_is_saved():
     assert torch.equal(learner.flat.weights, other.flat.weights)
 
 
+def test_learning_rate_is_set_by_group():
+    learner, other = make(), make()
+    for group in (None, "", "critics"):
+        with pytest.raises(UserError, match="'critic', 'actor'"):
+            learner.set_learning_rate(1e-4, group)
+    learner.set_learning_rate(1e-4, "actor")
+    other.load_state_dict(learner.state_dict())
+    assert other.learning_rates(0.5) == {"learn/lr_critic": 3e-3, "learn/lr_actor": 1e-4}
+    learner.set_learning_rate(None, "actor")
+    assert learner.learning_rates(0.5) == {"learn/lr_critic": 3e-3, "learn/lr_actor": 5e-4}
+
+
+def test_learning_rate_must_not_be_negative():
+    with pytest.raises(UserError, match="learning_rate must be at least 0"):
+        make().set_learning_rate(-1e-3, "actor")
+
+
+def test_state_without_learning_rates_keeps_the_schedule():
+    """Checkpoints of earlier versions."""
+    learner = make()
+    state = learner.state_dict()
+    del state["learning_rates"]
+    learner.set_learning_rate(1e-4, "actor")
+    learner.load_state_dict(state)
+    assert learner.learning_rates(0.5)["learn/lr_actor"] == 5e-4
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -149,6 +177,7 @@ def test_state_of_every_group_is_saved():
         ("param_server", {}),
         ("param_server", {"servers": 2}),
         ("param_server", {"servers": 2, "mode": "async"}),
+        ("param_server", {"drop": 1}),
         ("gossip", {}),
     ],
 )
@@ -177,7 +206,7 @@ def test_groups_in_every_exchange(kind, options):
     weights = [weights for weights, _ in results]
     assert all(torch.isfinite(one).all() and not torch.equal(one, start) for one in weights)
     assert all(version == 4 for _, version in results)
-    if kind == "all_reduce" or (kind == "param_server" and "mode" not in options):
+    if kind == "all_reduce" or (kind == "param_server" and not {"mode", "drop"} & options.keys()):
         assert all(torch.equal(one, weights[0]) for one in weights)
     for state in served:
         assert [len(part["weights"]) > 0 for part in state["parts"]] == [True, True]
@@ -214,6 +243,13 @@ SETTINGS = {"num_envs": 4, "hidden_sizes": (8, 8), "device": "cpu", "quiet": Tru
         {"topology": "data_parallel", "runtime": "inline", "actors": 2},
         {"topology": "data_parallel", "runtime": "inline", "actors": 2, "compress": "topk:0.3"},
         {"topology": "data_parallel", "runtime": "inline", "actors": 2, "exchange": "param_server", "mode": "async"},
+        {
+            "topology": "data_parallel",
+            "runtime": "inline",
+            "actors": 2,
+            "exchange": "param_server",
+            "backup_workers": 1,
+        },
         {"topology": "data_parallel", "runtime": "inline", "actors": 2, "exchange": "gossip"},
     ],
     ids=lambda settings: "-".join(str(value) for value in settings.values()),

@@ -83,8 +83,8 @@ def test_text_observation_is_refused_before_allocation():
         inferred([["x" * 1_000_000] + [""] * 200_000])
 
 
-def test_observation_with_too_many_parts_is_refused():
-    with pytest.raises(ClientError, match="300 parts"):
+def test_observation_with_too_many_leaves_is_refused():
+    with pytest.raises(ClientError, match="300 leaves"):
         inferred({"a": {str(k): 1 for k in range(300)}})
 
 

@@ -25,8 +25,8 @@ MISTAKES = {
     "not JSON": (b"\x00\xff hello", "not JSON"),
     "not text": (b'{"command": "\xff"}', "not JSON"),
     "cut off": (json.dumps(STEP)[:-5].encode(), "not JSON"),
-    "too deep": (b"[" * 50_000, "not JSON|does not fit"),
-    "no object": (b"[1, 2]", "does not fit"),
+    "too deep": (b"[" * 50_000, "not JSON|is invalid"),
+    "no object": (b"[1, 2]", "is invalid"),
     "empty": (b"", "not JSON"),
     "no command": ({**STEP, "command": None}, "command"),
     "unknown command": ({**STEP, "command": "pause"}, "'pause' is not one of reset, step, terminate"),
@@ -132,7 +132,7 @@ def test_an_env_id_is_one_clients_until_it_leaves(context, hand):
         vec.recv()
         other = Hand(context, hand.fleet)
         other.reset(1, 2)
-        assert "'hand' is another client's" in other.hear()["error"]
+        assert "'hand' belongs to another client" in other.hear()["error"]
         act(vec, 1)
         assert hand.hear() == {"action": 1}
         hand.leave()  # without a word, as a process that is started again

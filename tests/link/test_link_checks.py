@@ -96,7 +96,7 @@ def test_a_good_simulator_passes_every_check(serve):
     ("wrong", "check", "status", "words"),
     [
         ("unseeded", "determinism", "fail", "with the same seed and actions, step 0"),
-        ("left over", "determinism", "fail", "leaves something behind"),
+        ("left over", "determinism", "fail", "does not reset the whole state"),
         ("outside", "observations", "fail", "outside its space"),
         ("raises", "observations", "fail", "the joint exploded"),
         ("endless", "observations", "warn", "may never end"),

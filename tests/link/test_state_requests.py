@@ -152,11 +152,11 @@ def test_exported_states_continue_in_another_simulator(states):
     with corral.make_vec(url, 1) as vec:
         (session,) = vec.fleet.sessions.values()
         other = StateClient(vec.fleet, session, 20.0)
-        copies, rows = other.take_in(blobs)
+        copies, rows = other.import_states(blobs)
         rows.require_good("import")
         np.testing.assert_array_equal(other.expand(copies, np.array([2, 1]))[1].obs, expected.obs)
         for bad in (b"", b"CPY1", blobs[0][:-1], bytes([blobs[0][0] ^ 1]) + blobs[0][1:], blobs[0] + b"\0"):
-            assert other.take_in([bad])[1].status[0] == clp.Status.E_BAD_REQUEST
+            assert other.import_states([bad])[1].status[0] == clp.Status.E_BAD_REQUEST
     sim.end()
 
 

@@ -212,13 +212,39 @@ def test_huge_inputs_saturate_and_nothing_warns():
     np.testing.assert_allclose(out[-1], net(torch.from_numpy(rows)).detach(), atol=1e-5)
 
 
-def test_dueling_values_have_the_advantages_mean_taken_out():
-    model = randomize(QNetwork(spec_of(), 4, NetConfig(), dueling=True))
+@pytest.mark.parametrize("dueling", [True, "shared"])
+def test_dueling_values_have_the_advantages_mean_taken_out(dueling):
+    model = randomize(QNetwork(spec_of(), 4, NetConfig(), dueling))
     obs = torch.randn(6, 3)
-    out = model.head(model.torso(model.encoder(obs)))
-    advantage, value = out[:, :4], out[:, 4:]
+    shared = model.torso(model.encoder(obs))
+    if dueling == "shared":
+        advantage, value = model.head(shared).split([4, 1], -1)
+    else:
+        advantage = model.advantage_head(model.advantage_stream(shared))
+        value = model.value_head(model.value_stream(shared))
     torch.testing.assert_close(model(obs), value + advantage - advantage.mean(-1, keepdim=True))
     torch.testing.assert_close(model(obs).mean(-1, keepdim=True), value)
+
+
+@pytest.mark.parametrize(
+    ("space", "hidden", "shared", "own"),
+    [
+        (VECTOR, (64, 32), [64], 32),
+        (VECTOR, (32,), [], 32),
+        (spaces.Box(0, 255, (4, 40, 40), np.uint8), (64, 32), [], 512),
+    ],
+)
+def test_dueling_streams_have_hidden_layers_of_their_own(space, hidden, shared, own):
+    model = QNetwork(spec_of(space), 4, NetConfig(hidden_sizes=hidden), dueling=True)
+    assert [layer.out_features for layer in model.torso if isinstance(layer, nn.Linear)] == shared
+    for stream in (model.value_stream, model.advantage_stream):
+        assert [layer.out_features for layer in stream if isinstance(layer, nn.Linear)] == [own]
+    assert (model.value_head.out_features, model.advantage_head.out_features) == (1, 4)
+    assert not any(isinstance(layer, nn.Linear) for layer in model.encoder.modules())
+    obs = to_tensors(batch_of(space, 5), torch.device("cpu"))
+    model(obs).mean().backward()  # the mean is V: no gradient reaches the advantages
+    assert model.value_stream[0].weight.grad.abs().sum() > 0
+    assert model.advantage_stream[0].weight.grad.abs().max() < 1e-6
 
 
 TREE = spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3), "c": spaces.Box(0, 255, (2,), np.uint8)})
@@ -232,6 +258,7 @@ NETS = {
     "actor": lambda spec, config: ActorCritic(spec, config),
     "q": lambda spec, config: QNetwork(spec, 4, config, dueling=False),
     "dueling": lambda spec, config: QNetwork(spec, 4, config, dueling=True),
+    "dueling, shared": lambda spec, config: QNetwork(spec, 4, config, dueling="shared"),
 }
 ACTIONS = {
     "discrete": spaces.Discrete(4),
@@ -264,7 +291,8 @@ def test_numpy_acting_equals_torch(net, observation, activation, normalize, hidd
         torch_says = model(tensors)
         if net == "actor":
             np.testing.assert_allclose(model.numpy_params(obs), torch_says[0].detach(), atol=2e-6, rtol=1e-5)
-            np.testing.assert_allclose(model.value(tensors), torch_says[1].detach(), atol=2e-6, rtol=1e-5)
+            with torch.no_grad():
+                np.testing.assert_allclose(model.value(tensors), torch_says[1], atol=2e-6, rtol=1e-5)
             acted = model.act(tensors, None, None)[0]
             np.testing.assert_allclose(acted.detach(), torch_says[0].detach(), atol=2e-6, rtol=1e-5)
         else:

@@ -61,7 +61,7 @@ def test_users_env_is_left_unchanged(make):
 
 
 def test_env_that_cannot_be_copied_or_rebuilt_is_refused():
-    with pytest.raises(UserError, match="pass what builds it"):
+    with pytest.raises(UserError, match="pass an id, module:Class or a factory"):
         corral.Snapshots(LockedWalk())
 
 

@@ -7,13 +7,14 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
-from helpers.callbacks import Blocking, Lines, Raising, RaisingAndEnding, RaisingSink, Recorder, Stopping
+from helpers.callbacks import Blocking, Lines, Raising, RaisingAndEnding, RaisingSink, Recorder, Rows, Stopping
 
 import corral
 from corral.cli.main import main
 from corral.core.errors import RunFailed, UserError
-from corral.runs.callbacks import dispatch
+from corral.runs import slow_calls
 from corral.runs.callbacks.early_stopping import EarlyStopping
 from corral.runs.evaluate import Evaluation
 from corral.runs.events import read_events
@@ -75,6 +76,72 @@ def test_logged_metrics_are_means_since_the_last_row(tmp_path):
     assert found["mine/value"].tolist() == [steps - 16 for steps in range(64, 513, 64)]
 
 
+class RowsOfItsOwn(corral.Callback):
+    """Writes a row after every update, before the run evaluates."""
+
+    def on_update(self, run, metrics):
+        run.write_metrics()
+
+
+def evaluations_in(columns):
+    there = ~np.isnan(columns["eval/return"])
+    return list(zip(columns["env_steps"][there].tolist(), columns["eval/return"][there].tolist(), strict=True))
+
+
+def test_every_evaluation_is_a_row_at_its_own_step(tmp_path):
+    sink = Rows()
+    given = {"callbacks": [RowsOfItsOwn(), Recorder()], "sinks": [sink], "eval_every": 128, "log_every": 256}
+    train(tmp_path / "run", **given)
+    expected = [(line["steps"], line["mean"]) for line in named(tmp_path / "run", "on_evaluation")]
+    assert [step for step, _ in expected] == [128, 256, 384, 512]
+    assert evaluations_in(read_metrics(tmp_path / "run")) == expected
+    assert [(step, row["eval/return"]) for step, row in sink.rows if "eval/return" in row] == expected
+
+
+def test_an_evaluation_is_a_row_even_if_no_row_is_due(tmp_path):
+    train(tmp_path / "run", eval_every=128, log_every=0)
+    assert read_metrics(tmp_path / "run")["env_steps"].tolist() == [128, 256, 384, 512]
+
+
+def test_the_row_of_an_evaluation_precedes_its_checkpoint(tmp_path):
+    """A run that is resumed from the checkpoint has the row."""
+
+    seen = []
+
+    class Saving(corral.Callback):
+        def on_evaluation(self, run, result):
+            run.save()
+            seen.append(evaluations_in(read_metrics(run.run_dir))[-1] == (run.steps, result.mean))
+
+    train(tmp_path / "run", callbacks=[Saving()])
+    assert seen == [True, True]
+
+
+def test_values_logged_after_the_last_row_are_written(tmp_path):
+    class Late(corral.Callback):
+        def on_update(self, run, metrics):
+            run.write_metrics()
+            run.log("mine/late", run.steps)
+
+    train(tmp_path / "run", callbacks=[Late()], eval_episodes=0)
+    assert read_metrics(tmp_path / "run")["mine/late"][-1] == 512
+
+
+def test_metrics_of_a_run_are_those_of_its_last_update(tmp_path):
+    metrics = []
+
+    class OnEvaluation(corral.Callback):
+        def on_evaluation(self, run, result):
+            metrics.append(dict(run.metrics))
+
+    train(tmp_path / "a", callbacks=[OnEvaluation()], log_every=0)
+    train(tmp_path / "b", log_every=32)  # a row after every update
+    rows = read_metrics(tmp_path / "b")
+    for at, seen in zip((7, 15), metrics, strict=True):
+        for name in ("loss/policy", "loss/grad_norm", "train/return", "train/episodes", "learn/version", "eval/return"):
+            assert seen[name] == rows[name][at]
+
+
 def test_callbacks_do_not_change_the_weights(tmp_path):
     plain, watched = train(tmp_path / "a"), train(tmp_path / "b", callbacks=[Recorder()], sinks=["csv"])
     assert (plain.steps, plain.version, plain.eval_return) == (watched.steps, watched.version, watched.eval_return)
@@ -82,7 +149,7 @@ def test_callbacks_do_not_change_the_weights(tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_on_update_without_updates_needs_every_turn(tmp_path):
+def test_on_update_without_updates_needs_every_iteration(tmp_path):
     calls = []
 
     class Plain(corral.Callback):
@@ -90,7 +157,7 @@ def test_on_update_without_updates_needs_every_turn(tmp_path):
             calls.append((type(self).__name__, bool(metrics)))
 
     class Often(Plain):
-        every_turn = True
+        every_iteration = True
 
     settings = {"learning_starts": 64, "train_frequency": 4, "num_steps": None, "num_minibatches": None}
     given = {k: v for k, v in (SMALL | CLOCKS | settings).items() if v is not None}
@@ -118,6 +185,17 @@ def test_learning_rate_can_be_set(tmp_path):
 
     train(tmp_path / "run", callbacks=[Halving()], learning_rate=1e-3, anneal_lr=False)
     assert read_metrics(tmp_path / "run")["learn/lr"].tolist() == [1e-3] * 3 + [5e-4] * 4 + [2.5e-4]
+
+
+@pytest.mark.parametrize("settings", [{}, GUARDED | {"runtime": "inline"}], ids=["sync", "actor_learner"])
+def test_learning_rate_that_was_set_survives_a_resume(settings, tmp_path):
+    class Lower(corral.Callback):
+        def on_start(self, run):
+            run.learning_rate = 1e-5
+
+    train(tmp_path / "run", callbacks=[Lower()], learning_rate=1e-3, **settings)
+    corral.resume(tmp_path / "run", steps=768, quiet=True)
+    assert set(read_metrics(tmp_path / "run")["learn/lr"].tolist()) == {1e-5}
 
 
 def test_a_resumed_run_calls_on_start_again(tmp_path):
@@ -188,6 +266,23 @@ def test_early_stopping_ends_a_run_at_its_target(tmp_path):
     assert events(tmp_path / "run", "stopped")[0]["text"].startswith("mean return")
 
 
+@pytest.mark.parametrize("stop_at", [384, 640])
+def test_early_stopping_continues_to_count_after_a_resume(tmp_path, stop_at):
+    """On a task where every return is the same, the first evaluation is the best."""
+
+    class StopOnce(corral.Callback):
+        def on_update(self, run, metrics):
+            if run.steps == stop_at:
+                run.stop("to resume")
+
+    settings = {"env_kwargs": {"max_episode_steps": 5}, "eval_every": 128}
+    stopped = train(tmp_path / "run", 10_000, callbacks=[EarlyStopping(patience=5), StopOnce()], **settings)
+    assert stopped.steps == stop_at
+    result = corral.resume(tmp_path / "run", callbacks=[EarlyStopping(patience=5)], quiet=True)
+    assert (result.steps, result.stopped) == (6 * 128, True)
+    assert events(tmp_path / "run", "stopped")[-1]["text"] == "no evaluation above 5 for 5 evaluations"
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
@@ -210,7 +305,7 @@ def test_an_error_ends_the_run_by_choice(tmp_path):
 
 
 def test_a_slow_callback_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatch, "SLOW_S", 0.2)
+    monkeypatch.setattr(slow_calls, "SLOW_S", 0.2)
 
     class Slow(corral.Callback):
         def on_start(self, run):
@@ -219,7 +314,35 @@ def test_a_slow_callback_is_named(tmp_path, monkeypatch):
     train(tmp_path / "run", steps=64, callbacks=[Slow()])
     (event,) = events(tmp_path / "run", "slow_callback")
     assert "Slow.on_start has been running for 0.2 s; the run waits for it" in event["text"]
-    assert not [thread for thread in threading.enumerate() if thread.name == "corral-slow-callbacks"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "corral-slow-calls"]
+
+
+def test_a_slow_sink_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(slow_calls, "SLOW_S", 0.2)
+
+    class Slow(Rows):
+        def write(self, step, values):
+            time.sleep(0 if self.rows else 1.0)
+            super().write(step, values)
+
+    train(tmp_path / "run", steps=64, sinks=[Slow()])
+    (event,) = events(tmp_path / "run", "slow_sink")
+    assert "Slow.write has been running for 0.2 s; the run waits for it" in event["text"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "corral-slow-calls"]
+
+
+def test_a_call_within_a_slow_callback_leaves_it_watched(tmp_path, monkeypatch):
+    monkeypatch.setattr(slow_calls, "SLOW_S", 0.2)
+
+    class Slow(corral.Callback):
+        def on_start(self, run):
+            run.write_metrics()  # calls the sinks
+            time.sleep(1.0)
+
+    train(tmp_path / "run", steps=64, callbacks=[Slow()])
+    (event,) = events(tmp_path / "run", "slow_callback")
+    assert "callback" in event["text"]
+    assert "Slow.on_start" in event["text"]
 
 
 def _block(path, settings):
@@ -261,6 +384,17 @@ def test_a_sink_gets_the_rows_of_metrics_csv(tmp_path):
     assert [row["step"] for row in rows] == found["env_steps"].tolist()
     assert [row["loss/policy"] for row in rows] == found["loss/policy"].tolist()
     assert [row["wall_s"] for row in rows] == found["wall_s"].tolist()
+
+
+def test_a_sink_that_changes_its_row_changes_no_other(tmp_path):
+    class Greedy(corral.MetricSink):
+        def write(self, step, values):
+            values.clear()
+
+    rows = Rows()
+    train(tmp_path / "run", sinks=[Greedy(), rows])
+    assert not events(tmp_path / "run", "sink_error")
+    assert [row["train/return"] for _, row in rows.rows] == read_metrics(tmp_path / "run")["train/return"].tolist()
 
 
 def test_a_sink_that_raises_is_dropped(tmp_path):
@@ -308,6 +442,16 @@ def test_a_class_that_needs_arguments_is_refused(tmp_path):
 
     with pytest.raises(UserError, match="Needy needs arguments"):
         train(tmp_path / "run", callbacks=[Needy])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_type_error_of_a_plugin_shows_its_own_message(tmp_path):
+    class Broken(corral.Callback):
+        def __init__(self):
+            len(3)
+
+    with pytest.raises(TypeError, match=r"object of type 'int' has no len\(\)"):
+        train(tmp_path / "run", callbacks=[Broken])
     assert not (tmp_path / "run").exists()
 
 

@@ -87,6 +87,13 @@ def test_overwriting_removes_the_old_run_and_nothing_else(tmp_path):
     assert not list(new.checkpoints.iterdir())
 
 
+def test_files_of_earlier_versions_belong_to_the_run(tmp_path):
+    run = RunFolder.create(tmp_path / "run", CONFIG)
+    (run.path / "parts.json").write_text("[]")
+    run.discard()
+    assert not run.path.exists()
+
+
 def test_a_run_in_training_is_not_overwritten(tmp_path):
     run = RunFolder.create(tmp_path, CONFIG)
     with run.lock(), pytest.raises(UserError, match=str(os.getpid())):

@@ -11,7 +11,8 @@ from corral.core.errors import UserError
 from corral.runs.folder import RunFolder
 from corral.runs.plugins import Plugins
 from corral.runs.sinks.base import MetricSinks
-from corral.runs.sinks.csv import read_metrics
+from corral.runs.sinks.csv import CsvSink, read_metrics
+from corral.runs.slow_calls import SlowCalls
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def run(tmp_path):
 
 def open_sinks(run, purge_after=None, report=print):
     """The sinks that every run has."""
-    return MetricSinks(Plugins().make_sinks(run, purge_after), report)
+    return MetricSinks(Plugins().make_sinks(run, purge_after), report, SlowCalls(print, enabled=False))
 
 
 def tensorboard(run):
@@ -158,7 +159,8 @@ import sys
 from corral.runs.folder import RunFolder
 from corral.runs.plugins import Plugins
 from corral.runs.sinks.base import MetricSinks
-log = MetricSinks(Plugins().make_sinks(RunFolder.open(sys.argv[1]), None), print)
+from corral.runs.slow_calls import SlowCalls
+log = MetricSinks(Plugins().make_sinks(RunFolder.open(sys.argv[1]), None), print, SlowCalls(print))
 for step in range(1, 10**9):
     log.write(step, step, {"x": step, f"late/{step // 50}": 1} if step % 50 == 0 else {"x": step})
     print(step, flush=True)
@@ -197,3 +199,9 @@ def test_a_file_that_is_no_table_of_metrics_is_named(run):
     for look in (lambda: read_metrics(run.path), lambda: open_sinks(run)):
         with pytest.raises(UserError, match=r"metrics\.csv is not a table of metrics"):
             look()
+
+
+def test_an_old_and_a_new_column_of_a_metric_become_one(run):
+    run.metrics_csv.write_text("env_steps,wall_s,learners/left_out,x,learners/dropped_batches\n1,1,2,7,\n2,2,,8,3\n")
+    CsvSink(run.metrics_csv, purge_after=2).close()
+    assert run.metrics_csv.read_text() == "env_steps,wall_s,learners/dropped_batches,x\n1,1,2,7\n2,2,3,8\n"

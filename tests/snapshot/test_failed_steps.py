@@ -117,7 +117,7 @@ def test_searching_run_survives_failing_steps(tmp_path, caplog):
             "backend": "local"},
     )  # fmt: skip
     assert result.steps >= 600
-    said = [record for record in caplog.records if "each the end of its branch" in record.getMessage()]
+    said = [record for record in caplog.records if "each ended its branch" in record.getMessage()]
     assert 1 <= len(said) <= 4
 
 
@@ -141,7 +141,7 @@ def test_env_whose_steps_all_fail_ends_planning():
         here = snapshots.save()
         for _ in range(3):
             snapshots.drop(snapshots.expand([here] * 300, [1] * 300).children)
-        with pytest.raises(EnvFailed, match=r"1,200 steps .* in a row; run `corral check-env`.*fell off"):
+        with pytest.raises(EnvFailed, match=r"1,200 planning steps .* in a row; run `corral check-env`.*fell off"):
             snapshots.expand([here] * 300, [1] * 300)
 
 

@@ -147,5 +147,5 @@ def test_evaluation_without_a_free_slot_says_what_to_do(serve, token, tmp_path, 
 @pytest.mark.parametrize("runtime", ["process", "ray"])
 def test_runtime_of_several_processes_is_refused(runtime):
     experiment = Experiment.make("impala", free_url(), overrides={"runtime": runtime, "actors": 1})
-    with pytest.raises(UserError, match=f"reach one process, and runtime={runtime} has several: leave runtime out"):
+    with pytest.raises(UserError, match=f"only one process, and runtime={runtime} has several: omit runtime"):
         make_topology(experiment, lambda kind, text: None)

@@ -65,6 +65,10 @@ def test_killed_shard_comes_back_empty():
         run(topology, 12_000, kill)
         assert topology.learner.version > killed[-1] + 100
         assert topology.metrics()["store/shards"] == 2
+        while any(call.method == "put" for member in topology.store.members for call in member.calls):
+            topology.store.ready()
+        windows = 8 * 2  # of 3 steps, not complete yet, in 8 environments
+        assert topology.env_steps - topology.metrics()["store/inserted"] <= windows * (1 + len(killed))
     finally:
         topology.close()
     assert [kind for kind, _ in notes].count("lost") == 2

@@ -24,6 +24,7 @@ from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.self_play import SelfPlay
+from corral.algos.trajectories import explained_variance
 from corral.core.errors import UserError
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Positions
 from corral.nets.actor_critic import ActorCritic
@@ -163,10 +164,17 @@ class AlphaZero(Algorithm):
         log_pi = torch.log_softmax(params.float().masked_fill(~extras["legal"], -1e9), -1)
         cross_entropy = -(extras["better"] * log_pi).sum(-1)
         searched = extras["searched"].float()
+        searched_rows = max(1, int(batch.extras["searched"].sum()))  # what the policy loss is a mean of
         policy_loss = (searched * cross_entropy).sum() / searched.sum().clamp(min=1)
         value_loss = (value.float() - to_tensors(batch.outcome, device)).square().mean()
         with torch.no_grad():
             target_entropy = -(extras["better"] * extras["better"].clamp(min=1e-9).log()).sum(-1)
             floor = (searched * target_entropy).sum() / searched.sum().clamp(min=1)
-        metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/policy_gap": policy_loss - floor}
-        yield LossOutput(policy_loss + self.config.value_coef * value_loss, metrics, rows=len(value))
+            metrics = {
+                "loss/policy": policy_loss,
+                "loss/value": value_loss,
+                "loss/policy_gap": policy_loss - floor,
+                "loss/entropy": -(log_pi.exp() * log_pi).sum(-1).mean(),
+                "loss/explained_variance": explained_variance(value.detach().float().cpu().numpy(), batch.outcome),
+            }
+        yield LossOutput(policy_loss + self.config.value_coef * value_loss, metrics, rows=searched_rows)

@@ -15,6 +15,7 @@ search act and learns by CE and value alone; `eval` trains as `ppo` and searches
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -29,7 +30,7 @@ from corral.algos.ppo import Config as PpoConfig
 from corral.algos.ppo import Ppo
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.search_acting import SearchBehaviour
-from corral.algos.trajectories import Minibatch, compute_values, flatten_steps, normalize, num_valid
+from corral.algos.trajectories import Minibatch, compute_values, explained_variance, flatten_steps, normalize, num_valid
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
@@ -157,7 +158,9 @@ class PpoSearch(Algorithm):
         values, next_values = compute_values(model, batch)
         ends = batch.terminated, batch.truncated, batch.faulty
         advantages = gae(batch.reward, values, next_values, *ends, config.ppo.gamma, config.ppo.gae_lambda)
-        trusted = explained_variance(values, advantages + values, batch.valid) > config.min_explained_variance
+        explained = explained_variance(values[batch.valid], (advantages + values)[batch.valid])
+        # Returns that do not vary, of which nothing can be explained, count as 0.
+        trusted = (0.0 if math.isnan(explained) else explained) > config.min_explained_variance
         if trusted and extras["kappa"].any():
             next_values = bootstrap(next_values, batch.done, extras["search_value"], extras["kappa"])
             # Not GAE: its telescoping sum of deltas cancels V within an episode, which would leave v_search - V in
@@ -217,12 +220,6 @@ class PpoSearch(Algorithm):
         edges = edges.to(params.device).expand(len(params), -1, -1)
         log_pi, _ = model.actions.evaluate(params.unsqueeze(1).expand(-1, edges.shape[1], -1), edges)
         return -(batch.better * log_pi).sum(1)
-
-
-def explained_variance(value: Array, target: Array, valid: Array) -> float:
-    """1 - var(target - value) / var(target): 1 for a perfect critic, 0 for a constant one."""
-    variance = float(target[valid].var()) if valid.any() else 0.0
-    return 1.0 - float((target - value)[valid].var()) / variance if variance > 0 else 0.0
 
 
 def bootstrap(after: Array, done: Array, search_value: Array, kappa: Array) -> Array:

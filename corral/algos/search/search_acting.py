@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.acting.model_policy import acting_precision, to_tensors
+from corral.acting.model_policy import to_tensors
 from corral.acting.policy import ActContext
 from corral.algos.schedule import Schedule
 from corral.core.errors import UserError
@@ -134,6 +134,6 @@ class SearchBehaviour:
         import torch
 
         device = self._model.value_head.weight.device
-        with torch.inference_mode(), acting_precision(self._model, device):
-            params: Array = self._model.act(to_tensors(obs, device), None, None)[0].float().cpu().numpy()
+        with torch.inference_mode():
+            params: Array = self._model.act(to_tensors(obs, device), None, None)[0].cpu().numpy()
         return params

@@ -104,4 +104,4 @@ class LockstepVecEnv(VecEnv):
         remedies = [f"recv() environments {ready[:16]}"] * bool(ready)
         remedies += [f"send() to environments {idle[:16]}"] * bool(idle)
         first = " and ".join(remedies)
-        return UserError(f"{self.spec.name}: these environments step only all together; {first} first.")
+        return UserError(f"{self.spec.name}: these environments step only together: {first} first.")

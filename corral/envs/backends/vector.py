@@ -77,7 +77,7 @@ class VectorVecEnv(LockstepVecEnv):
         while True:
             due, ends, ended = self._due, self._ends, step.first
             if (ended & due).any():
-                raise EnvFailed(f"{self.spec.name}: an episode ended in the very step that started it.")
+                raise EnvFailed(f"{self.spec.name}: an episode ended in the step that started it.")
             self._due = ended
             if ended.any():
                 self._ends = step
@@ -156,7 +156,7 @@ class VectorVecEnv(LockstepVecEnv):
             bad |= ~np.isfinite(leaf.reshape(self.num_envs, -1)).all(axis=1)
         raise EnvFailed(
             f"Environments {np.flatnonzero(bad).tolist()} of {self.spec.name} returned a value that is not "
-            "finite; they cannot be replaced in a ready-made vector environment, so give make_vec a factory."
+            "finite, and environments of a VectorEnv cannot be replaced: pass make_vec a factory."
         )
 
     def _release(self) -> None:
@@ -200,6 +200,6 @@ def _autoreset_mode(venv: VectorEnv) -> AutoresetMode:
         return AutoresetMode(mode)
     except ValueError:
         raise UserError(
-            f"{type(venv.unwrapped).__name__} does not declare how it resets: set metadata['autoreset_mode'] to "
+            f"{type(venv.unwrapped).__name__} does not declare its autoreset mode: set metadata['autoreset_mode'] to "
             "gymnasium.vector.AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED."
         ) from None

@@ -35,7 +35,7 @@ _GREETING_S = 60.0
 _MAX_SESSIONS, _MAX_GREETINGS = 64, 64
 _PLAIN: dict[int, Callable[[Slots, int, Sequence[Buffer]], SlotReply]] = {
     clp.Op.RESET: Slots.reset, clp.Op.SAVE: Slots.save, clp.Op.EXPAND: Slots.expand, clp.Op.EXPORT: Slots.export,
-    clp.Op.IMPORT: Slots.take_in,
+    clp.Op.IMPORT: Slots.import_states,
 }  # fmt: skip
 """Requests without options."""
 
@@ -45,7 +45,7 @@ class _Session:
     """A learner's environments, settings and last replies."""
 
     number: int
-    hosted: Slots
+    slots: Slots
     welcome: Welcome
     wire: Wire | None
     detached_at: float = 0.0
@@ -78,7 +78,7 @@ class SimulatorServer:
         self._factory, self._name, self._binding, self._token = factory, name, binding, token
         env, self._spec = build_env(factory, name)
         env.close()
-        self._slots = max_slots(self._spec, slots)
+        self._num_slots = max_slots(self._spec, slots)
         if slots > 1:
             claim(env, self)  # `find_keeper` builds a second one, which must be another object
         self._keeper = find_keeper(factory)
@@ -106,8 +106,8 @@ class SimulatorServer:
             waited = time.monotonic() - self.last_learner
             if wait_s and waited > wait_s:
                 raise RunFailed(
-                    f"No learner at {', '.join(self._binding.urls)} for {waited:.0f} s; is it running, and can it be "
-                    "reached?"
+                    f"No learner at {', '.join(self._binding.urls)} for {waited:.0f} s: check that it is running "
+                    "and reachable."
                 )
         return 0
 
@@ -185,7 +185,7 @@ class SimulatorServer:
         hello = Hello(
             list(OURS), "corral-python", self._name, 0, self._instance, greeting.nonce,
             resumes.number if resumes else 0, self._spec.observation.to_json(), self._spec.action.to_json(),
-            1, self._slots, 1, keeper.level if keeper else 0, keeper.exact if keeper else True, capabilities,
+            1, self._num_slots, 1, keeper.level if keeper else 0, keeper.exact if keeper else True, capabilities,
         )  # fmt: skip
         wire.send(Message(clp.Op.HELLO, meta=to_meta(hello)).frames())
 
@@ -206,9 +206,9 @@ class SimulatorServer:
             if len(self._sessions) >= _MAX_SESSIONS:
                 self._refuse(wire, clp.Status.E_FULL, f"{_MAX_SESSIONS} learners are connected already")
                 return
-            slots = min(self._slots, welcome.limits.slots)
-            hosted = Slots(self._factory, self._name, self._spec, slots, self._keeper, welcome.snapshots)
-            session = _Session(welcome.session, hosted, welcome, wire)
+            count = min(self._num_slots, welcome.limits.slots)
+            slots = Slots(self._factory, self._name, self._spec, count, self._keeper, welcome.snapshots)
+            session = _Session(welcome.session, slots, welcome, wire)
             self._sessions.append(session)
         elif session not in self._sessions or session.number != welcome.session:
             self._refuse(wire, clp.Status.E_SESSION, f"session {welcome.session} is not known here")
@@ -269,7 +269,7 @@ class SimulatorServer:
                 raise BadRequest(
                     f"{message.batch} rows, at most {session.welcome.limits.batch}", clp.Status.E_TOO_LARGE
                 )
-            result = self._carry_out(session.hosted, message)
+            result = self._carry_out(session.slots, message)
             if isinstance(result, SlotReply):
                 reply.payload = result.payload
                 if result.messages:
@@ -291,31 +291,31 @@ class SimulatorServer:
         if session.wire is not None:
             session.wire.send(frames)
 
-    def _carry_out(self, hosted: Slots, message: Message) -> SlotReply | dict[str, Any]:
+    def _carry_out(self, slots: Slots, message: Message) -> SlotReply | dict[str, Any]:
         op, batch, payload = message.op, message.batch, message.payload
         if op == clp.Op.HEARTBEAT:
             return SlotReply()
         if op == clp.Op.STATS:
             return {
-                "slots": self._slots, "steps": hosted.steps, "episodes": hosted.episodes, "faults": hosted.faults,
-                "snapshots": len(hosted.states or ()), "snapshot_bytes": hosted.states.nbytes if hosted.states else 0,
+                "slots": self._num_slots, "steps": slots.steps, "episodes": slots.episodes, "faults": slots.faults,
+                "snapshots": len(slots.states or ()), "snapshot_bytes": slots.states.nbytes if slots.states else 0,
                 "rss": _rss(), "work_us": 0,
             }  # fmt: skip
         if batch < 1:
             raise BadRequest("no rows")
         if op == clp.Op.STEP:
-            return hosted.step(batch, payload, bool(message.flags & clp.AUTORESET))
+            return slots.step(batch, payload, bool(message.flags & clp.AUTORESET))
         if op in _PLAIN:
-            return _PLAIN[op](hosted, batch, payload)
+            return _PLAIN[op](slots, batch, payload)
         if op == clp.Op.LOAD:
-            return hosted.load(batch, payload, bool(message.flags & clp.WANT_OBS))
+            return slots.load(batch, payload, bool(message.flags & clp.WANT_OBS))
         if op == clp.Op.ROLLOUT:
             steps = (message.meta or {}).get("steps")
-            return hosted.rollout(batch, payload, steps if isinstance(steps, int) else 0)
+            return slots.rollout(batch, payload, steps if isinstance(steps, int) else 0)
         raise BadRequest("this simulator does not support it", clp.Status.E_UNSUPPORTED)
 
     def _drop(self, session: _Session, message: Message) -> None:
-        states = session.hosted.states
+        states = session.slots.states
         generation = (message.meta or {}).get("generation")
         if states is None:
             return
@@ -343,7 +343,7 @@ class SimulatorServer:
             self._sessions.remove(session)
         if session.wire is not None:
             self._by_wire.pop(session.wire, None)
-        session.hosted.close()
+        session.slots.close()
 
 
 def _last(text: str, most: int) -> str:

@@ -212,7 +212,7 @@ class Slots:
         sizes = np.array([len(blob) for blob in blobs], "<u8")
         return SlotReply([*reply.payload, sizes.tobytes(), b"".join(blobs)], reply.messages)
 
-    def take_in(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
+    def import_states(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
         if len(payload) != 3:
             raise BadRequest(f"{len(payload)} frames, expected ids, sizes and states")
         ids, sizes = _columns(payload[:2], batch, "<u8", "<u8")

@@ -7,15 +7,14 @@ one bit per environment, replace most of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from corral.core.errors import UserError
 from corral.core.types import Array
 
-_MAX_SETS = 256
 _WIRE = np.dtype("<i8")
 
 
@@ -28,11 +27,25 @@ class IdSet:
     mask: int  # bit i stands for environment i
     numbers: tuple[int, ...]
     payload: bytes  # as transmitted
-    route: Any = field(default=None)  # for the backend: how to reach them
-    views: Any = field(default=None)  # for the rows: cached views
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+
+T = TypeVar("T")
+
+
+class SetCache(dict[IdSet, T]):
+    """What a backend computes once for each set of ids in use."""
+
+    def __init__(self, num_envs: int):
+        super().__init__()
+        self._limit = _max_sets(num_envs)
+
+    def __setitem__(self, chosen: IdSet, value: T) -> None:
+        if len(self) >= self._limit:
+            self.clear()
+        super().__setitem__(chosen, value)
 
 
 class IdSets:
@@ -40,7 +53,7 @@ class IdSets:
 
     def __init__(self, num_envs: int):
         self.num_envs = num_envs
-        self._limit = max(_MAX_SETS, 4 * num_envs)
+        self._limit = _max_sets(num_envs)
         self.all_envs = self._make(np.arange(num_envs, dtype=_WIRE))
         self._forget()
 
@@ -91,6 +104,10 @@ class IdSets:
         self._by_identity: dict[int, IdSet] = {id(all_envs.ids): all_envs}
         self._by_payload: dict[bytes, IdSet] = {all_envs.payload: all_envs}
         self._by_mask: dict[int, IdSet] = {all_envs.mask: all_envs}
+
+
+def _max_sets(num_envs: int) -> int:
+    return max(256, 4 * num_envs)
 
 
 def row_index(ids: Array) -> slice | Array:

@@ -40,7 +40,7 @@ class InFlight:
         """Check and record a send; returns the id set and the action leaves."""
         if not self.started or self.closed:
             self.require_open()
-            raise UserError("Call recv() before the first send(): it brings the first observations.")
+            raise UserError("Call recv() before the first send(): it returns the first observations.")
         chosen = self.sets.of(env_ids)
         if waiting := (self.in_flight | self.ready) & chosen.mask:
             first = [i for i in chosen.numbers if waiting >> i & 1][:16]

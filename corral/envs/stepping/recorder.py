@@ -25,7 +25,7 @@ import numpy as np
 from corral.core.gym_env import Env
 from corral.core.spaces import Layout
 from corral.core.types import Array
-from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.id_set import IdSet, SetCache
 from corral.envs.stepping.rows import EnvRows
 from corral.snapshot.keeper import CannotSave, EpisodeStart
 from corral.snapshot.keepers.declared import declares, read_declared, write_declared
@@ -35,7 +35,6 @@ from corral.snapshot.rng import Generators, State, find_generators, read_generat
 log = logging.getLogger("corral.envs")
 
 _BOUND_EVERY = 1024  # calls
-_MAX_SETS = 1024
 
 
 class NotRestored(Exception):
@@ -91,7 +90,7 @@ class Recorder:
         self._sizes = [leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in rows.spec.action.leaves]
         self._record = max(1, sum(self._sizes))
         self._histories: defaultdict[int, _History] = defaultdict(lambda: _History(self._record))
-        self._of: dict[IdSet, list[_History]] = {}  # histories of the sets in use
+        self._of = SetCache[list[_History]](rows.num_envs)
         self._generators: dict[int, Generators] = {}  # searched once after each seed
         self._calls = 0
 
@@ -111,8 +110,6 @@ class Recorder:
         """Call before the actions in these rows are taken."""
         histories = self._of.get(chosen)
         if histories is None:
-            if len(self._of) >= _MAX_SETS:
-                self._of.clear()
             histories = self._of[chosen] = [self._histories[env_id] for env_id in chosen.numbers]
         data, size, start = self._bytes(chosen), self._record, 0
         for history in histories:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from corral.core.types import Array, EnvSpec, StepBatch
-from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.id_set import IdSet, SetCache
 from corral.envs.supervision import Fault
 
 _ALIGN = 64
@@ -48,6 +48,7 @@ class EnvRows:
         self.mark = next(taken)  # per worker (at most N), the environment it is stepping
         self.phase = next(taken)
         self._odd = 0  # the receiver's copy of `phase`, as a mask
+        self._cached_views = SetCache[tuple[list[list[Array]], Array]](num_envs)
 
     @staticmethod
     def nbytes(spec: EnvSpec, num_envs: int) -> int:
@@ -87,10 +88,11 @@ class EnvRows:
 
     def _views(self, chosen: IdSet) -> tuple[list[list[Array]], Array]:
         """Cached views of both observation halves and the table, at even steps; a new view costs as much as a copy."""
-        if chosen.views is None or chosen.views[0] is not self:
+        views = self._cached_views.get(chosen)
+        if views is None:
             halves = [[leaf[half][chosen.index] for leaf in self.obs] for half in (0, 1)]
-            chosen.views = self, halves, self.table[chosen.index]
-        return chosen.views[1], chosen.views[2]
+            views = self._cached_views[chosen] = halves, self.table[chosen.index]
+        return views
 
     def actions(self, chosen: IdSet) -> list[Any]:
         """One action per environment, copied, so that an environment may keep it."""

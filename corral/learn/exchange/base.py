@@ -67,6 +67,9 @@ class GroupExchange(Exchange, Protocol):
     sent: float
     """Bytes sent since the start; with a server, also bytes received."""
 
+    port: int
+    """Where other learners connect to this one; 0 if it does not listen."""
+
     @classmethod
     def make(cls, setup: ExchangeSetup) -> GroupExchange:
         """One learner's side, before it has joined the others."""
@@ -82,6 +85,9 @@ class GroupExchange(Exchange, Protocol):
 
     def leave(self) -> None:
         """Leave the group; learners that wait for this one are notified."""
+
+    def close(self) -> None:
+        """Leave the group for good, and stop listening."""
 
     def metrics(self) -> dict[str, float]:
         """Bytes and other figures since the start."""
@@ -112,6 +118,7 @@ class Local:
 
     over = False  # the learner's own `last` suffices
     clips_first = False
+    port = 0
 
     def agree(self, ready: bool) -> bool:
         return ready
@@ -126,3 +133,9 @@ class Local:
 
     def share(self, values: Tensor) -> list[Tensor]:
         return [values]
+
+    def leave(self) -> None:
+        """No group to leave."""
+
+    def close(self) -> None:
+        self.leave()

@@ -47,7 +47,6 @@ class ParamServer(Local):
         self._servers: list[Connection] = []
         self._slices: list[list[slice]] = []  # of each group, one slice of the flat weights per server
         self._compressions: list[list[Compression]] = []
-        self._versions: list[int] = []
         self._weights = torch.zeros(0)
         self._updates = 0
         self.sent = 0.0
@@ -64,10 +63,7 @@ class ParamServer(Local):
                 [self._compression(s, len(self._servers) * g + k) for k, s in enumerate(parts)]
                 for g, parts in enumerate(self._slices)
             ]
-        answers = self._ask(ENTER, [{"num_workers": num_workers}] * len(self._servers))
-        for group in range(len(self._groups)):
-            self._take(group, [{"weights": answer["weights"][group]} for answer in answers])
-        self._versions = [answer["version"] for answer in answers]
+        self._take(self._ask(ENTER, [{"num_workers": num_workers}] * len(self._servers)))
 
     def _compression(self, part: slice, number: int) -> Compression:
         count = part.stop - part.start
@@ -96,10 +92,8 @@ class ParamServer(Local):
         finite = math.isfinite(float(grad.norm()))  # otherwise it was too large to be clipped
         messages = [
             {"group": group, "code": compression.pack(own[s.start - start : s.stop - start]) if finite else None,
-             "rows": rows, "lr": lr, "version": version}
-            for compression, s, version in zip(
-                self._compressions[group], self._slices[group], self._versions, strict=True
-            )
+             "rows": rows, "lr": lr}
+            for compression, s in zip(self._compressions[group], self._slices[group], strict=True)
         ]  # fmt: skip
         try:
             answers = self._ask(PUSH, messages)
@@ -108,8 +102,7 @@ class ParamServer(Local):
             raise
         if any(answer.get("dropped") for answer in answers):
             self._put_back(group, messages)  # the server dropped it as too late
-        self._take(group, answers)
-        self._versions = [answer["version"] for answer in answers]
+        self._take(answers)
         return "skip" if finite else "apply"
 
     def _put_back(self, group: int, messages: list[dict[str, Any]]) -> None:
@@ -123,11 +116,15 @@ class ParamServer(Local):
         new_moments = self._receive(self._servers[0])["moments"]
         return [values] if new_moments is None else [values, torch.from_numpy(np.array(new_moments)).to(values.device)]
 
-    def _take(self, group: int, answers: list[Any]) -> None:
+    def _take(self, answers: list[Any]) -> None:
+        """Take the weights of the groups that have changed."""
         with torch.no_grad():
-            for s, answer in zip(self._slices[group], answers, strict=True):
-                values = self._broadcast.decode(np.array(answer["weights"]), s.stop - s.start)
-                self._weights[s].copy_(torch.from_numpy(values))
+            for k, answer in enumerate(answers):
+                for slices, code in zip(self._slices, answer["weights"], strict=True):
+                    if code is not None:
+                        s = slices[k]
+                        values = self._broadcast.decode(np.array(code), s.stop - s.start)
+                        self._weights[s].copy_(torch.from_numpy(values))
 
     def _ask(self, kind: int, messages: list[Any]) -> list[Any]:
         for server, message in zip(self._servers, messages, strict=True):

@@ -3,6 +3,10 @@
 `sync`: an update is the mean of all workers, and all wait for it; with `backup_workers` it does not wait for the
 slowest few, whose late gradients are dropped (Heess et al. 2017). `async`: every gradient is an update (Mnih et al.
 2016). `ssp`: as async, but a worker more than `staleness` updates ahead of the slowest waits (Ho et al. 2013).
+
+Each parameter group has its own updates: a round of `sync` applies the gradients of one group, and a gradient is late
+if its group was updated after the worker received that group's weights. Workers may be at different groups, because one
+left out a gradient or stopped early: then the groups take turns, and a worker ahead waits for the others.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +52,21 @@ class Rules:
 class _Member:
     """A connected learner."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: int) -> None:
+        self.received = [0] * groups  # updates of each group in the weights that it has
         self.clock: int | None = None  # its own updates; None while it rests: others do not wait for it
         self.kept = 0  # its clock when it began to rest
         self.new_moments: Array | None = None  # moments of observations from other learners
+
+
+@dataclass(frozen=True, eq=False)
+class _Push:
+    """A gradient that waits for the others of its group; None if it was not finite."""
+
+    group: int
+    grad: Array | None
+    rows: int
+    lr: float
 
 
 class _GroupPart:
@@ -96,20 +112,20 @@ class ParamServerProcess:
         self._rng = np.random.default_rng(0)
         self._change = threading.Condition()
         self._members: set[_Member] = set()
-        self._arrived: dict[_Member, tuple[int, Array | None, int]] = {}  # group, gradient and rows
-        self._rounds = 0  # finished rounds, with `sync`
+        self._arrived: dict[_Member, _Push] = {}  # with `sync`, in order of arrival
+        self._next_group = 0  # the group after that of the last round
         self._num_workers = 1  # that begin a turn together
         self._coming: set[_Member] = set()  # members waiting for the others to begin a turn
         self.version = 0
         """Updates of the first group so far."""
         self._closed = False
-        self._pushes = self._dropped = self._stale = self._stalest = self._lead = self._let_go = 0
-        self._error = self._lr = 0.0
+        self._pushes = self._dropped = self._stale = self._stalest = self._lead = self._timeouts = 0
+        self._error = 0.0
         self._listener = Listener(host, secret, self._serve, _SEND_S)
         self.port = self._listener.port
 
     def _serve(self, connection: Connection) -> None:
-        member = _Member()
+        member = _Member(len(self._parts))
         with self._change:
             self._members.add(member)
         try:
@@ -141,7 +157,8 @@ class ParamServerProcess:
                 self._num_workers = message["num_workers"]
                 self._coming -= set(together)
                 self._change.notify_all()
-            return {"version": self.version, "weights": [self._coded(part) for part in self._parts]}
+            member.received = [-1] * len(self._parts)
+            return {"weights": self._newer(member, range(len(self._parts)))}
 
     def _wake(self, member: _Member) -> None:
         """Set the clock to the newest one, unless the member was ahead of it."""
@@ -152,32 +169,32 @@ class ParamServerProcess:
             if member.clock is not None:
                 member.kept, member.clock = member.clock, None
             self._arrived.pop(member, None)
-            self._finish_round()
+            self._finish_rounds()
             self._change.notify_all()
 
     def _push(self, member: _Member, message: dict[str, Any]) -> Value:
         with self._change:
             if member.clock is None:  # it was considered disconnected
                 self._wake(member)
-            code, rows, group = message["code"], message["rows"], message["group"]
+            code, group = message["code"], message["group"]
             part = self._parts[group]
             grad = None if code is None else self._codec.decode(np.ascontiguousarray(code), part.weights.numel())
-            behind = self.version - message["version"]
+            behind = part.updates - member.received[group]
             if self._rules.mode == "sync" and behind > 0:
                 self._dropped += 1  # the others did not wait for it
-                return {**self._newest(part), "dropped": True}
+                return {"weights": self._newer(member, [group]), "dropped": True}
             self._pushes, self._stale = self._pushes + 1, self._stale + behind
             self._stalest = max(self._stalest, behind)
-            self._lr = message["lr"]
             if self._rules.mode == "sync":
-                self._wait_for_round(member, group, grad, rows)
-            else:
-                if grad is not None:
-                    self._apply(group, grad)
-                if group == 0:
-                    member.clock = (member.clock or 0) + 1
-                    self._wait_for_slower(member)
-            return self._newest(part)
+                self._wait_for_round(member, _Push(group, grad, message["rows"], message["lr"]))
+                # Other groups may have been updated without this member, if it left out their gradients.
+                return {"weights": self._newer(member, range(len(self._parts)))}
+            if grad is not None:
+                self._apply(group, grad, message["lr"])
+            if group == 0:
+                member.clock = (member.clock or 0) + 1
+                self._wait_for_slower(member)
+            return {"weights": self._newer(member, [group])}
 
     def _share(self, member: _Member, message: dict[str, Any]) -> Value:
         """Keep moments for the other members, each of which receives them once."""
@@ -187,46 +204,51 @@ class ParamServerProcess:
             new_moments, member.new_moments = member.new_moments, None
             return {"moments": new_moments}
 
-    def _wait_for_round(self, member: _Member, group: int, grad: Array | None, rows: int) -> None:
-        finished = self._rounds
-        self._arrived[member] = (group, grad, rows)
-        self._finish_round()
+    def _wait_for_round(self, member: _Member, push: _Push) -> None:
+        self._arrived[member] = push
+        self._finish_rounds()
         until = time.monotonic() + _TIMEOUT_S
-        while member in self._arrived and self._rounds == finished and not self._closed:
+        while member in self._arrived and not self._closed:
             if not self._change.wait(until - time.monotonic()):
-                self._finish_round(late=True)
-                break
+                self._finish_rounds(late=True)
 
-    def _finish_round(self, *, late: bool = False) -> None:
+    def _finish_rounds(self, *, late: bool = False) -> None:
+        """Finish the rounds that have enough gradients of one group; `late`: all, without the members still missing."""
         active = {member for member in self._members if member.clock is not None}
         needed = max(1, min(len(active), self._num_workers - self._rules.backup_workers))
-        if not self._arrived or (len(self._arrived) < needed and not late):
-            return
         if late:
-            self._let_go += len(active - self._arrived.keys())
+            self._timeouts += len(active - self._arrived.keys())
             for member in active - self._arrived.keys():
                 member.clock = None  # not awaited until it pushes again
-        arrived = list(self._arrived.values())
-        for member, (group, _, _) in self._arrived.items():
-            member.clock = (member.clock or 0) + (group == 0)
-        self._arrived.clear()
-        self._rounds += 1
-        self._change.notify_all()
-        for group in sorted({group for group, _, _ in arrived}):  # some may have finished their batch before others
-            self._apply_mean(group, [(grad, rows) for g, grad, rows in arrived if g == group and grad is not None])
+        while self._arrived:
+            counts = Counter(push.group for push in self._arrived.values())
+            if not late and len(self._arrived) < len(active) and max(counts.values()) < needed:
+                return
+            # In the order of groups, so that a member waits for at most one round of each other group.
+            self._finish_round(min(counts, key=lambda group: (group - self._next_group) % len(self._parts)))
 
-    def _apply_mean(self, group: int, grads: list[tuple[Array, int]]) -> None:
+    def _finish_round(self, group: int) -> None:
+        pushes = {member: push for member, push in self._arrived.items() if push.group == group}
+        for member in pushes:
+            member.clock = (member.clock or 0) + (group == 0)
+            del self._arrived[member]
+        self._next_group = group + 1
+        self._change.notify_all()
+        self._apply_mean(group, list(pushes.values()))
+
+    def _apply_mean(self, group: int, pushes: Sequence[_Push]) -> None:
+        grads = [(push.grad, push.rows) for push in pushes if push.grad is not None]
         if len(grads) == 1:
-            self._apply(group, grads[0][0])
+            self._apply(group, grads[0][0], pushes[-1].lr)
         elif grads:
             total = np.float32(sum(rows for _, rows in grads))
             whole = np.zeros(self._parts[group].weights.numel(), np.float32)
             for grad, rows in grads:
                 whole += grad * np.float32(rows) if total else grad
-            self._apply(group, whole / total if total else whole)
+            self._apply(group, whole / total if total else whole, pushes[-1].lr)
 
-    def _apply(self, group: int, grad: Array) -> None:
-        self._parts[group].apply(grad, self._lr)
+    def _apply(self, group: int, grad: Array, lr: float) -> None:
+        self._parts[group].apply(grad, lr)
         self.version += group == 0
 
     def _wait_for_slower(self, member: _Member) -> None:
@@ -237,7 +259,7 @@ class ParamServerProcess:
             self._lead = max(self._lead, self._ahead(member))  # exceeds the bound if a member is given up on
             for other in () if came else self._members:
                 if other.clock is not None and (member.clock or 0) - other.clock > self._rules.staleness:
-                    self._let_go += 1
+                    self._timeouts += 1
                     other.clock = None  # not awaited until it pushes again
 
     def _ahead(self, member: _Member) -> int:
@@ -246,8 +268,14 @@ class ParamServerProcess:
     def _clocks(self) -> list[int]:
         return [member.clock for member in self._members if member.clock is not None]
 
-    def _newest(self, part: _GroupPart) -> dict[str, Value]:
-        return {"version": self.version, "weights": self._coded(part)}
+    def _newer(self, member: _Member, groups: Iterable[int]) -> list[Value]:
+        """Weights of each of these groups that the member does not have yet; None for the others."""
+        weights: list[Value] = [None] * len(self._parts)
+        for group in groups:
+            part = self._parts[group]
+            if member.received[group] != part.updates:
+                weights[group], member.received[group] = self._coded(part), part.updates
+        return weights
 
     def _coded(self, part: _GroupPart) -> Value:
         if part.coded is None or part.coded[0] != part.updates:
@@ -275,7 +303,7 @@ class ParamServerProcess:
                 "exchange/staleness": self._stale / max(1, self._pushes),
                 "exchange/staleness_max": float(self._stalest),
                 "exchange/dropped": float(self._dropped),
-                "exchange/timeouts": float(self._let_go),
+                "exchange/timeouts": float(self._timeouts),
             }
             if self._rules.mode == "ssp":
                 metrics["exchange/lead_max"] = float(self._lead)

@@ -148,7 +148,7 @@ class SimulatorSession:
             self._take_unsolicited(message)
             return
         if request.op != message.op:
-            raise BadMessage(f"an answer to {message.op} where {request.op} was asked")
+            raise BadMessage(f"a reply to op {message.op}, expected one to op {request.op}")
         del self.waiting[message.seq]
         self._unsolicited = 0
         if request.batch and message.op == _STEP:

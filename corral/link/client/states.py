@@ -266,7 +266,7 @@ class StateClient:
         self._ask(clp.Op.EXPORT, [u8(ids)], len(ids), take)
         return blobs, replies
 
-    def take_in(self, blobs: Sequence[bytes], ids: Array | None = None) -> tuple[Array, StateReplies]:
+    def import_states(self, blobs: Sequence[bytes], ids: Array | None = None) -> tuple[Array, StateReplies]:
         ids = self.new_ids(len(blobs)) if ids is None else ids
         sizes = np.array([len(blob) for blob in blobs])
         return ids, self._rows(clp.Op.IMPORT, [u8(ids), u8(sizes), b"".join(blobs)], len(blobs), obs=False)

@@ -88,7 +88,7 @@ class JsonPeer(Wire):
             self.leave("it terminated")
             return
         if message.env_id != self.env_id:
-            raise ClientError(f"the env_id changed from {self.env_id!r} to {message.env_id!r}; use a socket for each")
+            raise ClientError(f"the env_id changed from {self.env_id!r} to {message.env_id!r}; use a socket per id")
         if self.waits:
             raise ClientError("a message came before the last one was answered")
         self.waits = True
@@ -174,7 +174,7 @@ class JsonPeer(Wire):
         try:
             slots, what = message.payload
             if message.batch != 1 or bytes(slots) != bytes(4):
-                raise BadMessage("there is slot 0 only")
+                raise BadMessage("only slot 0 exists")
             if message.op == clp.Op.STEP:
                 leaves = self._action.read(what, 1)
         except (BadMessage, ValueError) as error:

@@ -138,7 +138,7 @@ class JsonBinding(Binding):
                 self._forget(peer)
             return
         if len(frames) != 2 or len(frames[0]):
-            raise ClientError(f"a message of {len(frames)} frames where a REQ socket sends an empty one and the JSON")
+            raise ClientError(f"a message of {len(frames)} frames, expected an empty one and the JSON")
         body, most = frames[1].buffer, peer.json_bytes if peer is not None else self._first_bytes
         if len(body) > most:
             raise ClientError(f"a message of {len(body)} bytes, at most {most} are accepted")
@@ -159,7 +159,7 @@ class JsonBinding(Binding):
         if descriptor is not None and not self._is_there(identity, descriptor):
             return
         if message.env_id in self._ids:
-            raise ClientError(f"the env_id {message.env_id!r} is another client's; give each its own")
+            raise ClientError(f"the env_id {message.env_id!r} belongs to another client; give each its own")
         if len(self._peers) >= _MAX_CLIENTS:
             raise ClientError(f"{_MAX_CLIENTS} clients are connected already")
         peer = JsonPeer(

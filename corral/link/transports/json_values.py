@@ -51,7 +51,7 @@ def read_client_message(body: Buffer) -> ClientMessage:
     try:
         message = _decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise ClientError(f"the message does not fit the loop: {error}") from error
+        raise ClientError(f"the message is invalid: {error}") from error
     except (ValueError, RecursionError) as error:
         hint = "; JSON has no NaN or Infinity" if b"NaN" in bytes(body) or b"Infinity" in bytes(body) else ""
         raise ClientError(f"the message is not JSON ({error}{hint})") from error
@@ -105,7 +105,7 @@ def _agreed(theirs: Any, ours: Layout | None, what: str) -> Layout | None:
 def inferred(obs: Any) -> Layout:
     """Unbounded float32 space with the shapes of an observation, object keys in sorted order; ClientError otherwise."""
     if (found := _count_leaves(obs, _MAX_DEPTH)) > _MAX_LEAVES:  # before a space is made for each
-        raise ClientError(f"obs has {found} parts, at most {_MAX_LEAVES} are accepted")
+        raise ClientError(f"obs has {found} leaves, at most {_MAX_LEAVES} are accepted")
     return Layout(_inferred(obs, "obs", _MAX_DEPTH))
 
 

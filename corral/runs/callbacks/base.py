@@ -31,10 +31,16 @@ class Run(Protocol):
 
     @property
     def learning_rate(self) -> float:
-        """The current learning rate. Assigning one replaces the algorithm's schedule from the next batch on."""
+        """The current learning rate, of the first parameter group; assigning one is `set_learning_rate(value)`."""
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None: ...
+
+    def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
+        """Replace the schedule of a parameter group from the next batch on, also after a resume; None restores it.
+
+        An algorithm with several groups needs the name of one.
+        """
 
     def log(self, name: str, value: float) -> None:
         """Add a value of a metric; the next row has the mean of the values since the last row."""
@@ -49,11 +55,19 @@ class Run(Protocol):
     def is_best(self) -> bool:
         """Whether the last evaluation was the best so far."""
 
+    @property
+    def best_return(self) -> float:
+        """The highest mean return of an evaluation, also before a resume; -inf before the first, and in self-play."""
+
+    @property
+    def evaluations_since_best(self) -> int:
+        """Number of evaluations after that one."""
+
     def save(self, *, best: bool = False) -> Path:
         """Write a checkpoint now, which becomes `latest`, and `best` on request; `on_checkpoint` follows."""
 
     def write_metrics(self) -> None:
-        """Write a row of metrics now."""
+        """Write a row of metrics now; an evaluation writes its own."""
 
 
 class Callback:
@@ -65,7 +79,7 @@ class Callback:
 
     ends_run_on_error = False
     """Whether an exception also ends the run, as `RunFailed`."""
-    every_turn = False
+    every_iteration = False
     """Whether `on_update` is also called after iterations without an update, with no metrics."""
 
     def on_start(self, run: Run) -> None:

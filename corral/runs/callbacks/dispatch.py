@@ -1,10 +1,8 @@
-"""Calls the callbacks of a run, reports errors of user callbacks, and warns of long calls."""
+"""Calls the callbacks of a run, and reports errors of user callbacks."""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +12,9 @@ from corral.core.errors import RunFailed
 from corral.core.types import Trajectory
 from corral.runs.callbacks.base import Callback, Run
 from corral.runs.evaluate import Evaluation
+from corral.runs.slow_calls import SlowCalls
 
 HOOKS = ("on_start", "on_rollout", "on_update", "on_evaluation", "on_checkpoint", "on_end")
-SLOW_S = 30.0
-"""A callback that takes longer is named in a warning."""
-
 Note = Callable[[str, str], None]
 _log = logging.getLogger("corral.runs")
 
@@ -26,17 +22,12 @@ _log = logging.getLogger("corral.runs")
 class Dispatcher(Callback):
     """The callbacks of a run as one: the user's, then the built-in ones, whose errors end the run."""
 
-    def __init__(self, users: Sequence[Callback], own: Sequence[Callback], note: Note):
-        self._watch = _SlowCalls(note)
-        self._users = [_UserCallback(callback, note, self._watch) for callback in users]
+    def __init__(self, users: Sequence[Callback], own: Sequence[Callback], note: Note, slow_calls: SlowCalls):
+        self._users = [_UserCallback(callback, note, slow_calls) for callback in users]
         self._own = own
 
     def uses(self, hook: str) -> bool:
         return any(hook in user.hooks for user in self._users)
-
-    @property
-    def current(self) -> str | None:
-        return self._watch.current
 
     def _call(self, hook: str, run: Run, *args: object) -> None:
         for user in self._users:
@@ -52,7 +43,7 @@ class Dispatcher(Callback):
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
         for user in self._users:
-            if metrics or user.callback.every_turn:
+            if metrics or user.callback.every_iteration:
                 user.call("on_update", run, metrics)
         for callback in self._own:
             callback.on_update(run, metrics)
@@ -70,14 +61,13 @@ class Dispatcher(Callback):
             user.call("on_end", run)
 
     def close(self) -> None:
-        self._watch.close()
         for user in self._users:
             user.report_failures()
 
 
 class _UserCallback:
-    def __init__(self, callback: Callback, note: Note, watch: _SlowCalls):
-        self.callback, self._note, self._watch = callback, note, watch
+    def __init__(self, callback: Callback, note: Note, slow_calls: SlowCalls):
+        self.callback, self._note, self._slow_calls = callback, note, slow_calls
         self.hooks = {hook for hook in HOOKS if getattr(type(callback), hook) is not getattr(Callback, hook)}
         self._failures: Counter[str] = Counter()
 
@@ -86,13 +76,11 @@ class _UserCallback:
         if hook not in self.hooks:
             return
         name = f"{type(self.callback).__qualname__}.{hook}"
-        self._watch.begin(name)
         try:
-            getattr(self.callback, hook)(*args)
+            with self._slow_calls.watch("callback", name):
+                getattr(self.callback, hook)(*args)
         except Exception as error:
             self._failed(hook, name, error)
-        finally:
-            self._watch.end()
 
     def _failed(self, hook: str, name: str, error: Exception) -> None:
         self._failures[hook] += 1
@@ -108,37 +96,3 @@ class _UserCallback:
         for hook, count in self._failures.items():
             if count > 1:
                 self._note("callback_error", f"callback {type(self.callback).__qualname__}.{hook} raised {count} times")
-
-
-class _SlowCalls:
-    """Warns, from a thread, about a callback that blocks the run for long."""
-
-    def __init__(self, note: Note):
-        self._note = note
-        self.current: str | None = None
-        self._since = 0.0
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def begin(self, name: str) -> None:
-        self._since = time.monotonic()
-        self.current = name
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._monitor, name="corral-slow-callbacks", daemon=True)
-            self._thread.start()
-
-    def end(self) -> None:
-        self.current = None
-
-    def close(self) -> None:
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _monitor(self) -> None:
-        warned = 0.0
-        while not self._closed.wait(min(1.0, SLOW_S / 4)):
-            name, since = self.current, self._since
-            if name is not None and since != warned and time.monotonic() - since > SLOW_S:
-                warned = since
-                self._note("slow_callback", f"callback {name} has been running for {SLOW_S:g} s; the run waits for it")

@@ -18,6 +18,10 @@ class EarlyStopping(Callback):
         self._target, self._patience = target, patience
         self._best, self._since_best = -math.inf, 0
 
+    def on_start(self, run: Run) -> None:
+        """A resumed run continues to count."""
+        self._best, self._since_best = run.best_return, run.evaluations_since_best
+
     def on_evaluation(self, run: Run, result: Evaluation) -> None:
         self._since_best = 0 if result.mean > self._best else self._since_best + 1
         self._best = max(self._best, result.mean)

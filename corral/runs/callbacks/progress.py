@@ -35,19 +35,23 @@ class Progress(Callback):
         self._steps = self._shown = start
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
-        self.update(run.steps, run.metrics)
+        self.update(run.steps, run.metrics if self._due() else None)  # computing them takes time
 
     def on_end(self, run: Run) -> None:
+        self._metrics.update(run.metrics)
         self.close()
 
     def update(self, env_steps: int, metrics: Mapping[str, float] | None = None) -> None:
         self._steps = env_steps
         self._metrics.update(metrics or {})
-        now = time.monotonic()
-        if self._quiet or now < self._next:
+        if not self._due():
             return
+        now = time.monotonic()
         self._next = now + (_REWRITE_S if self._live else _LINE_S)
         self._show(now)
+
+    def _due(self) -> bool:
+        return not self._quiet and time.monotonic() >= self._next
 
     def say(self, text: str) -> None:
         """Print a separate line; the live line continues below it."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from corral.core.errors import RunFailed, UserError
+from corral.runs.slow_calls import SlowCalls
 
 STEP, WALL_S = "env_steps", "wall_s"
 
@@ -26,8 +27,8 @@ class MetricSink(Protocol):
 class MetricSinks:
     """All sinks of a run. One that raises is reported and dropped; `RunFailed` and `UserError` end the run."""
 
-    def __init__(self, sinks: Sequence[MetricSink], report: Callable[[str], None]) -> None:
-        self._sinks, self._report = list(sinks), report
+    def __init__(self, sinks: Sequence[MetricSink], report: Callable[[str], None], slow_calls: SlowCalls) -> None:
+        self._sinks, self._report, self._slow_calls = list(sinks), report, slow_calls
 
     def write(self, step: int, wall_s: float, values: Mapping[str, Any]) -> None:
         """Write a row to every sink; `values` are numbers or tensors of one element."""
@@ -35,7 +36,8 @@ class MetricSinks:
         row |= {name: _number(value) for name, value in values.items() if name not in (STEP, WALL_S)}
         for sink in list(self._sinks):
             try:
-                sink.write(int(step), row)
+                with self._slow_calls.watch("sink", f"{_name(sink)}.write"):
+                    sink.write(int(step), dict(row))  # a copy: a sink may change it, or keep it
             except (RunFailed, UserError):
                 raise
             except Exception as error:
@@ -49,7 +51,8 @@ class MetricSinks:
 
     def _close(self, sink: MetricSink) -> None:
         try:
-            sink.close()
+            with self._slow_calls.watch("sink", f"{_name(sink)}.close"):
+                sink.close()
         except Exception as error:
             self._report(f"metric sink {_name(sink)}: close raised {type(error).__name__}: {error}")
 

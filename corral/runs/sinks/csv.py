@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from corral.config.migrate import metric_name
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import Array
 from corral.runs.folder import atomic_write
@@ -84,7 +85,7 @@ def read_metrics(path: str | Path, *, last_bytes: int | None = None) -> dict[str
 
 
 def _read_rows(path: Path, last_bytes: int | None = None) -> tuple[list[str], list[list[str]]]:
-    """Header and rows, without a truncated last line."""
+    """Header, in today's names, and rows, without a truncated last line."""
     try:
         with open(path, "rb") as file:
             head = file.readline()
@@ -104,7 +105,17 @@ def _read_rows(path: Path, last_bytes: int | None = None) -> tuple[list[str], li
         raise UserError(f"{path} is not a table of metrics: restore it, or remove it to continue without its rows.")
     text = body.decode(errors="replace").replace("\0", "")
     rows = [row for row in csv.reader(io.StringIO(text, newline="")) if len(row) == len(header)]
-    return header, rows
+    return _renamed(header, rows)
+
+
+def _renamed(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Columns of earlier versions in today's names; an old and a new column of the same metric become one."""
+    columns: dict[str, list[int]] = {}
+    for i, name in enumerate(header):
+        columns.setdefault(metric_name(name), []).append(i)
+    if len(columns) < len(header):
+        rows = [[next(filter(None, (row[i] for i in at)), "") for at in columns.values()] for row in rows]
+    return list(columns), rows
 
 
 def _cell(text: str) -> float:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from corral.config.migrate import metric_name
 from corral.core.errors import UserError
 from corral.core.types import Array
 from corral.runs.folder import RunFolder
@@ -84,6 +85,7 @@ def draw(
         raise UserError(f"smooth must be at least 1, got {smooth}.")
     if path.stem == "metrics" and (path.parent / "run.json").exists():
         raise UserError(f"{path} would replace the run's own metrics.csv: give another name.")
+    metric = metric_name(metric)
     found = curves([Path(run) for run in runs], metric, x, smooth)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

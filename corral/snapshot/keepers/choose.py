@@ -113,8 +113,8 @@ def scratch_like(env: Env) -> Env:
         except Exception:  # its own methods may raise anything
             continue
     raise UserError(
-        f"{type(env.unwrapped).__name__} cannot be copied, and a second one is needed to step from its states: pass "
-        "what builds it, an id, module:Class or a factory."
+        f"{type(env.unwrapped).__name__} cannot be copied, and planning needs a second instance: pass an id, "
+        "module:Class or a factory instead of the instance."
     )
 
 

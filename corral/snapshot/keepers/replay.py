@@ -50,7 +50,7 @@ class ReplayKeeper(StateKeeper):
         if find_start is not None:
             start = find_start()
             if start is None:
-                raise CannotSave("its episode began before it was watched, or is too long to be repeated")
+                raise CannotSave("its episode began before recording, or is too long to replay")
             return ReplayPoint(start)
         where = self._where[env]
         if where.point is None or where.seed is not None:

@@ -82,7 +82,7 @@ class RemoteStates(StateStore):
 
     def put(self, name: str, state: bytes) -> None:
         if len(state) > MAX_BYTES:
-            raise UserError(f"A state of {len(state)} bytes, a state server takes at most {MAX_BYTES}.")
+            raise UserError(f"The state has {len(state)} bytes; a state server accepts at most {MAX_BYTES}.")
         self._ask(clp.Op.PUT, {"name": check_name(name)}, [state])
 
     def get(self, name: str) -> bytes | None:

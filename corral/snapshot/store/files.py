@@ -62,7 +62,7 @@ class FileStates(StateStore):
             return None
         found = _read(self._path(name))
         if found is None or found[0] != name:
-            log.warning("the state %r in %s is damaged or gone.", name, self._folder)
+            log.warning("the state %r in %s is damaged or missing.", name, self._folder)
             return None
         return found[1]
 

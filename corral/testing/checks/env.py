@@ -189,7 +189,7 @@ def _determinism(subject: Subject) -> Outcome:
     if where is not None:
         return "warn", (
             f"new environments agree, but one that is reset again with the same seed differs in {where}: reset() "
-            "leaves something behind"
+            "does not reset the whole state"
         )
     return "pass", "the same seed and actions give the same steps"
 
@@ -206,7 +206,7 @@ def _seeds(subject: Subject) -> Outcome:
     if first_difference(starts[:1], starts[1:], subject.observation) is None:
         return "warn", (
             "different seeds start differently, but reset() without a seed starts every episode alike: it should "
-            "continue its generator"
+            "keep drawing from its RNG"
         )
     return "pass", "different seeds start differently, and so do successive episodes"
 
@@ -225,8 +225,8 @@ def _worker(subject: Subject) -> Outcome:
     if not subject.reproducible:
         return "pass", "runs in a worker process"
     if _drive(subject, _make(subject, "local")) != remote:
-        return "warn", "plays differently in a worker process than in this one, with the same seed and actions"
-    return "pass", "plays the same in a worker process"
+        return "warn", "behaves differently in a worker process than in this one, with the same seed and actions"
+    return "pass", "behaves the same in a worker process"
 
 
 def _make(subject: Subject, backend: str) -> VecEnv:

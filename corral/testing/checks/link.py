@@ -143,7 +143,7 @@ def check_determinism(subject: LinkSubject) -> Outcome:
             return "fail", f"with the same seed and actions, step {k} of two environments differs in its {found}"
     again = [states.reset(slots, seeds), *_walk(states, slots, moves)]
     if found := _first_difference(seen, again):
-        return "fail", f"replayed from the same seed, {found}: RESET leaves something behind"
+        return "fail", f"replayed from the same seed, {found}: RESET does not reset the whole state"
     other = states.reset(slots, np.array([subject.seed + 17, subject.seed + 18]))
     walked = _walk(states, slots, moves)
     if all(_difference(rows, rows, 0, 1) is None for rows in [other, *walked]):
@@ -250,7 +250,7 @@ def _play_to_end(subject: LinkSubject, slot: Array) -> None:
 def check_expand(subject: LinkSubject) -> Outcome:
     """Many children at once equal the results of load, step and save one by one."""
     if subject.states.level < 2:
-        return "warn", "it keeps no states in memory, so there is nothing to expand"
+        return "warn", "it saves no states in memory, which EXPAND needs"
     states, slots = subject.states, subject.slots(2)
     states.reset(slots[:1], np.array([subject.seed])).require_good("RESET")
     ids, _ = states.save(slots[:1])
@@ -281,7 +281,7 @@ def check_expand(subject: LinkSubject) -> Outcome:
 def check_memory(subject: LinkSubject) -> Outcome:
     """Dropped states are freed."""
     if subject.states.level < 2:
-        return "warn", "it keeps no states in memory"
+        return "warn", "it saves no states in memory"
     states, slots = subject.states, subject.slots(1)
     states.reset(slots, np.array([subject.seed]))
     for _ in range(50):
@@ -301,14 +301,14 @@ def check_memory(subject: LinkSubject) -> Outcome:
 def check_export(subject: LinkSubject) -> Outcome:
     """States as bytes, and back; damaged ones are refused."""
     if subject.states.level < 4:
-        return "warn", "states cannot leave this simulator (no save and load functions)"
+        return "warn", "states cannot be exported (no save and load functions)"
     states, slots = subject.states, subject.slots(2)
     states.reset(slots[:1], np.array([subject.seed]))
     _walk(states, slots[:1], [subject.actions(1) for _ in range(_WALK)])
     ids, _ = states.save(slots[:1])
     blobs, rows = states.export(ids)
     rows.require_good("EXPORT")
-    copies, rows = states.take_in(blobs)
+    copies, rows = states.import_states(blobs)
     rows.require_good("IMPORT")
     actions = subject.actions(1)
     if found := _difference(states.expand(ids, actions)[1], states.expand(copies, actions)[1]):
@@ -316,7 +316,7 @@ def check_export(subject: LinkSubject) -> Outcome:
             "fail" if subject.simulator.hello.exact else "warn"
         ), f"an exported and imported state continues with different {found}"
     damaged = [blobs[0][: len(blobs[0]) // 2], b"", bytes(len(blobs[0]))]
-    if not states.take_in(damaged)[1].status.all():
+    if not states.import_states(damaged)[1].status.all():
         return "fail", "a damaged state was imported"
     return "pass", f"{len(blobs[0]):,} bytes, and damaged ones are refused"
 

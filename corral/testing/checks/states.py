@@ -99,7 +99,7 @@ _LEVELS = {
 def save_and_load(subject: Subject) -> Outcome:
     """A state continues as the environment did, from a load and in an expansion."""
     if not subject.reproducible:
-        return "warn", "not tried: the same seed and actions do not give the same steps, so there is nothing to compare"
+        return "warn", "not tried: the same seed and actions do not give the same steps, so states cannot be compared"
     if getattr(subject.instance.unwrapped, "answered", False):
         return "pass", "not compared: its steps include the opponent's replies, but states are single moves"
     run = UninterruptedRun(subject.build(), _affordable(subject))
@@ -174,10 +174,10 @@ def wrappers(subject: Subject) -> Outcome:
             step = make_step(env, legal(action, info))
             info = step.info
             if step.truncated != (k == _LIMIT) and not step.terminated:
-                return "fail", f"a limit of {_LIMIT} steps, loaded after {_SAVED_AT}, cuts after {k}"
+                return "fail", f"a limit of {_LIMIT} steps, loaded after {_SAVED_AT}, truncates after {k}"
             if step.terminated:
                 break
-    return "pass", f"a limit of {_LIMIT} steps, saved after {_SAVED_AT} and loaded, still cuts after {_LIMIT}"
+    return "pass", f"a limit of {_LIMIT} steps, saved after {_SAVED_AT} and loaded, still truncates after {_LIMIT}"
 
 
 def planning(subject: Subject) -> Outcome:
@@ -210,7 +210,7 @@ def cost(subject: Subject) -> Outcome:
         _, info = env.reset(seed=subject.seed)
         root, action = snapshots.save(), legal(subject.actions(1)[0], info)
         states = snapshots.states
-        size = f"{states.nbytes / 1e3:.3g} kB a state, " if isinstance(states, EnvStates) else ""
+        size = f"{states.nbytes / 1e3:.3g} kB per state, " if isinstance(states, EnvStates) else ""
         save_s, _ = _time(lambda: snapshots.drop(snapshots.save()), 1)
         roots, actions = [root] * _ROWS, [action] * _ROWS
         try:

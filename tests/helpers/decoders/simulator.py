@@ -36,10 +36,10 @@ class ExportedState:
         env, spec = build_env(factory, "Walk")
         env.close()
         self._layout = layout_hash(spec.observation, spec.action)
-        self._hosted = Slots(factory, "Walk", spec, 1, find_keeper(factory), Budget(MAX, 10))
-        self._states = self._hosted.states
-        self._hosted.reset(1, [bytes(4), bytes(8)])
-        self._hosted.save(1, [bytes(4), (1).to_bytes(8, "little")])
+        self._slots = Slots(factory, "Walk", spec, 1, find_keeper(factory), Budget(MAX, 10))
+        self._states = self._slots.states
+        self._slots.reset(1, [bytes(4), bytes(8)])
+        self._slots.save(1, [bytes(4), (1).to_bytes(8, "little")])
 
     def good(self):
         """Bytes of a state, without what is put before them here."""
@@ -53,8 +53,8 @@ class ExportedState:
         except (BadRequest, StatesFull):
             return
         two = (2).to_bytes(8, "little")
-        self._hosted.load(1, [bytes(4), two], True)
-        self._hosted.expand(1, [two, bytes(8), bytes(8)])
+        self._slots.load(1, [bytes(4), two], True)
+        self._slots.expand(1, [two, bytes(8), bytes(8)])
 
 
 class Simulator:
@@ -138,7 +138,7 @@ _ONE = np.array([1])
 
 _ASKED = [
     ("save", (_ONE,)), ("load", (_ONE, _ONE)), ("expand", (_ONE, _ONE)), ("rollout", (_ONE, np.array([1, 1]), 2)),
-    ("export", (_ONE,)), ("take_in", ([b"state"],)), ("stats", ()),
+    ("export", (_ONE,)), ("import_states", ([b"state"],)), ("stats", ()),
 ]  # fmt: skip
 
 

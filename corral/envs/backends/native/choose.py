@@ -26,7 +26,7 @@ def native_vec_env(
         if env_kwargs and not required:
             return None  # the wrappers can render, ALE's vector environment cannot
         if env_kwargs:
-            raise UserError(f"{env.name} natively takes no env_kwargs; give atari() its options instead.")
+            raise UserError(f"backend='native' takes no env_kwargs for {env.name}: pass the options to atari().")
         return _ale(env, num_envs, threads, role)
     if not required:
         return None

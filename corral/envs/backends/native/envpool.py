@@ -1,6 +1,6 @@
 """EnvPool as a VecEnv: Gymnasium environments in C++, stepped by threads.
 
-EnvPool resets one step late, and reports an episode that terminates in its last allowed step as truncated. So this
+EnvPool uses next-step autoreset, and reports an episode that terminates in its last allowed step as truncated. So this
 class resets every ended environment at once and counts the time limit itself, with EnvPool's own limit out of reach.
 """
 
@@ -119,7 +119,7 @@ class EnvPoolVecEnv(VecEnv):
         self.close()
         return EnvFailed(
             f"Environments {ids.tolist()} of EnvPool's {self._task} returned a value that is not finite; "
-            "backend='process' would replace them."
+            "use backend='process', which replaces them."
         )
 
     def _envpool(self, function: str, **more: Any) -> Any:

@@ -11,7 +11,7 @@ from corral.core.types import EnvSpec
 from corral.envs.backends.process.channel import Channel, ChannelClosed, frame
 from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.worker import EnvWorker, failure
-from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.id_set import IdSet, SetCache
 from corral.envs.stepping.rows import EnvRows
 from corral.runtimes.child import read_shared
 
@@ -49,9 +49,11 @@ class _Worker(EnvWorker):
         self._channel.send(op, data)
 
     def announce(self, done: IdSet) -> None:
-        if done.route is None:
-            done.route = frame(msg.READY, done.payload)
-        self._channel.send_frame(done.route)
+        ready = self._ready_frames.get(done)
+        if ready is None:
+            ready = self._ready_frames[done] = frame(msg.READY, done.payload)
+        self._channel.send_frame(ready)
 
     def make_rows(self, spec: EnvSpec, num_envs: int) -> EnvRows:
+        self._ready_frames = SetCache[bytes](num_envs)
         return EnvRows(spec, num_envs, mmap.mmap(self._memory_fd, 0))

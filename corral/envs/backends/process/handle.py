@@ -32,9 +32,8 @@ class WorkerHandle(RemoteWorker):
         """Start the process, or a replacement, and tell it which environments to build."""
         if self.starts >= 0:
             self.process.close()
-        # One thread: there are many environments, and each numeric library would otherwise use every core.
         fds = self._memory_fd, self._job_fd
-        self.process = ChildProcess("corral.envs.backends.process.child:main", fds, self._reaper, threads=1)
+        self.process = ChildProcess("corral.envs.backends.process.child:main", fds, self._reaper)
         self.process.socket.settimeout(_SEND_S)
         self.channel = Channel(self.process.socket)
         self.poll = select.poll()  # to wait for this worker alone

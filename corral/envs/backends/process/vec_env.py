@@ -19,7 +19,7 @@ from corral.envs.backends.process.channel import ChannelClosed, frame
 from corral.envs.backends.process.handle import WorkerHandle, stop_workers
 from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.vec_env import RemoteVecEnv
-from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.id_set import IdSet, SetCache
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import Supervision
 from corral.runtimes.child import plug_stdio, shared_memory
@@ -33,6 +33,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         self, factories: Sequence[EnvFactory], name: str, supervision: Supervision, workers: int, role: str = "train"
     ):
         super().__init__(len(factories), name, supervision, workers, role)
+        self._routes = SetCache[list[tuple[WorkerHandle, bytes, int]]](self.num_envs)
         jobs = self._jobs(factories, workers)
         plug_stdio()
         self._memory_fd = shared_memory("corral-rows")
@@ -65,7 +66,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         return EnvRows(self.spec, self.num_envs, mmap.mmap(self._memory_fd, size))
 
     def _dispatch(self, chosen: IdSet) -> None:
-        for worker, data, count in chosen.route or self._route(chosen):
+        for worker, data, count in self._routes.get(chosen) or self._route(chosen):
             if worker.pending == 0:
                 worker.heartbeat()
             worker.pending += count
@@ -80,7 +81,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
             part = chosen.ids[owner == worker.index]
             if len(part):
                 route.append((worker, frame(msg.STEP, self._in_flight.sets.of(part).payload), len(part)))
-        chosen.route = route
+        self._routes[chosen] = route
         return route
 
     def _receive(self, last: WorkerHandle | None, wait_s: float) -> None:

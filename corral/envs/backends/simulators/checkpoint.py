@@ -52,7 +52,7 @@ def import_states(
     for session, ids, slots in _parts(env_ids[known], sessions, which[known], all_slots[known]):
         states = StateClient(fleet, session)
         try:
-            kept, taken = states.take_in([saved[str(env_id)].tobytes() for env_id in ids.tolist()])
+            kept, taken = states.import_states([saved[str(env_id)].tobytes() for env_id in ids.tolist()])
             good = taken.status == 0
             loaded = states.load(slots[good], kept[good]) if good.any() else taken
         except EnvFailed as error:

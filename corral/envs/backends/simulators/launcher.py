@@ -152,13 +152,13 @@ class Launcher:
             self._failed_starts += 1
             if self._failed_starts >= _MAX_FAILED_STARTS:
                 raise EnvFailed(
-                    f"The simulator {shlex.join(self._argv)} ended {self._failed_starts} times before it sent HELLO, "
+                    f"The simulator {shlex.join(self._argv)} exited {self._failed_starts} times before it sent HELLO, "
                     f"the last time with {how}; run it by hand to see why."
                 )
         self._plan(now, short_lived=now - process.started < _MIN_LIFETIME_S)
 
     def _plan(self, now: float, *, short_lived: bool = True) -> None:
-        """Schedule a start, with growing pauses if simulators die young."""
+        """Schedule a start, with growing pauses if simulators crash soon after starting."""
         if not short_lived:
             self._backoff.reset()
         self._due.append(now + self._backoff.next())
@@ -212,7 +212,7 @@ def _signal_group(pid: int, how: signal.Signals) -> None:
 
 
 def _kill_marked(mark: bytes) -> None:
-    """End all processes with this mark in their environment: daemons and new sessions are in no group of ours."""
+    """End all processes with this mark in their environment: daemons and new sessions leave the process group."""
     for _ in range(_MAX_SWEEPS):  # they may be starting others
         found = False
         for path in Path("/proc").glob("[0-9]*/environ"):

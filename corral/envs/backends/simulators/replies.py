@@ -11,7 +11,7 @@ import numpy as np
 from corral.core.encoding import Buffer
 from corral.core.spaces import Layout
 from corral.core.types import Array
-from corral.envs.stepping.id_set import IdSet
+from corral.envs.stepping.id_set import IdSet, SetCache
 from corral.envs.stepping.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, EnvRows
 from corral.link import protocol as clp
 from corral.link.client.session import Simulator
@@ -190,16 +190,19 @@ class QuickSteps:
 
     def __init__(self, rows: EnvRows):
         self._rows = rows
+        self._places = SetCache[ReplyRows | None](rows.num_envs)  # None: rows that need the slow path
         self._uncounted: list[ReplyRows] = []
 
     def take(self, simulator: Simulator, chosen: IdSet, reply: Message) -> bool:
         """Write a reply to the rows; False if it needs the slow path."""
-        if chosen.route is None:  # all simulators have the same layout
+        try:
+            place = self._places[chosen]
+        except KeyError:  # all simulators have the same layout
             index = chosen.index
             follow = simulator.hello.players == 1 and isinstance(index, slice) and index.step in (None, 1)
-            chosen.route = ReplyRows(self._rows, chosen, simulator) if follow else False
-        place, half = chosen.route, self._rows.half(chosen)
-        if not place or half is None or reply.flags != clp.REPLY or reply.batch != len(chosen.numbers):
+            place = self._places[chosen] = ReplyRows(self._rows, chosen, simulator) if follow else None
+        half = self._rows.half(chosen)
+        if place is None or half is None or reply.flags != clp.REPLY or reply.batch != len(chosen.numbers):
             return False
         if not place.take(half, reply.payload):
             return False

@@ -293,8 +293,8 @@ class LinkStates(States):
             return self._homes.index(session)
         if session.simulator.hello.level == Level.NONE:
             raise UserError(
-                f"A search saves and restores environments, and {session.name} cannot: make its "
-                "environment copyable, or write save() and load() (sdk/cpp/README.md)."
+                f"A search saves and restores environments, which {session.name} does not support: make its "
+                "environment copyable, or implement save() and load() (sdk/cpp/README.md)."
             )
         gone = [k for k, home in enumerate(self._homes) if home.lost is not None]
         if gone:

@@ -145,3 +145,9 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
 def is_self_play(vec: VecEnv) -> bool:
     """Whether these are self-play games, whose returns only count how often either player wins."""
     return isinstance(vec, LocalVecEnv) and getattr(vec.environment(0).unwrapped, "answered", None) is False
+
+
+def game_of(vec: VecEnv) -> Game | None:
+    """The game that these environments play, if any."""
+    game = getattr(vec.environment(0).unwrapped, "game", None) if isinstance(vec, LocalVecEnv) else None
+    return game if isinstance(game, Game) else None

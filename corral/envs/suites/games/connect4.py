@@ -7,13 +7,16 @@ of its column, which is where adding the column's first bit to `every` carries t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from corral.core.jit import compiled
 from corral.core.types import Array
 from corral.envs.suites.games.game import Game
+
+if TYPE_CHECKING:
+    from corral.envs.suites.games.players import Player
 
 COLUMNS, ROWS = 7, 6
 _HEIGHT = ROWS + 1
@@ -73,7 +76,14 @@ def _observe(states: Array, rows: Array, obs: Array, legal: Array) -> None:
 play: Any = compiled(_play, nogil=True)
 observe: Any = compiled(_observe, nogil=True)
 
+
+def _accuracy(player: Player) -> tuple[float, int]:
+    from corral.envs.suites.games.connect4_positions import accuracy, known_positions
+
+    return accuracy(player), len(known_positions()[0])
+
+
 CONNECT4 = Game(
     "Connect4", width=2, actions=COLUMNS, shape=(2, ROWS, COLUMNS), longest=ROWS * COLUMNS, play=play, observe=observe,
-    row_0_below=True,
+    row_0_below=True, accuracy=_accuracy,
 )  # fmt: skip

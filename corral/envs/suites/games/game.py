@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -12,6 +12,9 @@ from gymnasium import spaces
 from corral.core.types import Array, EnvSpec, Tree
 from corral.snapshot.array_states import ArrayStates
 from corral.snapshot.live_env import LiveEnv
+
+if TYPE_CHECKING:
+    from corral.envs.suites.games.players import Player
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Game:
     observe: Callable[[Array, Array, Array, Array], None]
     """(states, rows, obs, legal): what the player to move sees in these rows, and which moves are legal."""
     row_0_below: bool = False  # whether the first row of an observation is drawn at the bottom
+    accuracy: Callable[[Player], tuple[float, int]] | None = None
+    """The fraction of a player's moves that are correct in positions with known best moves, and their number."""
 
     players: ClassVar[int] = 2
     stochastic: ClassVar[bool] = False

@@ -95,7 +95,7 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
     def state_keeper(self) -> AecKeeper:
         """A keeper for such games; UserError if a search would see hidden cards."""
         if type(self.aec.unwrapped).__module__.startswith(_HIDDEN_CARDS):
-            raise UserError(f"{self.name} has hidden cards, which a search would see: train without one.")
+            raise UserError(f"{self.name} has hidden cards, which a search would reveal: train without search.")
         return AecKeeper()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AecEnv:
@@ -205,7 +205,7 @@ def _try_out(env: AecEnv) -> int:
         same = shown[0] == shown[1] and _shown(env) == before
     if not same:
         raise CannotSave(
-            f"{env.name} cannot be copied: a copy is another game, or changes this one; let it keep its whole state in "
+            f"{env.name} cannot be copied: a copy differs from the original, or changes it; keep its whole state in "
             "its own attributes"
         )
     return max(size, 1)
