@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,11 +18,45 @@ from corral.core.types import Array, EnvSpec
 Env = gymnasium.Env[Any, Any]
 EnvFactory = Callable[[], Env]
 _RENDER_WRAPPERS = (HumanRendering, RecordVideo, RenderCollection)
+_owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""What steps an environment of this process, by the id of the unwrapped environment, which the owner keeps alive."""
+
+
+class SharedEnv(UserError):
+    """A factory returned an environment that something else steps."""
+
+
+def claim(env: Env, owner: Any) -> None:
+    """Note that `owner` steps this environment, until `release` or the owner's end."""
+    _owners[id(env.unwrapped)] = owner
+
+
+def release(env: Env) -> None:
+    """Note that nothing steps this environment any more."""
+    _owners.pop(id(env.unwrapped), None)
+
+
+def require_unused(env: Env, name: str) -> None:
+    """SharedEnv if an environment, or another wrapper of it, is already stepped: two would share one episode."""
+    if id(env.unwrapped) in _owners:
+        gc.collect()  # its owner may have been dropped without being closed
+        if id(env.unwrapped) in _owners:
+            raise SharedEnv(
+                f"The factory of {name} returned an environment that is already in use, the same object or another "
+                "wrapper around it: return a new one from every call, e.g. make_vec(lambda: MyEnv())."
+            )
 
 
 def build_env(factory: EnvFactory, name: str) -> tuple[gymnasium.Env[Any, Any], EnvSpec]:
-    """Build one environment; UserError if that fails or its spaces are not supported."""
+    """Build one environment; UserError if that fails, it is in use already, or its spaces are not supported."""
     env = factory()
+    spec = spec_of(env, name)
+    require_unused(env, name)
+    return env, spec
+
+
+def spec_of(env: Any, name: str) -> EnvSpec:
+    """The spec of an environment; UserError if it is none or its spaces are not supported."""
     if not isinstance(env, gymnasium.Env):
         raise UserError(
             f"The factory of {name} returned {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env; "
@@ -35,7 +71,7 @@ def build_env(factory: EnvFactory, name: str) -> tuple[gymnasium.Env[Any, Any], 
     for layout in (spec.observation, spec.action):
         if not layout.leaves:
             raise UserError(f"{name} has an empty space, {layout.space}; give it at least one leaf.")
-    return env, spec
+    return spec
 
 
 def unpack_step(result: Any, name: str) -> tuple[Any, Any, Any, Any, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -53,10 +53,8 @@ class Leaf:
             return f"{what} leaf '{self.name}' has dtype {value.dtype}, its space says {self.dtype}"
         low, high = self.bounds
         if low is not None and high is not None and (np.any(value < low) or np.any(value > high)):
-            return (
-                f"{what} leaf '{self.name}' has values in [{value.min():g}, {value.max():g}], "
-                f"outside its space {self.space}"
-            )
+            found = f"is {value.item():g}" if value.size == 1 else f"has values in [{value.min():g}, {value.max():g}]"
+            return f"{what} leaf '{self.name}' {found}, outside its space {self.space}"
         return None
 
     def takes(self, value: Array) -> bool:
@@ -68,22 +66,46 @@ class Leaf:
             return not value.size or bool(value.min() >= limits.min and value.max() <= limits.max)
         return bool(np.can_cast(value.dtype, self.dtype, "same_kind"))
 
-    def in_range(self, values: Array) -> bool:
-        if values.size == 1 and self._count is not None:  # a reduction would cost 5 us
-            return bool(0 <= values.item() < self._count)
-        if self._count is not None:  # one comparison: negative numbers are large when unsigned
-            return bool(np.maximum.reduce(values.view(self._unsigned), axis=None) < self._count)
-        low, high = self.bounds
-        return low is None or high is None or not ((values < low).any() or (values > high).any())
+    @property
+    def is_discrete(self) -> bool:
+        return not isinstance(self.space, gs.Box)
 
-    @cached_property
-    def _unsigned(self) -> np.dtype[Any]:
-        return np.dtype(f"u{self.dtype.itemsize}")
+    def in_range(self, values: Array) -> bool:
+        """Whether all values of a discrete leaf, of one row or of many, are in its space."""
+        if values.size <= 1 and self._count is not None:  # a reduction would cost 5 us
+            return not values.size or bool(0 <= values.item() < self._count)
+        start, counts = self._start, self._counts
+        # One comparison: negative numbers are large when unsigned.
+        shifted = (values if start is None else values - start).view(counts.dtype)
+        if self._count is not None:
+            return bool(np.maximum.reduce(shifted, axis=None) < self._count)
+        return not (shifted >= counts).any()
+
+    def outside(self, values: Array) -> Array:
+        """Which rows of a batch of a discrete leaf have a value outside its space."""
+        low, high = self.bounds
+        return np.asarray(((values < low) | (values > high)).reshape(len(values), -1).any(1))
 
     @cached_property
     def _count(self) -> int | None:
         """The number of values, counted from 0, if that describes the range."""
-        return int(self.space.n) if isinstance(self.space, gs.Discrete) and self.space.start == 0 else None
+        space = self.space
+        if isinstance(space, gs.MultiBinary):
+            return 2
+        return int(space.n) if isinstance(space, gs.Discrete) and space.start == 0 else None
+
+    @cached_property
+    def _counts(self) -> Array:
+        """The number of values of each element, unsigned."""
+        space: Any = self.space
+        counts = space.nvec if isinstance(space, gs.MultiDiscrete) else self._count or space.n
+        return np.asarray(counts, f"u{self.dtype.itemsize}")
+
+    @cached_property
+    def _start(self) -> Array | None:
+        """The first value of each element, None if all are 0."""
+        low = self.bounds[0]
+        return None if low is None or not low.any() else low.astype(self.dtype)
 
     @cached_property
     def bounds(self) -> tuple[Array, Array] | tuple[None, None]:
@@ -133,6 +155,20 @@ class Layout:
             if found := leaf.problem(array, what):
                 return found
         return None
+
+    @cached_property
+    def discrete(self) -> list[tuple[int, Leaf]]:
+        """The leaves with discrete values, and their places."""
+        return [(k, leaf) for k, leaf in enumerate(self.leaves) if leaf.is_discrete]
+
+    def outside(self, leaves: Sequence[Array]) -> Array | None:
+        """Rows of a batch that have a discrete value outside its space, None if none has."""
+        bad = [leaf.outside(leaves[k]) for k, leaf in self.discrete if not leaf.in_range(leaves[k])]
+        return np.logical_or.reduce(bad) if bad else None
+
+    def range_problem(self, leaves: Sequence[Array]) -> str | None:
+        """What is wrong with the discrete values of one row, or None."""
+        return next((text for k, leaf in self.discrete if (text := leaf.problem(leaves[k], "observation"))), None)
 
     def batch(self, tree: Any, n: int, what: str = "action") -> list[Array]:
         """Leaves of a batch of `n` values as arrays of the right dtype; UserError if they do not fit. Discrete values
@@ -234,7 +270,7 @@ def _batch_leaf(leaf: Leaf, value: Any, n: int, what: str) -> Array:
         if np.count_nonzero(np.isfinite(array)) != array.size:
             bad = np.flatnonzero(~np.isfinite(array.reshape(n, -1)).all(axis=1)).tolist()
             raise UserError(f"{what} leaf '{leaf.name}' is NaN or infinite in rows {bad[:8]}; check the policy.")
-    elif not isinstance(leaf.space, gs.Box) and not leaf.in_range(array):
+    elif leaf.is_discrete and not leaf.in_range(array):
         raise UserError(
             f"{what} leaf '{leaf.name}' has values in [{array.min()}, {array.max()}], outside {leaf.space}."
         )

@@ -22,6 +22,7 @@ from corral.envs.backends.vector import VectorVecEnv
 from corral.envs.resolve import EnvLike, Resolved, resolve
 from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
+from corral.snapshot.rng import seed_spaces
 
 log = logging.getLogger("corral.envs")
 
@@ -51,7 +52,8 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
             cluster), or `auto`, which measures a step and chooses; `vec.backend_reason` gives the reason.
         workers: number of worker processes or Ray actors (default: one per core, or chosen by `auto`), or of external
             simulators to wait for.
-        seed: run seed, root of the environments' seeds; `vec.reset(seed)` restarts with another.
+        seed: run seed, root of the environments' seeds, and of the spaces of `vec.spec` that the environment did not
+            seed itself; `vec.reset(seed)` restarts with another.
         env_kwargs: keyword arguments for the environment.
         supervision: deadlines and restart budget.
         role: branch of the seed tree; evaluation uses "eval" so that it never sees training seeds.
@@ -85,6 +87,8 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
             [resolve(env, env_kwargs)] * num_envs, backend, workers, cores, supervision, role
         )
     vec.seed = seed
+    if not isinstance(vec, VectorVecEnv):  # whose spaces are the user's own
+        seed_spaces(vec.spec, seed, role)
     return vec
 
 

@@ -41,7 +41,7 @@ class Fault:
     """One failure of one environment, in step `step` (from 1) of `episode`, or in the reset before it (0)."""
 
     env_id: int
-    kind: str  # raised | hung | killed | nan | neighbour
+    kind: str  # raised | hung | killed | nan | range | neighbour
     seed: int
     episode: int
     step: int
@@ -59,6 +59,7 @@ _VERBS = {
     "hung": "hung past its deadline",
     "killed": "was lost when its process died",
     "nan": "returned a value that is not finite",
+    "range": "returned an observation outside its space",
     "neighbour": "was restarted because another environment in its process failed",
 }
 

@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 
 from corral.core.errors import UserError
-from corral.core.gym_env import build_env
-from corral.core.types import Array, EnvSpec, Tree, tree_map
+from corral.core.gym_env import build_env, claim, release, spec_of
+from corral.core.types import Array, Tree, tree_map
 from corral.envs.backends.simulators.options import is_url
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike, resolve
@@ -175,7 +175,9 @@ class Snapshots:
             return env.states(memory_mb)
         assert isinstance(env, gymnasium.Env)
         name = given if isinstance(given, str) else type(env.unwrapped).__name__
-        spec: EnvSpec = build_env(lambda: env, name)[1]
+        spec = spec_of(env, name)
+        if self._own:
+            claim(env, self)
         make = partial(make_scratch, resolve(given).factory) if self._own else partial(scratch_like, env)
         self._watched = WatchedEnv(env, spec.observation)
         try:
@@ -202,6 +204,8 @@ class Snapshots:
 
     def _close_own(self) -> None:
         if self._own:
+            if isinstance(self.env, gymnasium.Env):
+                release(self.env)
             self.env.close()  # type: ignore[union-attr]
             self._own = False
 

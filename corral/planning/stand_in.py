@@ -9,7 +9,7 @@ from typing import Any
 from gymnasium.wrappers import TimeLimit
 
 from corral.core.errors import UserError
-from corral.core.gym_env import build_env, layers
+from corral.core.gym_env import build_env, claim, layers
 from corral.core.types import Array
 from corral.envs.backends.local import LocalVecEnv
 from corral.envs.resolve import EnvLike, resolve
@@ -46,6 +46,7 @@ def stand_in_states(env: EnvLike, vec: VecEnv, transfer: Transfer | None, memory
             f"{resolved.name} cannot be used as a stand-in: implement set_key_state(state) and get_key_state()."
         )
     live = [_StandInEnv(vec.live_env(i), built, names, transfer or _declared) for i in range(vec.num_envs)]
+    claim(built, live[0])
     make = partial(make_scratch, resolved.factory)
     return EnvStates(vec.spec, live, [make] * vec.num_envs, memory_mb)
 

@@ -120,7 +120,7 @@ def evaluate_loaded(
                 "seed": acting_seed(seed, deterministic=deterministic),
             }
             policy = loaded.as_policy(**how) if search_sims is None else loaded.search_policy(search_sims, **how)
-            results.append(evaluate_policy(envs, policy, episodes, seed))
+            results.append(evaluate_policy(envs, _against_opponent(policy, experiment, env, seed), episodes, seed))
     return results
 
 
@@ -134,10 +134,11 @@ class Evaluator:
         """Whether the policy plays both sides, so that returns are not comparable over time."""
 
     def open_early(self) -> None:
-        """Build environments now if they differ from those of training, so that errors show at once."""
+        """Build environments now if they can fail where those of training did not, so that errors show at once."""
         experiment = self._topology.experiment
         elsewhere = experiment.eval_env_kwargs or is_url(experiment.env) or self._plans()
-        if experiment.eval_episodes and elsewhere:
+        lone = experiment.factory is not None and experiment.num_envs == 1  # may return training's environment again
+        if experiment.eval_episodes and (elsewhere or lone):
             self._open()
 
     def evaluate(self) -> tuple[Evaluation, dict[str, float]]:
@@ -148,6 +149,7 @@ class Evaluator:
             policy = topology.eval_policy(
                 deterministic=deterministic, seed=acting_seed(experiment.seed, deterministic=deterministic)
             )
+            policy = _against_opponent(policy, experiment, None, experiment.seed)
             found.append(evaluate_policy(vec, policy, experiment.eval_episodes, experiment.seed))
         result, sampled = found
         return result, {
@@ -162,6 +164,7 @@ class Evaluator:
         experiment = self._topology.experiment
         seed = report_seed(experiment.seed)
         policy = loaded.as_policy(deterministic=True, seed=acting_seed(seed, deterministic=True))
+        policy = _against_opponent(policy, experiment, None, seed)
         return evaluate_policy(self._open(), policy, experiment.eval_episodes, seed)
 
     def close(self) -> None:
@@ -178,7 +181,7 @@ class Evaluator:
         if self._vec is None:
             experiment = self._topology.experiment
             self._vec = make_eval_vec(experiment, experiment.eval_episodes, experiment.seed, here=self._plans())
-            self.self_play = is_self_play(self._vec)
+            self.self_play = _link_opponent(experiment, None) is None and is_self_play(self._vec)
             if self.self_play:
                 self._note(
                     "no_opponent",
@@ -200,6 +203,10 @@ def make_eval_vec(
     what, kwargs = _environment(experiment, env)
     count = num_eval_envs(episodes)
     if is_url(what):
+        if (opponent := kwargs.pop("opponent", None)) is not None:  # see `_against_opponent`
+            from corral.planning.versus import read_opponent
+
+            read_opponent(opponent)  # refused before training, not after
         vec = external_vec_env(what, count, experiment.workers, Supervision(), "eval", kwargs, fewer=True)  # type: ignore[arg-type]
         vec.seed = seed
         return vec
@@ -215,6 +222,20 @@ def _environment(experiment: Experiment, env: EnvLike | None) -> tuple[EnvLike, 
     if isinstance(env, str):  # an Atari id gets the same preprocessing as in training
         return replace(experiment, env=env, env_kwargs={}, factory=None).environment()
     return env, {}
+
+
+def _link_opponent(experiment: Experiment, env: EnvLike | None) -> str | None:
+    return experiment.eval_env_kwargs.get("opponent") if env is None and is_url(experiment.env) else None
+
+
+def _against_opponent(policy: Policy, experiment: Experiment, env: EnvLike | None, seed: int) -> Policy:
+    """The policy, with an opponent in games of simulators; Corral's own games move their opponents themselves."""
+    opponent = _link_opponent(experiment, env)
+    if opponent is None:
+        return policy
+    from corral.planning.versus import Versus  # compiles code, so imported only when needed
+
+    return Versus(policy, opponent, seed)
 
 
 def report_seed(seed: int) -> int:
@@ -240,19 +261,21 @@ def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Ev
     batch = vec.recv()
     state = policy.initial_state(n)
     state = None if state is None else tree_map(np.array, to_numpy(state))
-    running, steps = np.zeros(n), np.zeros(n, np.int64)
+    running, steps, own = np.zeros(n), np.zeros(n, np.int64), np.ones(n, np.bool_)
     returns: list[list[float]] = [[] for _ in range(n)]
     lengths: list[list[int]] = [[] for _ in range(n)]
     while quota.any():
         ids = batch.env_ids
         held = None if state is None else tree_map(itemgetter(ids), state)
-        action, after, _ = policy.act(batch.obs, held, batch.first)
+        action, after, extras = policy.act(batch.obs, held, batch.first)
+        own[ids] = extras.get("agent", True)
         if state is not None:
             state = _with_rows(state, ids, to_numpy(after))
         vec.send(ids, action)
         batch = vec.recv()
-        running[batch.env_ids] += batch.raw_reward
-        steps[batch.env_ids] += 1
+        moved = own[batch.env_ids]
+        running[batch.env_ids] += np.where(moved, batch.raw_reward, -batch.raw_reward)  # the opponent's win is a loss
+        steps[batch.env_ids] += moved
         for row in np.flatnonzero(batch.game_over | batch.faulty | (steps[batch.env_ids] >= _MAX_STEPS)):
             env_id = batch.env_ids[row]
             if quota[env_id] and not batch.faulty[row]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium import spaces as gs
 
 from corral.acting.policy import ActContext, PlanningPolicy, Policy, set_context
 from corral.config.experiment import Experiment
@@ -203,6 +202,6 @@ def _checked(leaf: Leaf, rows: Array) -> Array:
     if leaf.dtype.kind == "f":
         if np.isnan(rows).any():
             raise UserError(f"observation leaf '{leaf.name}' is NaN.")
-    elif not isinstance(leaf.space, gs.Box) and not leaf.in_range(rows):
+    elif leaf.is_discrete and not leaf.in_range(rows):
         raise UserError(f"observation leaf '{leaf.name}' has values outside {leaf.space}.")
     return rows

@@ -241,7 +241,7 @@ class ArrayStates(States):
             self._elapsed[children], truncated = elapsed, truncated | (elapsed >= self._limit)
         obs, legal = self._view(rows)
         if not self._finite:
-            faulty = self._failed_steps.note(_not_finite(reward, obs), _NOT_FINITE)
+            faulty = self._note_failed(reward, obs)
         if faulty is not None:
             rows[faulty] = self.rows[parents[faulty]]
             (obs, legal), reward = self._view(rows), np.where(faulty, 0.0, reward)
@@ -274,7 +274,7 @@ class ArrayStates(States):
             if not len(live):
                 break
         obs, _ = self._view(rows)
-        faulty = None if self._finite else self._failed_steps.note(_not_finite(reward, obs), _NOT_FINITE)
+        faulty = None if self._finite else self._note_failed(reward, obs)
         if faulty is not None:
             reward = np.where(np.isfinite(reward), reward, 0.0)
             obs, _ = self._view(np.where(faulty[:, None], self.rows[parents], rows))
@@ -293,6 +293,13 @@ class ArrayStates(States):
         layout = self.spec.observation
         flat = zip(layout.leaves, layout.flatten(self.model.look(rows)), strict=True)
         return layout.unflatten([np.asarray(value, leaf.dtype) for leaf, value in flat]), None
+
+    def _note_failed(self, reward: Array, obs: Tree) -> Array | None:
+        failed, message, layout = _not_finite(reward, obs), _NOT_FINITE, self.spec.observation
+        leaves = layout.flatten(obs)
+        if (outside := layout.outside(leaves)) is not None:
+            failed, message = failed | outside, str(layout.range_problem([leaf[outside.argmax()] for leaf in leaves]))
+        return self._failed_steps.note(failed, message)
 
     def _require_live(self, ids: Array) -> None:
         self._index.require_given(ids)

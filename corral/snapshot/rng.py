@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from corral.core import seeding
 from corral.core.errors import EnvFailed, UserError
 from corral.core.gym_env import Env, layers
+from corral.core.types import EnvSpec
 
 State = dict[str, Any]
 Generators = dict[str, Any]
 _KINDS = (np.random.Generator, np.random.RandomState, random.Random)
+_BIT_GENERATORS = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 
 
 def find_generators(env: Env) -> Generators:
@@ -82,6 +85,38 @@ def inner_spaces(name: str, space: spaces.Space[Any]) -> Iterator[tuple[str, spa
         parts = dict(enumerate(space.spaces))
     for key, part in parts.items():
         yield from inner_spaces(f"{name}.{key}", part)
+
+
+def read_space_rngs(spec: EnvSpec) -> State:
+    """The states of the RNGs that a spec's spaces draw samples from, as the environment seeded them."""
+    found = ((path, space._np_random) for path, space in _spec_spaces(spec))  # the property would make one
+    return {path: read_generator(rng) for path, rng in found if _is_standard(rng)}
+
+
+def write_space_rngs(spec: EnvSpec, saved: State) -> None:
+    """Give a spec's spaces the RNGs that `read_space_rngs` read."""
+    for path, space in _spec_spaces(spec):
+        if path in saved:
+            bits = next(kind() for kind in _BIT_GENERATORS if kind.__name__ == saved[path]["bit_generator"])
+            space._np_random = np.random.Generator(bits)
+            write_generator(space._np_random, saved[path])
+
+
+def seed_spaces(spec: EnvSpec, run_seed: int, role: str) -> None:
+    """Seed the spaces that have no RNG yet from the run's seed; Gymnasium would seed them from OS entropy."""
+    for place, (_, space) in enumerate(_spec_spaces(spec)):
+        rng: Any = space._np_random
+        if rng is None:
+            seed = seeding.component_seed(run_seed, role, "spaces", place)
+            space._np_random = np.random.Generator(np.random.PCG64(seed))
+
+
+def _spec_spaces(spec: EnvSpec) -> list[tuple[str, spaces.Space[Any]]]:
+    return [*inner_spaces("observation", spec.observation_space), *inner_spaces("action", spec.action_space)]
+
+
+def _is_standard(rng: Any) -> bool:
+    return type(rng) is np.random.Generator and type(rng.bit_generator) in _BIT_GENERATORS
 
 
 def read_generator(generator: Any) -> State:

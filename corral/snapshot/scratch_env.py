@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from corral.core.gym_env import claim, release
 from corral.core.types import Array, EnvSpec
 from corral.snapshot.keeper import Env, StateKeeper
 from corral.snapshot.keepers.choose import choose_keeper
@@ -37,7 +38,8 @@ class ScratchEnv:
     """An environment that steps from states, and the keeper that loads them."""
 
     def __init__(self, make: MakeEnv, keeper: StateKeeper | None = None):
-        self._make, self._env = make, None if keeper is not None else make()
+        self._make = make
+        self._env: Env | None = None
         try:
             self.keeper = keeper or choose_keeper(self.env, make, replay=True)
         except BaseException:
@@ -50,6 +52,7 @@ class ScratchEnv:
         """The environment, built at first use if the keeper was given."""
         if self._env is None:
             self._env = self._make()
+            claim(self._env, self)
         return self._env
 
     def enter(self, state: KeptState, seed: int | None = None) -> Env:
@@ -68,12 +71,13 @@ class ScratchEnv:
 
     def close(self) -> None:
         if self._env is not None:
+            release(self._env)
             self._env.close()
             self._env = None
 
 
 class StepRows:
-    """Results of steps, one row each; a step that raises or returns non-finite numbers fails its row."""
+    """Results of steps, one row each; a step that raises or returns unusable numbers fails its row."""
 
     def __init__(self, spec: EnvSpec, batch: int):
         self._layout = spec.observation
@@ -107,10 +111,12 @@ class StepRows:
         return bool(self.terminated[i] or self.truncated[i])
 
     def _write(self, i: int, obs: Any, reward: Any, terminated: Any, truncated: Any) -> None:
-        for leaf, value in zip(self.leaves, self._layout.flatten(obs), strict=True):
+        for leaf, value, kind in zip(self.leaves, self._layout.flatten(obs), self._layout.leaves, strict=True):
             leaf[i] = value if np.shape(value) == leaf.shape[1:] else np.asarray(value).reshape(leaf.shape[1:])
             if leaf.dtype.kind == "f" and not np.isfinite(leaf[i]).all():
                 raise NotFinite("an observation is not finite")
+            if kind.is_discrete and not kind.in_range(leaf[i, ...]):
+                raise ValueError(kind.problem(leaf[i, ...], "observation"))
         self.reward[i] = reward if type(reward) is float else float(np.asarray(reward).reshape(()))
         if not math.isfinite(self.reward[i]):
             raise NotFinite(f"the reward is {self.reward[i]}")

@@ -904,6 +904,23 @@ inline bool is_finite(const Leaf& leaf, const char* cell, size_t rows = 1) {
   return leaf.dtype != F64 || is_finite(reinterpret_cast<const double*>(cell), leaf.count * rows);
 }
 
+// The first of the elements of a discrete leaf, of so many rows, that is outside of its space; `leaf.count * rows` if none is.
+inline size_t first_outside(const Leaf& leaf, const char* cells, size_t rows = 1) {
+  size_t count = leaf.count * rows;
+  if (!leaf.n.empty()) {
+    const int64_t* values = reinterpret_cast<const int64_t*>(cells);
+    for (size_t k = 0, each = 0; k < count; ++k, each = each + 1 == leaf.count ? 0 : each + 1)
+      if (uint64_t(values[k]) - uint64_t(leaf.start[each]) >= uint64_t(leaf.n[each])) return k;
+  } else if (leaf.kind == Leaf::MultiBinary || leaf.dtype == BOOL) {
+    uint8_t most = 0;  // without a branch, because there may be many
+    for (size_t k = 0; k < count; ++k) most |= static_cast<uint8_t>(cells[k]);
+    if (most > 1)
+      for (size_t k = 0; k < count; ++k)
+        if (static_cast<uint8_t>(cells[k]) > 1) return k;
+  }
+  return count;
+}
+
 // == wire ===============================================================================================================
 
 using Clock = std::chrono::steady_clock;
@@ -1693,7 +1710,7 @@ class Engine {
   // What reset() gave.
   void started(Batch& batch, size_t row, Place& place, const Out& out) {
     place.playing = false;
-    require_finite(batch, row);
+    require_usable(batch, row);
     place.seed = batch.seeds[row], place.playing = true, place.over = false;
     place.actions.clear(), place.too_long = false;
     keep(batch, row, place, out);
@@ -1702,7 +1719,7 @@ class Engine {
   }
   // What step() gave.
   void stepped(Batch& batch, size_t row, Place& place, const Out& out) {
-    require_finite(batch, row);
+    require_usable(batch, row);
     double* reward = batch.rows.reward + row * model_.spec.players;
     double* raw = batch.rows.raw + row * model_.spec.players;
     std::copy(reward, reward + model_.spec.players, raw);
@@ -1756,11 +1773,19 @@ class Engine {
   std::vector<Place> places_;
 
  private:
-  void require_finite(const Batch& batch, size_t row) const {
+  // What a policy can take: finite numbers, and of discrete leaves those in their space.
+  void require_usable(const Batch& batch, size_t row) const {
     for (size_t i = 0; i < model_.spec.obs.leaves().size(); ++i) {
       const Leaf& leaf = model_.spec.obs.leaves()[i];
-      if (!is_finite(leaf, batch.obs.cell(i, row)))
-        throw NotFinite(say("the observation's leaf '", leaf.name, "' is not finite"));
+      const char* cells = batch.obs.cell(i, row);
+      if (!is_finite(leaf, cells)) throw NotFinite(say("the observation's leaf '", leaf.name, "' is not finite"));
+      size_t k = leaf.kind == Leaf::Box ? leaf.count : first_outside(leaf, cells);
+      if (k == leaf.count) continue;
+      bool binary = leaf.n.empty();
+      int64_t low = binary ? 0 : leaf.start[k], high = binary ? 1 : low + leaf.n[k] - 1;
+      int64_t value = binary ? static_cast<int8_t>(cells[k]) : reinterpret_cast<const int64_t*>(cells)[k];
+      std::string where = leaf.count == 1 ? "" : say("[", k, "]");
+      throw std::out_of_range(say("the observation's leaf '", leaf.name, "'", where, " is ", value, ", outside ", low, " to ", high));
     }
   }
   void keep(Batch& batch, size_t row, Place& place, const Out& out) {
@@ -1838,14 +1863,7 @@ inline void Engine::check_actions(const Message& request, size_t rows) const {
   for (size_t i = 0; i < actions.leaves->size(); ++i) {
     const Leaf& leaf = (*actions.leaves)[i];
     const char* cells = actions.cell(i, 0);
-    bool good = is_finite(leaf, cells, rows);
-    if (!leaf.n.empty()) {
-      const int64_t* values = reinterpret_cast<const int64_t*>(cells);
-      for (size_t k = 0, each = 0; k < rows * leaf.count; ++k, each = each + 1 == leaf.count ? 0 : each + 1)
-        good &= uint64_t(values[k]) - uint64_t(leaf.start[each]) < uint64_t(leaf.n[each]);
-    } else if (leaf.kind == Leaf::MultiBinary || leaf.dtype == BOOL) {
-      for (size_t k = 0; k < rows * leaf.count; ++k) good &= static_cast<uint8_t>(cells[k]) <= 1;
-    }
+    bool good = is_finite(leaf, cells, rows) && first_outside(leaf, cells, rows) == rows * leaf.count;
     if (!good) throw BadRequest(say("the action's leaf '", leaf.name, "' has values outside of its space"));
   }
 }

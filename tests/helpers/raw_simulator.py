@@ -16,10 +16,13 @@ OBSERVATION, ACTION = Layout(gymnasium.spaces.Box(-10, 10, (2,), np.float32)), L
 
 
 class RawSim:
-    """Dials a learner that listens. `change(op, table, obs)` gets the rows' leaves, all zero, and the observations."""
+    """Dials a learner that listens. `change(op, table, obs)` gets the rows' leaves, all zero, and the observations; it
+    may return the final observations of the episodes that it ends.
+    """
 
-    def __init__(self, url, change):
+    def __init__(self, url, change, observation=OBSERVATION):
         host, port = url.partition("://")[2].split(":")
+        self._observation = observation
         self._change, self._socket = change, socket.create_connection((host, int(port)), 20)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -32,7 +35,7 @@ class RawSim:
     def _run(self):
         hello = {
             "versions": [[1, 0]], "sdk": "by hand", "env": "raw", "env_version": 1, "instance": b"i" * 16,
-            "nonce": b"n" * 16, "session": 0, "observation": OBSERVATION.to_json(), "action": ACTION.to_json(),
+            "nonce": b"n" * 16, "session": 0, "observation": self._observation.to_json(), "action": ACTION.to_json(),
             "players": 1, "slots": 8, "threads": 1, "level": 0, "exact": True, "capabilities": [],
         }  # fmt: skip
         self._send(Message(clp.Op.HELLO, meta=hello))
@@ -55,14 +58,14 @@ class RawSim:
 
     def _answer(self, message, session):
         rows, table = RowsLayout().group().make(message.batch)
-        frame, (obs,) = space_group(OBSERVATION).make(message.batch)
+        frame, (obs,) = space_group(self._observation).make(message.batch)
         if message.op == clp.Op.RESET:
             table[1][:] = clp.FIRST
-        self._change(message.op, table, obs)
-        layout = layout_hash(OBSERVATION, ACTION)
-        self._send(
-            Message(message.op, clp.REPLY, 0, message.seq, session, layout, message.batch, 1, None, [rows, frame])
-        )
+        final, payload = self._change(message.op, table, obs), [rows, frame]
+        if final is not None:
+            payload.append(space_group(self._observation).write([final], len(final)))
+        layout = layout_hash(self._observation, ACTION)
+        self._send(Message(message.op, clp.REPLY, 0, message.seq, session, layout, message.batch, 1, None, payload))
 
     def _send(self, message):
         self._socket.sendall(b"".join(bytes(part) for part in pack(message.frames())))

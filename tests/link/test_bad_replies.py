@@ -1,15 +1,18 @@
 """Answers that are messages, but say what cannot be: they end their session, and nothing of them is learnt from."""
 
+import copy
 import threading
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from helpers.raw_simulator import RawSim
 from helpers.sims import free_url, wait_for
 
 import corral
 from corral.core.errors import EnvFailed
-from corral.link.protocol import FAULTY, Op, Status
+from corral.core.spaces import Layout
+from corral.link.protocol import FAULTY, FIRST, TERMINATED, TRUNCATED, Op, Status
 
 
 def put(op, where, index, value):
@@ -34,12 +37,12 @@ BAD = {
 }
 
 
-def play(change, steps=3):
+def play(change, steps=3, **raw):
     url, sims = free_url(), []
 
     def dial():
         wait_for(url)
-        sims.append(RawSim(url, change))
+        sims.append(RawSim(url, change, **raw))
 
     thread = threading.Thread(target=dial)
     thread.start()
@@ -63,6 +66,40 @@ def test_invalid_reply_ends_the_session(what, caplog):
     with pytest.raises(EnvFailed, match="no simulator"):
         play(change)
     assert words in caplog.text
+
+
+class OnceOutside:
+    """Of the second answer to `op`, one row has the observation 7; with `ends`, one that ended has it as its last."""
+
+    def __init__(self, op, *, ends=False):
+        self._op, self._ends, self._answers = op, ends, 0
+
+    def __call__(self, asked, table, obs):
+        obs[:] = 1
+        self._answers += asked == self._op
+        if asked == self._op and self._answers == 2:
+            if self._ends:
+                table[FLAGS][:] = FIRST | TERMINATED
+                return np.array([3, 7])
+            obs[-1] = 7
+        elif asked == Op.STEP and self._op == Op.RESET and self._answers == 1:
+            table[FLAGS][1], table[STATUS][1] = FAULTY | TRUNCATED, Status.E_ENV  # so that it is reset
+        return None
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("how", [OnceOutside(Op.STEP), OnceOutside(Op.RESET), OnceOutside(Op.STEP, ends=True)])
+def test_discrete_value_outside_its_space_costs_its_row_only(how, start, caplog):
+    observation = Layout(spaces.Discrete(5 - start, start=start))
+    batches = play(copy.copy(how), 4, observation=observation)
+    for batch in batches:
+        for obs in (batch.obs, batch.next_obs):
+            assert ((obs >= start) & (obs < 5)).all()
+    assert [b.faulty.tolist() for b in batches].count([False, True]) == 1
+    assert not any(b.faulty[0] for b in batches)
+    assert f"leaf 'value' is 7, outside its space {observation.space}" in caplog.text
+    if how._ends:
+        assert (batches[2].terminated.tolist(), batches[2].next_obs[0]) == ([True, False], 3)
 
 
 def test_large_numbers_are_numbers():

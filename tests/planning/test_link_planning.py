@@ -1,6 +1,7 @@
 """Searches over states inside C++ and Python simulators: what they find, what they cost, and what they leave alone."""
 
 import os
+import re
 import signal
 import subprocess
 
@@ -10,6 +11,7 @@ from helpers.declared_walk import Declared, Undeclared
 from helpers.sims import Sim, free_url
 
 import corral
+from corral.cli.main import main
 from corral.core.errors import EnvFailed, UserError
 from corral.envs.backends.simulators.states import LinkStates
 from corral.envs.suites.games.connect4 import CONNECT4
@@ -366,6 +368,25 @@ def test_searching_simulators_share_one_evaluator(built, tmp_path, topology):
     )  # fmt: skip
     metrics = read_metrics(result.run_dir)
     assert metrics["search/simulator_steps"][-1] > 7 * metrics["env_steps"][-1] > 7 * 500
+
+
+@pytest.mark.parametrize("opponent", [None, "random"])
+def test_alphazero_in_simulators_keeps_best_only_vs_opponent(built, tmp_path, opponent, capsys):
+    against = {} if opponent is None else {"eval_env_kwargs": {"opponent": opponent}}
+    corral.train(
+        "alphazero", "tcp://127.0.0.1:0", 64, 1, tmp_path / "x", quiet=True, num_envs=4,
+        env_kwargs={"sim": f"{built / 'connect4'} --connect {{url}}"}, hidden_sizes=(16,), eval_episodes=2,
+        num_simulations=2, learning_starts=32, batch_size=16, **against,
+    )  # fmt: skip
+    assert (tmp_path / "x" / "checkpoints" / "best").exists() == (opponent is not None)
+    assert ("no_opponent" in (tmp_path / "x" / "events.jsonl").read_text()) == (opponent is None)
+    assert main(["eval", str(tmp_path / "x"), "--opponent", "mcts:8", "--episodes", "4", "--deterministic"]) == 0
+    won, drawn, lost = map(
+        int, re.search(r"mcts:8, .*: (\d) won, (\d) drawn, (\d) lost", capsys.readouterr().out).groups()
+    )
+    assert won + drawn + lost == 4
+    assert main(["eval", str(tmp_path / "x"), "--opponent", "perfect"]) == 2
+    assert "use random or mcts:1000" in capsys.readouterr().err
 
 
 def test_environments_that_are_under_way_have_no_known_state(make):

@@ -51,7 +51,7 @@ class VectorVecEnv(LockstepVecEnv):
             # The interface only guarantees a single seed; Gymnasium's own two classes accept a list.
             obs, _ = self._venv.reset(seed=seeds[0])
         leaves = self._copy(obs)
-        self._require_finite(leaves, np.zeros(self.num_envs))
+        self._require_good(leaves, np.zeros(self.num_envs))
         return self.spec.observation.unflatten(leaves)
 
     def _launch(self, actions: Tree) -> None:
@@ -67,7 +67,7 @@ class VectorVecEnv(LockstepVecEnv):
             else:
                 batch.final_obs = tree_map(np.copy, batch.obs)
                 first = self._copy(self._venv.reset(options={"reset_mask": ended.copy()})[0])
-                self._require_finite(first, batch.reward)
+                self._require_good(first, batch.reward)
                 for leaf, fresh in zip(self.spec.observation.flatten(batch.obs), first, strict=True):
                     leaf[ended] = fresh[ended]
         return batch, self._in_flight.all_envs.ids
@@ -90,7 +90,7 @@ class VectorVecEnv(LockstepVecEnv):
         """Step the vector; rows that are due to reset ignore their action. Also returns `final_obs` of its infos."""
         obs, reward, terminated, truncated, info = self._venv.step(self._sent)
         leaves, rewards = self._copy(obs), np.array(reward, np.float64).reshape(self.num_envs)
-        self._require_finite(leaves, rewards)
+        self._require_good(leaves, rewards)
         terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
         ended, ids = terminated | truncated, self._in_flight.all_envs.ids
         batch = StepBatch(
@@ -121,7 +121,7 @@ class VectorVecEnv(LockstepVecEnv):
             values = layout.flatten(found[i]) if whole is None else [leaf[i] for leaf in whole]
             for leaf, value in zip(leaves, values, strict=True):
                 leaf[i] = value
-        self._require_finite(leaves, batch.reward)
+        self._require_good(leaves, batch.reward)
         return layout.unflatten(leaves)
 
     def _copy(self, obs: Any) -> list[Array]:
@@ -139,8 +139,16 @@ class VectorVecEnv(LockstepVecEnv):
                 )
         return leaves
 
-    def _require_finite(self, leaves: list[Array], reward: Array) -> None:
+    def _require_good(self, leaves: list[Array], reward: Array) -> None:
         floats = [leaves[k] for k in self._float_leaves]
+        outside = self.spec.observation.outside(leaves)
+        if outside is not None:
+            first = self.spec.observation.range_problem([leaf[outside.argmax()] for leaf in leaves])
+            raise EnvFailed(
+                f"Environments {np.flatnonzero(outside).tolist()} of {self.spec.name} returned an observation outside "
+                f"its space ({first}); they cannot be replaced in a ready-made vector environment, so give make_vec a "
+                "factory."
+            )
         if np.isfinite(reward).all() and all(np.isfinite(leaf).all() for leaf in floats):
             return
         bad = ~np.isfinite(reward)

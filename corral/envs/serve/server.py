@@ -14,7 +14,7 @@ import numpy as np
 
 from corral.core.encoding import Buffer
 from corral.core.errors import RunFailed, UserError
-from corral.core.gym_env import EnvFactory, build_env
+from corral.core.gym_env import EnvFactory, build_env, claim, release
 from corral.core.log import RateLimitedLog
 from corral.envs.serve.slots import SlotReply, Slots, max_slots
 from corral.envs.serve.state_errors import BadRequest
@@ -79,7 +79,10 @@ class SimulatorServer:
         env, self._spec = build_env(factory, name)
         env.close()
         self._num_slots = max_slots(self._spec, slots)
+        if slots > 1:
+            claim(env, self)  # `find_keeper` builds a second one, which must be another object
         self._keeper = find_keeper(factory)
+        release(env)
         self._layout = layout_hash(self._spec.observation, self._spec.action)
         self._instance = instance or new_nonce()
         self._sessions: list[_Session] = []  # learners choose their numbers, so two may have the same

@@ -21,30 +21,40 @@ def all_finite(arrays: list[Array]) -> bool:
     return all(np.count_nonzero(np.isfinite(array)) == array.size for array in arrays)
 
 
-class FiniteRows:
-    """Finds non-finite numbers in rows."""
+class RowChecks:
+    """Finds observations with non-finite numbers, or with discrete values outside their space, in rows."""
 
     def __init__(self, rows: EnvRows):
-        self._rows = rows
-        self._leaves = [k for k, leaf in enumerate(rows.spec.observation.leaves) if leaf.dtype.kind == "f"]
-        self._halves = [(rows.obs[k][0], rows.obs[k][1]) for k in self._leaves]
+        self._rows, self._layout = rows, rows.spec.observation
+        self._floats = [k for k, leaf in enumerate(self._layout.leaves) if leaf.dtype.kind == "f"]
+        self._halves = [(rows.obs[k][0], rows.obs[k][1]) for k in self._floats]
+        self._discrete = [(leaf, (rows.obs[k][0], rows.obs[k][1])) for k, leaf in self._layout.discrete]
 
     def current(self, chosen: IdSet, half: int | None) -> bool:
         if half is None:
-            current = self._rows.current(chosen, half)
-            return all_finite([current[k] for k in self._leaves])
+            return self._good(self._rows.current(chosen, half))
         for halves in self._halves:
             values = halves[half][chosen.index]
             if np.count_nonzero(np.isfinite(values)) != values.size:
                 return False
-        return True
+        return all(leaf.in_range(halves[half][chosen.index]) for leaf, halves in self._discrete)
 
     def obs(self, env_id: int) -> bool:
         half = self._rows.phase[env_id]
-        return all_finite([halves[half][env_id] for halves in self._halves])
+        return self._good([leaf[half, env_id, ...] for leaf in self._rows.obs])
 
     def finals(self, env_ids: list[int]) -> bool:
-        return all_finite([self._rows.final[k][env_id] for env_id in env_ids for k in self._leaves])
+        return self._good([leaf[env_ids] for leaf in self._rows.final])
+
+    def describe(self, where: str, views: list[Array], reward: float | None = None) -> tuple[str, str]:
+        """Kind and detail of the fault of an environment that returned such an observation or reward."""
+        if found := self._layout.range_problem(views):
+            return "range", f"{where} returned: {found}"
+        return "nan", f"{where} returned {'' if reward is None else f'reward {reward}, '}observation {views}"
+
+    def _good(self, leaves: list[Array]) -> bool:
+        finite = all_finite([leaves[k] for k in self._floats])
+        return finite and all(leaf.in_range(leaves[k]) for k, leaf in self._layout.discrete)
 
 
 def scalar(reward: Any, env_id: int, name: str) -> float:

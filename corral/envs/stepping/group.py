@@ -18,10 +18,10 @@ import numpy as np
 
 from corral.core import seeding
 from corral.core.errors import EnvFailed
-from corral.core.gym_env import EnvFactory, build_env, require_same_spaces, seeded_reset
+from corral.core.gym_env import EnvFactory, SharedEnv, build_env, claim, release, require_same_spaces, seeded_reset
 from corral.core.types import Array, EnvSpec
 from corral.envs.stepping.checks import (
-    FiniteRows,
+    RowChecks,
     observation_leaves,
     read_info,
     require_good_reset,
@@ -92,7 +92,7 @@ class EnvGroup:
         first = layout.leaves[0]
         row_views = tuple({i: views[0] for i, views in half.items()} for half in self._obs_views)
         self._simple = (row_views, first.shape, first.dtype if layout.single else None)
-        self._finite = FiniteRows(rows)
+        self._checks = RowChecks(rows)
 
     def reset(self, ids: Array, run_seed: int, role: str, *, lenient: bool = False) -> None:
         """Start a seeded episode in each environment. A failing reset raises; with `lenient`, it counts as a fault."""
@@ -138,7 +138,7 @@ class EnvGroup:
     def replace(self, env_id: int, env: gymnasium.Env[Any, Any], obs: list[Array]) -> None:
         if self._envs.get(env_id, env) is not env:
             _close(self._envs[env_id])
-        self._envs[env_id], self._steps[env_id] = env, env.step
+        self._own(env_id, env)
         for view, value in zip(self._obs_views[self._rows.phase[env_id]][env_id], obs, strict=True):
             view[...] = value
 
@@ -244,7 +244,7 @@ class EnvGroup:
         self._steps.clear()  # bound methods, which would keep the environments alive
 
     def _finish(self, chosen: IdSet, half: int | None, batch: _Batch, notify: Notify) -> None:
-        """Write the results of the whole batch, check them for non-finite values, and announce them."""
+        """Write the results of the whole batch, check their values, and announce them."""
         rows, rewards, index = self._rows, batch.rewards, chosen.index
         try:
             good = math.isfinite(sum(rewards))
@@ -268,32 +268,32 @@ class EnvGroup:
         for env_id in batch.lost:
             self._write_faulty_row(env_id)
         ended = [end[0] for end in batch.ends]
-        if not (good and self._finite.current(chosen, half) and (not ended or self._finite.finals(ended))):
-            self._find_nan(chosen.numbers)
+        if not (good and self._checks.current(chosen, half) and (not ended or self._checks.finals(ended))):
+            self._find_bad(chosen.numbers)
         notify(chosen)
 
-    def _find_nan(self, ids: Iterable[int]) -> None:
+    def _find_bad(self, ids: Iterable[int]) -> None:
         rows = self._rows
         for env_id in ids:
             ended = bool(rows.flags[env_id, FIRST])
             views = self._obs_views[rows.phase[env_id]][env_id]
-            next_bad = not self._finite.obs(env_id)
+            next_bad = not self._checks.obs(env_id)
             rewards = rows.reward[env_id], rows.raw_reward[env_id]
-            step_bad = not np.isfinite(rewards).all() or (ended and not self._finite.finals([env_id]))
+            step_bad = not np.isfinite(rewards).all() or (ended and not self._checks.finals([env_id]))
             if rows.flags[env_id, FAULTY] or not (next_bad or step_bad):
                 continue
             if not ended:
-                self._fault(env_id, "nan", f"its step returned reward {rewards[0]}, observation {views}")
+                self._fault(env_id, *self._checks.describe("its step", views, rewards[0]))
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
                 self._write_faulty_row(env_id)
                 continue
             # The episode is over and counted: separate faults of its last step from those of the reset.
             if step_bad:
-                detail = f"its last step returned reward {rewards[0]}, observation {self._final_views[env_id]}"
-                self._fault(env_id, "nan", detail, int(rows.episode[env_id]) - 1, self._lengths[env_id])
+                found = self._checks.describe("its last step", self._final_views[env_id], rewards[0])
+                self._fault(env_id, *found, int(rows.episode[env_id]) - 1, self._lengths[env_id])
                 self._write_faulty_row(env_id, episode_over=False)
             else:
-                self._fault(env_id, "nan", f"its reset returned {views}")
+                self._fault(env_id, *self._checks.describe("its reset", views))
             self._rebuild(env_id, int(rows.episode[env_id]))
 
     def _write_faulty_row(self, env_id: int, *, episode_over: bool = True) -> None:
@@ -334,12 +334,18 @@ class EnvGroup:
     def _build(self, env_id: int) -> EnvSpec:
         self._mark[0] = env_id
         env, spec = build_env(self._factories[env_id], self._name)
-        self._envs[env_id], self._steps[env_id] = env, env.step
+        self._own(env_id, env)
         self._mark[0] = IDLE
         return spec
 
+    def _own(self, env_id: int, env: gymnasium.Env[Any, Any]) -> None:
+        claim(env, self)
+        self._envs[env_id], self._steps[env_id] = env, env.step
+
     def _rebuild(self, env_id: int, episode: int) -> None:
-        """Replace a failed environment and store `episode`'s first observation; EnvFailed after several attempts."""
+        """Replace a failed environment and store `episode`'s first observation; EnvFailed after several attempts. The
+        factory may return the failed object again, which is reset, but not another row's.
+        """
         rows = self._rows
         for attempt in range(_REBUILD_TRIES):
             if env_id in self._envs:
@@ -350,10 +356,12 @@ class EnvGroup:
                 seed = seeding.env_seed(self.run_seed, self._role, env_id, episode, attempt)
                 obs = self._seeded_reset(env_id, seed)
                 self._put(self.last_obs(env_id), obs, env_id)
-                if not self._finite.obs(env_id):
-                    raise ValueError("the first observation after the restart is not finite")
+                if not self._checks.obs(env_id):
+                    raise ValueError(self._checks.describe("the reset after the restart", self.last_obs(env_id))[1])
                 rows.seed[env_id] = seed
                 return
+            except SharedEnv:
+                raise
             except (Exception, SystemExit) as error:
                 last = _trace(error)
                 time.sleep(min(1.0, 0.05 * 2**attempt))
@@ -369,6 +377,7 @@ class EnvGroup:
 
 
 def _close(env: gymnasium.Env[Any, Any]) -> None:
+    release(env)
     with contextlib.suppress(Exception):  # a broken environment may fail to close
         env.close()
 

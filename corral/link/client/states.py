@@ -101,6 +101,12 @@ class StateReplies:
         for leaf in (self.reward, *self.leaves):
             if leaf.dtype.kind == "f" and not np.isfinite(leaf[chunk.rows]).all():
                 raise BadMessage("numbers that are not finite, in a row that is not E_NOT_FINITE")
+        seen = [leaf[chunk.rows] for leaf in self.leaves]
+        outside = self._layout.outside(seen) if seen else None
+        if outside is not None and (outside := outside & (status == 0)).any():
+            self.failed[chunk.rows] |= outside
+            row = int(outside.nonzero()[0][-1])
+            self.message = f"{chunk.session.name}: {self._layout.range_problem([leaf[row] for leaf in seen])}"
 
     def _has(self, flag: int) -> Array:
         found: Array = (self.flags & flag) != 0

@@ -13,7 +13,7 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from corral.core.errors import UserError
-from corral.core.gym_env import EnvFactory, PassiveWrapper, hide, layers
+from corral.core.gym_env import EnvFactory, PassiveWrapper, hide, layers, require_unused
 from corral.snapshot.find_rng import unshare
 from corral.snapshot.keeper import CannotSave, Env, StateKeeper
 from corral.snapshot.keepers.ale import ale_native
@@ -111,7 +111,9 @@ def find_keeper(factory: EnvFactory) -> StateKeeper | None:
 
 def make_scratch(factory: EnvFactory) -> Env:
     """Make a scratch environment to load states into; it opens no window."""
-    return _ready(factory())
+    env = factory()
+    require_unused(env, type(env.unwrapped).__name__)
+    return _ready(env)
 
 
 def scratch_like(env: Env) -> Env:

@@ -160,6 +160,40 @@ TEST(an_environment_that_fails_costs_its_row_only) {
   CHECK_EQ(learner->words(0), "thirteen");
 }
 
+// Its discrete observations are those of a step's action, in their space or not; a reset with seed 13 is outside.
+struct Grid {
+  static Spec spec() {
+    Spec s("Grid", 1);
+    s.obs.discrete("cell", 5, 2).multi_discrete("gears", {3, 4}, {0, -1}).multi_binary("lamps", 3);
+    s.act.box("values", corral::F64, {6}, -100, 100);
+    return s;
+  }
+  void reset(uint64_t seed, Out& o) { o.set("cell", seed == 13 ? 1 : 2), o.i64("gears")[1] = -1; }
+  void step(const In& in, Out& o) {
+    const double* v = in.f64("values");
+    o.set("cell", static_cast<int64_t>(v[0]));
+    for (int i = 0; i < 2; ++i) o.i64("gears")[i] = static_cast<int64_t>(v[1 + i]);
+    for (int i = 0; i < 3; ++i) o.i8("lamps")[i] = static_cast<int8_t>(v[3 + i]);
+  }
+};
+
+TEST(a_discrete_observation_outside_its_space_costs_its_row_only) {
+  Simulator<Grid> sim;
+  auto learner = sim.learner();
+  Reply reset(learner->ask(RESET, 2, {slots({0, 1}), u64({13, 14})}), sim.model.spec);
+  CHECK(reset.rows.status[0] == E_ENV && reset.rows.status[1] == GOOD);
+  CHECK_EQ(learner->words(0), "the observation's leaf 'cell' is 1, outside 2 to 6");
+  learner->ask(RESET, 4, {slots({0, 1, 2, 3}), u64({1, 2, 3, 4})});
+  std::vector<double> values = {7, 0, 0, 0, 0, 0, 6, 2, 2, 1, 1, 0, 2, 0, -2, 0, 0, 0, 2, 0, 0, 0, 0, -1};
+  std::string action(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double));
+  Reply step(learner->ask(STEP, 4, {slots({0, 1, 2, 3}), action}, AUTORESET), sim.model.spec);
+  for (int row : {0, 2, 3}) CHECK(step.rows.status[row] == E_ENV && step.rows.flags[row] == (FAULTY | TRUNCATED | FIRST));
+  CHECK(step.rows.status[1] == GOOD && step.rows.flags[1] == 0);
+  CHECK_EQ(learner->words(0), "the observation's leaf 'cell' is 7, outside 2 to 6");
+  CHECK_EQ(learner->words(2), "the observation's leaf 'gears'[1] is -2, outside -1 to 2");
+  CHECK_EQ(learner->words(3), "the observation's leaf 'lamps'[2] is -1, outside 0 to 1");
+}
+
 // Cannot begin a second episode if its seed is odd; made anew it can, unless `broken` says otherwise.
 struct Unlucky : Tricky {
   static inline std::atomic<bool> broken{false};

@@ -26,6 +26,7 @@ from corral.envs.stepping.pending_faults import PendingFaults
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision
 from corral.envs.vec_env import VecEnv
+from corral.snapshot.rng import write_space_rngs
 
 CHECK_EVERY_S = 0.25
 
@@ -238,7 +239,8 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         elif op == msg.FAULT:
             self._log.record(Fault(**data))
         elif op == msg.SPEC:
-            self._specs[worker.index] = EnvSpec.from_json(data)
+            self._specs[worker.index] = spec = EnvSpec.from_json(data)
+            write_space_rngs(spec, data["space_rngs"])
             if self._allocated:
                 self._resume_worker(worker)
         elif op == msg.FAILED:

@@ -21,7 +21,7 @@ from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet, IdSets
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE, Fault
-from corral.snapshot.rng import read_global_generators, write_global_generators
+from corral.snapshot.rng import read_global_generators, read_space_rngs, write_global_generators
 
 
 class EnvWorker(ABC):
@@ -51,7 +51,8 @@ class EnvWorker(ABC):
         # data format carries.
         factories, name = cloudpickle.loads(job)
         self._group = EnvGroup(factories, name, self._report, [IDLE])
-        self.post(msg.SPEC, self._group.build().to_json())
+        spec = self._group.build()
+        self.post(msg.SPEC, {**spec.to_json(), "space_rngs": read_space_rngs(spec)})
 
     def step(self, chosen: IdSet) -> None:
         self._group.step(chosen, self.announce)

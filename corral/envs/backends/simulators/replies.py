@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from corral.core.encoding import Buffer
+from corral.core.spaces import Layout
 from corral.core.types import Array
 from corral.envs.stepping.id_set import IdSet, SetCache
 from corral.envs.stepping.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, EnvRows
@@ -20,7 +21,7 @@ from corral.link.message import BadMessage, Message
 class StepReply:
     """A reply to RESET or STEP, as arrays that are views of it."""
 
-    __slots__ = ("_meta", "ended", "final", "flags", "obs", "raw_reward", "reward", "status", "to_play")
+    __slots__ = ("_meta", "_outside", "ended", "final", "flags", "obs", "raw_reward", "reward", "status", "to_play")
 
     def __init__(self, simulator: Simulator, batch: int, payload: Sequence[Buffer], meta: dict[str, Any] | None):
         table = simulator.rows.read(payload[0], batch)
@@ -31,6 +32,7 @@ class StepReply:
         self.final: list[Array] | None = None
         self.ended: Any = None
         self._meta = meta
+        self._outside: dict[int, str] = {}
 
     def read_final(self, simulator: Simulator, payload: Sequence[Buffer]) -> None:
         """Final observations of episodes that were followed by others; BadMessage when flags and frames disagree."""
@@ -63,6 +65,29 @@ class StepReply:
         if not all(np.isfinite(value).all() for value in values if value.dtype.kind == "f"):
             raise BadMessage("numbers that are not finite, in a row that is not E_NOT_FINITE")
 
+    def fail_outside(self, layout: Layout) -> None:
+        """Turn rows with a discrete value outside its space, which networks cannot take, into faulty rows."""
+        here, last = layout.outside(self.obs), None if self.final is None else layout.outside(self.final)
+        if here is None and last is None:
+            return
+        ended = np.zeros(len(self.flags), np.bool_) if self.ended is None else self.ended
+        bad = np.zeros_like(ended) if here is None else here & ((self.flags & (clp.FAULTY | clp.FIRST)) != clp.FAULTY)
+        for row in bad.nonzero()[0].tolist():
+            self._outside[row] = layout.range_problem([leaf[row] for leaf in self.obs]) or ""
+        for k in () if last is None else last.nonzero()[0].tolist():
+            row = int(ended.nonzero()[0][k])
+            bad[row], self._outside[row] = True, layout.range_problem([leaf[k] for leaf in self.final or ()]) or ""
+        if self.final is not None:
+            self.final = [leaf[~bad[ended]] for leaf in self.final]
+        self.ended, self.flags, self.status = ended & ~bad, self.flags.copy(), self.status.copy()
+        self.flags[bad], self.status[bad] = clp.FAULTY | clp.TRUNCATED, clp.Status.E_ENV
+
+    def kind(self, row: int) -> str:
+        """The kind of a row's fault."""
+        if row in self._outside:
+            return "range"
+        return "nan" if self.status[row] == clp.Status.E_NOT_FINITE else "raised"
+
     def write(self, rows: EnvRows, chosen: IdSet, to_play: Array) -> None:
         """Write observations and rewards to the rows; updates `to_play`, the player to move."""
         index, half = chosen.index, rows.half(chosen)
@@ -92,6 +117,8 @@ class StepReply:
             rows.flags[ids, place] = value
 
     def text(self, row: int) -> str:
+        if row in self._outside:
+            return self._outside[row]
         rows = (self._meta or {}).get("rows", {})
         text = rows.get(str(row), "") if isinstance(rows, dict) else ""
         return text if isinstance(text, str) else ""
@@ -109,6 +136,7 @@ def read_answer(simulator: Simulator, batch: int, reply: Message) -> StepReply:
     if reply.op == clp.Op.STEP and (len(payload) == 3 or np.count_nonzero(answer.flags)):
         answer.read_final(simulator, payload)
     answer.check_finite()
+    answer.fail_outside(simulator.spec.observation)
     return answer
 
 
@@ -121,6 +149,8 @@ class ReplyRows:
         self._floats = [
             [leaf[half][index].reshape(-1) for leaf in rows.obs if leaf.dtype.kind == "f"] for half in (0, 1)
         ]
+        discrete = rows.spec.observation.discrete
+        self._discrete = [[(leaf, rows.obs[k][half][index]) for k, leaf in discrete] for half in (0, 1)]
         self._leaves, self._obs_size = simulator.observation.spans(batch)
         spans, size = simulator.rows.spans(batch)
         *rewards, (self._flags_at, _), _ = spans
@@ -132,7 +162,7 @@ class ReplyRows:
         """Steps of the episodes, and how many have yet to be added: deferred, because each addition is costly."""
 
     def take(self, half: int, payload: Sequence[Buffer]) -> bool:
-        """Write a reply to the rows; False unless it has no flags and all values are finite."""
+        """Write a reply to the rows; False unless it has no flags and all values are finite and in their space."""
         room = self._room
         if len(payload) != 2 or len(payload[0]) != len(room) or len(payload[1]) != self._obs_size:
             return False
@@ -142,10 +172,13 @@ class ReplyRows:
         if len(self._leaves) == 1:
             self._obs[half][0][:] = payload[1]
         else:
-            for leaf, (start, end) in zip(self._obs[half], self._leaves, strict=True):
-                leaf[:] = payload[1][start:end]
+            for room_of, (start, end) in zip(self._obs[half], self._leaves, strict=True):
+                room_of[:] = payload[1][start:end]
         for values in self._floats[half]:
             if not _finite(values):
+                return False
+        for leaf, values in self._discrete[half]:
+            if not leaf.in_range(values):
                 return False
         self._table[...] = self._rewards
         self._flags_as_int.fill(0)

@@ -140,8 +140,8 @@ class RequestingVecEnv(VecEnv):
         waits = []
         for row in np.flatnonzero(answer.status).tolist():
             env_id, status = int(ids[row]), int(answer.status[row])
-            kind = "nan" if status == clp.Status.E_NOT_FINITE else "raised"
-            self._report(env_id, kind, f"in {session.name}: {clp.status_name(status)} {answer.text(row)}", in_step=0)
+            detail = f"in {session.name}: {clp.status_name(status)} {answer.text(row)}"
+            self._report(env_id, answer.kind(row), detail, in_step=0)
             if not answer.flags[row] & clp.FAULTY:  # between two episodes, which costs no row
                 continue
             if answer.flags[row] & clp.FIRST:  # it has restarted by itself
@@ -164,7 +164,8 @@ class RequestingVecEnv(VecEnv):
         failed = ids[(answer.flags & clp.FAULTY) != 0]
         if len(failed):
             for row in np.flatnonzero(answer.flags & clp.FAULTY).tolist():
-                self._report(int(ids[row]), "raised", f"in reset, in {session.name}: {answer.text(row)}", in_step=0)
+                detail = f"in reset, in {session.name}: {answer.text(row)}"
+                self._report(int(ids[row]), answer.kind(row), detail, in_step=0)
             rows.episode[failed] += 1
             self._pending.schedule_reset(failed)
             self._start_due()

@@ -11,6 +11,7 @@ from corral.core.errors import UserError
 from corral.core.gym_env import require_legal
 from corral.core.types import Array
 from corral.envs.backends.local import LocalVecEnv
+from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.suites.games.game import Game
 from corral.envs.suites.games.players import Player, make_player
 from corral.envs.vec_env import VecEnv
@@ -144,6 +145,8 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
 
 def is_self_play(vec: VecEnv) -> bool:
     """Whether these are self-play games, whose returns only count how often either player wins."""
+    if isinstance(vec, LinkVecEnv):
+        return vec.players > 1
     return isinstance(vec, LocalVecEnv) and getattr(vec.environment(0).unwrapped, "answered", None) is False
 
 
