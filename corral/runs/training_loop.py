@@ -50,7 +50,7 @@ class Result:
 
 Saved = tuple[dict[str, Any], dict[str, Any]]
 """State and meta data of a checkpoint."""
-_WARNINGS = ("not_finite", "callback_error", "slow_callback", "sink_error", "slow_sink")
+_WARNINGS = ("not_finite", "callback_error", "unknown_hook", "slow_callback", "sink_error", "slow_sink")
 
 
 class TrainingLoop:
