@@ -46,6 +46,7 @@ class Result:
     best_report: float = math.nan  # mean return of the best checkpoint with other seeds
     eval_episodes: int = 0
     stopped: bool = False  # by a signal or a callback
+    stop_reason: str = ""
 
 
 Saved = tuple[dict[str, Any], dict[str, Any]]
@@ -187,6 +188,7 @@ class TrainingLoop:
             math.nan if run.best_report is None else run.best_report.mean,
             run.config.eval_episodes,
             run.stop_reason is not None,
+            run.stop_reason or "",
         )
 
     def _signals(self) -> contextlib.AbstractContextManager[None]:
