@@ -104,7 +104,8 @@ def _print(loaded: LoadedPolicy, results: dict[str, Evaluation], opponent: str |
     experiment, console = loaded.experiment, make_console()
     count = len(next(iter(results.values())).returns)
     console.print(
-        f"{experiment.algo} on {experiment.env}, checkpoint of step {loaded.step:,}, {count} episodes of each kind"
+        f"{experiment.algo} on {experiment.env}, checkpoint of step {loaded.step:,}, "
+        f"{count} episode{'s' * (count != 1)} of each kind"
     )
     table = Table(
         "actions", "mean return", "std", "95 % interval", "min", "max", "length", box=None, padding=(0, 2, 0, 0)
@@ -124,7 +125,8 @@ def _print(loaded: LoadedPolicy, results: dict[str, Evaluation], opponent: str |
             won, lost = sum(r > 0 for r in result.returns), sum(r < 0 for r in result.returns)
             console.print(f"Against {against}, {name}: {won} won, {count - won - lost} drawn, {lost} lost")
     if loaded.evaluation is not None and opponent is None:
+        count = len(loaded.evaluation["returns"])
         console.print(
             f"Recorded by the run: mean return {loaded.evaluation['mean']:.1f} "
-            f"over {len(loaded.evaluation['returns'])} episodes, deterministic"
+            f"over {count} episode{'s' * (count != 1)}, deterministic"
         )

@@ -131,13 +131,15 @@ def print_result(result: Result) -> None:
     """Print where the run is, its evaluation, and the next commands."""
     path = shlex.quote(str(result.run_dir))
     stopped = "stopped after " if result.stopped else ""
-    score = f"mean return {result.eval_return:.1f} over {result.eval_episodes} episodes"
+    reason = f": {result.stop_reason}" if result.stop_reason else ""
+    count = result.eval_episodes
+    score = f"mean return {result.eval_return:.1f} over {count} episode{'s' * (count != 1)}"
     if not math.isnan(result.best_return):
         score += f"; best {result.best_return:.1f} after {result.best_step:,} steps"
     if not math.isnan(result.best_report):
         score += f", {result.best_report:.1f} in episodes that did not select it"
     resume = f"corral resume {path}" + ("" if result.stopped else f" --steps {2 * result.steps}")
-    print(f"Run: {path}, {stopped}{result.steps:,} steps in {result.wall_s:.1f} s")
+    print(f"Run: {path}, {stopped}{result.steps:,} steps in {result.wall_s:.1f} s{reason}")
     print(f"Evaluation: {'none' if math.isnan(result.eval_return) else score}")
     print(f"Next: corral eval {path} | corral plot {path} -o curve.png | {resume}")
 

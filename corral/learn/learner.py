@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
+from corral.algos.base import Algorithm, ParamGroup, UpdateContext
 from corral.algos.trajectories import Minibatch
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
@@ -82,9 +82,10 @@ class Learner:
             raise UserError(
                 f"set_learning_rate needs one of the algorithm's parameter groups ({names}), got {group!r}."
             )
-        if value is not None:
-            require("learning_rate", value, minimum=0)
-        self._groups[name].fixed_lr = None if value is None else float(value)
+        rate = None if value is None else float(value)
+        if rate is not None and not 0 <= rate < math.inf:
+            raise UserError(f"The learning rate must be finite and at least 0, got {rate:g}.")
+        self._groups[name].fixed_lr = rate
 
     def agree(self, ready: bool) -> bool:
         """Whether an update can be made: learners that update together all need data."""

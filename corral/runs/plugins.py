@@ -30,12 +30,12 @@ class Plugins:
     built_in_sinks: tuple[str, ...] = DEFAULT_SINKS
 
     @classmethod
-    def find(cls, callbacks: Iterable[CallbackLike] = (), sinks: Iterable[SinkLike] = ()) -> Plugins:
-        """Import named plugins; UserError for anything that is neither a callback nor a sink.
+    def find(cls, callbacks: Any = (), sinks: Any = ()) -> Plugins:
+        """Import named plugins, one or many; UserError for anything that is neither a callback nor a sink.
 
         Naming built-in sinks chooses among them; `metrics.csv`, which other commands read, is always written.
         """
-        sinks = list(sinks)
+        callbacks, sinks = _listed(callbacks), _listed(sinks)
         named = [sink for sink in sinks if isinstance(sink, str) and sink in BUILT_IN_SINKS]
         others = [sink for sink in sinks if sink not in named]
         return cls(
@@ -65,6 +65,12 @@ class Plugins:
                         f"The {kind} {_name(each)} cannot be sent to the learner process ({error}): give the class "
                         "or module:Class instead of an object, or open files and connections in a hook."
                     ) from error
+
+
+def _listed(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
 
 
 def _find(given: Any, kind: type[Any], name: str) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 
 from corral.config.experiment import Experiment
 from corral.config.migrate import metric_name
+from corral.core.errors import UserError
 from corral.runs import checkpoint
 from corral.runs.callbacks.dispatch import Dispatcher
 from corral.runs.evaluate import Evaluation, Evaluator
@@ -80,6 +81,8 @@ class ActiveRun:
         self._topology.set_learning_rate(value, group)
 
     def log(self, name: str, value: float) -> None:
+        if not isinstance(name, str):
+            raise UserError(f"log takes the name of a metric and a number, got {name!r} as the name.")
         if name in (STEP, WALL_S):
             raise ValueError(f"{name} is written by the run itself: choose another name for the metric")
         self._logged = True
@@ -87,7 +90,8 @@ class ActiveRun:
         self._pending.setdefault(name, []).append(float(value))
 
     def stop(self, reason: str) -> None:
-        self.stop_reason = self.stop_reason or reason
+        if "on_end" not in self._callbacks.active:  # it has finished
+            self.stop_reason = self.stop_reason or reason
 
     def advance(self) -> None:
         updates = self._topology.advance()
@@ -96,7 +100,12 @@ class ActiveRun:
         self._latest |= updates
         self._callbacks.on_update(self, _means(updates) if self._callbacks.uses("on_update") else {})
 
+    def _refuse_in(self, hooks: Sequence[str], what: str) -> None:
+        if found := set(hooks) & set(self._callbacks.active):
+            raise UserError(f"{what} cannot be called in {found.pop()}: call it in on_update.")
+
     def evaluate(self) -> Evaluation:
+        self._refuse_in(["on_evaluation"], "evaluate()")
         result, self._pending_evaluation = self._evaluator.evaluate()
         self._latest |= {name: [value] for name, value in self._pending_evaluation.items()}
         self.last_evaluation, self.evaluated_at = result, self.steps
@@ -136,6 +145,8 @@ class ActiveRun:
         }
 
     def save(self, *, best: bool = False) -> Path:
+        # In on_rollout the steps are counted, but the trajectory is not stored yet.
+        self._refuse_in(["on_rollout", "on_checkpoint"], "save()")
         if self._pending_evaluation:  # saved by `on_evaluation`: a resumed run would write the row at a later step
             self.write_metrics()
         topology = self._topology

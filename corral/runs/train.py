@@ -17,6 +17,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
 from corral.runs.plugins import CallbackLike, Plugins, SinkLike
+from corral.runs.sinks.csv import read_metrics
 from corral.runs.training_loop import Result, TrainingLoop, handle_stop_signals
 from corral.runtimes.base import Mailbox, MakeRole, RoleLost
 from corral.runtimes.process import ProcessRuntime
@@ -137,7 +138,8 @@ def _run_supervised(
 
     def note(kind: str, text: str) -> None:  # the crashed process no longer writes
         with contextlib.closing(EventLog(folder)) as log:
-            log.add(kind, text)
+            log.add(kind, text, env_steps=int(read_metrics(folder.path, last_bytes=1 << 16).get("env_steps", [0])[-1]))
+        _log.warning("%s", text)
 
     level = logging.getLogger("corral").getEffectiveLevel()
     make = partial(_make_learner, experiment, folder.path, plugins, resume, quiet, level)

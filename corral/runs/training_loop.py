@@ -46,11 +46,12 @@ class Result:
     best_report: float = math.nan  # mean return of the best checkpoint with other seeds
     eval_episodes: int = 0
     stopped: bool = False  # by a signal or a callback
+    stop_reason: str = ""
 
 
 Saved = tuple[dict[str, Any], dict[str, Any]]
 """State and meta data of a checkpoint."""
-_WARNINGS = ("not_finite", "callback_error", "slow_callback", "sink_error", "slow_sink")
+_WARNINGS = ("not_finite", "callback_error", "unknown_hook", "slow_callback", "sink_error", "slow_sink")
 
 
 class TrainingLoop:
@@ -187,6 +188,7 @@ class TrainingLoop:
             math.nan if run.best_report is None else run.best_report.mean,
             run.config.eval_episodes,
             run.stop_reason is not None,
+            run.stop_reason or "",
         )
 
     def _signals(self) -> contextlib.AbstractContextManager[None]:

@@ -161,7 +161,10 @@ def test_options_and_files_reach_the_run(tmp_path, monkeypatch, capsys):
             ["'a b', 1,000 steps", "12.3 over 10 episodes; best 20.0 after 900 steps, 18.0 in episodes", "2000"],
         ),
         (Result(Path("x"), 10, 2.0, float("nan"), 5), ["x, 10 steps", "Evaluation: none", "resume x --steps 20"]),
-        (Result(Path("x"), 10, 2.0, 1.0, 5, stopped=True), ["stopped after 10 steps", "1.0", "corral resume x"]),
+        (
+            Result(Path("x"), 10, 2.0, 1.0, 5, eval_episodes=1, stopped=True, stop_reason="it is good enough"),
+            ["stopped after 10 steps in 2.0 s: it is good enough", "1.0 over 1 episode", "corral resume x"],
+        ),
     ],
 )
 def test_result_names_folder_score_and_next_commands(capsys, result, lines):

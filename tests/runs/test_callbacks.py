@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -424,6 +425,8 @@ def test_named_sinks_choose_among_the_built_in(tmp_path, sinks, has):
         ({"callbacks": ["Recorder"]}, "'Recorder' does not name a callback: give module:Class"),
         ({"callbacks": ["no.such:Thing"]}, "cannot be imported"),
         ({"callbacks": ["helpers.callbacks:Recordr"]}, "has no 'Recordr'; close: Recorder"),
+        ({"callbacks": 3}, "3 is not a callback: give a corral.Callback"),
+        ({"callbacks": "no.such:Thing"}, "cannot be imported"),
         ({"sinks": ["cvs"]}, "'cvs' does not name a sink: give module:Class, or one of csv, tensorboard"),
         ({"sinks": [object()]}, "is not a sink"),
         ({"sinks": [dict]}, "dict returned a dict, which is not a corral.MetricSink"),
@@ -433,6 +436,12 @@ def test_what_is_no_callback_or_sink_is_refused(tmp_path, given, words):
     with pytest.raises(UserError, match=words):
         train(tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("given", [Recorder, Recorder(), "helpers.callbacks:Recorder"], ids=["class", "object", "name"])
+def test_one_callback_needs_no_list(tmp_path, given):
+    train(tmp_path / "run", steps=64, callbacks=given, sinks=None)
+    assert named(tmp_path / "run", "on_end")
 
 
 def test_a_class_that_needs_arguments_is_refused(tmp_path):
@@ -475,6 +484,23 @@ def test_a_guarded_run_ends_by_its_callback(tmp_path):
     assert events(tmp_path / "failed", "failed")
 
 
+class Dying(corral.Callback):
+    """Kills its process once."""
+
+    def on_update(self, run, metrics):
+        if run.steps >= 256 and not (run.run_dir / "died").exists():
+            (run.run_dir / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_lost_learner_is_named_with_its_step(tmp_path, caplog):
+    assert train(tmp_path / "run", callbacks=[Dying()], **GUARDED).steps == 512
+    (lost,) = events(tmp_path / "run", "lost")
+    assert lost["text"].startswith("learner was lost: its process ended with ")
+    assert lost["text"] in caplog.text
+    assert lost["env_steps"] >= 192  # of the last row
+
+
 def test_what_cannot_be_sent_to_a_guarded_learner_is_refused(tmp_path):
     callback = Recorder()
     callback.lock = threading.Lock()
@@ -490,7 +516,7 @@ def test_callbacks_and_sinks_from_the_command_line(tmp_path, monkeypatch, capsys
                "--sink", "csv", "--sink", "helpers.callbacks:Lines"]  # fmt: skip
     words = ["train", "ppo", "--env", "CartPole-v1", "--steps", "10000", "--run-dir", "run", *small, *plugins]
     assert main(words) == 0
-    assert "stopped after 512 steps" in capsys.readouterr().out
+    assert re.search(r"stopped after 512 steps in .* s: 500 steps are enough\n", capsys.readouterr().out)
     assert (tmp_path / "rows.jsonl").exists()
     assert not list((tmp_path / "run").glob("events.out.tfevents.*"))
     assert len(named(tmp_path / "run", "on_end")) == 1

@@ -24,16 +24,27 @@ class Dispatcher(Callback):
 
     def __init__(self, users: Sequence[Callback], own: Sequence[Callback], note: Note, slow_calls: SlowCalls):
         self._users = [_UserCallback(callback, note, slow_calls) for callback in users]
+        for callback in users:
+            for name in dir(callback):
+                if name.startswith("on_") and name not in HOOKS:
+                    what = f"{type(callback).__qualname__}.{name} is never called: the hooks are {', '.join(HOOKS)}"
+                    note("unknown_hook", what)
         self._own = own
+        self.active: list[str] = []
+        """Hooks that are being called, outermost first."""
 
     def uses(self, hook: str) -> bool:
         return any(hook in user.hooks for user in self._users)
 
     def _call(self, hook: str, run: Run, *args: object) -> None:
-        for user in self._users:
-            user.call(hook, run, *args)
-        for callback in self._own:
-            getattr(callback, hook)(run, *args)
+        self.active.append(hook)
+        try:
+            for user in self._users:
+                user.call(hook, run, *args)
+            for callback in self._own:
+                getattr(callback, hook)(run, *args)
+        finally:
+            self.active.pop()
 
     def on_start(self, run: Run) -> None:
         self._call("on_start", run)
@@ -55,6 +66,7 @@ class Dispatcher(Callback):
         self._call("on_checkpoint", run, path)
 
     def on_end(self, run: Run) -> None:
+        self.active.append("on_end")
         for callback in self._own:
             callback.on_end(run)
         for user in self._users:
@@ -89,7 +101,8 @@ class _UserCallback:
         if self.callback.ends_run_on_error:
             raise RunFailed(f"{what}, which ends the run.") from error
         if self._failures[hook] == 1:
-            self._note("callback_error", f"{what}; the run continues, and further errors of this hook are only counted")
+            rest = "" if hook == "on_end" else "; the run continues, and further errors of this hook are only counted"
+            self._note("callback_error", what + rest)
             _log.debug("%s", name, exc_info=error)
 
     def report_failures(self) -> None:
