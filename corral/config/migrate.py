@@ -141,7 +141,10 @@ def migrate(config: Mapping[str, Any], source: str) -> Migrated:
             "wrote it."
         )
     for step in range(written, FORMAT):
-        found = _STEPS[step](found, notes)
+        try:
+            found = _STEPS[step](found, notes)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise UserError(f"{source} is not a config of format {step}, as it claims: {error}.") from error
     return Migrated(found, tuple(notes))
 
 
@@ -190,7 +193,7 @@ def _to_2(config: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Names of SB3, CleanRL and the papers; groups only where a topology has one."""
     config |= {name: _ENVS_2[config[name]] for name in ("env", "preset") if config.get(name) in _ENVS_2}
     _drop_grpc(config, notes)
-    scale, sharing = dict(config["scale"] or {}), dict(config["sharing"] or {})
+    scale, sharing = dict(config.get("scale") or {}), dict(config.get("sharing") or {})
     per_actor = scale.pop("envs_per_actor", None)
     if per_actor is not None:
         config["num_envs"] = per_actor * (config.get("actors") or 1)

@@ -180,6 +180,19 @@ def test_edited_old_config_is_one_sentence():
         Experiment.from_dict(settings)
 
 
+def test_format_1_without_its_groups_is_migrated():
+    config = {"format": 1, "algo": "ppo", "algorithm": {"lr": 1e-3}}
+    assert migrate(config, "x").settings == {"algo": "ppo", "algorithm": {"learning_rate": 1e-3}}
+
+
+@pytest.mark.parametrize(
+    "bad", [{"scale": 3}, {"log": "x"}, {"algorithm": 3}, {"algo": "ppo", "algorithm": {"net": 3}}]
+)
+def test_format_1_with_a_number_for_a_group_is_one_sentence(bad):
+    with pytest.raises(UserError, match=r"^x is not a config of format 1, as it claims: .*\.$"):
+        migrate({"format": 1} | bad, "x")
+
+
 def test_environments_on_other_machines_are_noted():
     found = migrate(old_config("dppo", backend="grpc", listen="10.0.0.1:5555"), "config.yaml")
     assert (found.settings["backend"], "listen" in found.settings) == ("auto", False)
