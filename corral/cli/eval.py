@@ -31,6 +31,8 @@ class Eval:
 
     run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """The run."""
+    env: Annotated[str | None, tyro.conf.arg(metavar="ID|MODULE:CLASS|URL", help_behavior_hint="")] = None
+    """Another environment with the same spaces. Default: that of the run."""
     episodes: OptionalCount = None
     """Episodes of each kind. Default: as in the run's own evaluations."""
     seed: OptionalCount = None
@@ -56,10 +58,13 @@ class Eval:
                 raise UserError(f"--{name} must be at least {least}, got {value}.")
         if self.search_sims is not None and self.search_sims < 1:
             raise UserError(f"--search-sims must be at least 1, got {self.search_sims}: omit it for no search.")
+        from corral.runs.evaluate import with_env
         from corral.runs.load import load_policy
 
         loaded = load_policy(self.run_dir, self.checkpoint, device="run")
         loaded.use_training_threads()
+        if self.env is not None:
+            loaded.experiment = with_env(loaded.experiment, self.env)
         if self.opponent == SOLVED:
             self._solve(loaded)
             return 0
@@ -68,7 +73,7 @@ class Eval:
             found = {name: result.to_json() for name, result in results.items()}
             print(json.dumps({"run": str(self.run_dir), "step": loaded.step, **found}))
         else:
-            _print(loaded, results, self.opponent)
+            _print(loaded, results, self.opponent, recorded=self.env is None)
         return 0
 
     def _solve(self, loaded: LoadedPolicy) -> None:
@@ -96,7 +101,7 @@ class Eval:
         return {"deterministic" if kind else "sampled": result for kind, result in zip(kinds, results, strict=True)}
 
 
-def _print(loaded: LoadedPolicy, results: dict[str, Evaluation], opponent: str | None) -> None:
+def _print(loaded: LoadedPolicy, results: dict[str, Evaluation], opponent: str | None, *, recorded: bool) -> None:
     from rich.table import Table
 
     from corral.cli.console import make_console
@@ -124,7 +129,7 @@ def _print(loaded: LoadedPolicy, results: dict[str, Evaluation], opponent: str |
         for name, result in results.items():
             won, lost = sum(r > 0 for r in result.returns), sum(r < 0 for r in result.returns)
             console.print(f"Against {against}, {name}: {won} won, {count - won - lost} drawn, {lost} lost")
-    if loaded.evaluation is not None and opponent is None:
+    if loaded.evaluation is not None and opponent is None and recorded:
         count = len(loaded.evaluation["returns"])
         console.print(
             f"Recorded by the run: mean return {loaded.evaluation['mean']:.1f} "

@@ -114,6 +114,8 @@ def _split(argv: list[str], commands: Commands, prog: str) -> tuple[str, list[st
     names = [*commands, *{name.partition(" ")[0] for name in commands}]
     close = difflib.get_close_matches(" ".join(argv[:2]), names, 1) or difflib.get_close_matches(typed, names, 1)
     hint = f"did you mean `{prog} {close[0]}`?" if close else f"`{prog} --help` lists the commands."
+    if typed == "join":
+        hint = f"`{prog} serve ENV --connect URL` connects environments to a learner."
     raise UserError(f"No command {typed!r}; {hint}")
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from corral.config.migrate import explain_old_name
+from corral.config.overrides import explain_option, leaves
 from corral.core.errors import UserError
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ def parse(command: type[T], args: Sequence[str], prog: str) -> T:
             raise  # --help has been printed
         raise UserError(f"{_sentence(complaint.getvalue())}; see `{prog} --help`.") from None
     if unknown:
-        raise UserError(_unknown(command, unknown, prog))
+        raise UserError(_unknown(parsed, unknown, prog))
     return parsed
 
 
@@ -53,17 +54,28 @@ def _sentence(box: str) -> str:
     return " ".join(lines).removesuffix(".")
 
 
-def _unknown(command: type[Any], unknown: Sequence[str], prog: str) -> str:
+def _unknown(parsed: Any, unknown: Sequence[str], prog: str) -> str:
     option = next((token for token in unknown if token.startswith("-")), None)
     if option is None:
         return f"`{prog}` got an unexpected argument {unknown[0]!r}; see `{prog} --help`."
     option = option.partition("=")[0]
-    options = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(command)]
+    fields = dataclasses.fields(parsed)
+    options = ["--" + field.name.replace("_", "-") for field in fields if "Positional" not in str(field.type)]
     close = difflib.get_close_matches(option, options, 1)
     hint = f"did you mean {close[0]}?" if close else f"see `{prog} --help`."
-    names = [field.name for field in dataclasses.fields(command)]
-    hint = explain_old_name(option.lstrip("-").replace("-", "_"), names) or hint
+    name = option.lstrip("-").replace("-", "_")
+    hint = _explain_setting(parsed, name) or explain_old_name(name, [field.name for field in fields]) or hint
     return f"`{prog}` has no option {option}; {hint}"
+
+
+def _explain_setting(parsed: Any, name: str) -> str | None:
+    if not hasattr(parsed, "set"):
+        return None
+    from corral.config.experiment import Experiment
+
+    with contextlib.suppress(UserError):
+        return explain_option(name, leaves(Experiment.make(parsed.algo, "CartPole-v1", preset="none")))
+    return None
 
 
 Count = Annotated[int, tyro.conf.arg(metavar="N")]

@@ -213,6 +213,9 @@ class Experiment:
         from_preset = settings.read(base, presets.settings(algo, asked["preset"]))
         own = settings.read(base, find_algorithm(algo).settings)
         chosen = _drop_conflicting(own, asked) | from_preset | asked | {"factory": factory}
+        token = chosen.get("env_kwargs", {}).get("token_file")
+        if "://" in chosen["env"] and isinstance(token, str):  # the run may be resumed from elsewhere
+            chosen["env_kwargs"] = chosen["env_kwargs"] | {"token_file": str(Path(token).absolute())}
         if chosen.get("topology", base.topology) != "sync" and chosen.get("actors") is None:
             learner_cores = 0 if chosen["topology"] == "data_parallel" else 1
             chosen["actors"] = _sensible_actors(chosen.get("num_envs", base.num_envs), cores() - learner_cores)

@@ -27,7 +27,7 @@ _ENVS_2 = {
     "corral.testing.stateless:StatelessCartPole": "corral.testing.tasks:StatelessCartPole",
 }
 
-_ALGORITHM_2 = {
+ALGORITHM_2 = {
     "lr": "learning_rate", "lam": "gae_lambda", "length": "num_steps", "epochs": "update_epochs",
     "minibatches": "num_minibatches", "clip": "clip_coef", "clip_value": "clip_range_vf", "entropy": "ent_coef",
     "value_coef": "vf_coef", "normalize_return": "normalize_advantage", "episodes": "episodes_per_update",
@@ -141,7 +141,10 @@ def migrate(config: Mapping[str, Any], source: str) -> Migrated:
             "wrote it."
         )
     for step in range(written, FORMAT):
-        found = _STEPS[step](found, notes)
+        try:
+            found = _STEPS[step](found, notes)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise UserError(f"{source} is not a config of format {step}, as it claims: {error}.") from error
     return Migrated(found, tuple(notes))
 
 
@@ -169,14 +172,19 @@ def explain_old_name(key: str, names: Collection[str]) -> str | None:
         return _MERGED_2[last][1]
     if last in _DROPPED_2:
         return f"it was removed: {_DROPPED_2[last][1]}"
-    new = [_EXPERIMENT_2[key]] if key in _EXPERIMENT_2 else _successors(key, names)
+    new = [_EXPERIMENT_2[key]] if key in _EXPERIMENT_2 else successors(key, names)
     return f"it is called {' or '.join(new)} now." if new else None
 
 
-def _successors(key: str, names: Collection[str]) -> list[str]:
+def explain_old_value(name: str, value: Any) -> str:
+    """What to do instead of a value that a setting no longer has, to be appended to a sentence."""
+    return f" It was removed: {_DROPPED_2['listen'][1]}" if (name, value) == ("backend", "grpc") else ""
+
+
+def successors(key: str, names: Collection[str]) -> list[str]:
     """New names of every setting, or of the settings of a group, that had this name."""
     last = key.rpartition(".")[2]
-    tables = [_ALGORITHM_2, *_OTHERWISE_2.values(), *_INNER_2.values()]
+    tables = [ALGORITHM_2, *_OTHERWISE_2.values(), *_INNER_2.values()]
     new = [table[last] for table in tables if table.get(last, last) != last]
     new += [full for old, full in _EXPERIMENT_2.items() if last in (old.rpartition(".")[2], old.partition(".")[0])]
     return list(dict.fromkeys(name for name in new if _named(name, names)))
@@ -190,7 +198,7 @@ def _to_2(config: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Names of SB3, CleanRL and the papers; groups only where a topology has one."""
     config |= {name: _ENVS_2[config[name]] for name in ("env", "preset") if config.get(name) in _ENVS_2}
     _drop_grpc(config, notes)
-    scale, sharing = dict(config["scale"] or {}), dict(config["sharing"] or {})
+    scale, sharing = dict(config.get("scale") or {}), dict(config.get("sharing") or {})
     per_actor = scale.pop("envs_per_actor", None)
     if per_actor is not None:
         config["num_envs"] = per_actor * (config.get("actors") or 1)
@@ -238,7 +246,7 @@ def _algorithm_to_2(config: Mapping[str, Any], algo: str, notes: list[str]) -> d
     if algo == "alphazero":
         config["anneal_lr"] = 0.1 if config.get("anneal_lr", True) else 1.0
     _drop(config, notes)
-    names = _ALGORITHM_2 | _OTHERWISE_2.get(algo, {})
+    names = ALGORITHM_2 | _OTHERWISE_2.get(algo, {})
     made: dict[str, Any] = {}
     for name, value in config.items():
         if name == "ppo":
@@ -262,7 +270,7 @@ def _own_algorithm_to_2(config: Mapping[str, Any], algo: str) -> dict[str, Any]:
 def _rename_where_gone(config: Mapping[str, Any], today: Any) -> dict[str, Any]:
     """Rename in an algorithm outside Corral: only names that its Config lacks, to names that it has."""
     known, made = {field.name for field in fields(today)}, dict[str, Any]()
-    table = _ALGORITHM_2 | _INNER_2["net"] | _INNER_2["search"]
+    table = ALGORITHM_2 | _INNER_2["net"] | _INNER_2["search"]
     for name, value in config.items():
         new = table[name] if name not in known and table.get(name) in known else name
         inner = getattr(today, new, None)

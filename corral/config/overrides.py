@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import msgspec
 
-from corral.config.migrate import explain_old_name
+from corral.config.migrate import ALGORITHM_2, explain_old_name, explain_old_value, successors
 from corral.core.errors import UserError
 
 T = TypeVar("T")
@@ -33,6 +33,14 @@ _ELSEWHERE = {
     "activation_fn": "activation",
 }  # fmt: skip
 """Name in Stable-Baselines3, CleanRL or RLlib -> name here, for the hint only."""
+_MINIBATCHES = "a minibatch has num_envs * num_steps / num_minibatches steps: set num_minibatches."
+_OTHERWISE = {
+    "batch_size": ("num_minibatches", _MINIBATCHES), "minibatch_size": ("num_minibatches", _MINIBATCHES),
+    "sgd_minibatch_size": ("num_minibatches", _MINIBATCHES),
+    "policy_kwargs": ("hidden_sizes", "the network is set by net.hidden_sizes, net.activation, net.rnn and so on."),
+}  # fmt: skip
+"""Name there -> the setting here that has another form, and how."""
+_MAX_LISTED = 20  # settings in a message
 _IN_UPDATES = ("target_network_frequency", "target_update_interval")  # elsewhere in environment steps
 
 _BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
@@ -77,7 +85,8 @@ def read_value(name: str, value: Any, kind: Any, where: str = "") -> Any:
     try:
         return _convert(value, kind)
     except _Mismatch:
-        raise UserError(f"{where}{name} must be {_describe(kind)}, got {value!r}.") from None
+        old = explain_old_value(name, value)
+        raise UserError(f"{where}{name} must be {_describe(kind)}, got {value!r}.{old}") from None
 
 
 def apply(config: T, values: Mapping[str, Any]) -> T:
@@ -160,6 +169,8 @@ def _shortens(wanted: list[str], parts: list[str]) -> bool:
 def _hint(key: str, names: Collection[str]) -> str:
     last = {name.rpartition(".")[2]: name for name in names}
     typed = key.rpartition(".")[2]
+    if typed in _OTHERWISE and _OTHERWISE[typed][0] in last:
+        return _OTHERWISE[typed][1]
     old = explain_old_name(key, names)
     if old is not None:
         return old
@@ -172,7 +183,18 @@ def _hint(key: str, names: Collection[str]) -> str:
     found = list(dict.fromkeys(close + inside))
     if found:
         return f"did you mean {_either(found)}?"
+    if typed in ALGORITHM_2:
+        return f"other algorithms have it, as {ALGORITHM_2[typed]}."
+    if len(last) > _MAX_LISTED:
+        return "a run's config.yaml lists all, and docs/algorithms.md explains those of the algorithms."
     return f"the settings are {', '.join(last)}."
+
+
+def explain_option(key: str, names: Collection[str]) -> str | None:
+    """How to set what was given as an option, if it is the name of a setting, here, earlier or in another library."""
+    last = {name.rpartition(".")[2] for name in names}
+    new = [name for name in (key, _ELSEWHERE.get(key), *successors(key, names)) if name in last]
+    return f"write --set {new[0]}=..." if new else _OTHERWISE[key][1] if key in _OTHERWISE else None
 
 
 def _either(names: list[str]) -> str:

@@ -48,10 +48,18 @@ class Fault:
     detail: str
 
     def __str__(self) -> str:
-        return (
-            f"environment {self.env_id} {_VERBS[self.kind]} "
-            f"(seed {self.seed}, episode {self.episode}, step {self.step})\n{self.detail}".rstrip()
-        )
+        return f"{self._what}\n{self.detail}".rstrip()
+
+    @property
+    def line(self) -> str:
+        """The fault in one line: of a traceback, the exception."""
+        last = self.detail.strip().rpartition("\n")[2]
+        return f"{self._what}: {last}" if last else self._what
+
+    @property
+    def _what(self) -> str:
+        where = f"(seed {self.seed}, episode {self.episode}, step {self.step})"
+        return f"environment {self.env_id} {_VERBS[self.kind]} {where}"
 
 
 _VERBS = {

@@ -48,6 +48,7 @@ class VecEnv(ABC):
     holds_back_rows: bool = (
         False  # whether `recv()` may hold back an environment until the others have been sent to again
     )
+    _faults_seen = 0
     _log: FaultLog | None = None  # of backends that rebuild failed environments
 
     @abstractmethod
@@ -106,6 +107,11 @@ class VecEnv(ABC):
     @property
     def restarts(self) -> int:
         return 0 if self._log is None else self._log.restarts
+
+    def new_faults(self) -> list[str]:
+        """A line for each fault since the last call; of very many, the last ones."""
+        count, self._faults_seen = self.restarts - self._faults_seen, self.restarts
+        return [fault.line for fault in [*self.faults][-count:] if fault.kind != "neighbour"] if count else []
 
     @property
     def reward_scale(self) -> float:

@@ -21,7 +21,8 @@ def read_token(path: str | None) -> bytes | None:
         token = Path(path).read_bytes().strip()
     except OSError as error:
         raise UserError(
-            f"The token file {path} cannot be read ({error.strerror}); make one with `openssl rand -hex 32 > {path}`."
+            f"The token file {Path(path).absolute()} cannot be read ({error.strerror}); give the path of the token of "
+            f"the simulators, or make one with `openssl rand -hex 32 > {path}`."
         ) from error
     if len(token) < _MIN_BYTES:
         raise UserError(

@@ -220,8 +220,14 @@ def _environment(experiment: Experiment, env: EnvLike | None) -> tuple[EnvLike, 
         own, kwargs = experiment.environment()
         return own, kwargs | experiment.eval_env_kwargs
     if isinstance(env, str):  # an Atari id gets the same preprocessing as in training
-        return replace(experiment, env=env, env_kwargs={}, factory=None).environment()
+        return with_env(experiment, env).environment()
     return env, {}
+
+
+def with_env(experiment: Experiment, env: str) -> Experiment:
+    """The experiment with another environment; other simulators keep the token."""
+    token = {k: v for k, v in experiment.env_kwargs.items() if k == "token_file" and is_url(env)}
+    return replace(experiment, env=env, env_kwargs=token, eval_env_kwargs={}, factory=None)
 
 
 def _link_opponent(experiment: Experiment, env: EnvLike | None) -> str | None:

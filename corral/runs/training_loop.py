@@ -172,7 +172,8 @@ class TrainingLoop:
         topology: Topology | None = getattr(self, "_topology", None)  # it also calls this while it is built
         steps = 0 if topology is None else topology.env_steps
         self._events.add(kind, text, env_steps=steps)
-        log.log(logging.WARNING if kind in _WARNINGS else logging.INFO, "%s", text)
+        if kind != "fault":  # the VecEnv has logged it, with its traceback
+            log.log(logging.WARNING if kind in _WARNINGS else logging.INFO, "%s", text)
 
     def _result(self, run: ActiveRun) -> Result:
         topology = self._topology

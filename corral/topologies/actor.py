@@ -106,6 +106,7 @@ class Actor:
             "simulator_steps": simulator_steps(self._policy),
             "episodes": self._sampler.episodes.new_rows(self._first_id),
             "restarts": self._vec.restarts,
+            "faults": self._vec.new_faults(),
         }
 
     def close(self) -> None:

@@ -227,6 +227,8 @@ class ActorLearner(Topology):
             return None
         self._last_fragment_s = time.monotonic()
         self._env_restarts[actor.name], self._scales[actor.name] = answer["restarts"], answer["reward_scale"]
+        for text in answer["faults"]:
+            self._note("fault", f"{actor.name}: {text}")
         self._learning_scales[actor.name] = answer["learning_scale"]
         self._returns.take(actor.name, answer["returns"])
         self._simulator_steps[actor.name] = answer["simulator_steps"]

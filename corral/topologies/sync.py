@@ -75,7 +75,11 @@ class Sync(Topology):
             self._rollouts = self.sampler.rollouts(steps)
         self.sampler.set_context(ActContext(self.progress, self.learner.version, self.reward_scale))
         # A worker whose store is full does not sample until the others also have data for the shared update.
-        traj = next(self._rollouts) if self._shared_progress is None or self.store.room() else None
+        try:
+            traj = next(self._rollouts) if self._shared_progress is None or self.store.room() else None
+        finally:
+            for text in self.vec.new_faults():
+                self._note("fault", text)
         self._rows += steps * envs
         if traj is not None:
             self.env_steps += int(traj.faulty.size - traj.faulty.sum())

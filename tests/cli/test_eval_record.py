@@ -382,3 +382,14 @@ def test_wrong_evaluation_env_kwargs_fail_before_training(kwargs, sentence, tmp_
     with pytest.raises(UserError, match=sentence):
         corral.train("alphazero", env="corral/TicTacToe-v0", steps=10**9, quiet=True, **settings)
     assert not (tmp_path / "x").exists()
+
+
+def test_eval_takes_another_environment_of_the_same_spaces(tmp_path, capsys):
+    corral.train("ppo", "CartPole-v1", 64, 0, tmp_path / "run", **PPO)
+    args = [str(tmp_path / "run"), "--episodes", "2", "--deterministic", "--json", "--env"]
+    parse(Eval, [*args, "CartPole-v0"], "corral eval").run()
+    found = json.loads(capsys.readouterr().out)["deterministic"]
+    expected = corral.evaluate(tmp_path / "run", 2, "CartPole-v0")
+    assert tuple(found["returns"]) == expected.returns
+    with pytest.raises(UserError, match="observation"):
+        parse(Eval, [*args, "MountainCar-v0"], "corral eval").run()

@@ -94,6 +94,10 @@ def test_version():
         (["list", "envs", "--filter", "cartpoll-v1"], ["No environment id contains", "CartPole-v1"]),
         (["list", "envs", "--filtr", "x"], ["did you mean --filter?"]),
         (["doctor", "--fast"], ["has no option --fast"]),
+        (["join", "grpc://h:1"], ["No command 'join'", "corral serve ENV --connect URL"]),
+        (["train", "ppo", "--lr", "1e-3"], ["has no option --lr; write --set learning_rate=..."]),
+        (["train", "ppo", "--learning-rate", "1"], ["has no option --learning-rate; write --set learning_rate=..."]),
+        (["train", "ppo", "--n-envs", "8"], ["has no option --n-envs; write --set num_envs=..."]),
     ],
 )
 def test_command_line_mistake_is_exit_code_2(run, args, words):
@@ -114,7 +118,7 @@ def test_check_env_of_a_good_environment():
     assert done.returncode == 0
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert lines[-1] == "CartPole-v1 passes all 16 checks."
+    assert lines[-1] == "CartPole-v1 passes all 17 checks."
     assert all(line.startswith("pass  ") for line in lines[:-2])
     assert not any(line.endswith(" ") for line in lines)
 
@@ -139,7 +143,7 @@ def test_check_env_of_a_bad_environment_is_exit_code_1(run):
     assert done.returncode == 1
     assert "fail  observations    at step 4" in done.stdout
     assert done.stderr == ""
-    assert "fails 3 of 16 checks." in done.stdout
+    assert "fails 3 of 17 checks." in done.stdout
 
 
 def test_check_env_stops_where_going_on_makes_no_sense(run):

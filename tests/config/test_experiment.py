@@ -17,6 +17,7 @@ from corral.config.yaml_file import read_yaml
 from corral.core.errors import UserError
 from corral.envs.make import BACKENDS
 from corral.envs.suites import atari, pixels
+from corral.link.auth import read_token
 
 
 @dataclass(frozen=True)
@@ -405,3 +406,14 @@ def test_the_default_folder_is_new_and_named_for_the_run(toy, tmp_path):
 def test_schedules_in_yaml_are_text(tmp_path, text):
     (tmp_path / "f.yaml").write_text(f"num_simulations: {text}\nnum_envs: 8\ngamma: 0.5\n")
     assert read_yaml(tmp_path / "f.yaml") == {"num_simulations": text, "num_envs": 8, "gamma": 0.5}
+
+
+def test_token_file_is_stored_with_its_full_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = Experiment.make("ppo", "tcp://127.0.0.1:1", overrides={"env_kwargs": {"token_file": "token"}})
+    assert made.env_kwargs == {"token_file": str(tmp_path / "token")}
+    assert Experiment.from_dict(made.to_dict() | {"env_kwargs": {"token_file": "token"}}).env_kwargs == {
+        "token_file": "token"
+    }
+    with pytest.raises(UserError, match=f"The token file {tmp_path / 'token'} cannot be read"):
+        read_token("token")

@@ -83,7 +83,7 @@ def test_mode_of_ppo_search_is_explained():
 
 
 def test_list_of_old_names_is_complete():
-    tables = [module._ALGORITHM_2, *module._INNER_2.values(), module._MERGED_2, module._DROPPED_2]
+    tables = [module.ALGORITHM_2, *module._INNER_2.values(), module._MERGED_2, module._DROPPED_2]
     old = {name for table in tables for name in table} | set(module._EXPERIMENT_2)
     short = {name.rpartition(".")[2] for name in RENAMED}
     assert not {name for name in old if name not in RENAMED and name.rpartition(".")[2] not in short}
@@ -180,10 +180,28 @@ def test_edited_old_config_is_one_sentence():
         Experiment.from_dict(settings)
 
 
+def test_format_1_without_its_groups_is_migrated():
+    config = {"format": 1, "algo": "ppo", "algorithm": {"lr": 1e-3}}
+    assert migrate(config, "x").settings == {"algo": "ppo", "algorithm": {"learning_rate": 1e-3}}
+
+
+@pytest.mark.parametrize(
+    "bad", [{"scale": 3}, {"log": "x"}, {"algorithm": 3}, {"algo": "ppo", "algorithm": {"net": 3}}]
+)
+def test_format_1_with_a_number_for_a_group_is_one_sentence(bad):
+    with pytest.raises(UserError, match=r"^x is not a config of format 1, as it claims: .*\.$"):
+        migrate({"format": 1} | bad, "x")
+
+
 def test_environments_on_other_machines_are_noted():
     found = migrate(old_config("dppo", backend="grpc", listen="10.0.0.1:5555"), "config.yaml")
     assert (found.settings["backend"], "listen" in found.settings) == ("auto", False)
     assert "corral serve CartPole-v1 --connect grpc://10.0.0.1:5555" in found.notes[0]
+
+
+def test_removed_backend_grpc_says_what_to_do():
+    with pytest.raises(UserError, match=r"got 'grpc'\. It was removed: train with --env grpc://HOST:PORT"):
+        Experiment.make("ppo", "CartPole-v1", overrides={"backend": "grpc"})
 
 
 def test_own_algorithm_keeps_its_names_and_gets_corrals():
@@ -210,6 +228,11 @@ def test_environments_in_checkpoints_are_renamed():
     [
         ("clip_range", "ppo", "it is called clip_coef here."),
         ("n_steps", "ppo", "it is called num_steps here."),
+        ("batch_size", "ppo", "set num_minibatches."),
+        ("policy_kwargs", "ppo", "net.hidden_sizes"),
+        ("capacity", "ppo", "'capacity'; other algorithms have it, as buffer_size."),
+        ("max_lag", "ppo", "'max_lag'; other algorithms have it, as max_policy_lag."),
+        ("zzzz", "ppo", "'zzzz'; a run's config.yaml lists all"),
         ("n_epochs", "ppo", "it is called update_epochs here."),
         ("train_freq", "dqn", "it is called train_frequency here."),
         ("net_arch", "ppo", "it is called hidden_sizes here."),

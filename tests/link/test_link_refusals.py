@@ -4,6 +4,7 @@ import os
 import socket
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -47,6 +48,21 @@ def test_a_token_is_required_of_both_sides_and_never_sent(sims, tmp_path, caplog
         assert len(vec.fleet.sessions) == 1
     assert sims[0].exitcode == 1
     assert "0123456789abcdef" not in caplog.text
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "zmq", "grpc"])
+def test_second_learner_at_a_url_ends_with_one_sentence(scheme, sims, caplog):
+    url = free_url(scheme)
+    sims.append(Sim(CountingEnv, url))
+    with corral.make_vec(url, 1) as vec, ThreadPoolExecutor() as pool:
+        second = pool.submit(corral.make_vec, url, 1, env_kwargs={"reconnect_s": 4.0})  # other options: another fleet
+        while not second.done():
+            play(vec, 1)
+        with pytest.raises(UserError, match=f"^Another learner listens at {url}"):
+            second.result()
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "is another learner" in warnings[0]
 
 
 def test_listening_for_other_machines_needs_a_token_or_insecure():

@@ -1,7 +1,9 @@
 import json
+import re
 
 import pytest
 
+import corral
 from corral.runs.events import EventLog, count_events, read_events
 from corral.runs.folder import RunFolder
 
@@ -62,3 +64,17 @@ def test_a_line_that_was_cut_harms_no_other(run):
 def test_without_a_file_there_are_no_events(run):
     assert read_events(run.events_jsonl) == []
     assert not count_events(run.events_jsonl)
+
+
+@pytest.mark.parametrize(
+    ("algo", "scale"),
+    [("ppo", {}), ("impala", {"actors": 1}), pytest.param("dppo", {"actors": 2}, marks=pytest.mark.slow)],
+)
+def test_environment_faults_are_events_with_id_and_message(algo, scale, tmp_path):
+    corral.train(algo, "corral.testing:FaultyEnv", 400, 0, tmp_path / "run", quiet=True, num_envs=2, eval_episodes=0,
+        env_kwargs={"kind": "raise", "every": 6}, **scale)  # fmt: skip
+    texts = [event["text"] for event in read_events(tmp_path / "run" / "events.jsonl") if event["kind"] == "fault"]
+    assert len(texts) >= 2
+    expected = re.compile(r"environment [01] raised an exception .*: RuntimeError: the simulator broke$")
+    assert all(expected.search(text) for text in texts)
+    assert len(set(texts)) == len(texts)

@@ -28,6 +28,7 @@ _MAX_GREETINGS, _MAX_SESSIONS = 256, 1024
 _CHECK_EVERY_S = 0.25
 _TURN_S = 0.001  # one wait, while other threads wait for their turn
 _YIELD_S = 50e-6  # otherwise the thread that just had its turn would take the next one too
+_LEARNER_HERE = "is another learner, and a learner listens here"  # recognized by that other learner
 _FATAL = {clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH}
 
 
@@ -205,13 +206,17 @@ class Fleet:
         if message.op in (clp.Op.ERROR, clp.Op.CLOSE):
             self._greetings.pop(wire)
             wire.close()
-            if message.op == clp.Op.ERROR:
+            if message.op == clp.Op.ERROR and wire.initiated and message.text.endswith(_LEARNER_HERE):
+                self._fatal = f"Another learner listens at {wire.peer}, and simulators connect to it: use another URL."
+            elif message.op == clp.Op.ERROR:
                 text = f"The simulator at {wire.peer} refused: {clp.status_name(message.status)}, {message.text}."
                 self._report_refusal(wire, message.status, text)
         elif message.op == clp.Op.HELLO and greeting.simulator is None:
             self._welcome(wire, greeting, from_meta(message.meta, Hello))
         elif message.op == clp.Op.READY and greeting.simulator is not None:
             self._ready(wire, greeting, from_meta(message.meta, Ready))
+        elif message.op == clp.Op.KNOCK and not wire.initiated:
+            raise Refused(clp.Status.E_PROTOCOL, f"{wire.peer} {_LEARNER_HERE}")
         else:
             expected = "HELLO" if greeting.simulator is None else "READY"
             raise BadMessage(f"{clp.Op(message.op).name} where {expected} was expected")
