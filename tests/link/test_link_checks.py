@@ -64,6 +64,27 @@ class Walk(gymnasium.Env):
             self.np_random.bit_generator.state = state["rng"]
 
 
+class KeyWalk(Walk):
+    """Saves where it is, but neither its generator nor a gust that steps build up."""
+
+    state_dict = load_state_dict = None
+
+    def reset(self, *, seed=None, options=None):
+        self._gust = 0.0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self._gust += 0.25
+        self._x += self._gust
+        return super().step(action)
+
+    def get_key_state(self):
+        return {"x": self._x, "t": self._t}
+
+    def set_key_state(self, state):
+        self._x, self._t = state["x"], state["t"]
+
+
 @pytest.fixture(autouse=True)
 def _measure_speed_briefly(monkeypatch):
     monkeypatch.setattr(link_checks, "_SPEED_S", 0.1)
@@ -75,7 +96,7 @@ def serve():
 
     def start(wrong="", **options):
         url = free_url()
-        sims.append(Sim(partial(Walk, wrong), url, **options))
+        sims.append(Sim(KeyWalk if wrong == "key" else partial(Walk, wrong), url, **options))
         return url
 
     yield start
@@ -133,6 +154,15 @@ def test_foreseen_dice_of_a_cpp_simulator_are_found(built):
     sim.wait()
     assert found.status == "fail", found
     assert "write reseed()" in found.detail
+
+
+def test_key_state_simulator_passes_with_warnings(serve):
+    url = serve("key")
+    found = results(url)
+    assert "fail" not in {result.status for result in found.values()}, found
+    assert found["expand"].status == "warn"
+    assert "from its child and the same step after a LOAD differ" in found["expand"].detail
+    assert "only a key state is saved" in found["expand"].detail
 
 
 class Unhurried:

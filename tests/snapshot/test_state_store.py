@@ -114,6 +114,56 @@ def test_files_persist_and_damaged_ones_are_skipped(tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
+class Unsummed(dict):
+    """The sizes of states, which no put may add up."""
+
+    def values(self):
+        raise AssertionError("all sizes were read")
+
+    items = __iter__ = values
+
+
+def test_put_does_not_read_the_sizes_of_all_states(tmp_path):
+    with FileStates(tmp_path, BUDGET) as store:
+        store.put("a", bytes(100))
+        store._sizes = Unsummed(store._sizes)
+        store.put("b", bytes(30))
+        store.put("a", bytes(10))
+        assert store.nbytes == 40
+        assert store.drop("b")
+        with pytest.raises(StatesFull):
+            store.put("c", bytes(991))
+        store.put("c", bytes(990))
+        assert store.nbytes == 1000
+    with FileStates(tmp_path, BUDGET) as again:
+        assert again.nbytes == 1000
+
+
+def test_failed_write_does_not_change_the_total(tmp_path, monkeypatch):
+    with FileStates(tmp_path, BUDGET) as store:
+        store.put("a", bytes(10))
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+            with pytest.raises(UserError, match="No space left"):
+                store.put("a", bytes(20))
+        assert (store.nbytes, len(store.get("a"))) == (10, 10)
+
+
+def test_put_syncs_the_folder_after_the_rename(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+    with FileStates(tmp_path, BUDGET) as store:
+        monkeypatch.setattr(
+            os,
+            "fsync",
+            lambda fd: (synced.append((os.readlink(f"/proc/self/fd/{fd}"), *os.listdir(tmp_path))), sync(fd)),
+        )
+        store.put("a", b"1")
+    (part, *_), (folder, *names) = synced
+    assert part.endswith(".part")
+    assert folder == str(tmp_path)
+    assert [name.rpartition(".")[2] for name in names] == ["state"]
+
+
 def test_a_folder_of_states_is_for_one_at_a_time(tmp_path):
     with FileStates(tmp_path, BUDGET) as first:
         first.put("a", b"1")

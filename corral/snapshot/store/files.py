@@ -30,8 +30,10 @@ class FileStates(StateStore):
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"The folder of states {folder} cannot be made: {error.strerror}.") from error
-        self._end = weakref.finalize(self, os.close, _lock(self._folder))
+        self._fd = _lock(self._folder)
+        self._end = weakref.finalize(self, os.close, self._fd)
         self._sizes: dict[str, int] = {}
+        self._held = 0  # the sum of the sizes: this process alone changes the folder, which is locked
         for path in sorted(self._folder.glob("*.state")):
             self._find(path)
         for path in self._folder.glob("*.part"):  # of a crash
@@ -40,7 +42,7 @@ class FileStates(StateStore):
     def put(self, name: str, state: bytes) -> None:
         """Returns after the state is on the disk."""
         old = self._sizes.get(check_name(name))
-        self._budget.require_room(self.nbytes, len(self._sizes), old, len(state))
+        self._budget.require_room(self._held, len(self._sizes), old, len(state))
         path, key = self._path(name), name.encode()
         part = path.with_suffix(f".{os.getpid()}.part")
         head = _HEAD.pack(_MAGIC, len(key), zlib.crc32(state, zlib.crc32(key)), len(state))
@@ -50,11 +52,12 @@ class FileStates(StateStore):
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(path)
+            self._count(name, len(state))
+            os.fsync(self._fd)  # the new name of the file
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink()
             raise UserError(f"The state {name!r} cannot be written to {self._folder}: {error.strerror}.") from error
-        self._sizes[name] = len(state)
 
     def get(self, name: str) -> bytes | None:
         """Read and check; None, and a warning, if the file is damaged."""
@@ -67,8 +70,10 @@ class FileStates(StateStore):
         return found[1]
 
     def drop(self, name: str) -> bool:
-        if self._sizes.pop(check_name(name), None) is None:
+        size = self._sizes.pop(check_name(name), None)
+        if size is None:
             return False
+        self._held -= size
         self._path(name).unlink(missing_ok=True)
         return True
 
@@ -80,7 +85,11 @@ class FileStates(StateStore):
 
     @property
     def nbytes(self) -> int:
-        return sum(self._sizes.values())
+        return self._held
+
+    def _count(self, name: str, size: int) -> None:
+        self._held += size - self._sizes.get(name, 0)
+        self._sizes[name] = size
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()}.state"
@@ -90,7 +99,7 @@ class FileStates(StateStore):
         if found is None or self._path(found[0]) != path:
             log.warning("%s is not a complete state; it is ignored.", path)
             return
-        self._sizes[found[0]] = len(found[1])
+        self._count(found[0], len(found[1]))
 
 
 def _lock(folder: Path) -> int:
