@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,6 +43,8 @@ class Bench:
                 raise UserError(f"{name} must be at least 1, got {count}.")
         if not 0 < self.seconds <= _MAX_SECONDS:
             raise UserError(f"--seconds must be positive and at most {_MAX_SECONDS:g}, got {self.seconds:g}.")
+        if self.json is not None and not os.access(self.json.parent, os.W_OK):
+            raise UserError(f"The results cannot be written to {self.json}: choose a folder that exists.")
         from corral.testing.speed import measure_speed
 
         logging.getLogger("corral").setLevel(logging.WARNING)  # the table shows the backends

@@ -107,6 +107,7 @@ def _from_factories(
         resolved_backend = backend, count if backend == "process" else workers
         reason = f"{name}: backend '{backend}'" + (f" with {count} workers" if backend == "process" else "")
         reason += f", because {chosen.why}"
+        reason += f"; workers={workers} is not used" if workers and backend == "local" else ""
         log.info("%s", reason)
     if backend == "process":
         vec: VecEnv = ProcessVecEnv(factories, name, supervision, count, role)

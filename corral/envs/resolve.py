@@ -76,6 +76,8 @@ def _from_string(text: str, kwargs: dict[str, Any]) -> Resolved:
         if callable(target):
             return Resolved(text, _from_callable(target, kwargs))
         if attribute not in gymnasium.registry:
+            if target is not None:
+                raise UserError(f"{text} is of type {type(target).__name__}, not a class or function of environments.")
             close = difflib.get_close_matches(attribute, [n for n in dir(module) if not n.startswith("_")], 3)
             hint = f"; close: {', '.join(close)}" if close else ""
             raise UserError(f"Module {module_name!r} has no {attribute!r} that builds an environment{hint}.")

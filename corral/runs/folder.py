@@ -50,12 +50,12 @@ class RunFolder:
     def create(cls, path: str | Path, config: dict[str, Any], *, overwrite: bool = False) -> RunFolder:
         """Create a new run; `overwrite` first removes an existing run, but no foreign files."""
         path = Path(path)
-        if (path / _INFO).exists() and not overwrite:
-            raise UserError(
-                f"{path} already holds a run: continue it with `corral resume {path}`, replace it with --overwrite, "
-                "or choose a different --run-dir."
-            )
         try:
+            if (path / _INFO).exists() and not overwrite:
+                raise UserError(
+                    f"{path} already holds a run: continue it with `corral resume {path}`, replace it with "
+                    "--overwrite, or choose a different --run-dir."
+                )
             path.mkdir(parents=True, exist_ok=True)
             foreign = sorted(entry.name for entry in path.iterdir() if not _is_own(entry.name))
         except OSError as error:
@@ -77,7 +77,7 @@ class RunFolder:
         try:
             info = json.loads((path / _INFO).read_text())
             found = info["format"]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise UserError(_why_no_run(path)) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path / _INFO} cannot be read ({error}): restore it, or use another run.") from None

@@ -157,6 +157,8 @@ class TrainingLoop:
             f"{experiment.steps:,}", experiment.seed, experiment.num_envs, f"{params:,}", topology.device,
             topology.precision.name, topology.precision.why, topology.thread_plan, self._folder.path,
         )  # fmt: skip
+        if "://" in experiment.env and experiment.backend != "auto":
+            log.info("backend=%s is not used: the simulators at %s run elsewhere", experiment.backend, experiment.env)
         if self._callbacks.uses("on_rollout") and not topology.sees_rollouts:
             self._note("no_rollouts", f"on_rollout is not called: {experiment.topology} trajectories stay in workers")
 

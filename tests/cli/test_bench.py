@@ -202,3 +202,9 @@ def test_bound_and_advice_over_the_link(layers, limit, change):
     speed = Speed("tcp://x:1", [timed("link", 1, 1, environment=90.0), timed("link", 8, 1, **layers)])
     assert limit in bound(speed)
     assert change in advice(speed)
+
+
+def test_results_file_is_checked_before_measuring(tmp_path, capsys):
+    assert run("CartPole-v1", "--json", str(tmp_path / "none" / "x.json")) == 2
+    out, err = capsys.readouterr()
+    assert (out, "choose a folder that exists" in err) == ("", True)

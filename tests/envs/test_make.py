@@ -232,3 +232,14 @@ def test_registering_is_not_disturbed():
         pass
     assert gymnasium.spec("CartPole-v1") == before
     assert before.order_enforce
+
+
+def test_name_that_builds_no_environment_is_described():
+    with pytest.raises(corral.UserError, match="os:path is of type module, not a class or function of environments"):
+        corral.make_vec("os:path", 1)
+
+
+def test_unused_workers_of_a_local_backend_are_reported(caplog):
+    caplog.set_level("INFO", "corral")
+    with corral.make_vec("CartPole-v1", 2, workers=2):
+        assert "workers=2 is not used" in caplog.text

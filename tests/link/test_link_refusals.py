@@ -139,3 +139,8 @@ def test_a_flood_is_bounded_and_ends_the_session(sims):
         with pytest.raises(BadMessage, match="without a request"):
             flood(frames)
         assert psutil.Process().memory_info().rss - before < 20e6
+
+
+def test_unknown_host_is_named_when_no_simulator_answers():
+    with pytest.raises(corral.EnvFailed, match=r"\(there is no host named nohost\.invalid\) after"):
+        corral.make_vec("tcp://nohost.invalid:3", 1, supervision=corral.Supervision(start_timeout_s=0.1))

@@ -199,3 +199,14 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path):
         assert run.holder() is None
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_file_in_place_of_a_run_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file is not a run"):
+        RunFolder.open(tmp_path / "file")
+
+
+def test_run_dir_with_too_long_a_name_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="cannot be used as a run directory: File name too long"):
+        RunFolder.create(tmp_path / ("x" * 300), {"algo": "ppo"})

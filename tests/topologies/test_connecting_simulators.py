@@ -135,6 +135,15 @@ def test_evaluation_fits_into_the_free_slots(serve, token, tmp_path):
     assert served.wait() == 0
 
 
+def test_backend_of_a_run_at_a_url_is_said_to_be_unused(serve, token, tmp_path, caplog):
+    url = free_url()
+    serve(url)
+    caplog.set_level("INFO", "corral")
+    corral.train("ppo", url, 256, 0, tmp_path / "run", quiet=True, backend="process",
+        env_kwargs={"token_file": str(token)}, eval_episodes=0)  # fmt: skip
+    assert f"backend=process is not used: the simulators at {url} run elsewhere" in caplog.text
+
+
 def test_evaluation_without_a_free_slot_says_what_to_do(serve, token, tmp_path, monkeypatch):
     url = free_url()
     serve(url, "--envs", ENOUGH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ import numpy as np
 from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array
 from corral.envs.stepping.id_set import IdSet, IdSets
+from corral.link.address import parse_url
 from corral.link.client.fleet import Fleet
 from corral.link.client.session import SimulatorSession
 
@@ -254,13 +256,25 @@ class SlotTimeouts:
     def _where(self) -> str:
         return ", ".join(self._fleet.binding.urls)
 
-    def _wait(self, problem: str, remedy: str = "start them, or raise Supervision.start_timeout_s") -> None:
+    def _wait(self, problem: str, remedy: str = "start them, or give make_vec a longer start_timeout_s") -> None:
         now = time.monotonic()
         if self._since is None:
             self._since, self._warned = now, False
         waited = now - self._since
         if waited > self._timeout_s:
-            raise EnvFailed(f"{problem} after {waited:.0f} s; {remedy}.")
+            raise EnvFailed(f"{problem}{self._unknown_hosts()} after {waited:.0f} s; {remedy}.")
         if waited > _REPORT_S and not self._warned:
             self._warned = True
-            log.warning("%s; waiting for more, for up to %.0f s.", problem, self._timeout_s - waited)
+            left = self._timeout_s - waited
+            log.warning("%s%s; waiting for more, for up to %.0f s.", problem, self._unknown_hosts(), left)
+
+    def _unknown_hosts(self) -> str:
+        """The hosts that DNS does not know, which it may later, to be appended to a problem."""
+        unknown = []
+        for url in self._fleet.binding.urls:
+            address = parse_url(url)
+            try:
+                socket.getaddrinfo(address.bind_host, address.port)
+            except OSError:
+                unknown.append(address.host)
+        return f" (there is no host named {', '.join(unknown)})" if unknown else ""
