@@ -82,8 +82,9 @@ class TrainingLoop:
                     run.advance()
                 run.finish()
             except Exception as error:
-                self._events.add("failed", f"{type(error).__name__}: {error}", env_steps=run.steps)
                 with contextlib.suppress(Exception):  # the first error is the one to show
+                    self._events.add("failed", f"{type(error).__name__}: {error}", env_steps=run.steps)
+                with contextlib.suppress(Exception):
                     self._callbacks.on_end(run)
                 raise
             self._record_end(run)

@@ -1,7 +1,9 @@
+import io
 import json
 
 import pytest
 
+from corral.core.errors import RunFailed
 from corral.runs.events import EventLog, count_events, read_events
 from corral.runs.folder import RunFolder
 
@@ -62,3 +64,13 @@ def test_a_line_that_was_cut_harms_no_other(run):
 def test_without_a_file_there_are_no_events(run):
     assert read_events(run.events_jsonl) == []
     assert not count_events(run.events_jsonl)
+
+
+def test_an_event_on_a_full_disk_ends_the_run_in_one_sentence(run):
+    log = EventLog(run)
+    log._file.close()
+    log._file = io.FileIO("/dev/full", "ab")
+    with pytest.raises(RunFailed, match=r"events.jsonl cannot be written \(No space left on device\): free disk space"):
+        log.add("a", "x")
+    log.close()
+    assert log._file.closed
