@@ -41,6 +41,11 @@ class ParamGroup:
     prefixes: tuple[str, ...] = ("",)
     """Prefixes of parameter names; a parameter belongs to the group with the longest matching one."""
 
+    def __post_init__(self) -> None:
+        given: Any = self.prefixes
+        if isinstance(given, str):
+            raise UserError(f"prefixes of a ParamGroup is a tuple: write ({given!r},).")
+
 
 @dataclass(frozen=True)
 class UpdateContext:

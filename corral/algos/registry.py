@@ -96,9 +96,13 @@ def find_algorithm(name: str) -> AlgorithmEntry:
     if colon:
         own = AlgorithmEntry(module, class_name, "your own", "")
         try:
-            own.load(), own.config()
+            found, _ = own.load(), own.config()
         except (ImportError, AttributeError, ValueError) as error:
             raise UserError(f"No algorithm {name!r}: {error}; its module must define the class and a Config.") from None
+        from corral.algos.base import Algorithm
+
+        if not (isinstance(found, type) and issubclass(found, Algorithm)):
+            raise UserError(f"{name} is not an algorithm: name a subclass of corral.algos.base.Algorithm.")
         return own
     close = difflib.get_close_matches(str(name).lower(), ALGORITHMS, 1, 0.5)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(ALGORITHMS)}."

@@ -83,9 +83,8 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
             native = native_vec_env(env, env_kwargs, num_envs, workers or cores, role, required=backend == "native")
         if native is not None and backend == "auto":
             native.resolved_backend = "native", workers
-        vec = native or _from_factories(
-            [resolve(env, env_kwargs)] * num_envs, backend, workers, cores, supervision, role
-        )
+        factories = [resolve(env, env_kwargs)] * num_envs if native is None else []
+        vec = native or _from_factories(factories, backend, workers, cores, supervision, role)
     vec.seed = seed
     if not isinstance(vec, VectorVecEnv):  # whose spaces are the user's own
         seed_spaces(vec.spec, seed, role)

@@ -77,15 +77,17 @@ class Learner:
         `group` may be omitted if there is only one.
         """
         name = next(iter(self._groups)) if group is None and len(self._groups) == 1 else group
-        if name is None or name not in self._groups:
-            names = ", ".join(map(repr, self._groups))
-            raise UserError(
-                f"set_learning_rate needs one of the algorithm's parameter groups ({names}), got {group!r}."
-            )
+        found = self._group(name, "set_learning_rate")
         rate = None if value is None else float(value)
         if rate is not None and not 0 <= rate < math.inf:
-            raise UserError(f"The learning rate must be finite and at least 0, got {rate:g}.")
-        self._groups[name].fixed_lr = rate
+            raise UserError(f"learning_rate must be at least 0 and finite, got {rate:g}.")
+        found.fixed_lr = rate
+
+    def _group(self, name: str | None, what: str) -> _Group:
+        if name is None or name not in self._groups:
+            names = ", ".join(map(repr, self._groups))
+            raise UserError(f"{what} needs one of the algorithm's parameter groups ({names}), got {name!r}.")
+        return self._groups[name]
 
     def agree(self, ready: bool) -> bool:
         """Whether an update can be made: learners that update together all need data."""
@@ -120,7 +122,7 @@ class Learner:
         for minibatch, is_last in _with_last(self.algo.minibatches(batch, ctx.generator)):
             applied, stopped = 0, False
             for output in self._losses(minibatch, ctx):
-                group = self._groups[output.group]
+                group = self._group(output.group, "The group of a LossOutput")
                 action = self._exchange_gradient(group, output, is_last)
                 if action == "stop":
                     stopped = True
@@ -152,14 +154,19 @@ class Learner:
             self._backward(output)
             yield output
             return
-        losses = self.algo.losses(self.model, self.target, minibatch, ctx)
-        for upcoming in losses:
+        losses: Any = self.algo.losses(self.model, self.target, minibatch, ctx)
+        upcoming: Any = None
+        for upcoming in losses if isinstance(losses, Iterable) else ():
+            if not isinstance(upcoming, LossOutput):
+                break
             self._backward(upcoming)
             upcoming.loss = upcoming.loss.item() if isinstance(upcoming.loss, torch.Tensor) else upcoming.loss
             upcoming.metrics = {
                 k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in upcoming.metrics.items()
             }
             yield upcoming
+        if not isinstance(upcoming, LossOutput):
+            raise UserError(f"{type(self.algo).__name__}.losses must yield a LossOutput (`yield`, not `return`).")
 
     def _backward(self, output: LossOutput) -> None:
         self.flat.grad.zero_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -11,7 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from corral.runs.folder import RunFolder
+from corral.core.errors import RunFailed
+from corral.runs.folder import RunFolder, append_line, write_failed
 
 LIMIT = 1000
 
@@ -24,12 +26,16 @@ class EventLog:
     """
 
     def __init__(self, folder: RunFolder) -> None:
+        self._path = folder.events_jsonl
         self._counts = count_events(folder.events_jsonl)
         self._written = Counter(self._counts)
         self._steps: dict[str, int] = {}
-        self._file = io.FileIO(folder.events_jsonl, "ab")  # unbuffered: a line is in the file when add returns
-        if self._file.tell() and not _ends_whole(folder.events_jsonl):
-            self._file.write(b"\n")  # after a line truncated by a kill
+        try:
+            self._file = io.FileIO(self._path, "ab")  # unbuffered: a line is in the file when add returns
+        except OSError as error:
+            raise write_failed(self._path, error.strerror) from error
+        if self._file.tell() and not _ends_whole(self._path):
+            append_line(self._path, self._file, b"\n")  # after a line truncated by a kill
 
     def add(self, kind: str, text: str, *, env_steps: int = 0, **fields: Any) -> None:
         self._counts[kind] += 1
@@ -43,10 +49,10 @@ class EventLog:
 
     def close(self) -> None:
         """Write the counts that are not in the file yet, and close it."""
-        for kind, count in self._counts.items():
-            if count != self._written[kind]:
-                self._put_count(kind)
-        self._file.close()
+        with contextlib.suppress(RunFailed), contextlib.closing(self._file):  # a full disk has ended the run already
+            for kind, count in self._counts.items():
+                if count != self._written[kind]:
+                    self._put_count(kind)
 
     def _put_count(self, kind: str) -> None:
         count = self._counts[kind]
@@ -59,7 +65,8 @@ class EventLog:
         for key, value in fields.items():
             if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers
                 fields[key] = str(value)
-        self._file.write(json.dumps(fields, default=str, allow_nan=False).encode() + b"\n")
+        line = json.dumps(fields, default=str, allow_nan=False).encode() + b"\n"
+        append_line(self._path, self._file, line)
 
 
 def read_events(path: str | Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from corral.config.migrate import FORMAT, OLD_FILES, read_config
-from corral.core.errors import UserError
+from corral.core.errors import RunFailed, UserError
 from corral.core.types import EnvSpec
 
 _CONFIG, _INFO, _LOCK = "config.yaml", "run.json", ".lock"
@@ -63,11 +64,14 @@ class RunFolder:
         if foreign and not (path / _INFO).exists():
             raise UserError(f"{path} is not a run and contains {foreign[0]!r}: choose a new or empty --run-dir.")
         with _lock(path):
-            _clear(path)
             info = _gather_info()
-            (path / "checkpoints").mkdir()
-            atomic_write(path / _CONFIG, _to_yaml(config))
-            atomic_write(path / _INFO, json.dumps(info, indent=1) + "\n")
+            try:
+                _clear(path)
+                (path / "checkpoints").mkdir()
+                atomic_write(path / _CONFIG, _to_yaml(config))
+                atomic_write(path / _INFO, json.dumps(info, indent=1) + "\n")
+            except OSError as error:
+                raise RunFailed(f"{path} cannot be written: {error.strerror}.") from error
         return cls(path, config, info)
 
     @classmethod
@@ -188,6 +192,21 @@ def atomic_write(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def append_line(path: Path, file: io.FileIO, line: bytes) -> None:
+    """Append to an unbuffered file; RunFailed if not all of it is written."""
+    try:
+        reason = None if file.write(line) == len(line) else "No space left on device"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason is not None:
+        raise write_failed(path, reason)
+
+
+def write_failed(path: Path, reason: str | None) -> RunFailed:
+    """The error of a run whose file cannot be written."""
+    return RunFailed(f"{path} cannot be written ({reason}): free disk space and `corral resume` the run.")
+
+
 def _to_yaml(config: dict[str, Any]) -> str:
     """YAML with one setting per line, including lists."""
     import yaml
@@ -266,7 +285,8 @@ def _lock(path: Path) -> Iterator[None]:
     _locked[place] = os.getpid()
     try:
         os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: only the pid in another's message is missing
+            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         del _locked[place]

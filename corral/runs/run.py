@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -123,7 +124,8 @@ class ActiveRun:
     def write_metrics(self) -> None:
         """Write a row of metrics; a step has a second one only for an evaluation or logged values that came later."""
         if processes := self._topology.processes():
-            with atomic_path(self._folder.processes_json) as path:
+            # `corral top` can do without; on a full disk the row below ends the run.
+            with contextlib.suppress(UserError), atomic_path(self._folder.processes_json) as path:
                 path.write_text(json.dumps(processes))
         # While the run waits for disconnected processes, the step stays the same.
         if self.steps == self._row_step and not (self._pending_evaluation or self._logged):

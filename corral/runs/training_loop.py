@@ -19,13 +19,13 @@ from corral.runs import checkpoint
 from corral.runs.callbacks.clocks import Checkpoints, EvaluationClock, MetricsClock
 from corral.runs.callbacks.dispatch import Dispatcher
 from corral.runs.callbacks.progress import Progress
+from corral.runs.callbacks.slow_calls import SlowCalls
 from corral.runs.evaluate import Evaluator
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder, require_same_env
 from corral.runs.plugins import Plugins
 from corral.runs.run import ActiveRun
 from corral.runs.sinks.base import MetricSinks
-from corral.runs.slow_calls import SlowCalls
 from corral.topologies.base import Topology, make_topology
 
 log = logging.getLogger("corral.runs")
@@ -82,8 +82,9 @@ class TrainingLoop:
                     run.advance()
                 run.finish()
             except Exception as error:
-                self._events.add("failed", f"{type(error).__name__}: {error}", env_steps=run.steps)
                 with contextlib.suppress(Exception):  # the first error is the one to show
+                    self._events.add("failed", f"{type(error).__name__}: {error}", env_steps=run.steps)
+                with contextlib.suppress(Exception):
                     self._callbacks.on_end(run)
                 raise
             self._record_end(run)

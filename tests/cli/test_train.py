@@ -212,3 +212,9 @@ def test_simulators_start_again_from_another_folder(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert main(["eval", str(run), "--episodes", "1"]) == 0
+
+
+def test_a_class_that_is_no_algorithm_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"helpers.two_groups:Config is not an algorithm: name a subclass of"):
+        train("helpers.two_groups:Config", "--env", "CartPole-v1", "--run-dir", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ from torch import nn
 import corral
 from corral.algos.base import ParamGroup, UpdateContext
 from corral.core.errors import UserError
-from corral.core.types import EnvSpec, Sample
+from corral.core.types import EnvSpec, LossOutput, Sample
 from corral.learn.device import Precision
 from corral.learn.learner import Learner
 from corral.learn.weights import FlatParams, group_slices, split_params
@@ -46,6 +46,44 @@ def test_each_group_is_a_contiguous_slice():
         assert all((param == where.start + 1).all() and (param.grad == 2).all() for param in group.params)
     assert (learner.flat.weights[: slices[0].stop] == 1).all()
     assert (learner.flat.grad == 2).all()
+
+
+@pytest.mark.parametrize("group", ["", "citric"])
+def test_a_loss_of_an_unknown_group_names_the_groups(monkeypatch, group):
+    learner = make()
+    monkeypatch.setattr(learner.algo, "losses", lambda *args: iter([loss_of(learner, group)]))
+    with pytest.raises(UserError, match=rf"LossOutput needs one of .* \('critic', 'actor'\), got '{group}'"):
+        learner.step(batch(learner), 0.0)
+
+
+def loss_of(learner, group):
+    return LossOutput(sum(param.sum() for param in learner.model.parameters()), {}, group=group)
+
+
+def returning(learner):
+    return loss_of(learner, "critic")
+
+
+def returning_in_a_generator(learner):
+    return loss_of(learner, "critic")
+    yield
+
+
+def yielding_a_tensor(learner):
+    yield loss_of(learner, "critic").loss
+
+
+@pytest.mark.parametrize("losses", [returning, returning_in_a_generator, yielding_a_tensor])
+def test_losses_that_yield_no_loss_output_are_named(monkeypatch, losses):
+    learner = make()
+    monkeypatch.setattr(learner.algo, "losses", lambda *args: losses(learner))
+    with pytest.raises(UserError, match=r"TwoGroups.losses must yield a LossOutput \(`yield`, not `return`\)"):
+        learner.step(batch(learner), 0.0)
+
+
+def test_prefixes_given_as_one_string_are_refused():
+    with pytest.raises(UserError, match=r"prefixes of a ParamGroup is a tuple: write \('value',\)"):
+        ParamGroup(torch.optim.SGD, lambda progress: 0.1, prefixes="value")
 
 
 def test_parameter_belongs_to_the_longest_prefix():

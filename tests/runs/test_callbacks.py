@@ -15,7 +15,7 @@ from helpers.callbacks import Blocking, Lines, Raising, RaisingAndEnding, Raisin
 import corral
 from corral.cli.main import main
 from corral.core.errors import RunFailed, UserError
-from corral.runs import slow_calls
+from corral.runs.callbacks import slow_calls
 from corral.runs.callbacks.early_stopping import EarlyStopping
 from corral.runs.evaluate import Evaluation
 from corral.runs.events import read_events

@@ -1,9 +1,11 @@
+import io
 import json
 import re
 
 import pytest
 
 import corral
+from corral.core.errors import RunFailed
 from corral.runs.events import EventLog, count_events, read_events
 from corral.runs.folder import RunFolder
 
@@ -78,3 +80,13 @@ def test_environment_faults_are_events_with_id_and_message(algo, scale, tmp_path
     expected = re.compile(r"environment [01] raised an exception .*: RuntimeError: the simulator broke$")
     assert all(expected.search(text) for text in texts)
     assert len(set(texts)) == len(texts)
+
+
+def test_an_event_on_a_full_disk_ends_the_run_in_one_sentence(run):
+    log = EventLog(run)
+    log._file.close()
+    log._file = io.FileIO("/dev/full", "ab")
+    with pytest.raises(RunFailed, match=r"events.jsonl cannot be written \(No space left on device\): free disk space"):
+        log.add("a", "x")
+    log.close()
+    assert log._file.closed

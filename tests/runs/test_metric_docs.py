@@ -10,7 +10,8 @@ GROUPS = "train|eval|time|learn|env|loss|store|search|lag|actors|weights|learner
 
 def test_docs_list_every_metric():
     docs = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in PAGES)
-    code = [path.read_text() for path in (ROOT / "corral").rglob("*.py") if "testing" not in path.parts]
+    files = (path for path in (ROOT / "corral").rglob("*.py") if "testing" not in path.parts)
+    code = [path.read_text() for path in files if path.name != "migrate.py"]  # which has the old names
     names = {name for text in code for name in re.findall(rf'"((?:{GROUPS})/[a-z_]+)"', text)}
     assert {"loss/policy_gap", "exchange/timeouts"} <= names
     assert sorted(name for name in names - {"loss/total"} if f"`{name}`" not in docs) == []

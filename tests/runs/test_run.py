@@ -1,5 +1,7 @@
 """What callbacks may ask of a run, and what is refused with the callback's name."""
 
+import errno
+import io
 import os
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 
 import corral
+from corral.cli.main import main
 from corral.runs.events import read_events
 from corral.runs.sinks.csv import read_metrics
 
@@ -137,3 +140,30 @@ def test_a_misspelt_hook_is_named_at_the_start(tmp_path):
     train(tmp_path / "run", "on_end", lambda run: None, callbacks=[Typo()])
     (event,) = (event for event in read_events(tmp_path / "run/events.jsonl") if event["kind"] == "unknown_hook")
     assert "Typo.on_updates is never called: the hooks are on_start, " in event["text"]
+
+
+def test_a_full_disk_ends_the_run_with_its_first_error(tmp_path, capsys, monkeypatch):
+    """Neither the event of the failure nor the last counts of events can be written either."""
+    open_file = io.FileIO
+
+    def open_full(path, mode):
+        return open_file("/dev/full" if os.fspath(path).endswith((".csv", ".jsonl")) else path, mode)
+
+    monkeypatch.setattr(io, "FileIO", open_full)
+    words = ["--env", "CartPole-v1", "--steps", "64", "--run-dir", str(tmp_path / "run"), "--preset", "none", "--quiet"]
+    assert main(["train", "ppo", *words]) == 1
+    assert capsys.readouterr().err == (
+        f"corral: {tmp_path / 'run/metrics.csv'} cannot be written (No space left on device): free disk space and "
+        "`corral resume` the run.\n"
+    )
+
+
+def test_a_disk_that_is_full_from_the_start_is_one_sentence(tmp_path, capsys, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)  # the pid in the lock
+    monkeypatch.setattr(os, "fsync", full)  # config.yaml
+    words = ["--env", "CartPole-v1", "--run-dir", str(tmp_path / "run"), "--preset", "none", "--quiet"]
+    assert main(["train", "ppo", *words]) == 1
+    assert capsys.readouterr().err == f"corral: {tmp_path / 'run'} cannot be written: No space left on device.\n"

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from corral.core.errors import UserError
+from corral.runs.callbacks.slow_calls import SlowCalls
 from corral.runs.folder import RunFolder
 from corral.runs.plugins import Plugins
 from corral.runs.sinks.base import MetricSinks
 from corral.runs.sinks.csv import CsvSink, read_metrics
-from corral.runs.slow_calls import SlowCalls
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ import sys
 from corral.runs.folder import RunFolder
 from corral.runs.plugins import Plugins
 from corral.runs.sinks.base import MetricSinks
-from corral.runs.slow_calls import SlowCalls
+from corral.runs.callbacks.slow_calls import SlowCalls
 log = MetricSinks(Plugins().make_sinks(RunFolder.open(sys.argv[1]), None), print, SlowCalls(print))
 for step in range(1, 10**9):
     log.write(step, step, {"x": step, f"late/{step // 50}": 1} if step % 50 == 0 else {"x": step})

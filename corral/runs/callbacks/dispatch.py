@@ -11,8 +11,8 @@ from pathlib import Path
 from corral.core.errors import RunFailed
 from corral.core.types import Trajectory
 from corral.runs.callbacks.base import Callback, Run
+from corral.runs.callbacks.slow_calls import SlowCalls
 from corral.runs.evaluate import Evaluation
-from corral.runs.slow_calls import SlowCalls
 
 HOOKS = ("on_start", "on_rollout", "on_update", "on_evaluation", "on_checkpoint", "on_end")
 Note = Callable[[str, str], None]

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from corral.core.errors import RunFailed, UserError
-from corral.runs.slow_calls import SlowCalls
+from corral.runs.callbacks.slow_calls import SlowCalls
 
 STEP, WALL_S = "env_steps", "wall_s"
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from corral.config.migrate import metric_name
-from corral.core.errors import RunFailed, UserError
+from corral.core.errors import UserError
 from corral.core.types import Array
-from corral.runs.folder import atomic_write
+from corral.runs.folder import append_line, atomic_write, write_failed
 from corral.runs.sinks.base import STEP, WALL_S
 
 
@@ -44,22 +44,10 @@ class CsvSink:
             _, rows = _read_rows(self._path)
             self._columns += new
             self._file = self._replace(self._columns, rows)
-        self._append(_line(row.get(name, "") for name in self._columns).encode())
+        append_line(self._path, self._file, _line(row.get(name, "") for name in self._columns).encode())
 
     def close(self) -> None:
         self._file.close()
-
-    def _append(self, line: bytes) -> None:
-        try:
-            if self._file.write(line) == len(line):
-                return
-            reason: str | None = "No space left on device"
-        except OSError as error:
-            reason = error.strerror
-        raise self._failed(reason)
-
-    def _failed(self, reason: str | None) -> RunFailed:
-        return RunFailed(f"{self._path} cannot be written ({reason}): free disk space and `corral resume` the run.")
 
     def _replace(self, columns: list[str], rows: list[list[str]]) -> io.FileIO:
         """Replace the file atomically by one with these columns and rows, and open it for appending."""
@@ -68,7 +56,7 @@ class CsvSink:
             atomic_write(self._path, "".join(map(_line, [columns, *padded])))
             return io.FileIO(self._path, "ab")  # unbuffered: a row is in the file when write returns
         except OSError as error:
-            raise self._failed(error.strerror) from error
+            raise write_failed(self._path, error.strerror) from error
 
 
 def read_metrics(path: str | Path, *, last_bytes: int | None = None) -> dict[str, Array]:
