@@ -52,7 +52,7 @@ def test_examples_pass_the_conformance_checks(start, example, scheme):
     results = check_env(url, steps=300)
     failed = [result for result in results if result.status == "fail"]
     assert not failed
-    assert len(results) == 11
+    assert len(results) == 12
 
 
 def test_the_example_is_gymnasiums_cartpole(start):
