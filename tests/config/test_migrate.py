@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from corral.algos.base import Algorithm
 from corral.algos.registry import ALGORITHMS
 from corral.config import migrate as module
 from corral.config.experiment import Experiment
@@ -163,7 +164,7 @@ def test_settings_that_are_lost_are_noted():
     Experiment.from_dict(found.settings)
 
 
-class Own:
+class Own(Algorithm):
     """An algorithm outside of Corral, with its Config beside it."""
 
 

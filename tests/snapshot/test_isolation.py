@@ -91,7 +91,7 @@ def test_default_client_of_bullet_is_refused():
 
 @pytest.mark.parametrize("kind", [ClassDict, DeclaredClassDict, LateGlobal])
 def test_served_env_that_shares_state_offers_no_states(kind, caplog):
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "corral"):
         assert find_keeper(kind) is None
     assert f"States of {kind.__name__} are not offered to planners" in caplog.text
 
