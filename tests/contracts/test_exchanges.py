@@ -55,7 +55,8 @@ def test_several_learners_get_through_turns_of_different_lengths(kind, options):
     with Learners(kind, 3, START, **options) as learners:
         results = learners.run(work)
     assert all(torch.isfinite(weights).all() for weights in results)
-    near = 0.2 if options.get("mode") != "async" else 1.0  # who is done before others begin has had nobody to mix with
+    # Learners that need not wait for each other may end a turn before others begin it, and then mix with none.
+    near = 0.2 if options.get("mode", "sync") == "sync" else 1.0
     assert all(float((weights - results[0]).norm() / START.norm()) < near for weights in results)
 
 
