@@ -105,9 +105,9 @@ class Learner:
         return done
 
     def observe(self, traj: Trajectory) -> None:
-        """Count the observations of a trajectory that enters the store; with the next update they are normalised so.
+        """Add the observations of a trajectory that enters a replay store to the statistics, with the next update.
 
-        Sampled batches are counted only if each is sampled once.
+        Without replay nothing is added here: each batch is sampled once, and counted then.
         """
         moments = self._obs_moments(traj) if self._counts_inserts else None
         if moments is not None and self._new_moments is not None:
