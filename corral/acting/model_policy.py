@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class ActorCriticPolicy:
             return model.act(to_tensors(obs, device), None, None)[0].cpu().numpy(), None
         params, after = model.act(to_tensors(obs, device), to_tensors(state, device), to_tensors(first, device))
         assert after is not None
-        return params.cpu().numpy(), after.cpu().numpy()
+        return tuple(read_tensors([params, after]))  # type: ignore[return-value]
 
 
 class EpsilonGreedyPolicy:
@@ -130,16 +130,32 @@ def params_and_values(model: ActorCritic, obs: Tree) -> tuple[Array, Array]:
         return model.numpy_rows(obs)
     device = model.value_head.weight.device
     with torch.inference_mode():
-        params, values = model(to_tensors(obs, device))
-        return params.cpu().numpy(), values.cpu().numpy()
+        params, values = read_tensors(model(to_tensors(obs, device)))
+        return params, values
 
 
 def to_tensors(tree: Tree, device: torch.device) -> Tree:
-    """Arrays as tensors on a device, without a copy where possible."""
+    """Arrays as tensors on a device; on the CPU without a copy, elsewhere in float32 instead of float64."""
     if device.type == "cpu":
         return torch.from_numpy(tree) if isinstance(tree, np.ndarray) else tree_map(_to_cpu, tree)
-    return tree_map(lambda leaf: _to_cpu(leaf).to(device, non_blocking=True), tree)
+    return tree_map(lambda leaf: _send(_to_cpu(leaf), device), tree)
 
 
 def _to_cpu(leaf: Any) -> Tensor:
     return leaf if isinstance(leaf, Tensor) else torch.from_numpy(np.asarray(leaf))
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.dtype == torch.float64:  # MPS has none
+        tensor = tensor.float()
+    if device.type == "mps":  # shares the CPU's memory, and has none to pin
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)  # from other memory the CPU would wait for the device
+
+
+def read_tensors(tensors: Sequence[Tensor]) -> list[Array]:
+    """Tensors as arrays of float32. For all of them together the CPU waits for the device once."""
+    tensors = [tensor.detach().float() for tensor in tensors]
+    away = [tensor.reshape(-1) for tensor in tensors if tensor.device.type != "cpu"]
+    parts = iter(torch.split(torch.cat(away).cpu(), [len(tensor) for tensor in away]) if away else ())
+    return [t.numpy() if t.device.type == "cpu" else next(parts).numpy().reshape(t.shape) for t in tensors]

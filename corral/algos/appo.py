@@ -123,18 +123,15 @@ class Appo(Algorithm):
     ) -> Iterator[LossOutput]:
         """Clipped surrogate, value error and entropy bonus; V-trace uses the same forward pass."""
         config, clip, out = self.config, self.clip_coef(ctx.progress), forward_sequences(model, batch)
-        log_prob, values, device = out.log_prob.detach(), out.values.detach(), out.values.device
-        targets = self.vtrace(batch, log_prob.cpu().numpy(), values.cpu().numpy(), out.next_values)
-        valid, behaviour, *targets = to_tensors((batch.valid, batch.extras["logp"], *targets), device)
-        returns, advantages = (part[valid] for part in targets)
+        returns, advantages = map(out.valid, self.vtrace.of_outputs(batch, out))
         if config.normalize_advantage:
             advantages = normalize(advantages)
 
-        log_ratio = (out.log_prob - behaviour)[valid]
+        log_ratio = out.valid(out.log_prob - to_tensors(batch.extras["logp"], returns.device))
         ratio = log_ratio.exp()
         surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
-        policy_loss, entropy_mean = -surrogate.mean(), out.entropy[valid].mean()
-        value_loss = 0.5 * (out.values[valid] - returns).square().mean()
+        policy_loss, entropy_mean = -surrogate.mean(), out.valid(out.entropy).mean()
+        value_loss = 0.5 * (out.valid(out.values) - returns).square().mean()
         loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean
         metrics = {
             "loss/policy": policy_loss,
@@ -142,6 +139,6 @@ class Appo(Algorithm):
             "loss/entropy": entropy_mean,
             "loss/kl": (ratio - 1 - log_ratio).mean(),
             "loss/clip_fraction": ((ratio - 1).abs() > clip).float().mean(),
-            "loss/explained_variance": explained_variance(values[valid].cpu().numpy(), returns.cpu().numpy()),
+            "loss/explained_variance": explained_variance(out.valid(out.values.detach()), returns),
         }
-        yield LossOutput(loss, metrics, rows=int(batch.valid.sum()))
+        yield LossOutput(loss, metrics, rows=len(out.rows))

@@ -149,8 +149,8 @@ class Dqn(Algorithm):
         with torch.no_grad():
             next_q = target(next_obs)
             best = (model(next_obs) if self.config.double_q else next_q).argmax(-1, keepdim=True)
-            td_target = reward + discount * next_q.gather(-1, best).squeeze(-1).float()
-        q = model(obs).gather(-1, action_index).squeeze(-1).float()
+            td_target = reward + discount * next_q.gather(-1, best).squeeze(-1)
+        q = model(obs).gather(-1, action_index).squeeze(-1)
         loss = nn.functional.smooth_l1_loss(
             q, td_target, reduction="none" if self.config.prioritized_replay else "mean"
         )

@@ -114,20 +114,17 @@ class Impala(Algorithm):
     ) -> Iterator[LossOutput]:
         """Policy gradient, value error and entropy bonus, summed; V-trace uses the same forward pass."""
         config, out = self.config, forward_sequences(model, batch)
-        log_prob, values, device = out.log_prob.detach(), out.values.detach(), out.values.device
-        targets = self.vtrace(batch, log_prob.cpu().numpy(), values.cpu().numpy(), out.next_values)
-        returns, advantages = to_tensors(targets, device)
-        valid, behaviour = to_tensors((batch.valid, batch.extras["logp"]), device)
-        policy_loss = -(out.log_prob * advantages)[valid].mean()
-        value_loss = 0.5 * (out.values - returns)[valid].square().mean()
-        entropy_mean = out.entropy[valid].mean()
-        loss = (policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean) * valid.sum()
-        log_ratio = (log_prob - behaviour)[valid]
+        returns, advantages = self.vtrace.of_outputs(batch, out)
+        policy_loss = -out.valid(out.log_prob * advantages).mean()
+        value_loss = 0.5 * out.valid(out.values - returns).square().mean()
+        entropy_mean = out.valid(out.entropy).mean()
+        loss = (policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean) * len(out.rows)
+        log_ratio = out.valid(out.log_prob.detach() - to_tensors(batch.extras["logp"], returns.device))
         metrics = {
             "loss/policy": policy_loss,
             "loss/value": value_loss,
             "loss/entropy": entropy_mean,
             "loss/kl": (log_ratio.exp() - 1 - log_ratio).mean(),
-            "loss/explained_variance": explained_variance(values[valid].cpu().numpy(), returns[valid].cpu().numpy()),
+            "loss/explained_variance": explained_variance(out.valid(out.values.detach()), out.valid(returns)),
         }
         yield LossOutput(loss, metrics, rows=0)

@@ -147,5 +147,5 @@ class Ppo(Algorithm):
         clipped = batch.old_values + (values - batch.old_values).clamp(-limit, limit)
         return torch.maximum(error, (clipped - batch.returns).square())
 
-    def is_past_target_kl(self, approx_kl: float | Tensor) -> bool:
-        return self.config.target_kl is not None and float(approx_kl) > 1.5 * self.config.target_kl
+    def is_past_target_kl(self, approx_kl: float | Tensor) -> bool | Tensor:
+        return self.config.target_kl is not None and approx_kl > 1.5 * self.config.target_kl

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from corral.acting.model_policy import to_tensors
+from corral.acting.model_policy import read_tensors, to_tensors
 from corral.core.types import Array, Trajectory, Tree, tree_map
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
@@ -35,19 +35,14 @@ class Minibatch:
     first: Tensor | None = None
     state: Tensor | None = None
     mask: Tensor | None = None
+    explained_variance: float = math.nan  # of the returns of the whole batch, by the values before the update
 
     def __len__(self) -> int:
         return len(self.old_values) if self.state is None else self.old_values.shape[1]
 
-    def explained_variance(self) -> float:
-        """Fraction of the returns' variance that the values before the update explain."""
-        values, returns = self.old_values, self.returns
-        if self.mask is not None:
-            values, returns = values[self.mask], returns[self.mask]
-        return explained_variance(values.float().cpu().numpy(), returns.float().cpu().numpy())
-
 
 R = TypeVar("R", bound=Minibatch)
+_MAX_ROWS = 2048  # images whose values are computed together: their activations take up to a gigabyte
 
 
 def recorded_extras(net: NetConfig) -> tuple[str, ...]:
@@ -65,25 +60,40 @@ def join_obs(traj: Trajectory) -> Tree:
 @torch.no_grad()
 def compute_values(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
     """Values of all observations acted on, and of all true successors, both `[T, B]`."""
-    device = model.value_head.weight.device
     if model.core is None:
-        value = model.value(to_tensors(join_obs(traj), device)).float().cpu().numpy()
-        count = traj.first.size
+        count, device = traj.first.size, model.value_head.weight.device
+        parts = _parts(model, join_obs(traj), count + len(traj.final_at), 1)
+        (value,) = read_tensors([torch.cat([model.value(to_tensors(obs, device)) for obs in parts])])
         value, final = value[:count].reshape(traj.first.shape), value[count:]
     else:
-        state = to_tensors(traj.extras["state"][0], device)
-        obs, first = to_tensors(traj.obs, device), to_tensors(traj.first, device)
-        _, values, states = model.unroll(obs, state, first)
-        value = values.float().cpu().numpy()
-        t, b = traj.final_at[:, 0], traj.final_at[:, 1]
-        final = value[:0, 0]
-        if len(t):  # the recurrent state carries over to an episode's final observation
-            last = tree_map(lambda leaf: leaf.unsqueeze(0), to_tensors(traj.final_obs, device))
-            not_first = torch.zeros(1, len(t), dtype=torch.bool, device=device)
-            final = model.unroll(last, states[t, b], not_first)[1][0].float().cpu().numpy()
+        value, final = read_tensors(_unrolled_values(model, traj))
     after = value[1:].copy()
     after[traj.final_at[:, 0], traj.final_at[:, 1]] = final
     return value[:-1], after
+
+
+def _unrolled_values(model: ActorCritic, traj: Trajectory) -> tuple[Tensor, Tensor]:
+    """Values by a recurrent network of all observations `[T + 1, B]`, and of the final ones."""
+    device = model.value_head.weight.device
+    state, values, states = to_tensors(traj.extras["state"][0], device), [], []
+    for obs, first in _parts(model, (traj.obs, traj.first), *traj.first.shape):
+        _, value, state_after = model.unroll(to_tensors(obs, device), state, to_tensors(first, device))
+        state = state_after[-1]
+        values.append(value)
+        states.append(state_after)
+    final = values[0][0, :0]
+    if len(traj.final_at):  # the recurrent state carries over to an episode's final observation
+        t, b = to_tensors((traj.final_at[:, 0], traj.final_at[:, 1]), device)
+        last = tree_map(lambda leaf: leaf.unsqueeze(0), to_tensors(traj.final_obs, device))
+        not_first = torch.zeros(1, len(t), dtype=torch.bool, device=device)
+        final = model.unroll(last, torch.cat(states)[t, b], not_first)[1][0]
+    return torch.cat(values), final
+
+
+def _parts(model: ActorCritic, tree: Tree, length: int, width: int) -> list[Tree]:
+    """Consecutive parts of `[length, width]` rows that fit into memory; all of them, without images."""
+    step = max(1, _MAX_ROWS // width) if model.encoder.has_images else length
+    return [tree_map(lambda leaf, at=at: leaf[at : at + step], tree) for at in range(0, length, step)]
 
 
 def flatten_steps(
@@ -107,17 +117,15 @@ def flatten_steps(
         "returns": returns.astype(np.float32),
         **(more or {}),
     }
+    explained = explained_variance(values[traj.valid], arrays["returns"][traj.valid])
     if model.recurrent:
-        tensors = {name: to_tensors(tree, device) for name, tree in arrays.items()}
-        state = to_tensors(traj.extras["state"][0], device)
-        return kind(
-            **tensors, first=to_tensors(traj.first[:-1], device), state=state, mask=to_tensors(traj.valid, device)
-        )
-    flat = {name: tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree) for name, tree in arrays.items()}
-    if traj.faulty.any():
-        valid = traj.valid.reshape(-1)
-        flat = {name: tree_map(lambda leaf: leaf[valid], tree) for name, tree in flat.items()}
-    return kind(**{name: to_tensors(tree, device) for name, tree in flat.items()})
+        arrays |= {"first": traj.first[:-1], "state": traj.extras["state"][0], "mask": traj.valid}
+    else:
+        arrays = {name: tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree) for name, tree in arrays.items()}
+        if traj.faulty.any():
+            valid = traj.valid.reshape(-1)
+            arrays = {name: tree_map(lambda leaf: leaf[valid], tree) for name, tree in arrays.items()}
+    return kind(**to_tensors(arrays, device), explained_variance=explained)
 
 
 def gae_steps(model: ActorCritic, traj: Trajectory, gamma: float, gae_lambda: float) -> Minibatch:
@@ -129,13 +137,15 @@ def gae_steps(model: ActorCritic, traj: Trajectory, gamma: float, gae_lambda: fl
 
 def shuffled_minibatches(batch: R, num_minibatches: int, rng: torch.Generator) -> Iterator[R]:
     """All rows, or all sequences of a recurrent network, in random order, in minibatches of about equal size."""
-    order = torch.randperm(len(batch), generator=rng).to(batch.old_values.device)
+    order = to_tensors(torch.randperm(len(batch), generator=rng), batch.old_values.device)
     axis = 0 if batch.state is None else 1
 
-    def taken(name: str, index: Tensor) -> Tree:
+    def taken(name: str, index: Tensor) -> Any:
         value = getattr(batch, name)
         along = 0 if name == "state" else axis
-        return None if value is None else tree_map(lambda leaf: leaf.index_select(along, index), value)
+        if value is None or name == "explained_variance":
+            return value
+        return tree_map(lambda leaf: leaf.index_select(along, index), value)
 
     for index in order.tensor_split(num_minibatches) if num_minibatches > 1 else (order,):
         if len(index):
@@ -149,21 +159,22 @@ def evaluate_actions(model: ActorCritic, batch: Minibatch) -> tuple[Tensor, Tens
     else:
         assert batch.first is not None
         params, values, _ = model.unroll(batch.obs, batch.state, batch.first)
-    log_prob, entropy = model.actions.evaluate(params.float(), batch.action)
-    return log_prob, entropy, values.float()
+    return *model.actions.evaluate(params, batch.action), values
 
 
-def explained_variance(values: Array, returns: Array) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 for perfect values, NaN for constant returns."""
+def explained_variance(values: Any, returns: Any) -> Any:
+    """1 - Var(returns - values) / Var(returns): 1 for perfect values, NaN for constant returns. Arrays or tensors."""
     error, n = returns - values, max(1, len(returns))
     error, centered = error - error.sum() / n, returns - returns.sum() / n  # ten times faster than np.var
-    variance = float(np.dot(centered, centered))
-    return 1 - float(np.dot(error, error)) / variance if variance > 0 else math.nan
+    variance, unexplained = centered @ centered, error @ error
+    if isinstance(variance, Tensor):
+        return torch.where(variance > 0, 1 - unexplained / variance, math.nan)
+    return 1 - float(unexplained) / float(variance) if variance > 0 else math.nan
 
 
-def num_valid(batch: Minibatch) -> int:
+def num_valid(batch: Minibatch) -> int | Tensor:
     """Number of valid (unmasked) steps."""
-    return len(batch) if batch.mask is None else int(batch.mask.sum())
+    return len(batch) if batch.mask is None else batch.mask.sum()
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -173,6 +184,10 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
 
 def normalize(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """Values with mean 0 and deviation 1 over the valid steps; a single one is unchanged."""
+    if mask is not None and values.device.type != "cpu":  # where the number of valid steps would have to be read
+        centered = values - masked_mean(values, mask)
+        normalized = centered / (masked_mean(centered.square(), mask).sqrt() + 1e-8)
+        return torch.where(mask.sum() > 1, normalized, values)
     used = values if mask is None else values[mask]
     return (values - used.mean()) / (used.std(correction=0) + 1e-8) if len(used) > 1 else values
 
@@ -191,14 +206,27 @@ class VtraceTargets:
     rho_pg: float | None
     on: bool = True
 
-    def __call__(self, traj: Trajectory, logp: Array, value: Array, after: Array) -> tuple[Array, Array]:
-        """Value targets and advantages, from the current network's log-probabilities and values of `[T, B]` rows."""
-        behaviour = traj.extras["logp"]
+    def __call__(self, traj: Trajectory, logp: Any, value: Any, after: Any) -> tuple[Any, Any]:
+        """Value targets and advantages, from the current network's log-probabilities and values of `[T, B]` rows.
+
+        All are arrays, or tensors on the network's device.
+        """
+        columns = traj.extras["logp"], traj.reward, traj.terminated, traj.truncated, traj.faulty
+        if isinstance(value, Tensor):
+            columns = to_tensors(columns, value.device)
+        behaviour, reward, terminated, truncated, faulty = columns
         return vtrace(
-            behaviour, logp if self.on else behaviour, traj.reward, value, after,
-            traj.terminated, traj.truncated, traj.faulty,
+            behaviour, logp if self.on else behaviour, reward, value, after, terminated, truncated, faulty,
             self.gamma, self.rho_bar, self.c_bar, self.rho_pg,
         )  # fmt: skip
+
+    def of_outputs(self, traj: Trajectory, out: SequenceOutput) -> tuple[Tensor, Tensor]:
+        """The same from a forward pass; in NumPy on the CPU, where that is faster."""
+        log_prob, values = out.log_prob.detach(), out.values.detach()
+        if values.device.type != "cpu":
+            return self(traj, log_prob, values, out.next_values)
+        returns, advantages = self(traj, log_prob.numpy(), values.numpy(), out.next_values.numpy())
+        return torch.from_numpy(returns), torch.from_numpy(advantages)
 
 
 @dataclass
@@ -208,7 +236,13 @@ class SequenceOutput:
     log_prob: Tensor
     entropy: Tensor
     values: Tensor
-    next_values: Array
+    next_values: Tensor
+    rows: Tensor
+    """Numbers of the valid rows, of all `T * B`."""
+
+    def valid(self, values: Tensor) -> Tensor:
+        """The values `[n]` of the valid rows. Rows chosen by a mask would have to be counted by the CPU."""
+        return values.flatten().index_select(0, self.rows)
 
 
 def forward_sequences(model: ActorCritic, traj: Trajectory) -> SequenceOutput:
@@ -222,29 +256,30 @@ def forward_sequences(model: ActorCritic, traj: Trajectory) -> SequenceOutput:
     else:
         state, first = to_tensors((traj.extras["state"][0], traj.first[:-1]), device)
         params, value, states = model.unroll(obs, state, first)
-    logp, entropy = model.actions.evaluate(params.float(), to_tensors(traj.extras["action"], device))
-    value = value.float()
-    after = successors(traj, value.detach().cpu().numpy(), _last_values(model, traj, states))
-    return SequenceOutput(logp, entropy, value, after)
+    logp, entropy = model.actions.evaluate(params, to_tensors(traj.extras["action"], device))
+    after = successors(traj, value.detach(), _last_values(model, traj, states))
+    return SequenceOutput(logp, entropy, value, after, to_tensors(np.flatnonzero(traj.valid), device))
 
 
 @torch.no_grad()
-def _last_values(model: ActorCritic, traj: Trajectory, states: Tensor | None) -> Array:
+def _last_values(model: ActorCritic, traj: Trajectory, states: Tensor | None) -> Tensor:
     """Values of the last observation of every sequence, then of the final observations of episodes."""
     device = model.value_head.weight.device
     obs = to_tensors(tree_map(lambda leaf, final: np.concatenate([leaf[-1], final]), traj.obs, traj.final_obs), device)
     if states is None:
-        return model.value(obs).float().cpu().numpy()
+        return model.value(obs)
     t, b = to_tensors((traj.final_at[:, 0], traj.final_at[:, 1]), device)
     memory = torch.cat([states[-1], states[t, b]])  # it carries over to an episode's final observation
     first = to_tensors(np.concatenate([traj.first[-1], np.zeros(len(traj.final_at), np.bool_)]), device)
-    value = model.unroll(tree_map(lambda leaf: leaf.unsqueeze(0), obs), memory, first.unsqueeze(0))[1][0]
-    return value.float().cpu().numpy()
+    return model.unroll(tree_map(lambda leaf: leaf.unsqueeze(0), obs), memory, first.unsqueeze(0))[1][0]
 
 
-def successors(traj: Trajectory, value: Array, last_values: Array) -> Array:
-    """Values of all true successors `[T, B]`, from those of the rows and the last ones."""
-    width = traj.shape[1]
-    after = np.concatenate([value[1:], last_values[None, :width]])
-    after[traj.final_at[:, 0], traj.final_at[:, 1]] = last_values[width:]
+def successors(traj: Trajectory, value: Any, last_values: Any) -> Any:
+    """Values of all true successors `[T, B]`, from those of the rows and the last ones; arrays or tensors."""
+    width, where = traj.shape[1], (traj.final_at[:, 0], traj.final_at[:, 1])
+    xp: Any = np
+    if isinstance(value, Tensor):
+        xp, where = torch, to_tensors(where, value.device)
+    after = xp.concatenate([value[1:], last_values[None, :width]])
+    after[where] = last_values[width:]
     return after

@@ -177,14 +177,15 @@ class DataSpec:
 @dataclass
 class LossOutput:
     """Loss and metrics of one minibatch for one parameter group. `priorities` are [n], for replay. `loss` is a scalar
-    tensor, or a number with a function `backward` that adds its gradient to that of the weights.
+    tensor, or a number with a function `backward` that adds its gradient to that of the weights. `stop` and `rows` may
+    be scalar tensors, which the learner reads from the device together with the rest.
     """
 
     loss: Any
     metrics: dict[str, Any]  # names -> scalar tensors or numbers
     priorities: Any = None
-    stop: bool = False  # skip this minibatch and the following ones (target KL)
-    rows: int = 1  # number of rows the loss averages, its weight when averaging over learners; 0: the loss is a sum
+    stop: Any = False  # skip this minibatch and the following ones (target KL)
+    rows: Any = 1  # number of rows the loss averages, its weight when averaging over learners; 0: the loss is a sum
     backward: Callable[[], None] | None = None
     group: str = ""  # name of the parameter group to step
 

@@ -11,6 +11,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import nn
 
+from corral.acting.model_policy import to_tensors
 from corral.core.errors import UserError
 from corral.core.machine import cores
 from corral.core.spaces import Layout
@@ -18,6 +19,7 @@ from corral.nets.network import has_image_encoder, use_precision
 
 _ROUNDS = 3
 _TRIAL_ROWS = 256
+_LARGE = 1_000_000  # weights; below, the work of an update takes less time than starting it on a GPU
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,15 @@ class Precision:
 
 def use_channels_last(model: nn.Module) -> None:
     """Convert convolution weights to channels-last memory format."""
-    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+    if _has_convolutions(model):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def choose(wanted: str, model: nn.Module, try_once: Callable[[], None], device: torch.device) -> Precision:
+def _has_convolutions(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+def choose(wanted: str, model: nn.Module, try_once: Callable[[], None]) -> Precision:
     """The requested precision; for `auto`, the one in which `try_once` (a forward and backward pass) is faster."""
     if not has_image_encoder(model):
         return Precision("fp32", "only image encoders run in bf16")
@@ -47,8 +53,6 @@ def choose(wanted: str, model: nn.Module, try_once: Callable[[], None], device: 
             start = time.perf_counter()
             use_precision(model, candidate.name)
             try_once()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
             if round_:  # the first one warms up
                 best[candidate.name] = min(best[candidate.name], time.perf_counter() - start)
     fastest = min(best, key=lambda name: best[name])
@@ -56,26 +60,34 @@ def choose(wanted: str, model: nn.Module, try_once: Callable[[], None], device: 
     return Precision(fastest, f"measured: {times}")
 
 
-def encoder_trial(model: nn.Module, layout: Layout, device: torch.device) -> Callable[[], None]:
+def encoder_trial(model: nn.Module, layout: Layout) -> Callable[[], None]:
     """A forward and backward pass of the network's encoder, which dominates the cost for images."""
-    obs = layout.unflatten([torch.from_numpy(np.zeros_like(leaf)).to(device) for leaf in layout.empty(_TRIAL_ROWS)])
+    device = next(model.parameters()).device
+    obs = to_tensors(layout.unflatten([np.zeros_like(leaf) for leaf in layout.empty(_TRIAL_ROWS)]), device)
 
     def trial() -> None:
-        features = model.get_submodule("encoder")(obs)
-        features.float().sum().backward()
+        loss = model.get_submodule("encoder")(obs).sum()
+        loss.backward()
         model.zero_grad()
+        loss.item()  # waits for the device
 
     return trial
 
 
-def find_device(wanted: str) -> torch.device:
-    """The requested device; for `auto`, CUDA, then MPS, then the CPU."""
+def find_device(wanted: str, model: nn.Module | None = None, rank: int = 0) -> torch.device:
+    """The requested device; for `auto`, CUDA, then MPS, then the CPU, which small networks without images always get.
+
+    Of several GPUs that `wanted` leaves open, the learner number `rank` gets its own, or shares one evenly.
+    """
     if wanted == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        if model is not None and not _has_convolutions(model) and sum(p.numel() for p in model.parameters()) < _LARGE:
+            return torch.device("cpu")
+        accelerator = "mps" if torch.backends.mps.is_available() else "cpu"
+        wanted = "cuda" if torch.cuda.is_available() else accelerator
     try:
         device = torch.device(wanted)
+        if wanted == "cuda" and torch.cuda.device_count():
+            device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         first = str(error).splitlines()[0]
@@ -89,8 +101,7 @@ def set_threads(wanted: int | None, model: nn.Module, others: int = 0) -> int:
     Processes and threads together should not outnumber the cores. Small networks get one thread: for them, distributing
     the work costs more than it saves, and many times more on a busy machine.
     """
-    large = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    threads = wanted or (max(1, cores() - others) if large else 1)
+    threads = wanted or (max(1, cores() - others) if _has_convolutions(model) else 1)
     torch.set_num_threads(threads)
     threadpool_limits(threads, "blas")  # NumPy's threads, used for small networks
     return threads

@@ -288,7 +288,7 @@ def dqn_loss(algo: Dqn, model: QNetwork, target: QNetwork, batch: Transitions, c
     return LossOutput(metrics["loss/td"], metrics, priorities, rows=len(batch.reward), backward=backward)
 
 
-_ROWS = frozenset({"obs", "action", "old_log_prob", "old_values", "advantages", "returns"})
+_ROWS = frozenset({"obs", "action", "old_log_prob", "old_values", "advantages", "returns", "explained_variance"})
 _TRANSITIONS = frozenset({"obs", "action", "reward", "discount", "next_obs", "weight"})
 _EXTRAS = frozenset({"action", "logp"})
 _COMMON = "learning_rate anneal_lr gamma num_steps ent_coef vf_coef max_grad_norm net"

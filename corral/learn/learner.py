@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from corral.acting.model_policy import read_tensors
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext
 from corral.algos.trajectories import Minibatch
 from corral.core.errors import RunFailed, UserError
@@ -111,8 +112,7 @@ class Learner:
         """
         moments = self._obs_moments(traj) if self._counts_inserts else None
         if moments is not None and self._new_moments is not None:
-            both = merged(self._new_moments.cpu().numpy(), moments.cpu().numpy())
-            moments = torch.from_numpy(both).to(self.device)
+            moments = torch.from_numpy(merged(self._new_moments.numpy(), moments.numpy()))
         self._new_moments = moments
 
     def _updates(self, sample: Sample, ctx: UpdateContext) -> list[LossOutput]:
@@ -123,13 +123,14 @@ class Learner:
             applied, stopped = 0, False
             for output in self._losses(minibatch, ctx):
                 group = self._group(output.group, "The group of a LossOutput")
-                action = self._exchange_gradient(group, output, is_last)
+                norm = self._read(group, output)
+                action = self._exchange_gradient(group, output, norm, is_last)
                 if action == "stop":
                     stopped = True
                     break
                 if action == "skip":  # a server has applied it, and the weights are new
                     self._bad_in_a_row = 0
-                elif self._clip_and_check(group, output, sample):
+                elif self._clip_and_check(group, output, norm, sample):
                     group.optimizer.step()
                 else:
                     continue
@@ -143,7 +144,7 @@ class Learner:
             first = next(iter(self._groups.values()))
             self._exchange.grads(first.grad.zero_(), 0, first.lr, group=0, stop=True)
         if done and isinstance(batch, Minibatch):
-            done[0].metrics["loss/explained_variance"] = batch.explained_variance()
+            done[0].metrics["loss/explained_variance"] = batch.explained_variance
         return done
 
     def _losses(self, minibatch: Any, ctx: UpdateContext) -> Iterator[LossOutput]:
@@ -160,31 +161,45 @@ class Learner:
             if not isinstance(upcoming, LossOutput):
                 break
             self._backward(upcoming)
-            upcoming.loss = upcoming.loss.item() if isinstance(upcoming.loss, torch.Tensor) else upcoming.loss
-            upcoming.metrics = {
-                k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in upcoming.metrics.items()
-            }
             yield upcoming
         if not isinstance(upcoming, LossOutput):
             raise UserError(f"{type(self.algo).__name__}.losses must yield a LossOutput (`yield`, not `return`).")
 
     def _backward(self, output: LossOutput) -> None:
         self.flat.grad.zero_()
-        if not output.stop:
+        if self.device.type != "cpu" or not output.stop:  # reading it would wait for the device once more
             (output.backward or output.loss.backward)()
 
-    def _exchange_gradient(self, group: _Group, output: LossOutput, is_last: bool) -> GradAction:
+    def _read(self, group: _Group, output: LossOutput) -> float:
+        """Replace the output's tensors by numbers, and return the gradient's norm: one read from the device for all."""
+        norm = group.grad.norm()
+        if output.backward is not None:  # it has numbers already
+            return float(norm)
+        values = [norm, output.loss, output.stop, output.rows, *output.metrics.values(), output.priorities]
+        arrays = iter(read_tensors([value for value in values if isinstance(value, Tensor)]))
+        numbers = (next(arrays) if isinstance(value, Tensor) else value for value in values)
+        norm, loss, stop, rows, *metrics, output.priorities = numbers
+        output.loss, output.stop, output.rows = float(loss), bool(stop), int(rows)
+        output.metrics = dict(zip(output.metrics, map(float, metrics), strict=True))
+        return float(norm)
+
+    def _exchange_gradient(self, group: _Group, output: LossOutput, norm: float, is_last: bool) -> GradAction:
         if not math.isfinite(output.loss):
             group.grad.fill_(math.nan)  # even if finite: learners that share it must all skip the update
-        if self._exchange.clips_first and not output.stop:
-            group.clip(output)
+        if output.stop:
+            group.grad.zero_()
+        elif self._exchange.clips_first:
+            group.clip(norm, output)
         return self._exchange.grads(
             group.grad, output.rows, group.lr, group=group.index, stop=output.stop, last=is_last
         )
 
-    def _clip_and_check(self, group: _Group, output: LossOutput, sample: Sample) -> bool:
+    def _clip_and_check(self, group: _Group, output: LossOutput, norm: float, sample: Sample) -> bool:
         """Clip the gradient; if it is not finite, report it and return False."""
-        norm, loss = group.clip(output), output.loss
+        if type(self._exchange) is not Local:  # it has other learners' gradients now
+            norm = float(group.grad.norm())
+        group.clip(norm, output)
+        loss = output.loss
         if math.isfinite(norm) and math.isfinite(loss):
             self._bad_in_a_row = 0
             return True
@@ -215,7 +230,7 @@ class Learner:
             return None
         valid = torch.from_numpy(batch.valid.reshape(-1))
         rows = tree_map(lambda leaf: torch.from_numpy(leaf[:-1].reshape(-1, *leaf.shape[2:]))[valid], batch.obs)
-        moments: Tensor = self.model.encoder.moments(tree_map(lambda leaf: leaf.to(self.device), rows))  # type: ignore[operator, union-attr]
+        moments: Tensor = self.model.encoder.moments(rows)  # type: ignore[operator, union-attr]
         return moments
 
     def _merge_new_moments(self) -> None:
@@ -287,13 +302,12 @@ class _Group:
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = self.lr
 
-    def clip(self, output: LossOutput) -> float:
-        """Clip the gradient norm; returns the norm before clipping."""
-        norm, limit = float(self.grad.norm()), self._group.max_grad_norm
+    def clip(self, norm: float, output: LossOutput) -> None:
+        """Clip the gradient, given its norm."""
+        limit = self._group.max_grad_norm
         output.metrics.setdefault(f"loss/{self._group.name}_grad_norm" if self._group.name else "loss/grad_norm", norm)
         if math.isfinite(norm) and norm > limit:
             self.grad.mul_(limit / (norm + 1e-6))
-        return norm
 
     def optimizer_state(self) -> dict[str, Any]:
         return dict(self.optimizer.state_dict()["state"].get(0, {}))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import numpy as np
 import torch
 from gymnasium import spaces as gs
@@ -49,8 +52,8 @@ class Encoder(nn.Module):
         """Size of the layer that follows the convolutions; it is missing with `hidden=False`."""
         return tuple({conv.hidden_size for conv in self.convs})  # type: ignore[misc]
 
-    def precision_context(self, device: torch.device) -> torch.autocast:
-        return torch.autocast(device.type, torch.bfloat16, enabled=self._bf16)
+    def precision_context(self, device: torch.device) -> AbstractContextManager[Any]:
+        return torch.autocast(device.type, torch.bfloat16) if self._bf16 else nullcontext()
 
     def use_precision(self, precision: str) -> None:
         """Run the convolutions in `bf16` or `fp32`. Features are float32 either way.
@@ -150,9 +153,8 @@ def _encode(leaf: Leaf, value: Tensor) -> Tensor:
     if isinstance(space, gs.Discrete):
         return nn.functional.one_hot(value.long() - int(space.start), int(space.n)).float()
     if isinstance(space, gs.MultiDiscrete):
-        start = torch.as_tensor(np.asarray(getattr(space, "start", np.zeros_like(space.nvec)))).reshape(-1)
-        choices = (value.reshape(n, -1).long() - start.to(value.device).long()).unbind(-1)
-        sizes = space.nvec.reshape(-1).tolist()
-        return torch.cat([nn.functional.one_hot(c, size).float() for c, size in zip(choices, sizes, strict=True)], -1)
+        starts = np.reshape(getattr(space, "start", np.zeros_like(space.nvec)), -1).tolist()
+        choices = zip(value.reshape(n, -1).long().unbind(-1), starts, space.nvec.reshape(-1).tolist(), strict=True)
+        return torch.cat([nn.functional.one_hot(choice - start, size).float() for choice, start, size in choices], -1)
     scale = 255.0 if leaf.dtype == np.uint8 and isinstance(space, gs.Box) else 1.0
     return value.reshape(n, -1).float() / scale

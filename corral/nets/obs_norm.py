@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +13,10 @@ _EPSILON = 1e-8
 
 
 class ObsNorm(nn.Module):
-    """`(x - mean) / std`, clipped; `merge` adds a batch to the statistics (Chan et al.), in float64."""
+    """`(x - mean) / std`, clipped; `merge` adds a batch to the statistics (Chan et al.), in float64.
+
+    The statistics stay on the CPU, whatever the network's device: MPS has no float64.
+    """
 
     mean: Tensor
     squares: Tensor
@@ -25,11 +30,16 @@ class ObsNorm(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        return ((x - self.mean.float()) * self._scale()).clamp(-self._clip, self._clip)
+        mean, scale = (number.to(x.device, non_blocking=x.device.type != "mps") for number in self._mean_and_scale())
+        return ((x - mean) * scale).clamp(-self._clip, self._clip)
 
-    def _scale(self) -> Tensor:
+    def _mean_and_scale(self) -> tuple[Tensor, Tensor]:
         var = torch.where(self.count > 0, self.squares / self.count.clamp(min=1), torch.ones_like(self.squares))
-        return torch.rsqrt(var + _EPSILON).float()
+        return self.mean.float(), torch.rsqrt(var + _EPSILON).float()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ObsNorm:
+        """Called by `to(device)` and the like, which leave the statistics where they are."""
+        return self
 
     @staticmethod
     @torch.no_grad()

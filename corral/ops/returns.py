@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import torch
 
 from corral.core.types import Array
 
 
-def reverse_scan(term: Array, decay: Array) -> Array:
-    """The recurrence x[t] = term[t] + decay[t] * x[t + 1], with x[T] = 0. All [T, B]."""
+def reverse_scan(term: Any, decay: Any) -> Any:
+    """The recurrence x[t] = term[t] + decay[t] * x[t + 1], with x[T] = 0. All [T, B], arrays or tensors.
+
+    For tensors the number of terms in x[t] doubles in each round: log2(T) operations instead of T on a device.
+    """
+    if isinstance(term, torch.Tensor):
+        step = 1
+        while step < len(term):
+            term = torch.cat([term[:-step] + decay[:-step] * term[step:], term[-step:]])
+            decay = torch.cat([decay[:-step] * decay[step:], decay[-step:]])
+            step *= 2
+        return term
     result = np.empty_like(term)
     carry = np.zeros(term.shape[1:], term.dtype)
     for t in range(len(term) - 1, -1, -1):
@@ -17,9 +30,9 @@ def reverse_scan(term: Array, decay: Array) -> Array:
     return result
 
 
-def cut_after(truncated: Array, terminated: Array, faulty: Array) -> Array:
+def cut_after(truncated: Any, terminated: Any, faulty: Any) -> Any:
     """Rows after which returns must not propagate: episode end, fault in the next row, or last row."""
-    cut: Array = terminated | truncated
+    cut = terminated | truncated
     cut[:-1] |= faulty[1:]
     cut[-1:] = True
     return cut
@@ -38,7 +51,8 @@ def lambda_return(
     continues = ~cut_after(truncated, terminated, faulty)
     decay = (~terminated & ~faulty).astype(reward.dtype) * gamma
     own = np.where(faulty, 0, reward + decay * next_value * (1 - lam * continues.astype(reward.dtype)))
-    return reverse_scan(own, decay * continues * lam)
+    result: Array = reverse_scan(own, decay * continues * lam)
+    return result
 
 
 def gae(
@@ -56,7 +70,8 @@ def gae(
     """
     delta = np.where(faulty, 0, reward + gamma * next_value * ~terminated - value)
     decay = (~(terminated | truncated | faulty)).astype(delta.dtype) * (gamma * lam)
-    return reverse_scan(delta, decay)
+    advantages: Array = reverse_scan(delta, decay)
+    return advantages
 
 
 def nstep_return(
@@ -112,13 +127,13 @@ def outcomes(reward: Array, to_play: Array, gamma: float) -> Array:
 
 
 def vtrace(  # noqa: PLR0913 - the formula has as many symbols
-    behaviour_logp: Array, target_logp: Array, reward: Array, value: Array, next_value: Array,
-    terminated: Array, truncated: Array, faulty: Array,
+    behaviour_logp: Any, target_logp: Any, reward: Any, value: Any, next_value: Any,
+    terminated: Any, truncated: Any, faulty: Any,
     gamma: float, rho_bar: float = 1.0, c_bar: float = 1.0, rho_pg: float | None = 1.0, lam: float = 1.0,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Any, Any]:  # fmt: skip
     """V-trace (Espeholt et al. 2018, IMPALA): off-policy value targets and advantages, both [T, B].
 
-    With ratio = exp(target_logp - behaviour_logp), not = 1 - terminated:
+    For arrays or tensors. With ratio = exp(target_logp - behaviour_logp), not = 1 - terminated:
     delta[t] = min(rho_bar, ratio[t]) * (r[t] + gamma * not[t] * next_value[t] - value[t])
     vs[t] - value[t] = delta[t] + gamma * lam * min(c_bar, ratio[t]) * (vs[t + 1] - value[t + 1])
     advantage[t] = min(rho_pg, ratio[t]) * (r[t] + gamma * not[t] * vs[t + 1] - value[t])
@@ -127,13 +142,13 @@ def vtrace(  # noqa: PLR0913 - the formula has as many symbols
     `next_value[t]` replaces vs[t + 1]. A faulty row has vs = value and advantage 0. Without `rho_pg` the advantage
     is not multiplied by a ratio, for objectives that multiply it themselves.
     """
+    xp: Any = torch if isinstance(value, torch.Tensor) else np
     with np.errstate(over="ignore"):  # the clips below bound an infinite ratio
-        ratio = np.where(faulty, 0, np.exp(target_logp - behaviour_logp))
+        ratio = xp.where(faulty, 0, xp.exp(target_logp - behaviour_logp))
     continues = ~cut_after(truncated, terminated, faulty) & ~faulty
-    onward = (~terminated).astype(value.dtype) * gamma
-    delta = np.minimum(rho_bar, ratio) * np.where(faulty, 0, reward + onward * next_value - value)
-    correction = reverse_scan(delta, np.minimum(c_bar, ratio) * continues * (gamma * lam))
-    following = np.zeros_like(correction)
+    delta = ratio.clip(max=rho_bar) * xp.where(faulty, 0, reward + gamma * next_value * ~terminated - value)
+    correction = reverse_scan(delta, ratio.clip(max=c_bar) * continues * (gamma * lam))
+    following = xp.zeros_like(correction)
     following[:-1] = correction[1:] * continues[:-1]
-    gain = np.where(faulty, 0, reward + onward * (next_value + following) - value)
-    return value + correction, gain if rho_pg is None else np.minimum(rho_pg, ratio) * gain
+    gain = xp.where(faulty, 0, reward + gamma * (next_value + following) * ~terminated - value)
+    return value + correction, gain if rho_pg is None else ratio.clip(max=rho_pg) * gain

@@ -47,7 +47,6 @@ class LoadedPolicy:
     def __init__(
         self, experiment: Experiment, weights: dict[str, Any], meta: dict[str, Any], *, seed: int, device: str
     ):
-        from corral.learn.device import find_device
         from corral.topologies.base import make_algorithm
 
         self.experiment = experiment
@@ -57,7 +56,7 @@ class LoadedPolicy:
         self.reward_scale: float | None = meta.get("reward_scale", None if experiment.normalize_reward else 1.0)
         """Factor between unscaled rewards and those that it was trained on; None if that was not saved."""
         self.algo = make_algorithm(experiment, self.spec)
-        self.model = _build_model(self.algo, weights, find_device(experiment.device if device == "run" else device))
+        self.model = _build_model(self.algo, weights, experiment.device if device == "run" else device)
         self.model.eval().requires_grad_(False)
         use_precision(self.model, meta["precision"])  # the learner's, so that actions are equal bit for bit
         self._actors = {greedy: self.alone(deterministic=greedy, seed=seed) for greedy in (True, False)}
@@ -149,11 +148,11 @@ class LoadedPolicy:
         return [_checked(leaf, value) for leaf, value in zip(layout.leaves, rows, strict=True)], not batched[0]
 
 
-def _build_model(algo: Algorithm, weights: dict[str, Any], device: torch.device) -> torch.nn.Module:
+def _build_model(algo: Algorithm, weights: dict[str, Any], device: str) -> torch.nn.Module:
     """The network with these weights, built without initialization, which takes seconds for images."""
     import torch
 
-    from corral.learn.device import use_channels_last
+    from corral.learn.device import find_device, use_channels_last
 
     with torch.device("meta"):
         model = algo.build_model()
@@ -164,7 +163,7 @@ def _build_model(algo: Algorithm, weights: dict[str, Any], device: torch.device)
             "The checkpoint's weights do not fit the network that the run's config.yaml describes "
             f"({str(error).splitlines()[1].strip()}): restore that file."
         ) from error
-    model = model.to(device)
+    model = model.to(find_device(device, model))
     use_channels_last(model)
     return model
 

@@ -155,7 +155,7 @@ class TrainingLoop:
         log.info(
             "%s on %s (%s), %s steps, seed %d, %d environments, %s weights on %s in %s (%s), %s; %s",
             experiment.algo, experiment.env, presets.describe(experiment.algo, experiment.preset),
-            f"{experiment.steps:,}", experiment.seed, experiment.num_envs, f"{params:,}", topology.device,
+            f"{experiment.steps:,}", experiment.seed, experiment.num_envs, f"{params:,}", topology.learner.device,
             topology.precision.name, topology.precision.why, topology.thread_plan, self._folder.path,
         )  # fmt: skip
         if "://" in experiment.env and experiment.backend != "auto":

@@ -57,7 +57,9 @@ class Actor:
         # One of several actors: each computes on one core.
         self._vec = make_train_vec(experiment, count, env_seed, backend, workers, cores=1)
         self._algo = make_algorithm(experiment, self._vec.spec)
-        self._model = build_model(self._algo, seed, torch.device("cpu"))
+        # On Ray, roles other than the driver have no GPU.
+        on_device = central and experiment.runtime != "ray"
+        self._model = build_model(self._algo, seed, experiment.device if on_device else "cpu")
         set_threads(1, self._model)
         self._flat = FlatParams(self._model, self._algo.groups())
         rng = np.random.default_rng(seeding.component_seed(seed, "train", "acting", index, start))
@@ -119,5 +121,6 @@ class Actor:
         buffers = dict(self._model.named_buffers())
         for name, value in mail["buffers"].items():
             buffers[name].copy_(torch.from_numpy(value))
-        if first:
-            use_precision(self._model, mail["precision"])
+        if first:  # what was faster on another device says nothing about this one
+            same = mail["device"] == self._flat.weights.device.type
+            use_precision(self._model, mail["precision"] if same else "fp32")

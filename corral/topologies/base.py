@@ -38,8 +38,11 @@ def make_algorithm(experiment: Experiment, spec: EnvSpec) -> Algorithm:
     return algo
 
 
-def build_model(algo: Algorithm, seed: int, device: torch.device) -> torch.nn.Module:
-    """The algorithm's network with weights drawn from the run's seed, independent of other random numbers."""
+def build_model(algo: Algorithm, seed: int, device: str = "cpu", rank: int = 0) -> torch.nn.Module:
+    """The algorithm's network with weights drawn from the run's seed, independent of other random numbers.
+
+    `device` and `rank` are those of `find_device`.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the rounding of LAPACK, and so of orthogonal weights, depends on the number of threads
     try:
@@ -48,7 +51,7 @@ def build_model(algo: Algorithm, seed: int, device: torch.device) -> torch.nn.Mo
             model = algo.build_model()
     finally:
         torch.set_num_threads(threads)
-    model = model.to(device)
+    model = model.to(find_device(device, model, rank))
     use_channels_last(model)
     return model
 
@@ -114,20 +117,21 @@ class Topology(ABC):
 
     def __init__(self, experiment: Experiment, note: Note, on_rollout: OnRollout = lambda trajectory: None):
         self.experiment, self._note, self._on_rollout = experiment, note, on_rollout
-        self.device = find_device(experiment.device)
+        find_device(experiment.device)  # an error now, and not after the environments were built
         self.env_steps = 0
 
     def _build_learner(
-        self, spec: EnvSpec, others: int = 0, make_exchange: MakeExchange | None = None, precision: str = ""
-    ) -> None:
+        self, spec: EnvSpec, others: int = 0, make_exchange: MakeExchange | None = None, precision: str = "",
+        rank: int = 0,
+    ) -> None:  # fmt: skip
         """Build network, learner and store for this `spec`; `others` is the number of threads of other processes."""
         experiment, seed = self.experiment, self.experiment.seed
         self.spec = spec
         self.algo = make_algorithm(experiment, spec)
-        self.model = build_model(self.algo, seed, self.device)
+        self.model = build_model(self.algo, seed, experiment.device, rank)
         self.threads = set_threads(experiment.torch_threads, self.model, others)
-        trial = encoder_trial(self.model, spec.observation, self.device)
-        self.precision = choose(precision or experiment.precision, self.model, trial, self.device)
+        trial = encoder_trial(self.model, spec.observation)
+        self.precision = choose(precision or experiment.precision, self.model, trial)
         order = torch.Generator().manual_seed(seeding.component_seed(seed, "train", "learning"))
         exchange = None if make_exchange is None else make_exchange(self.model, self.algo.groups())
         report = partial(self._note, "not_finite")

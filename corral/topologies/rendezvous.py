@@ -286,7 +286,7 @@ class ServerRole:
         config = experiment.data_parallel
         algo = make_algorithm(experiment, EnvSpec.from_json(spec))
         groups = algo.groups()
-        flat = FlatParams(build_model(algo, experiment.seed, torch.device("cpu")), groups)
+        flat = FlatParams(build_model(algo, experiment.seed), groups)
         torch.set_num_threads(1)
         parts = [
             (flat.weights.detach()[server_slices(part.where, config.servers)[index]], group.optimizer)

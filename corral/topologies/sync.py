@@ -27,6 +27,7 @@ class Sync(Topology):
         make_exchange: MakeExchange | None = None,
         cores: int | None = None,
         on_rollout: OnRollout = lambda trajectory: None,
+        rank: int = 0,
     ):
         super().__init__(experiment, note, on_rollout)
         self.vec = make_train_vec(
@@ -39,7 +40,7 @@ class Sync(Topology):
             chosen: dict[str, Any] = dict(zip(("backend", "workers"), self.vec.resolved_backend, strict=True))
             self.experiment = replace(experiment, **chosen)
         try:
-            self._build_learner(self.vec.spec, make_exchange=make_exchange)
+            self._build_learner(self.vec.spec, make_exchange=make_exchange, rank=rank)
             self._rng = np.random.default_rng(seeding.component_seed(experiment.seed, "train", "acting"))
             self.policy = self.algo.make_policy(self.model, explore=True, rng=self._rng)
             self.sampler = Sampler(self.vec, self.policy)

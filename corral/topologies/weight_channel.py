@@ -50,8 +50,8 @@ class WeightChannel:
                 "version": learner.version,
                 "weights": np.array(learner.flat.weights.detach().cpu().numpy()),
                 "buffers": buffers,
-                # Actors run on CPUs: what was faster on another device says nothing about them.
-                "precision": learner.precision.name if learner.device.type == "cpu" else "fp32",
+                "precision": learner.precision.name,
+                "device": learner.device.type,
             }
             self._shared = learner.version, self._runtime.share(mail)
         return self._shared[1]

@@ -33,7 +33,7 @@ class Worker:
             seed = seeding.component_seed(seed, "train", "actor", index, start)
         self._config, self._seed, self._secret = experiment.data_parallel, seed, secret
         self._address = own_address(host)
-        self._first_id = index * experiment.envs_per_actor
+        self._index, self._first_id = index, index * experiment.envs_per_actor
         self._experiment = replace(
             experiment, topology="sync", runtime="auto", actors=None, actor_learner=ActorLearnerConfig(),
             data_parallel=DataParallelConfig(),
@@ -52,7 +52,8 @@ class Worker:
             return self._exchange
 
         experiment = replace(self._experiment, precision=precision)  # type: ignore[arg-type]
-        self._sync = Sync(experiment, lambda kind, text: self._notes.append([kind, text]), exchange, cores=1)
+        note = lambda kind, text: self._notes.append([kind, text])  # noqa: E731
+        self._sync = Sync(experiment, note, exchange, cores=1, rank=self._index)
         return {
             "spec": self._sync.spec.to_json(),
             "precision": self._sync.precision.name,

@@ -99,12 +99,12 @@ def test_the_ratio_counts_once():
     algo, model = make(gamma=0.9, vtrace_rho=float("inf"), vtrace_c=float("inf"))
     traj = batch_for(algo, model)
     seen = forward_sequences(model, traj)
-    value, logp = seen.values.detach().numpy(), seen.log_prob.detach().numpy()
-    _, advantage = algo.vtrace(traj, logp, value, seen.next_values)
-    returns = nstep_return(traj.reward, seen.next_values, traj.terminated, traj.truncated, traj.faulty, 0.9, 12)
+    value, logp, after = seen.values.detach().numpy(), seen.log_prob.detach().numpy(), seen.next_values.numpy()
+    _, advantage = algo.vtrace(traj, logp, value, after)
+    returns = nstep_return(traj.reward, after, traj.terminated, traj.truncated, traj.faulty, 0.9, 12)
     np.testing.assert_allclose(advantage, returns - value, atol=1e-4)
     traj.extras["logp"][-1] -= 1.0  # of the last row nothing follows: only its own ratio could matter
-    np.testing.assert_array_equal(algo.vtrace(traj, logp, value, seen.next_values)[1][-1], advantage[-1])
+    np.testing.assert_array_equal(algo.vtrace(traj, logp, value, after)[1][-1], advantage[-1])
 
 
 @pytest.mark.parametrize("space", SPECS)

@@ -5,9 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.batches import batch_for
+from helpers.literal_losses import make
 
-from corral.algos.trajectories import Minibatch, explained_variance
+from corral.algos.trajectories import explained_variance
 from corral.config.experiment import Experiment
+from corral.nets.config import NetConfig
 from corral.topologies.sync import Sync
 
 USUAL = {"loss/policy", "loss/value", "loss/entropy", "loss/grad_norm", "loss/explained_variance"}
@@ -24,12 +27,15 @@ def test_explained_variance_is_the_textbook_one():
     assert math.isnan(explained_variance(returns[:0], returns[:0]))
 
 
-def test_masked_steps_do_not_count():
-    values, returns = torch.tensor([[1.0, 2.0], [3.0, 99.0]]), torch.tensor([[1.0, 2.5], [3.0, -7.0]])
-    mask, none = torch.tensor([[True, True], [True, False]]), torch.zeros(0)
-    batch = Minibatch(None, none, none, values, none, returns, state=none, mask=mask)
-    expected = explained_variance(np.array([1, 2, 3], np.float32), np.array([1, 2.5, 3], np.float32))
-    assert batch.explained_variance() == pytest.approx(expected)
+@pytest.mark.parametrize("rnn", ["none", "lstm"])
+def test_faulty_steps_do_not_count_in_the_explained_variance(rnn):
+    algo, model = make("ppo", net=NetConfig(hidden_sizes=(8,), rnn=rnn, rnn_size=4))
+    traj = batch_for(algo, model, fault=0.2)
+    batch = algo.prepare(model, traj)
+    keep = torch.from_numpy(traj.valid) if batch.mask is not None else slice(None)
+    expected = explained_variance(batch.old_values[keep].numpy(), batch.returns[keep].numpy())
+    assert batch.explained_variance == expected
+    assert len(batch.old_values[keep].flatten()) == traj.valid.sum() < traj.valid.size
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,8 @@ def test_on_policy_unclipped_targets_are_n_step_returns(core):
     traj = batch_for(algo, model, fault=0.05)
     seen = forward_sequences(model, traj)
     value = seen.values.detach().numpy()
-    target, advantage = algo.vtrace(traj, seen.log_prob.detach().numpy(), value, seen.next_values)
-    returns = nstep_return(traj.reward, seen.next_values, traj.terminated, traj.truncated, traj.faulty, 0.9, 12)
+    target, advantage = algo.vtrace(traj, seen.log_prob.detach().numpy(), value, seen.next_values.numpy())
+    returns = nstep_return(traj.reward, seen.next_values.numpy(), traj.terminated, traj.truncated, traj.faulty, 0.9, 12)
     keep = ~traj.faulty
     np.testing.assert_allclose(target[keep], returns[keep], atol=1e-4)
     np.testing.assert_allclose(advantage[keep], (returns - value)[keep], atol=1e-4)

@@ -298,9 +298,7 @@ def test_initial_weights_do_not_depend_on_the_number_of_threads():
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)
         try:
-            drawn.append(
-                torch.cat([p.detach().reshape(-1) for p in build_model(algo, 3, torch.device("cpu")).parameters()])
-            )
+            drawn.append(torch.cat([p.detach().reshape(-1) for p in build_model(algo, 3).parameters()]))
             assert torch.get_num_threads() == threads
         finally:
             torch.set_num_threads(1)
@@ -312,5 +310,5 @@ def test_precision_without_an_encoder_is_not_measured():
     def trial():
         raise AssertionError("there is nothing to measure")
 
-    chosen = choose("auto", nn.Sequential(nn.Conv2d(1, 1, 3)), trial, torch.device("cpu"))
+    chosen = choose("auto", nn.Sequential(nn.Conv2d(1, 1, 3)), trial)
     assert (chosen.name, chosen.why) == ("fp32", "only image encoders run in bf16")

@@ -26,7 +26,7 @@ def untrained(observation, action, algo="ppo", **net):
     config = {"ppo": ppo, "dqn": dqn}[algo].Config(net=NetConfig(**net))
     experiment = Experiment(algo=algo, env="none", algorithm=config)
     spec = EnvSpec(observation, action)
-    model = build_model(make_algorithm(experiment, spec), 0, torch.device("cpu"))
+    model = build_model(make_algorithm(experiment, spec), 0)
     generator = torch.Generator().manual_seed(0)
     weights = {}
     for name, value in model.state_dict().items():

@@ -161,12 +161,13 @@ class AlphaZero(Algorithm):
         device = next(model.parameters()).device
         params, value = model(to_tensors(batch.obs, device))
         extras = {name: to_tensors(column, device) for name, column in batch.extras.items()}
-        log_pi = torch.log_softmax(params.float().masked_fill(~extras["legal"], -1e9), -1)
+        log_pi = torch.log_softmax(params.masked_fill(~extras["legal"], -1e9), -1)
         cross_entropy = -(extras["better"] * log_pi).sum(-1)
         searched = extras["searched"].float()
         searched_rows = max(1, int(batch.extras["searched"].sum()))  # what the policy loss is a mean of
         policy_loss = (searched * cross_entropy).sum() / searched.sum().clamp(min=1)
-        value_loss = (value.float() - to_tensors(batch.outcome, device)).square().mean()
+        outcome = to_tensors(batch.outcome, device)
+        value_loss = (value - outcome).square().mean()
         with torch.no_grad():
             target_entropy = -(extras["better"] * extras["better"].clamp(min=1e-9).log()).sum(-1)
             floor = (searched * target_entropy).sum() / searched.sum().clamp(min=1)
@@ -175,6 +176,6 @@ class AlphaZero(Algorithm):
                 "loss/value": value_loss,
                 "loss/policy_gap": policy_loss - floor,
                 "loss/entropy": -(log_pi.exp() * log_pi).sum(-1).mean(),
-                "loss/explained_variance": explained_variance(value.detach().float().cpu().numpy(), batch.outcome),
+                "loss/explained_variance": explained_variance(value.detach(), outcome),
             }
         yield LossOutput(policy_loss + self.config.value_coef * value_loss, metrics, rows=searched_rows)

@@ -25,13 +25,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from corral.acting.model_policy import to_tensors
 from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
 from corral.algos.ppo import Config as PpoConfig
 from corral.algos.ppo import Ppo
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.search_acting import SearchBehaviour
-from corral.algos.trajectories import Minibatch, compute_values, explained_variance, flatten_steps, normalize, num_valid
+from corral.algos.trajectories import (
+    Minibatch,
+    compute_values,
+    explained_variance,
+    flatten_steps,
+    masked_mean,
+    normalize,
+    num_valid,
+)
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
@@ -122,9 +131,9 @@ class PpoSearch(Algorithm):
         if config.searches:
             edges = () if isinstance(self._actions, Choices) else ("edges",)
             self.data = replace(self.data, extras=(*self.data.extras, *_SEARCHED, *edges))
-        self._every_edge: Tensor | None = None
+        self._every_edge: Array | None = None
         if isinstance(self._actions, Choices):
-            self._every_edge = torch.from_numpy(self._actions.to_model(np.arange(self._actions.width)))
+            self._every_edge = self._actions.to_model(np.arange(self._actions.width))
 
     def build_model(self) -> ActorCritic:
         return self.ppo.build_model()
@@ -188,13 +197,13 @@ class PpoSearch(Algorithm):
         assert batch.distill is not None
         config, clip = self.config.ppo, self.ppo.clip_coef(ctx.progress)
         params, values = model(batch.obs)
-        log_prob, entropy = model.actions.evaluate(params.float(), batch.action)
+        log_prob, entropy = model.actions.evaluate(params, batch.action)
         ratio = (log_prob - batch.old_log_prob).clamp(max=20.0).exp()
         advantages = normalize(batch.advantages, batch.mask) if config.normalize_advantage else batch.advantages
         surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
         policy_loss = -(batch.trust * surrogate).mean()
-        value_loss, entropy_mean = 0.5 * (values.float() - batch.returns).square().mean(), entropy.mean()
-        cross_entropy = self._cross_entropy(model, params.float(), batch)
+        value_loss, entropy_mean = 0.5 * (values - batch.returns).square().mean(), entropy.mean()
+        cross_entropy = self._cross_entropy(model, params, batch)
         distilled = (batch.distill * cross_entropy).mean()
         of_policy = distilled if self.config.search_mode == "expert" else policy_loss + distilled
         loss = of_policy + config.vf_coef * value_loss - config.ent_coef * entropy_mean
@@ -207,7 +216,7 @@ class PpoSearch(Algorithm):
                 "loss/entropy": entropy_mean,
                 "loss/kl": approx_kl,
                 "loss/clip_fraction": ((ratio - 1).abs() > clip).float().mean(),
-                "search/cross_entropy": cross_entropy[searched].mean() if searched.any() else torch.zeros(()),
+                "search/cross_entropy": masked_mean(cross_entropy, searched),
                 "search/learned_fraction": searched.float().mean(),
             }
         stop = self.ppo.is_past_target_kl(approx_kl)
@@ -216,9 +225,8 @@ class PpoSearch(Algorithm):
     def _cross_entropy(self, model: ActorCritic, params: Tensor, batch: SearchedRows) -> Tensor:
         """Per row, minus the sum over edges of pi_search log pi."""
         assert batch.better is not None
-        edges = self._every_edge if batch.edges is None else batch.edges
-        assert edges is not None
-        edges = edges.to(params.device).expand(len(params), -1, -1)
+        edges = to_tensors(self._every_edge, params.device) if batch.edges is None else batch.edges
+        edges = edges.expand(len(params), -1, -1)
         log_pi, _ = model.actions.evaluate(params.unsqueeze(1).expand(-1, edges.shape[1], -1), edges)
         return -(batch.better * log_pi).sum(1)
 
