@@ -148,7 +148,7 @@ def _to_cpu(leaf: Any) -> Tensor:
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.dtype == torch.float64:  # MPS has none
         tensor = tensor.float()
-    if device.type == "mps":  # shares the CPU's memory, and has none to pin
+    if device.type == "mps" or tensor.device.type != "cpu":  # MPS shares the CPU's memory, and has none to pin
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)  # from other memory the CPU would wait for the device
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from corral.acting.model_policy import ActorCriticPolicy, to_tensors
-from corral.acting.policy import Policy
-from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
+from corral.acting.model_policy import to_tensors
+from corral.algos.base import ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay, read_clip_coef
 from corral.algos.trajectories import (
+    ActorCriticAlgorithm,
     VtraceTargets,
     explained_variance,
     forward_sequences,
@@ -80,7 +80,7 @@ class Config:
             require(name, getattr(self, name), above=0)
 
 
-class Appo(Algorithm):
+class Appo(ActorCriticAlgorithm[Config]):
     """APPO for one environment specification."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
@@ -92,12 +92,6 @@ class Appo(Algorithm):
             max_lag=config.max_policy_lag * config.update_epochs * config.num_minibatches,
         )  # fmt: skip
         self.vtrace = VtraceTargets(config.gamma, config.vtrace_rho, config.vtrace_c, None)
-
-    def build_model(self) -> ActorCritic:
-        return ActorCritic(self.spec, self.config.net)
-
-    def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
         optimizer = partial(adam, lr=self.config.learning_rate, eps=1e-5)

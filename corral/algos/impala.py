@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import nn
 
-from corral.acting.model_policy import ActorCriticPolicy, to_tensors
-from corral.acting.policy import Policy
-from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
+from corral.acting.model_policy import to_tensors
+from corral.algos.base import ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
 from corral.algos.trajectories import (
+    ActorCriticAlgorithm,
     VtraceTargets,
     explained_variance,
     forward_sequences,
@@ -79,7 +78,7 @@ class Config:
         require("replay_fraction", self.replay_fraction, minimum=0, maximum=0.95)
 
 
-class Impala(Algorithm):
+class Impala(ActorCriticAlgorithm[Config]):
     """IMPALA for one environment specification."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
@@ -91,12 +90,6 @@ class Impala(Algorithm):
         self.vtrace = VtraceTargets(
             config.gamma, config.vtrace_rho, config.vtrace_c, config.vtrace_rho, on=config.vtrace
         )
-
-    def build_model(self) -> ActorCritic:
-        return ActorCritic(self.spec, self.config.net)
-
-    def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
         config = self.config

@@ -12,15 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corral.acting.model_policy import ActorCriticPolicy
-from corral.acting.policy import Policy
-from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
+from corral.algos.base import ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay, read_clip_coef
 from corral.algos.trajectories import (
+    ActorCriticAlgorithm,
     Minibatch,
     evaluate_actions,
     gae_steps,
@@ -84,19 +82,13 @@ class Config:
         require("max_grad_norm", self.max_grad_norm, above=0)
 
 
-class Ppo(Algorithm):
+class Ppo(ActorCriticAlgorithm[Config]):
     """PPO for one environment specification."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self.clip_coef = read_clip_coef(config.clip_coef)
         self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded_extras(config.net), max_lag=0)
-
-    def build_model(self) -> ActorCritic:
-        return ActorCritic(self.spec, self.config.net)
-
-    def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
         optimizer = partial(adam, lr=self.config.learning_rate, eps=1e-5)

@@ -18,11 +18,10 @@ from functools import partial
 import numpy as np
 from torch import nn
 
-from corral.acting.model_policy import ActorCriticPolicy
-from corral.acting.policy import Policy
-from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
+from corral.algos.base import ParamGroup, UpdateContext, require
 from corral.algos.schedule import linear_decay
 from corral.algos.trajectories import (
+    ActorCriticAlgorithm,
     Minibatch,
     compute_values,
     evaluate_actions,
@@ -75,18 +74,12 @@ class Config:
             raise UserError("REINFORCE does not support recurrent networks: set rnn=none, or use a2c or ppo.")
 
 
-class Reinforce(Algorithm):
+class Reinforce(ActorCriticAlgorithm[Config]):
     """REINFORCE for one environment specification."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self.data = DataSpec("episode", _FRAGMENT, config.episodes_per_update, "once", ("action", "logp"), max_lag=0)
-
-    def build_model(self) -> ActorCritic:
-        return ActorCritic(self.spec, self.config.net)
-
-    def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
-        return ActorCriticPolicy(model, explore, rng)
 
     def groups(self) -> Sequence[ParamGroup]:
         optimizer = partial(adam, lr=self.config.learning_rate)

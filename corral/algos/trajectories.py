@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from corral.acting.model_policy import read_tensors, to_tensors
+from corral.acting.model_policy import ActorCriticPolicy, read_tensors, to_tensors
+from corral.acting.policy import Policy
+from corral.algos.base import Algorithm
 from corral.core.types import Array, Trajectory, Tree, tree_map
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.ops.returns import gae, vtrace
+
+C = TypeVar("C")
+
+
+class ActorCriticAlgorithm(Algorithm, Generic[C]):
+    """An algorithm with an `ActorCritic` of its `config.net`, and by default a policy that samples from it."""
+
+    config: C
+
+    def build_model(self) -> ActorCritic:
+        return ActorCritic(self.spec, self.config.net)  # type: ignore[attr-defined]
+
+    def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
+        return ActorCriticPolicy(model, explore, rng)
 
 
 @dataclass
@@ -42,7 +58,6 @@ class Minibatch:
 
 
 R = TypeVar("R", bound=Minibatch)
-_MAX_ROWS = 2048  # images whose values are computed together: their activations take up to a gigabyte
 
 
 def recorded_extras(net: NetConfig) -> tuple[str, ...]:
@@ -60,40 +75,24 @@ def join_obs(traj: Trajectory) -> Tree:
 @torch.no_grad()
 def compute_values(model: ActorCritic, traj: Trajectory) -> tuple[Array, Array]:
     """Values of all observations acted on, and of all true successors, both `[T, B]`."""
+    device = model.value_head.weight.device
     if model.core is None:
-        count, device = traj.first.size, model.value_head.weight.device
-        parts = _parts(model, join_obs(traj), count + len(traj.final_at), 1)
-        (value,) = read_tensors([torch.cat([model.value(to_tensors(obs, device)) for obs in parts])])
+        (value,) = read_tensors([model.value(to_tensors(join_obs(traj), device))])
+        count = traj.first.size
         value, final = value[:count].reshape(traj.first.shape), value[count:]
     else:
-        value, final = read_tensors(_unrolled_values(model, traj))
+        obs, first, state = to_tensors((traj.obs, traj.first, traj.extras["state"][0]), device)
+        _, values, states = model.unroll(obs, state, first)
+        finals = values[0, :0]
+        if len(traj.final_at):  # the recurrent state carries over to an episode's final observation
+            t, b = to_tensors((traj.final_at[:, 0], traj.final_at[:, 1]), device)
+            last = tree_map(lambda leaf: leaf.unsqueeze(0), to_tensors(traj.final_obs, device))
+            not_first = torch.zeros(1, len(t), dtype=torch.bool, device=device)
+            finals = model.unroll(last, states[t, b], not_first)[1][0]
+        value, final = read_tensors([values, finals])
     after = value[1:].copy()
     after[traj.final_at[:, 0], traj.final_at[:, 1]] = final
     return value[:-1], after
-
-
-def _unrolled_values(model: ActorCritic, traj: Trajectory) -> tuple[Tensor, Tensor]:
-    """Values by a recurrent network of all observations `[T + 1, B]`, and of the final ones."""
-    device = model.value_head.weight.device
-    state, values, states = to_tensors(traj.extras["state"][0], device), [], []
-    for obs, first in _parts(model, (traj.obs, traj.first), *traj.first.shape):
-        _, value, state_after = model.unroll(to_tensors(obs, device), state, to_tensors(first, device))
-        state = state_after[-1]
-        values.append(value)
-        states.append(state_after)
-    final = values[0][0, :0]
-    if len(traj.final_at):  # the recurrent state carries over to an episode's final observation
-        t, b = to_tensors((traj.final_at[:, 0], traj.final_at[:, 1]), device)
-        last = tree_map(lambda leaf: leaf.unsqueeze(0), to_tensors(traj.final_obs, device))
-        not_first = torch.zeros(1, len(t), dtype=torch.bool, device=device)
-        final = model.unroll(last, torch.cat(states)[t, b], not_first)[1][0]
-    return torch.cat(values), final
-
-
-def _parts(model: ActorCritic, tree: Tree, length: int, width: int) -> list[Tree]:
-    """Consecutive parts of `[length, width]` rows that fit into memory; all of them, without images."""
-    step = max(1, _MAX_ROWS // width) if model.encoder.has_images else length
-    return [tree_map(lambda leaf, at=at: leaf[at : at + step], tree) for at in range(0, length, step)]
 
 
 def flatten_steps(
@@ -140,16 +139,14 @@ def shuffled_minibatches(batch: R, num_minibatches: int, rng: torch.Generator) -
     order = to_tensors(torch.randperm(len(batch), generator=rng), batch.old_values.device)
     axis = 0 if batch.state is None else 1
 
-    def taken(name: str, index: Tensor) -> Any:
-        value = getattr(batch, name)
-        along = 0 if name == "state" else axis
-        if value is None or name == "explained_variance":
-            return value
-        return tree_map(lambda leaf: leaf.index_select(along, index), value)
+    names = [f.name for f in fields(batch) if not isinstance(getattr(batch, f.name), float | None)]
+
+    def taken(name: str, index: Tensor) -> Tree:
+        return tree_map(lambda leaf: leaf.index_select(0 if name == "state" else axis, index), getattr(batch, name))
 
     for index in order.tensor_split(num_minibatches) if num_minibatches > 1 else (order,):
         if len(index):
-            yield type(batch)(**{f.name: taken(f.name, index) for f in fields(batch)})
+            yield replace(batch, **{name: taken(name, index) for name in names})
 
 
 def evaluate_actions(model: ActorCritic, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -74,7 +74,7 @@ class ActorCritic(Network):
 
     def value(self, obs: Tree) -> Tensor:
         """Rows without recurrence: values `[n]` only."""
-        features = self.encoder(obs)
+        features = self.encoder.in_parts(obs)
         if self.numpy_towers is not None and not torch.is_grad_enabled():
             return torch.from_numpy(self.numpy_towers[1].forward(features.detach().numpy())[-1][:, 0])
         if self._learns_in_numpy and self.numpy_towers is not None:
@@ -86,7 +86,7 @@ class ActorCritic(Network):
         """Sequences `[T, B, ...]`: parameters, values, and the recurrent states after every row."""
         assert self.core is not None
         lead = first.shape
-        features = self.policy_torso(self.encoder(tree_map(lambda leaf: leaf.flatten(0, 1), obs)))
+        features = self.policy_torso(self.encoder.in_parts(tree_map(lambda leaf: leaf.flatten(0, 1), obs)))
         out, states = self.core(features.unflatten(0, lead), state, first)
         return self._with_std(self.policy_head(out)), self.value_head(out).squeeze(-1), states
 

@@ -18,6 +18,7 @@ from corral.nets.obs_norm import ObsNorm
 from corral.nets.torsos import ImpalaCnn, NatureCnn
 
 _MAX_CHANNELS = 16
+_MAX_ROWS = 2048  # images encoded at once without gradients: about a gigabyte of activations
 
 
 class Encoder(nn.Module):
@@ -80,6 +81,15 @@ class Encoder(nn.Module):
             with self.precision_context(images[0].device):
                 parts += [conv(image).float() for conv, image in zip(self.convs, images, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def in_parts(self, obs: Tree) -> Tensor:
+        """`forward`; without gradients in parts, so that the images of a long rollout fit into memory."""
+        n = len(self._layout.flatten(obs)[0])
+        if not self._images or torch.is_grad_enabled() or n <= _MAX_ROWS:
+            features: Tensor = self(obs)
+            return features
+        parts = (slice(at, at + _MAX_ROWS) for at in range(0, n, _MAX_ROWS))
+        return torch.cat([self(tree_map(lambda leaf, rows=rows: leaf[rows], obs)) for rows in parts])
 
     def in_numpy(self, obs: Tree) -> Array:
         """`forward` for arrays without images; a single float vector does not involve torch."""

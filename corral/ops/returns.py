@@ -6,28 +6,29 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from corral.core.types import Array
 
 
-def reverse_scan(term: Any, decay: Any) -> Any:
-    """The recurrence x[t] = term[t] + decay[t] * x[t + 1], with x[T] = 0. All [T, B], arrays or tensors.
-
-    For tensors the number of terms in x[t] doubles in each round: log2(T) operations instead of T on a device.
-    """
-    if isinstance(term, torch.Tensor):
-        step = 1
-        while step < len(term):
-            term = torch.cat([term[:-step] + decay[:-step] * term[step:], term[-step:]])
-            decay = torch.cat([decay[:-step] * decay[step:], decay[-step:]])
-            step *= 2
-        return term
+def reverse_scan(term: Array, decay: Array) -> Array:
+    """The recurrence x[t] = term[t] + decay[t] * x[t + 1], with x[T] = 0. All [T, B]."""
     result = np.empty_like(term)
     carry = np.zeros(term.shape[1:], term.dtype)
     for t in range(len(term) - 1, -1, -1):
         carry = np.multiply(decay[t], carry, out=result[t])
         carry += term[t]
     return result
+
+
+def parallel_scan(term: Tensor, decay: Tensor) -> Tensor:
+    """`reverse_scan` on a device, in log2(T) rounds: each doubles the number of terms in x[t]."""
+    step = 1
+    while step < len(term):
+        term = torch.cat([term[:-step] + decay[:-step] * term[step:], term[-step:]])
+        decay = torch.cat([decay[:-step] * decay[step:], decay[-step:]])
+        step *= 2
+    return term
 
 
 def cut_after(truncated: Any, terminated: Any, faulty: Any) -> Any:
@@ -51,8 +52,7 @@ def lambda_return(
     continues = ~cut_after(truncated, terminated, faulty)
     decay = (~terminated & ~faulty).astype(reward.dtype) * gamma
     own = np.where(faulty, 0, reward + decay * next_value * (1 - lam * continues.astype(reward.dtype)))
-    result: Array = reverse_scan(own, decay * continues * lam)
-    return result
+    return reverse_scan(own, decay * continues * lam)
 
 
 def gae(
@@ -70,8 +70,7 @@ def gae(
     """
     delta = np.where(faulty, 0, reward + gamma * next_value * ~terminated - value)
     decay = (~(terminated | truncated | faulty)).astype(delta.dtype) * (gamma * lam)
-    advantages: Array = reverse_scan(delta, decay)
-    return advantages
+    return reverse_scan(delta, decay)
 
 
 def nstep_return(
@@ -142,12 +141,12 @@ def vtrace(  # noqa: PLR0913 - the formula has as many symbols
     `next_value[t]` replaces vs[t + 1]. A faulty row has vs = value and advantage 0. Without `rho_pg` the advantage
     is not multiplied by a ratio, for objectives that multiply it themselves.
     """
-    xp: Any = torch if isinstance(value, torch.Tensor) else np
+    xp, scan = (torch, parallel_scan) if isinstance(value, Tensor) else (np, reverse_scan)
     with np.errstate(over="ignore"):  # the clips below bound an infinite ratio
         ratio = xp.where(faulty, 0, xp.exp(target_logp - behaviour_logp))
     continues = ~cut_after(truncated, terminated, faulty) & ~faulty
     delta = ratio.clip(max=rho_bar) * xp.where(faulty, 0, reward + gamma * next_value * ~terminated - value)
-    correction = reverse_scan(delta, ratio.clip(max=c_bar) * continues * (gamma * lam))
+    correction = scan(delta, ratio.clip(max=c_bar) * continues * (gamma * lam))
     following = xp.zeros_like(correction)
     following[:-1] = correction[1:] * continues[:-1]
     gain = xp.where(faulty, 0, reward + gamma * (next_value + following) * ~terminated - value)

@@ -117,7 +117,8 @@ class Topology(ABC):
 
     def __init__(self, experiment: Experiment, note: Note, on_rollout: OnRollout = lambda trajectory: None):
         self.experiment, self._note, self._on_rollout = experiment, note, on_rollout
-        find_device(experiment.device)  # an error now, and not after the environments were built
+        if experiment.device != "auto":  # an error now, and not after the environments were built
+            find_device(experiment.device)
         self.env_steps = 0
 
     def _build_learner(

@@ -93,6 +93,7 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is Tensor.pin_memory:
+            assert not isinstance(args[0], DeviceTensor), "only tensors of the CPU can be pinned"
             return args[0]
         out = func(*args, **(kwargs or {}))
         if func == Tensor.data.__set__ and isinstance(args[0], DeviceTensor):

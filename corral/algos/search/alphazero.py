@@ -21,10 +21,10 @@ from torch import nn
 
 from corral.acting.model_policy import to_tensors
 from corral.acting.policy import Policy
-from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
+from corral.algos.base import ParamGroup, UpdateContext, require
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.self_play import SelfPlay
-from corral.algos.trajectories import explained_variance
+from corral.algos.trajectories import ActorCriticAlgorithm, explained_variance
 from corral.core.errors import UserError
 from corral.core.types import DataSpec, EnvSpec, LossOutput, Positions
 from corral.nets.actor_critic import ActorCritic
@@ -112,7 +112,7 @@ class Config:
         return 1.0
 
 
-class AlphaZero(Algorithm):
+class AlphaZero(ActorCriticAlgorithm[Config]):
     """AlphaZero for one game."""
 
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
@@ -131,9 +131,6 @@ class AlphaZero(Algorithm):
 
     def fragment_steps(self, num_envs: int) -> int:
         return _FRAGMENT_STEPS
-
-    def build_model(self) -> ActorCritic:
-        return ActorCritic(self.spec, self.config.net)
 
     def make_policy(self, model: ActorCritic, *, explore: bool, rng: np.random.Generator, index: int = 0) -> Policy:
         """Self-play with search and opponents; without `explore`, the best move of a search."""

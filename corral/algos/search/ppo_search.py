@@ -32,15 +32,7 @@ from corral.algos.ppo import Config as PpoConfig
 from corral.algos.ppo import Ppo
 from corral.algos.schedule import Schedule, read_schedule
 from corral.algos.search.search_acting import SearchBehaviour
-from corral.algos.trajectories import (
-    Minibatch,
-    compute_values,
-    explained_variance,
-    flatten_steps,
-    masked_mean,
-    normalize,
-    num_valid,
-)
+from corral.algos.trajectories import Minibatch, compute_values, explained_variance, flatten_steps, normalize, num_valid
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, LossOutput, Trajectory
 from corral.nets.actor_critic import ActorCritic
@@ -216,7 +208,7 @@ class PpoSearch(Algorithm):
                 "loss/entropy": entropy_mean,
                 "loss/kl": approx_kl,
                 "loss/clip_fraction": ((ratio - 1).abs() > clip).float().mean(),
-                "search/cross_entropy": masked_mean(cross_entropy, searched),
+                "search/cross_entropy": (cross_entropy * searched).sum() / searched.sum().clamp(min=1),
                 "search/learned_fraction": searched.float().mean(),
             }
         stop = self.ppo.is_past_target_kl(approx_kl)
