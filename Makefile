@@ -5,7 +5,7 @@ COMMA := ,
 # Show pip's output only if it fails.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 
-.PHONY: demo test test-fast test-slow test-all test-benchmarks measure check format bench bench-training bench-replay bench-exchange bench-link bench-search bench-planning learning learning-sharing learning-simulators learning-planning \
+.PHONY: demo test test-fast test-slow test-all test-benchmarks measure check format bench bench-training bench-replay bench-exchange bench-link bench-search bench-planning learning learning-sharing learning-simulators learning-planning learning-precision \
 	frozen states faults fuzz fuzz-atheris fuzz-cpp soak clean
 
 demo: .venv/demo
@@ -89,6 +89,10 @@ learning-simulators: .venv/test
 # The same for learning with search, including board games: an hour and a half.
 learning-planning: .venv/test
 	$(BIN)/python -m benchmarks learning --table planning
+
+# The same from images, with the encoder in bf16 and in float32: half an hour.
+learning-precision: .venv/test
+	$(BIN)/python -m benchmarks learning --table precision
 
 # Trains and resumes with this code and with that of an earlier commit, and compares the weights bit for bit.
 frozen: .venv/test

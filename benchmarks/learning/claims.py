@@ -15,7 +15,7 @@ from corral.config import presets
 _LOOKS = 200  # rows of metrics per run, so that the step at which the bar was reached is known to half a percent
 
 Measure = Literal["train100", "eval"]
-Table = Literal["learning", "sharing", "simulators", "planning"]
+Table = Literal["learning", "sharing", "simulators", "planning", "precision"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,17 @@ _LISTEN, _SIMULATORS = "zmq://127.0.0.1:0", 8
 _OFTEN = {"eval_every": "2000", "eval_episodes": "20"}
 # Without random actions an expert does not explore, and stays near 115.
 _EXPERT = _OFTEN | {"search_mode": "expert", "random_action_fraction": "0.2"}
+_FROM_PIXELS = {
+    "ppo": {
+        "steps": "16384", "num_envs": "8", "num_steps": "64", "num_minibatches": "4", "update_epochs": "4",
+        "learning_rate": "5e-4", "eval_every": "1024", "eval_episodes": "10",
+    },
+    "dqn": {
+        "steps": "16384", "num_envs": "8", "batch_size": "32", "buffer_size": "10000", "learning_starts": "1000",
+        "train_frequency": "4", "target_update_period": "100", "exploration_fraction": "0.3",
+        "learning_rate": "5e-4", "eval_every": "1024", "eval_episodes": "10",
+    },
+}  # fmt: skip
 _BOTH: tuple[Measure, ...] = ("train100", "eval")
 _RAY = ("--runtime", "ray", "--actors", "1")
 
@@ -96,6 +107,15 @@ def _planned(algo: str, env: str, measure: Measure, bar: float, **more: Any) -> 
     """A claim for learning with search, or for its baseline, within the steps of its preset."""
     steps = int(presets.settings(algo, env)["steps"])
     return Claim(algo, env, measure, bar, steps, table="planning", **more)
+
+
+def _precise(algo: str, task: str, best: float, precision: str) -> Claim:
+    """A claim from pixels in a precision, within an evaluation's width of the best return; `rival` is fp32."""
+    rival = "" if precision == "fp32" else f"{algo}, fp32"
+    overrides = _FROM_PIXELS[algo] | {"precision": precision}
+    steps = int(overrides.pop("steps"))
+    return Claim(algo, f"benchmarks.learning.pixels:{task}", "eval", 0.98 * best, steps, overrides,
+                 f"{algo}, {precision}", table="precision", rival=rival)  # fmt: skip
 
 
 CLAIMS = (
@@ -136,5 +156,11 @@ CLAIMS = (
     _planned("ppo-search", _HYBRID_WALK, "eval", -1.1, label="ppo-search, ppo+distill", rival="ppo"),
     _planned("alphazero", "corral/TicTacToe-v0", "eval", 0.0, game=True),
     _planned("alphazero", "corral/Connect4-v0", "eval", 0.6, once=True, within_s=3600, game=True),
+    *(
+        _precise(algo, task, best, precision)
+        for algo in ("ppo", "dqn")
+        for task, best in (("MatchQuadrant", 20.0), ("MatchQuadrantLong", 50.0))
+        for precision in ("fp32", "auto")
+    ),
 )
 """All rows of the learning tables of BENCHMARKS.md."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from benchmarks.common.command import given_options, progress, require_at_least_one
 from benchmarks.common.facts import facts
-from benchmarks.learning.claims import CLAIMS
+from benchmarks.learning.claims import CLAIMS, Table
 from benchmarks.learning.table import section, write_section
 from benchmarks.learning.trials import examine
 from corral.core.errors import UserError
@@ -24,8 +24,8 @@ class BenchLearning:
     The exit code is 1 if a claim does not hold. Takes about half an hour, with --table planning two hours.
     """
 
-    table: Literal["learning", "sharing", "simulators", "planning"] = "learning"
-    """The table: all algorithms, several learners, C++ simulators, or learning with search."""
+    table: Table = "learning"
+    """The table: all algorithms, several learners, C++ simulators, learning with search, or images in bf16."""
     only: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """Only claims whose name, such as "ppo CartPole-v1", contains this text; the file is then not written."""
     seeds: int = 3

@@ -29,6 +29,10 @@ MARKS = {
         "<!-- planning claims: written by `python -m benchmarks learning --table planning` -->",
         "<!-- end of the planning claims -->",
     ),
+    "precision": (
+        "<!-- precision table: written by `python -m benchmarks learning --table precision` -->",
+        "<!-- end of the precision table -->",
+    ),
 }
 """Table -> lines before and after it in BENCHMARKS.md."""
 _MEASURES = {"train100": "mean of 100 training episodes", "eval": "evaluation"}

@@ -44,8 +44,6 @@ class Lab:
         self._problem, self._peer_python = problem, peer_python
         self._engines: dict[str, EngineProcess] = {}
         self._stack = ExitStack()
-        self.searching: dict[str, EngineSearch] = {}
-        """Contestants by name, with their counts."""
 
     def __enter__(self) -> Lab:
         return self
@@ -61,11 +59,6 @@ class Lab:
             self._engines[key] = EngineProcess(name, self._problem, python)
             self._stack.callback(self._engines[key].close)
         return self._engines[key]
-
-    def search(self, engine: str, copies: int, name: str, task: SearchTask) -> EngineSearch:
-        engines = [self.engine(engine, copy) for copy in range(copies)]
-        self.searching[name] = EngineSearch(engines, name, task)
-        return self.searching[name]
 
     def facts(self) -> dict[str, Any]:
         """Version, peak memory and bytes per node of every engine that runs."""
@@ -104,6 +97,8 @@ class SearchCase:
     """Seconds for which each row of layers is measured."""
     ideal: float | None = field(default=None, init=False)
     scale: Scale = field(default=SCALE, init=False)
+    searching: dict[str, EngineSearch] = field(default_factory=dict, init=False)
+    """Contestants by name, with their counts."""
 
     @property
     def label(self) -> str:
@@ -115,10 +110,15 @@ class SearchCase:
         found = []
         for engine, task, copies in self.tasks:
             name = title(engine, task, copies)
-            build = partial(self.lab.search, engine, copies, name, task)
+            build = partial(self._search, engine, copies, name, task)
             kind: Literal["corral", "peer"] = "corral" if engine == "corral" else "peer"
             found.append(Entry(name, kind, build, NEEDS.get(engine, ""), ANSWER_S))
         return found
+
+    def _search(self, engine: str, copies: int, name: str, task: SearchTask) -> EngineSearch:
+        engines = [self.lab.engine(engine, copy) for copy in range(copies)]
+        self.searching[name] = EngineSearch(engines, name, task)
+        return self.searching[name]
 
     def base(self, outcome: Outcome) -> str:
         """mctx with its fastest number of trees."""
@@ -162,7 +162,7 @@ class SearchCase:
     def _of_one_tree(self, outcome: Outcome, layers: Sequence[LayerRow]) -> list[Verdict]:
         many, one, quick = (title("corral", SearchTask("network", *size)) for size in ((64, 4), (1, 4), (1, 8)))
         bound = _bound(quick, layers)
-        of = self.lab.searching[quick]
+        of = self.searching[quick]
         took = Spread(*(1e3 * of.percentile(share) for share in (0.5, 0.0, 0.95)))
         ratio = outcome.ratio(many, one)
         return [

@@ -93,7 +93,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _row(report: CaseReport, case: SearchCase, name: str) -> tuple[str, ...]:
-    outcome, of = report.outcome, case.lab.searching[name]
+    outcome, of = report.outcome, case.searching[name]
     rate, ratio = outcome.spread(name), outcome.ratio(name, report.base)
     work, count = of.work, max(of.decisions, 1)
     calls, rows, steps = work["network_calls"], work["network_rows"], work["steps"]

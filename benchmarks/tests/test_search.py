@@ -70,10 +70,13 @@ def test_contestants_count_work_and_report_missing_peers(lab):
     name = title("corral", SearchTask("zero", 64, 4))
     wanted = [entry for entry in case.entries if entry.name == name]
     outcome = play(wanted, rounds=2, seconds=0.05)
-    searching = lab.searching[name]
+    searching = case.searching[name]
     assert searching.sims == searching.decisions * 64 * 10
     assert 0 < searching.work["steps"] <= searching.sims
     assert searching.percentile(0.5) <= searching.percentile(0.95)
+    (network,) = make_cases(["network"], 10, lab)
+    next(entry for entry in network.entries if entry.name == name).build()
+    assert case.searching[name] is searching  # contestants of another case have the same names
     report = report_of(case, outcome)
     text = "\n".join(tables([report]))
     assert "| corral, 64 x 4 | " in text

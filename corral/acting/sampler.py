@@ -152,13 +152,14 @@ class Sampler:
         all_envs = _EnvSubset(np.arange(vec.num_envs))
         while True:
             for half in halves:
-                self._act(columns, 0, half.envs, half.ids, *self._seen(half.envs))
+                leaves, first = columns.seen(0, half.envs)
+                obs = vec.spec.observation.unflatten([leaf.copy() for leaf in leaves])
+                self._act(columns, 0, half.envs, half.ids, obs, first.copy())
             for t in range(steps):
                 for half in halves:
                     batch = vec.recv(env_ids=half.ids)
                     half.ids = batch.env_ids
-                    obs = flatten(batch.obs)
-                    columns.put(t, half.envs, obs, batch)
+                    columns.put(t, half.envs, flatten(batch.obs), batch)
                     self._count_results(half.envs, batch)
                     self._newer[half.envs.start] = columns, t + 1, half.envs
                     if t + 1 < steps:
@@ -246,7 +247,7 @@ class Sampler:
         if state is not None:
             tree_map(check, state)
 
-    def _seen(self, envs: Envs) -> tuple[Tree, Array]:
+    def _seen(self, envs: Array) -> tuple[Tree, Array]:
         """Copies of the latest observations of these environments, and of their `first` flags."""
         leaves, first = self._update_latest()
         return self.vec.spec.observation.unflatten([leaf[envs].copy() for leaf in leaves]), first[envs].copy()

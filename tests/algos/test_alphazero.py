@@ -175,6 +175,7 @@ def test_stopped_run_resumes_exactly(tmp_path):
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_tictactoe_is_learned_against_perfect_player(tmp_path):
     """Seconds of self-play; that it never wins after a minute is a claim of BENCHMARKS.md."""
     result = corral.train(

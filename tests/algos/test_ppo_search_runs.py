@@ -15,6 +15,7 @@ from corral.core.errors import UserError
 from corral.testing.tasks import HybridWalk
 
 
+@pytest.mark.slow
 def test_hybrid_task_is_learned_from_searches(tmp_path):
     result = corral.train(
         "ppo-search", env=HybridWalk, preset="none", steps=6_000, seed=1, run_dir=tmp_path / "x", num_envs=8,

@@ -92,6 +92,7 @@ def test_known_positions_have_the_values_that_the_solver_finds():
     np.testing.assert_array_equal(Connect4Solver().values(where[late], 10**9), values[late])
 
 
+@pytest.mark.slow
 def test_accuracy_is_one_for_the_solver_and_grows_with_search():
     where, values = known_positions()
     best = dict(zip(map(bytes, where), values.argmax(1), strict=True))

@@ -36,7 +36,7 @@ def samples(env, backend, seed=0, workers=2):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("bits", [None, np.random.MT19937, np.random.SFC64])
+@pytest.mark.parametrize("bits", [None, np.random.MT19937, pytest.param(np.random.SFC64, marks=pytest.mark.slow)])
 def test_spaces_keep_the_seed_that_the_env_gave_them(backend, bits):
     expected = samples(lambda: Nested(4, bits), "local")
     assert samples(lambda: Nested(4, bits), backend) == expected

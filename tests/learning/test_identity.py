@@ -21,8 +21,18 @@ STEPS = {"discrete": 4000, "multi_discrete": 5000, "box": 10_000, "hybrid": 10_0
 SLOWER = {"ppo": 1, "a2c": 1.5, "reinforce": 2, "impala": 1.5, "appo": 1, "dqn": 1}
 
 
-@pytest.mark.parametrize("algo", SETTINGS)
-@pytest.mark.parametrize("kind", STEPS)
+# Algorithms with the same kind of policy, on the kinds of action that take longest.
+LATER = [("a2c", "hybrid"), ("appo", "hybrid"), ("reinforce", "hybrid"), ("a2c", "box"), ("reinforce", "box")]
+
+
+@pytest.mark.parametrize(
+    ("algo", "kind"),
+    [
+        pytest.param(algo, kind, marks=pytest.mark.slow if (algo, kind) in LATER else [])
+        for kind in STEPS
+        for algo in SETTINGS
+    ],
+)
 def test_the_action_that_is_shown_is_learned(algo, kind):
     numbers = kind in ("box", "hybrid")
     if algo == "dqn" and numbers:

@@ -35,7 +35,9 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if ", gru" in case else []) for case in SETTINGS]
+)
 def test_the_value_does_not_know_of_the_time_limit(case):
     algo = case.partition(",")[0]
     settings = {"gamma": GAMMA, "hidden_sizes": (16,), "anneal_lr": True} | SETTINGS[case]

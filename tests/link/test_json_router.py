@@ -23,6 +23,8 @@ CLIENTS = Path(__file__).parents[2] / "sdk" / "json"
 
 
 class TestContract(VecEnvContract):
+    slow_tests = r".*\[1048576\]"
+
     @pytest.fixture(autouse=True)
     def _clients(self, start):
         self._start = start

@@ -7,12 +7,13 @@ import pytest
 import torch
 from gymnasium import spaces
 from helpers.batches import observe
+from helpers.networks import VECTOR, batch_of, randomize, spec_of
 from torch import nn
 
 from corral.acting.model_policy import to_tensors
 from corral.core.errors import UserError
 from corral.core.spaces import Layout
-from corral.core.types import EnvSpec, tree_map
+from corral.core.types import tree_map
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.nets.encoder import Encoder
@@ -23,32 +24,10 @@ from corral.nets.recurrent import Core
 from corral.nets.torsos import mlp
 
 torch.set_num_threads(1)  # for small networks more only wait for each other
-VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-
-
-def spec_of(observation=VECTOR, action=None):
-    return EnvSpec(observation, action or spaces.Discrete(4))
-
-
-def randomize(model, seed=0):
-    """Weights, biases included, of a size at which everything matters."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for param in model.parameters():
-            param.copy_(torch.randn(param.shape, generator=generator) * 0.5)
-    return model
 
 
 def linears(net):
     return [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
-
-
-def batch_of(space, n, seed=0):
-    """`n` members of a space, as one tree of arrays."""
-    space.seed(seed)
-    layout = Layout(space)
-    rows = [layout.flatten(space.sample()) for _ in range(n)]
-    return layout.unflatten([np.stack([np.asarray(row[i]) for row in rows]) for i in range(len(layout.leaves))])
 
 
 # -- encoders ----------------------------------------------------------------------------------------------------
@@ -210,41 +189,6 @@ def test_huge_inputs_saturate_and_nothing_warns():
         out = lean.forward(rows)
     np.testing.assert_allclose(np.abs(out[0]), 1.0, atol=3e-7)
     np.testing.assert_allclose(out[-1], net(torch.from_numpy(rows)).detach(), atol=1e-5)
-
-
-@pytest.mark.parametrize("dueling", [True, "shared"])
-def test_dueling_values_have_the_advantages_mean_taken_out(dueling):
-    model = randomize(QNetwork(spec_of(), 4, NetConfig(), dueling))
-    obs = torch.randn(6, 3)
-    shared = model.torso(model.encoder(obs))
-    if dueling == "shared":
-        advantage, value = model.head(shared).split([4, 1], -1)
-    else:
-        advantage = model.advantage_head(model.advantage_stream(shared))
-        value = model.value_head(model.value_stream(shared))
-    torch.testing.assert_close(model(obs), value + advantage - advantage.mean(-1, keepdim=True))
-    torch.testing.assert_close(model(obs).mean(-1, keepdim=True), value)
-
-
-@pytest.mark.parametrize(
-    ("space", "hidden", "shared", "own"),
-    [
-        (VECTOR, (64, 32), [64], 32),
-        (VECTOR, (32,), [], 32),
-        (spaces.Box(0, 255, (4, 40, 40), np.uint8), (64, 32), [], 512),
-    ],
-)
-def test_dueling_streams_have_hidden_layers_of_their_own(space, hidden, shared, own):
-    model = QNetwork(spec_of(space), 4, NetConfig(hidden_sizes=hidden), dueling=True)
-    assert [layer.out_features for layer in model.torso if isinstance(layer, nn.Linear)] == shared
-    for stream in (model.value_stream, model.advantage_stream):
-        assert [layer.out_features for layer in stream if isinstance(layer, nn.Linear)] == [own]
-    assert (model.value_head.out_features, model.advantage_head.out_features) == (1, 4)
-    assert not any(isinstance(layer, nn.Linear) for layer in model.encoder.modules())
-    obs = to_tensors(batch_of(space, 5), torch.device("cpu"))
-    model(obs).mean().backward()  # the mean is V: no gradient reaches the advantages
-    assert model.value_stream[0].weight.grad.abs().sum() > 0
-    assert model.advantage_stream[0].weight.grad.abs().max() < 1e-6
 
 
 TREE = spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3), "c": spaces.Box(0, 255, (2,), np.uint8)})

@@ -159,7 +159,9 @@ def guess(shown):
 
 
 @pytest.mark.parametrize("rule", [Puct, Gumbel])
-@pytest.mark.parametrize(("step", "newest"), [(hidden_bits, True), (open_dice, True), (open_dice, False)])
+@pytest.mark.parametrize(("step", "newest"), [
+    (hidden_bits, True), (open_dice, True), pytest.param(open_dice, False, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_counts_with_chance_equal_plain_search(step, newest, rule):
     """Whether an outcome stays where it was first drawn makes no difference if everything is shown."""
     states, sims = ScriptedStates(step, 2, stochastic=True, shown=look), 200

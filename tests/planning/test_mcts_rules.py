@@ -338,6 +338,7 @@ for seed in (0, 1):
 """
 
 
+@pytest.mark.slow
 def test_the_kernels_as_plain_python_find_the_same():
     def run(environment):
         done = subprocess.run(

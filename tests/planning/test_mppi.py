@@ -213,6 +213,7 @@ def test_actions_that_are_not_continuous_are_for_search():
         Mppi().initial_state(1)
 
 
+@pytest.mark.slow
 def test_pendulum_swings_up_with_the_true_simulator():
     with corral.make_vec("Pendulum-v1", 4, "local") as vec:
         result = evaluate_policy(vec, Mppi(horizon=15, samples=16), episodes=4, seed=0)

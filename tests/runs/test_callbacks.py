@@ -1,6 +1,5 @@
 """Callbacks and sinks of a run, in the process of the caller and in the learner's own process."""
 
-import json
 import multiprocessing
 import os
 import re
@@ -10,46 +9,15 @@ import time
 
 import numpy as np
 import pytest
-from helpers.callbacks import Blocking, Lines, Raising, RaisingAndEnding, RaisingSink, Recorder, Rows, Stopping
+from helpers.callback_runs import CLOCKS, GUARDED, SMALL, events, hooks, named, train
+from helpers.callbacks import Blocking, Lines, Raising, RaisingAndEnding, Recorder, Rows, Stopping
 
 import corral
 from corral.cli.main import main
 from corral.core.errors import RunFailed, UserError
 from corral.runs.callbacks import slow_calls
-from corral.runs.callbacks.early_stopping import EarlyStopping
-from corral.runs.evaluate import Evaluation
-from corral.runs.events import read_events
 from corral.runs.folder import RunFolder
 from corral.runs.sinks.csv import read_metrics
-
-SMALL = {
-    "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "backend": "local", "preset": "none", "device": "cpu",
-    "precision": "fp32", "quiet": True, "checkpoint_every_s": 0, "log_every_s": 0,
-}  # fmt: skip
-CLOCKS = {
-    "eval_episodes": 1,
-    "eval_every": 256,
-    "checkpoint_every": 256,
-    "log_every": 64,
-}
-GUARDED = {"topology": "actor_learner", "actors": 1, "runtime": "process"}
-
-
-def train(path, steps=512, algo="ppo", **settings):
-    return corral.train(algo, "CartPole-v1", steps=steps, seed=0, run_dir=path, **SMALL | CLOCKS | settings)
-
-
-def hooks(path):
-    return [json.loads(line) for line in (path / "hooks.jsonl").read_text().splitlines()]
-
-
-def named(path, hook):
-    return [line for line in hooks(path) if line["hook"] == hook]
-
-
-def events(path, kind):
-    return [event for event in read_events(path / "events.jsonl") if event["kind"] == kind]
-
 
 # -- hooks -------------------------------------------------------------------------------------------------------------
 
@@ -229,61 +197,6 @@ def test_a_callback_stops_the_run(tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-class Evaluated:
-    """A run whose evaluations have these means."""
-
-    def __init__(self, *means):
-        self.means, self.reason = means, None
-
-    def stop(self, reason):
-        self.reason = reason
-
-    def stopped_at(self, callback):
-        for k, mean in enumerate(self.means):
-            callback.on_evaluation(self, Evaluation((mean,), (1,)))
-            if self.reason is not None:
-                return k
-        return None
-
-
-@pytest.mark.parametrize(
-    ("options", "means", "stops_at"),
-    [
-        ({"target": 10}, (1, 9.9, 10, 11), 2),
-        ({"target": 10}, (1, 2, 3), None),
-        ({"patience": 2}, (1, 3, 2, 3, 4), 3),
-        ({"patience": 2}, (1, 2, 1, 3, 1, 4), None),
-        ({"target": 10, "patience": 1}, (5, 4, 10), 1),
-        ({"patience": None}, (3, 2, 1, 0), None),
-    ],
-)
-def test_early_stopping(options, means, stops_at):
-    assert Evaluated(*means).stopped_at(EarlyStopping(**options)) == stops_at
-
-
-def test_early_stopping_ends_a_run_at_its_target(tmp_path):
-    result = train(tmp_path / "run", steps=10_000, callbacks=[EarlyStopping(target=1.0)])
-    assert (result.steps, result.stopped) == (256, True)
-    assert events(tmp_path / "run", "stopped")[0]["text"].startswith("mean return")
-
-
-@pytest.mark.parametrize("stop_at", [384, 640])
-def test_early_stopping_continues_to_count_after_a_resume(tmp_path, stop_at):
-    """On a task where every return is the same, the first evaluation is the best."""
-
-    class StopOnce(corral.Callback):
-        def on_update(self, run, metrics):
-            if run.steps == stop_at:
-                run.stop("to resume")
-
-    settings = {"env_kwargs": {"max_episode_steps": 5}, "eval_every": 128}
-    stopped = train(tmp_path / "run", 10_000, callbacks=[EarlyStopping(patience=5), StopOnce()], **settings)
-    assert stopped.steps == stop_at
-    result = corral.resume(tmp_path / "run", callbacks=[EarlyStopping(patience=5)], quiet=True)
-    assert (result.steps, result.stopped) == (6 * 128, True)
-    assert events(tmp_path / "run", "stopped")[-1]["text"] == "no evaluation above 5 for 5 evaluations"
-
-
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
@@ -375,93 +288,7 @@ def test_two_ctrl_c_end_a_run_whose_callback_blocks(tmp_path, settings):
     assert RunFolder.open(tmp_path / "run").holder() is None
 
 
-# -- sinks -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_sink_gets_the_rows_of_metrics_csv(tmp_path):
-    train(tmp_path / "run", sinks=[Lines(tmp_path / "rows.jsonl")])
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    found = read_metrics(tmp_path / "run")
-    assert [row["step"] for row in rows] == found["env_steps"].tolist()
-    assert [row["loss/policy"] for row in rows] == found["loss/policy"].tolist()
-    assert [row["wall_s"] for row in rows] == found["wall_s"].tolist()
-
-
-def test_a_sink_that_changes_its_row_changes_no_other(tmp_path):
-    class Greedy(corral.MetricSink):
-        def write(self, step, values):
-            values.clear()
-
-    rows = Rows()
-    train(tmp_path / "run", sinks=[Greedy(), rows])
-    assert not events(tmp_path / "run", "sink_error")
-    assert [row["train/return"] for _, row in rows.rows] == read_metrics(tmp_path / "run")["train/return"].tolist()
-
-
-def test_a_sink_that_raises_is_dropped(tmp_path):
-    sink = RaisingSink()
-    assert train(tmp_path / "run", sinks=[sink]).steps == 512
-    assert sink.rows == 2
-    (event,) = events(tmp_path / "run", "sink_error")
-    assert event["text"] == "metric sink RaisingSink is dropped: write raised OSError: the server is gone"
-    assert len(read_metrics(tmp_path / "run")["env_steps"]) == 8
-
-
-@pytest.mark.parametrize(("sinks", "has"), [((), True), (("csv",), False), (("csv", "tensorboard"), True)])
-def test_named_sinks_choose_among_the_built_in(tmp_path, sinks, has):
-    train(tmp_path / "run", steps=64, sinks=sinks)
-    assert (tmp_path / "run/metrics.csv").exists()
-    assert bool(list((tmp_path / "run").glob("events.out.tfevents.*"))) == has
-
-
-# -- what may be given, and where it runs ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"callbacks": [3]}, "3 is not a callback: give a corral.Callback"),
-        ({"callbacks": [Lines]}, "is not a callback"),
-        ({"callbacks": ["Recorder"]}, "'Recorder' does not name a callback: give module:Class"),
-        ({"callbacks": ["no.such:Thing"]}, "cannot be imported"),
-        ({"callbacks": ["helpers.callbacks:Recordr"]}, "has no 'Recordr'; close: Recorder"),
-        ({"callbacks": 3}, "3 is not a callback: give a corral.Callback"),
-        ({"callbacks": "no.such:Thing"}, "cannot be imported"),
-        ({"sinks": ["cvs"]}, "'cvs' does not name a sink: give module:Class, or one of csv, tensorboard"),
-        ({"sinks": [object()]}, "is not a sink"),
-        ({"sinks": [dict]}, "dict returned a dict, which is not a corral.MetricSink"),
-    ],
-)
-def test_what_is_no_callback_or_sink_is_refused(tmp_path, given, words):
-    with pytest.raises(UserError, match=words):
-        train(tmp_path / "run", **given)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("given", [Recorder, Recorder(), "helpers.callbacks:Recorder"], ids=["class", "object", "name"])
-def test_one_callback_needs_no_list(tmp_path, given):
-    train(tmp_path / "run", steps=64, callbacks=given, sinks=None)
-    assert named(tmp_path / "run", "on_end")
-
-
-def test_a_class_that_needs_arguments_is_refused(tmp_path):
-    class Needy(corral.Callback):
-        def __init__(self, what):
-            self.what = what
-
-    with pytest.raises(UserError, match="Needy needs arguments"):
-        train(tmp_path / "run", callbacks=[Needy])
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_type_error_of_a_plugin_shows_its_own_message(tmp_path):
-    class Broken(corral.Callback):
-        def __init__(self):
-            len(3)
-
-    with pytest.raises(TypeError, match=r"object of type 'int' has no len\(\)"):
-        train(tmp_path / "run", callbacks=[Broken])
-    assert not (tmp_path / "run").exists()
+# -- where they run ---------------------------------------------------------------------------------------------------
 
 
 def test_callbacks_run_in_the_process_of_a_guarded_learner(tmp_path):

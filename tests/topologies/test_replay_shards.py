@@ -32,7 +32,7 @@ def run(topology, steps, watch=lambda topology: None):
 
 @pytest.mark.parametrize(
     ("runtime", "shards"),
-    [("inline", 0), ("inline", 2), ("process", 1), pytest.param("process", 2, marks=pytest.mark.slow)],
+    [("inline", 0), ("inline", 2), *(pytest.param("process", count, marks=pytest.mark.slow) for count in (1, 2))],
 )
 def test_samples_per_insert_are_as_configured_within_a_percent(runtime, shards):
     topology = make(runtime=runtime, replay_shards=shards)
