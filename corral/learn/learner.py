@@ -66,6 +66,7 @@ class Learner:
         """Updates skipped because they were not finite."""
         self._bad_in_a_row = 0
         self._counts_inserts = algo.data.reuse == "replay" or algo.data.replayed > 0
+        self._obs_norm: ObsNorm | None = getattr(getattr(model, "encoder", None), "norm", None)
         self._new_moments: Tensor | None = None  # of observations that are not in the statistics yet
 
     def learning_rates(self, progress: float) -> dict[str, float]:
@@ -172,7 +173,7 @@ class Learner:
 
     def _read(self, group: _Group, output: LossOutput) -> float:
         """Replace the output's tensors by numbers, and return the gradient's norm: one read from the device for all."""
-        norm = group.grad.norm()
+        norm = torch.linalg.vector_norm(group.grad)
         if output.backward is not None:  # it has numbers already
             return float(norm)
         values = [norm, output.loss, output.stop, output.rows, *output.metrics.values(), output.priorities]
@@ -197,7 +198,7 @@ class Learner:
     def _clip_and_check(self, group: _Group, output: LossOutput, norm: float, sample: Sample) -> bool:
         """Clip the gradient; if it is not finite, report it and return False."""
         if type(self._exchange) is not Local:  # it has other learners' gradients now
-            norm = float(group.grad.norm())
+            norm = float(torch.linalg.vector_norm(group.grad))
         group.clip(norm, output)
         loss = output.loss
         if math.isfinite(norm) and math.isfinite(loss):
@@ -219,10 +220,6 @@ class Learner:
         self.version += 1
         if self.target is not None:
             self.algo.update_target(self.model, self.target, self.version)
-
-    @property
-    def _obs_norm(self) -> ObsNorm | None:
-        return getattr(getattr(self.model, "encoder", None), "norm", None)
 
     def _obs_moments(self, batch: Trajectory) -> Tensor | None:
         """Moments of the observations that were acted on, for `ObsNorm.merge`; None if they are not normalised."""

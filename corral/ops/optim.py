@@ -85,7 +85,6 @@ class SmallAdam(_SmallOptimizer):
         super().__init__(weights, lr, eps, "exp_avg", "exp_avg_sq")
         self._mean, self._square = self._moments.values()
 
-    @torch.no_grad()
     def step(self) -> None:
         grad = self._next_grad()
         kernels.adam(

@@ -174,7 +174,8 @@ class Topology(ABC):
     @property
     def _batch_scale(self) -> float:
         """Reward scale of the batches. Before the first fragment, a loaded replay buffer does not scale its rewards."""
-        return 1.0 if self.reward_scale is None else self.reward_scale
+        scale = self.reward_scale
+        return 1.0 if scale is None else scale
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
