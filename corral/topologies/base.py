@@ -169,12 +169,7 @@ class Topology(ABC):
                 self.store.feedback(sample.keys, to_numpy(output.priorities))
 
     def _step(self, sample: Sample) -> list[LossOutput]:
-        return self.learner.step(sample, self.progress, self._batch_scale)
-
-    @property
-    def _batch_scale(self) -> float:
-        """Reward scale of the batches. Before the first fragment, a loaded replay buffer does not scale its rewards."""
-        return 1.0 if self.reward_scale is None else self.reward_scale
+        return self.learner.step(sample, self.progress, self.reward_scale or 1.0)
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
