@@ -25,7 +25,7 @@ from corral.envs.backends.simulators.options import connect_here, is_url, share_
 from corral.envs.make import make_vec
 from corral.envs.normalize import NormalizedVecEnv
 from corral.envs.vec_env import VecEnv
-from corral.learn.device import choose, encoder_trial, find_device, set_threads, use_channels_last
+from corral.learn.device import choose, find_device, set_threads, use_channels_last
 from corral.learn.exchange.base import Exchange
 from corral.learn.learner import Learner
 from corral.learn.weights import to_tensors
@@ -131,8 +131,7 @@ class Topology(ABC):
         self.algo = make_algorithm(experiment, spec)
         self.model = build_model(self.algo, seed, experiment.device, rank)
         self.threads = set_threads(experiment.torch_threads, self.model, others)
-        trial = encoder_trial(self.model, spec.observation)
-        self.precision = choose(precision or experiment.precision, self.model, trial)
+        self.precision = choose(precision or experiment.precision, self.model, spec.observation)
         order = torch.Generator().manual_seed(seeding.component_seed(seed, "train", "learning"))
         exchange = None if make_exchange is None else make_exchange(self.model, self.algo.groups())
         report = partial(self._note, "not_finite")
